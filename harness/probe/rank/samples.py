@@ -87,14 +87,30 @@ def _tensors(arguments: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tup
 
 
 def _unpadded(row: Any) -> Any:
-    """The row without a run of equal whole numbers at either end, of which one is left."""
-    row = row.flatten()
+    """The row without zeros at its end, nor a run of another whole number at either end, of which
+    one is left."""
+    row = _without_zeros(row)
     if row.is_floating_point() or not len(row):
         return row.contiguous()
+    row = row.flatten()
     for _ in range(2):
         other = (row != row[-1]).nonzero()
         row = row[: int(other[-1]) + 2 if len(other) else 1].flip(0)
     return row.contiguous()
+
+
+def _without_zeros(row: Any) -> Any:
+    """The row without the zeros at its end, in each dimension, and at the beginning of token ids. A
+    batch is padded with them to its longest row, which has none."""
+    if not row.dim():
+        return row.reshape(1)
+    values = (row != 0).nonzero()
+    if not len(values):
+        return row.flatten()[:0]
+    begin, end = values.amin(0), values.amax(0) + 1
+    if row.is_floating_point() or row.dim() > 1:
+        begin = begin * 0
+    return row[tuple(slice(int(first), int(last)) for first, last in zip(begin, end, strict=True))]
 
 
 def draw_one_order() -> None:
