@@ -323,8 +323,7 @@ def _unlike_ranks(at: Moment, what: str) -> str:
     if not any(vectors.astray(other, {**right, **first}, {**dict.fromkeys(first, 0.0), **rounding})
                for other in others):  # fmt: skip
         return ""
-    total = {n: sum(one[what].get(n, t * 0) for one in at.here) for n, t in right.items()}
-    mean = vectors.share({n: t / at.layout.world for n, t in total.items()}, right)
+    mean = vectors.share(_mean(at, what, right), right)
     text = UNLIKE_RANKS
     if mean.is_factor:
         text += f"; their mean is {_ratio(at, mean.ratio)} the reference's: they are not averaged"
@@ -384,7 +383,36 @@ def broken(at: Moment) -> list[Broken]:
     How a loss is scaled is the loop's own affair where the gradient is right: alone it is none.
     """
     found = [one for relation in RELATIONS if (one := relation(at)) is not None]
+    if averaged_in_step(at, found):
+        found = [one for one in found if one.relation not in GRADIENTS]
     return [] if [one.relation for one in found] == ["loss"] else found
+
+
+GRADIENTS = ("gradient", "clipped gradient")
+"""The relations of gradients that an optimizer may still average over the ranks."""
+
+
+def averaged_in_step(at: Moment, found: Iterable[Broken]) -> bool:
+    """Whether ranks have gradients of their own only until the optimizer's step, which averages
+    them: their mean is the reference's, and so is the update. That says nothing where the update is
+    too small to be seen."""
+    off = {name for one in found if one.relation in GRADIENTS for name in one.parameters}
+    updated = all(one.relation != "update" for one in found)
+    if not (off and updated) or at.layout.world == 1 or at.same_rows:
+        return False
+    right = {name: at.right["grad"][name] for name in off}
+    keep = at.reference.certain(at.number)
+    update = vectors.masked({name: at.right["update"][name] for name in off}, keep)
+    seen = vectors.astray({}, update, at.spread("update"))
+    return bool(seen) and not vectors.astray(_mean(at, "grad", right), right, at.spread("grad"))
+
+
+def _mean(at: Moment, what: str, right: Named) -> Named:
+    """The mean over the ranks of what each has, with the names of ``right``."""
+    return {
+        name: sum(one[what].get(name, tensor * 0) for one in at.here) / at.layout.world
+        for name, tensor in right.items()
+    }
 
 
 def _described(at: Moment, found: Share) -> str:
