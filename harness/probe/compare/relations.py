@@ -146,19 +146,38 @@ def weights(at: Moment) -> Broken | None:
     if not at.first:
         return None
     right, rounding = at.right["before"], at.spread("before")
+    parts = other_parts(at)
     off = {
-        rank: vectors.astray(one["before"], at.owned(rank, right), rounding)
+        rank: [*vectors.astray(one["before"], at.owned(rank, right), rounding), *parts]
         for rank, one in enumerate(at.here)
     }
     off = {rank: names for rank, names in off.items() if names}
     if not off:
         return None
     names = tuple(dict.fromkeys(name for found in off.values() for name in found))
-    begins = "goes on with" if at.layout.resumed else "begins with"
-    text = f"{several_ranks(off)} {begins} other weights: {several(names)}"
+    one, more = ("goes on", "go on") if at.layout.resumed else ("begins", "begin")
+    begin = more if len(off) > 1 else one
+    text = f"{several_ranks(off)} {begin} with other weights: {several(names)}"
     if at.layout.resumed and _began_again(at):
         text = BEGAN_AGAIN
     return Broken("weights", text, parameters=names, ranks=tuple(off))
+
+
+def other_parts(at: Moment) -> list[str]:
+    """The parameters of which the ranks have parts that are not those of the reference's weights,
+    in whatever order: each rank has drawn its own."""
+    import numpy
+
+    found = []
+    for name in at.parts_of(0):
+        right = at.right["before"][name]
+        parts = [one["before"][name].ravel() for one in at.here if name in one["before"]]
+        values = numpy.sort(numpy.concatenate(parts))
+        if values.size != right.size:
+            continue  # some ranks have the same part
+        if length(values - numpy.sort(right.ravel())) > vectors.SAFE * at.spread("before")[name]:
+            found.append(name)
+    return found
 
 
 BEGAN_AGAIN = "it began again at step 1: the resume arguments had no effect"
