@@ -33,6 +33,7 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
     brain = model(x).dtype
 torch.save(model.state_dict(), "w.pt")
 torch.load("w.pt", map_location={"cuda:0": "cuda:1"})
+dist.barrier(device_ids=[device.index])
 own = torch.empty(2)
 dist.reduce_scatter_tensor(own, torch.ones(2), async_op=True).get_future().wait()
 stream = torch.cuda.Stream()
