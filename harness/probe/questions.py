@@ -247,8 +247,8 @@ def _without_an_answer(found: Compared, run: Run, right: Reference) -> Compared:
         if here != sum(map(len, step["rows"])):
             return found
     found.no_answer = (
-        "draws other rows than the reference, or augments them at random, also with every sampler "
-        "in one order. None comes twice, but nothing can be compared"
+        "draws other rows than the reference, or changes them at random (masks, noise, crops), "
+        "also with every sampler in one order. None comes twice, but nothing can be compared"
     )
     if run.layout.world == 1:
         found.no_answer += ": does an evaluation draw rows from the same generator?"

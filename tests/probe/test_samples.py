@@ -70,3 +70,13 @@ def test_zeros_that_pad_a_batch_to_its_longest_row_do_not_matter(pad: tuple[int,
 def test_an_image_that_is_moved_is_another_row() -> None:
     moved = torch.nn.functional.pad(FRAMES, (1, 0))
     assert not set(given(Unnamed(), moved)) & set(given(Unnamed(), FRAMES))
+
+
+def test_a_text_with_another_crop_of_its_picture_is_another_row() -> None:
+    pictures = torch.arange(24.0).reshape(2, 3, 4)
+    rows = given(Model(), IDS, MASK, pixel_values=pictures)
+    assert rows == given(Model(), IDS, MASK, pixel_values=pictures.clone())
+    cropped = given(Model(), IDS, MASK, pixel_values=pictures[..., 1:])
+    assert not set(rows) & set(cropped)
+    # patches of all pictures in one tensor belong to no row
+    assert given(Model(), IDS, MASK, pixel_values=pictures[:1]) == given(Model(), IDS, MASK)

@@ -85,6 +85,29 @@ def test_a_baseline_of_the_micro_batch_is_named(monkeypatch: pytest.MonkeyPatch)
     del kept
 
 
+DRAWN_LOSS = """
+class Negatives(nn.Module):
+    def forward(self, logits):
+        return logits * (torch.rand_like(logits) < 0.5)
+
+
+negatives = Negatives()
+accum, batches"""
+
+
+@pytest.mark.launch
+def test_a_loss_that_draws_has_no_answer(probing: Probing, tmp_path: Path) -> None:
+    text = (SCRIPTS / "ddp.py").read_text().replace("\naccum, batches", DRAWN_LOSS, 1)
+    text = text.replace(
+        "options.dataclass else output\n", "options.dataclass else negatives(output)\n"
+    )
+    text = text.replace("\nsampler =", "\ntorch.manual_seed(rank)\nsampler =", 1)
+    (tmp_path / "train.py").write_text(text)
+    settings = Settings(layouts=("ranks",))
+    answers = probing(str(tmp_path / "train.py"), "--batch-size {rows}", settings)
+    assert layout(answers, "ranks").no_answer.startswith("the model draws random numbers itself")
+
+
 @pytest.mark.launch
 def test_a_model_that_draws_masks_has_no_answer_unless_its_ranks_have_gradients_of_their_own(
     probing: Probing, tmp_path: Path

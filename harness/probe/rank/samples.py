@@ -51,8 +51,8 @@ def _takes_anything(module: Any) -> bool:
 def rows(arguments: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
     """A digest of each row of a batch, without its padding.
 
-    Text is recognised by its ``input_ids``, anything else by the tensor with the most numbers in a
-    row.
+    Text is recognised by its ``input_ids`` and its pictures and sounds, anything else by the tensor
+    with the most numbers in a row.
     Rows that are packed into one are taken apart where ``position_ids`` begin again.
     """
     tensors = dict(_tensors(arguments, named))
@@ -62,6 +62,18 @@ def rows(arguments: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
     if ids is None or not ids.dim():
         found = max(tensors.values(), key=lambda t: t[0].numel() if len(t) else 0)
         return [digest(_unpadded(row)) for row in found]
+    found = _texts(tensors, ids)
+    for name, media in tensors.items():
+        if name.startswith(MEDIA) and len(media) == len(found):
+            found = [text + digest(_unpadded(row)) for text, row in zip(found, media, strict=True)]
+    return found
+
+
+MEDIA = ("pixel_values", "input_features", "input_values")
+"""What models of transformers call pictures and sounds: a script may crop them at random."""
+
+
+def _texts(tensors: Mapping[str, Any], ids: Any) -> list[str]:
     mask, positions = tensors.get("attention_mask"), tensors.get("position_ids")
     if mask is not None and mask.shape == ids.shape:
         return [digest(row[keep.bool()]) for row, keep in zip(ids, mask, strict=True)]
