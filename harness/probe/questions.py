@@ -10,7 +10,7 @@ from harness.api.spec import Lane
 from harness.probe.compare import plausibility
 from harness.probe.compare.comparison import Compared, compare, refuse_unusable
 from harness.probe.compare.reference import Reference, as_one
-from harness.probe.compare.relations import Broken
+from harness.probe.compare.relations import Broken, several
 from harness.probe.compare.whole_run import SCHEDULE, epoch, evaluation, schedule
 from harness.probe.layouts import (
     ACCUMULATION,
@@ -29,6 +29,7 @@ from harness.probe.layouts import (
 )
 from harness.probe.rank import losses, unlike
 from harness.probe.runner import Run, Runner
+from harness.system.terminal import count
 
 ORDER = "order of samples"
 
@@ -253,8 +254,8 @@ def _without_an_answer(found: Compared, run: Run, right: Reference) -> Compared:
         if here != sum(map(len, step["rows"])):
             return found
     found.no_answer = (
-        "draws other rows than the reference, or augments them at random, also with every sampler "
-        "in one order. None comes twice, but nothing can be compared"
+        "draws other rows than the reference, or changes them at random (masks, noise, crops), "
+        "also with every sampler in one order. None comes twice, but nothing can be compared"
     )
     if run.layout.world == 1:
         found.no_answer += ": does an evaluation draw rows from the same generator?"
@@ -403,6 +404,8 @@ def _not_tested(
         yield "rows that come twice or never later in an epoch (needs --epoch)"
     if not first.reported[0]:
         yield "evaluation: no loss of one was reported"
+    if dead := right.dead:
+        yield f"{count(len(dead), 'parameter')} whose gradient is always 0: {several(dead)}"
     if answers.decided < 0.99:
         yield (
             f"updates of {1 - answers.decided:.0%} of the values, whose gradients are hardly more "

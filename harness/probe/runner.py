@@ -238,7 +238,8 @@ class Runner:
         source, beside = self.target.file, {"__future__"}
         script = source.read_text(errors="replace") if source else ""
         if source is not None:
-            beside |= {path.stem for path in source.parent.iterdir()}
+            folders = [source.parent, *([Path.cwd()] if self.target.module else [])]
+            beside |= {path.stem for folder in folders for path in folder.iterdir()}
         words = " ".join([script, *self.target.arguments])
         named = [package for word, package in SHIMMED.items() if word in words]
         lines = [

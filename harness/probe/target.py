@@ -63,6 +63,10 @@ class Target:
             return Path(self.made)
         if not self.module:
             return Path(self.script)
+        path = Path(*self.script.split("."))
+        here = path.with_suffix(".py"), path / "__main__.py"
+        if file := next(filter(Path.is_file, here), None):  # the harness's path has no such folder
+            return file.resolve()
         with suppress(ImportError, ValueError):
             found = find_spec(self.script)
             if found is not None and found.origin:

@@ -252,3 +252,31 @@ def test_clipping_of_gradients_that_a_scaler_still_multiplies_is_noted(
     noted = [note for note in answers.notes if note.startswith("clipping saw a gradient of norm")]
     assert len(noted) == bool(bug)
     assert first_broken(answers) == {}
+
+
+AVERAGING = """
+def average(optimizer, *_):
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            dist.all_reduce(parameter.grad, SCALE)
+
+
+optimizer.register_step_pre_hook(average)
+scaler = torch"""
+
+
+@pytest.mark.parametrize(
+    ("scale", "broken"), [("dist.ReduceOp.AVG", {}), ("dist.ReduceOp.MAX", "gradient")]
+)
+def test_an_optimizer_may_average_the_gradients_in_its_step(
+    probing: Probing, tmp_path: Path, scale: str, broken: object
+) -> None:
+    """Optimizers that shard their state do so: until their step, each rank has its own gradient."""
+    text = (SCRIPTS / "ddp.py").read_text()
+    text = text.replace("\nscaler = torch", AVERAGING.replace("SCALE", scale), 1)
+    (tmp_path / "train.py").write_text(text)
+    given = [*GIVEN.split(), "--bug", "no all-reduce"]
+    answers = probing(str(tmp_path / "train.py"), given, Settings(layouts=(RANKS, BOTH)))
+    assert not refused(answers)
+    found = {what: relation for what, (relation, _) in first_broken(answers).items()}
+    assert found == (broken and {RANKS: broken, BOTH: broken})

@@ -33,6 +33,9 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
     brain = model(x).dtype
 torch.save(model.state_dict(), "w.pt")
 torch.load("w.pt", map_location={"cuda:0": "cuda:1"})
+dist.barrier(device_ids=[device.index])
+own = torch.empty(2)
+dist.reduce_scatter_tensor(own, torch.ones(2), async_op=True).get_future().wait()
 stream = torch.cuda.Stream()
 with torch.cuda.stream(stream):
     torch.cuda.synchronize()
@@ -49,6 +52,7 @@ print(json.dumps({
     "scaler": torch.amp.GradScaler("cuda").is_enabled(),
     "mesh": mesh.device_type,
     "backend": dist.get_backend(),
+    "reduced": own.tolist(),
     "chosen": "cuda" if torch.cuda.is_available() else "cpu",
 }))
 """
@@ -79,6 +83,7 @@ def test_a_script_for_gpus_runs(tmp_path: Path) -> None:
         "scaler": True,
         "mesh": "cpu",
         "backend": "gloo",
+        "reduced": [1.0, 1.0],
         "chosen": "cpu",
     }
 

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from harness.probe.compare.reference import Moment, Reference, joined
-from harness.probe.compare.relations import samples
+from harness.probe.compare.relations import samples, weights
 from harness.probe.layouts import RANKS, Layout
 
 RIGHT = {"grad": {"embedding": numpy.arange(6.0).reshape(3, 2)}}
@@ -60,3 +60,32 @@ def test_ranks_of_several_kinds_see_the_rows_of_the_reference(
     layout = Layout("ranks", RANKS, len(ranks))
     found = samples(Moment(reference, 0, here, layout, first=True, same_rows=True))
     assert text in found.text if found else not text, found
+
+
+def begun(*parts: list[float]) -> Any:
+    """Ranks, each with its part of a weight of the reference, 1 to 6."""
+    whole = numpy.arange(1.0, 7.0).reshape(3, 2)
+    right: dict[str, Any] = {"update": {"up": whole}, "before": {"up": whole}}
+    right |= {"eps": {"up": 1e-7}, "largest": {"up": 6.0}}
+    here = [
+        {kind: {"up": numpy.array(values)} for kind in ("update", "before")} for values in parts
+    ]
+    layout = Layout("ranks", RANKS, len(parts))
+    return weights(Moment(Reference([right], []), 0, here, layout, first=True, same_rows=True))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [[1, 2, 3], [4, 5, 6]],
+        [[1, 2, 5], [3, 4, 6]],  # another order, as where two weights are in one
+        [[7, 8], [7, 8]],  # copies: nobody knows
+    ],
+)
+def test_parts_that_are_those_of_the_reference_are_right(parts: list[list[float]]) -> None:
+    assert begun(*parts) is None
+
+
+def test_ranks_that_draw_their_own_parts_begin_with_other_weights() -> None:
+    found = begun([1, 2, 3], [1, 2, 3])
+    assert found.text == "ranks 0, 1 begin with other weights: up"

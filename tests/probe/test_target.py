@@ -43,6 +43,15 @@ def test_a_module_needs_no_file(launcher: str) -> None:
     assert found == Target("package.train", ("-m", "1"), module=True)
 
 
+@pytest.mark.parametrize("file", ["train.py", "train/__main__.py"])
+def test_a_module_is_found_in_the_current_folder(file: str) -> None:
+    """That is where Python finds it, and not among the packages of this harness."""
+    path = Path("package", file)
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert target(["-m", "package.train"]).file == path.resolve()
+
+
 def test_placeholders_are_filled_in_and_other_braces_are_left_alone() -> None:
     words = "--bs={rows}", "--fsdp", '{"a": {}}', "{other}", "--n={micro_batches}"
     found = Target("train.py", words)

@@ -21,7 +21,7 @@ from harness.probe.rank.unlike import (
     trainers_unlike_by_design,
     unlike_by_design,
 )
-from tests.probe.probing import SCRIPTS, Probing, first_broken, layout
+from tests.probe.probing import SCRIPTS, Probing, first_broken, layout, refused
 
 MASKED = """
 class Masked(nn.Module):
@@ -85,6 +85,29 @@ def test_a_baseline_of_the_micro_batch_is_named(monkeypatch: pytest.MonkeyPatch)
     del kept
 
 
+DRAWN_LOSS = """
+class Negatives(nn.Module):
+    def forward(self, logits):
+        return logits * (torch.rand_like(logits) < 0.5)
+
+
+negatives = Negatives()
+accum, batches"""
+
+
+@pytest.mark.launch
+def test_a_loss_that_draws_has_no_answer(probing: Probing, tmp_path: Path) -> None:
+    text = (SCRIPTS / "ddp.py").read_text().replace("\naccum, batches", DRAWN_LOSS, 1)
+    text = text.replace(
+        "options.dataclass else output\n", "options.dataclass else negatives(output)\n"
+    )
+    text = text.replace("\nsampler =", "\ntorch.manual_seed(rank)\nsampler =", 1)
+    (tmp_path / "train.py").write_text(text)
+    settings = Settings(layouts=("ranks",))
+    answers = probing(str(tmp_path / "train.py"), "--batch-size {rows}", settings)
+    assert layout(answers, "ranks").no_answer.startswith("the model draws random numbers itself")
+
+
 @pytest.mark.launch
 def test_a_model_that_draws_masks_has_no_answer_unless_its_ranks_have_gradients_of_their_own(
     probing: Probing, tmp_path: Path
@@ -133,3 +156,36 @@ def test_gradients_that_are_only_rounding_give_no_answer(probing: Probing, tmp_p
     )
     assert layout(answers, "ranks").no_answer.startswith("hardly a gradient of the reference")
     assert not any("times as fast" in note for note in answers.notes)
+
+
+DEAD_AND_FROZEN = """
+class DeadAndFrozen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dead = nn.Linear(VOCABULARY, VOCABULARY)
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+        self.quantized = nn.Parameter(torch.ones(3, dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, x):
+        return x + torch.relu(self.dead(x) - 1000)
+
+
+model.append(DeadAndFrozen())
+
+
+@dataclass"""
+
+
+@pytest.mark.launch
+def test_a_dead_layer_is_not_tested_and_frozen_whole_numbers_do_no_harm(
+    probing: Probing, tmp_path: Path
+) -> None:
+    """All layouts have the gradient of a dead layer, whatever they do with gradients."""
+    text = (SCRIPTS / "ddp.py").read_text().replace("\n@dataclass", DEAD_AND_FROZEN, 1)
+    (tmp_path / "train.py").write_text(text)
+    settings = Settings(layouts=("ranks",), perturb=0.1)
+    answers = probing(str(tmp_path / "train.py"), "--batch-size {rows}", settings)
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+    dead = "2 parameters whose gradient is always 0: 5.dead.weight, 5.dead.bias"
+    assert dead in answers.not_tested

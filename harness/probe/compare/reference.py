@@ -90,6 +90,13 @@ class Reference:
         kept = self.certain(step).values()
         return sum(float(k.sum()) for k in kept) / max(sum(k.size for k in kept), 1)
 
+    @property
+    def dead(self) -> list[str]:
+        """The parameters that have a gradient of 0 in every step: they are equal in all layouts,
+        whatever these do with gradients."""
+        gradients = [step["grad"] for step in self.steps]
+        return [n for n in gradients[0] if not any(one[n].any() for one in gradients if n in one)]
+
     def ends(self, step: int) -> bool:
         """Whether a step is that of the end of the data, which has fewer rows."""
         first, last = (sum(map(len, self.steps[n]["rows"])) for n in (0, step))

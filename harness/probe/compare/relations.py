@@ -146,19 +146,38 @@ def weights(at: Moment) -> Broken | None:
     if not at.first:
         return None
     right, rounding = at.right["before"], at.spread("before")
+    parts = other_parts(at)
     off = {
-        rank: vectors.astray(one["before"], at.owned(rank, right), rounding)
+        rank: [*vectors.astray(one["before"], at.owned(rank, right), rounding), *parts]
         for rank, one in enumerate(at.here)
     }
     off = {rank: names for rank, names in off.items() if names}
     if not off:
         return None
     names = tuple(dict.fromkeys(name for found in off.values() for name in found))
-    begins = "goes on with" if at.layout.resumed else "begins with"
-    text = f"{several_ranks(off)} {begins} other weights: {several(names)}"
+    one, more = ("goes on", "go on") if at.layout.resumed else ("begins", "begin")
+    begin = more if len(off) > 1 else one
+    text = f"{several_ranks(off)} {begin} with other weights: {several(names)}"
     if at.layout.resumed and _began_again(at):
         text = BEGAN_AGAIN
     return Broken("weights", text, parameters=names, ranks=tuple(off))
+
+
+def other_parts(at: Moment) -> list[str]:
+    """The parameters of which the ranks have parts that are not those of the reference's weights,
+    in whatever order: each rank has drawn its own."""
+    import numpy
+
+    found = []
+    for name in at.parts_of(0):
+        right = at.right["before"][name]
+        parts = [one["before"][name].ravel() for one in at.here if name in one["before"]]
+        values = numpy.sort(numpy.concatenate(parts))
+        if values.size != right.size:
+            continue  # some ranks have the same part
+        if length(values - numpy.sort(right.ravel())) > vectors.SAFE * at.spread("before")[name]:
+            found.append(name)
+    return found
 
 
 BEGAN_AGAIN = "it began again at step 1: the resume arguments had no effect"
@@ -323,8 +342,7 @@ def _unlike_ranks(at: Moment, what: str) -> str:
     if not any(vectors.astray(other, {**right, **first}, {**dict.fromkeys(first, 0.0), **rounding})
                for other in others):  # fmt: skip
         return ""
-    total = {n: sum(one[what].get(n, t * 0) for one in at.here) for n, t in right.items()}
-    mean = vectors.share({n: t / at.layout.world for n, t in total.items()}, right)
+    mean = vectors.share(_mean(at, what, right), right)
     text = UNLIKE_RANKS
     if mean.is_factor:
         text += f"; their mean is {_ratio(at, mean.ratio)} the reference's: they are not averaged"
@@ -384,7 +402,36 @@ def broken(at: Moment) -> list[Broken]:
     How a loss is scaled is the loop's own affair where the gradient is right: alone it is none.
     """
     found = [one for relation in RELATIONS if (one := relation(at)) is not None]
+    if averaged_in_step(at, found):
+        found = [one for one in found if one.relation not in GRADIENTS]
     return [] if [one.relation for one in found] == ["loss"] else found
+
+
+GRADIENTS = ("gradient", "clipped gradient")
+"""The relations of gradients that an optimizer may still average over the ranks."""
+
+
+def averaged_in_step(at: Moment, found: Iterable[Broken]) -> bool:
+    """Whether ranks have gradients of their own only until the optimizer's step, which averages
+    them: their mean is the reference's, and so is the update. That says nothing where the update is
+    too small to be seen."""
+    off = {name for one in found if one.relation in GRADIENTS for name in one.parameters}
+    updated = all(one.relation != "update" for one in found)
+    if not (off and updated) or at.layout.world == 1 or at.same_rows:
+        return False
+    right = {name: at.right["grad"][name] for name in off}
+    keep = at.reference.certain(at.number)
+    update = vectors.masked({name: at.right["update"][name] for name in off}, keep)
+    seen = vectors.astray({}, update, at.spread("update"))
+    return bool(seen) and not vectors.astray(_mean(at, "grad", right), right, at.spread("grad"))
+
+
+def _mean(at: Moment, what: str, right: Named) -> Named:
+    """The mean over the ranks of what each has, with the names of ``right``."""
+    return {
+        name: sum(one[what].get(name, tensor * 0) for one in at.here) / at.layout.world
+        for name, tensor in right.items()
+    }
 
 
 def _described(at: Moment, found: Share) -> str:

@@ -100,6 +100,8 @@ def install_cuda() -> None:
     replace_everywhere(dist.device_mesh.init_device_mesh, _mesh)
     replace_everywhere(dist.init_process_group, functools.partial(_group, position=0))
     replace_everywhere(dist.new_group, functools.partial(_group, position=2))
+    dist.Work.get_future = _future(dist.Work.get_future)  # type: ignore[method-assign]
+    replace_everywhere(dist.barrier, _barrier)
     replace_everywhere(torch.load, _load)
     replace_everywhere(torch.set_default_device, _mesh)
     DistributedDataParallel.__init__ = _without(  # type: ignore[method-assign]
@@ -270,6 +272,36 @@ def _backend(name: Any) -> Any:
         _count("nccl")
         return "gloo"
     return name
+
+
+def _barrier(function: Any) -> Any:
+    """``barrier``, to which gloo's ranks give no GPU."""
+
+    @functools.wraps(function)
+    def waited(*arguments: Any, device_ids: Any = None, **named: Any) -> Any:
+        if device_ids is not None:
+            _count("device_ids")
+        return function(*arguments, **named)
+
+    return waited
+
+
+def _future(function: Any) -> Any:
+    """``Work.get_future``, which gloo lacks where it scatters what it reduces."""
+    from torch.futures import Future
+
+    @functools.wraps(function)
+    def got(work: Any) -> Any:
+        try:
+            return function(work)
+        except RuntimeError:
+            _count("get_future")
+            work.wait()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    return got
 
 
 def _load(function: Any) -> Any:

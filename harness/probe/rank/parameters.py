@@ -35,6 +35,8 @@ def moved(parameter: Any, size: float) -> None:
     for a DTensor. The values themselves are the seed."""
     import torch
 
+    if not parameter.is_floating_point():
+        return
     whole = full(parameter)
     generator = torch.Generator().manual_seed(crc32(whole.numpy().tobytes()))
     scale = size * float(whole.square().mean().sqrt())
@@ -124,10 +126,12 @@ class Optimized:
         }
 
     def eps(self) -> dict[str, float]:
-        """One ulp of 1 in the type of each parameter."""
+        """One ulp of 1 in the type of each parameter; 0 where it has whole numbers, as quantized
+        ones that are frozen."""
         import torch
 
-        return {name: torch.finfo(p.dtype).eps for name, p in self._named()}
+        floats = torch.is_floating_point
+        return {n: torch.finfo(p.dtype).eps if floats(p) else 0.0 for n, p in self._named()}
 
 
 class Engine:

@@ -51,8 +51,8 @@ def _takes_anything(module: Any) -> bool:
 def rows(arguments: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
     """A digest of each row of a batch, without its padding.
 
-    Text is recognised by its ``input_ids``, anything else by the tensor with the most numbers in a
-    row.
+    Text is recognised by its ``input_ids`` and its pictures and sounds, anything else by the tensor
+    with the most numbers in a row.
     Rows that are packed into one are taken apart where ``position_ids`` begin again.
     """
     tensors = dict(_tensors(arguments, named))
@@ -62,6 +62,18 @@ def rows(arguments: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
     if ids is None or not ids.dim():
         found = max(tensors.values(), key=lambda t: t[0].numel() if len(t) else 0)
         return [digest(_unpadded(row)) for row in found]
+    found = _texts(tensors, ids)
+    for name, media in tensors.items():
+        if name.startswith(MEDIA) and len(media) == len(found):
+            found = [text + digest(_unpadded(row)) for text, row in zip(found, media, strict=True)]
+    return found
+
+
+MEDIA = ("pixel_values", "input_features", "input_values")
+"""What models of transformers call pictures and sounds: a script may crop them at random."""
+
+
+def _texts(tensors: Mapping[str, Any], ids: Any) -> list[str]:
     mask, positions = tensors.get("attention_mask"), tensors.get("position_ids")
     if mask is not None and mask.shape == ids.shape:
         return [digest(row[keep.bool()]) for row, keep in zip(ids, mask, strict=True)]
@@ -87,14 +99,30 @@ def _tensors(arguments: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tup
 
 
 def _unpadded(row: Any) -> Any:
-    """The row without a run of equal whole numbers at either end, of which one is left."""
-    row = row.flatten()
+    """The row without zeros at its end, nor a run of another whole number at either end, of which
+    one is left."""
+    row = _without_zeros(row)
     if row.is_floating_point() or not len(row):
         return row.contiguous()
+    row = row.flatten()
     for _ in range(2):
         other = (row != row[-1]).nonzero()
         row = row[: int(other[-1]) + 2 if len(other) else 1].flip(0)
     return row.contiguous()
+
+
+def _without_zeros(row: Any) -> Any:
+    """The row without the zeros at its end, in each dimension, and at the beginning of token ids. A
+    batch is padded with them to its longest row, which has none."""
+    if not row.dim():
+        return row.reshape(1)
+    values = (row != 0).nonzero()
+    if not len(values):
+        return row.flatten()[:0]
+    begin, end = values.amin(0), values.amax(0) + 1
+    if row.is_floating_point() or row.dim() > 1:
+        begin = begin * 0
+    return row[tuple(slice(int(first), int(last)) for first, last in zip(begin, end, strict=True))]
 
 
 def draw_one_order() -> None:

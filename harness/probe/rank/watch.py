@@ -160,7 +160,8 @@ class Watch:
         try:
             if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
                 self._given(module, arguments, named)
-            watched = outermost and module is self.root and self.recording
+            watched = outermost and self.recording and bool(self.now["rows"])
+            watched = watched and torch.is_grad_enabled()  # the model, or the loss of its output
             self._state = _generators() if watched else self._state
             output = called(module, *arguments, **named)
             if watched:
