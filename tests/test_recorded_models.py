@@ -120,6 +120,29 @@ def test_check_finds_all_heads_of_a_model(heads: Path, capsys: Capture) -> None:
     assert one["model"] == "gpt2:masked_lm"
 
 
+def test_heads_of_a_newer_release_leave_the_other_models(heads: Path, tmp_path: Path) -> None:
+    newer = Releases(tmp_path, {"transformers": "5.4.0"})
+    recorded.record([Row("bert:masked_lm", "loss", WRONG)], newer)
+    causal, _, masked = docs_tables.models_page().partition("## `masked_lm`")
+    assert "3 causal language models of transformers 5.3.0" in causal
+    assert "| llama | ✗ 5.0.1 |" in causal
+    assert "1 model of transformers 5.4.0" in masked
+
+
+def test_check_finds_a_model_in_an_older_release_than_its_heads(
+    heads: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    newer = Releases(tmp_path, {"transformers": "5.4.0"})
+    recorded.record([Row("gpt2:masked_lm", "loss", WRONG)], newer)
+    heads.write_text("transformers==5.4.0\n")
+    main(["check", "-r", str(heads), "--model", "gpt2", "--json"])
+    found = json.loads(capsys.readouterr().out)["models"]
+    assert [(one["model"], one["release"]) for one in found] == [
+        ("gpt2", "5.3.0"),
+        ("gpt2:masked_lm", "5.4.0"),
+    ]
+
+
 def test_the_page_has_a_table_for_each_head(heads: Path) -> None:
     page = docs_tables.models_page()
     causal, _, masked = page.partition("## `masked_lm`")

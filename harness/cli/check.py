@@ -39,7 +39,7 @@ from harness.check.environment import Environment
 from harness.cli import Arguments
 from harness.models.heads import parsed
 from harness.models.recorded import all_recorded as recorded_models
-from harness.models.recorded import nearest
+from harness.models.recorded import nearest, up_to
 from harness.models.stack import SUBJECT
 from harness.system.errors import ExitCode, UserError
 from harness.system.installation import as_typed
@@ -157,13 +157,13 @@ def _model(word: str) -> str:
 
 
 def _features(models: Sequence[str], environment: Environment) -> list[Features]:
-    """What was recorded of these models and their heads, for the release of transformers or the one
-    before it."""
+    """What was recorded of these models and their heads, for the release of transformers or the
+    newest one before it."""
     if not models:
         return []
     installed = environment.packages.get(SUBJECT)
-    one = nearest(installed.public) if installed and installed.public else None
-    if one is None:
+    older = up_to(installed.public) if installed and installed.public else []
+    if not older:
         have = f"{SUBJECT} {installed.public}" if installed and installed.public else SUBJECT
         raise UserError(f"--model: nothing was recorded for {have} or an older release")
     return [
@@ -175,7 +175,7 @@ def _features(models: Sequence[str], environment: Environment) -> list[Features]
             one.untested(word),
         )
         for model in models
-        for word in one.words(model) or [model]
+        for word, one in (nearest(older[-1].release, model) or {model: older[-1]}).items()
     ]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from packaging.version import Version
 
 from harness.models.answer import Answer, Row, Status, answer_of
+from harness.models.heads import parsed
 from harness.models.relations import QUESTIONS
 from harness.models.stack import SUBJECT, Releases
 from harness.system import machine
@@ -41,6 +42,10 @@ class Recorded:
     @property
     def release(self) -> str:
         return self.packages[SUBJECT]
+
+    def with_head(self, head: str) -> Answers:
+        """The answers of the models with a head."""
+        return {word: of for word, of in self.answers.items() if parsed(word).head == head}
 
     def words(self, model: str) -> list[str]:
         """A model, and the same with other heads, as far as they were asked."""
@@ -103,10 +108,16 @@ def _content(answers: Answers) -> dict[str, Any]:
     }
 
 
-def nearest(release: str) -> Recorded | None:
-    """What was recorded for a release, or for the newest one before it; None without any."""
-    older = [one for one in all_recorded() if Version(one.release) <= Version(release)]
-    return older[-1] if older else None
+def up_to(release: str) -> list[Recorded]:
+    """What was recorded for a release and for those before it, oldest first."""
+    return [one for one in all_recorded() if Version(one.release) <= Version(release)]
+
+
+def nearest(release: str, model: str) -> dict[str, Recorded]:
+    """For a model, and for the same with other heads: the release, or the newest one before it,
+    that was recorded with it."""
+    found = {word: one for one in up_to(release) for word in one.words(model)}
+    return dict(sorted(found.items()))
 
 
 def before(packages: Mapping[str, str]) -> Recorded | None:
@@ -152,11 +163,14 @@ def changed(rows: Sequence[Row], before: Recorded) -> Changed:
 
 
 def wrong_since(model: str, relation: str) -> tuple[str, str]:
-    """Of a relation that is wrong in the newest release: the oldest recorded release from which on
-    it is, and the release before that, where it is not; "" if none was recorded with the model."""
+    """Of a relation that is wrong in the newest release that was asked: the oldest recorded release
+    from which on it is, and the release before that, where it is not; "" if none was recorded with
+    the model."""
     first, before = "", ""
     for one in reversed(all_recorded()):
         answer = one.answers.get(model, {}).get(relation)
+        if answer is None and not first:
+            continue
         if answer is None or answer.status is not Status.WRONG:
             before = one.release if answer and answer.status is not Status.NO_ANSWER else ""
             break

@@ -22,6 +22,7 @@ from harness.ranges import lookup
 from harness.ranges.lookup import RIGHT, UNKNOWN, WRONG
 from harness.ranges.periods import Period, newest, periods, tested
 from harness.system.errors import Inconclusive
+from harness.system.terminal import count
 from harness.system.text import markdown, markdown_table
 from harness.upstream.pins import TORCH
 
@@ -230,18 +231,20 @@ class ModelLine:
         return [cell for cell in self.cells if cell.status is Status.WRONG]
 
 
-def newest_recorded() -> Recorded | None:
-    """The newest release of transformers whose models were recorded."""
-    return next(reversed(recorded.all_recorded()), None)
+def newest_recorded(head: str = CAUSAL) -> Recorded | None:
+    """The newest release of transformers whose models with a head were recorded."""
+    found = (one for one in reversed(recorded.all_recorded()) if one.with_head(head))
+    return next(found, None)
 
 
 def model_lines() -> Iterator[ModelLine]:
-    """A line for each model of the newest recorded release."""
-    one = newest_recorded()
-    for model, answers in sorted(one.answers.items()) if one else ():
-        yield ModelLine(
-            model, tuple(_model_cell(model, r, answers[r]) for r in QUESTIONS if r in answers)
-        )
+    """A line for each model of the newest recorded release, head by head."""
+    for head in HEADS:
+        one = newest_recorded(head)
+        for model, answers in sorted(one.with_head(head).items()) if one else ():
+            yield ModelLine(
+                model, tuple(_model_cell(model, r, answers[r]) for r in QUESTIONS if r in answers)
+            )
 
 
 def _model_cell(model: str, relation: str, answer: Answer) -> ModelCell:
@@ -270,11 +273,22 @@ def models_page() -> str:
         f"Recorded releases: {releases}.",
     ]
     for head in HEADS:
-        if head != CAUSAL and (of := [x for x in lines if parsed(x.model).head == head]):
-            wrong = sum(len(line.wrong) for line in of)
-            parts += [f"## `{head}`", f"{len(of)} models: {wrong} cells are wrong."]
-            parts.append(_models_table(of))
+        if head != CAUSAL:
+            parts += _head_section(
+                head, [line for line in lines if parsed(line.model).head == head]
+            )
     return "\n\n".join(parts) + "\n"
+
+
+def _head_section(head: str, lines: list[ModelLine]) -> list[str]:
+    """The heading and the table of a head; nothing if it was not recorded."""
+    one = newest_recorded(head)
+    if one is None:
+        return []
+    wrong = sum(len(line.wrong) for line in lines)
+    models = count(len(lines), "model")
+    counted = f"{models} of transformers {one.release}: {wrong} cells are wrong."
+    return [f"## `{head}`", counted, _models_table(lines)]
 
 
 def _models_table(shown: list[ModelLine]) -> str:
