@@ -178,7 +178,7 @@ def mutations(name: str, scenario: Scenario) -> str:
 
 
 def report(name: str, scenario: Scenario) -> str:
-    """``report.py`` shows the bug with upstream alone; an unknown one has ``report.md``"""
+    """``report.py`` shows the bug. If upstream does not know the bug, there is ``report.md``"""
     folder = catalog.folder(name)
     if not (folder / catalog.REPORT_SCRIPT).is_file():
         raise Missing(f"there is no {catalog.REPORT_SCRIPT}")

@@ -22,9 +22,10 @@ from harness.cli import Arguments
 from harness.publish import alive, docs_tables, stories
 from harness.ranges import affected, commits, remedies
 from harness.ranges.commits import Change
-from harness.ranges.periods import periods
+from harness.ranges.periods import periods, tested
 from harness.runs import run_folder
 from harness.runs.verdict_text import alarm, releases
+from harness.sweep.cell import Status
 from harness.system.errors import ExitCode, Inconclusive
 from harness.system.files import ROOT, write_whole
 from harness.system.installation import for_readers
@@ -35,6 +36,13 @@ PAGE = "README.md"
 """The page of a scenario, in its folder."""
 MUTATIONS = "mutations.json"
 """The outcome of each mutation of a scenario."""
+OLD_WORDS = {
+    "as is meant here:": "as intended:",
+    "nothing found; the trigger was off": "no symptom; the trigger was off",
+    "nothing found;": "no symptom, although the trigger occurred:",
+}
+"""What runs of November 2026 wrote about a clean trial, and what they write now."""
+PRINTS = "With the bug it prints WRONG at the end, and without the bug it prints right."
 BUGS = ROOT / "docs" / "bugs.md"
 WHOLE = {"alive.md": alive.page, "models_table.md": docs_tables.models_page}
 """Pages beside docs/bugs.md that are written as a whole."""
@@ -137,8 +145,8 @@ def _concerned(name: str, scenario: Scenario) -> str:
     """The releases, the condition, and the remedy."""
     found = "<br>".join(f"{scenario.subject} {period}" for period in periods(name))
     rows = {
-        "affected": found,
-        "cannot be in": "<br>".join(
+        "affected": found or _nobody(name, scenario),
+        "cannot have it": "<br>".join(
             f"{each.releases}: {each.why}" + (f", {_linked(each.link)}" if each.link else "")
             for each in scenario.absent
         ),
@@ -150,6 +158,15 @@ def _concerned(name: str, scenario: Scenario) -> str:
     return _listed(rows)
 
 
+def _nobody(name: str, scenario: Scenario) -> str:
+    """Which releases were tested, if none has the bug; empty if none was tested."""
+    free = [v for v, status in tested(name).items() if status is Status.NOT_AFFECTED]
+    if not free:
+        return ""
+    those = f"{scenario.subject} {free[0]} to {free[-1]}"
+    return f"no: none of the {len(free)} releases that we tested has the bug ({those})"
+
+
 def _shown(name: str) -> str:
     lines = [f"    python -m harness run scenario={name}"]
     script = f"[{catalog.REPORT_SCRIPT}]({catalog.REPORT_SCRIPT})"
@@ -157,7 +174,7 @@ def _shown(name: str) -> str:
     if file.is_file():
         torch = re.search(r"^\s*(import|from) torch\b", file.read_text(encoding="utf-8"), re.M)
         needs = f"needs only {'torch and ' if torch else ''}the libraries named at its top"
-        lines += ["", f"{script} shows the bug without this project. It {needs}. It prints WRONG."]
+        lines += ["", f"{script} shows the bug without this project. It {needs}. {PRINTS}"]
     return "\n".join(lines)
 
 
@@ -229,8 +246,8 @@ def _judgement(module: Any, name: str) -> str:
     if checks:
         lines += [
             "",
-            "These checks miss the bug. Each line has the condition for an alarm, and what the "
-            "check did in the newest GPU run:",
+            "These checks miss the bug. Each line says when the check would give an alarm, and "
+            "whether it did so in the newest run on GPUs:",
             "",
         ]
         lines += [f"- {name}: {alarm(check)}" for name, check in checks.items()]
@@ -277,6 +294,8 @@ def _evidence(name: str) -> Iterator[str]:
 
 def _trial(trial: Mapping[str, Any]) -> list[str]:
     lines = trial["reason"].splitlines() or [""]
+    for old, new in OLD_WORDS.items():
+        lines[0] = lines[0].replace(old, new)
     reason = "<br>".join(lines[:4]) + (" ..." if len(lines) > 4 else "")
     return [f"`{trial['variant']}`", str(Outcome(trial["outcome"])), reason]
 
@@ -290,8 +309,8 @@ def _mutations(name: str) -> Iterator[str]:
     file = catalog.folder(name) / MUTATIONS
     if file.is_file():
         yield (
-            "## Mutations\n\nMutations are edits that put other faults into the same code. Their "
-            "outcome must be inconclusive, neither the documented bug nor clean. "
+            "## Mutations\n\nMutations are edits that put other faults into the same code. The "
+            "scenario must report them neither as this bug nor as clean, but as inconclusive. "
             f"`python -m tests.mutations {name}` runs them on the CPU."
         )
         rows = json.loads(file.read_text(encoding="utf-8")).values()
@@ -307,7 +326,7 @@ def with_table(text: str) -> str:
         raise Inconclusive(f"{BUGS.name} has no marks for its table of bugs")
     old, _, after = rest.partition(TABLE_END)
     rows = [row for name in catalog.names() if (row := _row(name, old))]
-    columns = ["scenario", "package", "what happens", "harm", "visibility", "the bug is in"]
+    columns = ["scenario", "package", "what happens", "harm", "how it shows", "the bug is in"]
     table = for_readers(markdown_table(columns, rows))
     return f"{before}{TABLE}\n\n{table}\n\n{TABLE_END}{after}"
 

@@ -139,7 +139,7 @@ def page() -> str:
         "Some of them need another trigger than in older releases. The most damaging bugs come "
         "first, and among these the ones that are hardest to notice.",
         markdown_table(
-            ["scenario", "release", "harm", "visibility", "known upstream"], map(_row, bugs)
+            ["scenario", "release", "harm", "how it shows", "known upstream"], map(_row, bugs)
         ),
         KNOWN,
         *(part for bug in bugs for part in _section(bug)),

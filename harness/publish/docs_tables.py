@@ -18,7 +18,7 @@ from harness.probe import signatures
 from harness.probe.compare.relations import MISTAKES
 from harness.probe.signatures import Shown, Signature
 from harness.publish.alive import NOTE
-from harness.ranges import lookup
+from harness.ranges import affected, lookup
 from harness.ranges.lookup import RIGHT, UNKNOWN, WRONG
 from harness.ranges.periods import Period, newest, periods, tested
 from harness.system.errors import Inconclusive
@@ -183,8 +183,9 @@ def with_inferred(text: str) -> str:
         for point, how in lookup.judged(name)
         if how == WRONG
     ]
+    day = max(cell.date for name in catalog.sound() for cell in affected.of(name))
     words = (
-        f"Of {counts.total()} releases with a recorded result, {counts[RIGHT]} are inferred right "
+        f"Until {day}, {counts.total()} results were recorded. {counts[RIGHT]} are inferred right "
         f"from the others, {counts[UNKNOWN]} stay unknown, and {counts[WRONG]} are inferred wrong: "
         f"{', '.join(wrong) or 'none'}."
     )

@@ -6,7 +6,7 @@ from harness import api
 
 NEVER_TAKEN = api.Absent(
     "deepspeed>=0.17.6,<0.18.5",
-    "it takes FP16_UnfusedOptimizer for bf16, never BF16_Optimizer: two of its constants are equal",
+    "for bf16 it takes FP16_UnfusedOptimizer, never BF16_Optimizer, as two constants are equal",
     "https://github.com/deepspeedai/DeepSpeed/pull/7788",
 )
 BEFORE_WRAPPING = api.Absent(

@@ -1,4 +1,4 @@
-"""A function that makes the loop's step, instead of a script: the example of docs/probe.md."""
+"""A function that makes the loop's step, instead of a script: docs/probe_details.md shows one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from harness.system.files import ROOT
 
 
 def example() -> str:
-    """The file that docs/probe.md shows."""
-    text = (ROOT / "docs/probe.md").read_text()
+    """The file that docs/probe_details.md shows."""
+    text = (ROOT / "docs/probe_details.md").read_text()
     found = re.search(r"```python\n(import contextlib.*?)```", text, re.DOTALL)
     assert found
     return found[1]

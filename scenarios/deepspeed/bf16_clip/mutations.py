@@ -16,7 +16,7 @@ UTILS = "deepspeed/runtime/utils.py"
     "clip_turned_round",
     UTILS,
     "clip_tensors_by_global_norm",
-    "clips by the reciprocal of the factor: large gradients grow",
+    "divides by the clipping factor, so that large gradients grow",
 )
 def turned_round(function: Any) -> api.Edits:
     import libcst.matchers as m
@@ -27,17 +27,12 @@ def turned_round(function: Any) -> api.Edits:
         yield node, node.with_changes(left=node.right, right=node.left)
 
 
-@mutation("no_clipping", OPTIMIZER, "BF16_Optimizer.step", "does not clip, on any rank")
+@mutation("no_clipping", OPTIMIZER, "BF16_Optimizer.step", "never clips")
 def no_clipping(function: Any) -> api.Edits:
     yield from left_out(calling(function, "clip_tensors_by_global_norm"))
 
 
-@mutation(
-    "clipped_twice",
-    OPTIMIZER,
-    "BF16_Optimizer.step",
-    "clips, and clips once more by the same factor",
-)
+@mutation("clipped_twice", OPTIMIZER, "BF16_Optimizer.step", "clips twice by the same factor")
 def clipped_twice(function: Any) -> api.Edits:
     yield from repeated(calling(function, "clip_tensors_by_global_norm"))
 
@@ -46,7 +41,7 @@ def clipped_twice(function: Any) -> api.Edits:
     "rank_0_alone_steps",
     OPTIMIZER,
     "BF16_Optimizer.step",
-    "takes the optimizer's step on rank 0 only: copies part as if by the bug",
+    "only rank 0 takes the optimizer's step, so that copies differ as with the bug",
 )
 def rank_0_alone(function: Any) -> api.Edits:
     yield from guarded(calling(function, "step"), "dist.get_rank() == 0")
@@ -56,7 +51,7 @@ def rank_0_alone(function: Any) -> api.Edits:
     "stale_weights",
     OPTIMIZER,
     "BF16_Optimizer.step",
-    "steps the fp32 masters, and never copies them to the weights",
+    "updates the fp32 master weights, but never copies them to the bf16 weights",
 )
 def stale_weights(function: Any) -> api.Edits:
     yield from left_out(calling(function, "update_lp_params"))
@@ -66,7 +61,7 @@ def stale_weights(function: Any) -> api.Edits:
     "gradients_doubled",
     OPTIMIZER,
     "BF16_Optimizer._update_hp_grad",
-    "the bug, and each gradient is added to its buffer twice",
+    "with the bug: each gradient is also added to its buffer twice",
     variant="buggy",
 )
 def doubled(function: Any) -> api.Edits:
@@ -77,7 +72,7 @@ def doubled(function: Any) -> api.Edits:
     "rank_0_clips_alone",
     OPTIMIZER,
     "BF16_Optimizer.step",
-    "the bug, and no rank but 0 clips even the shards that are its own",
+    "with the bug: ranks other than 0 do not clip any gradient",
     variant="buggy",
 )
 def rank_0_clips(function: Any) -> api.Edits:

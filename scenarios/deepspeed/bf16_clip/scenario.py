@@ -1,20 +1,22 @@
 """BF16_Optimizer clips the gradients of replicated parameters only on tensor-parallel rank 0.
 
-Tensor-parallel ranks each hold a copy of the layer norms, the position embeddings and the biases of
-row-parallel layers, and update it with the same gradient. When gradient clipping was on,
-DeepSpeed's new BF16_Optimizer scaled that gradient down on tensor-parallel rank 0, and left it
-unclipped on the others. So the copies took different steps, and differed for good.
+With tensor parallelism, each rank has a copy of the layer norms, the position embeddings and the
+biases of row-parallel layers. These copies are the replicas. All ranks update them with the same
+gradient, so they stay equal. With gradient clipping, DeepSpeed's new BF16_Optimizer clipped this
+gradient only on tensor-parallel rank 0. So the ranks took different steps, and their copies stayed
+different.
 
-This affected the training of BLOOM-176B in early 2022. Nothing failed: the loss went down, and the
-global gradient norm was the same on all ranks. The difference was found by comparing checkpoints
-file by file. Repairing the weights of a run of that size cost much time.
+This affected the training of BLOOM-176B in early 2022. No error was raised. The loss went down, and
+the global gradient norm was the same on all ranks. People found the difference when they compared
+the checkpoint files of the ranks. To repair the weights of such a large run took much time.
 
-Root cause: ``get_grads_for_norm`` filters gradients for two purposes. The global norm must count a
-replicated gradient once, so all ranks but 0 skip it. Clipping (``for_clipping=True``) needs all
-gradients of every rank. The filter applied to both. The fix moves it under ``if not for_clipping``.
+Root cause: ``get_grads_for_norm`` returns gradients for two purposes. The global norm must count a
+replicated gradient once, so the function skips it on all ranks but 0. Clipping needs all gradients
+of every rank (``for_clipping=True``). The function skipped them there, too. The fix skips them only
+if ``for_clipping`` is false.
 
-No published release has the bug: the optimizer was first released with the fix. The buggy variant
-is a release with the filter moved back to its old place.
+No published release has the bug, because the optimizer was first released with the fix. The variant
+``buggy`` is a release in which an edit puts the bug back.
 """
 
 from __future__ import annotations
@@ -50,12 +52,12 @@ class Params(api.Knobs):
     gradient_clipping: float = api.knob(
         0.1,
         least=0,
-        about="the greatest gradient norm, 0 for no clipping; without it, norms are 0.9 to 2.3",
+        about="gradients are clipped to this norm; 0 is off, and then norms are 0.7 to 1.9",
     )
     optimizer: str = api.knob(
         "sgd",
         choices=("sgd", "adam"),
-        about="Adam cancels constant factors, and hides the bug in the first step",
+        about="with adam fewer copies differ after the first step, and by less",
     )
     lr: float = api.knob(
         1.0,
@@ -63,7 +65,7 @@ class Params(api.Knobs):
         about="learning rate; bf16 weights near 1 move by 4e-3 or not at all, so 0.1 is too small",
     )
     steps: int = api.knob(10, least=1, about="steps of training")
-    batch: int = api.knob(4, least=1, unit="sequences", about="size of a step")
+    batch: int = api.knob(4, least=1, about="sequences in each step")
 
 
 def filter_for_clipping_too(function: Any) -> api.Edits:
@@ -107,7 +109,7 @@ SCENARIO = api.Scenario(
     "input_layernorm.weight, checkpoint global_step10, files ['layer_03-model_00-model_states.pt', "
     "'layer_03-model_01-model_states.pt']",
     trigger="BF16_Optimizer, gradient clipping and tensor parallelism",
-    remedy="use a published release of DeepSpeed: none has this bug",
+    remedy="use any published release of DeepSpeed; none has this bug",
     pins={"deepspeed": "0.19.8", "megatron-core": "0.16.1"},
     absent=(NEVER_TAKEN,),
     harm="ruins training",
@@ -128,13 +130,11 @@ SCENARIO = api.Scenario(
     ranks=2,
     variants={
         "buggy": api.expect_symptom(
-            about="the release with the filter in its old place", defects=(DEFECT,)
+            about="the release with an edit that puts the bug back", defects=(DEFECT,)
         ),
         "fixed": api.expect_clean(),
         "control": api.control(
-            "the release with the defect, but without clipping",
-            defects=(DEFECT,),
-            params={"gradient_clipping": 0.0},
+            "as `buggy`, but without clipping", defects=(DEFECT,), params={"gradient_clipping": 0.0}
         ),
         "reference": api.expect_clean(about="the release on one rank, without replicas", ranks=1),
     },
