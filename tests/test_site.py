@@ -160,7 +160,7 @@ def test_a_bugs_page_has_its_story_findings_and_commands(site: Path) -> None:
         "<code>get_grads_for_norm</code>",
         "the global gradient norm differs between ranks: <strong>no alarm</strong>",
         'href="https://github.com/microsoft/DeepSpeed/pull/1801"',
-        "use a published release of DeepSpeed: none has this bug",
+        "use any published release of DeepSpeed; none has this bug",
         "The greatest difference between the copies of a weight",
         "2 NVIDIA H200",
         "step 1: 12 of 15 replicated parameters differ",

@@ -103,7 +103,7 @@ def _page(story: Story) -> str:
         "## The bugs",
         markdown_table(["", "scenario", "what happens", "affected releases"], bugs),
         "## The releases",
-        "The columns are the bugs by their numbers: ● affected, ○ not affected, ? not certain. A "
+        "The columns are the bugs by their numbers: ● affected, ○ not affected, ? not clear. A "
         "release that was not tested with a bug has the status of its tested neighbours, if they "
         "agree.",
         markdown_table([subject(story), *numbers], [_row(story, span) for span in spans(story)]),

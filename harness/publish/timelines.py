@@ -97,7 +97,7 @@ def _spans(rows: Sequence[Mapping[str, str | None]]) -> str:
             spans.append((row["status"], []))
         spans[-1][1].append(str(row["version"]))
     parts = [f"{_ends(versions)} {status}" for status, versions in spans]
-    return "; ".join(parts) or "no release has a certain status"
+    return "; ".join(parts) or "no release has a clear status"
 
 
 def _ends(versions: Sequence[str]) -> str:

@@ -196,8 +196,9 @@ def _train(ctx: api.Context, engine: Any, group: Any, watch: stepped.Watch) -> N
 
 
 def detect(records: api.Records) -> api.Finding | None:
-    """After a step the replicas differ, because ranks other than 0 applied unclipped gradients, and
-    the documented check fails on the checkpoint. All other parameters took the right steps."""
+    """After a step the replicas differ, because ranks other than 0 applied unclipped gradients. So
+    the layer norms of the two ranks differ in the checkpoint, too, as the report says. All other
+    parameters took the right steps."""
     clipping = records.params.gradient_clipping
     wrong = [
         *copies.misnamed(records, *REPLICAS),
