@@ -143,9 +143,8 @@ def _fault(found: Compared) -> str:
         return "it begins again at step 1"
     fault = FAULTS.get(first.relation, first.relation)
     if first.meaning and first.ratio is not None:
-        return (
-            f"{fault}, {times(first.ratio, found.layout.times, found.layout.k)} what it should be"
-        )
+        ratio = times(first.ratio, found.layout.times, found.layout.k, " the right one")
+        return f"its {first.relation} is {ratio}"
     return fault
 
 

@@ -6,7 +6,7 @@ from harness import api
 
 NEVER_TAKEN = api.Absent(
     "deepspeed>=0.17.6,<0.18.5",
-    "for bf16 it takes FP16_UnfusedOptimizer, never BF16_Optimizer, as two constants are equal",
+    "in these releases two constants are equal, so DeepSpeed never takes BF16_Optimizer",
     "https://github.com/deepspeedai/DeepSpeed/pull/7788",
 )
 BEFORE_WRAPPING = api.Absent(

@@ -60,13 +60,13 @@ SMALL = 0.02
 """Below this ratio the tolerance is absolute: 0 has none of its own."""
 
 
-def times(ratio: float, world: int, k: int) -> str:
-    """A ratio in words, with its meaning."""
+def times(ratio: float, world: int, k: int, of: str = "") -> str:
+    """A ratio in words, with what it is a multiple ``of``, and with its meaning."""
     words = meaning(ratio, world, k)
     shown = f"{ratio:.4g}"
     if shown == "1" and ratio != 1:  # how far it is from 1 is what matters
         shown = f"1 {'+' if ratio > 1 else '-'} {abs(ratio - 1):.2g}"
-    return f"{shown} times" + (f" ({words})" if words else "")
+    return f"{shown} times{of}" + (f" ({words})" if words else "")
 
 
 FIT = 0.01

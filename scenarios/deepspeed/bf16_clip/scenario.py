@@ -52,7 +52,7 @@ class Params(api.Knobs):
     gradient_clipping: float = api.knob(
         0.1,
         least=0,
-        about="gradients are clipped to this norm; 0 is off, and then norms are 0.7 to 1.9",
+        about="the norm to which gradients are clipped; 0 is off: norms are then 0.7 to 1.9",
     )
     optimizer: str = api.knob(
         "sgd",
