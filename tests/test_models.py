@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from harness.catalog.code import sources
 from harness.cli import models as command
-from harness.models import architectures, stack, table
+from harness.models import answers, architectures, stack, table
 from harness.models.answer import Answer, Row, Status
 from harness.models.answers import Asking, ask
 from harness.models.asking import asked
@@ -203,6 +204,11 @@ def test_a_crash_and_a_hang_cost_one_cell_each(cache: Path, tmp_path: Path) -> N
     assert "SIGSEGV" in rows["make_crashing", "generation"].answer.reason
     assert "within 20 s" in rows["make_hanging", "generation"].answer.reason
     assert "no such model" in rows["make_nothing", "packing"].answer.reason
+
+
+def test_stored_answers_depend_on_the_code_of_each_relation() -> None:
+    files = {path.name for path in sources(*answers.CODE)}
+    assert {"gradients.py", "sequences.py", "plans.py", "worker.py"} <= files
 
 
 def test_answers_are_stored_but_not_those_of_a_deadline(cache: Path, tmp_path: Path) -> None:

@@ -56,27 +56,35 @@ def test_a_part_that_is_asked_again_leaves_the_rest(history: None, tmp_path: Pat
 
 
 def test_a_run_is_compared_with_the_newest_recorded_release_before(history: None) -> None:
-    before = recorded.before({"transformers": "5.1.0"})
+    before = recorded.before({"transformers": "5.1.0"}, ["llama"])
     assert before
     assert before.release == "5.0.1"
     rows = [Row("llama", "packing", RIGHT), Row("gpt2", "packing", WRONG)]
     rows += [Row("falcon", "packing", WRONG), Row("gpt2", "loss", RIGHT)]
     found = recorded.changed(rows, before)
     assert (found.broken, found.new, found.mended) == ((), (rows[2],), (rows[0],))
-    older = recorded.before({"transformers": "5.0.0"})
+    older = recorded.before({"transformers": "5.0.0"}, ["llama"])
     assert older
     assert recorded.changed([Row("llama", "packing", WRONG)], older).broken
-    assert recorded.before({"transformers": "4.50.3"}) is None
+    assert recorded.before({"transformers": "4.50.3"}, ["llama"]) is None
+
+
+def test_a_release_that_was_recorded_without_the_models_is_not_compared(heads: Path) -> None:
+    now = {"transformers": "5.4.0"}
+    newer = Releases(heads.parent, {"transformers": "5.3.1"})
+    recorded.record([Row("bert:masked_lm", "loss", WRONG)], newer)
+    assert (one := recorded.before(now, ["llama"]))
+    assert one.release == "5.3.0"
 
 
 def test_the_same_transformers_with_another_package_is_compared_too(
     history: None, tmp_path: Path
 ) -> None:
     packages = {"transformers": "5.3.0", "peft": "0.21.2"}
-    assert (one := recorded.before(packages))
+    assert (one := recorded.before(packages, ["llama"]))
     assert one.release == "5.3.0"
     recorded.record([Row("llama", "packing", RIGHT)], Releases(tmp_path, packages))
-    assert (one := recorded.before(packages))
+    assert (one := recorded.before(packages, ["llama"]))
     assert one.release == "5.0.1"
 
 

@@ -98,7 +98,7 @@ def _changed(rows: Sequence[Row], releases: Releases) -> Changed:
     """How the answers differ from those of the newest recorded release before; UserError if there
     is none."""
     version = releases.packages[stack.SUBJECT]
-    if before := recorded.before(releases.packages):
+    if before := recorded.before(releases.packages, {row.model for row in rows}):
         return recorded.changed(rows, before)
     raise UserError(f"--changes: no release before transformers {version} was recorded")
 

@@ -20,6 +20,7 @@ from harness.launch.supervisor import PARENT
 from harness.models.answer import Answer, Row, answer_of
 from harness.models.heads import parsed
 from harness.models.pairs import DEVICE
+from harness.models.relations import QUESTIONS
 from harness.models.stack import Releases
 from harness.overlays import shims
 from harness.sweep import cells
@@ -29,6 +30,10 @@ from harness.system.files import ROOT, sha256
 from harness.system.text import complaint
 
 WORKER = "harness.models.worker"
+CODE = (WORKER, *sorted({question.module for question in QUESTIONS.values()}))
+"""What answers depend on. The worker imports the relations by their names, which ``digest`` does
+not see."""
+
 FORMAT = 1
 """Increase it when stored answers must not be used any more."""
 
@@ -68,7 +73,7 @@ class Asking:
     lane: Lane = Lane.CPU
     """On GPUs only relations of several ranks can be asked, one model at a time: collectives of two
     models on the same GPUs can wait for each other."""
-    code: str = field(default_factory=lambda: digest(WORKER))
+    code: str = field(default_factory=lambda: digest(*CODE))
     """The digest of our code, of the moment when it is asked."""
 
 

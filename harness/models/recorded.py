@@ -120,9 +120,10 @@ def nearest(release: str, model: str) -> dict[str, Recorded]:
     return dict(sorted(found.items()))
 
 
-def before(packages: Mapping[str, str]) -> Recorded | None:
-    """The newest that was recorded before these releases, if possible with all relations; None
-    without any. The same release of transformers counts if another package or torch differs."""
+def before(packages: Mapping[str, str], models: Iterable[str]) -> Recorded | None:
+    """The newest that was recorded before these releases with one of these models, if possible with
+    all relations; None without any. The same release of transformers counts if another package or
+    torch differs."""
     now = {**packages, "torch": machine.facts()["torch"]}
 
     def is_older(one: Recorded) -> bool:
@@ -130,8 +131,13 @@ def before(packages: Mapping[str, str]) -> Recorded | None:
         other = any(one.packages.get(name) != version for name, version in now.items())
         return other if same else Version(one.release) < Version(now[SUBJECT])
 
-    older = [one for one in all_recorded() if is_older(one)]
-    whole = [one for one in older if any(len(of) == len(QUESTIONS) for of in one.answers.values())]
+    wanted = set(models)
+    older = [one for one in all_recorded() if is_older(one) and wanted & one.answers.keys()]
+    whole = [
+        one
+        for one in older
+        if any(len(one.answers.get(model, {})) == len(QUESTIONS) for model in wanted)
+    ]
     return next(reversed(whole or older), None)
 
 

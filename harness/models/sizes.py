@@ -79,6 +79,8 @@ SIZES: Mapping[str, Any] = {
     **_same(2, "num_experts_per_tok moe_k moe_topk num_experts_per_token moe_top_k"),
     **_same(1, "n_shared_experts n_group topk_group mamba_n_groups n_groups num_shared_experts"),
     **_same(VOCABULARY, "vocab_size vocab_size_per_layer_input src_vocab_size tgt_vocab_size"),
+    **_same(VOCABULARY, "entity_vocab_size"),
+    **_same(HIDDEN, "entity_emb_size"),
     **_same(
         POSITIONS,
         "max_position_embeddings n_positions max_seq_len n_ctx max_target_positions seq_length "

@@ -11,7 +11,7 @@ from harness.models.answer import NoAnswer, Wrong
 from harness.models.heads import Labels
 from harness.models.judging import percent
 from harness.models.sizes import FIRST
-from harness.models.subject import DECODER, SEED, Subject, logits, seed
+from harness.models.subject import DECODER, SEED, Subject, logits, logits_of, run, seed
 from harness.models.vectors import SAFE, Array, length
 
 POSITIONS = "position_ids"
@@ -66,25 +66,19 @@ def padding_left(subject: Subject) -> str | None:
     mask[0, :begin] = 0
     more = {MASK: mask, **_positions(subject, mask)}
 
-    def padded(other_from: int, other_to: int) -> Array:
-        filled = _filled(subject, row.shape[1])
-        filled[:, other_from:other_to] = row[0, 0]  # another token, where it should not matter
+    def padded(filled: Any) -> Array:
         filled[:, begin:] = cut
         got = _logits(subject, _stacked(filled, other), more)
         return _first(subject, got, slice(begin, None))
 
-    got = padded(0, 0)
+    got = padded(_filled(subject, row.shape[1]))
     if _equal(subject, got, right):
         return None
-    if not subject.takes(POSITIONS) and _equal(subject, padded(0, begin), got):
+    if not subject.takes(POSITIONS) and _equal(subject, padded(row.clone()), got):
         raise NoAnswer(f"forward takes no {POSITIONS}: it cannot know where a row begins")
     if getattr(subject.config, "is_encoder_decoder", False) and DECODER not in subject.batch:
         raise NoAnswer("its decoder begins at the first token of the input, be it padding")
-    if (
-        subject.head.labels is Labels.ROW
-        and _equal(subject, padded(1, begin), got)
-        and not _equal(subject, padded(0, 1), got)
-    ):
+    if subject.head.labels is Labels.ROW and _reads_first(subject, row):
         raise NoAnswer("its head takes the first token of the input, be it padding")
     _require_padded(subject, got, right, "padded on the left")
     return None
@@ -109,6 +103,35 @@ def _cut(subject: Subject, row: Any, length: int) -> Any:
 def _first(subject: Subject, got: Array, tokens: slice) -> Array:
     """The logits of the first row; only those of some tokens if they belong to them."""
     return got[:1, tokens] if subject.for_each_token else got[:1]
+
+
+def _reads_first(subject: Subject, row: Any) -> bool:
+    """Whether a head for rows takes only the first token of what the model computes for each."""
+    import torch
+
+    found: list[Any] = []
+    width = row.shape[1]
+
+    def computed(_: Any, __: Any, output: Any) -> None:
+        is_tensor = isinstance(output, torch.Tensor) and output.requires_grad
+        if is_tensor and output.ndim == 3 and max(output.shape[1:]) >= width:
+            found.append(output)
+
+    hooks = [part.register_forward_hook(computed) for part in subject.module.modules()]
+    try:
+        total = logits_of(run(subject.module, {"input_ids": row})).sum()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    slopes = (
+        torch.autograd.grad(total, each, retain_graph=True, allow_unused=True)[0]
+        for each in reversed(found)
+    )
+    last = next((slope for slope in slopes if slope is not None), None)
+    if last is None:
+        return False
+    by_token = last if last.shape[1] >= width else last.transpose(1, 2)
+    return bool(by_token[:, 0].any()) and not by_token[:, 1:].any()
 
 
 def packing(subject: Subject) -> str | None:
