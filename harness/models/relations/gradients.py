@@ -76,9 +76,10 @@ def accumulation(subject: Subject) -> str | None:
     _require_argument(subject.module)
     inputs = _unequal(subject)
     labels = inputs["labels"]
-    first = len(labels) // (4 if subject.head.labels is Labels.ROW else 2)
-    if not first:
-        raise NoAnswer(f"a batch with labels {list(labels.shape)} cannot be split")
+    half = len(labels) // 2
+    if not half:
+        raise NoAnswer("a batch of one row cannot be split")
+    first = 1 if subject.head.labels is Labels.ROW else half
     counted = labels[:, 1:] if subject.head.labels is Labels.NEXT_TOKEN else labels
     count = torch.tensor(int((counted != IGNORED).sum()))
     parts = [rows(inputs, slice(0, first)), rows(inputs, slice(first, None))]
