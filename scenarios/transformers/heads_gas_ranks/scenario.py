@@ -6,8 +6,8 @@ classifier of four labels begins at 5.55 instead of 1.39 on two ranks with two m
 hardly depends on the size of a gradient, and the default clipping (a norm of 1) hides it; SGD,
 other clipping and the logged norm do depend on it. Heads of BERT for sequences, tokens and masked
 words are affected. According to their source code, so are those of RoBERTa, ELECTRA, ALBERT,
-DistilBERT, T5, BART and others that compute their loss with a plain ``CrossEntropyLoss()``. LLaMA's
-heads are right.
+DistilBERT, T5, BART and others that compute their loss with a plain ``CrossEntropyLoss()``. LLaMA
+is right as a language model, and has the fault with its heads for rows and tokens.
 
 Root cause: ``Trainer.__init__`` takes any ``forward`` with ``**kwargs`` for one that divides the
 loss itself by the number of items in the whole batch. Since 5.0.0 these heads have ``**kwargs``,
