@@ -168,6 +168,7 @@ def test_a_rank_that_hangs_ends_at_the_deadline_and_leaves_its_stack(sandbox: Sa
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 def test_ranks_that_exit_0_without_records_are_inconclusive(sandbox: Sandbox) -> None:
     done = sandbox.run(*BUGGY_ALONE, FAULT="os._exit(0)", FAULTY="01")
     assert done.code == ExitCode.INCONCLUSIVE

@@ -196,13 +196,13 @@ def worker(
 def test_a_crash_and_a_hang_cost_one_cell_each(cache: Path, tmp_path: Path) -> None:
     relations = ("packing", "generation", "save_load")
     functions = ("make_crashing", "make_hanging", "make_nothing")
-    rows = worker(tmp_path, *functions, relations=relations, limit=20.0)
+    rows = worker(tmp_path, *functions, relations=relations, limit=10.0)
     found = {key: row.answer.status for key, row in rows.items()}
     for function in ("make_crashing", "make_hanging"):
         assert found[function, "packing"] is found[function, "save_load"] is Status.RIGHT
         assert found[function, "generation"] is Status.NO_ANSWER
     assert "SIGSEGV" in rows["make_crashing", "generation"].answer.reason
-    assert "within 20 s" in rows["make_hanging", "generation"].answer.reason
+    assert "within 10 s" in rows["make_hanging", "generation"].answer.reason
     assert "no such model" in rows["make_nothing", "packing"].answer.reason
 
 

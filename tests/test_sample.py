@@ -16,6 +16,7 @@ from tests.sandbox import Sandbox
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 def test_a_scenario_is_reproduced_from_the_command_line(tmp_path: Path) -> None:
     sandbox = Sandbox.under(tmp_path, cache_folder())
     try:

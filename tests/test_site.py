@@ -94,7 +94,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A site of all bugs, with no history and no run: it takes 10 s."""
+    """A site of all bugs, with no history and no run: it takes 10 s, so its tests are slow."""
     return a_bare_site(tmp_path_factory.mktemp("bare"))
 
 
@@ -118,7 +118,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     return folder
 
 
-@pytest.mark.parametrize("which", ["site", "bare"])
+@pytest.mark.parametrize("which", ["site", pytest.param("bare", marks=pytest.mark.slow)])
 def test_every_link_and_loaded_file_exists(which: str, request: pytest.FixtureRequest) -> None:
     pages = pages_of(request.getfixturevalue(which))
     for path, page in pages.items():
@@ -135,6 +135,7 @@ def test_every_link_and_loaded_file_exists(which: str, request: pytest.FixtureRe
             assert address == "data:," or (path.parent / address).is_file(), address
 
 
+@pytest.mark.slow
 def test_every_bug_and_every_tested_upstream_has_a_page(site: Path, bare: Path) -> None:
     for folder, names in ((site, SHOWN), (bare, catalog.names())):
         assert {path.stem for path in (folder / "bugs").iterdir()} == set(names)
@@ -143,6 +144,7 @@ def test_every_bug_and_every_tested_upstream_has_a_page(site: Path, bare: Path) 
     assert {path.stem for path in (bare / "upstreams").iterdir()} == tested
 
 
+@pytest.mark.slow
 def test_a_page_is_small_and_its_charts_have_labels_and_its_ids_are_unique(
     site: Path, bare: Path
 ) -> None:
@@ -178,6 +180,7 @@ def test_text_of_others_is_escaped(site: Path) -> None:
         check_has(site / name, "&lt;script&gt;alert(1)&lt;/script&gt;")
 
 
+@pytest.mark.slow
 def test_the_page_of_nightlies_has_verdicts_changes_and_unfinished_nightlies(
     site: Path, bare: Path
 ) -> None:
@@ -193,6 +196,7 @@ def test_a_bug_is_alive_if_the_newest_release_is_affected(site: Path) -> None:
     assert text.count('data-alive="yes"') == 1
 
 
+@pytest.mark.slow
 def test_the_page_of_living_bugs_is_of_the_history_if_there_is_one(site: Path, bare: Path) -> None:
     """The small history has results of two bugs alone, and one is alive."""
     headings = re.compile(r'<h2 id="(\w+)" class="mono">')
@@ -210,6 +214,7 @@ def test_the_page_of_living_bugs_is_of_the_history_if_there_is_one(site: Path, b
     check_has(bare / "index.html", "accelerate 1.15.0: alive with another trigger")
 
 
+@pytest.mark.slow
 def test_every_bug_shows_its_harm_and_its_visibility(bare: Path) -> None:
     for name in catalog.names():
         scenario = catalog.scenario(name)
@@ -219,6 +224,7 @@ def test_every_bug_shows_its_harm_and_its_visibility(bare: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_site_has_the_advisories(bare: Path) -> None:
     files = {path.name: path.read_text() for path in (bare / "advisories").iterdir()}
     assert files == advisories.files()

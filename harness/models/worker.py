@@ -6,6 +6,7 @@ for each answer. What upstream prints goes to stderr.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -38,7 +39,10 @@ def main() -> None:
     asked = json.loads(sys.stdin.read())
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    gc.disable()  # imports take a quarter less time so
     _import(asked["shims"])
+    gc.freeze()
+    gc.enable()
     # An overlay has no bytecode of most models, and is sealed.
     sys.pycache_prefix = asked["bytecode"]
     todo = [task for model, names in asked["ask"].items() for task in tasks(model, names)]

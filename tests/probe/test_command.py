@@ -74,6 +74,7 @@ def test_a_script_without_an_answer_never_ends_with_0(
     assert not [p for p in psutil.process_iter(["cmdline"]) if seconds in (p.info["cmdline"] or ())]
 
 
+@pytest.mark.slow
 def test_a_patch_changes_what_the_script_imports_and_not_what_is_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
