@@ -98,6 +98,6 @@ clean:
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	$(BIN)/python -m pip install --quiet uv "$(TORCH)"
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable ".[test]"
 	touch $(READY)
