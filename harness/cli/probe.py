@@ -7,7 +7,7 @@
     python -m harness probe --layouts ranks -m my_package.train --batch-size {rows}
     python -m harness probe --set batch_size={rows} --layouts ranks,resume train.py
     python -m harness probe --make train_step.py:make
-    python -m harness probe --relation packing,padding,cache train.py
+    python -m harness probe --relation packing,padding,cache,buffers train.py
     python -m harness probe --launch gpu train.py --batch-size {rows} --accum {k}
     python -m harness probe patch=fix.diff train.py --batch-size {rows} --accum {k}
 
@@ -132,8 +132,8 @@ def _parser() -> Arguments:
         "--relation",
         default="",
         metavar="NAMES",
-        help=f"a comma-separated part of {','.join(RELATIONS)}: has the model the same logits "
-        "then? Without --layouts nothing else is asked",
+        help=f"a comma-separated part of {','.join(RELATIONS)}: is the script's model right? "
+        "Without --layouts nothing else is asked",
     )
     number("--without", default="", metavar="samples", help="do not compare which rows were seen")
     parser.add_argument(

@@ -27,8 +27,10 @@ RELATIONS = {
     "packing": ("packing",),
     "padding": ("padding_right", "padding_left"),
     "cache": ("generation",),
+    "buffers": ("buffers",),
 }
-"""What can be asked of the script's model, and the relations of ``models`` that ask it."""
+"""What can be asked of the script's model, and the relations that ask it: those of ``models``, and
+that of ``rank/buffers``."""
 
 
 @dataclass(frozen=True)

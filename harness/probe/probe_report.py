@@ -48,8 +48,9 @@ RELATION_NAMES = {
     "padding_right": "padding on the right",
     "padding_left": "padding on the left",
     "generation": "generated with a cache",
+    "buffers": "the buffers that no checkpoint has",
 }
-"""The relations of ``models`` that are asked of the script's model."""
+"""The relations that are asked of the script's model."""
 
 SEPARATE = (whole_run.EVALUATION, whole_run.SCHEDULE, "learning rate", "optimizer", "samples")
 """Relations that do not follow from another one: each has a line of its own."""
@@ -103,7 +104,7 @@ def headline(answers: Answers) -> str:
         return f"the model of {answers.script} is not right: {names}"
     if answers.relations and not answers.layouts:
         same = [RELATION_NAMES[n] for n, (s, _) in answers.relations.items() if s == RIGHT]
-        text_ = f" has the same logits: {_listed(same)}" if same else ": no answer"
+        text_ = f" is right: {_listed(same)}" if same else ": no answer"
         return f"the model of {answers.script}{text_}"
     silent = [found for found in answers.layouts if found.no_answer]
     suspect = f". {count(len(answers.notes), 'note')} below" if answers.notes else ""

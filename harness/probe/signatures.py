@@ -19,6 +19,7 @@ from harness import catalog
 from harness.api.spec import BUGGY, Scenario
 from harness.models.answer import Status
 from harness.probe.compare import plausibility, whole_run
+from harness.probe.compare.comparison import OTHER_LOSS
 from harness.probe.compare.relations import term
 from harness.probe.prober import Loop
 from harness.probe.questions import Answers
@@ -40,6 +41,7 @@ SUSPECT = (
     plausibility.LOST,
     plausibility.SAME_ORDER,
     plausibility.ALONG,
+    OTHER_LOSS,
 )
 """How the notes begin that no right loop has."""
 

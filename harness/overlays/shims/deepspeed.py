@@ -104,6 +104,16 @@ def _cpu_events(count: Count) -> None:
     CPU_Accelerator.stream = lambda *_: nullcontext()
 
 
+def _cpu_streams(count: Count) -> None:
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
+
+    def stream(*_: Any) -> stand_ins.Stream:
+        count()
+        return stand_ins.Stream()
+
+    CPU_Accelerator.current_stream = CPU_Accelerator.default_stream = stream
+
+
 def _available(count: Count) -> None:
     import torch
 
@@ -244,6 +254,14 @@ POINTS = (
         CPU,
         "their CPU accelerator has None for events and streams, which their ZeRO optimizer needs",
         _cpu_events,
+    ),
+    Point(
+        "deepspeed.cpu_streams",
+        "deepspeed",
+        "==0.13.*",
+        CPU,
+        "their CPU accelerator has None for the current stream, for which ZeRO-3 waits",
+        _cpu_streams,
     ),
     Point(
         "deepspeed.fp16_on_cpu",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from harness.api.numbers import finite
 from harness.models import vectors
 from harness.probe.compare.reference import Moment, Reference, as_in, joined
-from harness.probe.compare.relations import Broken, broken, drawn, several
+from harness.probe.compare.relations import Broken, broken, drawn, mean_loss, several
 from harness.probe.layouts import Layout
 from harness.probe.runner import Run, Step
 from harness.system.errors import Inconclusive
@@ -18,6 +19,9 @@ NEEDS_RANKS = re.compile(
     re.IGNORECASE,
 )
 """What scripts say that do not run on one rank."""
+
+OTHER_LOSS = "the loss of the layout"
+"""How a note on it begins."""
 
 LOG_LINES = 12
 """How much of the log of a failed rank is shown."""
@@ -61,6 +65,7 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
     if found.no_answer:
         return found
     ranks = [as_in(reference.steps[first], steps) for steps in run.ranks]
+    times: list[tuple[float, float]] = []
     for step in range(min(run.steps, len(reference.steps) - first)):
         right = reference.steps[first + step]
         whole = joined([steps[step] for steps in ranks], right)
@@ -76,6 +81,7 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
             )
         _measure(moment, found.worst)
         found.broken = broken(moment)
+        times += _loss_times(moment)
         if found.broken and found.broken[0].relation == "samples" and reference.ends(first + step):
             return _until(found, first + step)
         if found.broken and (why := drawn(moment, found.broken[0])):
@@ -89,7 +95,27 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
             return _until(found, first + run.steps)
         text = f"{run.steps} steps; the reference took {len(reference.steps) - first}"
         found.broken = [Broken("steps", text)]
+    else:
+        found.notes += uneven(times)
     return found
+
+
+def _loss_times(at: Moment) -> Iterator[tuple[float, float]]:
+    """How many times the reference's the loss is: at least and at most, as it is rounded."""
+    right, rounding = at.reference.loss(at.number), at.reference.loss_spread(at.number)
+    if right and finite(ratio := mean_loss(at) / right):
+        away = vectors.SAFE * rounding / abs(right) * max(abs(ratio), 1)
+        yield ratio - away, ratio + away
+
+
+def uneven(times: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """A note if a loss is no multiple of the reference's, where all gradients are right."""
+    least, most = [low for low, _ in times], [high for _, high in times]
+    if times and max(least) > min(most):
+        yield (
+            f"{OTHER_LOSS} is {min(most):.3g} to {max(least):.3g} times the reference's, while "
+            "the gradients are right: is a wrong loss logged? No fault if the loop weighs gradients"
+        )
 
 
 def _shaped(step: Step, right: Step) -> Step:

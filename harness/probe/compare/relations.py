@@ -256,14 +256,18 @@ def stale(at: Moment) -> Broken | None:
 
 def loss(at: Moment) -> Broken | None:
     """The mean of the ranks' losses is the reference's."""
-    right = at.reference.loss(at.number)
-    losses = [sum(one["losses"]) for one in at.here if one["losses"]]
-    found = sum(losses) / max(len(losses), 1)  # of a pipeline, the last stage has one
+    found, right = mean_loss(at), at.reference.loss(at.number)
     if near(found, right, within=vectors.SAFE * at.reference.loss_spread(at.number)):
         return None
     ratio = found / right if right else float("nan")
     text = f"{found:.6g}; the reference has {right:.6g}: {_ratio(at, ratio)}"
     return Broken("loss", text, ratio, meaning(ratio, at.layout.times, at.layout.k))
+
+
+def mean_loss(at: Moment) -> float:
+    """Of the ranks that have one: of a pipeline, the last stage."""
+    losses = [sum(one["losses"]) for one in at.here if one["losses"]]
+    return sum(losses) / max(len(losses), 1)
 
 
 def gradient(at: Moment) -> Broken | None:

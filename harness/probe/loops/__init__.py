@@ -60,6 +60,7 @@ USUAL = {
     "torch_pipeline_ddp.py": Usual(OWN),
     "trainer.py": Usual(TRAINER, *TRAINER_RESUME),
     "zero.py": Usual(OWN, SAVE, RESUME),
+    "zero_init.py": Usual(OWN),
 }
 """By the name of the script."""
 

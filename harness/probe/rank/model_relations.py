@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.models.answer import NoAnswer
-from harness.models.asking import asked
+from harness.models.asking import asked, guarded
 from harness.models.subject import Subject
+from harness.probe.rank.buffers import buffers
 
-IDS, MASK = "input_ids", "attention_mask"
+IDS, MASK, BUFFERS = "input_ids", "attention_mask", "buffers"
 
 LEAST = 8
 """Tokens that a row must have."""
@@ -25,7 +26,10 @@ def answers(names: Sequence[str], module: Any, batch: Mapping[str, Any]) -> dict
     module = _unwrapped(module)
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
         subject = Subject("the script's model", lambda: (module, _rows(batch)), Path(folder))
-        found = {name: asked(name, subject) for name in names}
+        found = {
+            name: guarded(lambda: buffers(module)) if name == BUFFERS else asked(name, subject)
+            for name in names
+        }
     return {name: [one.status.value, one.reason] for name, one in found.items()}
 
 

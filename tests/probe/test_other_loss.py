@@ -1,0 +1,37 @@
+"""A loss that is not the reference's, where the gradients are: it may be that only its value is
+wrong. A loop may scale its loss, but not in each step by another number."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.probe.compare.comparison import OTHER_LOSS, uneven
+from harness.probe.layouts import RANKS, Settings
+from tests.probe.probing import Probing, layout
+
+
+@pytest.mark.parametrize(
+    ("times", "noted"),
+    [
+        ([], False),
+        ([1.0], False),
+        ([1.0, 1.0, 1.0], False),
+        ([0.5, 0.5], False),  # the loop's own scale
+        ([1.0, 1.00001], False),  # rounding
+        ([1.0, 1.02], True),
+        ([0.5, 0.5, 0.6], True),
+        ([-1.0, 1.0], True),
+    ],
+)
+def test_only_a_loss_with_unlike_factors_is_noted(times: list[float], noted: bool) -> None:
+    assert bool(list(uneven([(each - 1e-4, each + 1e-4) for each in times]))) is noted
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("classes", ["", "--classes"])
+def test_a_loss_whose_value_alone_is_wrong_is_noted(probing: Probing, classes: str) -> None:
+    given = f"--batch-size {{rows}} --accum {{k}} --loss cross_entropy {classes}"
+    answers = probing("dtensor_rows.py", given, Settings(same_rows=True, layouts=(RANKS,)))
+    found = layout(answers, RANKS)
+    assert found.as_reference
+    assert [note.startswith(OTHER_LOSS) for note in found.notes] == [True] * bool(classes)
