@@ -63,6 +63,10 @@ def test_frequencies_that_were_computed_in_bf16_are_wrong_and_those_of_a_nan() -
             buffers(with_buffer("inv_freq", wrong))
 
 
+def test_a_wrapped_model_is_found() -> None:
+    assert buffers(nn.Sequential(nn.Linear(2, 2), made())) == "2 buffers"
+
+
 def test_a_buffer_that_grew_is_not_compared() -> None:
     assert buffers(with_buffer("cos_cached", torch.zeros(900, 4))) == "2 buffers"
 

@@ -22,6 +22,7 @@ LAST_PLACE = 2.0**-21
 def buffers(module: Any) -> str:
     """Compare them; returns their number. Raises Wrong if one differs, and NoAnswer if there is
     none, or if the model is not made from a config."""
+    module = _configured(module)
     ours = dict(_unsaved(module))
     # A GPU computes the last place in another way, and the script may have chosen either.
     devices = dict.fromkeys(["cpu", *(str(buffer.device) for buffer in ours.values())])
@@ -46,18 +47,26 @@ def _is_frequency(name: str) -> bool:
     return any(part in name for part in FREQUENCIES)
 
 
+def _configured(module: Any) -> Any:
+    """The model, or the first part of it, that is made from a config: adapters wrap it."""
+    for part in module.modules():
+        made_from = inspect.signature(type(part)).parameters
+        if hasattr(getattr(part, "config", None), "to_dict") and "config" in made_from:
+            return part
+    raise NoAnswer("the model is not made from a config, as those of transformers are")
+
+
 def _new(module: Any, device: str) -> Any:
     """A model of the same class and config, made in fp32 on a device."""
     import torch
 
-    config = getattr(module, "config", None)
-    if not hasattr(config, "to_dict") or "config" not in inspect.signature(type(module)).parameters:
-        raise NoAnswer("the model is not made from a config, as those of transformers are")
+    config = copy.deepcopy(module.config)
+    config._attn_implementation = "eager"  # others refuse fp32, or a CPU
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
         with torch.device(device):
-            return type(module)(copy.deepcopy(config))
+            return type(module)(config)
     finally:
         torch.set_default_dtype(before)
 
