@@ -22,7 +22,6 @@ from harness.api.spec import Verdict
 from harness.config.run_config import SLURM, RunConfig
 from harness.nightly import changes, confirmations, history, selection
 from harness.nightly.changes import Releases
-from harness.nightly.confirmations import Recorded
 from harness.nightly.history import History
 from harness.nightly.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
 from harness.nightly.selection import ReleaseTest
@@ -259,7 +258,7 @@ def confirm_recorded(watched: Watch) -> None:
             if done.found is None:
                 watched.failed.append(str(done))
                 continue
-            history.add_confirmation(nightly, *Recorded(done.recorded, "").key)
+            history.add_confirmation(nightly, *confirmations.key(done.recorded))
             if done.difference:
                 kept = [change for _, change in history.changes(nightly.id)]
                 history.set_changes(nightly, [*kept, _unlike_its_record(done)])
