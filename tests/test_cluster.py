@@ -338,7 +338,7 @@ def test_a_lost_task_is_an_inconclusive_cell_and_is_not_stored(
 ) -> None:
     lose = lambda *_: Lost("lost 2 times: Slurm task 3: NODE_FAIL")  # noqa: E731
     together(monkeypatch, lose)
-    monkeypatch.setattr(cells, "store", lambda *_: None)
+    monkeypatch.setattr(cells, "store_json", lambda *_: None)
     assert main([*SWEEP]) == 3
     out = capsys.readouterr().out
     assert "5 cells: 5 inconclusive" in out

@@ -32,7 +32,7 @@ from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserErro
 from harness.system.files import ROOT, new_folder_beside, write_whole, writing
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
-from harness.upstream import pins, resolution
+from harness.upstream import pins, resolution, uv
 
 FORMAT = 3
 """The format of bundles; others are refused."""
@@ -230,11 +230,9 @@ def _fill(
 
 
 def _install_needed(needed: Sequence[str], site: Path, python: str, platform: str) -> None:
-    from uv import find_uv_bin
-
     done = subprocess.run(
         [
-            find_uv_bin(),
+            uv.binary(),
             "pip",
             "install",
             "--quiet",

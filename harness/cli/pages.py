@@ -127,7 +127,7 @@ def page(name: str) -> str:
         markdown(scenario.title) + ".",
         f"## Am I affected?\n\n{_concerned(name, scenario)}",
         "## What it does",
-        *list(_story(catalog.story(name)))[1:],
+        *map(markdown, catalog.story(name).split("\n\n")[1:]),
         _by_hand(name),
         f"## See it run\n\n{_shown(name)}",
         f"## Variants\n\n{_variants(scenario)}",
@@ -180,12 +180,6 @@ def _shown(name: str) -> str:
 
 def _listed(rows: Mapping[str, str]) -> str:
     return markdown_table(["", ""], [[row, markdown(text)] for row, text in rows.items() if text])
-
-
-def _story(docstring: str) -> Iterator[str]:
-    """The docstring's paragraphs in Markdown."""
-    for paragraph in docstring.split("\n\n"):
-        yield markdown(paragraph)
 
 
 def _facts(name: str, scenario: Scenario) -> str:

@@ -231,22 +231,13 @@ def first_with(
     """
     wrong, step = len(versions) - 1, 1
     right: int | None = None
-    while wrong > 0 and right is None:
-        at = max(wrong - step, 0)
+    while wrong > 0 if right is None else wrong - right > 1:
+        at = max(wrong - step, 0) if right is None else (wrong + right) // 2
         answer = has(versions[at])
         if answer is None:
             return versions[wrong], None
         if answer:
             wrong, step = at, step * 2
-        else:
-            right = at
-    while right is not None and wrong - right > 1:
-        at = (wrong + right) // 2
-        answer = has(versions[at])
-        if answer is None:
-            return versions[wrong], None
-        if answer:
-            wrong = at
         else:
             right = at
     return versions[wrong], None if right is None else versions[right]
