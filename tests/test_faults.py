@@ -426,8 +426,8 @@ def _no_room_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return refusing
 
-    for function in ("mkdir", "open"):
-        monkeypatch.setattr(os, function, refuse(getattr(os, function)))
+    monkeypatch.setattr(os, "mkdir", refuse(os.mkdir))
+    monkeypatch.setattr(Path, "open", refuse(Path.open))
 
 
 @pytest.mark.launch
