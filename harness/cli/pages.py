@@ -184,6 +184,7 @@ def _listed(rows: Mapping[str, str]) -> str:
 
 def _facts(name: str, scenario: Scenario) -> str:
     chosen = {v: {**scenario.pins, **scenario.pins_of(v)} for v in scenario.variants}
+    lanes = " or ".join(lane.value.upper() for lane in scenario.lanes)
     rows = {
         "report": "<br>".join(map(_linked, scenario.report)),
         "fix": _linked(scenario.fix),
@@ -193,16 +194,12 @@ def _facts(name: str, scenario: Scenario) -> str:
             f"[{c.commit[:12]}]({c.link}) of {c.day} {c.did}: {_with_pull(c)}"
             for c in commits.of(name)
         ),
-        "runs on": f"{count(scenario.ranks, 'rank')}, {_lanes(scenario)}",
+        "runs on": f"{count(scenario.ranks, 'rank')}, {lanes}",
     }
     if not scenario.known_upstream:
         files = (catalog.REPORT, catalog.REPORT_SCRIPT)
         rows["for the maintainers"] = ", ".join(f"[{file}]({file})" for file in files)
     return _listed(rows)
-
-
-def _lanes(scenario: Scenario) -> str:
-    return " or ".join(lane.value.upper() for lane in scenario.lanes)
 
 
 def _with_pull(change: Change) -> str:
