@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import scenarios
 from harness.__main__ import main
 from harness.api.spec import Finding, Outcome
 from harness.cli import admit
@@ -18,10 +17,8 @@ from harness.launch.server_pool import Pool
 from harness.runs import grade
 from harness.runs.results import RunResult, TrialResult
 from tests.recording import Recording
-from tests.sandbox import refused
 
 Capture = pytest.CaptureFixture[str]
-ROOT = Path(__file__).parent.parent
 S, C, I, U = Outcome.SYMPTOM, Outcome.CLEAN, Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED  # noqa: E741
 Changed = Mapping[int, Mapping[str, Outcome]]
 """By the number of a run, its outcomes that differ from GOOD."""
@@ -115,22 +112,6 @@ def test_an_alarm_in_a_clean_variant_and_other_steps_in_repeats_are_reported(
 
 def test_a_scenario_that_this_machine_cannot_run_is_unsupported(admitted: Admit) -> None:
     assert admitted({n: dict.fromkeys(GOOD, U) for n in range(4)})[0] == 4
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["admit"], "KEY=VALUE"),
-        (["admit", "scenario=bf16_clip", "variant=buggy"], "remove variant=buggy"),
-        (["admit", "scenario=bf16_clop"], "did you mean bf16_clip?"),
-    ],
-)
-def test_a_mistake_is_one_line_and_writes_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture, words: list[str], message: str
-) -> None:
-    monkeypatch.setattr(scenarios, "__path__", [*scenarios.__path__, str(tmp_path)])
-    assert message in refused(capsys, words)
-    assert not list(tmp_path.iterdir())
 
 
 def test_exercised_must_hold_for_the_records_of_buggy(recording: Recording) -> None:

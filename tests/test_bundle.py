@@ -31,21 +31,6 @@ python3 -W ignore -m harness run scenario=tied_embedding_training launch=cpu run
 """
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["rope_zero_init_v5", "--pins", "transformers=4.36.2"], "test transformers>=5 only"),
-        (["rope_zero_init_v5", "--pins", "accelerate=1.0"], "no pin of these scenarios"),
-    ],
-)
-def test_a_release_that_no_scenario_is_about_is_a_mistake(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bundle", *words, "--out", str(tmp_path / "box")]) == 2
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_bundle_contains_the_defects_that_fit_a_release_of_pins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from harness.config import command_line
 from harness.config.run_config import RunConfig
 from harness.runs.results import RunResult
 from harness.sweep import cells, executor
-from harness.sweep.cell import Cell, Status
+from harness.sweep.cell import Status
 from harness.system import machine
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.upstream import index
@@ -121,16 +121,6 @@ def test_a_damaged_stored_cell_is_named_and_its_release_is_tested_again(
 
 
 CELL = cell("4.36.2", YES)
-INPUTS = {"scenario": CELL.scenario, "pins": dict(CELL.pins), "lane": "cpu", "seed": 0}
-
-
-CONTENT = json.loads(json.dumps(CELL.to_json()))
-
-
-@pytest.mark.parametrize("content", [None, [], "x", {}, {**CONTENT, "more": 1}, {"pins": {}}])
-def test_content_without_the_fields_of_a_cell_is_rejected(content: object) -> None:
-    with pytest.raises((KeyError, TypeError)):
-        Cell.from_json(content)
 
 
 @pytest.mark.parametrize("error", [Fault("no network"), UserError("no release of that name")])

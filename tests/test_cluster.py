@@ -338,7 +338,7 @@ def test_a_lost_task_is_an_inconclusive_cell_and_is_not_stored(
 ) -> None:
     lose = lambda *_: Lost("lost 2 times: Slurm task 3: NODE_FAIL")  # noqa: E731
     together(monkeypatch, lose)
-    monkeypatch.setattr(cells, "store", lambda *_: None)
+    monkeypatch.setattr(cells, "store_json", lambda *_: None)
     assert main([*SWEEP]) == 3
     out = capsys.readouterr().out
     assert "5 cells: 5 inconclusive" in out
@@ -432,12 +432,6 @@ def test_the_combinations_of_a_sweep_go_together(
     assert all(seed in out for seed in ("seed 3", "seed 4", "2 scenarios in"))
 
 
-def test_hydras_launchers_are_refused(capsys: Capture) -> None:
-    assert "hydra/launcher has no effect here: on=slurm sends runs" in refused(
-        capsys, ["run", "hydra/launcher=submitit_slurm", "scenario=bf16_clip"]
-    )
-
-
 def test_models_are_parts_of_one_task_each_and_a_lost_part_is_sent_again(
     pretended: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,12 +456,6 @@ def test_models_are_parts_of_one_task_each_and_a_lost_part_is_sent_again(
     ]
     (sent,) = pretended.submitted[before:]
     assert [part.models for part in sent[1]] == [models[1:]]
-
-
-@pytest.mark.parametrize("word", ["on.overlays=task", "on.stage=true"])
-def test_models_refuse_settings_of_overlays(word: str, capsys: Capture) -> None:
-    assert main(["models", "llama", "on=slurm", word]) == 2
-    assert "have no effect on models" in capsys.readouterr().err
 
 
 def test_a_run_folder_that_is_not_here_is_named(
@@ -501,23 +489,6 @@ def test_a_task_gets_a_core_for_each_thread_and_a_gpu_for_each_rank(
 
 
 # Settings.
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["on=slrum"], "did you mean slurm"),
-        (["on.partition=gpu"], "on.partition has no effect on this machine: add on=slurm"),
-        (["on=slurm", "jobs=2"], "jobs has no effect with on=slurm: on.most limits"),
-        (["on=slurm", "on.most=0"], "on.most=0: choose 1 or more"),
-        (["on=slurm", "on.overlays=there"], "no maker of overlays 'there'"),
-        (["on=slurm", "on.gpus=2", "launch=cpu"], "on.gpus has no effect with launch=cpu"),
-        (["on=slurm", "+on.nodes=2"], "on.nodes"),
-    ],
-)
-def test_a_setting_that_is_wrong_or_has_no_effect_is_refused(words: list[str], why: str) -> None:
-    with pytest.raises(UserError, match=why):
-        command_line.compose(["scenario=bf16_clip", *words])
 
 
 def test_settings_reach_sbatch(cache: Path) -> None:

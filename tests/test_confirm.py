@@ -12,10 +12,9 @@ import pytest
 from harness import catalog
 from harness.__main__ import main
 from harness.nightly import confirmations, steps
-from harness.nightly.confirmations import Confirmation, Recorded
 from harness.nightly.history import reading
 from harness.ranges import affected
-from harness.sweep.cell import Status
+from harness.sweep.cell import Cell, Status
 from harness.system.errors import ExitCode
 from tests.nightly_world import NO, SCENARIO, YES, World, cell, world
 from tests.sandbox import git
@@ -26,18 +25,18 @@ Capture = pytest.CaptureFixture[str]
 HERE = ("cpu", "3.11", "2.13.0")
 
 
-def known(*days: str) -> list[Recorded]:
-    return [Recorded(cell(f"0.{n}.0", NO), day) for n, day in enumerate(days)]
+def known(*days: str) -> list[Cell]:
+    return [replace(cell(f"0.{n}.0", NO), confirmed=day) for n, day in enumerate(days)]
 
 
-def versions(found: list[Recorded]) -> list[str]:
-    return sorted(one.cell.pins["deepspeed"] for one in found)
+def versions(found: list[Cell]) -> list[str]:
+    return sorted(one.pins["deepspeed"] for one in found)
 
 
 def test_the_results_that_were_confirmed_longest_ago_are_due_first() -> None:
     of = known("2026-03-03", "2026-03-01", "2026-03-02", "2026-03-04")
     assert versions(confirmations.due(of, "2026-03-05", 2)) == ["0.1.0", "0.2.0"]
-    seen = {of[1].key: "2026-03-05"}
+    seen = {confirmations.key(of[1]): "2026-03-05"}
     assert versions(confirmations.due(of, "2026-03-05", 2, seen)) == ["0.0.0", "0.2.0"]
 
 
@@ -71,12 +70,12 @@ def test_reasons_are_alike_if_only_the_machine_can_make_the_difference(
     before: str, now: str, same: bool
 ) -> None:
     one, other = (replace(cell("1", NO), reason=reason) for reason in (before, now))
-    assert (Confirmation(one, other).difference == "") is same
+    assert (confirmations.difference(one, other) == "") is same
 
 
 def test_another_status_is_a_difference() -> None:
-    found = Confirmation(cell("1", YES), cell("1", NO))
-    assert found.difference == "not affected, recorded as affected"
+    found = confirmations.difference(cell("1", YES), cell("1", NO))
+    assert found == "not affected, recorded as affected"
 
 
 @pytest.fixture

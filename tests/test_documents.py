@@ -5,9 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 
-import pytest
-
-from harness.publish.documents import address, documents, slug
+from harness.publish.documents import documents, slug
 from harness.system.files import ROOT
 
 REPOSITORY = "https://example.org/r"
@@ -29,18 +27,6 @@ def test_each_link_between_documents_leads_to_a_page_and_to_a_heading_of_it() ->
             assert place in FOUND, f"{one.path}: {target}"
             ids = {key for key, _ in FOUND[place].headings}
             assert not anchor or anchor in ids, f"{one.path}: {target}#{anchor}"
-
-
-@pytest.mark.parametrize(
-    ("path", "file"),
-    [
-        ("README.md", "docs/README.html"),
-        ("docs/check.md", "docs/check.html"),
-        ("docs/stories/a.md", "docs/stories/a.html"),
-    ],
-)
-def test_a_document_has_a_place_in_the_site(path: str, file: str) -> None:
-    assert address(path) == file
 
 
 def test_what_is_not_in_the_site_is_in_the_repository() -> None:

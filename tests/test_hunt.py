@@ -13,7 +13,6 @@ from harness.nightly.stacks import STACKS, Choice, Stack, flags
 from harness.probe import loops
 from harness.probe.prober import Loop
 from harness.probe.signatures import Recorded, Shown
-from harness.system.errors import UserError
 
 SUMMED = Shown("ranks", "gradient", 2.0, "ranks", 1)
 TIMES_K = Shown("accumulation", "gradient", 3.0, "k", 1)
@@ -139,10 +138,3 @@ def test_a_choice_of_a_resume_sets_where_it_stops() -> None:
     stack = Stack("s", Loop("ddp.py"), ("p",), {"resume": (Choice(), Choice("--x", at=5, steps=7))})
     made = stack.made((1,))
     assert (made.arguments, made.at, made.steps) == ("--x", 5, 7)
-
-
-def test_an_unknown_stack_is_one_line() -> None:
-    from harness.cli.watch import main
-
-    with pytest.raises(UserError, match="no stack 'Trainr': did you mean Trainer"):
-        main(["--hunt", "stack=Trainr"])

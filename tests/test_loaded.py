@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from harness.overlays import bytecode, loaded_files, overlay
-from harness.system.files import sha256
+from harness.system.files import ROOT, sha256
 
-ROOT = Path(__file__).parent.parent
 PROBE = """
 import json, sys
 site, names = sys.argv[1], sys.argv[2:]
@@ -22,7 +21,6 @@ sys.path[:0] = [site, {root!r}]
 sys.dont_write_bytecode = True
 for name in names:
     __import__(name)
-before = set(sys.modules)
 from pathlib import Path
 from harness.overlays import loaded_files
 found = loaded_files.files(Path(site))

@@ -122,8 +122,3 @@ def test_a_resolution_that_fails_leaves_the_old_files(
     old = written(own, {"deepspeed": "0.1"})
     assert main(["lock", "bf16_clip"]) == 4
     assert list(own.iterdir()) == [old]
-
-
-def test_an_unknown_scenario_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lock", "bf16_clap"]) == 2
-    assert "did you mean bf16_clip" in capsys.readouterr().err

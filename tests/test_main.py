@@ -30,6 +30,8 @@ Capture = pytest.CaptureFixture[str]
 MonkeyPatch = pytest.MonkeyPatch
 BUG = "scenario=bf16_clip"
 RUN = ["run", BUG]
+BUNDLE = ["bundle", "rope_zero_init_v5", "--out", "box", "--pins"]
+SITE = ["site", "--out", "box"]
 LACKS_GPUS = "launch=gpu"
 """Where no GPU is visible, a run comes to its verdict without a launch."""
 
@@ -81,6 +83,27 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["clean", "nothing"], ["no overlay 'nothing'"]),
     (["bundle", "bf16", "--out", "box"], ["no scenario 'bf16'", "mean bf16_clip? Choices: "]),
     (["bundle", "bf16_clip"], ["--out"]),
+    ([*BUNDLE, "transformers=4.36.2"], ["these scenarios test transformers>=5 only"]),
+    ([*BUNDLE, "accelerate=1.0"], ["no pin of these scenarios 'accelerate'"]),
+    (["lock", "bf16_clap"], ["mean bf16_clip?"]),
+    (["pages", "bf16_clop"], ["mean bf16_clip?"]),
+    (["admit"], ["KEY=VALUE"]),
+    (["admit", BUG, "variant=buggy"], ["remove variant=buggy"]),
+    (["admit", "scenario=bf16_clop"], ["mean bf16_clip?"]),
+    (["watch", "--hunt", "stack=Trainr"], ["no stack 'Trainr'", "mean Trainer"]),
+    ([*SITE, "--runs", "nowhere"], ["no folder nowhere"]),
+    ([*SITE, "--history", "nowhere.sqlite"], ["no history nowhere.sqlite"]),
+    ([*SITE, "--histori", "x", "--nights"], ["see python -m harness site --help"]),
+    ([*RUN, "hydra/launcher=submitit_slurm"], ["no effect here: on=slurm sends runs to Slurm"]),
+    ([*RUN, "on=slrum"], ["mean slurm?"]),
+    ([*RUN, "on.partition=gpu"], ["on.partition has no effect on this machine: add on=slurm"]),
+    ([*RUN, "on=slurm", "jobs=2"], ["jobs has no effect with on=slurm: on.most limits"]),
+    ([*RUN, "on=slurm", "on.most=0"], ["on.most=0: choose 1 or more"]),
+    ([*RUN, "on=slurm", "on.overlays=there"], ["no maker of overlays 'there'"]),
+    ([*RUN, "on=slurm", "on.gpus=2", "launch=cpu"], ["on.gpus has no effect with launch=cpu"]),
+    ([*RUN, "on=slurm", "+on.nodes=2"], ["on.nodes"]),
+    (["models", "llama", "on=slurm", "on.overlays=task"], ["have no effect on models"]),
+    (["models", "llama", "on=slurm", "on.stage=true"], ["have no effect on models"]),
 ]
 
 

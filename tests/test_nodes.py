@@ -401,9 +401,7 @@ HARNESS = """
 import sys
 from pathlib import Path
 import harness.launch.launch as launching
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from tests.slurm_cluster import cluster
+from dataclasses import replace
 from tests.stand_in import settings
 from tests.test_nodes import OF
 folder, site = map(Path, sys.argv[1:])

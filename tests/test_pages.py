@@ -121,9 +121,3 @@ def test_the_table_is_replaced_and_nothing_else(own: Path) -> None:
     assert "an old table" not in text
     for name in catalog.names():
         assert text.count(f"/{name}/README.md)") == 1
-
-
-def test_a_page_of_no_scenario_is_a_mistake(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pages", "bf16_clop"]) == 2
-    assert "did you mean bf16_clip?" in capsys.readouterr().err
-    assert not list(own.iterdir())

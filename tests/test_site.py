@@ -329,21 +329,6 @@ def test_the_old_site_is_restored_if_the_rename_fails(
     assert os.listdir(tmp_path) == ["site"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--runs", "nowhere"], "no folder nowhere"),
-        (["--history", "nowhere.sqlite"], "no history nowhere.sqlite"),
-        (["--histori", "x", "--nights"], "see python -m harness site --help"),
-    ],
-)
-def test_a_missing_input_is_a_mistake_and_writes_nothing(
-    words: list[str], message: str, elsewhere: Path, capsys: Capture
-) -> None:
-    assert message in refused(capsys, ["site", "--out", "site", *words])
-    assert not os.listdir(elsewhere)
-
-
 def test_the_history_in_the_working_directory_is_the_default(
     few: None, elsewhere: Path, capsys: Capture
 ) -> None:

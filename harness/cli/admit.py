@@ -250,12 +250,7 @@ class Gate:
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
-    return admit(parser.parse_intermixed_args(arguments).overrides)
-
-
-def admit(words: Sequence[str]) -> int:
-    """Check a scenario's folder, run it, and print each gate; 0 if it is admitted."""
-    first, console = _config(words), terminal()
+    first, console = _config(parser.parse_intermixed_args(arguments).overrides), terminal()
     demands = [Gate(*demand) for demand in checked(first.scenario)]
     unmet = [demand for demand in demands if not demand.passed]
     if unmet:

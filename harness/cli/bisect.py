@@ -121,7 +121,7 @@ class Search:
         return sum(index not in self.statuses for index in range(before + 1, after))
 
 
-def main(arguments: list[str]) -> int:
+def _parser() -> Arguments:
     parser = Arguments(__name__)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
     parser.add_argument("--again", action="store_true", help="test stored releases again")
@@ -134,28 +134,21 @@ def main(arguments: list[str]) -> int:
         metavar="N",
         help="first test every N-th release (default: about the square root of their number)",
     )
-    options = parser.parse_intermixed_args(arguments)
-    return bisect(
-        options.overrides, again=options.again, apart=options.apart, record=options.record
-    )
+    return parser
 
 
-def bisect(
-    words: Sequence[str], *, again: bool = False, apart: int | None = None, record: bool = False
-) -> int:
-    """Find where a scenario's status flips along one range of releases; returns the exit code.
-
-    With ``record`` the results are written to the scenario's ``affected.json``.
-    """
-    if record:
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_intermixed_args(arguments)
+    if options.record:
         refuse_without_checkout("--record")
-    sweep, console = _commits(words) or sweep_of("bisect", words), terminal()
+    words, console = options.overrides, terminal()
+    sweep = _commits(words) or sweep_of("bisect", words)
     if len(sweep.axes) != 1 or len(sweep.configs) < 2:
         raise UserError("bisect needs one package with a range of releases, pins.NAME=A:B")
     ((name, releases),) = sweep.axes.items()
     commits = sweep.configs if isinstance(sweep.configs, Commits) else None
     usual = len(releases) if commits else math.isqrt(len(releases) - 1) + 1
-    apart = usual if apart is None else apart
+    apart = usual if options.apart is None else options.apart
     if apart < 1:
         raise UserError("--apart must be at least 1")
     first = f"every {apart}th is" if apart < len(releases) else "both ends are"
@@ -167,7 +160,7 @@ def bisect(
     )
     cells: dict[int, Cell] = {}
     with Progress(console) as progress:
-        tester = _Tester(sweep, cells, console, progress, again)
+        tester = _Tester(sweep, cells, console, progress, options.again)
         search = Search(len(releases), tester.status_of, apart)
         tester.find(search.first)
         if commits:
@@ -177,7 +170,7 @@ def bisect(
     changes = _changes(sweep, commits, cells, found) if commits else []
     for change in changes:
         _print_change(console, change)
-    if record:
+    if options.record:
         if commits:
             fixes.record(sweep.scenario, changes)
         else:

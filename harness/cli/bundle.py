@@ -32,7 +32,7 @@ from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserErro
 from harness.system.files import ROOT, new_folder_beside, write_whole, writing
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
-from harness.upstream import pins, resolution
+from harness.upstream import pins, resolution, uv
 
 FORMAT = 3
 """The format of bundles; others are refused."""
@@ -79,7 +79,7 @@ python3 -W ignore -m harness.cli.bundle "$BUNDLE"
 """
 
 
-def main(arguments: list[str]) -> int:
+def _parser() -> Arguments:
     parser = Arguments(__name__)
     parser.add_argument("scenario", nargs="+")
     parser.add_argument("--out", type=Path, required=True, help="the new folder")
@@ -98,26 +98,17 @@ def main(arguments: list[str]) -> int:
         metavar="NAME=VERSION[,VERSION...]",
         help="further releases to include; repeatable",
     )
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    """Make the folder, completely or not at all, and print the line that uses it."""
+    options = _parser().parse_args(arguments)
     releases = {name: versions.split(",") for name, versions in map(pin, options.pins)}
-    make(options.scenario, options.out, options.python, options.platform, releases)
-    return ExitCode.AS_EXPECTED
-
-
-def make(
-    scenarios: Sequence[str],
-    out: Path,
-    python: str | None,
-    platform: str,
-    releases: Mapping[str, Sequence[str]],
-) -> None:
-    """Make the folder ``out``, completely or not at all, and print the line that uses it.
-
-    ``python`` is like ``3.12``, ``platform`` like ``x86_64-manylinux_2_28``. ``releases`` has
-    further releases of pinned packages; each is combined with the scenario's other pins."""
+    scenarios, out, platform = options.scenario, options.out, options.platform
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty: name a new folder")
-    python = python or pins.here()[0]
+    python = options.python or pins.here()[0]
     source = machine.source()  # before this creates files
     _check_releases(scenarios, releases)
     cache = cache_folder()
@@ -135,7 +126,7 @@ def make(
         contents = {
             "format": FORMAT,
             "source": source,
-            "scenarios": list(scenarios),
+            "scenarios": scenarios,
             "python": python,
             "platform": platform,
             "overlays": {key: stack.to_json() for key, (stack, _) in borrowed.items()},
@@ -143,6 +134,7 @@ def make(
         with writing(out, "--out"):
             _make_folder(out, cache, borrowed, contents)
     _summarize(out, borrowed, python)
+    return ExitCode.AS_EXPECTED
 
 
 def _make_folder(
@@ -238,11 +230,9 @@ def _fill(
 
 
 def _install_needed(needed: Sequence[str], site: Path, python: str, platform: str) -> None:
-    from uv import find_uv_bin
-
     done = subprocess.run(
         [
-            find_uv_bin(),
+            uv.binary(),
             "pip",
             "install",
             "--quiet",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from harness.catalog import unknown
@@ -19,25 +18,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("overlay", nargs="*", help="keys of the overlays to free (default: all)")
     parser.add_argument("--dry-run", action="store_true", help="only show")
     options = parser.parse_args(arguments)
-    clean(options.overlay, dry_run=options.dry_run)
-    return ExitCode.AS_EXPECTED
-
-
-def clean(keys: Sequence[str], *, dry_run: bool) -> None:
-    """Show the overlays that are named (default: all), and free those that are not in use."""
     cache, console = cache_folder(), terminal()
     found = {folder.name: folder for folder in overlay_cache.folders(cache)}
-    for key in keys:
+    for key in options.overlay:
         if key not in found:
             raise UserError(unknown("overlay", key, found))
-    chosen = list(keys or found)
+    chosen = list(options.overlay or found)
     own = {key: _megabytes(overlay_cache.own_use(found[key])) for key in chosen}
     rows = [[key, own[key], _contents(found[key])] for key in chosen]
     used = overlay_cache.disk_use(cache)
     title = f"{cache}: {_megabytes(used)}"
     console.print(table(title, ["overlay", "of its own", "contains"], rows))
-    if dry_run:
-        return
+    if options.dry_run:
+        return ExitCode.AS_EXPECTED
     with writing(cache, "HARNESS_CACHE"):
         overlay_cache.delete_unfinished(cache)
         archive.sweep(cache)
@@ -46,6 +39,7 @@ def clean(keys: Sequence[str], *, dry_run: bool) -> None:
     console.print(f"freed {len(freed)} of {len(chosen)}: {size}")
     for key in set(chosen) - set(freed):
         console.print(f"{key} is in use")
+    return ExitCode.AS_EXPECTED
 
 
 def _contents(folder: Path) -> str:

@@ -20,18 +20,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path, help="a run folder")
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
     options = parser.parse_args(arguments)
-    return print_grade(options.run, as_json=options.json)
-
-
-def print_grade(folder: Path, *, as_json: bool) -> int:
-    """Grade a stored run, print the result and return its exit code."""
+    folder, console = options.run, terminal()
     if not (folder / RUN_FILE).is_file():
         raise UserError(f"{folder} is not a run folder: it has no {RUN_FILE}{_recent(folder)}")
     result = grade(folder)
-    if as_json:
-        terminal().print(json.dumps(result.to_json(), indent=2))
+    if options.json:
+        console.print(json.dumps(result.to_json(), indent=2))
         return result.exit_code
-    console = terminal()
     print_header(console, read_json(folder / RUN_FILE))
     for trial in result.trials:
         print_trial(console, trial)

@@ -103,7 +103,7 @@ def _pinned(base: RunConfig, chosen: Mapping[str, str]) -> RunConfig:
     return replace(base, pins=dict(chosen), command=" ".join([base.command, *words]))
 
 
-def main(arguments: list[str]) -> int:
+def _parser() -> Arguments:
     parser = Arguments(__name__)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
     parser.add_argument("--again", action="store_true", help="test stored releases again")
@@ -112,43 +112,26 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--record", action="store_true", help="keep the results in the scenario's affected.json"
     )
-    options = parser.parse_intermixed_args(arguments)
-    return matrix(
-        options.overrides,
-        again=options.again,
-        record=options.record,
-        csv_file=options.csv,
-        json_file=options.json,
-    )
+    return parser
 
 
-def matrix(
-    words: Sequence[str],
-    *,
-    again: bool = False,
-    record: bool = False,
-    csv_file: Path | None = None,
-    json_file: Path | None = None,
-) -> int:
-    """Test every combination of releases, print the table and write the files; the exit code.
-
-    With ``record`` the results are written to the scenario's ``affected.json``.
-    """
-    for file in filter(None, (csv_file, json_file)):
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_intermixed_args(arguments)
+    for file in filter(None, (options.csv, options.json)):
         refuse_without_folder(file)  # now, not after hours of tests
-    if record:
+    if options.record:
         refuse_without_checkout("--record")
-    sweep, console = sweep_of("matrix", words), terminal()
-    cells = swept(sweep, console, again=again)
+    sweep, console = sweep_of("matrix", options.overrides), terminal()
+    cells = swept(sweep, console, again=options.again)
     console.print()
     console.print(grid(sweep, cells) if len(sweep.axes) == 2 else rows(sweep, cells))
     console.print(counted(cells))
-    if json_file:
-        with writing(json_file, "file"):
-            write_whole(json_file, json.dumps([c.to_json() for c in cells], indent=1) + "\n")
-    if csv_file:
-        _write_csv(csv_file, sweep, cells)
-    if record:
+    if options.json:
+        with writing(options.json, "file"):
+            write_whole(options.json, json.dumps([c.to_json() for c in cells], indent=1) + "\n")
+    if options.csv:
+        _write_csv(options.csv, sweep, cells)
+    if options.record:
         affected.record(cells)
         pages.write([sweep.scenario])
     return exit_code(cells)

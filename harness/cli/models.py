@@ -57,7 +57,8 @@ def main(arguments: list[str]) -> int:
     lane = Lane(options.launch)
     relations = _relations(options.relations, lane)
     pins = dict(pin(word, like="transformers=5.10.1") for word in options.pins)
-    _refuse_missing_folder(options.json)
+    if options.json and options.json != STANDARD_OUTPUT:
+        refuse_without_folder(Path(options.json))
     if options.record and (changes or any(parsed(word).is_file for word in options.models)):
         raise UserError("--record keeps what releases answer: leave patches and own models out")
     if options.record and lane is Lane.GPU:
@@ -202,11 +203,6 @@ def _refuse_no_config(file: Path) -> None:
         model = None
     if not isinstance(model, str):
         raise UserError(f"{file} is no config.json of transformers: it has no model_type")
-
-
-def _refuse_missing_folder(file: str | None) -> None:
-    if file and file != STANDARD_OUTPUT:
-        refuse_without_folder(Path(file))
 
 
 def _asked(options: argparse.Namespace, asking: Asking, on: OnConfig) -> list[Row]:

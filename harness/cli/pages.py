@@ -127,7 +127,7 @@ def page(name: str) -> str:
         markdown(scenario.title) + ".",
         f"## Am I affected?\n\n{_concerned(name, scenario)}",
         "## What it does",
-        *list(_story(catalog.story(name)))[1:],
+        *map(markdown, catalog.story(name).split("\n\n")[1:]),
         _by_hand(name),
         f"## See it run\n\n{_shown(name)}",
         f"## Variants\n\n{_variants(scenario)}",
@@ -182,14 +182,9 @@ def _listed(rows: Mapping[str, str]) -> str:
     return markdown_table(["", ""], [[row, markdown(text)] for row, text in rows.items() if text])
 
 
-def _story(docstring: str) -> Iterator[str]:
-    """The docstring's paragraphs in Markdown."""
-    for paragraph in docstring.split("\n\n"):
-        yield markdown(paragraph)
-
-
 def _facts(name: str, scenario: Scenario) -> str:
     chosen = {v: {**scenario.pins, **scenario.pins_of(v)} for v in scenario.variants}
+    lanes = " or ".join(lane.value.upper() for lane in scenario.lanes)
     rows = {
         "report": "<br>".join(map(_linked, scenario.report)),
         "fix": _linked(scenario.fix),
@@ -199,16 +194,12 @@ def _facts(name: str, scenario: Scenario) -> str:
             f"[{c.commit[:12]}]({c.link}) of {c.day} {c.did}: {_with_pull(c)}"
             for c in commits.of(name)
         ),
-        "runs on": f"{count(scenario.ranks, 'rank')}, {_lanes(scenario)}",
+        "runs on": f"{count(scenario.ranks, 'rank')}, {lanes}",
     }
     if not scenario.known_upstream:
         files = (catalog.REPORT, catalog.REPORT_SCRIPT)
         rows["for the maintainers"] = ", ".join(f"[{file}]({file})" for file in files)
     return _listed(rows)
-
-
-def _lanes(scenario: Scenario) -> str:
-    return " or ".join(lane.value.upper() for lane in scenario.lanes)
 
 
 def _with_pull(change: Change) -> str:

@@ -37,7 +37,7 @@ from harness.api.spec import BUGGY, HARMS
 from harness.catalog import unknown
 from harness.cli import Arguments
 from harness.config import command_line
-from harness.config.run_config import DetectorConfig, RunConfig
+from harness.config.run_config import DetectorConfig
 from harness.score import cost
 from harness.score.scores import Found, Score, without_others
 from harness.score.scoring import Scoring, scored, steps_of, watched_variants
@@ -66,7 +66,8 @@ def main(arguments: list[str]) -> int:
         _print_costs(found)
         return ExitCode.AS_EXPECTED
     with _runs(others) as runs:
-        configs = [_config(name, [*others, *runs]) for name in names]
+        words = ["variant=all", *others, *runs]
+        configs = [command_line.compose([f"scenario={name}", *words]) for name in names]
         scores = _scored(Scoring(found, configs, seeds))
     for detector in found:
         terminal().print(
@@ -132,10 +133,6 @@ def _runs(overrides: Iterable[str]) -> Iterator[list[str]]:
         return
     with tempfile.TemporaryDirectory(prefix="score-") as folder:
         yield [f"runs={folder}"]
-
-
-def _config(name: str, words: Sequence[str]) -> RunConfig:
-    return command_line.compose([f"scenario={name}", "variant=all", *words])
 
 
 def _scored(scoring: Scoring) -> list[Score]:

@@ -9,7 +9,6 @@ first is written to that file; the table in docs/probe_results.md is made from a
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from datetime import date
 
 from harness import catalog
@@ -65,10 +64,7 @@ def _probed(name: str, variant: str, loop: Loop, pool: Pool) -> Recorded:
 
     scenario, cache = catalog.scenario(name), cache_folder()
     stack = resolution.stack(scenario, pins.complete(scenario, scenario.pins_of(variant)), cache)
-    with ExitStack() as contexts:
-        made = contexts.enter_context(
-            overlay.borrowed(stack, scenario.variant(variant).defects, cache)
-        )
+    with overlay.borrowed(stack, scenario.variant(variant).defects, cache) as made:
         versions, today = str(torch.__version__), date.today().isoformat()
         try:
             answers = Prober(pool, made.site)(loop)

@@ -142,7 +142,7 @@ def _watch(
         names = count(len(configs), "scenario") if len(configs) > 1 else configs[0].scenario
         summaries = []
         for day in days:
-            console.print(f"{report.name_of(kind)} of {day}: {names}", style="bold")
+            console.print(f"{kind.word} of {day}: {names}", style="bold")
             for source in checkouts:
                 console.print(str(source))
             summaries.append(watch(history, kind, day, configs, found, console, most, checkouts))

@@ -287,7 +287,7 @@ def _become_agent(request: dict[str, Any], log: int) -> NoReturn:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    _copy_output_of_imports(log)
+    os.write(log, os.pread(1, os.fstat(1).st_size, 0))  # what the imports printed
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.chdir(request["folder"])
@@ -305,11 +305,6 @@ def _become_agent(request: dict[str, Any], log: int) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(code)
-
-
-def _copy_output_of_imports(log: int) -> None:
-    """Copy what the imports printed, from this server's output file to the log of the launch."""
-    os.write(log, os.pread(1, os.fstat(1).st_size, 0))
 
 
 if __name__ == "__main__":

@@ -49,14 +49,10 @@ def main(arguments: Sequence[str]) -> None:
         [
             f"--node-rank={node}",
             f"--rdzv-endpoint={endpoint}",
-            f"--log-dir={_logs(node)}",
+            f"--log-dir={Path('elastic', f'node_{node}').absolute()}",
             *arguments,
         ]
     )
-
-
-def _logs(node: int) -> Path:
-    return Path("elastic", f"node_{node}").absolute()
 
 
 def _take_input() -> int:

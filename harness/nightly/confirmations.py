@@ -45,51 +45,20 @@ UNINSTALLABLE = "could not be installed"
 """What follows is uv's, and changes with its release and with the index."""
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A recorded result, and the day (ISO) on which it was last seen to be true."""
-
-    cell: Cell
-    day: str
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The scenario, and the releases as JSON."""
-        return self.cell.scenario, json.dumps(dict(self.cell.pins), sort_keys=True)
-
-
-@dataclass(frozen=True)
-class Confirmation:
-    """A recorded result, and that of the same releases today."""
-
-    recorded: Cell
-    found: Cell
-
-    @property
-    def difference(self) -> str:
-        """How today's result differs; empty if it does not."""
-        before, now = self.recorded, self.found
-        if now.status is not before.status:
-            return f"{now.status}, recorded as {before.status}"
-        if now.status is not Status.UNSUPPORTED and not _alike(_reason(now), _reason(before)):
-            return f"{now.status} as recorded, but for another reason"
-        return ""
-
-
-def recorded(names: Iterable[str], environment: tuple[str, ...]) -> list[Recorded]:
+def recorded(names: Iterable[str], environment: tuple[str, ...]) -> list[Cell]:
     """The recorded results of scenarios that were found in an environment like this one, see
     ``Cell.environment``; in another one the status may differ."""
-    return [
-        found
-        for name in names
-        for cell in affected.of(name)
-        if (found := Recorded(cell, cell.last_seen)).cell.environment == environment
-    ]
+    return [cell for name in names for cell in affected.of(name) if cell.environment == environment]
+
+
+def key(cell: Cell) -> tuple[str, str]:
+    """The scenario of a result, and its releases as JSON."""
+    return cell.scenario, json.dumps(dict(cell.pins), sort_keys=True)
 
 
 def due(
-    of: Iterable[Recorded], day: str, count: int, seen: Mapping[tuple[str, str], str] | None = None
-) -> list[Recorded]:
+    of: Iterable[Cell], day: str, count: int, seen: Mapping[tuple[str, str], str] | None = None
+) -> list[Cell]:
     """The results to run again on a day (ISO), those first that were confirmed longest ago.
 
     Every machine chooses the same ones on the same day. ``seen`` has later days, by ``key``. They
@@ -97,12 +66,21 @@ def due(
     """
     later = seen or {}
 
-    def order(one: Recorded) -> tuple[str, str]:
-        text = "\n".join([day, *one.key])
-        confirmed = max(one.day, later.get(one.key, ""))
+    def order(cell: Cell) -> tuple[str, str]:
+        text = "\n".join([day, *key(cell)])
+        confirmed = max(cell.last_seen, later.get(key(cell), ""))
         return confirmed, hashlib.sha256(text.encode()).hexdigest()
 
-    return sorted(sorted(of, key=order)[:count], key=lambda one: one.key[::-1])
+    return sorted(sorted(of, key=order)[:count], key=lambda cell: key(cell)[::-1])
+
+
+def difference(recorded: Cell, found: Cell) -> str:
+    """How today's result of the same releases differs from a recorded one; empty if it does not."""
+    if found.status is not recorded.status:
+        return f"{found.status}, recorded as {recorded.status}"
+    if found.status is not Status.UNSUPPORTED and not _alike(_reason(found), _reason(recorded)):
+        return f"{found.status} as recorded, but for another reason"
+    return ""
 
 
 def _reason(cell: Cell) -> str:
@@ -230,15 +208,15 @@ class Done:
 
 
 def confirm(
-    bases: Mapping[str, RunConfig], due: Sequence[Recorded], say: Callable[[str], object]
+    bases: Mapping[str, RunConfig], due: Sequence[Cell], say: Callable[[str], object]
 ) -> Iterator[Done]:
     """Run results again, with the settings of their scenarios in ``bases``; yields them as they
     end."""
-    configs = [_config(bases[one.cell.scenario], one.cell) for one in due]
+    configs = [_config(bases[cell.scenario], cell) for cell in due]
     failed: list[Done] = []
 
     def fail(number: int, error: HarnessError) -> None:
-        failed.append(Done(due[number].cell, None, why=str(error)))
+        failed.append(Done(due[number], None, why=str(error)))
 
     jobs = configs[0].jobs
     found = executor.find_all(configs, again=True, jobs=jobs, failed=fail, say=say)
@@ -246,7 +224,7 @@ def confirm(
         for number, cell in found:
             while failed:
                 yield failed.pop()
-            yield _compared(configs[number], Confirmation(due[number].cell, cell))
+            yield _compared(configs[number], due[number], cell)
     yield from failed
 
 
@@ -257,23 +235,22 @@ def _config(base: RunConfig, cell: Cell) -> RunConfig:
     return replace(base, variants=(RELEASED,), pins=pins)
 
 
-def _compared(config: RunConfig, one: Confirmation) -> Done:
-    if not one.difference:
-        return Done(one.recorded, one.found)
-    whose, why = _origin(config, one)
-    return Done(one.recorded, one.found, one.difference, whose, why)
+def _compared(config: RunConfig, recorded: Cell, found: Cell) -> Done:
+    differs = difference(recorded, found)
+    whose, why = _origin(config, recorded) if differs else ("", "")
+    return Done(recorded, found, differs, whose, why)
 
 
-def _origin(config: RunConfig, one: Confirmation) -> tuple[str, str]:
+def _origin(config: RunConfig, recorded: Cell) -> tuple[str, str]:
     """Whose a difference is, and how that is known."""
     try:
         again = cells.find(config, cache_folder(), again=True, faults=True)
-        if not Confirmation(one.recorded, again).difference:
+        if not difference(recorded, again):
             return OURS, "a second run gave the recorded result, so ours cannot be repeated"
-        commit = commit_of(one.recorded)
-        then = Confirmation(one.recorded, found_at(commit, one.recorded))
+        commit = commit_of(recorded)
+        then = difference(recorded, found_at(commit, recorded))
     except (Inconclusive, Fault) as error:
         return UNKNOWN, str(error)
-    if then.difference:
-        return THE_RECORDS, f"the code of {commit[:8]}, which recorded it, gives {then.difference}"
+    if then:
+        return THE_RECORDS, f"the code of {commit[:8]}, which recorded it, gives {then}"
     return OURS, f"the code of {commit[:8]}, which recorded it, still gives the recorded result"

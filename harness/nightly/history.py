@@ -31,7 +31,7 @@ from harness.runs.results import RunResult
 from harness.sweep.cell import Cell
 from harness.system.errors import Inconclusive, UserError
 from harness.system.files import locked, refuse_without_folder, unwritten
-from harness.system.text import LONGEST
+from harness.system.text import one_line
 from harness.upstream import pins
 from harness.upstream.index import Release
 
@@ -136,9 +136,7 @@ def _check(db: sqlite3.Connection, file: Path) -> None:
 
 
 def damaged(file: Path, why: object) -> Inconclusive:
-    reason = " ".join(str(why).split())
-    reason = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]} ..."
-    return Inconclusive(f"{file} is damaged ({reason}): restore a copy of it")
+    return Inconclusive(f"{file} is damaged ({one_line(str(why))}): restore a copy of it")
 
 
 def not_a_history(file: Path, why: object) -> Inconclusive:
@@ -182,7 +180,7 @@ class History:
         return [nightly for nightly in self.nightlies() if nightly.kind is kind][-1]
 
     def _out_of_order(self, kind: Kind, day: str, last: Nightly) -> Exception:
-        days = f"{self.file.name} has a {_name(kind)} of {last.day}, which is later than {day}"
+        days = f"{self.file.name} has a {kind.word} of {last.day}, which is later than {day}"
         if kind is Kind.REPLAY:
             return UserError(f"{days}: replay a later day, or name another file with --history")
         return Inconclusive(f"{days}: is this machine's clock right?")
@@ -314,10 +312,6 @@ class History:
             if self._db.in_transaction:
                 self._db.execute("rollback")
             raise
-
-
-def _name(kind: Kind) -> str:
-    return "nightly" if kind is Kind.NIGHTLY else str(kind)
 
 
 @contextmanager

@@ -23,6 +23,11 @@ class Kind(str, Enum):
     def __str__(self) -> str:
         return self.value
 
+    @property
+    def word(self) -> str:
+        """How texts call a nightly of this kind."""
+        return "replay" if self is Kind.REPLAY else "nightly"
+
 
 @dataclass(frozen=True)
 class Nightly:

@@ -231,22 +231,13 @@ def first_with(
     """
     wrong, step = len(versions) - 1, 1
     right: int | None = None
-    while wrong > 0 and right is None:
-        at = max(wrong - step, 0)
+    while wrong > 0 if right is None else wrong - right > 1:
+        at = max(wrong - step, 0) if right is None else (wrong + right) // 2
         answer = has(versions[at])
         if answer is None:
             return versions[wrong], None
         if answer:
             wrong, step = at, step * 2
-        else:
-            right = at
-    while right is not None and wrong - right > 1:
-        at = (wrong + right) // 2
-        answer = has(versions[at])
-        if answer is None:
-            return versions[wrong], None
-        if answer:
-            wrong = at
         else:
             right = at
     return versions[wrong], None if right is None else versions[right]
@@ -352,7 +343,7 @@ def exit_code(found: Sequence[Hunted]) -> int:
 
 def text(hunted: Hunted) -> Iterator[str]:
     """The lines about a stack."""
-    releases = ", ".join(f"{name} {version}" for name, version in hunted.releases.items())
+    releases = pins.describe(hunted.releases)
     left = f", {hunted.left} left out" if hunted.left else ""
     yield (
         f"{hunted.stack} ({releases}): {hunted.probed} settings probed{left} in "
@@ -392,10 +383,9 @@ def markdown_page(day: str, found: Sequence[Hunted]) -> str:
 
 
 def _row(one: Finding) -> list[str]:
-    releases = ", ".join(f"{name} {version}" for name, version in one.releases.items())
     what = "<br>".join(markdown(_shown(each)) for each in one.shown)
     known = ", ".join(f"`{name}`" for name in one.known) or "not known"
-    return [releases, what, one.since, known, f"`{one.simplest}`"]
+    return [pins.describe(one.releases), what, one.since, known, f"`{one.simplest}`"]
 
 
 def as_json(day: str, found: Sequence[Hunted]) -> dict[str, Any]:

@@ -69,12 +69,7 @@ def headline(summary: Summary) -> str:
     if summary.changes:
         parts.append(f"{worse or 'none'} for the worse")
     parts.append(f"{summary.seconds:.0f} s")
-    return f"{name_of(summary.nightly.kind)} of {summary.nightly.day}: {', '.join(parts)}"
-
-
-def name_of(kind: Kind) -> str:
-    """The word for a nightly of this kind."""
-    return "replay" if kind is Kind.REPLAY else "nightly"
+    return f"{summary.nightly.kind.word} of {summary.nightly.day}: {', '.join(parts)}"
 
 
 def _ours(summary: Summary) -> str:
@@ -172,7 +167,7 @@ def junit(summaries: Sequence[Summary]) -> str:
     """A test case for each scenario of ours and each tested release; a failure if it got worse."""
     suites = ElementTree.Element("testsuites")
     for summary in summaries:
-        name = f"{name_of(summary.nightly.kind)} of {summary.nightly.day}"
+        name = f"{summary.nightly.kind.word} of {summary.nightly.day}"
         suite = ElementTree.SubElement(
             suites, "testsuite", name=name, time=f"{summary.seconds:.1f}"
         )

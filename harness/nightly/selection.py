@@ -127,21 +127,20 @@ def config(base: RunConfig, test: ReleaseTest, day: str | None) -> RunConfig:
 
     ``day`` is a past day that is replayed: dependencies are resolved as they were then.
     """
-    release = test.release
-    named = {release.package: release.version}
-    words = [f"scenario={test.scenario}", f"variant={RELEASED}"]
-    words += [f"pins.{name}={version}" for name, version in named.items()]
-    date = day and _date(catalog.scenario(test.scenario), release, day)
+    package, version = test.release.package, test.release.version
+    words = [f"scenario={test.scenario}", f"variant={RELEASED}", f"pins.{package}={version}"]
+    date = day and _date(catalog.scenario(test.scenario), test.release, day)
     if date:
         words.append(f"date={date}")
     command = " ".join(["python -m harness run", *words])
-    return replace(base, variants=(RELEASED,), pins=named, date=date, command=command)
+    return replace(base, variants=(RELEASED,), pins={package: version}, date=date, command=command)
 
 
 def _date(scope: Scenario, release: Release, day: str) -> str | None:
     """The day to resolve for, if the usual one is later than ``day``."""
     python, _ = pins.here()
-    chosen = pins.complete(scope, {release.package: release.version})
-    usual = releases.locked_day(scope, chosen) or releases.settled(release.day, python)
+    usual = releases.locked_day(scope, _pins(scope, release)) or releases.settled(
+        release.day, python
+    )
     then = max(day, releases.first_day(python))
     return then if then < usual else None

@@ -22,7 +22,6 @@ from harness.api.spec import Verdict
 from harness.config.run_config import SLURM, RunConfig
 from harness.nightly import changes, confirmations, history, selection
 from harness.nightly.changes import Releases
-from harness.nightly.confirmations import Recorded
 from harness.nightly.history import History
 from harness.nightly.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
 from harness.nightly.selection import ReleaseTest
@@ -59,7 +58,7 @@ class Watch:
     """How many recorded results are run again."""
     sources: Sequence[Source] = ()
     """Checkouts that are tested beside the releases."""
-    nightly: Nightly | None = None
+    nightly: Nightly = field(init=False)
     tests: Sequence[ReleaseTest] = ()
     notes: list[str] = field(default_factory=list)
     """Problems with the index, one line each."""
@@ -166,7 +165,7 @@ def start(watched: Watch) -> None:
 def add_index(watched: Watch) -> None:
     """Add the releases of the index as of the day, and report those that were yanked since."""
     seen = [r for of in _lists(watched.index) for r in of if r.day <= watched.day]
-    history, nightly = watched.history, _nightly(watched)
+    history, nightly = watched.history, watched.nightly
     yanked = changes.of_yanked(seen, _releases(history), history.results())
     kept = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
     earlier = [change for _, change in history.changes(nightly.id) if change.kind in kept]
@@ -231,7 +230,7 @@ def run_tests(watched: Watch) -> None:
             say = stack.enter_context(Progress(watched.console)).tally
         cells = stack.enter_context(closing(find_all(configs, jobs=jobs, failed=failed, say=say)))
         for number, cell in cells:
-            release, number_of_nightly = watched.tests[number].release, _nightly(watched).id
+            release, number_of_nightly = watched.tests[number].release, watched.nightly.id
             result = ReleaseResult(number_of_nightly, release.package, release.version, cell)
             watched.history.add_results([result])
             how = "stored" if cell.stored else f"{cell.seconds:.1f} s"
@@ -240,7 +239,7 @@ def run_tests(watched: Watch) -> None:
 
 def confirm_recorded(watched: Watch) -> None:
     """Run recorded results again, and write those that differ as changes. Not in a replay."""
-    history, nightly = watched.history, _nightly(watched)
+    history, nightly = watched.history, watched.nightly
     bases = {config.scenario: config for config in _sound(watched.configs)}
     days = {each.id: each.day for each in history.nightlies()}
     seen = {(name, pins): days[night] for night, name, pins in history.confirmations()}
@@ -259,7 +258,7 @@ def confirm_recorded(watched: Watch) -> None:
             if done.found is None:
                 watched.failed.append(str(done))
                 continue
-            history.add_confirmation(nightly, *Recorded(done.recorded, "").key)
+            history.add_confirmation(nightly, *confirmations.key(done.recorded))
             if done.difference:
                 kept = [change for _, change in history.changes(nightly.id)]
                 history.set_changes(nightly, [*kept, _unlike_its_record(done)])
@@ -282,8 +281,9 @@ def run_ours(watched: Watch) -> None:
     """Run our own scenarios, buggy and fixed. Not in a replay: they run on today's machine."""
     if watched.kind is Kind.REPLAY:
         return
-    nightly = _nightly(watched)
-    done = {o.scenario for o in watched.history.verdicts(nightly.id) if _reproduced(o)}
+    nightly = watched.nightly
+    verdicts = watched.history.verdicts(nightly.id)
+    done = {own.scenario for own in verdicts if own.verdict == str(Verdict.REPRODUCED)}
     left = [config for config in watched.configs if config.scenario not in done]
     if not left:
         return
@@ -295,7 +295,7 @@ def run_ours(watched: Watch) -> None:
 
 def find_changes(watched: Watch) -> None:
     """Compare the results with the earlier ones, and write the changes."""
-    history, nightly = watched.history, _nightly(watched)
+    history, nightly = watched.history, watched.nightly
     kept = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
     written = [change for _, change in history.changes(nightly.id) if change.kind in kept]
     before = [result for result in history.results() if result.nightly < nightly.id]
@@ -309,7 +309,7 @@ def find_changes(watched: Watch) -> None:
 
 def finish(watched: Watch) -> None:
     """Note that the nightly has finished."""
-    watched.history.finish(_nightly(watched), now())
+    watched.history.finish(watched.nightly, now())
 
 
 STEPS: tuple[Callable[[Watch], None], ...] = (
@@ -329,7 +329,7 @@ STEPS: tuple[Callable[[Watch], None], ...] = (
 
 def summary(watched: Watch) -> Summary:
     """The results of a finished nightly, as the history has them."""
-    history, number = watched.history, _nightly(watched).id
+    history, number = watched.history, watched.nightly.id
     (nightly,) = (nightly for nightly in history.nightlies() if nightly.id == number)
     found = [change for _, change in history.changes(number)]
     own, results = history.verdicts(number), history.results(number)
@@ -356,7 +356,7 @@ def _exit_code(watched: Watch, own: Sequence[ScenarioResult], found: Sequence[Ch
     codes = [code for code in codes if code != ExitCode.UNSUPPORTED]
     if changes.worse(found):
         codes.append(ExitCode.NOT_AS_EXPECTED)
-    no_releases = not _nightly(watched).facts["index"] and not watched.history.releases()
+    no_releases = not watched.nightly.facts["index"] and not watched.history.releases()
     if watched.failed or no_releases:
         codes.append(ExitCode.INCONCLUSIVE)
     return ExitCode.worst(codes)
@@ -376,19 +376,9 @@ def _releases(history: History) -> dict[tuple[str, str], Release]:
     return {(release.package, release.version): release for release in history.releases()}
 
 
-def _nightly(watched: Watch) -> Nightly:
-    if watched.nightly is None:
-        raise RuntimeError("the steps of a nightly are out of order: it has not started")
-    return watched.nightly
-
-
 def _name(test: ReleaseTest) -> str:
     release = test.release
     return f"{release.package} {release.version} ({release.day}), {test.scenario}"
-
-
-def _reproduced(own: ScenarioResult) -> bool:
-    return own.verdict == str(Verdict.REPRODUCED)
 
 
 def _own_line(ended: Done) -> str:

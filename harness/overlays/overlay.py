@@ -125,7 +125,17 @@ def _code(function: Any) -> list[str]:
 
 def make(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
     """Build an overlay unless it exists; returns whether it was built now."""
-    return _make_if_absent(key(stack, defects), stack, defects, cache)
+    # Polls instead of waiting for the lock: users of the finished overlay hold it shared, perhaps
+    # in another thread of this process, and must not be waited for.
+    name = key(stack, defects)
+    with writing(cache, "HARNESS_CACHE"):
+        while not _is_there(cache, name):
+            with locked(lock_file(cache, name), wait=False) as held:
+                if held and not _is_there(cache, name):
+                    _make_now(name, stack, defects, cache)
+                    return True
+            time.sleep(0.05)
+    return False
 
 
 @contextmanager
@@ -148,23 +158,9 @@ def makers() -> Iterator[ThreadPoolExecutor]:
 @contextmanager
 def borrowed(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[Overlay]:
     """An overlay, built first if it does not exist; nobody can delete it while it is borrowed."""
-    name = key(stack, defects)
-    made = _make_if_absent(name, stack, defects, cache)
+    name, made = key(stack, defects), make(stack, defects, cache)
     with locked(lock_file(cache, name), shared=True):
         yield _opened(cache, name, made)
-
-
-def _make_if_absent(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
-    # Polls instead of waiting for the lock: users of the finished overlay hold it shared, perhaps
-    # in another thread of this process, and must not be waited for.
-    with writing(cache, "HARNESS_CACHE"):
-        while not _is_there(cache, name):
-            with locked(lock_file(cache, name), wait=False) as held:
-                if held and not _is_there(cache, name):
-                    _make_now(name, stack, defects, cache)
-                    return True
-            time.sleep(0.05)
-    return False
 
 
 def _make_now(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> None:

@@ -43,6 +43,12 @@ def names_of(found: Iterable[str]) -> list[str]:
     return sorted(ordered, key=lambda name: (name != BUGGY, name != FIXED, ordered.index(name)))
 
 
+def _by(channel: Any, field: str, names: list[str], looks: Sequence[Any], **more: Any) -> Any:
+    """An encoding channel with a look for each name, in the order of the names."""
+    scale = alt.Scale(domain=names, range=looks)
+    return channel(f"{field}:N", title=None, sort=names, scale=scale, **more)
+
+
 def plain_axis(title: str | None, values: Iterable[float] = (), **more: Any) -> Any:
     """An axis of plain numbers; its ticks are integers if all values are."""
     whole = [float(value).is_integer() for value in values]
@@ -58,19 +64,16 @@ def limits(limits: Mapping[str, float], along: str = "y") -> list[Any]:
     levels = [{"name": name, "level": level} for name, level in limits.items()]
     base = alt.Chart(alt.Data(values=levels))
     hover = [alt.Tooltip("name:N", title="limit"), alt.Tooltip("level:Q", title="at")]
+    base = base.encode(**{along: "level:Q"}, tooltip=hover)
+    words = {"align": "right", "dx": -4, "fontStyle": "italic", "color": "var:--ink"}
     if along == "y":
-        base = base.encode(y="level:Q", tooltip=hover)
-        align: dict[str, Any] = {"align": "right", "baseline": "bottom", "dx": -4, "dy": -3}
-        words = base.mark_text(**align, fontStyle="italic", color="var:--ink").encode(
-            x=alt.value("width"), text="name:N"
-        )
+        text = base.mark_text(**words, baseline="bottom", dy=-3).encode(x=alt.value("width"))
     else:
-        base = base.encode(x="level:Q", tooltip=hover)
-        align = {"align": "right", "baseline": "top", "dx": -4, "dy": 4}
-        words = base.mark_text(**align, fontStyle="italic", color="var:--ink").encode(
-            y=alt.value(0), text="name:N"
-        )
-    return [base.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color="var:--ink"), words]
+        text = base.mark_text(**words, baseline="top", dy=4).encode(y=alt.value(0))
+    return [
+        base.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color="var:--ink"),
+        text.encode(text="name:N"),
+    ]
 
 
 MOST_ROWS = 400
@@ -174,23 +177,9 @@ def _traces(picture: Lines, rows: list[dict[str, Any]], names: list[str], x: Any
     longest = max((sum(row["name"] == name for row in rows) for name in names), default=0)
     few = longest <= FEW_POINTS
     legend = alt.Undefined if few else alt.Legend(symbolType="stroke")
-    colour = alt.Color(
-        "name:N",
-        title=None,
-        sort=names,
-        legend=legend,
-        scale=alt.Scale(domain=names, range=colours(names)),
-    )
-    dash = alt.StrokeDash(
-        "name:N",
-        title=None,
-        sort=names,
-        legend=legend,
-        scale=alt.Scale(domain=names, range=cycle(DASHES, names)),
-    )
-    shape = alt.Shape(
-        "name:N", title=None, sort=names, scale=alt.Scale(domain=names, range=cycle(SHAPES, names))
-    )
+    colour = _by(alt.Color, "name", names, colours(names), legend=legend)
+    dash = _by(alt.StrokeDash, "name", names, cycle(DASHES, names), legend=legend)
+    shape = _by(alt.Shape, "name", names, cycle(SHAPES, names))
     hover = [
         alt.Tooltip("name:N", title="line"),
         alt.Tooltip("x:Q", title=picture.x),
@@ -287,24 +276,9 @@ def _bars(picture: Bars) -> Chart:
     )
     bars = base.mark_bar(strokeWidth=1.5).encode(
         x=alt.X("value:Q", axis=plain_axis(picture.x, tickCount=5)),
-        fill=alt.Fill(
-            "variant:N",
-            title=None,
-            sort=variants,
-            scale=alt.Scale(domain=variants, range=colours(variants)),
-        ),
-        stroke=alt.Stroke(
-            "variant:N",
-            title=None,
-            sort=variants,
-            scale=alt.Scale(domain=variants, range=colours(variants)),
-        ),
-        fillOpacity=alt.FillOpacity(
-            "variant:N",
-            title=None,
-            sort=variants,
-            scale=alt.Scale(domain=variants, range=cycle(FILLED, variants)),
-        ),
+        fill=_by(alt.Fill, "variant", variants, colours(variants)),
+        stroke=_by(alt.Stroke, "variant", variants, colours(variants)),
+        fillOpacity=_by(alt.FillOpacity, "variant", variants, cycle(FILLED, variants)),
         tooltip=hover,
     )
     tall = max(60, 14 * len(names) * len(variants) + 8 * len(names))
@@ -391,7 +365,7 @@ def _by_word(words: list[str], wrong: Sequence[str]) -> Any:
     right = [word for word in words if word not in wrong]
     colours = dict(zip(right, cycle(OTHERS, right), strict=True))
     shades = [colours.get(word, "var:--buggy") for word in words]
-    return alt.Color("value:N", title=None, sort=words, scale=alt.Scale(domain=words, range=shades))
+    return _by(alt.Color, "value", words, shades)
 
 
 def _written(base: Any, picture: Grid) -> Any:
@@ -408,9 +382,7 @@ def _written(base: Any, picture: Grid) -> Any:
 def _signed(base: Any, colour: Any) -> Any:
     """A sign for each word, for readers who cannot distinguish the colours."""
     words = colour.to_dict()["scale"]["domain"]
-    shape = alt.Shape(
-        "value:N", title=None, sort=words, scale=alt.Scale(domain=words, range=cycle(SHAPES, words))
-    )
+    shape = _by(alt.Shape, "value", words, cycle(SHAPES, words))
     return base.mark_point(filled=True, size=22, opacity=0.9).encode(
         shape=shape, color=alt.value("var:--page")
     )

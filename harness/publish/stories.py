@@ -51,20 +51,11 @@ def spans(story: Story) -> list[Span]:
     status of its tested neighbours, if they agree."""
     known = {name: tested(name) for name in story.scenarios}
     versions = sorted({version for each in known.values() for version in each}, key=Version)
-    rows = [(version, _statuses(known, version)) for version in versions]
+    rows = [(v, {name: _status(each, v) for name, each in known.items()}) for v in versions]
     return [
         Span(tuple(version for version, _ in group), statuses)
-        for statuses, group in (
-            (statuses, list(group))
-            for statuses, group in itertools.groupby(rows, key=lambda row: row[1])
-        )
+        for statuses, group in itertools.groupby(rows, key=lambda row: row[1])
     ]
-
-
-def _statuses(
-    known: Mapping[str, Mapping[str, Status]], version: str
-) -> Mapping[str, Status | None]:
-    return {name: _status(each, version) for name, each in known.items()}
 
 
 def _status(tested: Mapping[str, Status], version: str) -> Status | None:

@@ -52,7 +52,7 @@ class Job:
     trials: list[TrialResult] = field(default_factory=list)
     records: dict[str, Records] = field(default_factory=dict)
     """Of the trials that count, by variant."""
-    result: RunResult | None = None
+    result: RunResult = field(init=False)
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall seconds by step."""
 

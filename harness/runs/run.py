@@ -28,7 +28,7 @@ from harness.runs.results import RunResult
 from harness.runs.run_folder import VERDICT_FILE, create_run_folder, shared
 from harness.runs.verdict_text import print_header, print_verdict
 from harness.system import machine
-from harness.system.errors import Inconclusive, Unsupported
+from harness.system.errors import Unsupported
 from harness.system.installation import refuse_without_torch
 from harness.system.terminal import terminal
 from harness.upstream import pins
@@ -53,7 +53,7 @@ def run(
             start = time.monotonic()
             step(job)
             job.seconds[name] = time.monotonic() - start
-    return _result(job), job.folder
+    return job.result, job.folder
 
 
 def prepared(config: RunConfig, pool: Pool) -> None:
@@ -194,15 +194,9 @@ def judge(job: Job) -> None:
     write_json(job.folder / VERDICT_FILE, job.result.to_json() | {"seconds": seconds})
 
 
-def _result(job: Job) -> RunResult:
-    if job.result is None:
-        raise Inconclusive("the run was not graded")
-    return job.result
-
-
 def report(job: Job) -> None:
     """Print the verdict."""
-    print_verdict(job.console, _result(job), time.monotonic() - job.started, job.folder)
+    print_verdict(job.console, job.result, time.monotonic() - job.started, job.folder)
 
 
 STEPS: tuple[tuple[str, Callable[[Job], None]], ...] = (

@@ -119,11 +119,6 @@ def read_as(parsed: Callable[[Any], T], cache: Path, inputs: Mapping[str, Any]) 
     return None
 
 
-def store(cache: Path, inputs: Mapping[str, Any], cell: Cell) -> None:
-    """Store a cell under its inputs."""
-    store_json(cache, inputs, cell.to_json())
-
-
 def store_json(cache: Path, inputs: Mapping[str, Any], cell: Any) -> None:
     """Store JSON values under their inputs, for ``read_as``."""
     file = _file(machine.own_folder(cache, "cells"), inputs)
@@ -188,7 +183,7 @@ def find(
         return not_run(config, error)
     found = _cell_of(config, result, folder)
     if _repeatable(found, folder):
-        store(cache, inputs, found)
+        store_json(cache, inputs, found.to_json())
     return found
 
 

@@ -37,7 +37,7 @@ def find_all(
     failed: cells.Failed | None = None,
     say: Say | None = None,
 ) -> Generator[tuple[int, Cell], None, None]:
-    """The cells of many configs, as ``cells.find_all``: stored ones first, then tasks of Slurm."""
+    """The cells of configs, as ``executor.find_all``: stored ones first, then tasks of Slurm."""
     missing = []
     for index, config in enumerate(configs):
         stored = None if again else _stored(config)

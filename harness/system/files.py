@@ -33,7 +33,7 @@ def write_all(texts: Mapping[Path, str]) -> None:
     asides = {path: beside(path) for path in texts}
     try:
         for path, aside in asides.items():
-            with os.fdopen(_new_file(aside), "w", encoding="utf-8") as file:
+            with aside.open("x", encoding="utf-8") as file:
                 file.write(texts[path])
                 file.flush()
                 os.fsync(file.fileno())
@@ -69,10 +69,6 @@ def link(source: str | Path, target: str | Path) -> None:
         if error.errno in NO_ROOM:
             raise
         shutil.copy2(source, target)
-
-
-def _new_file(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 @contextmanager
@@ -114,33 +110,27 @@ def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[b
     be created, a shared lock is granted, because nobody can write there; an exclusive one raises
     OSError."""
     mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    with _lock_file(path, shared) as file:
-        if file is None:
-            yield True
-            return
-        try:
-            fcntl.flock(file, mode if wait else mode | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
-
-
-@contextmanager
-def _lock_file(path: Path, shared: bool) -> Iterator[int | None]:
-    """The descriptor of the lock file; None if this user cannot create it."""
     handle = _opened(path, shared)
+    if handle is None:
+        yield True
+        return
     try:
-        yield handle
+        yield _taken(handle, mode if wait else mode | fcntl.LOCK_NB)
     finally:
-        if handle is not None:
-            os.close(handle)
+        fcntl.flock(handle, fcntl.LOCK_UN)  # a forked process may have the descriptor, too
+        os.close(handle)
+
+
+def _taken(handle: int, mode: int) -> bool:
+    try:
+        fcntl.flock(handle, mode)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _opened(path: Path, shared: bool) -> int | None:
+    """The descriptor of the lock file; None if this user cannot create it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

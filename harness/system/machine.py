@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from importlib import metadata
 from itertools import islice
@@ -90,7 +90,11 @@ def leased(count: int, folder: Path, wait: Callable[[], None]) -> Iterator[tuple
 
 def _free(count: int, folder: Path, locks: ExitStack) -> tuple[Gpu, ...]:
     """Up to ``count`` GPUs that are not leased, locked until ``locks`` is closed."""
-    free = (gpu for gpu in gpus() if locks.enter_context(_lock(gpu, folder)))
+    free = (
+        gpu
+        for gpu in gpus()
+        if locks.enter_context(locked(folder / f"{gpu.uuid}.lock", wait=False))
+    )
     return tuple(islice(free, count))
 
 
@@ -102,10 +106,6 @@ def _turn(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
                 yield
                 return
         wait()
-
-
-def _lock(gpu: Gpu, folder: Path) -> AbstractContextManager[bool]:
-    return locked(folder / f"{gpu.uuid}.lock", wait=False)
 
 
 def cores() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-from types import TracebackType
 from typing import Any, TextIO
 
 from rich.console import Console, Group
@@ -66,12 +65,7 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self._live.stop()
 

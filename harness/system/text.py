@@ -51,12 +51,13 @@ def complaint(error: BaseException) -> str:
         paths = [str(p) for p in (error.filename, error.filename2) if p is not None]
         if error.errno in NO_ROOM:
             where = f" for {' -> '.join(paths)}" if paths else ""
-            return _one_line(f"no room on the disk{where}: free some")
-        return _one_line(f"{' -> '.join(paths) or type(error).__name__}: {error.strerror}")
-    return _one_line(f"{type(error).__name__}: {error}".removesuffix(": "))
+            return one_line(f"no room on the disk{where}: free some")
+        return one_line(f"{' -> '.join(paths) or type(error).__name__}: {error.strerror}")
+    return one_line(f"{type(error).__name__}: {error}".removesuffix(": "))
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """A text on one line, without control characters, and cut to LONGEST characters."""
     line = " ".join(plain(text).split())
     return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
 

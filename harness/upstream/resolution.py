@@ -5,9 +5,9 @@ uv resolves and installs. The package index is the one in the user's configurati
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,20 +130,14 @@ def _requirement(name: str, version: str) -> str:
     return f"{name} @ {Path(sources.of(name, version, cache_folder()).wheel).as_uri()}"
 
 
-class _overrides:
+@contextmanager
+def _overrides(bounds: Sequence[str]) -> Iterator[str]:
     """A file of uv overrides that leaves out BASE, except the packages that a bound names."""
-
-    def __init__(self, bounds: Sequence[str]) -> None:
-        self.names = set(BASE) - {Requirement(bound).name for bound in bounds}
-
-    def __enter__(self) -> str:
-        handle, self.path = tempfile.mkstemp(suffix=".txt")
-        with os.fdopen(handle, "w") as file:
-            file.writelines(f'{name} ; python_version < "3"\n' for name in sorted(self.names))
-        return self.path
-
-    def __exit__(self, *_: object) -> None:
-        os.unlink(self.path)
+    names = set(BASE) - {Requirement(bound).name for bound in bounds}
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.writelines(f'{name} ; python_version < "3"\n' for name in sorted(names))
+        file.flush()
+        yield file.name
 
 
 def install(lock: str, stack: Stack, site: Path) -> None:

@@ -12,12 +12,9 @@ from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from harness.api.spec import Lane, Point
+from harness.api.spec import Point
 from harness.overlays.shims import stand_ins
-
-BOTH = (Lane.CPU, Lane.GPU)
-CPU = (Lane.CPU,)
-Count = Callable[[], None]
+from harness.overlays.shims.stand_ins import BOTH, CPU, Count
 
 
 def _torch_six(count: Count) -> None:
@@ -156,11 +153,7 @@ def _shm_comm(count: Count) -> None:
 
     # `import deepspeed.comm.torch as x` would give the real torch, which that package imports.
     comm: ModuleType = sys.modules["deepspeed.comm.torch"]
-
-    def build() -> None:
-        count()
-
-    comm.build_shm_op = build  # type: ignore[attr-defined]
+    comm.build_shm_op = count  # type: ignore[attr-defined]
 
 
 POINTS = (

@@ -7,20 +7,17 @@ other scenarios, and torch itself are not affected. Torch is imported inside the
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from harness.api.spec import Lane, Point
+from harness.api.spec import Point
 from harness.overlays.shims import stand_ins
+from harness.overlays.shims.stand_ins import BOTH, CPU, Count
 from harness.system import apex
 
-BOTH = (Lane.CPU, Lane.GPU)
-CPU = (Lane.CPU,)
 
-
-def _eager_compile(count: Callable[[], None]) -> None:
+def _eager_compile(count: Count) -> None:
     import torch
 
     def compile(model: Any = None, **options: Any) -> Any:
@@ -30,29 +27,29 @@ def _eager_compile(count: Callable[[], None]) -> None:
     torch.compile = compile  # type: ignore[assignment]
 
 
-def _current_device(count: Callable[[], None]) -> None:
+def _current_device(count: Count) -> None:
     import torch
 
     _for_megatron(torch.cuda, "current_device", count, lambda _: torch.device("cpu"))
 
 
-def _synchronize(count: Callable[[], None]) -> None:
+def _synchronize(count: Count) -> None:
     import torch
 
     _for_megatron(torch.cuda, "synchronize", count, lambda *_, **__: None)
 
 
-def _current_stream(count: Callable[[], None]) -> None:
+def _current_stream(count: Count) -> None:
     import torch
 
     _for_megatron(torch.cuda, "current_stream", count, lambda *_, **__: stand_ins.Stream())
 
 
-def _for_megatron(owner: Any, name: str, count: Callable[[], None], substitute: Any) -> None:
+def _for_megatron(owner: Any, name: str, count: Count, substitute: Any) -> None:
     stand_ins.replace_for("megatron", owner, name, count, substitute)
 
 
-def _apex_optimizers(count: Callable[[], None]) -> None:
+def _apex_optimizers(count: Count) -> None:
     if apex.installed():
         return
     import torch
@@ -69,14 +66,14 @@ def _apex_optimizers(count: Callable[[], None]) -> None:
     stand_ins.module("amp_C", count, **kernels)
 
 
-def _pkg_resources(count: Callable[[], None]) -> None:
+def _pkg_resources(count: Count) -> None:
     import packaging.version
 
     if find_spec("pkg_resources") is None:
         stand_ins.module("pkg_resources", count, packaging=packaging)
 
 
-def _undefined_gemm(count: Callable[[], None]) -> None:
+def _undefined_gemm(count: Count) -> None:
     # Python looks among the builtins for a name that a module does not define.
     if find_spec("transformer_engine") is None:
         builtins.te_general_gemm = None  # type: ignore[attr-defined]

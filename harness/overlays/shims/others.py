@@ -8,27 +8,25 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness.api.spec import Lane, Point
+from harness.api.spec import Point
 from harness.overlays.shims import stand_ins
-
-BOTH = (Lane.CPU, Lane.GPU)
+from harness.overlays.shims.stand_ins import BOTH, CPU, Count
 
 NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 """The signature of the operators whose declarations torchvision needs while it is imported."""
 
 
-def _offline(count: Callable[[], None]) -> None:
+def _offline(count: Count) -> None:
     # Set before anything imports huggingface_hub, which reads the variable once.
     os.environ["HF_HUB_OFFLINE"] = "1"
     count()
 
 
-def _own_transformers(count: Callable[[], None], package: str) -> None:
+def _own_transformers(count: Count, package: str) -> None:
     """Hide a transformers that does not lie beside this package."""
     if _folder_of("transformers") not in (None, _folder_of(package)):
         sys.modules["transformers"] = None  # type: ignore[assignment]
@@ -41,21 +39,21 @@ def _folder_of(package: str) -> Path | None:
     return Path(found.origin).parent.parent if found and found.origin else None
 
 
-def _keras_on_torch(count: Callable[[], None]) -> None:
+def _keras_on_torch(count: Count) -> None:
     os.environ["KERAS_BACKEND"] = "torch"
     # No settings of the user are read, and none are written into the home.
     os.environ["KERAS_HOME"] = os.devnull
     count()
 
 
-def _sampler_argument(count: Callable[[], None]) -> None:
+def _sampler_argument(count: Count) -> None:
     """Let torch's Sampler take an argument, from lhotse's code, as it did."""
     from torch.utils.data import Sampler
 
     stand_ins.replace_for("lhotse", Sampler, "__init__", count, lambda *_, **__: None)
 
 
-def _torchvision_operators(count: Callable[[], None]) -> None:
+def _torchvision_operators(count: Count) -> None:
     """Declare the operators, without code for them, if torchvision cannot load its own library."""
     import torch
 
@@ -130,7 +128,7 @@ POINTS = (
         "prodigyopt.tensor_cuda",
         "prodigyopt",
         "",
-        (Lane.CPU,),
+        CPU,
         "it moves the two numbers that the ranks add to a GPU: they stay where they are",
         partial(stand_ins.tensor_cuda, "prodigyopt"),
     ),

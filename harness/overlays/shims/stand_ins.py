@@ -11,6 +11,10 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
+from harness.api.spec import Lane
+
+BOTH = (Lane.CPU, Lane.GPU)
+CPU = (Lane.CPU,)
 Count = Callable[[], None]
 
 
@@ -45,7 +49,7 @@ def cuda_on_cpu(count: Count) -> None:
         setattr(cuda, name, _counted(count, _nothing))
     cuda.Event, cuda.Stream = Event, Stream
     for name in ("current_stream", "default_stream"):
-        setattr(cuda, name, _counted(count, _stream))
+        setattr(cuda, name, _counted(count, lambda *_: Stream()))
     cuda.current_device = _counted(count, lambda: torch.device("cpu"))
     cuda.FloatTensor = _counted(count, lambda data: torch.tensor(data, dtype=torch.float32))
     cuda.ByteTensor = _counted(count, lambda data: torch.tensor(data, dtype=torch.uint8))
@@ -191,10 +195,6 @@ class Stream:
 
 def _nothing(*_: Any, **__: Any) -> None:
     pass
-
-
-def _stream(*_: Any) -> Stream:
-    return Stream()
 
 
 @contextmanager
