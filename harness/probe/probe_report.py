@@ -57,13 +57,13 @@ SEPARATE = (whole_run.EVALUATION, whole_run.SCHEDULE, "learning rate", "optimize
 
 
 def exit_code(answers: Answers) -> int:
-    """1 if a relation is broken, otherwise 3 if a layout gave no answer, or if nobody knows which
-    rows the model was given; 0 only if all did."""
+    """1 if a relation is broken, otherwise 3 if a layout gave no answer, or if the model refused a
+    relation, or if nobody knows which rows it was given; 0 only if all did."""
     asked = [status for status, _ in answers.relations.values()]
     if any(found.broken for found in answers.layouts) or WRONG in asked:
         return ExitCode.NOT_AS_EXPECTED
     unclear = not (answers.layouts or asked) or any(found.no_answer for found in answers.layouts)
-    unclear = unclear or answers.unseen or NO_ANSWER in asked
+    unclear = unclear or answers.unseen or any(status != RIGHT for status in asked)
     return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED
 
 

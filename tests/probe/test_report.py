@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from harness.probe.compare.comparison import Compared
 from harness.probe.compare.relations import BEGAN_AGAIN, Broken, shown_rate
 from harness.probe.layouts import Layout, Settings, reference
@@ -17,6 +19,15 @@ def test_without_samples_an_answer_is_not_green() -> None:
     answers.unseen = True
     assert exit_code(answers) == 3
     assert any("--without samples" in line for line in text(answers, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [(["right"], 0), (["right", "refused"], 3), (["no answer"], 3), (["refused", "wrong"], 1)],
+)
+def test_a_model_is_right_only_if_all_its_relations_are(statuses: list[str], code: int) -> None:
+    asked = {str(number): [status, ""] for number, status in enumerate(statuses)}
+    assert exit_code(Answers("", relations=asked)) == code
 
 
 def test_independent_faults_have_a_line_each() -> None:

@@ -264,7 +264,7 @@ def generation(subject: Subject) -> str | None:
     with torch.no_grad():
         seed(SEED)
         made = module.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
-    got = torch.stack(made.logits, 1).float().numpy()
+    got = torch.stack(made.logits, 1).float().cpu().numpy()
     if DECODER in subject.batch:
         right = _logits(subject, prompt, {DECODER: made.sequences})[:, :-1]
     else:
@@ -292,8 +292,9 @@ def _alone(subject: Subject, row: Any) -> Array:
 
 
 def _logits(subject: Subject, tokens: Any, more: Mapping[str, Any]) -> Array:
-    inputs = {"input_ids": tokens, **subject.beside(len(tokens)), **more}
-    return logits(subject.module, inputs)
+    given = {**subject.beside(len(tokens)), **more}
+    there = {n: v.to(tokens.device) if hasattr(v, "to") else v for n, v in given.items()}
+    return logits(subject.module, {"input_ids": tokens, **there})
 
 
 def _row(subject: Subject, number: int) -> Any:
@@ -313,7 +314,8 @@ def _filled(subject: Subject, width: int) -> Any:
     import torch
 
     padding = getattr(subject.config, "pad_token_id", None)
-    return torch.full((1, width), padding if isinstance(padding, int) else 0)
+    filled = torch.full((1, width), padding if isinstance(padding, int) else 0)
+    return filled.to(subject.tokens.device)
 
 
 def _ones(rows: int, width: int) -> Any:

@@ -33,7 +33,7 @@ def buffers(module: Any) -> str:
     wrong = {n: why for n in shared if (why := _off(ours[n], [each[n] for each in new]))}
     if wrong:
         name, why = next(iter(wrong.items()))
-        more = f"; so are {count(len(wrong) - 1, 'other buffer')}" if len(wrong) > 1 else ""
+        more = f"; {len(wrong)} of {count(len(shared), 'buffer')} are wrong" if shared[1:] else ""
         raise Wrong(f"{name} is not that of a new model of the same config: {why}{more}")
     dtypes = {_dtype(ours[n]) for n in shared if _is_frequency(n)} - {"float32", "float64"}
     found = count(len(shared), "buffer")
