@@ -266,16 +266,23 @@ scaler = torch"""
 
 
 @pytest.mark.parametrize(
-    ("scale", "broken"), [("dist.ReduceOp.AVG", {}), ("dist.ReduceOp.MAX", "gradient")]
+    ("scale", "more", "broken"),
+    [
+        ("dist.ReduceOp.AVG", "", {}),
+        ("dist.ReduceOp.MAX", "", "gradient"),
+        # The first rate is 0: only the second step shows whether it averages.
+        ("dist.ReduceOp.AVG", "--decay-over 30", {}),
+        ("dist.ReduceOp.MAX", "--decay-over 30", "gradient"),
+    ],
 )
 def test_an_optimizer_may_average_the_gradients_in_its_step(
-    probing: Probing, tmp_path: Path, scale: str, broken: object
+    probing: Probing, tmp_path: Path, scale: str, more: str, broken: object
 ) -> None:
     """Optimizers that shard their state do so: until their step, each rank has its own gradient."""
     text = (SCRIPTS / "ddp.py").read_text()
     text = text.replace("\nscaler = torch", AVERAGING.replace("SCALE", scale), 1)
     (tmp_path / "train.py").write_text(text)
-    given = [*GIVEN.split(), "--bug", "no all-reduce"]
+    given = [*GIVEN.split(), *more.split(), "--bug", "no all-reduce"]
     answers = probing(str(tmp_path / "train.py"), given, Settings(layouts=(RANKS, BOTH)))
     assert not refused(answers)
     found = {what: relation for what, (relation, _) in first_broken(answers).items()}

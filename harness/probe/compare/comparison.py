@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from harness.api.numbers import finite
 from harness.models import vectors
 from harness.probe.compare.reference import Moment, Reference, as_in, joined
-from harness.probe.compare.relations import Broken, broken, drawn, mean_loss, several
+from harness.probe.compare.relations import (
+    Broken,
+    broken,
+    drawn,
+    harmful,
+    is_updated,
+    mean_loss,
+    own_gradients,
+    several,
+)
 from harness.probe.layouts import Layout
 from harness.probe.runner import Run, Step
 from harness.system.errors import Inconclusive
@@ -55,11 +64,40 @@ class Compared:
         return "broken" if self.broken else "as the reference"
 
 
+@dataclass
+class Own:
+    """Gradients that ranks have of their own: right if the optimizer averages them in its step.
+    A step with a rate of 0 does not show whether it does."""
+
+    broken: list[Broken] = field(default_factory=list)
+    step: int = 0
+    averaged: bool = False
+
+    def without(self, at: Moment, found: list[Broken]) -> list[Broken]:
+        """What is broken beside them."""
+        own = own_gradients(at, found)
+        if not own:
+            return found
+        self.averaged |= is_updated(at, {name for one in own for name in one.parameters})
+        if not self.broken:
+            self.broken, self.step = found, at.number + 1
+        return harmful(one for one in found if one not in own)
+
+
 def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared:
     """Compare all steps of a run until one is unlike the reference's."""
     found = Compared(run.layout, run.seconds, no_answer=run.failure, log=run.log)
-    if run.failure:
-        return found
+    own = Own()
+    if not run.failure:
+        found = _compared(found, run, reference, same_rows, own)
+    if own.broken and not own.averaged:
+        found.broken, found.step, found.no_answer = own.broken, own.step, ""
+    return found
+
+
+def _compared(
+    found: Compared, run: Run, reference: Reference, same_rows: bool, own: Own
+) -> Compared:
     first = run.layout.first
     found.no_answer = _no_steps(run, reference)
     if found.no_answer:
@@ -80,7 +118,7 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
                 f"({several(parts)})"
             )
         _measure(moment, found.worst)
-        found.broken = broken(moment)
+        found.broken = own.without(moment, broken(moment))
         times += _loss_times(moment)
         if found.broken and found.broken[0].relation == "samples" and reference.ends(first + step):
             return _until(found, first + step)

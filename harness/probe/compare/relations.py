@@ -405,9 +405,12 @@ def broken(at: Moment) -> list[Broken]:
 
     How a loss is scaled is the loop's own affair where the gradient is right: alone it is none.
     """
-    found = [one for relation in RELATIONS if (one := relation(at)) is not None]
-    if averaged_in_step(at, found):
-        found = [one for one in found if one.relation not in GRADIENTS]
+    return harmful(one for relation in RELATIONS if (one := relation(at)) is not None)
+
+
+def harmful(found: Iterable[Broken]) -> list[Broken]:
+    """All of them, but a loss alone."""
+    found = list(found)
     return [] if [one.relation for one in found] == ["loss"] else found
 
 
@@ -415,19 +418,23 @@ GRADIENTS = ("gradient", "clipped gradient")
 """The relations of gradients that an optimizer may still average over the ranks."""
 
 
-def averaged_in_step(at: Moment, found: Iterable[Broken]) -> bool:
-    """Whether ranks have gradients of their own only until the optimizer's step, which averages
-    them: their mean is the reference's, and so is the update. That says nothing where the update is
-    too small to be seen."""
-    off = {name for one in found if one.relation in GRADIENTS for name in one.parameters}
+def own_gradients(at: Moment, found: Iterable[Broken]) -> list[Broken]:
+    """Of what is broken, the gradients that ranks may have of their own until the optimizer's step,
+    which averages them: their mean is the reference's, and so is the update."""
+    own = [one for one in found if one.relation in GRADIENTS]
     updated = all(one.relation != "update" for one in found)
-    if not (off and updated) or at.layout.world == 1 or at.same_rows:
-        return False
-    right = {name: at.right["grad"][name] for name in off}
+    if not (own and updated) or at.layout.world == 1 or at.same_rows:
+        return []
+    right = {name: at.right["grad"][name] for one in own for name in one.parameters}
+    return [] if vectors.astray(_mean(at, "grad", right), right, at.spread("grad")) else own
+
+
+def is_updated(at: Moment, names: Iterable[str]) -> bool:
+    """Whether the reference's update of some parameters is large enough to be seen: it is not with
+    a rate of 0."""
     keep = at.reference.certain(at.number)
-    update = vectors.masked({name: at.right["update"][name] for name in off}, keep)
-    seen = vectors.astray({}, update, at.spread("update"))
-    return bool(seen) and not vectors.astray(_mean(at, "grad", right), right, at.spread("grad"))
+    update = vectors.masked({name: at.right["update"][name] for name in names}, keep)
+    return bool(vectors.astray({}, update, at.spread("update")))
 
 
 def _mean(at: Moment, what: str, right: Named) -> Named:
