@@ -280,6 +280,30 @@ class RoundsItsFrequencies(Decoder):
         return super().from_pretrained(folder, dtype).to(dtype)
 
 
+class Config(SimpleNamespace):
+    """A config of its own for a class whose usual one is another."""
+
+    @classmethod
+    def from_pretrained(cls, folder: Path) -> Config:
+        return cls(pad_token_id=0)
+
+
+class HasAnotherConfig(Decoder):
+    """Loads weights only with its own config: theirs have the names of another model."""
+
+    config_class = SimpleNamespace
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Config(pad_token_id=0)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: Path, dtype: torch.dtype, config: Config | None = None
+    ) -> Decoder:
+        return super().from_pretrained(folder, dtype) if config else cls()
+
+
 class SkipsASynchronization(Decoder):
     """Uses a weight behind the back of its wrapper: data parallelism cannot average it."""
 

@@ -49,6 +49,11 @@ def test_a_right_model_is_right(relation: str, tmp_path: Path) -> None:
     assert found.status is Status.RIGHT, found.reason
 
 
+def test_a_model_is_loaded_with_its_own_config(tmp_path: Path) -> None:
+    found = answer(made_models.HasAnotherConfig, "save_load", tmp_path)
+    assert found.status is Status.RIGHT, found.reason
+
+
 HEADS_OWN: dict[str, Any] = {
     "token_classification": (made_models.Tagger, made_models.made_for_tokens),
     "sequence_classification": (made_models.Sorter, made_models.made_for_rows),

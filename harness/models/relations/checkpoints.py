@@ -32,7 +32,12 @@ def loaded(subject: Subject, folder: Path, dtype: Any = None, **more: Any) -> An
     """The model of a checkpoint, in evaluation mode."""
     import torch
 
-    made = type(subject.module).from_pretrained(folder, dtype=dtype or torch.float32, **more)
+    cls, config = type(subject.module), type(subject.config)
+    if (
+        getattr(cls, "config_class", config) is not config
+    ):  # EXAONE's is not that of its LLaMA class
+        more["config"] = config.from_pretrained(folder)
+    made = cls.from_pretrained(folder, dtype=dtype or torch.float32, **more)
     return made.eval()
 
 
