@@ -79,5 +79,4 @@ def freeze() -> None:
     DeepSpeed collects four times while it initialises, each time through every module. A forked
     process also need not copy memory that the collector does not visit.
     """
-    gc.collect()
     gc.freeze()
