@@ -37,6 +37,7 @@ SUSPECT = (
     losses.ENDLESS,
     plausibility.FALLS,
     plausibility.APPLIED_FIRST,
+    plausibility.NOT_STEPPED,
     plausibility.CLIPPED,
     plausibility.LOST,
     plausibility.SAME_ORDER,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
-from harness.probe.compare.plausibility import notes_on_steps
+from harness.probe.compare.plausibility import NOT_STEPPED, notes_on_steps
 
 GRADIENT = {"weight": numpy.array([3.0, 4.0])}
 WEIGHTS = {"weight": numpy.array([1.0, 0.5])}
@@ -153,3 +153,17 @@ def test_epochs_of_one_order_are_noted(orders: tuple[str, ...], noted: bool) -> 
         any("rows of the first in the same order" in note for note in notes_on_steps(taken))
         == noted
     )
+
+
+@pytest.mark.parametrize(
+    ("copy", "noted"), [([1.0, 0.5], False), ([1.004, 0.498], False), ([1.2, 0.5], True)]
+)
+def test_weights_that_are_not_those_of_the_optimizer_are_noted(
+    copy: list[float], noted: bool
+) -> None:
+    made = steps(0.1, 0.1)
+    for step in made:
+        step["before"] = {**WEIGHTS, "weight in bfloat16": numpy.array(copy)}
+        step["eps"] = {"weight": FP32, "weight in bfloat16": BF16}
+    found = list(notes_on_steps(made))
+    assert [note.startswith(NOT_STEPPED) for note in found] == [True] * noted

@@ -15,12 +15,15 @@ from dataclasses import dataclass, replace
 from harness.api.numbers import finite, near
 from harness.models.vectors import SAFE, Named, norm, share
 from harness.probe.compare.reference import Reference
+from harness.probe.compare.relations import several
 from harness.probe.layouts import Layout, Settings, reference
+from harness.probe.rank.parameters import COPY
 from harness.probe.runner import Run, Step
 
 FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
 CLIPPED = "clipping saw a gradient of norm"
 LOST, SAME_ORDER = "the steps moved only", "the second epoch has the rows of the first"
+NOT_STEPPED = "the model computes with other weights than it trains:"
 """How the notes begin: by these words a recorded note is recognised, however it goes on."""
 
 JUMP = 1.5
@@ -41,11 +44,30 @@ MOVED = 0.5
 
 def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     """One line for each thing that is odd in the reference's own steps."""
+    yield from _unlike_copies(steps[0])
     yield from _clipped_scaled(steps[0])
     yield from _jump([step["lr"][0] for step in steps])
     yield from _applied(steps[0])
     yield from _lost([step for step in steps if step["lr"][0]])
     yield from _same_order([[row for micro in step["rows"] for row in micro] for step in steps])
+
+
+def _unlike_copies(step: Step) -> Iterator[str]:
+    """Weights in 16 bits, as the model computes with, that are not those that the optimizer steps,
+    rounded."""
+    pairs = {name: name.rpartition(COPY)[0] for name in step["before"] if COPY in name}
+    off = [
+        whole
+        for name, whole in pairs.items()
+        if norm({name: step["before"][name] - step["before"][whole]})
+        > step["eps"][name] * norm({name: step["before"][whole]})
+    ]
+    if off:
+        yield (
+            f"{NOT_STEPPED} {len(off)} of {len(pairs)} weights are not those that the optimizer "
+            f"steps, so the first step loses them ({several(off)}): were they loaded "
+            "without it?"
+        )
 
 
 def _clipped_scaled(step: Step) -> Iterator[str]:

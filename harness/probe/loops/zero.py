@@ -19,6 +19,7 @@ parser.add_argument("--offload", action="store_true", help="of the optimizer, to
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
 parser.add_argument("--momentum", type=float, default=0.0, help="of SGD")
 parser.add_argument("--warmup", type=int, default=0, help="DeepSpeed's WarmupLR, of so many steps")
+parser.add_argument("--weights", default="", help="a folder for weights that it begins with")
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
@@ -54,6 +55,13 @@ engine, _, loader, _ = deepspeed.initialize(
     model=model, optimizer=optimizer, lr_scheduler=schedule, training_data=data, config=config
 )
 begun = 0
+if options.weights:  # those of another training, which had no time to train here
+    with torch.no_grad():
+        for parameter in engine.module.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    engine.save_checkpoint(options.weights, tag="pretrained")
+    only = {"load_module_only": True, "load_optimizer_states": False}
+    engine.load_checkpoint(options.weights, "pretrained", **only)
 if options.resume:
     _, client = engine.load_checkpoint(options.resume)
     begun = client["micro_steps"]

@@ -10,6 +10,8 @@ from zlib import crc32
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What wrappers add to the names of parameters."""
 
+COPY = " in "
+"""Stands before the dtype in the name of a copy of a weight."""
 
 UNFLATTENED = ("FP16_Optimizer", "FP16_UnfusedOptimizer")
 """DeepSpeed's optimizers at stage 0 in bf16 and fp16: they flatten gradients only in their step."""
@@ -204,7 +206,7 @@ class Engine:
     def _copies(self) -> Iterator[tuple[str, Any]]:
         for name, parameter in self._named():
             if parameter.element_size() < 4 and not hasattr(parameter, "ds_id"):  # not ZeRO 3's
-                yield f"{name} in {str(parameter.dtype).removeprefix('torch.')}", parameter
+                yield f"{name}{COPY}{str(parameter.dtype).removeprefix('torch.')}", parameter
 
     def fresh(self) -> bool:
         return not self._engine.global_steps
