@@ -179,7 +179,8 @@ class Scenario:
     pins: Mapping[str, str]
     """Upstream releases. The first is the subject; its day decides the dependencies."""
     variants: Mapping[str, Variant]
-    ranks: int
+    ranks: int = 2
+    """Of a trial, if its variant names no other number."""
     lanes: tuple[Lane, ...] = (Lane.CPU, Lane.GPU)
     files: tuple[str, ...] = ()
     """The files with the bug, relative to site-packages. Each rank must have loaded them. Files

@@ -127,7 +127,6 @@ SCENARIO = api.Scenario(
             "newer ones need a packaging or numpy that is younger than these DeepSpeed releases",
         ),
     ),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(
             about="the release with an edit that puts the bug back", defects=(DEFECT,)

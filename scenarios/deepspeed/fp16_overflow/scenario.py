@@ -46,7 +46,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("an activation passes 65504"),
     },
     files=("deepspeed/runtime/fp16/loss_scaler.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(about="fp16, as in the report"),
         "fixed": api.expect_clean(

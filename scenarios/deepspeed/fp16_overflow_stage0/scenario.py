@@ -66,7 +66,6 @@ SCENARIO = api.Scenario(
     known_upstream=False,
     known_in_part="697 shows the symptom; 1958 made ZeRO stages 1 to 3 raise, and left out stage 0",
     files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(about="fp16 at ZeRO stage 0"),
         "fixed": api.expect_clean(

@@ -72,7 +72,6 @@ SCENARIO = api.Scenario(
         "gradient_clipping": api.above(0),
     },
     files=("deepspeed/runtime/utils.py", "deepspeed/runtime/pipe/engine.py"),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),

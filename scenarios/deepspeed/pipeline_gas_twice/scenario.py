@@ -42,7 +42,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"pipeline_parallel": api.above(1), "gradient_accumulation_steps": api.above(1)},
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/pipe/engine.py"),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.19.3"),

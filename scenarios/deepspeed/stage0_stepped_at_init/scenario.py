@@ -72,7 +72,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("the optimizer counts its steps"),
     },
     files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),

@@ -94,7 +94,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("a tied module holds more than its tied weight"),
     },
     known_upstream=False,
-    ranks=2,
     launches=resume.LAUNCHES,
     variants={
         "buggy": api.expect_symptom(),

@@ -101,7 +101,6 @@ SCENARIO = api.Scenario(
         "pipeline_parallel": api.above(1),
         "code": api.by_code("the pipeline has tied layers"),
     },
-    ranks=2,
     launches=resume.LAUNCHES,
     variants={
         "buggy": api.expect_symptom(

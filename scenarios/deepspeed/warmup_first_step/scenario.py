@@ -62,7 +62,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("the optimizer has another rate than the schedule begins with"),
     },
     files=("deepspeed/runtime/lr_schedules.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.15.3"),

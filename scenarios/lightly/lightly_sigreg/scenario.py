@@ -46,7 +46,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("SIGReg has gather_distributed=True")},
     files=("lightly/loss/lejepa_loss.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.5.24"),

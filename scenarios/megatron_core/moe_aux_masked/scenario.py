@@ -58,7 +58,6 @@ SCENARIO = api.Scenario(
     },
     files=("megatron/core/transformer/moe/moe_utils.py",),
     releases="megatron-core>=0.16",  # older routers take no mask
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(
             about="0.16.1 with the change that 0.19.0 made to the router", defects=(DEFECT,)

@@ -57,7 +57,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("calculate_per_token_loss is set and an MoE has an auxiliary loss"),
     },
     files=("megatron/core/transformer/moe/router.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="0.16.1 with the change of 0.19.0", defects=(REMEDY,)),

@@ -73,7 +73,6 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("ClipLoss has its defaults")},
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="3.3.0 with our remedy", defects=(REMEDY,)),

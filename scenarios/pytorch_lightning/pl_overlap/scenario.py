@@ -54,7 +54,6 @@ SCENARIO = api.Scenario(
             "1.7 imports a function that later ones lack",
         ),
     ),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.0.3"),

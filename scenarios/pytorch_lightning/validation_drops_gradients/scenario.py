@@ -55,7 +55,6 @@ SCENARIO = api.Scenario(
             "1.7 imports a function that later ones lack",
         ),
     ),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.1.0"),

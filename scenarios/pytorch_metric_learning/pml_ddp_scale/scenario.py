@@ -45,7 +45,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("DistributedLossWrapper is used")},
     files=(wrapped.FILE,),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.0.0"),

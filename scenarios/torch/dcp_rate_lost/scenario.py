@@ -95,7 +95,6 @@ SCENARIO = api.Scenario(
     harm="wrong resume",
     visibility="silent",
     settings={"code": api.by_code("an optimizer's state is loaded with dcp.load")},
-    ranks=2,
     launches=("whole", "resumed"),
     variants={
         "buggy": api.expect_symptom(

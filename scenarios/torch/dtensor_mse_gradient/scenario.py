@@ -104,7 +104,6 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("mse_loss or a loss like it gets DTensors that are split"),
     },
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),

@@ -90,7 +90,6 @@ SCENARIO = api.Scenario(
             "cross_entropy with class weights or ignore_index gets a split DTensor"
         ),
     },
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),

@@ -118,7 +118,6 @@ SCENARIO = api.Scenario(
             "schedule.step() is called several times, and scale_grads is not False"
         ),
     },
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=REMEDY),

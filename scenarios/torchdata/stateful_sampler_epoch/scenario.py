@@ -87,7 +87,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"code": api.by_code("a StatefulDistributedSampler is resumed within an epoch")},
     files=("torchdata/stateful_dataloader/sampler.py",),
-    ranks=2,
     launches=("whole", "save", "resume"),
     variants={
         "buggy": api.expect_symptom(),

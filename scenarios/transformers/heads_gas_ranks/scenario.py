@@ -68,7 +68,6 @@ SCENARIO = api.Scenario(
     known_in_part="47688 is about accumulation, 41006 about ESM's heads on several ranks",
     settings={"trainer": True, "code": api.by_code("the head is one of those that are affected")},
     files=("transformers/trainer.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(about="5.23.0, four micro-batches on each of two ranks"),
         "fixed": api.expect_clean("4.57.6"),

@@ -48,7 +48,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("rows of one of these models are packed without flash attention")
     },
     files=("transformers/models/qwen2_moe/modeling_qwen2_moe.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("5.0.0"),

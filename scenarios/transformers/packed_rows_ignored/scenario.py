@@ -48,7 +48,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"code": api.by_code("rows are packed without flash attention")},
     files=("transformers/models/llama/modeling_llama.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("4.53.3"),

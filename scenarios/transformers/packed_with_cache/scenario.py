@@ -80,7 +80,6 @@ SCENARIO = api.Scenario(
     known_upstream=False,
     known_in_part="that a mask of ones has this effect",
     files=("transformers/masking_utils.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="5.23.0 with our remedy", defects=(REMEDY,)),

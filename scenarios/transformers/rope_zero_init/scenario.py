@@ -137,7 +137,6 @@ SCENARIO = api.Scenario(
         "zero_stage": 3,
         "code": api.by_code("a LLaMA is built under zero.Init"),
     },
-    ranks=2,
     companions=(
         api.Companion(
             "transformers>=5",

@@ -41,7 +41,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("sync_codebook is not given")},
     files=("vector_quantize_pytorch/vector_quantize_pytorch.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.7.1"),
