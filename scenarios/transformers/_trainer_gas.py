@@ -93,6 +93,18 @@ class Accumulated:
         return usual_checks.together(*self.checks)(records)
 
 
+def run(ctx: api.Context) -> None:
+    """Train a tiny model; compare each applied gradient with plain torch's on the same rows."""
+    from scenarios.common.hf_trainer import logged
+    from scenarios.transformers import _trainer_rows as rows
+
+    with ctx.phase("init"):
+        made = rows.trainer(ctx)
+    with ctx.phase("steps"):
+        made.train()
+    ctx.record("logged", losses=logged(made))
+
+
 def multiplied(records: api.Records, factor: float) -> bool:
     """Whether each update is the right one times ``factor``."""
     return all(applied.times(step, factor) for step in records.of("step"))

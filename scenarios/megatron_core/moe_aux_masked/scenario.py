@@ -82,15 +82,7 @@ def by_ranks(records: api.Records) -> float:
 
 
 oracle = shares.Scaled(by_ranks)
-
-
-def run(ctx: api.Context) -> None:
-    """Train the router alone, on padded sequences that the ranks share."""
-    from scenarios.megatron_core import _moe_router as router
-
-    p = ctx.params
-    with ctx.phase("steps"):
-        router.train(ctx, p.lr, per_token=p.per_token, masked=p.masked)
+run = shares.run
 
 
 def exercised(records: api.Records) -> api.Exercise:

@@ -82,12 +82,4 @@ def divided(records: api.Records) -> float:
 
 oracle = shares.Scaled(divided)
 exercised = shares.shared
-
-
-def run(ctx: api.Context) -> None:
-    """Train the router alone, on sequences that the ranks share."""
-    from scenarios.megatron_core import _moe_router as router
-
-    p = ctx.params
-    with ctx.phase("steps"):
-        router.train(ctx, p.lr, per_token=p.per_token, masked=p.masked)
+run = shares.run
