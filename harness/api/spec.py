@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from harness.api.settings import SETTINGS
 from harness.system.errors import Inconclusive
+from harness.system.text import StrEnum
 
 BUGGY = "buggy"
 FIXED = "fixed"
@@ -31,7 +31,7 @@ UNDECIDED = "UNFINISHED"
 """The harm and the visibility of a scenario that is still being written."""
 
 
-class Lane(str, Enum):
+class Lane(StrEnum):
     """Where a trial runs, and with which collectives."""
 
     CPU = "cpu"
@@ -42,11 +42,8 @@ class Lane(str, Enum):
         """The name of the ``torch.distributed`` backend of this lane."""
         return "nccl" if self is Lane.GPU else "gloo"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Outcome(str, Enum):
+class Outcome(StrEnum):
     """What one trial showed. A crash is ``inconclusive``: it is never a reproduction."""
 
     SYMPTOM = "symptom"
@@ -54,11 +51,8 @@ class Outcome(str, Enum):
     INCONCLUSIVE = "inconclusive"
     UNSUPPORTED = "unsupported"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Verdict(str, Enum):
+class Verdict(StrEnum):
     """The result of all trials of a scenario."""
 
     REPRODUCED = "reproduced"
@@ -67,9 +61,6 @@ class Verdict(str, Enum):
     UNSUPPORTED = "unsupported"
     UNJUDGED = "unjudged"
     """``buggy`` and ``fixed`` were not both run."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 Edits = Iterable[tuple[Any, Any]]

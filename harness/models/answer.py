@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+from harness.system.text import StrEnum
 
-class Status(str, Enum):
+
+class Status(StrEnum):
     """Whether a relation holds."""
 
     RIGHT = "right"
@@ -17,9 +18,6 @@ class Status(str, Enum):
     """The model raised an error: it does not pretend."""
     NO_ANSWER = "no answer"
     """The question could not be asked: the model offers no such feature, or something failed."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
