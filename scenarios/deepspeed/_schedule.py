@@ -99,7 +99,7 @@ def finding(wrong: Sequence[Deviation], *, documented: bool) -> api.Finding:
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class Scheduled(usual_checks.Checked):
     """The oracle of scenarios whose steps use another rate than the schedule's."""
 
     documented: Callable[[Sequence[Deviation], api.Records], bool]
@@ -133,10 +133,6 @@ class Scheduled:
             return api.Finding("\n".join(odd[:3]), documented=False)
         wrong = deviations(records, partial(self.formula, records.params))
         return finding(wrong, documented=self.documented(wrong, records)) if wrong else None
-
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return usual_checks.together(*self.checks)(records)
 
 
 def rates(caption: str) -> api.Pictures:

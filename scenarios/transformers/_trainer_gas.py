@@ -43,7 +43,7 @@ class Symptom:
 
 
 @dataclass(frozen=True)
-class Accumulated:
+class Accumulated(usual_checks.Checked):
     """The oracle of scenarios whose updates are multiplied or divided by the micro-batches."""
 
     documented: Callable[[Any], Symptom]
@@ -87,10 +87,6 @@ class Accumulated:
         """Each step of the optimizer came after several micro-batches: as many as were
         requested."""
         return applied.accumulated(records, lambda step: len(step["micro"]))
-
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return usual_checks.together(*self.checks)(records)
 
 
 def run(ctx: api.Context) -> None:
