@@ -29,6 +29,9 @@ class Answer:
     repeatable: bool = True
     """Whether another run would give the same: not after a deadline."""
 
+    def to_json(self) -> dict[str, str]:
+        return {"status": str(self.status), "reason": self.reason}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -44,8 +47,7 @@ class Row:
         return {
             "model": self.model,
             "relation": self.relation,
-            "status": str(self.answer.status),
-            "reason": self.answer.reason,
+            **self.answer.to_json(),
             "stored": self.stored,
         }
 
