@@ -75,7 +75,6 @@ class Defect:
     pair of nodes. An edit that matches nothing, or matches twice, stops the run.
     """
 
-    name: str
     upstream: str
     """The distribution that is edited, for example ``deepspeed``."""
     file: str
@@ -88,6 +87,11 @@ class Defect:
     fits: str = ""
     """The releases that it was written for, as a requirement such as ``torch>=2.9``: any other one
     without its code is unsupported. Empty: then it is inconclusive."""
+    name: str = ""
+    """Empty: that of ``edit``."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or self.edit.__name__)
 
 
 @dataclass(frozen=True)

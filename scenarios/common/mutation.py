@@ -47,6 +47,6 @@ def mutation(
     def of(edit: Callable[[Any], api.Edits]) -> Mutation:
         folder = file.partition("/")[0]
         upstream = {"megatron": "megatron-core"}.get(folder, folder)
-        return Mutation(api.Defect(edit.__name__, upstream, file, scope, edit, about), variant)
+        return Mutation(api.Defect(upstream, file, scope, edit, about), variant)
 
     return of

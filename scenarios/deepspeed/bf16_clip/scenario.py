@@ -90,7 +90,6 @@ def filter_for_clipping_too(function: Any) -> api.Edits:
 
 
 DEFECT = api.Defect(
-    name="filter_for_clipping_too",
     upstream="deepspeed",
     file="deepspeed/runtime/bf16_optimizer.py",
     scope="BF16_Optimizer.get_grads_for_norm",

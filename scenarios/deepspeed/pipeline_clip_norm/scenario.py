@@ -43,7 +43,6 @@ def by_slice(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="by_slice",
     upstream="deepspeed",
     file="deepspeed/runtime/utils.py",
     scope="clip_grad_norm_",

@@ -43,7 +43,6 @@ def not_stepped(function: object) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="not_stepped",
     upstream="deepspeed",
     file="deepspeed/runtime/fp16/unfused_optimizer.py",
     scope="FP16_UnfusedOptimizer.initialize_optimizer_states",

@@ -67,7 +67,6 @@ def save_and_load_partials(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="save_and_load_partials",
     upstream="deepspeed",
     file="deepspeed/runtime/pipe/module.py",
     scope="PipelineModule._build",

@@ -73,7 +73,6 @@ def filter_tied_for_clipping_too(function: Any) -> api.Edits:
 
 
 CLIPPING_DEFECT = api.Defect(
-    name="filter_tied_for_clipping_too",
     upstream="deepspeed",
     file="deepspeed/runtime/bf16_optimizer.py",
     scope="BF16_Optimizer.get_grads_for_norm",

@@ -40,7 +40,6 @@ def only_with_an_update(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="only_with_an_update",
     upstream="keras",
     file="keras/src/optimizers/base_optimizer.py",
     scope="BaseOptimizer._backend_apply_gradients",

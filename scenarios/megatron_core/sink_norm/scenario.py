@@ -52,7 +52,6 @@ def marked(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="marked",
     upstream="megatron-core",
     file="megatron/core/transformer/dot_product_attention.py",
     scope="DotProductAttention.__init__",

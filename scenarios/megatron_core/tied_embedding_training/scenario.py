@@ -65,7 +65,6 @@ def never_its_own_bucket(function: Any) -> api.Edits:
 
 
 DEFECT = api.Defect(
-    name="never_its_own_bucket",
     upstream="megatron-core",
     file="megatron/core/distributed/param_and_grad_buffer.py",
     scope="_does_param_require_new_bucket",

@@ -51,7 +51,6 @@ def over_all_ranks(tree: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="over_all_ranks",
     upstream="megatron-core",
     file="megatron/core/tensor_parallel/cross_entropy.py",
     scope="_VocabParallelCrossEntropy.forward",

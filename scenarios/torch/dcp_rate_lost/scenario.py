@@ -65,7 +65,6 @@ def not_given_back(function: Any) -> api.Edits:
 
 
 COPIED = api.Defect(
-    name="dicts_copied",
     upstream="torch",
     file="torch/distributed/checkpoint/planner_helpers.py",
     scope="_init_state_dict",
@@ -74,7 +73,6 @@ COPIED = api.Defect(
     fits=FITS,
 )
 KEPT = api.Defect(
-    name="not_given_back",
     upstream="torch",
     file="torch/distributed/checkpoint/state_dict_loader.py",
     scope="load",

@@ -74,7 +74,6 @@ def whole_for_mean(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="whole_for_mean",
     upstream="torch",
     file="torch/distributed/tensor/_decompositions.py",
     scope="DecompShardingStrategy.propagate_strategy",

@@ -56,7 +56,6 @@ def gathered_for_mean(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="gathered_for_mean",
     upstream="torch",
     file="torch/distributed/tensor/_ops/_math_ops.py",
     scope="nll_loss_forward_strategy",

@@ -54,7 +54,6 @@ def epoch_in_state(tree: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="epoch_in_state",
     upstream="torchdata",
     file="torchdata/stateful_dataloader/sampler.py",
     scope="StatefulDistributedSampler",

@@ -45,7 +45,6 @@ def with_positions(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="with_positions",
     upstream="transformers",
     file="transformers/models/gpt_oss/modeling_gpt_oss.py",
     scope="GptOssModel.forward",

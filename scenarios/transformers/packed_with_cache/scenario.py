@@ -48,7 +48,6 @@ def by_its_tokens(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="by_its_tokens",
     upstream="transformers",
     file="transformers/masking_utils.py",
     scope="_preprocess_mask_arguments",

@@ -99,7 +99,6 @@ def count_in_integers(function: Any) -> api.Edits:
 
 
 INTEGERS = api.Defect(
-    name="count_in_integers",
     upstream="transformers",
     file="transformers/models/llama/modeling_llama.py",
     scope="LlamaRotaryEmbedding._set_cos_sin_cache",

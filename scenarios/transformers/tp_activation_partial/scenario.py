@@ -47,7 +47,6 @@ def with_activation(config: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="with_activation",
     upstream="transformers",
     file="transformers/models/apertus/configuration_apertus.py",
     scope="ApertusConfig",
