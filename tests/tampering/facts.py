@@ -26,7 +26,6 @@ WEIGHT = "tied_modules.embed.word_embeddings.weight"
 FEW = range(4, 7)
 COS = "model.layers.1.self_attn.rotary_emb.cos_cached"
 ANOTHER = "post_attention_layernorm.bias"
-LOGITS = {"output logits": 1e4}
 
 
 def norm_from_step_4_on(step: dict[str, Any]) -> None:
@@ -73,12 +72,7 @@ UPSTREAM: Table = {
     "tied_resume_norm fixed/train * step": [
         (to(buffered=False), "buffered False, and left_parted")
     ],
-    "tied_resume_norm fixed/resume 0 loaded": [(to(compared=0), "but compared is 0")],
-    "tied_resume_norm buggy/resume 1 loaded": [
-        (within("changed", to(greatest=1.0)), "has a change of 1 at")
-    ],
     "tied_resume_weight buggy/train * step": [(to(parted=False), "first stage, and no parted")],
-    "tied_resume_weight buggy/train * drift": [(to(tied={}), "but not in its step")],
     "bf16_clip fixed * step": [
         (later(to(replicas=["x"])), "is no copy in each step"),
         (to(gradient=1e6), "has the norm 1e+06, but its parts"),
@@ -89,30 +83,13 @@ UPSTREAM: Table = {
     ],
     "rope_zero_init persistent 1 buffers": [(to(saved=["x"]), "other buffers were saved")],
     "rope_zero_init buggy 1 buffers": [(to(compared={COS: [1]}), "compared differs between")],
-    "rope_zero_init buggy * buffers": [(to(compared={COS: [1]}), "compared as a buffer")],
     "rope_zero_init fixed 0 buffers": [(to(reference_off={}), "was not compared with")],
-    "rope_zero_init fixed 0 logits": [
-        (at("apart", 7, 1.0), "apart does not start at position None"),
-        (to(parameters=5), "logits has another number of"),
-    ],
-    "rope_zero_init buggy 0 logits": [
-        (at("apart", 260, 0.0), "apart does not have 63 positions"),
-        (at("apart", 257, 0.5), "greatest is 1.70508, unlike in apart"),
-    ],
     "fp16_overflow fixed * setup": [(within("scaler", to(dynamic=True)), "in bf16 its")],
     "fp16_overflow buggy * setup": [
         (within("scaler", to(optimizer="FP16_UnfusedOptimizer")), "at ZeRO stage 1")
     ],
-    "fp16_overflow control 1 step": [
-        (later(to(lr=0.005), 155), "next rate is 0.005, wh"),
-        (without("headroom", "output logits"), "step 1: other tensors were watched"),
-        (within("largest", to(**LOGITS)), "logits are at most 10000.0, but their headroom"),
-    ],
+    "fp16_overflow control 1 step": [(later(to(lr=0.005), 155), "next rate is 0.005, wh")],
     "fp16_overflow control * step": [(later(to(grad_norm=None)), "only some steps")],
-    "fp16_overflow control 1 begun": [
-        (to(loss=5.0, reference_loss=5.0), "its loss is 5.0 and"),
-        (to(scale=1.0), "its scale is 1.0, and before it"),
-    ],
     "fp16_overflow control * begun": [(to(gradient="nan"), "torch's gradient is nan")],
     "fp16_overflow fixed 1 begun": [(to(rate=0.5), "its rate is 0.5, where 0.0001 was due")],
     "fp16_overflow_stage0 control * step": [
