@@ -131,13 +131,7 @@ def astray(
         if "own" in step
         for about in _norms_unlike(step)
     ]
-    structure = [*_misplaced(records), *stepped.miscounted(records, _counted)]
-    return structure + stepped.astray(records, clipping, excused) + unlike
-
-
-def _counted(step: api.Record, name: str) -> bool:
-    """Whether the gradient norm includes a parameter; it excludes later stages' tied modules."""
-    return not step["rank"] or not name.startswith(TIED)
+    return [*_misplaced(records), *stepped.astray(records, clipping, excused), *unlike]
 
 
 def _misplaced(records: api.Records) -> Iterator[stepped.Astray]:
@@ -162,16 +156,6 @@ def _norms_unlike(step: api.Record) -> Iterator[str]:
         least = stepped.FLOOR * step["gradient"]
         if not api.near(step[name], other, within=stepped.TOLERANCE * max(other, least)):
             yield f"has a gradient, {name}, of norm {step[name]:.4g} and of norm {other:.4g}"
-
-
-def misnamed(records: api.Records, field: str, among: str) -> Iterator[stepped.Astray]:
-    """Names in the fact ``field`` of a step that are not in its fact ``among``, which names the
-    copies; and names in ``among`` that are not in every step, or are not parameters."""
-    for step in records.of("step"):
-        names = set(records.of("step", step["rank"])[0][among])
-        wrong = set(step[field]) - names | names - set(step["got"])
-        for name in sorted(wrong | names ^ set(step[among])):
-            yield stepped.Astray(step["rank"], step["step"], name, "is no copy in each step")
 
 
 def unsummed(step: api.Record, name: str, clipping: float = 0.0) -> bool:

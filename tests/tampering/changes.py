@@ -80,10 +80,6 @@ def within(name: str, change: Change) -> Change:
     return lambda r: change(r[name][0] if isinstance(r[name], list) else r[name])
 
 
-def without(name: str, inner: str) -> Change:
-    return within(name, gone(inner))
-
-
 def during(change: Change, steps: range) -> Change:
     """The change in these steps only."""
     return lambda record: change(record) if record["step"] in steps else None

@@ -18,10 +18,8 @@ from tests.tampering.changes import (
     times,
     to,
     within,
-    without,
 )
 
-WEIGHT = "tied_modules.embed.word_embeddings.weight"
 FEW = range(4, 7)
 COS = "model.layers.1.self_attn.rotary_emb.cos_cached"
 ANOTHER = "post_attention_layernorm.bias"
@@ -29,12 +27,6 @@ ANOTHER = "post_attention_layernorm.bias"
 
 def norm_from_step_4_on(step: dict[str, Any]) -> None:
     later(lambda step: step.update(grad_norm=step["gradient"]))(step)
-
-
-def threefold(record: dict[str, Any]) -> None:
-    """Three times each gradient, with a tolerance that would accept it."""
-    record.update(gradient=1e6 * record["gradient"], grad_norm=None)
-    record["got"] = {name: [norm, 3.0, 0.0] for name, (norm, _, _) in record["got"].items()}
 
 
 def of_the_first_stage(records: list[dict[str, Any]]) -> None:
@@ -61,17 +53,11 @@ MACHINE: Table = {
 
 UPSTREAM: Table = {
     "tied_grad_reduce fixed 1 records": [(of_the_first_stage, "has blocks 1, 2, 1, 2 on")],
-    "tied_grad_reduce fixed 1 step": [(to(gradient=1e3), "but its parts on all ranks")],
     "tied_grad_reduce control 0 step": [
-        (norm_from_step_4_on, "norm is missing, though other steps"),
-        (without("strayed", WEIGHT), f"step 1: {WEIGHT} is not reported in every step"),
+        (norm_from_step_4_on, "norm is missing, though other steps")
     ],
-    "tied_grad_reduce control * step": [(threefold, "but its parts on all ranks have")],
     "tied_resume_norm fixed/train 1 step": [(to(own=1e3), "a gradient, own, of norm 1000")],
-    "bf16_clip fixed * step": [
-        (later(to(replicas=["x"])), "is no copy in each step"),
-        (to(gradient=1e6), "has the norm 1e+06, but its parts"),
-    ],
+    "bf16_clip fixed * step": [],
     "bf16_clip buggy 0 checkpoint": [
         (to(compared=1), "of 1 keys (the model has 8)"),
         (within("failures", to(key=ANOTHER)), "not those that had drifted"),
