@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 from harness import api
@@ -133,6 +134,17 @@ class Scheduled(usual_checks.Checked):
             return api.Finding("\n".join(odd[:3]), documented=False)
         wrong = deviations(records, partial(self.formula, records.params))
         return finding(wrong, documented=self.documented(wrong, records)) if wrong else None
+
+
+def watch(record: Callable[..., None], optimizer: Any) -> None:
+    """At each step of torch's optimizer, record ``rate``: the rate of each parameter group as the
+    step begins."""
+    steps = count(1)
+
+    def note(stepping: Any, *_: object) -> None:
+        record("rate", next(steps), rates=[float(g["lr"]) for g in stepping.param_groups])
+
+    optimizer.register_step_pre_hook(note)
 
 
 def rates(caption: str) -> api.Pictures:

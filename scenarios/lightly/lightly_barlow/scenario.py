@@ -15,7 +15,7 @@ the gradients of all ranks on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness import api
 from scenarios.common import whole_batch
@@ -64,10 +64,11 @@ def run(ctx: api.Context) -> None:
     import torch.distributed as dist
     from lightly.loss import BarlowTwinsLoss
 
-    from scenarios.lightly._gathered import OfViews
+    def of_views(loss: Any) -> whole_batch.Loss:
+        return lambda outputs, labels: loss(*outputs.unbind(1))
 
     dist.init_process_group(ctx.lane.backend)
-    plain = OfViews(BarlowTwinsLoss())
+    plain = of_views(BarlowTwinsLoss())
 
     def alone(outputs: Tensor, labels: Tensor) -> Tensor:
         # The loss normalises features over its rows. It does that with each rank's rows: here that
@@ -76,7 +77,7 @@ def run(ctx: api.Context) -> None:
         normal = [torch.stack([_normal(v) for v in part.unbind(1)], 1) for part in parts]
         return plain(torch.cat(normal), labels)
 
-    oracle.train(ctx, OfViews(BarlowTwinsLoss(gather_distributed=True)), alone)
+    oracle.train(ctx, of_views(BarlowTwinsLoss(gather_distributed=True)), alone)
 
 
 def _normal(rows: Tensor) -> Tensor:
