@@ -22,15 +22,8 @@ from scenarios.megatron_core._moe_fix import times_ranks
 
 
 @dataclass
-class Params(api.Knobs):
-    per_token: bool = api.knob(True, about="calculate_per_token_loss")
+class Params(shares.Params):
     masked: bool = api.knob(False, about="whether the router gets a padding mask; from 0.16 on")
-    coefficient: float = api.knob(0.5, above=0, about="that the auxiliary loss should have")
-    times: float = api.knob(
-        1.0, above=0, about="moe_aux_loss_coeff as a multiple of that coefficient"
-    )
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.5, above=0, about="of SGD")
 
 
 REMEDY = times_ranks(
