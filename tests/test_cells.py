@@ -121,9 +121,6 @@ def test_a_damaged_stored_cell_is_named_and_its_release_is_tested_again(
 
 
 CELL = cell("4.36.2", YES)
-INPUTS = {"scenario": CELL.scenario, "pins": dict(CELL.pins), "lane": "cpu", "seed": 0}
-
-
 CONTENT = json.loads(json.dumps(CELL.to_json()))
 
 

@@ -30,7 +30,6 @@ def test_contributing_lists_the_demands() -> None:
         assert admit.text(demand) in text
 
 
-CONTROL = Variant("the trigger off", Outcome.CLEAN, triggers=False)
 BUGGY = Variant("", Outcome.SYMPTOM)
 FIXED = Variant("", Outcome.CLEAN)
 

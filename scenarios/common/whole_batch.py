@@ -41,11 +41,6 @@ def joined(parts: Sequence[Part]) -> Part:
     return torch.cat(outputs), torch.cat(labels)
 
 
-def held(parts: Sequence[Part], rank: int) -> list[Part]:
-    """The parts, those of other ranks as constants: no gradient reaches them."""
-    return [(out if n == rank else out.detach(), labels) for n, (out, labels) in enumerate(parts)]
-
-
 @dataclass(frozen=True)
 class WholeBatch:
     """The oracle of scenarios whose loss compares the rows of all ranks.

@@ -11,7 +11,6 @@ from scenarios.common.mutation import mutation
 from scenarios.deepspeed._tied_mutations import one_weight_left_out, summed_twice
 
 OPTIMIZER = "deepspeed/runtime/bf16_optimizer.py"
-PIPE = "deepspeed/runtime/pipe/engine.py"
 
 
 @mutation(OPTIMIZER, "BF16_Optimizer.step", "takes each step of the optimizer twice")

@@ -15,7 +15,6 @@ from scenarios.deepspeed._tied_mutations import (
 )
 
 OPTIMIZER = "deepspeed/runtime/bf16_optimizer.py"
-MODULE = "deepspeed/runtime/pipe/module.py"
 
 
 @mutation(
