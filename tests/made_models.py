@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -182,19 +183,24 @@ class Translator(Tagger):
         return self(prompt, decoder_input_ids=made)["logits"][:, -1]
 
 
+class DividesByItsOwnLabels(Decoder):
+    """Divides by the labels of its micro-batch, and not by those of all."""
+
+    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
+        return super().loss(logits, labels, None)
+
+
 class ShiftsItsLabels(Tagger):
     def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
         return super().loss(logits[:, :-1], labels[:, 1:], count)
 
 
-class TagsWithItsOwnLabels(Tagger):
-    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
-        return super().loss(logits, labels, None)
+class TagsWithItsOwnLabels(DividesByItsOwnLabels, Tagger):
+    pass
 
 
-class SortsWithItsOwnRows(Sorter):
-    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
-        return super().loss(logits, labels, None)
+class SortsWithItsOwnRows(DividesByItsOwnLabels, Sorter):
+    pass
 
 
 class TakesTheLastToken(Sorter):
@@ -221,9 +227,8 @@ class ForgetsTheFirstToken(Translator):
         return super().following(prompt, made[:, 1:] if made.shape[1] > 1 else made)
 
 
-class TranslatesWithItsOwnLabels(Translator):
-    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
-        return super().loss(logits, labels, None)
+class TranslatesWithItsOwnLabels(DividesByItsOwnLabels, Translator):
+    pass
 
 
 class IgnoresPositions(Decoder):
@@ -241,11 +246,6 @@ class SeesThePadding(Decoder):
 
     def seen(self, mask: Tensor, positions: Tensor) -> Tensor:
         return torch.ones_like(super().seen(mask, positions))
-
-
-class DividesByItsOwnLabels(Decoder):
-    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
-        return super().loss(logits, labels, None)
 
 
 class DoesNotShift(Decoder):
@@ -381,28 +381,12 @@ def made_for_decoder(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
     }
 
 
-def make_sorter() -> tuple[Decoder, dict[str, Tensor]]:
-    return made_for_rows(Sorter)
-
-
-def make() -> tuple[Decoder, dict[str, Tensor]]:
-    return made(Decoder)
-
-
-def make_crashing() -> tuple[Decoder, dict[str, Tensor]]:
-    return made(Crashes)
-
-
-def make_hanging() -> tuple[Decoder, dict[str, Tensor]]:
-    return made(Hangs)
-
-
-def make_skipping() -> tuple[Decoder, dict[str, Tensor]]:
-    return made(SkipsASynchronization)
-
-
-def make_leaving() -> tuple[Decoder, dict[str, Tensor]]:
-    return made(LeavesARankAlone)
+make = partial(made, Decoder)
+make_sorter = partial(made_for_rows, Sorter)
+make_crashing = partial(made, Crashes)
+make_hanging = partial(made, Hangs)
+make_skipping = partial(made, SkipsASynchronization)
+make_leaving = partial(made, LeavesARankAlone)
 
 
 def make_nothing() -> tuple[Decoder, dict[str, Tensor]]:

@@ -22,7 +22,6 @@ from tests.sandbox import git
 __all__ = ["world"]
 
 Capture = pytest.CaptureFixture[str]
-HERE = ("cpu", "3.11", "2.13.0")
 
 
 def known(*days: str) -> list[Cell]:

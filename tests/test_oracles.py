@@ -15,7 +15,6 @@ from harness.api.spec import Exercise, Records
 from scenarios.accelerate import _coverage as coverage
 from scenarios.common import agree, applied, copies, rows, usual_checks
 from scenarios.datasets.streaming_map_resume import stream
-from scenarios.deepspeed import _rates as rates
 from scenarios.deepspeed import _schedule as schedule
 from scenarios.transformers import _normaliser as normaliser
 
@@ -366,7 +365,9 @@ def test_rates_are_compared_with_a_formula() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     noted: list[dict[str, Any]] = []
-    rates.watch(lambda kind, step, **f: noted.append({"kind": kind, "step": step, **f}), optimizer)
+    schedule.watch(
+        lambda kind, step, **f: noted.append({"kind": kind, "step": step, **f}), optimizer
+    )
     for _ in range(3):
         optimizer.step()
         optimizer.param_groups[0]["lr"] /= 2

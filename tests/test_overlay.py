@@ -33,7 +33,7 @@ OTHER = replace(STACK, date="2024-01-02")
 CODE = "def one():\n    return 1\n"
 
 
-DEFECT = Defect("two", "up", "up/code.py", "one", one_to_two, "one is two")
+DEFECT = Defect("up", "up/code.py", "one", one_to_two, "one is two")
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.check import environment
-from harness.check.environment import Installed
+from harness.check.installed import Installed
 from harness.system.errors import Inconclusive, UserError
 from tests.sandbox import lives
 

@@ -29,7 +29,7 @@ FUNCTION = "def rate():\n    return 1\n"
 EDITED = "torch/optim/lr_scheduler.py"
 
 
-DEFECT = Defect("two", "torch", EDITED, "rate", one_to_two, "the rate is two", "torch>=9.1")
+DEFECT = Defect("torch", EDITED, "rate", one_to_two, "the rate is two", "torch>=9.1")
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ SETTINGS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Above:
+class above:
     """The condition that a number is above a limit."""
 
     limit: float
@@ -40,30 +40,20 @@ class Above:
 
 
 @dataclass(frozen=True)
-class ByCode:
+class by_code:
     """A condition that only the training script decides; the text completes "whether"."""
 
     text: str
 
 
 Condition = Any
-"""A value; a tuple of values, one of which must hold; ``Above``; or ``ByCode``."""
-
-
-def above(limit: float) -> Above:
-    """The condition that a number is above ``limit``."""
-    return Above(limit)
-
-
-def by_code(text: str) -> ByCode:
-    """A condition that no file of settings decides: ``text`` completes "whether"."""
-    return ByCode(text)
+"""A value; a tuple of values, one of which must hold; ``above``; or ``by_code``."""
 
 
 def in_words(conditions: Mapping[str, Condition]) -> dict[str, str]:
     """Each condition as text, by its setting: ``{"precision": "bf16 or fp16"}``."""
     return {
-        name: wanted.text if isinstance(wanted, ByCode) else _wanted(wanted)
+        name: wanted.text if isinstance(wanted, by_code) else _wanted(wanted)
         for name, wanted in conditions.items()
     }
 
@@ -99,7 +89,7 @@ def trigger(conditions: Mapping[str, Condition], known: Mapping[str, Setting]) -
     undecided = []
     for name, wanted in conditions.items():
         setting = known.get(name, UNSAID)
-        if isinstance(wanted, ByCode):
+        if isinstance(wanted, by_code):
             undecided.append(f"whether {wanted.text}")
         elif setting.value is None:
             undecided.append(name + _note(setting))
@@ -119,7 +109,7 @@ def _note(setting: Setting) -> str:
 
 
 def _holds(wanted: Condition, value: Any) -> bool:
-    if isinstance(wanted, Above):
+    if isinstance(wanted, above):
         return bool(value > wanted.limit)
     return value in (wanted if isinstance(wanted, tuple) else (wanted,))
 
@@ -127,7 +117,7 @@ def _holds(wanted: Condition, value: Any) -> bool:
 def _wanted(wanted: Condition) -> str:
     if isinstance(wanted, tuple):
         return " or ".join(map(_shown, wanted))
-    return str(wanted) if isinstance(wanted, Above) else _shown(wanted)
+    return str(wanted) if isinstance(wanted, above) else _shown(wanted)
 
 
 def _shown(value: Any) -> str:

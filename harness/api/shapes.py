@@ -11,6 +11,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 Shape = Callable[[Any], str]
@@ -131,22 +132,22 @@ def by_name(shape: Shape, *, least: int = 0) -> Shape:
     return check
 
 
-class optional:
+@dataclass(frozen=True)
+class _Marked:
+    """A fact of this shape that has another property, too."""
+
+    shape: Shape
+
+    def __call__(self, value: Any) -> str:
+        return self.shape(value)
+
+
+class optional(_Marked):
     """A fact that may be missing."""
 
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
 
-    def __call__(self, value: Any) -> str:
-        return self.shape(value)
-
-
-class _Alike:
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
-
-    def __call__(self, value: Any) -> str:
-        return self.shape(value)
+class _Alike(_Marked):
+    pass
 
 
 def alike(shape: Shape) -> Shape:

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from harness.api.settings import SETTINGS
 from harness.system.errors import Inconclusive
+from harness.system.text import StrEnum
 
 BUGGY = "buggy"
 FIXED = "fixed"
@@ -31,7 +31,7 @@ UNDECIDED = "UNFINISHED"
 """The harm and the visibility of a scenario that is still being written."""
 
 
-class Lane(str, Enum):
+class Lane(StrEnum):
     """Where a trial runs, and with which collectives."""
 
     CPU = "cpu"
@@ -42,11 +42,8 @@ class Lane(str, Enum):
         """The name of the ``torch.distributed`` backend of this lane."""
         return "nccl" if self is Lane.GPU else "gloo"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Outcome(str, Enum):
+class Outcome(StrEnum):
     """What one trial showed. A crash is ``inconclusive``: it is never a reproduction."""
 
     SYMPTOM = "symptom"
@@ -54,11 +51,8 @@ class Outcome(str, Enum):
     INCONCLUSIVE = "inconclusive"
     UNSUPPORTED = "unsupported"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Verdict(str, Enum):
+class Verdict(StrEnum):
     """The result of all trials of a scenario."""
 
     REPRODUCED = "reproduced"
@@ -67,9 +61,6 @@ class Verdict(str, Enum):
     UNSUPPORTED = "unsupported"
     UNJUDGED = "unjudged"
     """``buggy`` and ``fixed`` were not both run."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 Edits = Iterable[tuple[Any, Any]]
@@ -84,7 +75,6 @@ class Defect:
     pair of nodes. An edit that matches nothing, or matches twice, stops the run.
     """
 
-    name: str
     upstream: str
     """The distribution that is edited, for example ``deepspeed``."""
     file: str
@@ -97,6 +87,11 @@ class Defect:
     fits: str = ""
     """The releases that it was written for, as a requirement such as ``torch>=2.9``: any other one
     without its code is unsupported. Empty: then it is inconclusive."""
+    name: str = ""
+    """Empty: that of ``edit``."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or self.edit.__name__)
 
 
 @dataclass(frozen=True)
@@ -179,7 +174,8 @@ class Scenario:
     pins: Mapping[str, str]
     """Upstream releases. The first is the subject; its day decides the dependencies."""
     variants: Mapping[str, Variant]
-    ranks: int
+    ranks: int = 2
+    """Of a trial, if its variant names no other number."""
     lanes: tuple[Lane, ...] = (Lane.CPU, Lane.GPU)
     files: tuple[str, ...] = ()
     """The files with the bug, relative to site-packages. Each rank must have loaded them. Files

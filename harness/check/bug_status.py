@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from harness import catalog
 from harness.api.settings import Setting, trigger
@@ -18,6 +17,7 @@ from harness.ranges.lookup import Lookup, lookup
 from harness.ranges.periods import Period, periods
 from harness.ranges.remedies import Advice
 from harness.sweep.cell import Status
+from harness.system.text import StrEnum
 from harness.upstream import pins
 
 TESTED, NEIGHBOURS, RAN = "tested", "neighbours", "ran"
@@ -25,7 +25,7 @@ TESTED, NEIGHBOURS, RAN = "tested", "neighbours", "ran"
 run now."""
 
 
-class BugStatus(str, Enum):
+class BugStatus(StrEnum):
     """Whether an environment has a bug."""
 
     AFFECTED = "affected"
@@ -34,9 +34,6 @@ class BugStatus(str, Enum):
     NOT_AFFECTED = "not affected"
     NOT_TRIGGERED = "not triggered"
     DOES_NOT_APPLY = "does not apply"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 THERE = (BugStatus.AFFECTED, BugStatus.POSSIBLY, BugStatus.UNKNOWN)

@@ -139,9 +139,6 @@ def _why(code: int, errors: IO[bytes]) -> str:
     return f"{end}, {short(last, 200)}"
 
 
-__all__ = ["Environment", "Installed", "of_files", "of_interpreter", "of_this_interpreter"]
-
-
 @dataclass(frozen=True)
 class Environment:
     """The releases of some packages, and of torch, in an environment."""

@@ -64,7 +64,6 @@ SCENARIO = api.Scenario(
     visibility="UNFINISHED",  # one of VISIBILITIES
     pins={pins},
     files={files},
-    ranks=2,
     variants={variants},
 )
 

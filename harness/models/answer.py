@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+from harness.system.text import StrEnum
 
-class Status(str, Enum):
+
+class Status(StrEnum):
     """Whether a relation holds."""
 
     RIGHT = "right"
@@ -17,9 +18,6 @@ class Status(str, Enum):
     """The model raised an error: it does not pretend."""
     NO_ANSWER = "no answer"
     """The question could not be asked: the model offers no such feature, or something failed."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,9 @@ class Answer:
     reason: str = ""
     repeatable: bool = True
     """Whether another run would give the same: not after a deadline."""
+
+    def to_json(self) -> dict[str, str]:
+        return {"status": str(self.status), "reason": self.reason}
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,7 @@ class Row:
         return {
             "model": self.model,
             "relation": self.relation,
-            "status": str(self.answer.status),
-            "reason": self.answer.reason,
+            **self.answer.to_json(),
             "stored": self.stored,
         }
 

@@ -143,11 +143,7 @@ def _store(cache: Path, asking: Asking, model: str, rows: Mapping[tuple[str, str
     """Keep the answers of a model that another run would give again, beside those of before."""
     answers = _stored(cache, asking, model)
     answers |= {row.relation: row.answer for row in rows.values() if row.model == model}
-    content = {
-        name: {"status": str(answer.status), "reason": answer.reason}
-        for name, answer in answers.items()
-        if answer.repeatable
-    }
+    content = {name: answer.to_json() for name, answer in answers.items() if answer.repeatable}
     cells.store_json(cache, _inputs(asking, model), content)
 
 

@@ -68,8 +68,7 @@ def _be(name: str, subject: Subject, rank: int, folder: Path, answers: int) -> N
         answer = _joined(rank, folder) or _moved(subject, rank) or asked(name, subject)
         if answer.status is Status.RIGHT and _on_gpus():
             _wait()  # NCCL aborts a rank whose peer leaves while its GPU still works
-        content = {"status": answer.status.value, "reason": answer.reason}
-        os.write(answers, json.dumps(content).encode())
+        os.write(answers, json.dumps(answer.to_json()).encode())
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -183,8 +183,7 @@ def _ask(task: Task, folder: Path, answers: int) -> None:
             answer = Answer(Status.NO_ANSWER, failure)
         else:
             answer = (asked if QUESTIONS[name].ranks == 1 else asked_on_ranks)(name, subject)
-        said = {"relation": name, "status": answer.status.value, "reason": answer.reason}
-        _write(answers, said)
+        _write(answers, {"relation": name, **answer.to_json()})
 
 
 def _write(answers: int, said: dict[str, str]) -> None:

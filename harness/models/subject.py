@@ -149,17 +149,18 @@ def run(module: Any, inputs: Batch, *, other_seed: bool = False) -> Any:
 
 def logits_of(output: Any) -> Any:
     """The logits in an output of a model; raises NoAnswer if there are none."""
-    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if found is None:
-        raise NoAnswer("the model returns no logits")
-    return found
+    return _part_of(output, "logits")
 
 
 def loss_of(output: Any) -> Any:
     """The loss in an output of a model; raises NoAnswer if there is none."""
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return _part_of(output, "loss")
+
+
+def _part_of(output: Any, name: str) -> Any:
+    found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
     if found is None:
-        raise NoAnswer("the model returns no loss")
+        raise NoAnswer(f"the model returns no {name}")
     return found
 
 

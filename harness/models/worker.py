@@ -66,8 +66,7 @@ def _say(output: Any, model: str, relation: str, answer: Answer) -> None:
     said = {
         "model": model,
         "relation": relation,
-        "status": answer.status.value,
-        "reason": answer.reason,
+        **answer.to_json(),
         "repeatable": answer.repeatable,
     }
     print(json.dumps(said), file=output)

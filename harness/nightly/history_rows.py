@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from harness.sweep.cell import Cell
+from harness.system.text import StrEnum
 from harness.upstream.pins import describe
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """What a nightly was."""
 
     RECORDED = "recorded"
@@ -19,9 +19,6 @@ class Kind(str, Enum):
     NIGHTLY = "night"
     REPLAY = "replay"
     """A day of the past, with the index as it was then."""
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def word(self) -> str:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any
 
 from harness import catalog
 from harness.ranges.lookup import lookup
 from harness.sweep.cell import Status
+from harness.system.text import StrEnum
 
 
-class Found(str, Enum):
+class Found(StrEnum):
     """What a detector says of a bug."""
 
     DETECTED = "detected"
@@ -30,8 +30,6 @@ class Found(str, Enum):
     """It was not attached: nothing that it could watch is trained."""
     NO_ANSWER = "no answer"
     """The bug did not show as documented, or the detector raised."""
-
-    __str__ = str.__str__
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from enum import Enum
 from typing import Any
 
 from harness.api.spec import Outcome
+from harness.system.text import StrEnum
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """Whether a release has the bug."""
 
     AFFECTED = "affected"
     NOT_AFFECTED = "not affected"
     INCONCLUSIVE = "inconclusive"
     UNSUPPORTED = "unsupported"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def certain(self) -> bool:

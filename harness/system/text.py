@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from functools import cache
 from typing import Any, TextIO
 
@@ -24,6 +25,12 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """The errors of a full disk and of a full quota."""
 LONGEST = 500
 """Characters of an exception's message that are printed."""
+
+
+class StrEnum(str, Enum):
+    """An enumeration whose members are printed as their values: ``enum.StrEnum`` of Python 3.11."""
+
+    __str__ = str.__str__
 
 
 def toml(text: str) -> dict[str, Any]:

@@ -291,7 +291,7 @@ Judge = Callable[[api.Record, api.Records], bool]
 
 
 @dataclass(frozen=True)
-class Applied:
+class Applied(usual_checks.Checked):
     """The oracle of scenarios whose steps apply another gradient than plain torch's mean.
 
     It needs records ``step`` with ``facts``, one for each of the scenario's ``steps`` on each rank;
@@ -347,7 +347,3 @@ class Applied:
             return replace(found, message="\n".join([found.message, *filter(None, [self.then])]))
         others = (n for n, of in self.instead.items() if all(of(step, records) for step in steps))
         return replace(found, documented=False, another=next(others, ""))
-
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return usual_checks.together(*self.checks)(records)

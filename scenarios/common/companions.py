@@ -16,3 +16,9 @@ TRANSFORMERS_4 = api.Companion(
     "by their dates they would get transformers 5.0, which lacks what the first two need, or 5.2, "
     "whose Trainer divides the gradient once more by the micro-batches",
 )
+
+OLD_TORCHMETRICS = api.Companion(
+    "pytorch-lightning<1.8",
+    {"torchmetrics": "0.11.4"},
+    "1.7 imports a function that later ones lack",
+)

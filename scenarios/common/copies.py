@@ -124,23 +124,14 @@ def drifting(trials: api.Trials, field: str) -> Iterator[api.Picture]:
 def astray(
     records: api.Records, clipping: float = 0.0, excused: stepped.Excuse = lambda step, name: False
 ) -> list[stepped.Astray]:
-    """What ``stepped.astray`` finds, and facts of the tied weight that contradict each other."""
-    first = [step for step in records.of("step", 0) if "own" in step]
-    contradictions = [
-        stepped.Astray(rank, step["step"], WEIGHT, about)
-        for rank in records.ranks
-        for step, other in zip(
-            (each for each in records.of("step", rank) if "own" in each), first, strict=False
-        )
-        for about in (*_norms_contradict(step), *_flags_contradict(step, other))
+    """What ``stepped.astray`` finds, and other gradients of the tied weight than plain torch's."""
+    unlike = [
+        stepped.Astray(step["rank"], step["step"], WEIGHT, about)
+        for step in records.of("step")
+        if "own" in step
+        for about in _norms_unlike(step)
     ]
-    structure = [*_misplaced(records), *stepped.miscounted(records, _counted)]
-    return structure + stepped.astray(records, clipping, excused) + contradictions
-
-
-def _counted(step: api.Record, name: str) -> bool:
-    """Whether the gradient norm includes a parameter; it excludes later stages' tied modules."""
-    return not step["rank"] or not name.startswith(TIED)
+    return [*_misplaced(records), *stepped.astray(records, clipping, excused), *unlike]
 
 
 def _misplaced(records: api.Records) -> Iterator[stepped.Astray]:
@@ -153,7 +144,7 @@ def _misplaced(records: api.Records) -> Iterator[stepped.Astray]:
         yield stepped.Astray(0, 1, "the model", f"has blocks {', '.join(blocks)} on its stages")
 
 
-def _norms_contradict(step: api.Record) -> Iterator[str]:
+def _norms_unlike(step: api.Record) -> Iterator[str]:
     """The norms of a step's gradients that are not those in ``got`` and ``got_of_own``."""
     norm, ratio, aside = step["got"][WEIGHT]
     right = {
@@ -165,26 +156,6 @@ def _norms_contradict(step: api.Record) -> Iterator[str]:
         least = stepped.FLOOR * step["gradient"]
         if not api.near(step[name], other, within=stepped.TOLERANCE * max(other, least)):
             yield f"has a gradient, {name}, of norm {step[name]:.4g} and of norm {other:.4g}"
-
-
-def _flags_contradict(step: api.Record, first: api.Record) -> Iterator[str]:
-    """Flags that contradict the norms: gradients that are said to be equal on all stages, but have
-    another norm than on the first one; and a gradient left beside a buffer without a buffer."""
-    for name, flag in (("own", "parted"), ("applied", "applied_parted")):
-        if step[name] != first[name] and not step[flag]:
-            yield f"has a gradient, {name}, of another norm than on the first stage, and no {flag}"
-    if step["buffered"] is (step["left_parted"] is None):
-        yield f"has buffered {step['buffered']}, and left_parted {step['left_parted']}"
-
-
-def misnamed(records: api.Records, field: str, among: str) -> Iterator[stepped.Astray]:
-    """Names in the fact ``field`` of a step that are not in its fact ``among``, which names the
-    copies; and names in ``among`` that are not in every step, or are not parameters."""
-    for step in records.of("step"):
-        names = set(records.of("step", step["rank"])[0][among])
-        wrong = set(step[field]) - names | names - set(step["got"])
-        for name in sorted(wrong | names ^ set(step[among])):
-            yield stepped.Astray(step["rank"], step["step"], name, "is no copy in each step")
 
 
 def unsummed(step: api.Record, name: str, clipping: float = 0.0) -> bool:

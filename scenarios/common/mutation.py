@@ -39,13 +39,14 @@ class Mutation:
 
 
 def mutation(
-    name: str, file: str, scope: str, about: str, *, variant: str = "fixed"
+    file: str, scope: str, about: str, *, variant: str = "fixed"
 ) -> Callable[[Callable[[Any], api.Edits]], Mutation]:
-    """Make a mutation of the decorated edit, which changes ``scope`` in ``file`` as a Defect's."""
+    """Make a mutation of the decorated edit, which changes ``scope`` in ``file`` as a Defect's. Its
+    name is the edit's."""
 
     def of(edit: Callable[[Any], api.Edits]) -> Mutation:
         folder = file.partition("/")[0]
         upstream = {"megatron": "megatron-core"}.get(folder, folder)
-        return Mutation(api.Defect(name, upstream, file, scope, edit, about), variant)
+        return Mutation(api.Defect(upstream, file, scope, edit, about), variant)
 
     return of

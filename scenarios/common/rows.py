@@ -145,7 +145,7 @@ def in_order(trials: api.Trials) -> Iterator[api.Picture]:
 
 
 @dataclass(frozen=True)
-class Epochs:
+class Epochs(usual_checks.Checked):
     """The oracle of scenarios whose epochs do not have each of ``rows`` rows once, or have a wrong
     order. The parameters ``rows`` and ``epochs`` are their numbers."""
 
@@ -224,10 +224,6 @@ class Epochs:
             clock="epoch",
             documented=self.documented(faults, records),
         )
-
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return usual_checks.together(*self.checks)(records)
 
 
 def _moved(epoch: int, ranks: Ranks, right: Ranks) -> Iterator[Fault]:

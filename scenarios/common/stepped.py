@@ -9,7 +9,7 @@ without clipping. It shows that nothing but the documented symptom is wrong with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +29,7 @@ FLOOR = 1e-3
 """A gradient that is smaller than this part of the gradient of all parameters counts as that large:
 where it would be 0 without rounding, its direction means nothing."""
 
-NORM_SHARE = 1e-3
-"""How far (as a fraction) the norm of the complete gradient may be from the norm of its parts,
-which are rounded to six digits."""
-
-LOSS, NORM, WHOLE = "the loss", "the gradient norm", "the gradient of all parameters"
+LOSS, NORM = "the loss", "the gradient norm"
 """Names for what may be wrong besides parameters."""
 
 FACTS: api.Facts = {
@@ -213,10 +209,13 @@ def astray(
 ) -> list[Astray]:
     """The parameters that did not take the right step, by rank and step; ``clipping`` is the
     greatest gradient norm, and 0 means no clipping."""
-    found = list(_unreported(records))
+    found = []
+    normed = any(step["grad_norm"] is not None for step in records.of("step"))
     for step in records.of("step"):
         right = factor(step, clipping)
         where = (step["rank"], step["step"])
+        if normed and step["grad_norm"] is None:
+            found.append(Astray(*where, NORM, "is missing, though other steps have it"))
         for name, ours, torchs in (
             (LOSS, step["loss"], step["reference_loss"]),
             (NORM, step["grad_norm"], step["gradient"]),
@@ -234,44 +233,6 @@ def astray(
                 found.append(Astray(*where, name, about))
         found += [Astray(*where, name, "is not its fp32 master rounded") for name in step["stale"]]
     return found
-
-
-def miscounted(
-    records: api.Records, counted: Callable[[api.Record, str], bool]
-) -> Iterator[Astray]:
-    """The steps whose ``gradient`` is not the norm of the parameters' gradients on all ranks.
-
-    ``counted`` says which parameters of a rank the norm includes. Tolerances depend on that norm.
-    """
-    parts: dict[tuple[str, int], list[float]] = {}
-    for step in records.of("step"):
-        norms = [share[0] for name, share in step["got"].items() if counted(step, name)]
-        parts.setdefault(_moment(step), []).extend(norms)
-    for step in records.of("step"):
-        norm = math.hypot(*parts[_moment(step)])
-        if not api.near(step["gradient"], norm, share=NORM_SHARE):
-            figures = f"{step['gradient']:.5g}, but its parts on all ranks have {norm:.5g}"
-            yield Astray(step["rank"], step["step"], WHOLE, f"has the norm {figures}")
-
-
-def _moment(step: api.Record) -> tuple[str, int]:
-    return step.get("launch", ""), step["step"]
-
-
-def _unreported(records: api.Records) -> Iterator[Astray]:
-    """The parameters that a rank did not report in every step, in ``got`` and in ``strayed``; and
-    the gradient norm, where only some steps have one."""
-    normed = [step["grad_norm"] is not None for step in records.of("step")]
-    for rank in records.ranks:
-        steps = records.of("step", rank)
-        for step in steps:
-            where, names = (rank, step["step"]), set(steps[0]["got"])
-            for name in sorted(names ^ set(step["got"]) | names ^ set(step["strayed"])):
-                yield Astray(*where, name, "is not reported in every step")
-            for name in sorted(set(step["stale"]) - names):
-                yield Astray(*where, name, "is not a parameter of this rank")
-            if step["grad_norm"] is None and any(normed):
-                yield Astray(*where, NORM, "is missing, though other steps have it")
 
 
 def _gradient(share: Sequence[float], times: float) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import deepspeed
 import torch
@@ -32,9 +32,6 @@ from harness import api
 from harness.detectors.replicas import replica_differences
 from harness.detectors.tied import tied_copies, tied_differences
 from scenarios.common import bf16, copies, stepped
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

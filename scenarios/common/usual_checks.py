@@ -22,6 +22,16 @@ def together(*checks: Check) -> Check:
     return all_of
 
 
+class Checked:
+    """The base class of an oracle with checks that miss its bug."""
+
+    checks: Sequence[Check]
+
+    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
+        """The checks that miss this bug, and whether they fired."""
+        return together(*self.checks)(records)
+
+
 def norm(records: api.Records) -> dict[str, bool]:
     """The norm is all-reduced, so it agrees between ranks even if the gradients do not."""
     norms: dict[int, set[float]] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness import api
@@ -38,11 +39,6 @@ def joined(parts: Sequence[Part]) -> Part:
 
     outputs, labels = zip(*parts, strict=True)
     return torch.cat(outputs), torch.cat(labels)
-
-
-def held(parts: Sequence[Part], rank: int) -> list[Part]:
-    """The parts, those of other ranks as constants: no gradient reaches them."""
-    return [(out if n == rank else out.detach(), labels) for n, (out, labels) in enumerate(parts)]
 
 
 @dataclass(frozen=True)
@@ -140,6 +136,17 @@ class WholeBatch:
             limits={"right": 1.0},
         )
     )
+
+
+def averaged(alone: Loss, parts: Sequence[Part]) -> Tensor:
+    """Each step applied the gradient of one process, divided by the number of ranks."""
+    return alone(*joined(parts)) / len(parts)
+
+
+Averaged = partial(
+    WholeBatch, averaged, "exactly that follows if DDP averages gradients that must be added"
+)
+"""The oracle of a loss whose gradients must be added; its argument is ``scales``."""
 
 
 def several(records: api.Records) -> api.Exercise:

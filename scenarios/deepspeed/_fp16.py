@@ -86,6 +86,21 @@ def config(ctx: api.Context) -> dict[str, Any]:
     }
 
 
+def run(ctx: api.Context) -> None:
+    """Train, and record each step, until all steps are done or DeepSpeed gives up."""
+    from scenarios.deepspeed import _byte_gpt as byte_gpt
+
+    with ctx.phase("init"):
+        made = byte_gpt.Training(ctx, config(ctx))
+    with ctx.phase("steps"):
+        for step in api.each(ctx.params.steps):
+            batch = made.begin(step)
+            loss = made.engine(batch)
+            made.engine.backward(loss)
+            if not made.watch.step(step, loss):
+                return
+
+
 def raised(records: api.Records) -> api.Finding | None:
     """The finding that DeepSpeed gave up after the expected number of skipped steps."""
     if not loss_scale.broke(records):

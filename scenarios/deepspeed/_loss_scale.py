@@ -290,7 +290,6 @@ def untrue(records: api.Records) -> Iterator[str]:
             _setup_wrong,
             _begun_wrong,
             _sizes_wrong,
-            _headroom_wrong,
             _rates_wrong,
             _scale_wrong,
             _weights_wrong,
@@ -324,7 +323,7 @@ def _norms_wrong(records: api.Records) -> Iterator[str]:
 
 
 def _begun_wrong(records: api.Records, rank: int) -> Iterator[str]:
-    """Where a first step contradicts the record of that step: in its loss, scale, rate or norm."""
+    """Where a first step contradicts the record of that step: in its rate or norm."""
     setup = records.one("setup", rank)
     if setup is None:
         return
@@ -332,10 +331,6 @@ def _begun_wrong(records: api.Records, rank: int) -> Iterator[str]:
     before = {"loss_scale": setup["scaler"]["initial"], "lr": rate, "skipped": 0}
     for first, step in zip(records.of("begun", rank), _ended(records, rank), strict=False):
         where, taken = f"rank {rank}, step {step['step']}:", step["skipped"] == before["skipped"]
-        if first["loss"] != step["loss"]:
-            yield f"{where} its loss is {first['loss']} and {step['loss']}"
-        if first["scale"] != before["loss_scale"]:
-            yield f"{where} its scale is {first['scale']}, and before it was {before['loss_scale']}"
         if taken and not api.near(first["rate"], before["lr"], share=1e-3):
             yield f"{where} its rate is {first['rate']:.4g}, where {before['lr']:.4g} was due"
         if taken and not math.isfinite(float(first["gradient"])):
@@ -373,27 +368,6 @@ def _sizes_wrong(records: api.Records, rank: int) -> Iterator[str]:
         either = math.isfinite(loss) or math.isfinite(logits)
         if (both and not -SLACK <= loss <= bound) or (either and not both):
             yield f"{where} its loss is {step['loss']}, but its logits are at most {logits:.5g}"
-
-
-def _headroom_wrong(records: api.Records, rank: int) -> Iterator[str]:
-    """The headroom must be that of the largest value, of the same tensors in every step and
-    rank."""
-    watched = set(next((step["headroom"] for step in records.of("step")), ()))
-    for step in records.of("step", rank):
-        where = f"rank {rank}, step {step['step']}:"
-        if not set(step["headroom"]) == set(step["largest"]) == watched:
-            yield f"{where} other tensors were watched than in the first step"
-        for name, value in step["largest"].items():
-            given, right = step["headroom"].get(name), _bits(float(value))
-            if given != api.named(right) and not api.near(given, right, within=1e-3):
-                yield f"{where} {name} are at most {value}, but their headroom is {given}"
-
-
-def _bits(largest: float) -> float:
-    """The headroom of a value, in bits, as in ``harness.detectors.headroom``."""
-    if not math.isfinite(largest):
-        return -math.inf
-    return math.log2(LIMIT / largest) if largest > 0 else math.inf
 
 
 def _rates_wrong(records: api.Records, rank: int) -> Iterator[str]:

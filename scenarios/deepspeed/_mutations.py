@@ -14,7 +14,6 @@ ZERO = "DeepSpeedZeroOptimizer"
 
 
 @mutation(
-    "not_reduced",
     ENGINE,
     "DeepSpeedEngine.allreduce_and_copy",
     "the bug, and each rank steps with its own gradient",
@@ -24,8 +23,8 @@ def not_reduced(function: Any) -> api.Edits:
     yield from left_out(calling(function, "copy_"))
 
 
-@mutation("no_clipping", ZERO_1_2, f"{ZERO}.unscale_and_clip_grads", "never clips")
-def zero_no_clipping(function: Any) -> api.Edits:
+@mutation(ZERO_1_2, f"{ZERO}.unscale_and_clip_grads", "never clips")
+def no_clipping(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -35,10 +34,9 @@ def zero_no_clipping(function: Any) -> api.Edits:
 
 
 @mutation(
-    "rank_0_alone_steps",
     ZERO_1_2,
     f"{ZERO}._optimizer_step",
     "steps with the part of the weights that rank 0 holds, and with no other",
 )
-def zero_rank_0_alone(function: Any) -> api.Edits:
+def rank_0_alone_steps(function: Any) -> api.Edits:
     yield from guarded(stepping(function), "dist.get_rank() == 0")

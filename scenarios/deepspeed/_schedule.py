@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 from harness import api
@@ -99,7 +100,7 @@ def finding(wrong: Sequence[Deviation], *, documented: bool) -> api.Finding:
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class Scheduled(usual_checks.Checked):
     """The oracle of scenarios whose steps use another rate than the schedule's."""
 
     documented: Callable[[Sequence[Deviation], api.Records], bool]
@@ -134,9 +135,16 @@ class Scheduled:
         wrong = deviations(records, partial(self.formula, records.params))
         return finding(wrong, documented=self.documented(wrong, records)) if wrong else None
 
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return usual_checks.together(*self.checks)(records)
+
+def watch(record: Callable[..., None], optimizer: Any) -> None:
+    """At each step of torch's optimizer, record ``rate``: the rate of each parameter group as the
+    step begins."""
+    steps = count(1)
+
+    def note(stepping: Any, *_: object) -> None:
+        record("rate", next(steps), rates=[float(g["lr"]) for g in stepping.param_groups])
+
+    optimizer.register_step_pre_hook(note)
 
 
 def rates(caption: str) -> api.Pictures:

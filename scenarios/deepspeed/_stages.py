@@ -50,6 +50,26 @@ class Stages(applied.Applied):
         return {**stage, **super().step(at), **losses}
 
 
+def run(ctx: api.Context) -> None:
+    """Train a pipeline with SGD; compare each stage's step with plain torch's gradient."""
+    from scenarios.common import regression
+
+    p = ctx.params
+    with ctx.phase("init"):
+        engine = regression.pipeline(
+            ctx,
+            regression.sgd(p.lr),
+            train_micro_batch_size_per_gpu=p.batch,
+            gradient_accumulation_steps=p.micro_batches,
+            zero_optimization={"stage": p.zero_stage},
+        )
+    data, stage = regression.rows(ctx, p.micro_batches, p.batch), regression.Stage(ctx, engine)
+    for step in api.each(p.steps):
+        stage.begin(data)
+        loss = float(engine.train_batch(iter(data)))
+        ctx.record("step", step, loss=loss, **stage.facts(p.lr))
+
+
 def all_stages(wrong: Sequence[api.Record], records: api.Records) -> api.Finding:
     """The finding, with what all stages applied in the first wrong step."""
     seen = [step for step in records.of("step") if step["step"] == wrong[0]["step"]]

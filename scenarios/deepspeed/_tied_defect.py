@@ -20,7 +20,6 @@ def reduce_what_is_not_read(function: Any) -> api.Edits:
 
 
 DEFECT = api.Defect(
-    name="reduce_what_is_not_read",
     upstream="deepspeed",
     file="deepspeed/runtime/pipe/engine.py",
     scope="PipelineEngine._exec_reduce_tied_grads",

@@ -14,50 +14,41 @@ MODULE = "deepspeed/runtime/pipe/module.py"
 
 
 @mutation(
-    "summed_twice",
-    PIPE,
-    "PipelineEngine._exec_reduce_tied_grads",
-    "sums the tied gradients over the stages twice",
+    PIPE, "PipelineEngine._exec_reduce_tied_grads", "sums the tied gradients over the stages twice"
 )
 def summed_twice(function: Any) -> api.Edits:
     yield from repeated(calling(function, "all_reduce"))
 
 
 @mutation(
-    "one_weight_left_out",
     OPTIMIZER,
     "BF16_Optimizer._update_hp_grad",
     "never gathers the gradient of the fourth weight of a stage",
 )
-def one_left_out(function: Any) -> api.Edits:
+def one_weight_left_out(function: Any) -> api.Edits:
     yield from guarded(calling(function, "add_"), "param_idx != 3")
 
 
 @mutation(
-    "masters_not_loaded",
     OPTIMIZER,
     "BF16_Optimizer._load_legacy_checkpoint",
     "loads the weights, and leaves the fp32 masters as initialised",
 )
-def no_masters(function: Any) -> api.Edits:
+def masters_not_loaded(function: Any) -> api.Edits:
     yield from left_out(calling(function, "copy_"))
 
 
 @mutation(
-    "moments_not_loaded",
     OPTIMIZER,
     "BF16_Optimizer._load_legacy_checkpoint",
     "loads weights and masters, but AdamW starts again",
 )
-def no_moments(function: Any) -> api.Edits:
+def moments_not_loaded(function: Any) -> api.Edits:
     yield from left_out(calling(function, "load_state_dict"))
 
 
 @mutation(
-    "second_layer_not_loaded",
-    MODULE,
-    "PipelineModule.load_state_dir",
-    "leaves the second layer of each stage as initialised",
+    MODULE, "PipelineModule.load_state_dir", "leaves the second layer of each stage as initialised"
 )
-def no_layer(function: Any) -> api.Edits:
+def second_layer_not_loaded(function: Any) -> api.Edits:
     yield from guarded(calling(function, "load_state_dict"), "idx != 1")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import api
-from scenarios.common import copies, stepped
+from scenarios.common import copies
 
 LAUNCHES = ("train", "resume")
 TAG = "saved"
@@ -157,40 +157,6 @@ def changed(records: api.Records) -> list[Changed]:
         for c in one["changed"]
     ]
     return [c for c in found if not c.master or masters_loaded(records)]
-
-
-def contradictions(records: api.Records) -> list[stepped.Astray]:
-    """Facts of the save and the load that contradict each other: tensors that are not parameters,
-    wrong numbers of tensors, and a drift that is not that of the last step."""
-    return [
-        stepped.Astray(one["rank"], one["step"], name, about)
-        for one in (*records.of("drift"), *records.of("loaded"), *records.of("later"))
-        for name, about in _contradictions(one, records.of("step", one["rank"]))
-    ]
-
-
-def _contradictions(one: api.Record, steps: Sequence[api.Record]) -> Iterator[tuple[str, str]]:
-    names, changes = {name for step in steps[:1] for name in step["got"]}, one.get("changed", ())
-    for name in (*one.get("trained", ()), *(change["name"] for change in changes)):
-        if name.removesuffix(MASTER) not in names:
-            yield name, "is not a parameter of this rank"
-    for c in changes:
-        values = f"{c['place']} {c['before']:.5g} before, {c['after']:.5g} after"
-        if not c["about"].endswith(f", by up to {c['greatest']:.3g}: at {values}"):
-            yield c["name"], f"has a change of {c['greatest']:.3g} at {values}, unlike in about"
-    if one["kind"] == "loaded":
-        masters = sum(name.endswith(MASTER) for name in one["trained"])
-        if one["compared"] - one["masters"] != len(names) or one["masters"] < masters:
-            counts = f"compared is {one['compared']}, and masters {one['masters']}"
-            yield "the state", f"has {len(names)} parameters, but {counts}"
-    if one["kind"] == "drift":
-        weights = {n: value for n, value in one["tied"].items() if not n.endswith(MASTER)}
-        if [weights] != [step["drift"] for step in steps if _same_moment(step, one)]:
-            yield "the tied weight", f"drifted by {weights} before the save, but not in its step"
-
-
-def _same_moment(step: api.Record, one: api.Record) -> bool:
-    return (step["launch"], step["step"]) == (one["launch"], one["step"])
 
 
 def finding(

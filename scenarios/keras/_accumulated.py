@@ -17,6 +17,13 @@ FEATURES = 3
 Vector = Sequence[float]
 
 
+BEFORE = api.Absent(
+    "keras<3.0.2",
+    "gradient_accumulation_steps came with 3.0.2",
+    "https://github.com/keras-team/keras/releases/tag/v3.0.2",
+)
+
+
 @dataclass
 class Params(api.Knobs):
     """The parameters that all scenarios with this module have."""

@@ -72,7 +72,7 @@ def _groups() -> dict[str, Any]:
     return {}
 
 
-def trained(ctx: api.Context, coefficient: float, *, per_token: bool) -> Routed:
+def trained(ctx: api.Context) -> Routed:
     """The router with random weights; the ranks are connected."""
     config = training.config(
         ctx,
@@ -81,9 +81,9 @@ def trained(ctx: api.Context, coefficient: float, *, per_token: bool) -> Routed:
         num_moe_experts=EXPERTS,
         moe_router_topk=TOP,
         moe_router_load_balancing_type="aux_loss",
-        moe_aux_loss_coeff=coefficient,
+        moe_aux_loss_coeff=ctx.params.times * ctx.params.coefficient,
         moe_token_dispatcher_type="alltoall",
-        calculate_per_token_loss=per_token,
+        calculate_per_token_loss=ctx.params.per_token,
     )
     generator = torch.Generator().manual_seed(ctx.seed)
     return Routed(config, torch.randn(EXPERTS, HIDDEN, generator=generator)).to(ctx.device)
@@ -108,14 +108,14 @@ def forward(data: Iterator[Batch], model: Any) -> Any:
     return probabilities, loss
 
 
-def train(ctx: api.Context, lr: float, *, per_token: bool, masked: bool) -> None:
+def train(ctx: api.Context) -> None:
     """Train the router; record what each step applied, and plain torch's two gradients."""
     p = ctx.params
-    module = trained(ctx, p.times * p.coefficient, per_token=per_token)
-    trainer, weight = training.Trainer(module, lr), module.router.weight
+    module = trained(ctx)
+    trainer, weight = training.Trainer(module, p.lr), module.router.weight
     generator = torch.Generator().manual_seed(ctx.seed + 1)
     padded = torch.zeros(LENGTH, ROWS, dtype=torch.bool)
-    for row, count in enumerate(PADDED if masked else ()):
+    for row, count in enumerate(PADDED if p.masked else ()):
         padded[LENGTH - count :, row] = True
     for step in range(1, p.steps + 1):
         shape = (LENGTH, ROWS)
@@ -133,7 +133,7 @@ def train(ctx: api.Context, lr: float, *, per_token: bool, masked: bool) -> None
             step,
             task=task.flatten().tolist(),
             auxiliary=auxiliary.flatten().tolist(),
-            applied=((before - weight.detach()) / lr).flatten().tolist(),
+            applied=((before - weight.detach()) / p.lr).flatten().tolist(),
             shared=module.config.sequence_parallel,
         )
 

@@ -17,6 +17,20 @@ WITHIN = 1e-3
 """How far a share may be from the right one; rounding in fp32 moves it by 1e-6."""
 
 
+@dataclass
+class Params(api.Knobs):
+    """Of a training of the router."""
+
+    per_token: bool = api.knob(True, about="calculate_per_token_loss")
+    masked: bool = api.knob(True, about="whether the router gets a padding mask")
+    coefficient: float = api.knob(0.5, above=0, about="that the auxiliary loss should have")
+    times: float = api.knob(
+        1.0, above=0, about="moe_aux_loss_coeff as a multiple of that coefficient"
+    )
+    steps: int = api.knob(3, least=1, about="of training")
+    lr: float = api.knob(0.5, above=0, about="of SGD")
+
+
 @dataclass(frozen=True)
 class Shares:
     """``applied`` is ``task`` times the task's gradient, ``auxiliary`` times the other, and a
@@ -48,6 +62,14 @@ def of(step: api.Record) -> Shares:
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
     return math.fsum(x * y for x, y in zip(one, other, strict=True))
+
+
+def run(ctx: api.Context) -> None:
+    """Train the router alone, on sequences that the ranks share."""
+    from scenarios.megatron_core import _moe_router as router
+
+    with ctx.phase("steps"):
+        router.train(ctx)
 
 
 def shared(records: api.Records) -> api.Exercise:

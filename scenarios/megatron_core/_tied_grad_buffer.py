@@ -120,7 +120,7 @@ def otherwise_wrong(records: api.Records, *, sharded: bool) -> api.Finding | Non
     """A finding, never documented, if anything else is wrong: then the cells prove nothing.
 
     The copies must begin equal. Each other weight's gradient must be the mean over the replicas, in
-    fp32. The cells must have the sizes of the copies. ``sharded``: by a distributed optimizer.
+    fp32. ``sharded``: by a distributed optimizer.
     """
     lines = [line for one in records.of("rest") for line in _rest_wrong(one)]
     lines += [*_unstepped(records, sharded), *misplaced(records)]
@@ -159,20 +159,11 @@ def _unstepped(records: api.Records, sharded: bool) -> Iterator[tuple[int, str]]
 
 
 def misplaced(records: api.Records) -> Iterator[tuple[int, str]]:
-    """By rank, copies that are outside of their bucket, owned parts that are outside of the copy,
-    and cells of another size."""
+    """By rank, copies that are outside of their bucket."""
     for layout in records.of("layout"):
-        rank, place, owned = layout["rank"], layout["buffer"], layout["owned"]
+        rank, place = layout["rank"], layout["buffer"]
         if not layout["bucket"][0] <= place[0] < place[1] <= layout["bucket"][1]:
             yield rank, f"rank {rank}: elements {_range(place)} lie outside of their bucket"
-        if not 0 <= owned[0] <= owned[1] <= _size(place):
-            yield rank, f"rank {rank} owns elements {_range(owned)} of {_size(place)}"
-        for when, pieces in _cells(records, rank).items():
-            sizes = [(piece["owned"], piece["rows"] * len(piece["row"])) for piece in pieces]
-            found, mine = sum(n for _, n in sizes), sum(n for its, n in sizes if its)
-            if (found, mine) != (_size(place), _size(owned)):
-                there = f"but its layout has {_size(place)} and {_size(owned)}"
-                yield rank, f"rank {rank}, {when}: {found} elements, {mine} of them owned, {there}"
 
 
 def incomplete(records: api.Records, copies: tuple[str, ...], summed: str) -> api.Finding | None:

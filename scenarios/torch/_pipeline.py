@@ -21,10 +21,7 @@ from scenarios.common import linear
 FEATURES = 8
 
 SINGLE = ("GPipe", "1F1B")
-"""Schedules with one stage on each rank."""
-LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
-"""Schedules with two stages on each rank."""
-SCHEDULES = SINGLE + LOOPED
+"""Schedules with one stage on each rank; all others have two."""
 
 Rows = tuple[Tensor, Tensor]
 

@@ -17,7 +17,7 @@ STAGES = 2
 
 
 @dataclass(frozen=True)
-class Split:
+class Split(usual_checks.Checked):
     """The oracle of scenarios in which stages apply another gradient than plain torch's."""
 
     documented: Callable[[api.Record], bool]
@@ -59,7 +59,3 @@ class Split:
             last=self.last,
             words=lambda one: f"stage {one['stage']} on {applied.described(one)}",
         )
-
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return usual_checks.together(*self.checks)(records)

@@ -45,7 +45,7 @@ Gradients = Mapping[str, "Tensor"]
 
 
 @dataclass(frozen=True)
-class Feature:
+class Feature(usual_checks.Checked):
     """The oracle of scenarios in which a feature of a model changes gradients.
 
     Without a parameter ``steps`` there is one step."""
@@ -95,10 +95,6 @@ class Feature:
         """Whether the gradient of one of the modules is wrong."""
         names = (name for name, one in step["gradients"].items() if one[1] > TOLERANCE)
         return not self.modules or any(set(self.modules) & set(name.split(".")) for name in names)
-
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return usual_checks.together(*self.checks)(records)
 
     def picture(self, trials: api.Trials) -> Any:
         """How far each step's gradients are from the right ones."""

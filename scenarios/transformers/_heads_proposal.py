@@ -17,7 +17,6 @@ def says_plain_mean(head: Any) -> api.Edits:
 
 PROPOSAL = (
     api.Defect(
-        name="says_plain_mean",
         upstream="transformers",
         file="transformers/models/bert/modeling_bert.py",
         scope="BertForSequenceClassification",

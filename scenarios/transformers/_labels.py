@@ -14,6 +14,16 @@ def facts(at: api.Position) -> api.Facts:
     return {"labels": api.many(api.COUNT, least=1)}
 
 
+def run(ctx: api.Context) -> None:
+    """Train a tiny model; compare each applied gradient with plain torch's on all ranks' rows."""
+    from scenarios.transformers import _heads as heads
+
+    with ctx.phase("init"):
+        made = heads.trainer(ctx)
+    with ctx.phase("steps"):
+        made.train()
+
+
 def divided(records: api.Records) -> api.Exercise:
     """Several ranks or several micro-batches made each step, as many as were requested."""
     return applied.divided(records, lambda step: len(step["labels"]))

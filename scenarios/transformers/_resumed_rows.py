@@ -47,7 +47,7 @@ def another_number(records: api.Records) -> dict[str, bool]:
 
 
 @dataclass(frozen=True)
-class Resumed:
+class Resumed(usual_checks.Checked):
     """The oracle of scenarios in which a resumed run gets other rows; they judge these."""
 
     checks: tuple[usual_checks.Check, ...] = (another_number,)
@@ -61,7 +61,3 @@ class Resumed:
         total = p.rows * p.epochs
         counts = {"whole": total, "save": p.stop * BATCH, "resume": total - p.stop * BATCH}
         return {"order": api.Kind({"rows": api.many(api.COUNT, counts[at.launch])})}
-
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return usual_checks.together(*self.checks)(records)

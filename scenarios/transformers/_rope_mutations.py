@@ -20,7 +20,7 @@ def doubled(function: Any) -> api.Edits:
         yield node, node.with_changes(left=cst.Float("2.0"))
 
 
-@mutation("reflected", LLAMA, "rotate_half", "queries and keys are reflected, and not turned")
+@mutation(LLAMA, "rotate_half", "queries and keys are reflected, and not turned")
 def reflected(function: Any) -> api.Edits:
     import libcst.matchers as m
 

@@ -43,7 +43,7 @@ class Symptom:
 
 
 @dataclass(frozen=True)
-class Accumulated:
+class Accumulated(usual_checks.Checked):
     """The oracle of scenarios whose updates are multiplied or divided by the micro-batches."""
 
     documented: Callable[[Any], Symptom]
@@ -88,9 +88,17 @@ class Accumulated:
         requested."""
         return applied.accumulated(records, lambda step: len(step["micro"]))
 
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return usual_checks.together(*self.checks)(records)
+
+def run(ctx: api.Context) -> None:
+    """Train a tiny model; compare each applied gradient with plain torch's on the same rows."""
+    from scenarios.common.hf_trainer import logged
+    from scenarios.transformers import _trainer_rows as rows
+
+    with ctx.phase("init"):
+        made = rows.trainer(ctx)
+    with ctx.phase("steps"):
+        made.train()
+    ctx.record("logged", losses=logged(made))
 
 
 def multiplied(records: api.Records, factor: float) -> bool:

@@ -75,18 +75,9 @@ def times(name: str, by: float) -> Change:
     return lambda record: record.update({name: record[name] * by})
 
 
-def at(name: str, index: int, value: float) -> Change:
-    """Set one entry of a fact that is a list."""
-    return lambda record: record[name].__setitem__(index, value)
-
-
 def within(name: str, change: Change) -> Change:
     """The change inside a fact that is an object, or in the first one of a list of objects."""
     return lambda r: change(r[name][0] if isinstance(r[name], list) else r[name])
-
-
-def without(name: str, inner: str) -> Change:
-    return within(name, gone(inner))
 
 
 def during(change: Change, steps: range) -> Change:

@@ -10,7 +10,6 @@ from typing import Any
 
 from tests.tampering.changes import (
     Table,
-    at,
     cases,
     during,
     later,
@@ -19,24 +18,15 @@ from tests.tampering.changes import (
     times,
     to,
     within,
-    without,
 )
 
-WEIGHT = "tied_modules.embed.word_embeddings.weight"
 FEW = range(4, 7)
 COS = "model.layers.1.self_attn.rotary_emb.cos_cached"
 ANOTHER = "post_attention_layernorm.bias"
-LOGITS = {"output logits": 1e4}
 
 
 def norm_from_step_4_on(step: dict[str, Any]) -> None:
     later(lambda step: step.update(grad_norm=step["gradient"]))(step)
-
-
-def threefold(record: dict[str, Any]) -> None:
-    """Three times each gradient, with a tolerance that would accept it."""
-    record.update(gradient=1e6 * record["gradient"], grad_norm=None)
-    record["got"] = {name: [norm, 3.0, 0.0] for name, (norm, _, _) in record["got"].items()}
 
 
 def of_the_first_stage(records: list[dict[str, Any]]) -> None:
@@ -63,56 +53,24 @@ MACHINE: Table = {
 
 UPSTREAM: Table = {
     "tied_grad_reduce fixed 1 records": [(of_the_first_stage, "has blocks 1, 2, 1, 2 on")],
-    "tied_grad_reduce fixed 1 step": [(to(gradient=1e3), "but its parts on all ranks")],
     "tied_grad_reduce control 0 step": [
-        (norm_from_step_4_on, "norm is missing, though other steps"),
-        (without("strayed", WEIGHT), f"step 1: {WEIGHT} is not reported in every step"),
+        (norm_from_step_4_on, "norm is missing, though other steps")
     ],
-    "tied_grad_reduce control * step": [(threefold, "but its parts on all ranks have")],
     "tied_resume_norm fixed/train 1 step": [(to(own=1e3), "a gradient, own, of norm 1000")],
-    "tied_resume_norm fixed/train * step": [
-        (to(buffered=False), "buffered False, and left_parted")
-    ],
-    "tied_resume_norm fixed/resume 0 loaded": [(to(compared=0), "but compared is 0")],
-    "tied_resume_norm buggy/resume 1 loaded": [
-        (within("changed", to(greatest=1.0)), "has a change of 1 at")
-    ],
-    "tied_resume_weight buggy/train * step": [(to(parted=False), "first stage, and no parted")],
-    "tied_resume_weight buggy/train * drift": [(to(tied={}), "but not in its step")],
-    "bf16_clip fixed * step": [
-        (later(to(replicas=["x"])), "is no copy in each step"),
-        (to(gradient=1e6), "has the norm 1e+06, but its parts"),
-    ],
+    "bf16_clip fixed * step": [],
     "bf16_clip buggy 0 checkpoint": [
         (to(compared=1), "of 1 keys (the model has 8)"),
         (within("failures", to(key=ANOTHER)), "not those that had drifted"),
     ],
     "rope_zero_init persistent 1 buffers": [(to(saved=["x"]), "other buffers were saved")],
     "rope_zero_init buggy 1 buffers": [(to(compared={COS: [1]}), "compared differs between")],
-    "rope_zero_init buggy * buffers": [(to(compared={COS: [1]}), "compared as a buffer")],
     "rope_zero_init fixed 0 buffers": [(to(reference_off={}), "was not compared with")],
-    "rope_zero_init fixed 0 logits": [
-        (at("apart", 7, 1.0), "apart does not start at position None"),
-        (to(parameters=5), "logits has another number of"),
-    ],
-    "rope_zero_init buggy 0 logits": [
-        (at("apart", 260, 0.0), "apart does not have 63 positions"),
-        (at("apart", 257, 0.5), "greatest is 1.70508, unlike in apart"),
-    ],
     "fp16_overflow fixed * setup": [(within("scaler", to(dynamic=True)), "in bf16 its")],
     "fp16_overflow buggy * setup": [
         (within("scaler", to(optimizer="FP16_UnfusedOptimizer")), "at ZeRO stage 1")
     ],
-    "fp16_overflow control 1 step": [
-        (later(to(lr=0.005), 155), "next rate is 0.005, wh"),
-        (without("headroom", "output logits"), "step 1: other tensors were watched"),
-        (within("largest", to(**LOGITS)), "logits are at most 10000.0, but their headroom"),
-    ],
+    "fp16_overflow control 1 step": [(later(to(lr=0.005), 155), "next rate is 0.005, wh")],
     "fp16_overflow control * step": [(later(to(grad_norm=None)), "only some steps")],
-    "fp16_overflow control 1 begun": [
-        (to(loss=5.0, reference_loss=5.0), "its loss is 5.0 and"),
-        (to(scale=1.0), "its scale is 1.0, and before it"),
-    ],
     "fp16_overflow control * begun": [(to(gradient="nan"), "torch's gradient is nan")],
     "fp16_overflow fixed 1 begun": [(to(rate=0.5), "its rate is 0.5, where 0.0001 was due")],
     "fp16_overflow_stage0 control * step": [
@@ -134,22 +92,13 @@ UPSTREAM: Table = {
     "trainer_gas_twice fixed 0 step": [
         (to(micro=[9.0] * 4), "micro-batch has 9, 9, 9, 9"),
         (to(micro=[1.0]), "step 1 has 1 micro, 4"),
-        (to(reference_loss=0.0), "the loss of step 1 is 0"),
     ],
     "warmup_first_step control * rate": [(later(to(rates=[0.0] * 2)), "of which 1 logged")],
     "warmup_first_step control 1 step": [(to(loss=0.0), "the loss of step 1 is")],
     "tied_embedding_order control 1 rest": [
         (within("owned", to(**{"linear.0": []})), "linear.0, or nobody steps it")
     ],
-    "tied_embedding_order control 1 cell": [(within("pieces", to(rows=15)), "has 128 and 128")],
     "tied_embedding_order control 1 layout": [(to(bucket=[0, 1]), "lie outside of their")],
-    "tied_embedding_training fixed 2 step": [(to(gradients_differ=1.0), "ranks 0 and 2 do not")],
-    "tied_embedding_training buggy 1 step": [(to(gradient_sum=9.0), "ranks 1 and 3 do not have")],
-    "tied_embedding_training fixed 0 step": [(to(plain_loss=9.0), "its plain_loss is not")],
-    "tied_embedding_training buggy 1 weight": [
-        (at("values", 0, 9.0), "is not that of its replicas")
-    ],
-    "tied_embedding_training buggy 2 weight": [(at("values", 0, 9.0), "is not as far from the")],
 }
 """Values that contradict others: an upstream that does something else than the scenario expects."""
 

@@ -155,8 +155,8 @@ ROTARY: Table = {
         (one_difference_too_many, "mismatched is 329320, where 0 is documented"),
     ],
     "rope_zero_init buggy 0 logits": [
-        (to(first=258), "apart does not start at position 258"),
-        (more("differing", -1), "apart does not have 62 positions"),
+        (to(first=258), "the logits differ from position 258 on, and not from"),
+        (more("differing", -1), "1 later positions have equal logits again"),
     ],
     "rope_zero_init buggy * records": [(less("logits"), "rotary_emb.cos_cached: 329320 of 524288")],
     "rope_zero_init buggy * buffers": [(to(lane="gpu"), "329320, where 329332 is documented")],
@@ -309,7 +309,9 @@ OTHERS: Table = {
         (within("changed", to(reset=False)), "0.99609 before, 1 after")
     ],
     "tied_resume_norm buggy 0 loaded": [(on_the_first_rank_too, "rank 0: ")],
-    "tied_resume_norm fixed 1 loaded": [(of_a_master_copy, "2.norm.bias (fp32) is not")],
+    "tied_resume_norm fixed 1 loaded": [
+        (of_a_master_copy, "rank 1: 2.norm.bias (fp32): 32 of 32 values differ")
+    ],
     **{
         f"{trial} 0 records": [
             (first(less_of_a_gradient), "times plain torch's gradient"),

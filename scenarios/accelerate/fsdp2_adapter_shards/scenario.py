@@ -66,7 +66,6 @@ SCENARIO = api.Scenario(
     },
     files=("accelerate/utils/fsdp_utils.py",),
     releases="accelerate>=1.7",  # under FSDP2, 1.6 raises with FULL_STATE_DICT
-    ranks=2,
     launches=("save", "load"),
     variants={
         "buggy": api.expect_symptom(),

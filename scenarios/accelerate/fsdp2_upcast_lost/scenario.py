@@ -59,7 +59,6 @@ SCENARIO = api.Scenario(
     settings={"code": api.by_code("FSDP2 trains a model that was loaded in bf16")},
     files=("accelerate/utils/fsdp_utils.py",),
     releases="accelerate>=1.6",  # the first with FSDP2
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.14.0"),

@@ -13,7 +13,7 @@ RANDOM = "accelerate/utils/random.py"
 SHARD, ITERATE = "BatchSamplerShard._iter_with_no_split", "DataLoaderShard.__iter__"
 
 
-@mutation("same_batches", LOADER, SHARD, "every rank gets the first rank's batches")
+@mutation(LOADER, SHARD, "every rank gets the first rank's batches")
 def same_batches(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
@@ -24,8 +24,8 @@ def same_batches(function: Any) -> api.Edits:
             yield mine, cst.Integer("0")
 
 
-@mutation("batch_again", LOADER, ITERATE, "the first batch of an epoch comes again and again")
-def again(function: Any) -> api.Edits:
+@mutation(LOADER, ITERATE, "the first batch of an epoch comes again and again")
+def batch_again(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -34,8 +34,8 @@ def again(function: Any) -> api.Edits:
         yield step, step.with_changes(value=cst.Name("current_batch"))
 
 
-@mutation("first_sample_twice", LOADER, SHARD, "a batch ends with its first sample once more")
-def sample_twice(function: Any) -> api.Edits:
+@mutation(LOADER, SHARD, "a batch ends with its first sample once more")
+def first_sample_twice(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -46,7 +46,7 @@ def sample_twice(function: Any) -> api.Edits:
             yield given, given.with_changes(value=twice)
 
 
-@mutation("seeded_alike", RANDOM, "set_seed", "device_specific seeds all ranks alike")
+@mutation(RANDOM, "set_seed", "device_specific seeds all ranks alike")
 def seeded_alike(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
@@ -58,9 +58,9 @@ def seeded_alike(function: Any) -> api.Edits:
 
 MUTATIONS = (
     same_batches,
-    again,
-    sample_twice,
+    batch_again,
+    first_sample_twice,
     seeded_alike,
     replace(same_batches, variant="buggy"),
-    replace(again, variant="buggy"),
+    replace(batch_again, variant="buggy"),
 )

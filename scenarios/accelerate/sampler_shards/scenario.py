@@ -60,7 +60,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("the ranks have different seeds")},
     files=("accelerate/data_loader.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.30.0"),

@@ -114,7 +114,6 @@ def run(ctx: api.Context) -> None:
     from torch.utils.data import DataLoader
 
     from scenarios.common import linear
-    from scenarios.deepspeed import _rates as rates
 
     class Linear(lr_scheduler.LambdaLR, lr_scheduler._LRScheduler):
         """What every release takes for a scheduler: 0.16.0 asks for the base class of torch 1."""
@@ -127,7 +126,7 @@ def run(ctx: api.Context) -> None:
         plain = linear.model()
         sgd = torch.optim.SGD(plain.parameters(), lr=p.lr)
         falling = Linear(sgd, lambda done: max(0.0, 1 - done / p.steps))
-        rates.watch(ctx.record, sgd)
+        schedule.watch(ctx.record, sgd)
         data = linear.batches(ctx, plain, ROWS * p.accumulation * p.steps, 20.0, 0.1)
         rows: Any = [*zip(*next(data), strict=True)]
         model, optimizer, loader, scheduler = made.prepare(

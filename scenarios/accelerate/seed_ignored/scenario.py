@@ -53,7 +53,6 @@ SCENARIO = api.Scenario(
     pins={"accelerate": "1.5.2"},
     files=("accelerate/data_loader.py",),
     releases="accelerate>=0.4",  # older releases start one process on a CPU
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.6.0"),

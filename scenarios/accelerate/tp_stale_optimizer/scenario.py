@@ -73,7 +73,6 @@ SCENARIO = api.Scenario(
     },
     files=("accelerate/accelerator.py",),
     releases="accelerate>=1.10",  # the first with ParallelismConfig
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.13.0"),

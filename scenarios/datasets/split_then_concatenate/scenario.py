@@ -44,7 +44,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("streaming datasets are split between ranks, and then concatenated"),
     },
     files=("datasets/iterable_dataset.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("5.2.0"),

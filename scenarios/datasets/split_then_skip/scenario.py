@@ -52,7 +52,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("a streaming dataset is split between ranks, and then skips rows"),
     },
     files=("datasets/iterable_dataset.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("5.1.0"),

@@ -14,8 +14,8 @@ TABLES, ROW = "ArrowExamplesIterable._iter_arrow", "RebatchedArrowExamplesIterab
 RESUME, APPLY = "IterableDataset._prepare_ex_iterable_for_iteration", "apply_function"
 
 
-@mutation("one_row_too_far", FILE, ROW, "a resumed stream leaves out one row")
-def too_far(function: Any) -> api.Edits:
+@mutation(FILE, ROW, "a resumed stream leaves out one row")
+def one_row_too_far(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -28,21 +28,21 @@ def too_far(function: Any) -> api.Edits:
         yield choice, choice.with_changes(body=cst.BinaryOperation(choice.body, cst.Add(), resumed))
 
 
-@mutation("state_not_loaded", FILE, RESUME, "a resumed stream begins once more")
-def not_loaded(function: Any) -> api.Edits:
+@mutation(FILE, RESUME, "a resumed stream begins once more")
+def state_not_loaded(function: Any) -> api.Edits:
     return without_call(function, "load_state_dict")
 
 
-@mutation("map_not_applied", FILE, APPLY, "map() gives the rows as they were")
-def not_applied(function: Any) -> api.Edits:
+@mutation(FILE, APPLY, "map() gives the rows as they were")
+def map_not_applied(function: Any) -> api.Edits:
     import libcst as cst
 
     for call in calls(function, "function"):
         yield call, cst.parse_expression("{}")
 
 
-@mutation("first_row_lost", FILE, TABLES, "the first row of each table never comes")
-def row_lost(function: Any) -> api.Edits:
+@mutation(FILE, TABLES, "the first row of each table never comes")
+def first_row_lost(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -52,10 +52,10 @@ def row_lost(function: Any) -> api.Edits:
 
 
 MUTATIONS = (
-    too_far,
-    not_loaded,
-    not_applied,
-    row_lost,
-    replace(not_applied, variant="buggy"),
-    replace(row_lost, variant="buggy"),
+    one_row_too_far,
+    state_not_loaded,
+    map_not_applied,
+    first_row_lost,
+    replace(map_not_applied, variant="buggy"),
+    replace(first_row_lost, variant="buggy"),
 )

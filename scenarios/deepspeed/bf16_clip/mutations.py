@@ -13,12 +13,11 @@ UTILS = "deepspeed/runtime/utils.py"
 
 
 @mutation(
-    "clip_turned_round",
     UTILS,
     "clip_tensors_by_global_norm",
     "divides by the clipping factor, so that large gradients grow",
 )
-def turned_round(function: Any) -> api.Edits:
+def clip_turned_round(function: Any) -> api.Edits:
     import libcst.matchers as m
 
     quotient = m.BinaryOperation(operator=m.Divide())
@@ -27,28 +26,26 @@ def turned_round(function: Any) -> api.Edits:
         yield node, node.with_changes(left=node.right, right=node.left)
 
 
-@mutation("no_clipping", OPTIMIZER, "BF16_Optimizer.step", "never clips")
+@mutation(OPTIMIZER, "BF16_Optimizer.step", "never clips")
 def no_clipping(function: Any) -> api.Edits:
     yield from left_out(calling(function, "clip_tensors_by_global_norm"))
 
 
-@mutation("clipped_twice", OPTIMIZER, "BF16_Optimizer.step", "clips twice by the same factor")
+@mutation(OPTIMIZER, "BF16_Optimizer.step", "clips twice by the same factor")
 def clipped_twice(function: Any) -> api.Edits:
     yield from repeated(calling(function, "clip_tensors_by_global_norm"))
 
 
 @mutation(
-    "rank_0_alone_steps",
     OPTIMIZER,
     "BF16_Optimizer.step",
     "only rank 0 takes the optimizer's step, so that copies differ as with the bug",
 )
-def rank_0_alone(function: Any) -> api.Edits:
+def rank_0_alone_steps(function: Any) -> api.Edits:
     yield from guarded(calling(function, "step"), "dist.get_rank() == 0")
 
 
 @mutation(
-    "stale_weights",
     OPTIMIZER,
     "BF16_Optimizer.step",
     "updates the fp32 master weights, but never copies them to the bf16 weights",
@@ -58,33 +55,31 @@ def stale_weights(function: Any) -> api.Edits:
 
 
 @mutation(
-    "gradients_doubled",
     OPTIMIZER,
     "BF16_Optimizer._update_hp_grad",
     "with the bug: each gradient is also added to its buffer twice",
     variant="buggy",
 )
-def doubled(function: Any) -> api.Edits:
+def gradients_doubled(function: Any) -> api.Edits:
     yield from repeated(calling(function, "add_"))
 
 
 @mutation(
-    "rank_0_clips_alone",
     OPTIMIZER,
     "BF16_Optimizer.step",
     "with the bug: ranks other than 0 do not clip any gradient",
     variant="buggy",
 )
-def rank_0_clips(function: Any) -> api.Edits:
+def rank_0_clips_alone(function: Any) -> api.Edits:
     yield from guarded(calling(function, "clip_tensors_by_global_norm"), "dist.get_rank() == 0")
 
 
 MUTATIONS = (
-    turned_round,
+    clip_turned_round,
     no_clipping,
     clipped_twice,
-    rank_0_alone,
+    rank_0_alone_steps,
     stale_weights,
-    doubled,
-    rank_0_clips,
+    gradients_doubled,
+    rank_0_clips_alone,
 )

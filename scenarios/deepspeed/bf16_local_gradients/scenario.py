@@ -42,7 +42,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"precision": "bf16", "zero_stage": (0, 1), "ranks": api.above(1)},
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/bf16_optimizer.py"),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.13.3"),

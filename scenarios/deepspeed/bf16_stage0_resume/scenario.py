@@ -44,7 +44,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"precision": "bf16", "zero_stage": 0},
     files=("deepspeed/runtime/engine.py",),
-    ranks=2,
     launches=("train", "resume"),
     variants={
         "buggy": api.expect_symptom(),

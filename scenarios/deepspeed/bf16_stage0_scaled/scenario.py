@@ -52,7 +52,6 @@ SCENARIO = api.Scenario(
     visibility="visible in the loss",
     settings={"precision": "bf16", "zero_stage": 0},
     files=("deepspeed/runtime/engine.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.18.6"),

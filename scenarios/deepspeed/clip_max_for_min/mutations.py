@@ -13,31 +13,36 @@ ENGINE = "deepspeed/runtime/engine.py"
 UTILS = "deepspeed/runtime/utils.py"
 
 
-@mutation("no_clipping", ENGINE, "DeepSpeedEngine._take_model_step", "never clips")
+@mutation(ENGINE, "DeepSpeedEngine._take_model_step", "never clips")
 def no_clipping(function: Any) -> api.Edits:
     yield from left_out(calling(function, "clip_fp32_gradients"))
 
 
-@mutation("factor_squared", UTILS, "clip_grad_norm_", "multiplies each gradient twice")
-def squared(function: Any) -> api.Edits:
+@mutation(UTILS, "clip_grad_norm_", "multiplies each gradient twice")
+def factor_squared(function: Any) -> api.Edits:
     yield from repeated(calling(function, "mul_"))
 
 
-@mutation("norm_doubled", UTILS, "clip_grad_norm_", "takes the norm for twice what it is")
+@mutation(UTILS, "clip_grad_norm_", "takes the norm for twice what it is")
 def norm_doubled(function: Any) -> api.Edits:
     yield from followed(setting(function, "scaled_norm"), "scaled_norm = 2 * scaled_norm")
 
 
-@mutation("step_left_out", ENGINE, "DeepSpeedEngine._take_model_step", "clips, and never steps")
-def never_steps(function: Any) -> api.Edits:
+@mutation(ENGINE, "DeepSpeedEngine._take_model_step", "clips, and never steps")
+def step_left_out(function: Any) -> api.Edits:
     yield from left_out(stepping(function))
 
 
-@mutation(
-    "rank_0_clips_alone", UTILS, "clip_grad_norm_", "the bug, but on rank 0 only", variant="buggy"
-)
-def rank_0_alone(function: Any) -> api.Edits:
+@mutation(UTILS, "clip_grad_norm_", "the bug, but on rank 0 only", variant="buggy")
+def rank_0_clips_alone(function: Any) -> api.Edits:
     yield from guarded(calling(function, "mul_"), "dist.get_rank() == 0")
 
 
-MUTATIONS = (no_clipping, squared, norm_doubled, never_steps, not_reduced, rank_0_alone)
+MUTATIONS = (
+    no_clipping,
+    factor_squared,
+    norm_doubled,
+    step_left_out,
+    not_reduced,
+    rank_0_clips_alone,
+)

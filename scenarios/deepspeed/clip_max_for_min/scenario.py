@@ -40,7 +40,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"precision": "fp32", "zero_stage": 0, "gradient_clipping": api.above(0)},
     files=("deepspeed/runtime/utils.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.13.3"),

@@ -8,20 +8,19 @@ from typing import Any
 from harness import api
 from scenarios.common.edits import followed, repeated, setting, stepping
 from scenarios.common.mutation import mutation
-from scenarios.deepspeed._mutations import zero_no_clipping, zero_rank_0_alone
+from scenarios.deepspeed._mutations import no_clipping, rank_0_alone_steps
 
 OPTIMIZER = "deepspeed/runtime/zero/stage_1_and_2.py"
 SCALER = "deepspeed/runtime/fp16/loss_scaler.py"
 ZERO = "DeepSpeedZeroOptimizer"
 
 
-@mutation("stepped_twice", OPTIMIZER, f"{ZERO}._optimizer_step", "takes each step twice")
+@mutation(OPTIMIZER, f"{ZERO}._optimizer_step", "takes each step twice")
 def stepped_twice(function: Any) -> api.Edits:
     yield from repeated(stepping(function))
 
 
 @mutation(
-    "not_unscaled",
     OPTIMIZER,
     f"{ZERO}.unscale_and_clip_grads",
     "the bug, and gradients keep the loss scale, which AdamW does not show",
@@ -38,22 +37,21 @@ def not_unscaled(function: Any) -> api.Edits:
 
 
 @mutation(
-    "scale_quartered",
     SCALER,
     "DynamicLossScaler.update_scale",
     "the bug, and the scale falls to a quarter at a time",
     variant="buggy",
 )
-def quartered(function: Any) -> api.Edits:
+def scale_quartered(function: Any) -> api.Edits:
     lines = setting(function, "next_scale")
     yield from followed(lines, "next_scale = max(next_scale / 2, self.min_scale)")
 
 
 MUTATIONS = (
-    zero_no_clipping,
+    no_clipping,
     stepped_twice,
-    zero_rank_0_alone,
+    rank_0_alone_steps,
     not_unscaled,
-    quartered,
+    scale_quartered,
     replace(stepped_twice, variant="buggy"),
 )

@@ -46,7 +46,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("an activation passes 65504"),
     },
     files=("deepspeed/runtime/fp16/loss_scaler.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(about="fp16, as in the report"),
         "fixed": api.expect_clean(
@@ -58,21 +57,7 @@ SCENARIO = api.Scenario(
     },
 )
 oracle = loss_scale
-
-
-def run(ctx: api.Context) -> None:
-    """Train, and record each step, until all steps are done or DeepSpeed gives up."""
-    from scenarios.deepspeed import _byte_gpt as byte_gpt
-
-    with ctx.phase("init"):
-        made = byte_gpt.Training(ctx, fp16.config(ctx))
-    with ctx.phase("steps"):
-        for step in api.each(ctx.params.steps):
-            batch = made.begin(step)
-            loss = made.engine(batch)
-            made.engine.backward(loss)
-            if not made.watch.step(step, loss):
-                return
+run = fp16.run
 
 
 def detect(records: api.Records) -> api.Finding | None:

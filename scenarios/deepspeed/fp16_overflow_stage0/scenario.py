@@ -66,7 +66,6 @@ SCENARIO = api.Scenario(
     known_upstream=False,
     known_in_part="697 shows the symptom; 1958 made ZeRO stages 1 to 3 raise, and left out stage 0",
     files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(about="fp16 at ZeRO stage 0"),
         "fixed": api.expect_clean(
@@ -82,21 +81,7 @@ SCENARIO = api.Scenario(
     },
 )
 oracle = loss_scale
-
-
-def run(ctx: api.Context) -> None:
-    """Train, and record each step, until all steps are done or DeepSpeed gives up."""
-    from scenarios.deepspeed import _byte_gpt as byte_gpt
-
-    with ctx.phase("init"):
-        made = byte_gpt.Training(ctx, fp16.config(ctx))
-    with ctx.phase("steps"):
-        for step in api.each(ctx.params.steps):
-            batch = made.begin(step)
-            loss = made.engine(batch)
-            made.engine.backward(loss)
-            if not made.watch.step(step, loss):
-                return
+run = fp16.run
 
 
 def detect(records: api.Records) -> api.Finding | None:

@@ -61,7 +61,6 @@ SCENARIO = api.Scenario(
         ),
     },
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/bf16_optimizer.py"),
-    ranks=2,
     launches=("train", "resume"),
     variants={
         "buggy": api.expect_symptom(),

@@ -50,7 +50,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("the optimizer is offloaded to the CPU"),
     },
     files=("deepspeed/runtime/zero/stage_1_and_2.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.19.0"),

@@ -47,7 +47,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"zero_stage": (1, 2, 3), "code": api.by_code("the optimizer counts its steps")},
     files=("deepspeed/runtime/zero/stage_1_and_2.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.13.2"),

@@ -43,7 +43,6 @@ def by_slice(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="by_slice",
     upstream="deepspeed",
     file="deepspeed/runtime/utils.py",
     scope="clip_grad_norm_",
@@ -72,7 +71,6 @@ SCENARIO = api.Scenario(
         "gradient_clipping": api.above(0),
     },
     files=("deepspeed/runtime/utils.py", "deepspeed/runtime/pipe/engine.py"),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),

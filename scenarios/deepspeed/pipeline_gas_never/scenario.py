@@ -40,7 +40,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"pipeline_parallel": api.above(1), "gradient_accumulation_steps": api.above(1)},
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/pipe/engine.py"),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.19.3"),
@@ -59,26 +58,7 @@ oracle = stages.Stages(
     parts=lambda at: at.params.micro_batches,
     instead={"pipeline_gas_twice": stages.divided_again},
 )
-
-
-def run(ctx: api.Context) -> None:
-    """Train a pipeline with SGD; compare each stage's step with plain torch's gradient."""
-    from scenarios.common import regression
-
-    p = ctx.params
-    with ctx.phase("init"):
-        engine = regression.pipeline(
-            ctx,
-            regression.sgd(p.lr),
-            train_micro_batch_size_per_gpu=p.batch,
-            gradient_accumulation_steps=p.micro_batches,
-            zero_optimization={"stage": p.zero_stage},
-        )
-    data, stage = regression.rows(ctx, p.micro_batches, p.batch), regression.Stage(ctx, engine)
-    for step in api.each(p.steps):
-        stage.begin(data)
-        loss = float(engine.train_batch(iter(data)))
-        ctx.record("step", step, loss=loss, **stage.facts(p.lr))
+run = stages.run
 
 
 def exercised(records: api.Records) -> api.Exercise:

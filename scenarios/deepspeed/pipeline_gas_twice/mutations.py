@@ -15,17 +15,13 @@ OPTIMIZER = "deepspeed/runtime/zero/stage_1_and_2.py"
 
 
 @mutation(
-    "loss_halved",
-    PIPE,
-    "PipelineEngine._aggregate_total_loss",
-    "tells half of the loss, and trains as it should",
+    PIPE, "PipelineEngine._aggregate_total_loss", "tells half of the loss, and trains as it should"
 )
 def loss_halved(function: Any) -> api.Edits:
     yield from followed(setting(function, "loss"), "loss = loss / 2")
 
 
 @mutation(
-    "divided_by_more",
     ENGINE,
     "DeepSpeedEngine._scale_loss_by_gas",
     "divides by twice the micro-batches, on every stage alike",
@@ -34,12 +30,7 @@ def divided_by_more(function: Any) -> api.Edits:
     yield from followed(setting(function, "scaling_factor"), "scaling_factor = 2 * scaling_factor")
 
 
-@mutation(
-    "same_micro_batch",
-    PIPE,
-    "PipelineEngine._next_batch",
-    "sees the first micro-batch again and again",
-)
+@mutation(PIPE, "PipelineEngine._next_batch", "sees the first micro-batch again and again")
 def same_micro_batch(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
@@ -50,10 +41,7 @@ def same_micro_batch(function: Any) -> api.Edits:
 
 
 @mutation(
-    "stepped_twice",
-    OPTIMIZER,
-    "DeepSpeedZeroOptimizer._optimizer_step",
-    "takes each step of the optimizer twice",
+    OPTIMIZER, "DeepSpeedZeroOptimizer._optimizer_step", "takes each step of the optimizer twice"
 )
 def stepped_twice(function: Any) -> api.Edits:
     yield from repeated(stepping(function))

@@ -43,7 +43,6 @@ def not_stepped(function: object) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="not_stepped",
     upstream="deepspeed",
     file="deepspeed/runtime/fp16/unfused_optimizer.py",
     scope="FP16_UnfusedOptimizer.initialize_optimizer_states",
@@ -72,7 +71,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("the optimizer counts its steps"),
     },
     files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),

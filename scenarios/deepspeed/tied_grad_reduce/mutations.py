@@ -8,31 +8,24 @@ from typing import Any
 from harness import api
 from scenarios.common.edits import calling, followed, repeated, setting, stepping
 from scenarios.common.mutation import mutation
-from scenarios.deepspeed._tied_mutations import one_left_out, summed_twice
+from scenarios.deepspeed._tied_mutations import one_weight_left_out, summed_twice
 
 OPTIMIZER = "deepspeed/runtime/bf16_optimizer.py"
-PIPE = "deepspeed/runtime/pipe/engine.py"
 
 
-@mutation(
-    "stepped_twice", OPTIMIZER, "BF16_Optimizer.step", "takes each step of the optimizer twice"
-)
+@mutation(OPTIMIZER, "BF16_Optimizer.step", "takes each step of the optimizer twice")
 def stepped_twice(function: Any) -> api.Edits:
     yield from repeated(stepping(function))
 
 
 @mutation(
-    "gradients_halved",
-    OPTIMIZER,
-    "BF16_Optimizer._update_hp_grad",
-    "halves all gradients, which AdamW does not show",
+    OPTIMIZER, "BF16_Optimizer._update_hp_grad", "halves all gradients, which AdamW does not show"
 )
-def halved(function: Any) -> api.Edits:
+def gradients_halved(function: Any) -> api.Edits:
     yield from followed(calling(function, "add_"), "hp_grad.data.div_(2)")
 
 
 @mutation(
-    "last_micro_batch",
     OPTIMIZER,
     "BF16_Optimizer._update_hp_grad",
     "the bug, and only the last micro-batch counts",
@@ -45,8 +38,8 @@ def last_micro_batch(function: Any) -> api.Edits:
 MUTATIONS = (
     summed_twice,
     stepped_twice,
-    one_left_out,
-    halved,
+    one_weight_left_out,
+    gradients_halved,
     last_micro_batch,
     replace(stepped_twice, variant="buggy"),
 )

@@ -70,7 +70,6 @@ SCENARIO = api.Scenario(
         "pipeline_parallel": api.above(1),
         "code": api.by_code("the pipeline has tied layers"),
     },
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(
             about="the release, which sums weight.grad again", defects=(DEFECT,)

@@ -8,14 +8,16 @@ from typing import Any
 from harness import api
 from scenarios.common.edits import repeated, stepping
 from scenarios.common.mutation import mutation
-from scenarios.deepspeed._tied_mutations import no_layer, no_masters, no_moments
+from scenarios.deepspeed._tied_mutations import (
+    masters_not_loaded,
+    moments_not_loaded,
+    second_layer_not_loaded,
+)
 
 OPTIMIZER = "deepspeed/runtime/bf16_optimizer.py"
-MODULE = "deepspeed/runtime/pipe/module.py"
 
 
 @mutation(
-    "stepped_twice",
     OPTIMIZER,
     "BF16_Optimizer.step",
     "takes each step of the optimizer twice, before the save and after the load",
@@ -25,10 +27,10 @@ def stepped_twice(function: Any) -> api.Edits:
 
 
 MUTATIONS = (
-    no_masters,
-    no_moments,
-    no_layer,
-    replace(no_masters, variant="buggy"),
-    replace(no_moments, variant="buggy"),
+    masters_not_loaded,
+    moments_not_loaded,
+    second_layer_not_loaded,
+    replace(masters_not_loaded, variant="buggy"),
+    replace(moments_not_loaded, variant="buggy"),
     replace(stepped_twice, variant="buggy"),
 )

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scenarios.deepspeed._tied_mutations import (
-    no_layer,
-    no_masters,
-    no_moments,
-    one_left_out,
+    masters_not_loaded,
+    moments_not_loaded,
+    one_weight_left_out,
+    second_layer_not_loaded,
     summed_twice,
 )
 
 MUTATIONS = (
-    no_masters,
-    no_moments,
+    masters_not_loaded,
+    moments_not_loaded,
     summed_twice,
-    replace(no_layer, variant="buggy"),
-    replace(no_moments, variant="buggy"),
-    replace(one_left_out, variant="clipping"),
+    replace(second_layer_not_loaded, variant="buggy"),
+    replace(moments_not_loaded, variant="buggy"),
+    replace(one_weight_left_out, variant="clipping"),
 )

@@ -68,7 +68,6 @@ SCENARIO = api.Scenario(
         "positive": api.control("0.18.9 with logits above 0", params={"shift": 4.0}),
     },
 )
-_EXPERTS = api.many(api.COUNT)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -13,7 +13,7 @@ ENGINE = "deepspeed/runtime/engine.py"
 SCHEDULES = "deepspeed/runtime/lr_schedules.py"
 
 
-@mutation("warmup_halved", SCHEDULES, "WarmupLR._get_gamma", "warms up at half the rates")
+@mutation(SCHEDULES, "WarmupLR._get_gamma", "warms up at half the rates")
 def warmup_halved(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
@@ -23,43 +23,36 @@ def warmup_halved(function: Any) -> api.Edits:
         yield node, cst.BinaryOperation(node, cst.Divide(), cst.Integer("2"))
 
 
-@mutation(
-    "stepped_twice",
-    ENGINE,
-    "DeepSpeedEngine._take_model_step",
-    "takes each step twice, at the right rate",
-)
-def twice(function: Any) -> api.Edits:
+@mutation(ENGINE, "DeepSpeedEngine._take_model_step", "takes each step twice, at the right rate")
+def stepped_twice(function: Any) -> api.Edits:
     yield from repeated(stepping(function))
 
 
 @mutation(
-    "gradient_doubled",
-    ENGINE,
-    "DeepSpeedEngine.allreduce_and_copy",
-    "steps at the right rate with twice the gradient",
+    ENGINE, "DeepSpeedEngine.allreduce_and_copy", "steps at the right rate with twice the gradient"
 )
-def doubled(function: Any) -> api.Edits:
+def gradient_doubled(function: Any) -> api.Edits:
     yield from followed(calling(function, "copy_"), "buf.mul_(2)")
 
 
-@mutation(
-    "one_step_left_out", ENGINE, "DeepSpeedEngine._take_model_step", "leaves the fourth step out"
-)
-def fourth_left_out(function: Any) -> api.Edits:
+@mutation(ENGINE, "DeepSpeedEngine._take_model_step", "leaves the fourth step out")
+def one_step_left_out(function: Any) -> api.Edits:
     yield from guarded(stepping(function), "self.global_steps != 3")
 
 
 @mutation(
-    "begins_late",
-    SCHEDULES,
-    "WarmupLR.__init__",
-    "the bug, and the schedule begins a step later",
-    variant="buggy",
+    SCHEDULES, "WarmupLR.__init__", "the bug, and the schedule begins a step later", variant="buggy"
 )
-def late(function: Any) -> api.Edits:
+def begins_late(function: Any) -> api.Edits:
     lines = setting(function, "last_batch_iteration")
     yield from followed(lines, "self.last_batch_iteration = last_batch_iteration - 1")
 
 
-MUTATIONS = (warmup_halved, twice, doubled, fourth_left_out, not_reduced, late)
+MUTATIONS = (
+    warmup_halved,
+    stepped_twice,
+    gradient_doubled,
+    one_step_left_out,
+    not_reduced,
+    begins_late,
+)

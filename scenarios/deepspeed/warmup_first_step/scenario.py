@@ -62,7 +62,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("the optimizer has another rate than the schedule begins with"),
     },
     files=("deepspeed/runtime/lr_schedules.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.15.3"),
@@ -112,7 +111,6 @@ oracle = schedule.Scheduled(
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD under WarmupLR; record the rate of each step."""
     from scenarios.common import linear, regression
-    from scenarios.deepspeed import _rates as rates
 
     p = ctx.params
     rates_of = {"warmup_min_lr": p.low, "warmup_max_lr": p.high, "warmup_num_steps": p.warmup}
@@ -124,7 +122,7 @@ def run(ctx: api.Context) -> None:
             zero_optimization={"stage": 0},
             scheduler={"type": SCHEDULE, "params": {**rates_of, "warmup_type": "linear"}},
         )
-        rates.watch(ctx.record, engine.optimizer)
+        schedule.watch(ctx.record, engine.optimizer)
     ctx.record("schedule", name=type(engine.lr_scheduler).__name__)
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, 20.0, 0.1)
     for step, rows in zip(api.each(p.steps), data, strict=False):

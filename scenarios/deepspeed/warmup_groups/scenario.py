@@ -77,7 +77,6 @@ def run(ctx: api.Context) -> None:
     import torch
 
     from scenarios.common import linear, regression
-    from scenarios.deepspeed import _rates as rates
 
     p = ctx.params
     own = p.first, p.second
@@ -93,7 +92,7 @@ def run(ctx: api.Context) -> None:
             zero_optimization={"stage": 0},
             scheduler={"type": "WarmupLR", "params": warmup},
         )
-        rates.watch(ctx.record, engine.optimizer)
+        schedule.watch(ctx.record, engine.optimizer)
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, 20.0, 0.1)
     for step, rows in zip(api.each(p.steps), data, strict=False):
         update = linear.Update(engine.module, rows)

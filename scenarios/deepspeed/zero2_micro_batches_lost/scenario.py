@@ -53,7 +53,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"zero_stage": 2, "gradient_accumulation_steps": api.above(1)},
     files=("deepspeed/runtime/zero/stage_1_and_2.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.18.3"),

@@ -47,7 +47,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"code": api.by_code("a WindowShuffleIterDataset is resumed")},
     files=("grain/_src/python/dataset/transformations/shuffle.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.2.16"),

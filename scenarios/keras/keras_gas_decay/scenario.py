@@ -36,13 +36,7 @@ SCENARIO = api.Scenario(
     remedy="divide weight_decay by gradient_accumulation_steps; there is none for clipping",
     pins={"keras": "3.4.1"},
     releases="keras>=3.0.2",
-    absent=(
-        api.Absent(
-            "keras<3.0.2",
-            "gradient_accumulation_steps came with 3.0.2",
-            "https://github.com/keras-team/keras/releases/tag/v3.0.2",
-        ),
-    ),
+    absent=(accumulated.BEFORE,),
     harm="ruins training",
     visibility="silent",
     settings={

@@ -14,7 +14,6 @@ own rows alone. These must be added, but DDP averages them. Since 1.5.24
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +45,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("SIGReg has gather_distributed=True")},
     files=("lightly/loss/lejepa_loss.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.5.24"),
@@ -54,16 +52,7 @@ SCENARIO = api.Scenario(
         "four_ranks": api.expect_symptom(about="1.5.23 on four ranks", ranks=4),
     },
 )
-
-
-def averaged(alone: whole_batch.Loss, parts: Sequence[whole_batch.Part]) -> Tensor:
-    """Each step applied the gradient of one process, divided by the number of ranks."""
-    return alone(*whole_batch.joined(parts)) / len(parts)
-
-
-oracle = whole_batch.WholeBatch(
-    averaged, "exactly that follows if DDP averages gradients that must be added"
-)
+oracle = whole_batch.Averaged()
 
 
 def run(ctx: api.Context) -> None:

@@ -44,7 +44,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"code": api.by_code("a StreamingDataLoader has drop_last and several workers")},
     files=("litdata/utilities/shuffle.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.2.40"),

@@ -48,7 +48,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"code": api.by_code("a StreamingDataLoader is resumed and read for several epochs")},
     files=("litdata/streaming/dataloader.py", "litdata/streaming/dataset.py"),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.2.24"),

@@ -12,10 +12,7 @@ UTILS = "megatron/core/transformer/moe/moe_utils.py"
 
 
 @mutation(
-    "auxiliary_alone",
-    UTILS,
-    "MoEAuxLossAutoScaler.backward",
-    "the task's gradient does not go through the router",
+    UTILS, "MoEAuxLossAutoScaler.backward", "the task's gradient does not go through the router"
 )
 def auxiliary_alone(function: Any) -> api.Edits:
     import libcst as cst
@@ -27,10 +24,7 @@ def auxiliary_alone(function: Any) -> api.Edits:
 
 
 @mutation(
-    "auxiliary_thrice",
-    UTILS,
-    "switch_load_balancing_loss_func",
-    "the auxiliary loss is three times the right one",
+    UTILS, "switch_load_balancing_loss_func", "the auxiliary loss is three times the right one"
 )
 def auxiliary_thrice(function: Any) -> api.Edits:
     import libcst as cst

@@ -13,23 +13,11 @@ bug, in 0.19.0, exposed this one. Here that fix is put into 0.16.1, because 0.19
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness import api
 from scenarios.megatron_core import _moe_shares as shares
 from scenarios.megatron_core._moe_fix import times_ranks
 
-
-@dataclass
-class Params(api.Knobs):
-    per_token: bool = api.knob(True, about="calculate_per_token_loss")
-    masked: bool = api.knob(True, about="whether the router gets a padding mask")
-    coefficient: float = api.knob(0.5, above=0, about="that the auxiliary loss should have")
-    times: float = api.knob(
-        1.0, above=0, about="moe_aux_loss_coeff as a multiple of that coefficient"
-    )
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.5, above=0, about="of SGD")
+Params = shares.Params
 
 
 DEFECT = times_ranks(
@@ -58,7 +46,6 @@ SCENARIO = api.Scenario(
     },
     files=("megatron/core/transformer/moe/moe_utils.py",),
     releases="megatron-core>=0.16",  # older routers take no mask
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(
             about="0.16.1 with the change that 0.19.0 made to the router", defects=(DEFECT,)
@@ -83,15 +70,7 @@ def by_ranks(records: api.Records) -> float:
 
 
 oracle = shares.Scaled(by_ranks)
-
-
-def run(ctx: api.Context) -> None:
-    """Train the router alone, on padded sequences that the ranks share."""
-    from scenarios.megatron_core import _moe_router as router
-
-    p = ctx.params
-    with ctx.phase("steps"):
-        router.train(ctx, p.lr, per_token=p.per_token, masked=p.masked)
+run = shares.run
 
 
 def exercised(records: api.Records) -> api.Exercise:

@@ -22,15 +22,8 @@ from scenarios.megatron_core._moe_fix import times_ranks
 
 
 @dataclass
-class Params(api.Knobs):
-    per_token: bool = api.knob(True, about="calculate_per_token_loss")
+class Params(shares.Params):
     masked: bool = api.knob(False, about="whether the router gets a padding mask; from 0.16 on")
-    coefficient: float = api.knob(0.5, above=0, about="that the auxiliary loss should have")
-    times: float = api.knob(
-        1.0, above=0, about="moe_aux_loss_coeff as a multiple of that coefficient"
-    )
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.5, above=0, about="of SGD")
 
 
 REMEDY = times_ranks(
@@ -57,7 +50,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("calculate_per_token_loss is set and an MoE has an auxiliary loss"),
     },
     files=("megatron/core/transformer/moe/router.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="0.16.1 with the change of 0.19.0", defects=(REMEDY,)),
@@ -83,12 +75,4 @@ def divided(records: api.Records) -> float:
 
 oracle = shares.Scaled(divided)
 exercised = shares.shared
-
-
-def run(ctx: api.Context) -> None:
-    """Train the router alone, on sequences that the ranks share."""
-    from scenarios.megatron_core import _moe_router as router
-
-    p = ctx.params
-    with ctx.phase("steps"):
-        router.train(ctx, p.lr, per_token=p.per_token, masked=p.masked)
+run = shares.run

@@ -52,7 +52,6 @@ def marked(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="marked",
     upstream="megatron-core",
     file="megatron/core/transformer/dot_product_attention.py",
     scope="DotProductAttention.__init__",
@@ -81,7 +80,6 @@ SCENARIO = api.Scenario(
     },
     files=("megatron/core/transformer/dot_product_attention.py",),
     releases="megatron-core>=0.15",  # older ones have no learnable sinks
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="0.16.1 with our remedy", defects=(REMEDY,)),

@@ -16,37 +16,27 @@ MODULE = "megatron/core/models/common/language_module/language_module.py"
 EMBEDDING = "_allreduce_word_embedding_grads"
 
 
-@mutation(
-    "embedding_not_summed", FINALIZE, EMBEDDING, "the tied gradient is not summed over the stages"
-)
-def not_summed(function: Any) -> api.Edits:
+@mutation(FINALIZE, EMBEDDING, "the tied gradient is not summed over the stages")
+def embedding_not_summed(function: Any) -> api.Edits:
     return without_call(function, "all_reduce")
 
 
-@mutation(
-    "maximum_for_sum", FINALIZE, EMBEDDING, "over the stages the maximum is taken, and not the sum"
-)
-def maximum(function: Any) -> api.Edits:
+@mutation(FINALIZE, EMBEDDING, "over the stages the maximum is taken, and not the sum")
+def maximum_for_sum(function: Any) -> api.Edits:
     return with_keyword(function, "all_reduce", "op", "torch.distributed.ReduceOp.MAX")
 
 
-@mutation(
-    "no_reduce_scatter",
-    BUFFER,
-    "Bucket.start_grad_sync",
-    "no gradient is reduced over the replicas",
-)
-def not_scattered(function: Any) -> api.Edits:
+@mutation(BUFFER, "Bucket.start_grad_sync", "no gradient is reduced over the replicas")
+def no_reduce_scatter(function: Any) -> api.Edits:
     return without_call(function, "_reduce_scatter_base")
 
 
 @mutation(
-    "tied_bucket_alone",
     BUFFER,
     "ParamAndGradBuffer.finish_grad_sync",
     "the replicas reduce the tied weight's bucket alone",
 )
-def tied_alone(function: Any) -> api.Edits:
+def tied_bucket_alone(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -59,22 +49,16 @@ def tied_alone(function: Any) -> api.Edits:
 
 
 @mutation(
-    "copies_not_made_equal",
     MODULE,
     "LanguageModule.setup_embeddings_and_output_layer",
     "the last stage's copy stays 0 when the model is built",
 )
-def not_made_equal(function: Any) -> api.Edits:
+def copies_not_made_equal(function: Any) -> api.Edits:
     return without_call(function, "all_reduce")
 
 
-@mutation(
-    "rounded_buffers",
-    WRAPPER,
-    "DistributedDataParallel.__init__",
-    "gradients are kept and reduced in bf16",
-)
-def rounded(function: Any) -> api.Edits:
+@mutation(WRAPPER, "DistributedDataParallel.__init__", "gradients are kept and reduced in bf16")
+def rounded_buffers(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -83,7 +67,6 @@ def rounded(function: Any) -> api.Edits:
 
 
 @mutation(
-    "layers_twice",
     WRAPPER,
     "DistributedDataParallel._make_param_hook",
     "the gradients of the layers between are added twice",
@@ -94,13 +77,13 @@ def layers_twice(function: Any) -> api.Edits:
 
 
 MUTATIONS = (
-    not_summed,
-    maximum,
-    not_scattered,
-    tied_alone,
-    not_made_equal,
-    rounded,
-    replace(not_summed, variant="buggy"),
-    replace(maximum, variant="buggy"),
+    embedding_not_summed,
+    maximum_for_sum,
+    no_reduce_scatter,
+    tied_bucket_alone,
+    copies_not_made_equal,
+    rounded_buffers,
+    replace(embedding_not_summed, variant="buggy"),
+    replace(maximum_for_sum, variant="buggy"),
     layers_twice,
 )

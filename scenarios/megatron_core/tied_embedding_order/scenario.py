@@ -83,7 +83,6 @@ def embedding_first(function: Any) -> api.Edits:
 
 
 ORDER_FIX = api.Defect(
-    name="embedding_first",
     upstream="megatron-core",
     file="megatron/core/distributed/finalize_model_grads.py",
     scope="finalize_model_grads",

@@ -17,17 +17,13 @@ SYNC = "_ParamAndGradBucketGroup.start_grad_sync"
 EMBEDDING = "_allreduce_embedding_grad"
 
 
-@mutation(
-    "embedding_not_summed", FINALIZE, EMBEDDING, "the tied gradient is not summed over the stages"
-)
-def not_summed(function: Any) -> api.Edits:
+@mutation(FINALIZE, EMBEDDING, "the tied gradient is not summed over the stages")
+def embedding_not_summed(function: Any) -> api.Edits:
     return without_call(function, "all_reduce")
 
 
-@mutation(
-    "maximum_for_sum", BUFFER, SYNC, "over the replicas the maximum is taken, and not the sum"
-)
-def maximum(function: Any) -> api.Edits:
+@mutation(BUFFER, SYNC, "over the replicas the maximum is taken, and not the sum")
+def maximum_for_sum(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -36,28 +32,21 @@ def maximum(function: Any) -> api.Edits:
         yield name, name.with_changes(attr=cst.Name("MAX"))
 
 
-@mutation(
-    "gradients_kept",
-    BUFFER,
-    "_ParamAndGradBuffer.reset",
-    "gradients are not zeroed between steps, and add up",
-)
-def kept(function: Any) -> api.Edits:
+@mutation(BUFFER, "_ParamAndGradBuffer.reset", "gradients are not zeroed between steps, and add up")
+def gradients_kept(function: Any) -> api.Edits:
     return without_call(function, "zero_")
 
 
 @mutation(
-    "half_the_owners_step",
     OPTIMIZER,
     "MixedPrecisionOptimizer.step_with_ready_grads",
     "the first replica of each stage never steps",
 )
-def half_step(function: Any) -> api.Edits:
+def half_the_owners_step(function: Any) -> api.Edits:
     return wrapped(function, "step", "torch.distributed.get_rank() % 2 and _")
 
 
 @mutation(
-    "signs",
     SHARDS,
     "DistributedOptimizer._copy_model_grads_to_main_grads",
     "the optimizer gets the signs of the gradients",
@@ -67,12 +56,12 @@ def signs(function: Any) -> api.Edits:
 
 
 MUTATIONS = (
-    not_summed,
-    maximum,
-    kept,
-    half_step,
+    embedding_not_summed,
+    maximum_for_sum,
+    gradients_kept,
+    half_the_owners_step,
     signs,
-    replace(not_summed, variant="buggy"),
-    replace(kept, variant="buggy"),
+    replace(embedding_not_summed, variant="buggy"),
+    replace(gradients_kept, variant="buggy"),
     replace(signs, variant="buggy"),
 )

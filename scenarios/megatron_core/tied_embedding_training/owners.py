@@ -79,46 +79,14 @@ def missing(records: api.Records) -> Mapping[int, str]:
 def otherwise_wrong(records: api.Records) -> api.Finding | None:
     """At some step something was wrong that no missed gradient explains: never documented."""
     lines = [(step, line) for step in records.of("step") for line in _wrong(step)]
-    lines += _contradictions(records)
+    for rank, line in misplaced(records):
+        lines += [(step, line) for step in records.of("step", rank)[:1]]
     if not lines:
         return None
     first = min(step["step"] for step, _ in lines)
     shown = [(step["rank"], line) for step, line in lines if step["step"] == first]
     ranks = tuple(dict.fromkeys(rank for rank, _ in shown))
     return api.Finding("\n".join(line for _, line in shown), first, (), ranks, documented=False)
-
-
-def _contradictions(records: api.Records) -> Iterator[tuple[api.Record, str]]:
-    """Facts of one or of two ranks that contradict each other, with the step that they concern."""
-    for rank, line in misplaced(records):
-        yield from ((step, line) for step in records.of("step", rank)[:1])
-    for layout in records.of("layout"):
-        rank, owns = layout["rank"], layout["owned"][0] < layout["owned"][1]
-        other = records.of("step", rank % REPLICAS)  # the first stage's, of the same replica
-        for step, its in zip(records.of("step", rank), other, strict=False):
-            where = f"step {step['step']}, rank {rank}:"
-            if bool(step["missed"]) is not owns:
-                what = "a part" if owns else "nothing"
-                yield step, f"{where} missed has {len(step['missed'])} names, but it owns {what}"
-            if not api.near(step["plain_loss"], its["plain_loss"], within=DISTANCE):
-                yield step, f"{where} its plain_loss is not that of the replica's first stage"
-
-
-def weights_wrong(records: api.Records) -> api.Finding | None:
-    """The final weights are not as far apart as the last step says, between the stages and between
-    the replicas."""
-    lines = []
-    for layout in records.of("layout"):
-        rank, last = layout["rank"], records.of("step", layout["rank"])[-1]
-        stage, replica = rank // REPLICAS * REPLICAS, rank % REPLICAS
-        own, of_stage, tied = (records.one("weight", n) for n in (rank, stage, replica))
-        if own and len(own["values"]) != layout["buffer"][1] - layout["buffer"][0]:
-            lines.append(f"rank {rank}: its final weight has another size")
-        if not last["replicas_differ"] and distance(own, of_stage):
-            lines.append(f"rank {rank}: its final weight is not that of its replicas")
-        if not api.near(distance(own, tied), last["apart"] if stage else 0.0, within=DISTANCE):
-            lines.append(f"rank {rank}: its final weight is not as far from the first stage's")
-    return api.Finding("\n".join(lines), documented=False) if lines else None
 
 
 def distance(ours: api.Record | None, theirs: api.Record | None) -> float:

@@ -65,7 +65,6 @@ def never_its_own_bucket(function: Any) -> api.Edits:
 
 
 DEFECT = api.Defect(
-    name="never_its_own_bucket",
     upstream="megatron-core",
     file="megatron/core/distributed/param_and_grad_buffer.py",
     scope="_does_param_require_new_bucket",
@@ -169,9 +168,7 @@ def detect(records: api.Records) -> api.Finding | None:
     replicas = "the data-parallel replicas " + ("differ" if unlike else "agree")
     parted = [step for step in records.of("step", 0) if step.get("apart")]
     missing = owners.missing(records)
-    other = (
-        owners.otherwise_wrong(records) or owners.weights_wrong(records) or _contradiction(records)
-    )
+    other = owners.otherwise_wrong(records)
     if other or not parted:
         agree_too = f"{replicas}, and the tied copies agree"
         return other or (api.Finding(agree_too, documented=False) if unlike or missing else None)
@@ -191,21 +188,6 @@ def detect(records: api.Records) -> api.Finding | None:
         and not unlike
         and {rank // cells.REPLICAS for rank in missing} == {0, 1},
     )
-
-
-def _contradiction(records: api.Records) -> api.Finding | None:
-    """The ranks of an embedding group contradict each other about how far their gradients are
-    apart, or the sums of these are farther apart."""
-    for last in (layout["rank"] for layout in records.of("layout")):
-        first, size = last % cells.REPLICAS, len(records.of("weight", last)[0]["values"])
-        for one, other in zip(records.of("step", first), records.of("step", last), strict=True):
-            far, apart = one["gradient_sum"] - other["gradient_sum"], one["gradients_differ"]
-            if apart != other["gradients_differ"] or not api.near(
-                far, 0.0, within=2 * size * apart
-            ):
-                ranks = f"step {one['step']}: ranks {first} and {last} do not have gradients"
-                return api.Finding(f"{ranks} that are {apart:.3g} apart", documented=False)
-    return None
 
 
 def exercised(records: api.Records) -> api.Exercise:

@@ -20,16 +20,12 @@ the caller says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness import api
 from scenarios.common import whole_batch
 from scenarios.open_clip_torch import _clip_loss as clip_loss
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass
@@ -73,7 +69,6 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("ClipLoss has its defaults")},
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="3.3.0 with our remedy", defects=(REMEDY,)),
@@ -81,16 +76,7 @@ SCENARIO = api.Scenario(
         "four_ranks": api.expect_symptom(about="3.3.0 on four ranks", ranks=4),
     },
 )
-
-
-def averaged(alone: whole_batch.Loss, parts: Sequence[whole_batch.Part]) -> Tensor:
-    """Each step applied the gradient of one process, divided by the number of ranks."""
-    return alone(*whole_batch.joined(parts)) / len(parts)
-
-
-oracle = whole_batch.WholeBatch(
-    averaged, "exactly that follows if DDP averages gradients that must be added"
-)
+oracle = whole_batch.Averaged()
 
 
 def run(ctx: api.Context) -> None:

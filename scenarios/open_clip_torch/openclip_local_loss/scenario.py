@@ -74,7 +74,6 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("ClipLoss has local_loss without gather_with_grad"),
     },
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="3.3.0 with our remedy", defects=(REMEDY,)),

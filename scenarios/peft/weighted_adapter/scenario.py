@@ -39,7 +39,6 @@ def plain_scaling(function: object) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="plain_scaling",
     upstream="peft",
     file="peft/tuners/lora/model.py",
     scope="LoraModel.add_weighted_adapter",

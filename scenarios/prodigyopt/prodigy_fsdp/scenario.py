@@ -41,7 +41,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("Prodigy trains under FSDP")},
     files=("prodigyopt/prodigy.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.1.2"),

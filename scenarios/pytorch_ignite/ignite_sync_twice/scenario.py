@@ -46,7 +46,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("a metric is computed several times without a reset"),
     },
     files=("ignite/metrics/metric.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.4.11"),

@@ -48,7 +48,6 @@ SCENARIO = api.Scenario(
     },
     files=("lightning_fabric/wrappers.py",),
     releases="pytorch-lightning>=1.9",  # the first with lightning_fabric
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.0.2"),

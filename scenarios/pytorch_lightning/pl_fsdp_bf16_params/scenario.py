@@ -53,7 +53,6 @@ SCENARIO = api.Scenario(
     },
     files=("pytorch_lightning/plugins/precision/fsdp.py",),
     releases="pytorch-lightning>=2.2",  # the first with FSDPPrecision
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.6.4"),

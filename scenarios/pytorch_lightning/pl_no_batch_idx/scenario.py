@@ -47,7 +47,6 @@ SCENARIO = api.Scenario(
     },
     files=("pytorch_lightning/loops/training_epoch_loop.py",),
     releases="pytorch-lightning>=2",  # older ones have the loops in other files
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.1.0"),

@@ -18,6 +18,7 @@ from typing import Any
 
 from harness import api
 from scenarios.common import rows
+from scenarios.common.companions import OLD_TORCHMETRICS
 
 BATCH = 2
 """Rows of a batch of a rank."""
@@ -47,14 +48,7 @@ SCENARIO = api.Scenario(
     settings={"ranks": api.above(1), "code": api.by_code("no global seed is set")},
     files=("pytorch_lightning/trainer/connectors/data_connector.py",),
     releases="pytorch-lightning>=1.6",  # the first with DDPStrategy
-    companions=(
-        api.Companion(
-            "pytorch-lightning<1.8",
-            {"torchmetrics": "0.11.4"},
-            "1.7 imports a function that later ones lack",
-        ),
-    ),
-    ranks=2,
+    companions=(OLD_TORCHMETRICS,),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.0.3"),

@@ -49,7 +49,6 @@ SCENARIO = api.Scenario(
     settings={"ranks": api.above(1), "code": api.by_code("the user's sampler has set_epoch")},
     files=("lightning_fabric/utilities/distributed.py",),
     releases="pytorch-lightning>=2",  # the first with its own lightning_fabric
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.6.1"),

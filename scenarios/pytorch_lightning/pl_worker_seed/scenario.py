@@ -44,7 +44,6 @@ SCENARIO = api.Scenario(
     settings={"code": api.by_code("seed_everything has workers=True, and workers draw from torch")},
     files=("lightning_fabric/utilities/seed.py",),
     releases="pytorch-lightning>=2",  # the first with its own lightning_fabric
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.6.1"),

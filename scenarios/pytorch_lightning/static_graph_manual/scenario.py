@@ -47,7 +47,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("static_graph is used with manual optimization"),
     },
     files=("pytorch_lightning/strategies/ddp.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.6.0"),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from harness import api
 from scenarios.common import applied, usual_checks
+from scenarios.common.companions import OLD_TORCHMETRICS
 
 
 @dataclass
@@ -48,14 +49,7 @@ SCENARIO = api.Scenario(
     },
     files=("pytorch_lightning/loops/evaluation_loop.py",),
     releases="pytorch-lightning>=1.6",  # the first with DDPStrategy
-    companions=(
-        api.Companion(
-            "pytorch-lightning<1.8",
-            {"torchmetrics": "0.11.4"},
-            "1.7 imports a function that later ones lack",
-        ),
-    ),
-    ranks=2,
+    companions=(OLD_TORCHMETRICS,),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.1.0"),

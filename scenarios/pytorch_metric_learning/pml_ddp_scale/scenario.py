@@ -14,16 +14,11 @@ right, and the reported loss is n times too large.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from harness import api
 from scenarios.common import whole_batch
 from scenarios.pytorch_metric_learning import _wrapped as wrapped
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass
@@ -45,7 +40,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("DistributedLossWrapper is used")},
     files=(wrapped.FILE,),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.0.0"),
@@ -56,16 +50,7 @@ SCENARIO = api.Scenario(
         "four_ranks": api.expect_symptom(about="0.9.99 on four ranks", ranks=4),
     },
 )
-
-
-def averaged(alone: whole_batch.Loss, parts: Sequence[whole_batch.Part]) -> Tensor:
-    """Each step applied the gradient of one process, divided by the number of ranks."""
-    return alone(*whole_batch.joined(parts)) / len(parts)
-
-
-oracle = whole_batch.WholeBatch(
-    averaged, "exactly that follows if DDP averages gradients that must be added", wrapped.scales
-)
+oracle = whole_batch.Averaged(wrapped.scales)
 
 
 def run(ctx: api.Context) -> None:

@@ -90,7 +90,6 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("efficient=True is used")},
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="2.9.0 with our remedy", defects=(REMEDY,)),

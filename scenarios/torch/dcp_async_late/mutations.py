@@ -11,23 +11,17 @@ from scenarios.common.mutation import mutation
 FILES = "torch/distributed/checkpoint/filesystem.py"
 
 
-@mutation("not_read", FILES, "FileSystemReader.read_data", "reads no tensor")
+@mutation(FILES, "FileSystemReader.read_data", "reads no tensor")
 def not_read(function: Any) -> api.Edits:
     yield from left_out(calling(function, "copy_"))
 
 
-@mutation(
-    "not_read_either",
-    FILES,
-    "FileSystemReader.read_data",
-    "the bug, and no tensor is read",
-    variant="buggy",
-)
+@mutation(FILES, "FileSystemReader.read_data", "the bug, and no tensor is read", variant="buggy")
 def not_read_either(function: Any) -> api.Edits:
     yield from left_out(calling(function, "copy_"))
 
 
-@mutation("never_steps", "torch/optim/sgd.py", "SGD.step", "the optimizer never steps")
+@mutation("torch/optim/sgd.py", "SGD.step", "the optimizer never steps")
 def never_steps(function: Any) -> api.Edits:
     yield from left_out(calling(function, "sgd"))
 

@@ -73,7 +73,6 @@ SCENARIO = api.Scenario(
     harm="wrong resume",
     visibility="silent",
     settings={"code": api.by_code("dcp.async_save gets tensors that are on the CPU")},
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(
             about="the release with 2.6's stager, through storage_writer", defects=(UNCOPIED,)

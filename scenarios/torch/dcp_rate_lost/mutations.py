@@ -12,30 +12,24 @@ LOADER = "torch/distributed/checkpoint/state_dict_loader.py"
 FILES = "torch/distributed/checkpoint/filesystem.py"
 
 
-@mutation("tensors_kept", FILES, "FileSystemReader.read_data", "loads no tensor")
+@mutation(FILES, "FileSystemReader.read_data", "loads no tensor")
 def tensors_kept(function: Any) -> api.Edits:
     yield from left_out(calling(function, "copy_"))
 
 
 @mutation(
-    "tensors_kept_too",
-    FILES,
-    "FileSystemReader.read_data",
-    "the bug, and no tensor is loaded either",
-    variant="buggy",
+    FILES, "FileSystemReader.read_data", "the bug, and no tensor is loaded either", variant="buggy"
 )
 def tensors_kept_too(function: Any) -> api.Edits:
     yield from left_out(calling(function, "copy_"))
 
 
-@mutation(
-    "only_progress", LOADER, "load", "gives back all but the optimizer's state", variant="copied"
-)
+@mutation(LOADER, "load", "gives back all but the optimizer's state", variant="copied")
 def only_progress(function: Any) -> api.Edits:
     yield from guarded(_given_back(function), "key != 'optimizer'")
 
 
-@mutation("only_optimizer", LOADER, "load", "gives back all but the epoch", variant="copied")
+@mutation(LOADER, "load", "gives back all but the epoch", variant="copied")
 def only_optimizer(function: Any) -> api.Edits:
     yield from guarded(_given_back(function), "key != 'progress'")
 

@@ -65,7 +65,6 @@ def not_given_back(function: Any) -> api.Edits:
 
 
 COPIED = api.Defect(
-    name="dicts_copied",
     upstream="torch",
     file="torch/distributed/checkpoint/planner_helpers.py",
     scope="_init_state_dict",
@@ -74,7 +73,6 @@ COPIED = api.Defect(
     fits=FITS,
 )
 KEPT = api.Defect(
-    name="not_given_back",
     upstream="torch",
     file="torch/distributed/checkpoint/state_dict_loader.py",
     scope="load",
@@ -95,7 +93,6 @@ SCENARIO = api.Scenario(
     harm="wrong resume",
     visibility="silent",
     settings={"code": api.by_code("an optimizer's state is loaded with dcp.load")},
-    ranks=2,
     launches=("whole", "resumed"),
     variants={
         "buggy": api.expect_symptom(

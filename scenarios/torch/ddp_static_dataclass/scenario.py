@@ -95,7 +95,6 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("a module returns a dataclass under DDP with static_graph=True"),
     },
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),

@@ -74,7 +74,6 @@ def whole_for_mean(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="whole_for_mean",
     upstream="torch",
     file="torch/distributed/tensor/_decompositions.py",
     scope="DecompShardingStrategy.propagate_strategy",
@@ -104,7 +103,6 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("mse_loss or a loss like it gets DTensors that are split"),
     },
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),

@@ -56,7 +56,6 @@ def gathered_for_mean(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="gathered_for_mean",
     upstream="torch",
     file="torch/distributed/tensor/_ops/_math_ops.py",
     scope="nll_loss_forward_strategy",
@@ -90,7 +89,6 @@ SCENARIO = api.Scenario(
             "cross_entropy with class weights or ignore_index gets a split DTensor"
         ),
     },
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),

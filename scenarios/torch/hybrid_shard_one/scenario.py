@@ -86,7 +86,6 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("FSDP1 has HYBRID_SHARD, and each sharding group has one rank"),
     },
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),

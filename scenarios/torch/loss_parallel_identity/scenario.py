@@ -102,7 +102,6 @@ SCENARIO = api.Scenario(
         "tensor_parallel": api.above(1),
         "code": api.by_code("a loss other than cross_entropy is computed inside loss_parallel()"),
     },
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(

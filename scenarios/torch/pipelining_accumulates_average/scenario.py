@@ -74,7 +74,6 @@ def gradients_kept(function: Any) -> api.Edits:
 
 REMEDY = (
     api.Defect(
-        name="loss_divided",
         upstream="torch",
         file="torch/distributed/pipelining/schedules.py",
         scope="_PipelineSchedule._maybe_get_loss",
@@ -83,7 +82,6 @@ REMEDY = (
         fits=FITS,
     ),
     api.Defect(
-        name="gradients_kept",
         upstream="torch",
         file="torch/distributed/pipelining/stage.py",
         scope="_PipelineStageBase.scale_grads",
@@ -118,7 +116,6 @@ SCENARIO = api.Scenario(
             "schedule.step() is called several times, and scale_grads is not False"
         ),
     },
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=REMEDY),

@@ -54,7 +54,6 @@ def steps_repeated(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="steps_repeated",
     upstream="torch",
     file="torch/optim/lr_scheduler.py",
     scope="SequentialLR.__init__",

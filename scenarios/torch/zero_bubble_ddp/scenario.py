@@ -66,7 +66,6 @@ def averaged_after_weights(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="averaged_after_weights",
     upstream="torch",
     file="torch/distributed/pipelining/stage.py",
     scope="_PipelineStageBase.backward_maybe_with_nosync",

@@ -11,13 +11,12 @@ from scenarios.common.mutation import mutation
 STAGE = "torch/distributed/pipelining/stage.py"
 
 
-@mutation("no_scaling", STAGE, "_PipelineStageBase.scale_grads", "never divides gradients")
+@mutation(STAGE, "_PipelineStageBase.scale_grads", "never divides gradients")
 def no_scaling(function: Any) -> api.Edits:
     yield from left_out(calling(function, "div_"))
 
 
 @mutation(
-    "no_scaling_either",
     STAGE,
     "_PipelineStageBase.scale_grads",
     "the bug, and gradients are never divided",
@@ -27,7 +26,7 @@ def no_scaling_either(function: Any) -> api.Edits:
     yield from left_out(calling(function, "div_"))
 
 
-@mutation("never_steps", "torch/optim/sgd.py", "SGD.step", "the optimizer never steps")
+@mutation("torch/optim/sgd.py", "SGD.step", "the optimizer never steps")
 def never_steps(function: Any) -> api.Edits:
     yield from left_out(calling(function, "sgd"))
 

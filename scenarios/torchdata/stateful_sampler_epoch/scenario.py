@@ -54,7 +54,6 @@ def epoch_in_state(tree: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="epoch_in_state",
     upstream="torchdata",
     file="torchdata/stateful_dataloader/sampler.py",
     scope="StatefulDistributedSampler",
@@ -87,7 +86,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"code": api.by_code("a StatefulDistributedSampler is resumed within an epoch")},
     files=("torchdata/stateful_dataloader/sampler.py",),
-    ranks=2,
     launches=("whole", "save", "resume"),
     variants={
         "buggy": api.expect_symptom(),

@@ -36,7 +36,6 @@ def buffers(function: object) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="buffers",
     upstream="torchmetrics",
     file="torchmetrics/wrappers/minmax.py",
     scope="MinMaxMetric.__init__",

@@ -56,7 +56,6 @@ SCENARIO = api.Scenario(
     known_upstream=False,
     settings={"trainer": True, "code": api.by_code("the head is one of those that are affected")},
     files=("transformers/trainer.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(about="5.23.0 on two ranks"),
         "fixed": api.expect_clean("4.57.6"),

@@ -19,7 +19,6 @@ def by_function(function: Any) -> api.Edits:
 
 PROPOSAL = (
     api.Defect(
-        name="by_function",
         upstream="transformers",
         file="transformers/trainer.py",
         scope="Trainer.__init__",

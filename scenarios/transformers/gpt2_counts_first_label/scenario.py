@@ -65,16 +65,7 @@ SCENARIO = api.Scenario(
     },
 )
 oracle = labels.without_first
-
-
-def run(ctx: api.Context) -> None:
-    """Train a tiny model; compare each applied gradient with plain torch's on all ranks' rows."""
-    from scenarios.transformers import _heads as heads
-
-    with ctx.phase("init"):
-        made = heads.trainer(ctx)
-    with ctx.phase("steps"):
-        made.train()
+run = labels.run
 
 
 def exercised(records: api.Records) -> api.Exercise:

@@ -68,7 +68,6 @@ SCENARIO = api.Scenario(
     known_in_part="47688 is about accumulation, 41006 about ESM's heads on several ranks",
     settings={"trainer": True, "code": api.by_code("the head is one of those that are affected")},
     files=("transformers/trainer.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(about="5.23.0, four micro-batches on each of two ranks"),
         "fixed": api.expect_clean("4.57.6"),
@@ -103,16 +102,7 @@ oracle = applied.Applied(
     instead={"trainer_gas_never": labels.never_divided},
     checks=[applied.same_direction],
 )
-
-
-def run(ctx: api.Context) -> None:
-    """Train a tiny model; compare each applied gradient with plain torch's on all ranks' rows."""
-    from scenarios.transformers import _heads as heads
-
-    with ctx.phase("init"):
-        made = heads.trainer(ctx)
-    with ctx.phase("steps"):
-        made.train()
+run = labels.run
 
 
 def exercised(records: api.Records) -> api.Exercise:

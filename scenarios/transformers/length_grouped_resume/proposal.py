@@ -33,7 +33,6 @@ def with_epochs(sampler: Any) -> api.Edits:
 
 PROPOSAL = (
     api.Defect(
-        name="with_epochs",
         upstream="transformers",
         file="transformers/trainer_pt_utils.py",
         scope="LengthGroupedSampler",

@@ -55,7 +55,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("the model is a mixture of experts with output_router_logits"),
     },
     files=("transformers/trainer.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(about="5.23.0, two micro-batches on each of two ranks"),
         "fixed": api.expect_clean("4.45.2"),

@@ -53,7 +53,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"code": api.by_code("rows of Llama 4 are packed")},
     files=("transformers/masking_utils.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("5.23.0"),

@@ -17,6 +17,7 @@ from typing import Any
 from harness import api
 from scenarios.transformers import _features as features
 from scenarios.transformers import _packs as packs
+from scenarios.transformers._history import BEFORE_PACKING
 
 
 @dataclass
@@ -34,13 +35,7 @@ SCENARIO = api.Scenario(
     trigger="packed rows, one of these models, and no flash attention",
     remedy="use flash attention, or pad the rows instead of packing them",
     pins={"transformers": "4.57.6"},
-    absent=(
-        api.Absent(
-            "transformers<4.44",
-            "DataCollatorWithFlattening came with 4.44.0",
-            "https://github.com/huggingface/transformers/pull/31629",
-        ),
-    ),
+    absent=(BEFORE_PACKING,),
     releases="transformers>=4.44",
     harm="ruins training",
     visibility="silent",
@@ -48,7 +43,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("rows of one of these models are packed without flash attention")
     },
     files=("transformers/models/qwen2_moe/modeling_qwen2_moe.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("5.0.0"),

@@ -19,6 +19,7 @@ from typing import Any
 from harness import api
 from scenarios.transformers import _features as features
 from scenarios.transformers import _packs as packs
+from scenarios.transformers._history import BEFORE_PACKING
 
 
 @dataclass
@@ -36,19 +37,12 @@ SCENARIO = api.Scenario(
     trigger="packed rows without flash attention",
     remedy="use flash attention, or pad the rows instead of packing them",
     pins={"transformers": "4.52.4"},
-    absent=(
-        api.Absent(
-            "transformers<4.44",
-            "DataCollatorWithFlattening came with 4.44.0",
-            "https://github.com/huggingface/transformers/pull/31629",
-        ),
-    ),
+    absent=(BEFORE_PACKING,),
     releases="transformers>=4.44",
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("rows are packed without flash attention")},
     files=("transformers/models/llama/modeling_llama.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("4.53.3"),

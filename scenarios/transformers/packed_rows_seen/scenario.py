@@ -45,7 +45,6 @@ def with_positions(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="with_positions",
     upstream="transformers",
     file="transformers/models/gpt_oss/modeling_gpt_oss.py",
     scope="GptOssModel.forward",
@@ -78,7 +77,6 @@ SCENARIO = api.Scenario(
         "code": api.by_code("the model is GPT-OSS, and rows are packed without flash attention")
     },
     files=("transformers/models/gpt_oss/modeling_gpt_oss.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="5.23.0 with our remedy", defects=(REMEDY,)),

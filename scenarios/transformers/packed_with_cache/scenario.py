@@ -48,7 +48,6 @@ def by_its_tokens(function: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="by_its_tokens",
     upstream="transformers",
     file="transformers/masking_utils.py",
     scope="_preprocess_mask_arguments",
@@ -80,7 +79,6 @@ SCENARIO = api.Scenario(
     known_upstream=False,
     known_in_part="that a mask of ones has this effect",
     files=("transformers/masking_utils.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="5.23.0 with our remedy", defects=(REMEDY,)),

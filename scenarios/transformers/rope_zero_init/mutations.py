@@ -18,12 +18,12 @@ WRAPPERS = "InsertPostInitMethodToModuleSubClasses._add_tensor_creation_wrappers
 SINES = "the cosines that the layers get are the sines"
 
 
-@mutation("doubled_frequencies", LLAMA, BUILT, "every frequency is twice the right one")
-def frequencies(function: Any) -> api.Edits:
+@mutation(LLAMA, BUILT, "every frequency is twice the right one")
+def doubled_frequencies(function: Any) -> api.Edits:
     return doubled(function)
 
 
-def sines(function: Any) -> api.Edits:
+def sines_for_cosines(function: Any) -> api.Edits:
     """Replace the cosine with the sine."""
     import libcst as cst
 
@@ -31,21 +31,16 @@ def sines(function: Any) -> api.Edits:
         yield call, call.with_changes(func=call.func.with_changes(attr=cst.Name("sin")))
 
 
-@mutation(
-    "first_part_everywhere",
-    ZERO,
-    "Init._partition_param",
-    "every rank keeps the first part of each weight",
-)
-def first_part(function: Any) -> api.Edits:
+@mutation(ZERO, "Init._partition_param", "every rank keeps the first part of each weight")
+def first_part_everywhere(function: Any) -> api.Edits:
     import libcst as cst
 
     for call in calls(function, "get_partition_rank"):
         yield call, cst.Integer("0")
 
 
-@mutation("arange_left_alone", ZERO, WRAPPERS, "zero.Init does not touch arange")
-def left_alone(function: Any) -> api.Edits:
+@mutation(ZERO, WRAPPERS, "zero.Init does not touch arange")
+def arange_left_alone(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -55,11 +50,11 @@ def left_alone(function: Any) -> api.Edits:
 
 
 MUTATIONS = (
-    frequencies,
-    mutation("sines_for_cosines", LLAMA, FORWARD, SINES)(sines),
+    doubled_frequencies,
+    mutation(LLAMA, FORWARD, SINES)(sines_for_cosines),
     reflected,
-    first_part,
-    left_alone,
-    mutation("sines_for_cosines", LLAMA, CACHE, SINES, variant="buggy")(sines),
+    first_part_everywhere,
+    arange_left_alone,
+    mutation(LLAMA, CACHE, SINES, variant="buggy")(sines_for_cosines),
     replace(reflected, variant="buggy"),
 )

@@ -99,7 +99,6 @@ def count_in_integers(function: Any) -> api.Edits:
 
 
 INTEGERS = api.Defect(
-    name="count_in_integers",
     upstream="transformers",
     file="transformers/models/llama/modeling_llama.py",
     scope="LlamaRotaryEmbedding._set_cos_sin_cache",
@@ -137,7 +136,6 @@ SCENARIO = api.Scenario(
         "zero_stage": 3,
         "code": api.by_code("a LLaMA is built under zero.Init"),
     },
-    ranks=2,
     companions=(
         api.Companion(
             "transformers>=5",

@@ -14,12 +14,12 @@ ZERO = "deepspeed/runtime/zero/partition_parameters.py"
 FREQUENCIES = "LlamaRotaryEmbedding.compute_default_rope_parameters"
 
 
-@mutation("doubled_frequencies", LLAMA, FREQUENCIES, "every frequency is twice the right one")
-def frequencies(function: Any) -> api.Edits:
+@mutation(LLAMA, FREQUENCIES, "every frequency is twice the right one")
+def doubled_frequencies(function: Any) -> api.Edits:
     return doubled(function)
 
 
-@mutation("scaled", LLAMA, FREQUENCIES, "cosines and sines are scaled by 1.1")
+@mutation(LLAMA, FREQUENCIES, "cosines and sines are scaled by 1.1")
 def scaled(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
@@ -30,12 +30,11 @@ def scaled(function: Any) -> api.Edits:
 
 
 @mutation(
-    "scores_too_large",
     LLAMA,
     "LlamaAttention.__init__",
     "attention scores are divided by the fourth root of the dimensions",
 )
-def too_large(function: Any) -> api.Edits:
+def scores_too_large(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -45,12 +44,9 @@ def too_large(function: Any) -> api.Edits:
 
 
 @mutation(
-    "nothing_cast",
-    ZERO,
-    "zero_wrapper_for_fp_tensor_constructor",
-    "zero.Init leaves alone what its wrappers make",
+    ZERO, "zero_wrapper_for_fp_tensor_constructor", "zero.Init leaves alone what its wrappers make"
 )
-def left_alone(function: Any) -> api.Edits:
+def nothing_cast(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -59,11 +55,11 @@ def left_alone(function: Any) -> api.Edits:
 
 
 MUTATIONS = (
-    frequencies,
+    doubled_frequencies,
     scaled,
     reflected,
-    too_large,
-    left_alone,
-    replace(frequencies, variant="buggy"),
+    scores_too_large,
+    nothing_cast,
+    replace(doubled_frequencies, variant="buggy"),
     replace(reflected, variant="buggy"),
 )

@@ -24,7 +24,6 @@ def counted_in_integers(function: Any) -> api.Edits:
 
 PROPOSAL = (
     api.Defect(
-        name="counted_in_integers",
         upstream="transformers",
         file="transformers/models/llama/modeling_llama.py",
         scope="LlamaRotaryEmbedding.compute_default_rope_parameters",

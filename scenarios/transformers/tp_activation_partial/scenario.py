@@ -47,7 +47,6 @@ def with_activation(config: Any) -> api.Edits:
 
 
 REMEDY = api.Defect(
-    name="with_activation",
     upstream="transformers",
     file="transformers/models/apertus/configuration_apertus.py",
     scope="ApertusConfig",
@@ -79,7 +78,6 @@ SCENARIO = api.Scenario(
     settings={"ranks": api.above(1), "code": api.by_code("Apertus is split with a tp_plan")},
     known_upstream=False,
     files=("transformers/models/apertus/configuration_apertus.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="5.23.0 with our remedy", defects=(REMEDY,)),

@@ -45,7 +45,6 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("the model is split with a tp_plan")},
     files=("transformers/models/qwen3/configuration_qwen3.py",),
-    ranks=2,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("5.3.0"),

@@ -79,15 +79,4 @@ oracle = gas.Accumulated(
     right=(TOKENS, SUM),
     instead={"trainer_gas_twice": lambda p: gas.Symptom(1 / p.accumulation, [TOKENS, SUM])},
 )
-
-
-def run(ctx: api.Context) -> None:
-    """Train a tiny model; compare each applied gradient with plain torch's on the same rows."""
-    from scenarios.common.hf_trainer import logged
-    from scenarios.transformers import _trainer_rows as rows
-
-    with ctx.phase("init"):
-        made = rows.trainer(ctx)
-    with ctx.phase("steps"):
-        made.train()
-    ctx.record("logged", losses=logged(made))
+run = gas.run

@@ -16,7 +16,7 @@ SHRINK = "(_, [weight.data.mul_(0.999) for weight in model.parameters()])"
 FIRST = "each micro-batch of a step is the first one"
 
 
-@mutation("log_doubled", FILE, STEP, "the loss that is logged is twice the right one")
+@mutation(FILE, STEP, "the loss that is logged is twice the right one")
 def log_doubled(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
@@ -38,19 +38,17 @@ def first_again(function: Any) -> api.Edits:
         yield call, call.with_changes(args=[cst.Arg(again)])
 
 
-@mutation("weights_shrink", FILE, LOOP, "after each step the weights lose a thousandth")
-def shrink(function: Any) -> api.Edits:
+@mutation(FILE, LOOP, "after each step the weights lose a thousandth")
+def weights_shrink(function: Any) -> api.Edits:
     return wrapped(function, "zero_grad", SHRINK)
 
 
-@mutation("gradients_kept", FILE, LOOP, "gradients are not zeroed between steps, and add up")
-def kept(function: Any) -> api.Edits:
+@mutation(FILE, LOOP, "gradients are not zeroed between steps, and add up")
+def gradients_kept(function: Any) -> api.Edits:
     return without_call(function, "zero_grad")
 
 
-@mutation(
-    "clipped", FILE, "Trainer._get_grad_norm", "computing the gradient norm also clips the gradient"
-)
+@mutation(FILE, "Trainer._get_grad_norm", "computing the gradient norm also clips the gradient")
 def clipped(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
@@ -60,10 +58,8 @@ def clipped(function: Any) -> api.Edits:
         yield call, cst.Float("0.1")
 
 
-@mutation(
-    "loss_offset", LOSSES, "ForCausalLMLoss", "a token is to predict itself, and not the next"
-)
-def offset(function: Any) -> api.Edits:
+@mutation(LOSSES, "ForCausalLMLoss", "a token is to predict itself, and not the next")
+def loss_offset(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -79,11 +75,11 @@ def offset(function: Any) -> api.Edits:
 
 MUTATIONS = (
     log_doubled,
-    mutation("first_again", FILE, LOOP, FIRST)(first_again),
-    shrink,
-    kept,
+    mutation(FILE, LOOP, FIRST)(first_again),
+    weights_shrink,
+    gradients_kept,
     clipped,
-    offset,
-    mutation("first_again", FILE, OLD_LOOP, FIRST, variant="buggy")(first_again),
+    loss_offset,
+    mutation(FILE, OLD_LOOP, FIRST, variant="buggy")(first_again),
     replace(log_doubled, variant="buggy"),
 )
