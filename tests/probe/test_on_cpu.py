@@ -54,7 +54,8 @@ print(json.dumps({
     "backend": dist.get_backend(),
     "reduced": own.tolist(),
     "chosen": "cuda" if torch.cuda.is_available() else "cpu",
-}))
+}), flush=True)
+dist.destroy_process_group()  # gloo's threads may end the process with a signal otherwise
 """
 START = (
     "from harness.probe.rank.on_cpu import install_cuda; install_cuda(); "
