@@ -33,9 +33,8 @@ def loaded(subject: Subject, folder: Path, dtype: Any = None, **more: Any) -> An
     import torch
 
     cls, config = type(subject.module), type(subject.config)
-    if (
-        getattr(cls, "config_class", config) is not config
-    ):  # EXAONE's is not that of its LLaMA class
+    # EXAONE has LLaMA's class and a config of its own.
+    if getattr(cls, "config_class", config) is not config:
         more["config"] = config.from_pretrained(folder)
     made = cls.from_pretrained(folder, dtype=dtype or torch.float32, **more)
     return made.eval()

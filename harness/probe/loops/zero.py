@@ -55,11 +55,15 @@ engine, _, loader, _ = deepspeed.initialize(
     model=model, optimizer=optimizer, lr_scheduler=schedule, training_data=data, config=config
 )
 begun = 0
-if options.weights:  # those of another training, which had no time to train here
+if options.weights:
+    # A checkpoint of other weights, as of a pretraining. It is loaded into the first ones.
+    own = [parameter.detach().clone() for parameter in engine.module.parameters()]
     with torch.no_grad():
         for parameter in engine.module.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    engine.save_checkpoint(options.weights, tag="pretrained")
+        engine.save_checkpoint(options.weights, tag="pretrained")
+        for parameter, before in zip(engine.module.parameters(), own, strict=True):
+            parameter.copy_(before)
     only = {"load_module_only": True, "load_optimizer_states": False}
     engine.load_checkpoint(options.weights, "pretrained", **only)
 if options.resume:
