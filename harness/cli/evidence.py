@@ -1,6 +1,6 @@
-"""keep a run in the scenario's folder as one JSON file and a short page
+"""keep a run in the scenario's folder as a JSON file
 
-    python -m harness evidence RUN h200x2      # evidence/h200x2.json and evidence/h200x2.md
+    python -m harness evidence RUN h200x2      # evidence/h200x2.json
 
 Only what a rank saw goes in, with the date, the machine, the versions and the command; paths of
 the machine do not.
@@ -9,7 +9,6 @@ the machine do not.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +18,42 @@ from harness.launch.exits import read_json
 from harness.runs.grade import grade
 from harness.runs.run_folder import RUN_FILE, VERDICT_FILE, read_records
 from harness.system.errors import ExitCode, Inconclusive
-from harness.system.files import write_all, writing
-from harness.system.text import markdown_table
+from harness.system.files import write_whole, writing
 from harness.upstream import locks
 
 DROPPED = ("kind", "rank")
+NEEDED = ("machine", "source", "environment", "command", "started")
+"""What pages show of a run."""
 
 
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("run", type=Path, help="a run folder")
-    parser.add_argument("name", help="of the two files, such as h200x2")
+    parser.add_argument("name", help="of the file, such as h200x2")
     options = parser.parse_args(arguments)
     keep(options.run, options.name)
     return ExitCode.AS_EXPECTED
 
 
 def keep(run_folder: Path, name: str) -> None:
-    """Write ``name.json`` and ``name.md`` into the scenario's folder ``evidence``; both or none.
+    """Write ``name.json`` into the scenario's folder ``evidence``.
 
     The run is graded again. Raises Inconclusive for a folder that is not the record of a run.
     """
     try:
         kept = collect(run_folder)
-        text = page(kept, f"{kept['scenario']}, {name}")
     except (KeyError, TypeError, AttributeError, IndexError, StopIteration) as error:
         raise Inconclusive(f"{run_folder} is not the record of a run: {error!r}") from None
     folder = catalog.folder(kept["scenario"]) / "evidence"
-    files = {".json": json.dumps(kept, indent=1) + "\n", ".md": text}
     with writing(folder, "checkout"):
         folder.mkdir(exist_ok=True)
-        write_all({folder / f"{name}{ending}": text for ending, text in files.items()})
+        write_whole(folder / f"{name}.json", json.dumps(kept, indent=1) + "\n")
 
 
 def collect(run_folder: Path) -> dict[str, Any]:
     """The run, its verdict and rank 0's steps, without paths of this machine."""
     run = read_json(run_folder / RUN_FILE)
+    run |= {name: run[name] for name in NEEDED}
     result = grade(run_folder).to_json()
     for variant, trial in run["trials"].items():
         trial.pop("files", None)
@@ -85,38 +84,3 @@ def _steps(folder: Path, ranks: int) -> list[dict[str, Any]]:
 def _kept(name: str, value: Any) -> bool:
     """Lists, one value for each parameter or sample, stay in the run folder: nothing reads them."""
     return name not in DROPPED and not isinstance(value, (list, dict))
-
-
-def page(kept: Mapping[str, Any], name: str) -> str:
-    """The short page beside the JSON: what ran where, and what came out."""
-    first = kept["result"]["trials"][0]
-    machine, environment = kept["machine"], first["environment"] or {}
-    gpus = ", ".join(machine["gpus"]) or "none"
-    source = kept["source"]
-    versions = ", ".join(f"{k} {v}" for k, v in environment.items() if k not in ("gpu", "threads"))
-    trial = next(iter(kept["trials"].values()))
-    rows = [
-        [t["variant"], t["outcome"], f"{t['seconds']:.1f}", t["reason"].replace("\n", "<br>")]
-        for t in kept["result"]["trials"]
-    ]
-    lines = [
-        f"# {name}",
-        "",
-        f"`{kept['command']}`: **{kept['result']['verdict']}** in "
-        f"{kept['seconds']['total']:.0f} s, {kept['started']}.",
-        "",
-        f"- releases: {', '.join(f'{n} {v}' for n, v in trial['pins'].items()) or 'torch alone'}, "
-        f"dependencies as of {trial['date']}",
-        f"- lane: {kept['lane']}; GPUs: {gpus}; {machine['cpus']} CPU cores; {versions}",
-        f"- harness: commit {source['commit']}{', with changes' if source['dirty'] else ''}",
-        "",
-        markdown_table(["variant", "outcome", "seconds", "what was found"], rows),
-        "",
-        f"Shims used (all ranks): {_shims(kept)}.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _shims(kept: Mapping[str, Any]) -> str:
-    uses = kept["result"]["trials"][0]["shims"] or {}
-    return ", ".join(f"{name} {count} times" for name, count in uses.items()) or "none"

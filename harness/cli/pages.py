@@ -275,7 +275,7 @@ def _evidence(name: str) -> Iterator[str]:
         chosen = {variant: trial["pins"] for variant, trial in run["trials"].items()}
         where = ", ".join(dict.fromkeys(run["machine"]["gpus"])) or "CPU"
         yield (
-            f"[{stem}](evidence/{stem}.md): {releases(chosen)}; {where}, torch "
+            f"[{stem}](evidence/{stem}.json): {releases(chosen)}; {where}, torch "
             f"{run['machine']['torch']}, {run['started'][:10]}: **{run['result']['verdict']}**"
         )
         yield markdown_table(
