@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from harness.cli import IN_A_CHECKOUT, USERS, commands
-from harness.system.errors import ExitCode, HarnessError, UserError
+from harness.system.errors import ExitCode, HarnessError, UserError, unknown
 from harness.system.files import ROOT
 from harness.system.installation import (
     SCRIPT,
@@ -115,8 +115,6 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"{SCRIPT} {release_of(SCRIPT)}{at}")
         return ExitCode.AS_EXPECTED
     if command not in commands():
-        from harness.catalog import unknown
-
         raise UserError(unknown("command", command, commands()))
     if command in IN_A_CHECKOUT:
         refuse_without_checkout(command)

@@ -15,8 +15,8 @@ import pytest
 import scenarios
 from harness import catalog
 from harness.ranges import affected
+from harness.ranges.cell import Status
 from harness.sweep import cells
-from harness.sweep.cell import Status
 from harness.system import machine
 from harness.system.errors import Inconclusive
 from harness.upstream import index, releases, uv

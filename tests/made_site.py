@@ -13,8 +13,8 @@ from harness.__main__ import main
 from harness.api.spec import Verdict
 from harness.nightly.history import writing
 from harness.nightly.history_rows import Change, Kind, Nightly, ReleaseResult
+from harness.ranges.cell import Cell, Status
 from harness.runs.results import RunResult
-from harness.sweep.cell import Cell, Status
 from harness.upstream.index import Release
 from tests.recording import RECORDED, all_recorded
 

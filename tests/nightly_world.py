@@ -11,9 +11,9 @@ from harness.api.spec import RELEASED, Verdict
 from harness.config.run_config import RunConfig
 from harness.nightly import steps
 from harness.nightly.history_rows import ReleaseResult, ScenarioResult
+from harness.ranges.cell import Cell, Status
 from harness.runs.results import RunResult
 from harness.sweep import cells, suite
-from harness.sweep.cell import Cell, Status
 from harness.system.errors import Fault
 from harness.upstream import index
 from harness.upstream.index import Release

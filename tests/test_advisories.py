@@ -17,7 +17,7 @@ from harness import catalog
 from harness.__main__ import main
 from harness.ranges import advisories, affected, periods
 from harness.ranges.advisories import PREFIX, Record
-from harness.sweep.cell import Status
+from harness.ranges.cell import Status
 
 YES, NO, UNCLEAR = "affected", "not affected", "inconclusive"
 Capture = pytest.CaptureFixture[str]

@@ -6,8 +6,8 @@ import pytest
 
 from harness.__main__ import main
 from harness.cli.bisect import Flip, Found, Search
+from harness.ranges.cell import Status
 from harness.sweep import cells
-from harness.sweep.cell import Status
 from tests.made_up import Upstream
 
 UNCLEAR = {"?": Status.INCONCLUSIVE, "-": Status.UNSUPPORTED}

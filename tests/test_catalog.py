@@ -9,9 +9,9 @@ import pytest
 
 from harness import catalog
 from harness.api.spec import Outcome, Scenario, Variant, Verdict, expect_clean, expect_symptom
-from harness.catalog import code
 from harness.runs.results import RunResult, TrialResult
-from harness.system.errors import ExitCode, UserError
+from harness.system import code
+from harness.system.errors import ExitCode, UserError, unknown
 from tests.made_up import scenario_module
 
 
@@ -106,8 +106,8 @@ def test_an_unknown_name_gets_the_choices_and_a_guess_if_one_is_similar() -> Non
     with pytest.raises(UserError) as caught:
         catalog.load("bf16")
     assert str(caught.value).startswith("no scenario 'bf16': did you mean bf16_clip? Choices: ")
-    assert catalog.unknown("lane", "zzz", ["cpu", "gpu"]) == "no lane 'zzz'. Choices: cpu, gpu."
-    assert catalog.unknown("lane", "zzz", []) == "no lane 'zzz'. Choices: none."
+    assert unknown("lane", "zzz", ["cpu", "gpu"]) == "no lane 'zzz'. Choices: cpu, gpu."
+    assert unknown("lane", "zzz", []) == "no lane 'zzz'. Choices: none."
 
 
 def test_a_variant_may_have_its_own_ranks_and_a_defect_of_two_counts_once() -> None:

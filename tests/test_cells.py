@@ -15,14 +15,14 @@ import pytest
 from harness import catalog
 from harness.__main__ import main
 from harness.api.spec import Outcome
-from harness.catalog.code import sources
 from harness.cli import matrix
 from harness.config import command_line
 from harness.config.run_config import RunConfig
+from harness.ranges.cell import Status
 from harness.runs.results import RunResult
 from harness.sweep import cells, executor
-from harness.sweep.cell import Status
-from harness.system import machine
+from harness.system import machine, store
+from harness.system.code import sources
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.upstream import index
 from tests.made_up import KNOWN, YES, Upstream, cell, full_disk, published, set_gpus
@@ -148,7 +148,7 @@ def test_another_failure_is_an_inconclusive_cell(
 def test_a_full_disk_ends_a_sweep_with_one_line(
     upstream: Upstream, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(cells, "write_whole", full_disk)
+    monkeypatch.setattr(store, "write_whole", full_disk)
     err = refused(capsys, [*SWEEP], code=3)
     assert err.startswith(f"harness: no room on the disk for {cache / 'cells'}")
     assert list((cache / "cells").iterdir()) == []

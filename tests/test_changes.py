@@ -10,7 +10,7 @@ from harness import catalog
 from harness.api.spec import Verdict
 from harness.nightly import changes
 from harness.nightly.history_rows import ReleaseResult
-from harness.sweep.cell import Status
+from harness.ranges.cell import Status
 from tests.nightly_world import NO, SCENARIO, UNCLEAR, YES, own, release, result
 
 DAY = "2024-03-04"

@@ -18,15 +18,15 @@ from harness.__main__ import main
 from harness.api.spec import Lane
 from harness.config import command_line
 from harness.config.run_config import RunConfig
-from harness.models import cluster as of_models
 from harness.models.answer import Status as Answered
 from harness.models.answers import Asking, ask
 from harness.models.stack import Releases
+from harness.ranges.cell import Status
 from harness.sweep import batch, cells, cluster, executor, slurm, suite
+from harness.sweep import model_tasks as of_models
 from harness.sweep.batch import Batch, Lost, Work
-from harness.sweep.cell import Status
 from harness.sweep.slurm import End, Shape, Waiting
-from harness.system import machine
+from harness.system import machine, store
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.system.files import ROOT
 from harness.system.terminal import terminal
@@ -338,7 +338,7 @@ def test_a_lost_task_is_an_inconclusive_cell_and_is_not_stored(
 ) -> None:
     lose = lambda *_: Lost("lost 2 times: Slurm task 3: NODE_FAIL")  # noqa: E731
     together(monkeypatch, lose)
-    monkeypatch.setattr(cells, "store_json", lambda *_: None)
+    monkeypatch.setattr(store, "write", lambda *_: None)
     assert main([*SWEEP]) == 3
     out = capsys.readouterr().out
     assert "5 cells: 5 inconclusive" in out

@@ -14,7 +14,7 @@ from harness.__main__ import main
 from harness.nightly import confirmations, steps
 from harness.nightly.history import reading
 from harness.ranges import affected
-from harness.sweep.cell import Cell, Status
+from harness.ranges.cell import Cell, Status
 from harness.system.errors import ExitCode
 from tests.nightly_world import NO, SCENARIO, YES, World, cell, world
 from tests.sandbox import git

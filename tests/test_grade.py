@@ -10,13 +10,13 @@ import pytest
 
 from harness import catalog
 from harness.api.spec import Finding, Outcome, Verdict
-from harness.launch.exits import read_json
 from harness.runs import run_folder
 from harness.runs.grade import grade, judge
 from harness.runs.recorder import HARNESS_KINDS
 from harness.runs.results import TrialResult
 from harness.runs.run_folder import RUN_FILE
 from harness.system.errors import Inconclusive
+from harness.system.files import read_json
 from scenarios.deepspeed.bf16_clip.scenario import Params
 from tests.recording import RECORDED, Recording, read, recorded, stored_verdict
 from tests.tampering.changes import recorded_trial

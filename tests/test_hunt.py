@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from harness.launch.server_pool import Pool
-from harness.nightly import hunt
-from harness.nightly.hunt import Finding, Hunted, Hunter, Probed, first_with, related
-from harness.nightly.stacks import STACKS, Choice, Stack, flags
-from harness.probe import loops
+from harness.probe import hunt, loops
+from harness.probe.hunt import Finding, Hunted, Hunter, Probed, first_with, related
 from harness.probe.prober import Loop
 from harness.probe.signatures import Recorded, Shown
+from harness.probe.stacks import STACKS, Choice, Stack, flags
 
 SUMMED = Shown("ranks", "gradient", 2.0, "ranks", 1)
 TIMES_K = Shown("accumulation", "gradient", 3.0, "k", 1)

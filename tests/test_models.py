@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from harness.catalog.code import sources
 from harness.cli import models as command
 from harness.models import answers, architectures, stack, table
 from harness.models.answer import Answer, Row, Status
@@ -20,6 +19,7 @@ from harness.models.relations import QUESTIONS
 from harness.models.sizes import kinds
 from harness.models.stack import Releases
 from harness.models.subject import Subject
+from harness.system.code import sources
 from harness.system.errors import UserError
 from tests import made_models
 from tests.made_models import Decoder

@@ -11,9 +11,9 @@ from packaging.requirements import Requirement
 
 from harness import catalog
 from harness.ranges import affected
+from harness.ranges.cell import Status
 from harness.ranges.lookup import infer, lookup
 from harness.ranges.periods import alive, periods
-from harness.sweep.cell import Status
 
 YES, NO, UNCLEAR = "affected", "not affected", "inconclusive"
 PAIR = "resume_replays_epoch"

@@ -10,8 +10,8 @@ import pytest
 from harness import api, catalog
 from harness.api.pictures import Bars, Grid, Lines, Picture
 from harness.api.spec import BUGGY, FIXED, Records
-from harness.catalog.code import digest
 from harness.runs.grade import graded
+from harness.system.code import digest
 from tests.recording import recorded
 
 RECORDED = recorded()

@@ -10,8 +10,8 @@ from packaging.version import Version
 from harness import catalog
 from harness.ranges import periods as of_releases
 from harness.ranges import remedies
+from harness.ranges.cell import Status
 from harness.ranges.periods import periods
-from harness.sweep.cell import Status
 
 AFFECTED = [
     (name, version) for name in catalog.sound() for one in periods(name) for version in one.releases

@@ -15,11 +15,11 @@ import pytest
 from harness import catalog
 from harness.api.spec import Outcome, Verdict
 from harness.config import command_line
-from harness.launch.exits import read_json
 from harness.runs.results import TrialResult
 from harness.runs.run_folder import RUN_FILE
 from harness.runs.verdict_text import last_lines
 from harness.sweep.suite import Done, started
+from harness.system.files import read_json
 
 pytestmark = pytest.mark.scenario
 

@@ -13,9 +13,9 @@ import pytest
 from harness.__main__ import main
 from harness.check.branch import Judged
 from harness.overlays import edits
-from harness.sweep.cell import Cell, Status
+from harness.ranges.cell import Cell, Status
 from harness.system.errors import HarnessError, Inconclusive, UserError
-from harness.upstream import sources
+from harness.upstream import patches, sources
 from harness.upstream.pins import is_source
 from tests.overlays import lent_release
 from tests.sandbox import git
@@ -183,7 +183,7 @@ def test_a_patch_changes_the_installed_files_and_keeps_other_links(site: Path) -
     compiled = site / NAME / "__pycache__" / "loader.cpython-311.pyc"
     compiled.parent.mkdir()
     compiled.write_bytes(b"of the original")
-    assert edits.patched_files(CHANGE, {NAME: "1.0"}) == {f"{NAME}/loader.py"}
+    assert patches.paths(CHANGE, {NAME: "1.0"}) == {f"{NAME}/loader.py"}
     diff = edits.apply_patch(CHANGE, site, {NAME: "1.0"})
     assert not compiled.exists(), "compiling would write through its link to another overlay"
     assert (site / NAME / "loader.py").read_text() == "first\nchanged\nthird\n"
@@ -206,7 +206,7 @@ def test_a_patch_changes_the_installed_files_and_keeps_other_links(site: Path) -
 def test_a_patch_that_does_not_fit_says_where(
     site: Path, change: str, error: type[HarnessError], message: str
 ) -> None:
-    ask = edits.patched_files if error is UserError else partial(edits.apply_patch, site=site)
+    ask = patches.paths if error is UserError else partial(edits.apply_patch, site=site)
     with pytest.raises(error, match=message):
         ask(change, pins={NAME: "1.0"})
 
@@ -215,7 +215,7 @@ def test_a_patch_that_does_not_fit_says_where(
 def test_a_file_that_is_no_diff_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "fix.diff").write_text(text)
     with pytest.raises(UserError, match=r"patch=.*fix\.diff"):
-        edits.read_patch(str(tmp_path / "fix.diff"))
+        patches.read(str(tmp_path / "fix.diff"))
 
 
 @pytest.mark.parametrize(

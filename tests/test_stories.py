@@ -9,7 +9,7 @@ import pytest
 from harness import catalog
 from harness.api.spec import Story
 from harness.publish import stories
-from harness.sweep.cell import Status
+from harness.ranges.cell import Status
 
 WRONG, RIGHT, UNSURE = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE
 TWO = Story("two", "Two bugs", "One.\n\nThe other.", ("first", "second"))

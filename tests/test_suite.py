@@ -15,12 +15,12 @@ from harness import catalog
 from harness.api.spec import Lane, Outcome, Verdict
 from harness.config import command_line
 from harness.config.run_config import RunConfig
-from harness.launch.exits import write_json
 from harness.launch.server_pool import Pool
 from harness.runs.results import RunResult, TrialResult
 from harness.runs.run_folder import RUN_FILE
 from harness.sweep import executor, suite
 from harness.system.errors import Inconclusive
+from harness.system.files import write_json
 from harness.system.machine import leased
 from tests.made_up import set_gpus
 

@@ -17,8 +17,8 @@ from harness.nightly import changes as compared
 from harness.nightly.history import History, reading, writing
 from harness.nightly.history_rows import Kind
 from harness.ranges import affected
+from harness.ranges.cell import Cell, Status
 from harness.sweep import cells
-from harness.sweep.cell import Cell, Status
 from harness.system.errors import Fault, UserError
 from harness.upstream import sources
 from tests.made_up import scenario_module

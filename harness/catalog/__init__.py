@@ -9,7 +9,6 @@ scenario and no other.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 import traceback
@@ -21,7 +20,7 @@ from types import ModuleType
 
 import scenarios
 from harness.api.spec import FIXED, Defect, Scenario
-from harness.system.errors import HarnessError, UserError
+from harness.system.errors import HarnessError, UserError, unknown
 from harness.system.text import complaint
 
 PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
@@ -224,11 +223,3 @@ def selected(word: str) -> list[str]:
         return found
     load(word)
     return [word]
-
-
-def unknown(what: str, given: str, choices: Iterable[str]) -> str:
-    """One line that names what was not found, a guess, and the choices."""
-    choices = list(choices)
-    guess = difflib.get_close_matches(given, choices, n=1, cutoff=0.5)
-    hint = f": did you mean {guess[0]}?" if guess else "."
-    return f"no {what} '{given}'{hint} Choices: {', '.join(choices) or 'none'}."

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog
-from harness.system.errors import UserError
+from harness.system.errors import UserError, unknown
 from harness.system.text import complaint, toml
 
 FILE, PROJECT, TABLE = "distributed-bugs.toml", "pyproject.toml", "distributed-bugs"
@@ -62,9 +62,8 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _entries(document: Mapping[str, Any], path: Path) -> list[Any]:
-    unknown = sorted(set(document) - {"accepted"})
-    if unknown:
-        raise UserError(f"{path}: {catalog.unknown('key', unknown[0], ['accepted'])}")
+    if others := sorted(set(document) - {"accepted"}):
+        raise UserError(f"{path}: {unknown('key', others[0], ['accepted'])}")
     found = document.get("accepted", [])
     if not isinstance(found, list):
         raise UserError(f"{path}: accepted is no list of tables: write {EXAMPLE}, a line each")
@@ -86,10 +85,10 @@ def _acceptance(entry: Any, path: Path) -> Acceptance:
         raise UserError(f"{path}: an accepted bug needs a bug and a reason: write {EXAMPLE}")
     for key in entry:
         if key not in KEYS:
-            raise UserError(f"{path}: {catalog.unknown('key', key, KEYS)}")
+            raise UserError(f"{path}: {unknown('key', key, KEYS)}")
     bug, reason, until = (entry.get(key) for key in KEYS)
     if bug not in catalog.names():
-        raise UserError(f"{path}: {catalog.unknown('bug', str(bug), catalog.names())}")
+        raise UserError(f"{path}: {unknown('bug', str(bug), catalog.names())}")
     if not isinstance(reason, str) or not reason.strip():
         raise UserError(f"{path}: the reason of {bug} is empty")
     return Acceptance(bug, " ".join(reason.split()), _day(until, bug, path), str(path))

@@ -12,7 +12,7 @@ from harness.api.spec import BUGGY, RELEASED
 from harness.config import command_line
 from harness.config.run_config import ALL, RunConfig
 from harness.ranges import periods
-from harness.sweep.cell import Cell, Status
+from harness.ranges.cell import Cell, Status
 from harness.sweep.executor import find_all
 from harness.system.errors import ExitCode, UserError
 from harness.system.installation import refuse_without_torch

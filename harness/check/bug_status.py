@@ -13,10 +13,10 @@ from harness.check.accepted import Acceptance
 from harness.check.environment import Environment
 from harness.check.installed import Installed
 from harness.ranges import remedies
+from harness.ranges.cell import Status
 from harness.ranges.lookup import Lookup, lookup
 from harness.ranges.periods import Period, periods
 from harness.ranges.remedies import Advice
-from harness.sweep.cell import Status
 from harness.system.text import StrEnum
 from harness.upstream import pins
 

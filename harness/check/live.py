@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import tempfile
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from harness import catalog
 from harness.api.spec import RELEASED
@@ -14,30 +12,16 @@ from harness.check.bug_status import RAN, BugStatus, Checked
 from harness.check.environment import Environment
 from harness.config import command_line
 from harness.config.run_config import SLURM, RunConfig
-from harness.launch.server_pool import Pool
-from harness.overlays import overlay
-from harness.runs.run import run
-from harness.sweep import suite
-from harness.sweep.cell import STATUSES, Status
-from harness.sweep.cells import find, make_overlay, room
+from harness.sweep.cells import room
+from harness.sweep.executor import find_all
 from harness.system.errors import HarnessError, Unsupported, UserError
-from harness.system.machine import cache_folder, release_of
-from harness.system.terminal import Progress, terminal
+from harness.system.machine import release_of
+from harness.system.terminal import Progress
 from harness.system.text import warn
 from harness.upstream.pins import Interpreter
 
 LEAST_AT_ONCE = 2
 """Trials at once, also on two cores: ranks wait for each other, so one trial leaves cores idle."""
-
-
-@dataclass(frozen=True)
-class _Runs:
-    """What the runs of a command share."""
-
-    own: Interpreter | None
-    """The interpreter whose packages are run; None for overlays of a file's releases."""
-    pool: Pool
-    stop: threading.Event
 
 
 def statuses(
@@ -64,7 +48,7 @@ def statuses(
             replace(config, installed=own, together=together, pins={} if own else _pins(checked))
             for checked, config in zip(found, composed, strict=True)
         ]
-        return _side_by_side(found, configs, own, progress)
+        return _with_runs(found, configs, progress)
 
 
 def _mention_torch(environment: Environment) -> None:
@@ -81,53 +65,35 @@ def _together(names: Sequence[str], own: Interpreter | None) -> tuple[str, ...]:
     return tuple(n for n in names if own and catalog.scenario(n).pins.keys() <= packages.keys())
 
 
-def _side_by_side(
-    found: Sequence[Checked],
-    configs: Sequence[RunConfig],
-    own: Interpreter | None,
-    progress: Progress,
+def _with_runs(
+    found: Sequence[Checked], configs: Sequence[RunConfig], progress: Progress
 ) -> list[Checked]:
     """The statuses of all runs, as many at once as there is room for."""
-    jobs = max(LEAST_AT_ONCE, min(map(room, configs), default=1))
+    results = list(found)
+    named = [at for at, config in enumerate(configs) if all(config.pins.values())]
+    for at in set(range(len(configs))) - set(named):
+        missing = next(name for name, version in configs[at].pins.items() if not version)
+        results[at] = _unclear(found[at], f"no release of {missing} is named")
 
-    def ask(index: int, stop: threading.Event, pool: Pool) -> Checked:
-        progress.say(f"checking {found[index].scenario}")
-        return _asked(found[index], configs[index], _Runs(own, pool, stop))
+    def failed(at: int, error: HarnessError) -> None:
+        results[named[at]] = _unclear(found[named[at]], str(error))
 
-    make = (lambda _: False) if own else make_overlay
-    with suite.started_ahead(configs, ask, make, Pool(), jobs, ahead=1) as running:
-        return [future.result() for future in running]
-
-
-def _asked(checked: Checked, config: RunConfig, runs: _Runs) -> Checked:
-    """The status of a run; the recorded one, with the reason, if the run is not certain."""
-    try:
-        status, reason = (
-            _on_overlay(checked, config, runs)
-            if runs.own is None
-            else _here(config, runs.own, runs)
+    wanted = [configs[at] for at in named]
+    jobs = max(LEAST_AT_ONCE, min(map(room, wanted), default=1))
+    for at, cell in find_all(wanted, jobs=jobs, failed=failed) if wanted else ():
+        progress.say(f"checked {cell.scenario}")
+        one = found[named[at]]
+        results[named[at]] = (
+            replace(one, status=BugStatus(str(cell.status)), why=cell.reason, how=RAN)
+            if cell.status.certain
+            else _unclear(one, cell.reason)
         )
-    except HarnessError as error:
-        status, reason = Status.INCONCLUSIVE, str(error)
-    if status.certain:
-        return replace(checked, status=BugStatus(str(status)), why=reason, how=RAN)
-    return replace(checked, why=f"{checked.why}; the run gave no certain status: {reason}")
+    return results
 
 
-def _here(config: RunConfig, own: Interpreter, runs: _Runs) -> tuple[Status, str]:
-    """The status of the installed packages, and why."""
-    overlay.installed(own, catalog.scenario(config.scenario).pins)
-    result, _ = run(config, terminal(io.StringIO()), runs.stop, runs.pool)
-    (trial,) = result.trials
-    return STATUSES[trial.outcome], trial.reason
-
-
-def _on_overlay(checked: Checked, config: RunConfig, runs: _Runs) -> tuple[Status, str]:
-    """The status of an overlay with the releases of a file, and why."""
-    if unnamed := [name for name, version in config.pins.items() if not version]:
-        raise UserError(f"no release of {unnamed[0]} is named")
-    cell = find(config, cache_folder(), stop=runs.stop, pool=runs.pool)
-    return cell.status, cell.reason
+def _unclear(checked: Checked, why: str) -> Checked:
+    """The recorded status, with the reason why the run gave none."""
+    return replace(checked, why=f"{checked.why}; the run gave no certain status: {why}")
 
 
 def _pins(checked: Checked) -> dict[str, str]:

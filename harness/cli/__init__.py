@@ -67,11 +67,11 @@ class Arguments(argparse.ArgumentParser):
 
 def patches(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """The words that are not ``patch=FILE``, and the texts of the patches that the others name."""
-    from harness.overlays import edits
+    from harness.upstream.patches import read as read_patch
 
     others = [word for word in words if not word.startswith("patch=")]
     named = [word.partition("=")[2] for word in words if word.startswith("patch=")]
-    return others, tuple(map(edits.read_patch, named))
+    return others, tuple(map(read_patch, named))
 
 
 def pin(word: str, sign: str = "=", like: str = "pins.deepspeed=0.15.4") -> tuple[str, str]:

@@ -23,10 +23,11 @@ from typing import Any
 from harness import catalog
 from harness.api.spec import BUGGY, Scenario
 from harness.cli import Arguments
-from harness.launch.exits import EXIT_FILE, read_json
+from harness.launch.exits import EXIT_FILE
 from harness.overlays import overlay
 from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
 from harness.system.errors import ExitCode, Inconclusive
+from harness.system.files import read_json
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import table, terminal

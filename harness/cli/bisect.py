@@ -29,11 +29,11 @@ from harness.config import command_line
 from harness.config.run_config import RunConfig
 from harness.ranges import affected
 from harness.ranges import commits as fixes
+from harness.ranges.cell import Cell, Status
 from harness.ranges.commits import Change
-from harness.sweep.cell import Cell, Status
 from harness.sweep.cells import not_run
 from harness.sweep.executor import find_all
-from harness.system.errors import ExitCode, Fault, Inconclusive, UserError
+from harness.system.errors import ExitCode, Fault, Inconclusive, UserError, unknown
 from harness.system.installation import refuse_without_checkout, refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import Progress, count, terminal
@@ -193,7 +193,7 @@ def _commits(words: Sequence[str]) -> Sweep | None:
     others = [word for word in words if word != f"pins.{name}={value}"]
     base = command_line.compose([*others, f"variant={RELEASED}"])
     if name not in (known := catalog.scenario(base.scenario).pins):
-        raise UserError(catalog.unknown("pin of this scenario", name, known))
+        raise UserError(unknown("pin of this scenario", name, known))
     configs = Commits(base, name, sources.history(name, value, cache_folder()))
     short = [commit[: sources.SHORT] for commit in configs.history.commits]
     return Sweep(base.scenario, {name: short}, configs)

@@ -28,7 +28,7 @@ from harness.overlays import archive, overlay
 from harness.overlays.edits import DefectError
 from harness.overlays.overlay import Overlay
 from harness.system import machine
-from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError
+from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError, unknown
 from harness.system.files import ROOT, new_folder_beside, write_whole, writing
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
@@ -157,7 +157,7 @@ def _check_releases(scenarios: Sequence[str], releases: Mapping[str, Sequence[st
     known = {pin for name in scenarios for pin in catalog.scenario(name).pins}
     for name in releases:
         if name not in known:
-            raise UserError(catalog.unknown("pin of these scenarios", name, sorted(known)))
+            raise UserError(unknown("pin of these scenarios", name, sorted(known)))
     wanted = [each for name in scenarios for each in _choices(catalog.scenario(name), releases)]
     for name, versions in releases.items():
         for version in versions:

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from harness import catalog
 from harness.api.settings import Setting
-from harness.catalog import unknown
 from harness.check import check_report, settings_files
 from harness.check import environment as stacks
 from harness.check.accepted import read as read_accepted
@@ -41,7 +40,7 @@ from harness.models.heads import parsed
 from harness.models.recorded import all_recorded as recorded_models
 from harness.models.recorded import nearest, up_to
 from harness.models.stack import SUBJECT
-from harness.system.errors import ExitCode, UserError
+from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.installation import as_typed
 from harness.system.terminal import Progress, terminal
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.catalog import unknown
 from harness.cli import Arguments
 from harness.overlays import archive, overlay, overlay_cache
-from harness.system.errors import ExitCode, HarnessError, UserError
+from harness.system.errors import ExitCode, HarnessError, UserError, unknown
 from harness.system.files import writing
 from harness.system.machine import cache_folder
 from harness.system.terminal import table, terminal

@@ -14,11 +14,10 @@ from typing import Any
 
 from harness import catalog
 from harness.cli import Arguments
-from harness.launch.exits import read_json
 from harness.runs.grade import grade
 from harness.runs.run_folder import RUN_FILE, VERDICT_FILE, read_records
 from harness.system.errors import ExitCode, Inconclusive
-from harness.system.files import write_whole, writing
+from harness.system.files import read_json, write_whole, writing
 from harness.upstream import locks
 
 DROPPED = ("kind", "rank")

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.cli import Arguments
-from harness.launch.exits import read_json
 from harness.runs.grade import grade
 from harness.runs.run_folder import RUN_FILE
 from harness.runs.verdict_text import print_header, print_trial
 from harness.system.errors import UserError
+from harness.system.files import read_json
 from harness.system.terminal import terminal
 
 

@@ -20,7 +20,7 @@ from harness.api.spec import HARMS, VISIBILITIES
 from harness.cli import Arguments
 from harness.ranges import remedies
 from harness.ranges.periods import Alive, alive
-from harness.system.errors import ExitCode, UserError
+from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.terminal import table, terminal
 
 WIDE = 165
@@ -70,7 +70,7 @@ def _chosen(options: Any) -> list[str]:
 
 def _check(what: str, given: str | None, choices: Iterable[str]) -> None:
     if given is not None and given not in choices:
-        raise UserError(catalog.unknown(what, given, choices))
+        raise UserError(unknown(what, given, choices))
 
 
 def _meets(name: str, options: Any) -> bool:

@@ -27,11 +27,11 @@ from harness.cli import Arguments, pages
 from harness.config import command_line
 from harness.config.run_config import ALL, RunConfig
 from harness.ranges import affected
+from harness.ranges.cell import Cell, Status
 from harness.runs.verdict_text import COLOURS
-from harness.sweep.cell import Cell, Status
 from harness.sweep.cells import exit_code
 from harness.sweep.executor import find_all
-from harness.system.errors import UserError
+from harness.system.errors import UserError, unknown
 from harness.system.files import refuse_without_folder, write_whole, writing
 from harness.system.installation import refuse_without_checkout, refuse_without_torch
 from harness.system.terminal import Progress, count, table, terminal
@@ -75,7 +75,7 @@ def sweep_of(command: str, words: Sequence[str]) -> Sweep:
     scenario = _scenario(command, others)
     for name in ranges:
         if name not in scenario.pins:
-            raise UserError(catalog.unknown("pin of this scenario", name, scenario.pins))
+            raise UserError(unknown("pin of this scenario", name, scenario.pins))
     refuse_without_torch(command)
     axes = {name: releases.chosen(name, value) for name, value in ranges.items()}
     if not axes:

@@ -32,7 +32,6 @@ from pathlib import Path
 
 from harness import catalog
 from harness.api.spec import Lane
-from harness.catalog import unknown
 from harness.cli import Arguments, patches, pin
 from harness.config.run_config import HERE, SLURM, OnConfig
 from harness.models import architectures, recorded, stack, table
@@ -42,7 +41,7 @@ from harness.models.heads import CAUSAL, HEADS, Word, parsed
 from harness.models.recorded import Changed
 from harness.models.relations import QUESTIONS
 from harness.models.stack import Releases
-from harness.system.errors import ExitCode, UserError
+from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import refuse_without_folder, write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.terminal import Progress, count, terminal
@@ -220,9 +219,9 @@ def _asked(options: argparse.Namespace, asking: Asking, on: OnConfig) -> list[Ro
             progress.tally(f"{done}/{total} cells, {wrong} wrong; {row.model} {row.relation}")
 
         if on.where == SLURM:
-            from harness.models import cluster  # submitit may not be installed
+            from harness.sweep import model_tasks  # submitit may not be installed
 
-            return ask(asking, each, partial(cluster.rows, on=on, say=progress.tally))
+            return ask(asking, each, partial(model_tasks.rows, on=on, say=progress.tally))
         return ask(asking, each)
 
 

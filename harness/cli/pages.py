@@ -21,11 +21,11 @@ from harness.api.spec import BUGGY, Outcome, Scenario
 from harness.cli import Arguments
 from harness.publish import alive, docs_tables, stories
 from harness.ranges import affected, commits, remedies
+from harness.ranges.cell import Status
 from harness.ranges.commits import Change
 from harness.ranges.periods import periods, tested
 from harness.runs import run_folder
 from harness.runs.verdict_text import alarm, releases
-from harness.sweep.cell import Status
 from harness.system.errors import ExitCode, Inconclusive
 from harness.system.files import ROOT, write_whole
 from harness.system.installation import for_readers

@@ -54,6 +54,7 @@ from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder, gpus, leased, own_folder
 from harness.system.terminal import Progress, terminal
+from harness.upstream.patches import packages
 
 STANDARD_OUTPUT = "-"
 
@@ -254,7 +255,7 @@ def _patched(options: argparse.Namespace, folder: Path) -> str:
     """Where the packages are that the patches change; empty without patches."""
     if not options.patches:
         return ""
-    names = {name for text in options.patches for name in edits.patched_packages(text)}
+    names = {name for text in options.patches for name in packages(text)}
     own = environment.of_interpreter(Path(options.python), names).interpreter
     edits.patched_copies(options.patches, own.packages if own else {}, folder)
     return str(folder)

@@ -34,14 +34,13 @@ from pathlib import Path
 
 from harness import catalog
 from harness.api.spec import BUGGY, HARMS
-from harness.catalog import unknown
 from harness.cli import Arguments
 from harness.config import command_line
 from harness.config.run_config import DetectorConfig
 from harness.score import cost
 from harness.score.scores import Found, Score, without_others
 from harness.score.scoring import Scoring, scored, steps_of, watched_variants
-from harness.system.errors import ExitCode, UserError
+from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import write_whole, writing
 from harness.system.installation import install, refuse_without_torch
 from harness.system.terminal import Progress, count, table, terminal

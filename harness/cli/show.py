@@ -22,7 +22,7 @@ from harness.overlays import overlay, shims
 from harness.overlays.edits import diff
 from harness.ranges import remedies
 from harness.runs.verdict_text import releases
-from harness.system.errors import ExitCode, UserError
+from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.installation import as_typed
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     scenario = catalog.scenario(options.scenario)
     for name in given:
         if name not in scenario.pins:
-            raise UserError(catalog.unknown(f"pin of {options.scenario}", name, scenario.pins))
+            raise UserError(unknown(f"pin of {options.scenario}", name, scenario.pins))
     pins.complete(scenario, given)  # refuses a bad version before anything is printed
     if options.patch:
         print(remedy(options.scenario, given), end="")

@@ -18,7 +18,7 @@ from harness.overlays import overlay
 from harness.probe import signatures
 from harness.probe.prober import Loop, Prober
 from harness.probe.signatures import Recorded
-from harness.system.errors import ExitCode, Inconclusive, UserError
+from harness.system.errors import ExitCode, Inconclusive, UserError, unknown
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import Progress, terminal
@@ -49,7 +49,7 @@ def _loops(names: list[str]) -> list[tuple[str, Loop]]:
     found = []
     for name in names or catalog.sound():
         if name not in catalog.names():
-            raise UserError(catalog.unknown("scenario", name, catalog.names()))
+            raise UserError(unknown("scenario", name, catalog.names()))
         signature = signatures.read(catalog.folder(name))
         if signature is not None and signature.loop is not None:
             found.append((name, signature.loop))

@@ -33,13 +33,14 @@ from harness.cli import Arguments, models
 from harness.config import command_line
 from harness.config.run_config import ALL, RunConfig
 from harness.launch.server_pool import Pool
-from harness.nightly import hunt, report
+from harness.nightly import report
 from harness.nightly.history import History, writing
 from harness.nightly.history_rows import Kind
-from harness.nightly.hunt import Hunter
-from harness.nightly.stacks import STACKS, Stack
 from harness.nightly.steps import Summary, read_index, today, watch
-from harness.system.errors import ExitCode, UserError
+from harness.probe import hunt
+from harness.probe.hunt import Hunter
+from harness.probe.stacks import STACKS, Stack
+from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import refuse_without_folder, write_whole
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
@@ -154,7 +155,7 @@ def _source(word: str) -> Source:
     """The source that ``--source NAME=FOLDER@REF`` names; it is built if that was not done."""
     name, _, value = word.partition("=")
     if name not in (known := catalog.subjects()):
-        raise UserError(catalog.unknown("package with bugs", name, known))
+        raise UserError(unknown("package with bugs", name, known))
     if not sources.is_one(value):
         raise UserError(f"--source {word}: name a checkout, such as {name}=../{name}@main")
     return sources.of(name, sources.pinned(name, value, cache_folder()), cache_folder())
@@ -187,7 +188,7 @@ def _stacks(words: Sequence[str]) -> list[Stack]:
     known = {stack.name: stack for stack in STACKS}
     for name in names:
         if name not in known:
-            raise UserError(catalog.unknown("stack", name, known))
+            raise UserError(unknown("stack", name, known))
     return [known[name] for name in names] or list(STACKS)
 
 
@@ -234,7 +235,7 @@ def configs_of(words: Sequence[str]) -> list[RunConfig]:
     for word in words:
         key, _, value = word.partition("=")
         if key not in KEYS and not key.startswith("on."):
-            raise UserError(catalog.unknown("override of watch", key, KEYS))
+            raise UserError(unknown("override of watch", key, KEYS))
         if key == "scenario":
             named = value
         else:
@@ -247,5 +248,5 @@ def _named(value: str) -> list[str]:
     names = list(dict.fromkeys(filter(None, value.split(","))))
     for name in names or [value]:
         if name not in catalog.names():
-            raise UserError(catalog.unknown("scenario", name, [*catalog.names(), ALL]))
+            raise UserError(unknown("scenario", name, [*catalog.names(), ALL]))
     return names

@@ -38,7 +38,7 @@ from harness.config.run_config import (
     read,
     refuse_extras,
 )
-from harness.system.errors import UserError
+from harness.system.errors import UserError, unknown
 from harness.system.files import ROOT
 from harness.system.installation import PROGRAM
 from harness.system.text import complaint
@@ -270,7 +270,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> str:
     text = str(error)
     option = re.search(r"Could not find '(\w+)/([^']*)'", text)
     if option:
-        return catalog.unknown(option[1], option[2], _options(option[1]))
+        return unknown(option[1], option[2], _options(option[1]))
     if "You must specify 'scenario'" in text:
         return f"name a scenario: scenario=NAME. Choices: {', '.join([*catalog.names(), ALL])}."
     word = re.search(r"parsing override '([^']+)'\s+missing EQUAL", text)
@@ -282,7 +282,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> str:
         return f"{several[1]}: several values need --multirun, which runs them one after another"
     key = re.search(r"Could not override '([^']+)'", text)
     if key:
-        return catalog.unknown("key", key[1], _keys(key[1], arguments))
+        return unknown("key", key[1], _keys(key[1], arguments))
     why = str(error.__cause__ or "").partition("\n")[0]
     line = " ".join(line.strip() for line in text.splitlines() if line.strip())
     return f"{line}: {why}" if why else line

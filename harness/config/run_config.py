@@ -15,10 +15,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from harness import catalog
 from harness.api.spec import BUGGY, FIXED, RELEASED
-from harness.overlays import edits
 from harness.system import machine
-from harness.system.errors import UserError
-from harness.upstream import sources, torches
+from harness.system.errors import UserError, unknown
+from harness.upstream import patches, sources, torches
 from harness.upstream.pins import TORCH, Interpreter
 
 LANES = ("auto", "cpu", "gpu")
@@ -136,7 +135,7 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
     # On other systems, forking a process with torch is unsafe, or its child may outlive us.
     launch.warm = launch.warm and sys.platform == "linux"
     if launch.lane not in LANES:
-        raise UserError(catalog.unknown("lane", launch.lane, LANES))
+        raise UserError(unknown("lane", launch.lane, LANES))
     if not 0 < launch.timeout < math.inf or launch.threads < 1:
         raise UserError("launch.timeout and launch.threads must be above 0 and finite")
     if not 0 <= config.seed <= LARGEST_SEED:
@@ -174,7 +173,7 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
 
 def _patches(given: Any) -> tuple[str, ...]:
     files = [] if given is None else [given] if isinstance(given, str) else list(given)
-    return tuple(edits.read_patch(str(file)) for file in files)
+    return tuple(patches.read(str(file)) for file in files)
 
 
 def _on(config: DictConfig, launch: LaunchConfig) -> OnConfig:
@@ -186,9 +185,9 @@ def _on(config: DictConfig, launch: LaunchConfig) -> OnConfig:
             raise UserError(f"on.{name} has no effect on this machine: add on=slurm")
         return on
     if on.where != SLURM:
-        raise UserError(catalog.unknown("place to run", on.where, (LOCAL, SLURM)))
+        raise UserError(unknown("place to run", on.where, (LOCAL, SLURM)))
     if on.overlays not in (HERE, JOB, TASK):
-        raise UserError(catalog.unknown("maker of overlays", on.overlays, (HERE, JOB, TASK)))
+        raise UserError(unknown("maker of overlays", on.overlays, (HERE, JOB, TASK)))
     for name, least in (("time", 1), ("most", 1), ("array", 1), ("cpus", 1), ("gpus", 1)):
         if (value := getattr(on, name)) is not None and value < least:
             raise UserError(f"on.{name}={value}: choose {least} or more, or omit it")
@@ -277,7 +276,7 @@ def refuse_extras(config: DictConfig, params: Iterable[str], pins: Iterable[str]
         for key in node:
             if key not in keys:
                 choices = sorted(f"{parent}{known}" for known in keys - {"hydra"})
-                raise UserError(catalog.unknown("key", f"{parent}{key!s}", choices))
+                raise UserError(unknown("key", f"{parent}{key!s}", choices))
 
 
 def _params(config: DictConfig) -> Any:
@@ -294,7 +293,7 @@ def _variants(scenario: str, given: Any) -> tuple[str, ...]:
     names = list(given) if isinstance(given, (list, ListConfig)) else [str(given)]
     for name in names:
         if name not in (*known, RELEASED):
-            raise UserError(catalog.unknown("variant", str(name), [*known, RELEASED, ALL]))
+            raise UserError(unknown("variant", str(name), [*known, RELEASED, ALL]))
     if not names:
         raise UserError(f"variant is empty. Choices: {', '.join([*known, RELEASED, ALL])}.")
     return tuple(dict.fromkeys(names))

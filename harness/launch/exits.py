@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from harness.api.shapes import COUNT, TEXT
 from harness.system.errors import Inconclusive
-from harness.system.files import unwritten, write_whole
+from harness.system.files import read_json, write_json
 
 FORMAT = 4
 """The format of run folders. It rises with every change after which old and new versions cannot
@@ -120,29 +119,3 @@ def _exit_json(folder: Path) -> dict[str, Any]:
 def _exit(content: Mapping[str, Any]) -> Exit:
     fields = {name: value for name, value in content.items() if name != "of"}
     return Exit(**{**fields, "survivors": tuple(fields["survivors"])})
-
-
-def parse(text: str) -> Any:
-    """The data of a JSON text. Also raises ValueError for NaN and infinity."""
-    return json.loads(text, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"contains {name}, which is not a number")
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write a complete JSON file; raises Inconclusive with the reason if that is not possible."""
-    try:
-        write_whole(path, json.dumps(data, indent=2) + "\n")
-    except OSError as error:
-        raise unwritten(path, error, "runs=") from None
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file of a run folder; raises Inconclusive if it cannot be read."""
-    try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise Inconclusive(f"cannot read {path}: {why}") from None

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from harness.api.spec import Lane
-from harness.catalog.code import digest
 from harness.launch.launch import NOT_INHERITED
 from harness.launch.supervisor import PARENT
 from harness.models.answer import Answer, Row, answer_of
@@ -23,8 +22,8 @@ from harness.models.pairs import DEVICE
 from harness.models.relations import QUESTIONS
 from harness.models.stack import Releases
 from harness.overlays import shims
-from harness.sweep import cells
-from harness.system import machine
+from harness.system import machine, store
+from harness.system.code import digest
 from harness.system.errors import Inconclusive
 from harness.system.files import ROOT, sha256
 from harness.system.text import complaint
@@ -132,7 +131,7 @@ def _inputs(asking: Asking, model: str) -> dict[str, Any]:
 
 
 def _stored(cache: Path, asking: Asking, model: str) -> dict[str, Answer]:
-    return cells.read_as(_parsed, cache, _inputs(asking, model)) or {}
+    return store.read(_parsed, cache, _inputs(asking, model)) or {}
 
 
 def _parsed(content: Any) -> dict[str, Answer]:
@@ -144,7 +143,7 @@ def _store(cache: Path, asking: Asking, model: str, rows: Mapping[tuple[str, str
     answers = _stored(cache, asking, model)
     answers |= {row.relation: row.answer for row in rows.values() if row.model == model}
     content = {name: answer.to_json() for name, answer in answers.items() if answer.repeatable}
-    cells.store_json(cache, _inputs(asking, model), content)
+    store.write(cache, _inputs(asking, model), content)
 
 
 def _from_worker(asking: Asking, missing: Mapping[str, Sequence[str]]) -> Iterator[Row]:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness.catalog import unknown
 from harness.overlays import overlay
-from harness.system.errors import Inconclusive, UserError
+from harness.system.errors import Inconclusive, UserError, unknown
 from harness.system.machine import cache_folder, release_of
 from harness.upstream import index, releases
 from harness.upstream.pins import Stack, describe, here

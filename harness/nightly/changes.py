@@ -9,7 +9,7 @@ from packaging.version import Version
 from harness import catalog
 from harness.api.spec import Verdict
 from harness.nightly.history_rows import Change, ReleaseResult, ScenarioResult, newest
-from harness.sweep.cell import Status
+from harness.ranges.cell import Status
 from harness.system.text import short
 from harness.upstream.index import Release
 from harness.upstream.pins import is_source

@@ -27,8 +27,8 @@ from harness.api.numbers import near
 from harness.api.spec import RELEASED
 from harness.config.run_config import RunConfig
 from harness.ranges import affected
+from harness.ranges.cell import Cell, Status
 from harness.sweep import cells, executor
-from harness.sweep.cell import Cell, Status
 from harness.system.errors import ExitCode, Fault, HarnessError, Inconclusive
 from harness.system.files import ROOT
 from harness.system.machine import cache_folder

@@ -27,8 +27,8 @@ from harness.nightly.history_rows import (
     newest,
 )
 from harness.ranges import affected
+from harness.ranges.cell import Cell
 from harness.runs.results import RunResult
-from harness.sweep.cell import Cell
 from harness.system.errors import Inconclusive, UserError
 from harness.system.files import locked, refuse_without_folder, unwritten
 from harness.system.text import one_line

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.sweep.cell import Cell
+from harness.ranges.cell import Cell
 from harness.system.text import StrEnum
 from harness.upstream.pins import describe
 

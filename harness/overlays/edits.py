@@ -10,17 +10,18 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.api.spec import Defect
 from harness.system.errors import HarnessError, Inconclusive, Unsupported, UserError
-from harness.upstream.pins import IMPORTS, Distribution, describe, import_name
+from harness.upstream import patches
+from harness.upstream.pins import Distribution, describe, import_name
 
 if TYPE_CHECKING:
     import libcst as cst
-    from unidiff.patch import PatchedFile, PatchSet
+    from unidiff.patch import PatchedFile
 
 
 class DefectError(Inconclusive):
@@ -102,43 +103,6 @@ def diff(file: str, before: str, after: str, old: str = "released", new: str = "
     return "".join(lines)
 
 
-NOT_INSTALLED = {"tests", "test", "docs", "doc", "examples", "benchmarks", "scripts", "csrc"}
-"""Folders at the top of a repository whose files are not in its package."""
-
-
-def read_patch(file: str) -> str:
-    """The text of a patch file. Raises UserError if it is missing or is no unified diff."""
-    from unidiff.errors import UnidiffParseError
-
-    try:
-        text = Path(file).expanduser().read_text(encoding="utf-8")
-        if _changes(text):
-            return text
-    except (OSError, UnicodeError) as error:
-        raise UserError(f"patch={file}: cannot be read: {error}") from None
-    except UnidiffParseError as error:
-        raise UserError(f"patch={file}: is not a whole unified diff: {error}") from None
-    raise UserError(f"patch={file}: contains no change; write it with 'git diff > {file}'")
-
-
-def _changes(text: str) -> PatchSet:
-    """The changed files of a patch. Ranks import this module, and may be on a machine without
-    unidiff."""
-    from unidiff.patch import PatchSet
-
-    return PatchSet(text)
-
-
-def patched_packages(text: str) -> set[str]:
-    """The packages that a patch may change, by the folders that its paths name: also some that do
-    not exist."""
-    named = {module.partition(".")[0]: name for name, module in IMPORTS.items()}
-    folders = {
-        part for changed in _changes(text) for part in PurePosixPath(changed.path).parts[:-1]
-    }
-    return {named.get(folder, folder.replace("_", "-")) for folder in folders}
-
-
 def patched_copies(texts: Iterable[str], installed: Mapping[str, Distribution], into: Path) -> None:
     """Copy the installed packages that patches change into a folder, and patch the copies.
 
@@ -148,7 +112,7 @@ def patched_copies(texts: Iterable[str], installed: Mapping[str, Distribution], 
     pins = {name: found.version for name, found in installed.items()}
     places = {import_name(n).partition(".")[0]: Path(one.folder) for n, one in installed.items()}
     for text in texts:
-        for top in {path.partition("/")[0] for path in patched_files(text, pins)}:
+        for top in {path.partition("/")[0] for path in patches.paths(text, pins)}:
             if not (places[top] / top).is_dir():
                 raise UserError(f"{top} is not in {places[top]}: patch the sources it comes from")
             if not (into / top).exists():
@@ -162,32 +126,8 @@ def apply_patch(text: str, site: Path, pins: Mapping[str, str]) -> str:
     Each file is replaced, so that other hard links to it keep the original text. Raises
     Inconclusive, naming the first hunk that does not apply.
     """
-    changed = _files(text, pins)
+    changed = patches.files(text, pins)
     return "".join(_apply_one(path, of_file, site, pins) for path, of_file in changed.items())
-
-
-def patched_files(text: str, pins: Mapping[str, str]) -> set[str]:
-    """The files under site-packages that a patch changes. Raises UserError if no file of it is in
-    these packages."""
-    if found := set(_files(text, pins)):
-        return found
-    names = ", ".join(f.path for f in _changes(text)[:2])
-    raise UserError(f"the patch changes {names}, which {describe(pins)} does not contain")
-
-
-def _files(text: str, pins: Mapping[str, str]) -> dict[str, PatchedFile]:
-    folders = {import_name(name).partition(".")[0] for name in pins}
-    return {path: changed for changed in _changes(text) for path in _installed(changed, folders)}
-
-
-def _installed(changed: PatchedFile, folders: set[str]) -> Iterator[str]:
-    """The path of a changed file under site-packages, if it is in one of these folders there."""
-    parts = PurePosixPath(changed.path).parts
-    if parts[0] not in NOT_INSTALLED:
-        for at, part in enumerate(parts[:-1]):
-            if part in folders:
-                yield "/".join(parts[at:])
-                return
 
 
 def _apply_one(path: str, changed: PatchedFile, site: Path, pins: Mapping[str, str]) -> str:

@@ -36,7 +36,7 @@ from harness.overlays.contents import Made
 from harness.system.errors import Inconclusive, Unsupported
 from harness.system.files import link, locked, new_folder_beside, sha256, write_whole, writing
 from harness.system.installation import refuse_without_torch
-from harness.upstream import locks, pins, resolution, uv
+from harness.upstream import locks, patches, pins, resolution, uv
 from harness.upstream.pins import Interpreter, Stack
 
 FORMAT = 4
@@ -222,7 +222,7 @@ def _put_in(
     defects: Sequence[Defect], stack: Stack, site: Path, base: Overlay
 ) -> tuple[str, set[str]]:
     """Apply the patches, then the defects; returns the change as a unified diff, and its files."""
-    patched = (edits.patched_files(text, stack.pins) for text in stack.patches)
+    patched = (patches.paths(text, stack.pins) for text in stack.patches)
     files = {d.file for d in defects}.union(*patched)
     for file in {file for file in files if base.has(file)}:
         if sha256(base.site / file) != base.hash_of(file):

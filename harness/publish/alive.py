@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from harness import catalog
 from harness.api.spec import BUGGY, HARMS, RELEASED, VISIBILITIES, Scenario
 from harness.ranges import affected, remedies
+from harness.ranges.cell import Status
 from harness.ranges.periods import Alive, alive, periods
 from harness.runs import run_folder
 from harness.runs.grade import grade
-from harness.sweep.cell import Status
 from harness.system.installation import for_readers
 from harness.system.terminal import count
 from harness.system.text import LINK, markdown, markdown_table

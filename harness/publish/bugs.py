@@ -19,10 +19,10 @@ from harness.publish.charts import Chart
 from harness.publish.inputs import Evidence, Material, Shown
 from harness.ranges import remedies
 from harness.ranges.advisories import file_name
+from harness.ranges.cell import Status
 from harness.ranges.periods import Period, alive_in, periods
 from harness.runs.results import TrialResult
 from harness.runs.verdict_text import first_seen
-from harness.sweep.cell import Status
 
 
 @dataclass(frozen=True)

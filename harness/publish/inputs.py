@@ -19,7 +19,6 @@ from packaging.version import Version
 from harness import catalog
 from harness.api.pictures import Picture
 from harness.api.spec import BUGGY, FIXED, Records, Verdict
-from harness.launch.exits import read_json
 from harness.nightly.history import History, reading, recorded_results
 from harness.nightly.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
 from harness.ranges.lookup import Lookup, infer
@@ -29,6 +28,7 @@ from harness.runs.results import RunResult
 from harness.runs.run_folder import RUN_FILE
 from harness.runs.verdict_text import releases
 from harness.system.errors import HarnessError, UserError
+from harness.system.files import read_json
 from harness.system.text import complaint
 from harness.upstream.index import Release
 

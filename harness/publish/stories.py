@@ -13,9 +13,9 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.api.spec import Story
+from harness.ranges.cell import Status
 from harness.ranges.lookup import infer
 from harness.ranges.periods import periods, tested
-from harness.sweep.cell import Status
 from harness.system.installation import for_readers
 from harness.system.text import markdown, markdown_table
 

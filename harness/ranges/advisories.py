@@ -14,9 +14,9 @@ from harness import catalog
 from harness.api.settings import in_words
 from harness.api.spec import BUGGY, RELEASED, Scenario
 from harness.ranges import affected, commits, remedies
+from harness.ranges.cell import Cell, Status
 from harness.ranges.commits import Change
 from harness.ranges.periods import Period, alive, periods, tested
-from harness.sweep.cell import Cell, Status
 from harness.system.errors import Inconclusive
 from harness.system.text import LINK, markdown
 

@@ -17,7 +17,7 @@ from typing import Any
 from packaging.version import Version
 
 from harness import catalog
-from harness.sweep.cell import Cell, Status
+from harness.ranges.cell import Cell, Status
 from harness.system.files import write_whole, writing
 from harness.system.text import markdown_table, short
 from harness.upstream import pins

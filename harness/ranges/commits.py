@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from harness import catalog
-from harness.sweep.cell import Status
+from harness.ranges.cell import Status
 from harness.system.files import write_whole, writing
 
 FILE = "commits.json"

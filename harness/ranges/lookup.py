@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 from harness import catalog
 from harness.api.spec import Scenario
 from harness.ranges import affected
-from harness.sweep.cell import Cell, Status
+from harness.ranges.cell import Cell, Status
 from harness.system.text import listed, short
 
 Point = tuple[Version, ...]

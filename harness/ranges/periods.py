@@ -12,7 +12,7 @@ from packaging.version import Version
 from harness import catalog
 from harness.api.spec import RELEASED, Outcome
 from harness.ranges import affected
-from harness.sweep.cell import Status
+from harness.ranges.cell import Status
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.ranges import lookup
+from harness.ranges.cell import Status
 from harness.ranges.periods import periods, tested
-from harness.sweep.cell import Status
 
 
 def of(name: str, installed: str | None = None) -> str:

@@ -14,11 +14,12 @@ from typing import Any
 from harness import catalog
 from harness.api.numbers import finite
 from harness.api.spec import BUGGY, FIXED, Exercise, Finding, Outcome, Records, Verdict
-from harness.launch.exits import FORMAT, Exit, read_json
+from harness.launch.exits import FORMAT, Exit
 from harness.runs.results import RunResult, TrialResult
 from harness.runs.run_folder import RUN_FILE, check_run
 from harness.runs.validation import call, validated
 from harness.system.errors import HarnessError, Inconclusive
+from harness.system.files import read_json
 
 
 def grade(run_folder: Path) -> RunResult:

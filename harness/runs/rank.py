@@ -23,14 +23,14 @@ from typing import Any
 from harness import catalog
 from harness.api.spec import Context, Lane
 from harness.launch import supervisor
-from harness.launch.exits import Identity, read_json, trial_folder
+from harness.launch.exits import Identity, trial_folder
 from harness.overlays import bytecode, loaded_files, overlay, shims
 from harness.overlays.overlay import INSTALLED
 from harness.runs import attachment
 from harness.runs.recorder import Recorder
 from harness.runs.run_folder import RUN_FILE, position_of, records_file
 from harness.system import apex
-from harness.system.files import sha256
+from harness.system.files import read_json, sha256
 
 STARTED = time.monotonic()
 """When this process began to run Python, before it imported torch; on the monotonic clock."""

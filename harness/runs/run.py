@@ -17,7 +17,7 @@ from rich.console import Console
 from harness import catalog
 from harness.api.spec import Defect, Lane
 from harness.config.run_config import RunConfig
-from harness.launch.exits import FORMAT, write_json
+from harness.launch.exits import FORMAT
 from harness.launch.server_pool import Pool
 from harness.overlays import overlay, overlay_cache
 from harness.overlays.overlay import Overlay
@@ -29,6 +29,7 @@ from harness.runs.run_folder import VERDICT_FILE, create_run_folder, shared
 from harness.runs.verdict_text import print_header, print_verdict
 from harness.system import machine
 from harness.system.errors import Unsupported
+from harness.system.files import write_json
 from harness.system.installation import refuse_without_torch
 from harness.system.terminal import terminal
 from harness.upstream import pins

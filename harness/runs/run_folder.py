@@ -28,10 +28,10 @@ from typing import Any
 
 from harness import catalog
 from harness.api.spec import BUGGY, RELEASED, Lane, Position, Record, Records, Scenario
-from harness.launch.exits import EXIT_FILE, parse, trial_folder, write_json
+from harness.launch.exits import EXIT_FILE, trial_folder
 from harness.overlays import shims
 from harness.system.errors import HarnessError, Inconclusive
-from harness.system.files import new_folder_beside, unwritten
+from harness.system.files import new_folder_beside, parse, unwritten, write_json
 from harness.upstream import pins
 
 RUN_FILE = "run.json"

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness import catalog
+from harness.ranges.cell import Status
 from harness.ranges.lookup import lookup
-from harness.sweep.cell import Status
 from harness.system.text import StrEnum
 
 

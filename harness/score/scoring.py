@@ -26,7 +26,6 @@ from typing import Any
 from harness import catalog
 from harness.api.spec import BUGGY, Lane, Outcome
 from harness.config.run_config import LARGEST_SEED, DetectorConfig, RunConfig
-from harness.launch.exits import read_json
 from harness.runs.attachment import file_of, kind_of, traces_of
 from harness.runs.results import TrialResult
 from harness.runs.run_folder import RUN_FILE, position_of, read_records, trial_content
@@ -34,6 +33,7 @@ from harness.runs.watched import alarm_of, several
 from harness.score.scores import Score, Watched, score
 from harness.sweep.suite import Done, started
 from harness.system.errors import HarnessError
+from harness.system.files import read_json
 
 LEARNED = 2
 """Healthy runs of each scenario from which a detector that writes traces learns."""

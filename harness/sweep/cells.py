@@ -1,15 +1,12 @@
 """Finds cells: reads them from the cache, or runs the variant ``released`` and stores them.
 
-Each is one file in the cache, named by a digest of its inputs. The inputs are all that its status
-depends on: the overlay, the scenario's parameters, the lane, torch, and our own code. The file also
-contains them; they are compared before the cell is used.
+Each is stored under all that its status depends on: the overlay, the scenario's parameters, the
+lane, torch, and our own code.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,33 +14,30 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from harness import catalog
 from harness.api.spec import RELEASED, Lane
-from harness.catalog.code import digest
 from harness.config.run_config import SLURM, RunConfig
-from harness.launch.exits import Exit, read_json
+from harness.launch.exits import Exit
 from harness.launch.server_pool import Pool
 from harness.overlays import overlay
+from harness.ranges import cell
+from harness.ranges.cell import STATUSES, Cell, Status
 from harness.runs import job
 from harness.runs.job import chosen_pins, stack_of
 from harness.runs.results import RunResult
 from harness.runs.run import run
 from harness.runs.run_folder import RUN_FILE
 from harness.runs.verdict_text import last_lines
-from harness.sweep import cell
-from harness.sweep.cell import STATUSES, Cell, Status
-from harness.system import machine
+from harness.system import machine, store
+from harness.system.code import digest
 from harness.system.errors import ExitCode, Fault, HarnessError, Unsupported, UserError
-from harness.system.files import write_whole, writing
+from harness.system.files import read_json
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
-from harness.system.text import warn_once
 from harness.upstream import pins
-
-T = TypeVar("T")
 
 FORMAT = 4
 """Increase it when older cells must not be used any more."""
@@ -67,8 +61,7 @@ def inputs_of(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
     }
     if config.launch.nodes > 1:
         inputs["nodes"] = config.launch.nodes
-    plain: dict[str, Any] = json.loads(json.dumps(inputs))
-    return plain
+    return inputs
 
 
 def lane_of(config: RunConfig) -> Lane | None:
@@ -98,39 +91,7 @@ def code(scenario: str) -> str:
 
 def read_stored(cache: Path, inputs: Mapping[str, Any]) -> Cell | None:
     """The stored cell of exactly these inputs; None if there is no valid one."""
-    return read_as(Cell.from_json, cache, inputs)
-
-
-def read_as(parsed: Callable[[Any], T], cache: Path, inputs: Mapping[str, Any]) -> T | None:
-    """What is stored under exactly these inputs, parsed; None if there is nothing valid.
-
-    ``parsed`` raises ValueError, KeyError or TypeError for content that is not valid.
-    """
-    for folder in (cache / "cells", machine.own_folder(cache, "cells")):
-        file = _file(folder, inputs)
-        with suppress(ValueError, KeyError, TypeError, RecursionError):
-            try:
-                content = json.loads(file.read_text(encoding="utf-8"))
-            except OSError:
-                continue  # it does not exist, or we may not read it
-            if content["inputs"] == inputs:
-                return parsed(content["cell"])
-        warn_once(f"{file} is damaged: its release is tested again")
-    return None
-
-
-def store_json(cache: Path, inputs: Mapping[str, Any], cell: Any) -> None:
-    """Store JSON values under their inputs, for ``read_as``."""
-    file = _file(machine.own_folder(cache, "cells"), inputs)
-    with writing(file, "HARNESS_CACHE"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        content = {"inputs": inputs, "cell": cell}
-        write_whole(file, json.dumps(content, indent=1) + "\n")
-
-
-def _file(folder: Path, inputs: Mapping[str, Any]) -> Path:
-    text = json.dumps(inputs, sort_keys=True)
-    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
+    return store.read(Cell.from_json, cache, inputs)
 
 
 Failed = Callable[[int, HarnessError], object]
@@ -146,8 +107,10 @@ def room(config: RunConfig) -> int:
 
 
 def make_overlay(config: RunConfig, *, again: bool = False) -> bool:
-    """Build the overlay of a cell; False if the cell is stored, or after an error, which the run
-    will meet again and report."""
+    """Build the overlay of a cell. False if it needs none, if the cell is stored, or after an
+    error, which the run will meet again and report."""
+    if config.installed:
+        return False
     cache = cache_folder()
     with suppress(HarnessError):
         stack = stack_of(config, RELEASED, cache)
@@ -171,10 +134,8 @@ def find(
     With ``faults``, a fault of the machine is raised and yields no cell.
     """
     try:
-        refuse_without_torch("a run")  # a stored cell would not help: it is of one torch
-        inputs = inputs_of(config, stack_of(config, RELEASED, cache))
-        stored = None if again else read_stored(cache, inputs)
-        if stored:
+        inputs = _stored_under(config, cache)
+        if inputs and not again and (stored := read_stored(cache, inputs)):
             return replace(stored, stored=True)
         result, folder = run(config, terminal(io.StringIO()), stop, pool)
     except HarnessError as error:
@@ -182,9 +143,19 @@ def find(
             raise
         return not_run(config, error)
     found = _cell_of(config, result, folder)
-    if _repeatable(found, folder):
-        store_json(cache, inputs, found.to_json())
+    if inputs and _repeatable(found, folder):
+        store.write(cache, inputs, found.to_json())
     return found
+
+
+def _stored_under(config: RunConfig, cache: Path) -> dict[str, Any] | None:
+    """The inputs of a cell. None for installed packages: they may change without a new version, so
+    nothing is stored. Raises Unsupported if one is missing."""
+    if config.installed:
+        overlay.installed(config.installed, catalog.scenario(config.scenario).pins)
+        return None
+    refuse_without_torch("a run")  # a stored cell would not help: it is of one torch
+    return inputs_of(config, stack_of(config, RELEASED, cache))
 
 
 def not_run(config: RunConfig, error: HarnessError) -> Cell:

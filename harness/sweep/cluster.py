@@ -18,11 +18,11 @@ from harness import catalog
 from harness.api.spec import RELEASED, Lane
 from harness.config.run_config import HERE, JOB, RunConfig
 from harness.overlays import overlay
+from harness.ranges.cell import Cell
 from harness.runs.job import stack_of
 from harness.runs.run import make_overlay
 from harness.sweep import cells, suite
 from harness.sweep.batch import Batch, Say, Work
-from harness.sweep.cell import Cell
 from harness.sweep.slurm import Shape
 from harness.sweep.suite import Done
 from harness.system.errors import Fault, HarnessError, UserError

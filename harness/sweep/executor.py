@@ -12,9 +12,9 @@ from rich.console import Console
 
 from harness.config.run_config import SLURM, RunConfig
 from harness.launch.server_pool import Pool
+from harness.ranges.cell import Cell
 from harness.runs.verdict_text import summary
 from harness.sweep import cells, suite
-from harness.sweep.cell import Cell
 from harness.system.errors import ExitCode, Fault, UserError
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder

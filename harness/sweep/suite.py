@@ -23,7 +23,6 @@ from rich.console import Console
 from harness import catalog
 from harness.api.spec import Lane, Verdict
 from harness.config.run_config import RunConfig
-from harness.launch.exits import read_json
 from harness.launch.server_pool import SERVERS_A_RUN, TORCH_IMPORTS, Pool
 from harness.overlays import overlay
 from harness.runs.job import locked
@@ -33,6 +32,7 @@ from harness.runs.run_folder import RUN_FILE
 from harness.runs.verdict_text import summary_row
 from harness.system import machine
 from harness.system.errors import HarnessError, Unsupported, UserError
+from harness.system.files import read_json
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
 from harness.system.text import complaint

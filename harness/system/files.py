@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
-from harness.system.errors import Fault, UserError
+from harness.system.errors import Fault, Inconclusive, UserError
 from harness.system.text import NO_ROOM
 
 ROOT = Path(__file__).parent.parent.parent
@@ -234,3 +235,29 @@ def _replace(out: Path, aside: Path) -> None:
         old.rename(out)
         raise
     shutil.rmtree(old)
+
+
+def parse(text: str) -> Any:
+    """The data of a JSON text. Also raises ValueError for NaN and infinity."""
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"contains {name}, which is not a number")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a complete JSON file; raises Inconclusive with the reason if that is not possible."""
+    try:
+        write_whole(path, json.dumps(data, indent=2) + "\n")
+    except OSError as error:
+        raise unwritten(path, error, "runs=") from None
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file of a run folder; raises Inconclusive if it cannot be read."""
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise Inconclusive(f"cannot read {path}: {why}") from None

@@ -25,13 +25,13 @@ from pathlib import Path
 
 from harness.launch.server_pool import Pool
 from harness.models.vectors import SAFE
-from harness.nightly.hunt import newest
-from harness.nightly.stacks import crossed
 from harness.overlays import overlay
 from harness.probe.compare import plausibility
+from harness.probe.hunt import newest
 from harness.probe.prober import Loop, Prober
 from harness.probe.rank import losses
 from harness.probe.signatures import SUSPECT
+from harness.probe.stacks import crossed
 from harness.system.errors import HarnessError
 from harness.system.files import ROOT, write_whole
 from harness.system.machine import cache_folder

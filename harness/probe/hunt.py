@@ -6,8 +6,6 @@ only what came out since, and a hunt that was ended goes on.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,18 +17,19 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.api.spec import BUGGY
-from harness.catalog.code import digest
 from harness.launch.server_pool import Pool
-from harness.nightly.stacks import Stack
 from harness.overlays import overlay, overlay_cache
 from harness.probe import loops, signatures
 from harness.probe.prober import Loop, Prober
 from harness.probe.signatures import Recorded, Shown
+from harness.probe.stacks import Stack
 from harness.ranges import affected
+from harness.ranges.cell import Status
 from harness.ranges.lookup import lookup
-from harness.sweep.cell import Status
+from harness.system import store
+from harness.system.code import digest
 from harness.system.errors import ExitCode, HarnessError
-from harness.system.files import write_whole, writing
+from harness.system.files import sha256
 from harness.system.machine import cache_folder
 from harness.system.text import markdown, markdown_table
 from harness.upstream import index, pins
@@ -179,15 +178,13 @@ class Hunter:
     ) -> Recorded:
         """What a loop shows with these releases, stored or probed now. Overlays that are only
         ``passing`` are deleted again: a search needs many, and each only once."""
-        file = _file(loop, releases, day)
-        if file.is_file():
-            return signatures.from_json(json.loads(file.read_text(encoding="utf-8")))
+        inputs = _inputs(loop, releases, day)
+        if stored := store.read(signatures.from_json, cache_folder(), inputs):
+            return stored
         found = self._probed(loop, releases, day, passing)
         if found.no_answer:  # perhaps the machine's fault: the next hunt tries again
             return found
-        with writing(file, "HARNESS_CACHE"):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, json.dumps(asdict(found)) + "\n")
+        store.write(cache_folder(), inputs, asdict(found))
         return found
 
     def _probed(self, loop: Loop, releases: dict[str, str], day: str, passing: bool) -> Recorded:
@@ -311,24 +308,21 @@ def _recorded_since(known: Sequence[str], subject: str, releases: dict[str, str]
     return ""
 
 
-def _file(loop: Loop, releases: dict[str, str], day: str) -> Path:
-    """Where a result is stored: by all that it depends on."""
+def _inputs(loop: Loop, releases: dict[str, str], day: str) -> dict[str, Any]:
+    """All that a result depends on."""
     import torch
 
-    script = Path(loops.script(loop.script)).read_bytes()
-    inputs: list[Any] = [
-        asdict(loop),
-        loop.settings().save,
-        list(loop.target().arguments),
-        sorted(releases.items()),
-        day,
-        pins.here(),
-        str(torch.__version__),
-        digest(*CODE),
-        hashlib.sha256(script).hexdigest(),
-    ]
-    key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:20]
-    return cache_folder() / "hunts" / f"{key}.json"
+    return {
+        "loop": asdict(loop),
+        "save": loop.settings().save,
+        "arguments": loop.target().arguments,
+        "releases": releases,
+        "day": day,
+        "python": pins.here(),
+        "torch": str(torch.__version__),
+        "code": digest(*CODE),
+        "script": sha256(Path(loops.script(loop.script))),
+    }
 
 
 def exit_code(found: Sequence[Hunted]) -> int:
