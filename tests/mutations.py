@@ -56,7 +56,7 @@ def _record(scenario: str, chosen: Sequence[Mutation]) -> int:
     """Run mutations, keep their results, and count those that came out wrong."""
     trials = list(_trials(scenario, chosen))
     abouts = {m.name: (m.variant, m.defect.about) for m in mutations(scenario)}
-    file = catalog.folder(scenario) / pages.MUTATIONS
+    file = catalog.folder(scenario) / catalog.MUTATIONS
     kept = json.loads(file.read_text()) if file.is_file() else {}
     kept |= {trial.variant: _row(trial, *abouts[trial.variant]) for trial in trials}
     ordered = {name: kept[name] for name in abouts if name in kept}

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from harness import catalog
+from harness.publish.bugs import Bug
 from harness.ranges import affected
 from tests.made_up import NO, UNCLEAR, YES
 
@@ -24,10 +25,10 @@ def test_only_a_certain_status_replaces_a_certain_one(record: Recording) -> None
 
 def test_releases_with_the_same_result_share_a_row(record: Recording) -> None:
     record(v4_36_2=YES, v4_4_0=YES, v4_38_2=NO, v4_39_0=UNCLEAR)
-    text = affected.section("rope_zero_init", affected.of("rope_zero_init"))
-    assert text.startswith("## Affected releases\n")
-    assert "| 4.4.0, 4.36.2 | **affected** | deepspeed 0.13.3 | cpu |" in text
-    assert "| because of v4.39.0 |" in text
+    titles, *rows = Bug("rope_zero_init").statuses
+    assert (titles[0], titles[-1]) == ("transformers", "reason")
+    assert rows[0][:4] == ["4.4.0, 4.36.2", "affected", "deepspeed 0.13.3", "cpu"]
+    assert "because of v4.39.0" in [row[-1] for row in rows]
 
 
 def test_a_record_of_a_release_that_the_scenario_no_longer_covers_is_deleted(

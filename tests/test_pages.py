@@ -11,8 +11,7 @@ from harness import catalog
 from harness.__main__ import main
 from harness.api.spec import HARMS
 from harness.cli import pages
-from harness.publish import alive as _alive_page
-from harness.publish import docs_tables
+from harness.publish import docs_tables, markdown_pages
 from harness.publish.alive import alive_bugs
 from harness.ranges.periods import alive
 
@@ -49,7 +48,7 @@ def test_the_documents_have_one_address_of_the_repository() -> None:
 
 
 def test_the_page_of_living_bugs_says_what_to_do_and_who_knows() -> None:
-    text = _alive_page.page()
+    text = markdown_pages.of_living()
     order = re.findall(r"^## (\w+)$", text, re.MULTILINE)
     assert order == [bug.name for bug in alive_bugs()]
     assert "| loses data | silent | in older releases |" in text

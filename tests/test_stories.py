@@ -8,7 +8,7 @@ import pytest
 
 from harness import catalog
 from harness.api.spec import Story
-from harness.publish import stories
+from harness.publish import markdown_pages, stories
 from harness.ranges.cell import Status
 
 WRONG, RIGHT, UNSURE = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE
@@ -53,7 +53,7 @@ def test_a_story_is_about_scenarios_of_one_package(story: Story) -> None:
 
 
 def test_a_page_names_each_bug_with_its_periods() -> None:
-    pages = dict(stories.texts())
+    pages = dict(markdown_pages.of_stories())
     text = pages["trainer_loss.md"]
     assert "[`trainer_gas_twice`](../../scenarios/transformers/trainer_gas_twice/README.md)" in text
     assert "5.2.0 to 5.5.3; 5.5.4 is not affected" in text

@@ -12,16 +12,19 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 import scenarios
 from harness.api.spec import FIXED, Defect, Scenario
 from harness.system.errors import HarnessError, UserError, unknown
 from harness.system.text import complaint
+
+T = TypeVar("T")
 
 PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
 ORACLE = ("plan", "detect", "exercised", "insufficient_checks", "picture", "agree")
@@ -32,6 +35,8 @@ ALL = "all"
 COMMON = "common"
 """The folder with models and oracles that three or more scenarios share."""
 MODULE, PROPOSAL = "scenario", "proposal"
+MUTATIONS = "mutations.json"
+"""The outcome of each mutation of a scenario."""
 REPORT, REPORT_SCRIPT = "report.md", "report.py"
 """The text for the maintainers of a bug that they do not know, and the script that shows it."""
 
@@ -106,11 +111,10 @@ def broken() -> dict[str, str]:
 def load(name: str) -> ModuleType:
     """The module of one scenario. Raises UserError, with the choices, if there is none, and
     BrokenScenario if it cannot be used."""
-    if name not in places():
-        raise UserError(unknown("scenario", name, names()))
+    place = _known(name, places())
     if name not in _broken:
         try:
-            module = _with_oracle(importlib.import_module(places()[name]))
+            module = _with_oracle(importlib.import_module(place))
             if not (why := _unfit(name, module)):
                 return module
             mark_broken(name, why)
@@ -163,8 +167,15 @@ def mark_broken(name: str, why: str) -> None:
 
 
 def folder(name: str) -> Path:
-    """The folder with everything about one scenario: ``scenarios/deepspeed/bf16_clip``."""
-    return _found()[name][0]
+    """The folder with everything about one scenario: ``scenarios/deepspeed/bf16_clip``. Raises
+    UserError, with the choices, if there is no such scenario."""
+    return _known(name, _found())[0]
+
+
+def _known(name: str, found: Mapping[str, T]) -> T:
+    if name not in found:
+        raise UserError(unknown("scenario", name, names()))
+    return found[name]
 
 
 def file(name: str) -> str:

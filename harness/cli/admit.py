@@ -168,9 +168,9 @@ def mutations(name: str, scenario: Scenario) -> str:
         if scenario.variants[BUGGY].defects:
             raise Missing("no mutations.py")
         return "none: two releases show the bug"
-    if not (folder / pages.MUTATIONS).is_file():
+    if not (folder / catalog.MUTATIONS).is_file():
         raise Missing(f"they were never run: python -m tests.mutations {name}")
-    rows = json.loads((folder / pages.MUTATIONS).read_text(encoding="utf-8")).values()
+    rows = json.loads((folder / catalog.MUTATIONS).read_text(encoding="utf-8")).values()
     wrong = [row["about"] for row in rows if row["outcome"] != Outcome.INCONCLUSIVE]
     if wrong:
         raise Missing(f"not inconclusive: {wrong[0]}")

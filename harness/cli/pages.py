@@ -9,42 +9,23 @@ the section between the two marks "by hand" is written by hand; it is kept as it
 
 from __future__ import annotations
 
-import inspect
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from harness import catalog
-from harness.api.knobs import knobs, meaning
-from harness.api.spec import BUGGY, Outcome, Scenario
+from harness.api.spec import BUGGY, Scenario
 from harness.cli import Arguments
-from harness.publish import alive, docs_tables, stories
-from harness.ranges import affected, commits, remedies
-from harness.ranges.cell import Status
-from harness.ranges.commits import Change
-from harness.ranges.periods import periods, tested
-from harness.runs import run_folder
-from harness.runs.verdict_text import alarm, releases
+from harness.publish import docs_tables, markdown_pages
 from harness.system.errors import ExitCode, Inconclusive
 from harness.system.files import ROOT, write_whole
 from harness.system.installation import for_readers
-from harness.system.terminal import count, terminal
-from harness.system.text import LINK, markdown, markdown_table, toml
+from harness.system.terminal import terminal
+from harness.system.text import markdown_table, toml
 
 PAGE = "README.md"
 """The page of a scenario, in its folder."""
-MUTATIONS = "mutations.json"
-"""The outcome of each mutation of a scenario."""
-OLD_WORDS = {
-    "as is meant here:": "as intended:",
-    "nothing found; the trigger was off": "no symptom; the trigger was off",
-    "nothing found;": "no symptom, although the trigger occurred:",
-}
-"""What runs of November 2026 wrote about a clean trial, and what they write now."""
-PRINTS = "With the bug it prints WRONG at the end, and without the bug it prints right."
 BUGS = ROOT / "docs" / "bugs.md"
-WHOLE = {"alive.md": alive.page, "models_table.md": docs_tables.models_page}
+WHOLE = {"alive.md": markdown_pages.of_living, "models_table.md": docs_tables.models_page}
 """Pages beside docs/bugs.md that are written as a whole."""
 TABLES = {
     "probe_results.md": docs_tables.with_probed,
@@ -56,9 +37,6 @@ ADDRESSED = [ROOT / "README.md", ROOT / "CITATION.cff", *sorted((ROOT / "docs").
 """The documents that name the address of the repository."""
 BY_HAND, END = "<!-- by hand -->", "<!-- end of by hand -->"
 TABLE, TABLE_END = "<!-- the bugs: generated -->", "<!-- end of the bugs -->"
-NOTE = (
-    "<!-- Made by `python -m harness pages`. Write between the marks below, and nowhere else. -->"
-)
 
 
 def main(arguments: list[str]) -> int:
@@ -108,9 +86,9 @@ def _write_docs() -> None:
     """The pages beside docs/bugs.md that are made of all scenarios."""
     for name, whole in WHOLE.items():
         write_whole(BUGS.with_name(name), whole())
-    folder = BUGS.with_name(stories.FOLDER)
+    folder = BUGS.with_name("stories")
     folder.mkdir(exist_ok=True)
-    for name, text in stories.texts():
+    for name, text in markdown_pages.of_stories():
         write_whole(folder / name, text)
     for name, with_part in TABLES.items():
         file = BUGS.with_name(name)
@@ -119,144 +97,8 @@ def _write_docs() -> None:
 
 
 def page(name: str) -> str:
-    """A scenario's page, with the section that is written by hand: what a user asks comes first."""
-    scenario, module = catalog.scenario(name), catalog.load(name)
-    parts = [
-        f"# {name}",
-        NOTE,
-        markdown(scenario.title) + ".",
-        f"## Am I affected?\n\n{_concerned(name, scenario)}",
-        "## What it does",
-        *map(markdown, catalog.story(name).split("\n\n")[1:]),
-        _by_hand(name),
-        f"## See it run\n\n{_shown(name)}",
-        f"## Variants\n\n{_variants(scenario)}",
-        f"## Parameters\n\n{_parameters(module)}",
-        f"## How it is judged\n\n{_judgement(module, name)}",
-        *_evidence(name),
-        *_affected(name),
-        *_mutations(name),
-        f"## Upstream\n\n{_facts(name, scenario)}",
-    ]
-    return for_readers("\n\n".join(parts) + "\n")
-
-
-def _concerned(name: str, scenario: Scenario) -> str:
-    """The releases, the condition, and the remedy."""
-    found = "<br>".join(f"{scenario.subject} {period}" for period in periods(name))
-    rows = {
-        "affected": found or _nobody(name, scenario),
-        "cannot have it": "<br>".join(
-            f"{each.releases}: {each.why}" + (f", {_linked(each.link)}" if each.link else "")
-            for each in scenario.absent
-        ),
-        "only with": scenario.trigger,
-        "harm": f"{scenario.harm}; {scenario.visibility}",
-        "remedy": remedies.of(name),
-        "check your releases": f"`python -m harness check scenario={name}`",
-    }
-    return _listed(rows)
-
-
-def _nobody(name: str, scenario: Scenario) -> str:
-    """Which releases were tested, if none has the bug; empty if none was tested."""
-    free = [v for v, status in tested(name).items() if status is Status.NOT_AFFECTED]
-    if not free:
-        return ""
-    those = f"{scenario.subject} {free[0]} to {free[-1]}"
-    return f"no: none of the {len(free)} releases that we tested has the bug ({those})"
-
-
-def _shown(name: str) -> str:
-    lines = [f"    python -m harness run scenario={name}"]
-    script = f"[{catalog.REPORT_SCRIPT}]({catalog.REPORT_SCRIPT})"
-    file = catalog.folder(name) / catalog.REPORT_SCRIPT
-    if file.is_file():
-        torch = re.search(r"^\s*(import|from) torch\b", file.read_text(encoding="utf-8"), re.M)
-        needs = f"needs only {'torch and ' if torch else ''}the libraries named at its top"
-        lines += ["", f"{script} shows the bug without this project. It {needs}. {PRINTS}"]
-    return "\n".join(lines)
-
-
-def _listed(rows: Mapping[str, str]) -> str:
-    return markdown_table(["", ""], [[row, markdown(text)] for row, text in rows.items() if text])
-
-
-def _facts(name: str, scenario: Scenario) -> str:
-    chosen = {v: {**scenario.pins, **scenario.pins_of(v)} for v in scenario.variants}
-    lanes = " or ".join(lane.value.upper() for lane in scenario.lanes)
-    rows = {
-        "report": "<br>".join(map(_linked, scenario.report)),
-        "fix": _linked(scenario.fix),
-        "documented symptom": scenario.symptom,
-        "releases that run here": releases(chosen),
-        "commits": "<br>".join(
-            f"[{c.commit[:12]}]({c.link}) of {c.day} {c.did}: {_with_pull(c)}"
-            for c in commits.of(name)
-        ),
-        "runs on": f"{count(scenario.ranks, 'rank')}, {lanes}",
-    }
-    if not scenario.known_upstream:
-        files = (catalog.REPORT, catalog.REPORT_SCRIPT)
-        rows["for the maintainers"] = ", ".join(f"[{file}]({file})" for file in files)
-    return _listed(rows)
-
-
-def _with_pull(change: Change) -> str:
-    """The title of a commit, with a link to the pull request that it names."""
-    return re.sub(r"#(\d+)", f"[#\\1]({change.pull})", change.title, count=1)
-
-
-def _linked(text: str) -> str:
-    return LINK.sub(r"<\g<0>>", text)
-
-
-def _variants(scenario: Scenario) -> str:
-    rows = [
-        [f"`{name}`", scenario.about(name), "on" if v.triggers else "off", str(v.expect)]
-        for name, v in scenario.variants.items()
-    ]
-    return markdown_table(["variant", "what it is", "trigger", "expected outcome"], rows)
-
-
-def _parameters(module: Any) -> str:
-    found = knobs(module.Params)
-    if not found:
-        return "None."
-    rows = [[f"`scenario.{k.name}={k.default}`", meaning(k)] for k in found]
-    return markdown_table(["parameter and default", "meaning"], rows)
-
-
-def _judgement(module: Any, name: str) -> str:
-    """What detect and exercised look for, and which other checks miss the bug."""
-    lines = [
-        f"- *The symptom:* {_doc(_documented(module.detect))}",
-        f"- *The trigger:* {_doc(module.exercised)}",
-    ]
-    checks = _insufficient_checks(name)
-    if checks:
-        lines += [
-            "",
-            "These checks miss the bug. Each line says when the check would give an alarm, and "
-            "whether it did so in the newest run on GPUs:",
-            "",
-        ]
-        lines += [f"- {name}: {alarm(check)}" for name, check in checks.items()]
-    return "\n".join(lines)
-
-
-def _documented(detect: Any) -> Any:
-    """The function with the docstring of the symptom: an oracle's is that of its scenario."""
-    return getattr(getattr(detect, "__self__", None), "documented", detect)
-
-
-def _doc(function: Any) -> str:
-    return markdown(" ".join((inspect.getdoc(function) or "").split()))
-
-
-def _insufficient_checks(name: str) -> Mapping[str, bool]:
-    found = (run_folder.insufficient_checks(content) for _, content in run_folder.kept(name))
-    return next(filter(None, found), {})
+    """A scenario's page, with the section that is written by hand."""
+    return markdown_pages.of_bug(name, _by_hand(name))
 
 
 def _by_hand(name: str) -> str:
@@ -265,49 +107,6 @@ def _by_hand(name: str) -> str:
     _, begin, rest = text.partition(BY_HAND)
     kept = rest.partition(END)[0].strip("\n") if begin else ""
     return "\n".join([BY_HAND, *([kept] if kept else []), END])
-
-
-def _evidence(name: str) -> Iterator[str]:
-    kept = run_folder.kept(name)
-    if kept:
-        yield "## Runs on GPUs"
-    for stem, run in kept:
-        chosen = {variant: trial["pins"] for variant, trial in run["trials"].items()}
-        where = ", ".join(dict.fromkeys(run["machine"]["gpus"])) or "CPU"
-        yield (
-            f"[{stem}](evidence/{stem}.json): {releases(chosen)}; {where}, torch "
-            f"{run['machine']['torch']}, {run['started'][:10]}: **{run['result']['verdict']}**"
-        )
-        yield markdown_table(
-            ["variant", "outcome", "finding"], list(map(_trial, run["result"]["trials"]))
-        )
-
-
-def _trial(trial: Mapping[str, Any]) -> list[str]:
-    lines = trial["reason"].splitlines() or [""]
-    for old, new in OLD_WORDS.items():
-        lines[0] = lines[0].replace(old, new)
-    reason = "<br>".join(lines[:4]) + (" ..." if len(lines) > 4 else "")
-    return [f"`{trial['variant']}`", str(Outcome(trial["outcome"])), reason]
-
-
-def _affected(name: str) -> Iterator[str]:
-    if cells := affected.of(name):
-        yield affected.section(name, cells)
-
-
-def _mutations(name: str) -> Iterator[str]:
-    file = catalog.folder(name) / MUTATIONS
-    if file.is_file():
-        yield (
-            "## Mutations\n\nMutations are edits that put other faults into the same code. The "
-            "scenario must report them neither as this bug nor as clean, but as inconclusive. "
-            f"`python -m tests.mutations {name}` runs them on the CPU."
-        )
-        rows = json.loads(file.read_text(encoding="utf-8")).values()
-        columns = ["put into", "the mutation", "outcome", "reason"]
-        cells = [[f"`{r['variant']}`", r["about"], r["outcome"], r["reason"]] for r in rows]
-        yield markdown_table(columns, cells)
 
 
 def with_table(text: str) -> str:

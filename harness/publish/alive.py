@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from harness import catalog
 from harness.api.spec import BUGGY, HARMS, RELEASED, VISIBILITIES, Scenario
@@ -12,9 +13,7 @@ from harness.ranges.cell import Status
 from harness.ranges.periods import Alive, alive, periods
 from harness.runs import run_folder
 from harness.runs.grade import grade
-from harness.system.installation import for_readers
-from harness.system.terminal import count
-from harness.system.text import LINK, markdown, markdown_table
+from harness.system.text import LINK
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,26 @@ class AliveBug:
     def release(self) -> str:
         """The package and its version."""
         return f"{self.scenario.subject} {self.alive.release}"
+
+    @property
+    def folder(self) -> str:
+        """Its folder in the checkout."""
+        return str(PurePosixPath(catalog.file(self.name)).parent)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a user of this release asks."""
+        rows = {
+            "release": self.release,
+            "trigger": self.trigger,
+            "symptom": self.scenario.symptom,
+            "our run showed": self.finding,
+            "remedy": self.remedy,
+            "harm": f"{self.scenario.harm}; {self.scenario.visibility}",
+            "command": f"`{self.command}`",
+            "known upstream": self.upstream,
+        }
+        return {row: text for row, text in rows.items() if text}
 
     @property
     def trigger(self) -> str:
@@ -117,67 +136,3 @@ def finding(found: Alive) -> str:
             trials = grade(run).trials if run else ()
         reasons = [trial.reason for trial in trials if trial.variant == found.variant]
     return next((reason.partition("\n")[0] for reason in reasons), "")
-
-
-KNOWN = (
-    "*Known upstream*: *no* means that we found no report. *In part* means that reports cover only "
-    "a part of the bug. *In older releases* means that the bug was reported and fixed there, and "
-    "that we found no report about the newest release."
-)
-
-NOTE = "<!-- Made by `python -m harness pages`. Write nothing here. -->"
-
-
-def page() -> str:
-    """The page."""
-    bugs = alive_bugs()
-    parts = [
-        "# Alive",
-        NOTE,
-        f"{count(len(bugs), 'bug')} of [the catalogue](bugs.md) "
-        f"{'is' if len(bugs) == 1 else 'are'} in the newest release that we tested, as published. "
-        "Some of them need another trigger than in older releases. The most damaging bugs come "
-        "first, and among these the ones that are hardest to notice.",
-        markdown_table(
-            ["scenario", "release", "harm", "how it shows", "known upstream"], map(_row, bugs)
-        ),
-        KNOWN,
-        *(part for bug in bugs for part in _section(bug)),
-    ]
-    return for_readers("\n\n".join(parts) + "\n")
-
-
-def _row(bug: AliveBug) -> list[str]:
-    scenario = bug.scenario
-    name = f"[`{bug.name}`](#{bug.name})"
-    return [name, bug.release, scenario.harm, scenario.visibility, bug.known]
-
-
-def _section(bug: AliveBug) -> Iterator[str]:
-    scenario = bug.scenario
-    rows = {
-        "release": bug.release,
-        "trigger": bug.trigger,
-        "symptom": scenario.symptom,
-        "our run showed": bug.finding,
-        "remedy": bug.remedy,
-        "harm": f"{scenario.harm}; {scenario.visibility}",
-        "command": f"`{bug.command}`",
-        "known upstream": LINK.sub(r"<\g<0>>", bug.upstream),
-        "report for upstream": _report(bug),
-    }
-    yield f"## {bug.name}"
-    yield f"{markdown(scenario.title)}: [its page]({_folder(bug)}/README.md)."
-    yield markdown_table(["", ""], [[name, markdown(text)] for name, text in rows.items() if text])
-
-
-def _report(bug: AliveBug) -> str:
-    """Our report and script, if upstream does not know of the bug."""
-    if bug.scenario.known_upstream:
-        return ""
-    names = (catalog.REPORT, catalog.REPORT_SCRIPT)
-    return ", ".join(f"[{name}]({_folder(bug)}/{name})" for name in names)
-
-
-def _folder(bug: AliveBug) -> str:
-    return f"../scenarios/{catalog.folder(bug.name).parent.name}/{bug.name}"

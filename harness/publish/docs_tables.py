@@ -17,7 +17,6 @@ from harness.models.relations import QUESTIONS
 from harness.probe import signatures
 from harness.probe.compare.relations import MISTAKES
 from harness.probe.signatures import Shown, Signature
-from harness.publish.alive import NOTE
 from harness.ranges import affected, lookup
 from harness.ranges.lookup import RIGHT, UNKNOWN, WRONG
 from harness.ranges.periods import Period, newest, periods, tested
@@ -257,7 +256,8 @@ def models_page() -> str:
     """The page docs/models_table.md: models by relations, as recorded for the newest release."""
     one, lines = newest_recorded(), list(model_lines())
     shown = [line for line in lines if parsed(line.model).head == CAUSAL]
-    parts = ["# Which features of which model are right", NOTE]
+    note = "<!-- Made by `python -m harness pages`. Write nothing here. -->"
+    parts = ["# Which features of which model are right", note]
     if one is None:
         return "\n\n".join([*parts, "No release was recorded."]) + "\n"
     releases = ", ".join(each.release for each in recorded.all_recorded())

@@ -121,11 +121,15 @@ class Evidence:
     """run.json, with the graded result as ``result``."""
 
     @property
+    def gpus(self) -> str:
+        """The kinds of GPUs of the machine; CPU if it has none."""
+        return ", ".join(dict.fromkeys(self.content["machine"]["gpus"])) or "CPU"
+
+    @property
     def where(self) -> str:
         """The GPUs, or the CPU."""
-        gpus = self.content["machine"]["gpus"]
-        kinds = ", ".join(dict.fromkeys(gpus))
-        return f"{len(gpus)} {kinds}" if gpus and self.content["lane"] == "gpu" else "CPU"
+        on_gpus = self.content["lane"] == "gpu"
+        return f"{len(self.content['machine']['gpus'])} {self.gpus}" if on_gpus else "CPU"
 
     @property
     def verdict(self) -> str:
@@ -144,7 +148,8 @@ class Evidence:
     @property
     def trials(self) -> list[Mapping[str, Any]]:
         """The graded trials, as ``TrialResult``'s fields."""
-        return list(self.content["result"]["trials"])
+        trials = self.content["result"]["trials"]
+        return [{**trial, "reason": _in_new_words(trial["reason"])} for trial in trials]
 
     @property
     def facts(self) -> dict[str, str]:
@@ -165,6 +170,20 @@ class Evidence:
     def insufficient_checks(self) -> Mapping[str, bool]:
         """The insufficient checks, and whether each fired in the buggy variant."""
         return run_folder.insufficient_checks(self.content)
+
+
+OLD_WORDS = {
+    "as is meant here:": "as intended:",
+    "nothing found; the trigger was off": "no symptom; the trigger was off",
+    "nothing found;": "no symptom, although the trigger occurred:",
+}
+"""What runs of November 2026 wrote about a clean trial, and what they write now."""
+
+
+def _in_new_words(reason: str) -> str:
+    for old, new in OLD_WORDS.items():
+        reason = reason.replace(old, new, 1)
+    return reason
 
 
 def _without_paths(command: str) -> list[str]:

@@ -19,7 +19,7 @@ from harness.api.spec import HARMS, VISIBILITIES, Lane
 from harness.nightly import changes
 from harness.publish import docs_tables, timelines
 from harness.publish.alive import by_harm
-from harness.publish.bugs import Bug
+from harness.publish.bugs import ShownBug
 from harness.publish.documents import documents, pictures
 from harness.publish.inputs import Material, NightlyResults, Statuses
 from harness.publish.stories import stories, subject
@@ -45,13 +45,16 @@ SIGNS = {
 }
 """For each status, outcome and verdict: the kind, which decides the colour, and the sign."""
 
-LINK = re.compile(r"https://(?:[^\s<>&();,]|&amp;)+[^\s<>&();,.]")
+LINK = re.compile(
+    r"\[(?P<text>[^]]+)\]\((?P<to>https://[^)]+)\)|https://(?:[^\s<>&();,]|&amp;)+[^\s<>&();,.]"
+)
+"""``[text](address)``, or an address."""
 CODE = re.compile(r"``(.+?)``|`([^`\n]+)`", re.DOTALL)
 
 
 def pages(material: Material) -> Files:
     """Every file of the site, by its path in it."""
-    bugs = [Bug(name, material) for name in catalog.sound()]
+    bugs = [ShownBug(name, material) for name in catalog.sound()]
     upstreams = material.statuses.packages()
     papers = list(documents(repository()))
     content = {
@@ -130,7 +133,11 @@ def _templates() -> Environment:
 def prose(text: str) -> Markup:
     """Our own text as HTML: text in backticks becomes code, and addresses become links."""
     marked = CODE.sub(lambda found: f"<code>{found[1] or found[2]}</code>", str(escape(text)))
-    return Markup(LINK.sub(lambda found: f'<a href="{found[0]}">{found[0]}</a>', marked))
+    return Markup(LINK.sub(_link, marked))
+
+
+def _link(found: re.Match[str]) -> str:
+    return f'<a href="{found["to"] or found[0]}">{found["text"] or found[0]}</a>'
 
 
 def _assets() -> dict[str, str | bytes]:
@@ -147,7 +154,7 @@ def _vega() -> str:
     return str(bundle(vl_version=version))
 
 
-def _choices(bugs: Sequence[Bug]) -> dict[str, Any]:
+def _choices(bugs: Sequence[ShownBug]) -> dict[str, Any]:
     """The harms and the visibilities that some bug has, worst first."""
     harms = {bug.scenario.harm for bug in bugs}
     visibilities = {bug.scenario.visibility for bug in bugs}

@@ -6,7 +6,7 @@ Each is on one axis of releases, from recorded runs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from packaging.version import Version
@@ -15,9 +15,7 @@ from harness import catalog
 from harness.api.spec import Story
 from harness.ranges.cell import Status
 from harness.ranges.lookup import infer
-from harness.ranges.periods import periods, tested
-from harness.system.installation import for_readers
-from harness.system.text import markdown, markdown_table
+from harness.ranges.periods import tested
 
 
 @dataclass(frozen=True)
@@ -62,49 +60,3 @@ def _status(tested: Mapping[str, Status], version: str) -> Status | None:
     if version in tested:
         return tested[version]
     return infer(tested.items(), version).status
-
-
-FOLDER = "stories"
-"""The folder of the pages, beside docs/bugs.md."""
-NOTE = "<!-- Made by `python -m harness pages` from scenarios/stories.py. Write nothing here. -->"
-SIGNS = {Status.AFFECTED: "**●**", Status.NOT_AFFECTED: "○", None: ""}
-
-
-def texts() -> Iterator[tuple[str, str]]:
-    """The file name and the text of each story's page."""
-    for story in stories():
-        yield f"{story.name}.md", _page(story)
-
-
-def _page(story: Story) -> str:
-    bugs = [
-        [
-            str(number),
-            f"[`{name}`]({_link(name)})",
-            markdown(catalog.scenario(name).title),
-            "<br>".join(map(str, periods(name))),
-        ]
-        for number, name in enumerate(story.scenarios, 1)
-    ]
-    numbers = [number for number, *_ in bugs]
-    parts = [
-        f"# {story.title}",
-        NOTE,
-        *(markdown(paragraph) for paragraph in story.text.split("\n\n")),
-        "## The bugs",
-        markdown_table(["", "scenario", "what happens", "affected releases"], bugs),
-        "## The releases",
-        "The columns are the bugs by their numbers: ● affected, ○ not affected, ? not clear. A "
-        "release that was not tested with a bug has the status of its tested neighbours, if they "
-        "agree.",
-        markdown_table([subject(story), *numbers], [_row(story, span) for span in spans(story)]),
-    ]
-    return for_readers("\n\n".join(parts) + "\n")
-
-
-def _link(name: str) -> str:
-    return f"../../scenarios/{catalog.folder(name).parent.name}/{name}/README.md"
-
-
-def _row(story: Story, span: Span) -> list[str]:
-    return [str(span), *(SIGNS.get(span.statuses[name], "?") for name in story.scenarios)]

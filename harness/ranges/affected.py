@@ -19,7 +19,6 @@ from packaging.version import Version
 from harness import catalog
 from harness.ranges.cell import Cell, Status
 from harness.system.files import write_whole, writing
-from harness.system.text import markdown_table, short
 from harness.upstream import pins
 
 FILE = "affected.json"
@@ -104,42 +103,3 @@ def _kept(cell: Cell) -> dict[str, Any]:
 
 def _order(cell: Cell) -> list[Version]:
     return [Version(version) for version in cell.pins.values()]
-
-
-def section(scenario: str, cells: Sequence[Cell]) -> str:
-    """The generated section of a page: the status of each release; equal cells share a row."""
-    package = _varied(scenario, cells)
-    rows = []
-    for alike, group in itertools.groupby(cells, key=lambda cell: _alike(package, cell)):
-        releases = ", ".join(cell.pins[package] for cell in group)
-        status, *others, why = alike
-        rows.append([releases, f"**{status}**", *others, short(why, 160).replace("<", "&lt;")])
-    columns = [package, "status", "other pins", "lane", "Python", "torch", "tested on", "reason"]
-    empty = [at for at in range(len(columns)) if not any(row[at] for row in rows)]
-    columns, *rows = [
-        [c for at, c in enumerate(row) if at not in empty] for row in (columns, *rows)
-    ]
-    return "\n".join(
-        [
-            "## Affected releases",
-            "",
-            "Each release was run as published, without an edit "
-            f"(`python -m harness matrix scenario={scenario} ... --record`).",
-            "",
-            markdown_table(columns, rows),
-        ]
-    )
-
-
-def _varied(scenario: str, cells: Sequence[Cell]) -> str:
-    """The package of the rows: the one with the most tested releases."""
-    named = catalog.scenario(scenario).pins
-    return max(named, key=lambda name: len({cell.pins[name] for cell in cells}))
-
-
-def _alike(package: str, cell: Cell) -> tuple[str, ...]:
-    """What cells must have in common to share a row, the status first."""
-    others = ", ".join(f"{n} {v}" for n, v in cell.pins.items() if n != package)
-    why = "" if cell.status.certain else cell.reason
-    environment = cell.lane, cell.python, str(cell.torch)
-    return (str(cell.status), others, *environment, cell.last_seen, why)

@@ -1,0 +1,79 @@
+"""The pages of docs/ and of scenarios that are made of content in templates, as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from harness.publish.alive import alive_bugs
+from harness.publish.bugs import Bug
+from harness.publish.site_pages import HERE
+from harness.publish.stories import spans, stories, subject
+from harness.ranges.cell import Status
+from harness.system.installation import for_readers
+from harness.system.terminal import count
+from harness.system.text import LINK, markdown
+
+BARE = re.compile(rf"(?<![(<]){LINK.pattern}")
+"""An address that is not part of a link."""
+
+SIGNS = {Status.AFFECTED: "**●**", Status.NOT_AFFECTED: "○", None: ""}
+
+
+def of_bug(name: str, by_hand: str) -> str:
+    """A scenario's README.md, with the section that is written by hand."""
+    return _page("bug", bug=Bug(name), by_hand=by_hand)
+
+
+def of_living() -> str:
+    """docs/alive.md: the bugs that the newest tested releases still have."""
+    return _page("alive", bugs=alive_bugs())
+
+
+def of_stories() -> Iterator[tuple[str, str]]:
+    """The file name and the text of each page in docs/stories."""
+    for story in stories():
+        bugs = [Bug(name) for name in story.scenarios]
+        text = _page("story", story=story, bugs=bugs, subject=subject(story), spans=spans(story))
+        yield f"{story.name}.md", text
+
+
+def _page(template: str, **content: Any) -> str:
+    return for_readers(_templates().get_template(f"{template}.md.j2").render(**content))
+
+
+@cache
+def _templates() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=False,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters |= {"prose": markdown, "cell": _cell, "count": count, "beginning": _beginning}
+    made.globals |= {"facts": _facts, "signs": SIGNS}
+    return made
+
+
+def _cell(text: str) -> str:
+    """A text as a cell of a table."""
+    linked = BARE.sub(r"<\g<0>>", markdown(text))
+    return linked.replace("|", "\\|").replace("\n", "<br>")
+
+
+def _facts(rows: Mapping[str, str]) -> str:
+    """A table of two columns without titles."""
+    lines = (f"| {name} | {_cell(text)} |" for name, text in rows.items())
+    return "\n".join(["|  |  |", "| --- | --- |", *lines])
+
+
+def _beginning(text: str, lines: int) -> str:
+    """The first lines of a text, with a mark if it goes on."""
+    first, rest = text.splitlines()[:lines], text.splitlines()[lines:]
+    return "\n".join(first) + (" ..." if rest else "")
