@@ -12,7 +12,7 @@ from harness import catalog
 from harness.__main__ import main
 from harness.api.spec import Verdict
 from harness.nightly.history import writing
-from harness.nightly.history_rows import Change, Kind, Nightly, ReleaseResult
+from harness.nightly.history_rows import Change, Nightly, NightlyKind, ReleaseResult
 from harness.ranges.cell import Cell, Status
 from harness.runs.results import RunResult
 from harness.upstream.index import Release
@@ -50,22 +50,22 @@ def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
 
     with writing(file) as history:
         history.add_releases(Release("transformers", v, day) for v, day in DAYS.items())
-        recorded = history.start(Kind.RECORDED, "2026-11-20", "2026-11-20T00:00:00", {})
+        recorded = history.start(NightlyKind.RECORDED, "2026-11-20", "2026-11-20T00:00:00", {})
         for version, status in (("4.36.2", YES), ("4.38.2", NO), ("5.15.1", YES), ("5.23.0", YES)):
             history.add_results([result(recorded, "rope_zero_init", version, status)])
         history.add_results([result(recorded, "trainer_gas_twice", "5.23.0", NO)])
         history.finish(recorded, "2026-11-20T00:00:01")
-        replay = history.start(Kind.REPLAY, "2026-02-17", "2026-11-20T01:00:00", {})
+        replay = history.start(NightlyKind.REPLAY, "2026-02-17", "2026-11-20T01:00:00", {})
         crash = result(replay, "trainer_gas_twice", "5.15.1", UNCLEAR, f"a crash: {EVIL}")
         history.add_results([crash])
         about = ("rope_zero_init", "transformers", "5.15.1", str(NO), str(YES))
         history.set_changes(replay, [Change("now affected", *about, f"affected again {EVIL}")])
         history.finish(replay, "2026-11-20T02:00:00")
-        night = history.start(Kind.NIGHTLY, "2026-11-20", "2026-11-20T03:00:00", {})
+        night = history.start(NightlyKind.NIGHTLY, "2026-11-20", "2026-11-20T03:00:00", {})
         for name, verdict in (("bf16_clip", Verdict.REPRODUCED), (EVIL, Verdict.NOT_REPRODUCED)):
             history.add_verdict(night, RunResult(name, verdict, (), ()), 8.0, None)
         history.finish(night, "2026-11-20T04:00:00")
-        killed = history.start(Kind.NIGHTLY, "2026-11-21", "2026-11-21T03:00:00", {})
+        killed = history.start(NightlyKind.NIGHTLY, "2026-11-21", "2026-11-21T03:00:00", {})
         for name, run in runs.items():
             history.add_verdict(killed, RunResult(name, Verdict.REPRODUCED, (), ()), 9.0, run)
     return file

@@ -14,7 +14,7 @@ import pytest
 
 from harness.cli import bundle
 from harness.overlays import archive, bytecode, overlay, overlay_cache
-from harness.overlays.archive import Refused
+from harness.overlays.archive import InvalidArchive
 from harness.overlays.overlay import Overlay, borrowed
 from harness.system.errors import Inconclusive, UserError
 from harness.system.files import sha256
@@ -164,7 +164,7 @@ def test_an_archive_that_lacks_something_is_refused(
     packed: Path, lent: Lent, cache: Path, name: str, content: bytes | None, why: str
 ) -> None:
     changed(packed, name, content)
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(InvalidArchive, match=why):
         archive.unpack(packed, list(lent), cache)
     assert nothing_left(cache)
 
@@ -178,7 +178,7 @@ def test_an_archive_that_is_cut_off_is_refused(packed: Path, cache: Path) -> Non
     content = packed.read_bytes()
     for kept in (len(content) // 2, 10, 0):
         packed.write_bytes(content[:kept])
-        with pytest.raises(Refused, match="it cannot be read"):
+        with pytest.raises(InvalidArchive, match="it cannot be read"):
             archive.unpack(packed, [overlay.key(STACK)], cache)
         assert nothing_left(cache)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.__main__ import main
-from harness.cli.bisect import Flip, Found, Search
+from harness.cli.bisect import Flip, Search, SearchResult
 from harness.ranges.cell import Status
 from harness.sweep import cells
 from tests.made_up import Upstream
@@ -14,7 +14,7 @@ UNCLEAR = {"?": Status.INCONCLUSIVE, "-": Status.UNSUPPORTED}
 STATUSES = {"A": Status.AFFECTED, "n": Status.NOT_AFFECTED, **UNCLEAR}
 
 
-def searched(line: str, apart: int) -> tuple[Found, list[int]]:
+def searched(line: str, apart: int) -> tuple[SearchResult, list[int]]:
     """The result of a search, and the indices of the tested releases."""
     tested: list[int] = []
 
@@ -39,7 +39,7 @@ def test_one_flip_is_found_anywhere_with_few_tests(index: int) -> None:
 def test_a_gap_between_tested_releases_is_reported_as_it_may_hide_a_bug_that_came_back() -> None:
     line = "AAAnnnnnAAA"
     assert flips(line, 4) == [(2, 3), (7, 8)]
-    assert searched(line, 10) == (Found((), gap=9), [0, 10])
+    assert searched(line, 10) == (SearchResult((), gap=9), [0, 10])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from harness.__main__ import main
 from harness.api.spec import Lane
 from harness.config import command_line
 from harness.config.run_config import RunConfig
-from harness.models.answer import Status as Answered
+from harness.models.answer import AnswerStatus as Answered
 from harness.models.answers import Asking, ask
 from harness.models.stack import Releases
 from harness.ranges.cell import Status

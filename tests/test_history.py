@@ -15,7 +15,7 @@ import pytest
 
 from harness.api.spec import Verdict
 from harness.nightly.history import History, reading, writing
-from harness.nightly.history_rows import Change, Kind, Nightly, newest
+from harness.nightly.history_rows import Change, Nightly, NightlyKind, newest
 from harness.runs.results import RunResult
 from harness.system.errors import Inconclusive, UserError
 from tests.another_user import as_nobody, needs_root
@@ -24,7 +24,9 @@ from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, re
 AT, ENDED = "2024-03-04T02:00:00Z", "2024-03-04T02:10:00Z"
 
 
-def begun(history: History, day: str = "2024-03-04", kind: Kind = Kind.NIGHTLY) -> Nightly:
+def begun(
+    history: History, day: str = "2024-03-04", kind: NightlyKind = NightlyKind.NIGHTLY
+) -> Nightly:
     return history.start(kind, day, AT, {"cpus": 2})
 
 
@@ -68,7 +70,7 @@ def execute(file: Path, *statements: str) -> Path:
 def test_what_was_stored_can_be_read_again(file: Path) -> None:
     with reading(file) as history:
         (night,) = history.nightlies()
-        assert (night.kind, night.day, night.ended) == (Kind.NIGHTLY, "2024-03-04", ENDED)
+        assert (night.kind, night.day, night.ended) == (NightlyKind.NIGHTLY, "2024-03-04", ENDED)
         assert night.facts == {"cpus": 2}
         assert [r.version for r in history.releases(PACKAGE)] == ["0.13.2", "0.13.3"]
         assert history.releases("transformers") == []
@@ -105,12 +107,12 @@ def test_the_newest_certain_result_is_known_otherwise_the_newest() -> None:
 def test_a_nightly_that_was_killed_is_continued(tmp_path: Path) -> None:
     file = tmp_path / "h.sqlite"
     with writing(file) as history:
-        recorded = begun(history, "2026-01-01", Kind.RECORDED)
+        recorded = begun(history, "2026-01-01", NightlyKind.RECORDED)
         first = begun(history)
         assert first.id != recorded.id
         history.add_results([result("0.13.2", YES, first.id)])
     with writing(file) as history:
-        second = history.start(Kind.NIGHTLY, "2024-03-05", AT, {"cpus": 4})
+        second = history.start(NightlyKind.NIGHTLY, "2024-03-05", AT, {"cpus": 4})
         assert (second.id, second.day, second.facts) == (first.id, "2024-03-05", {"cpus": 4})
         history.finish(second, AT)
         assert begun(history, "2024-03-05").id != first.id
@@ -121,10 +123,10 @@ WRITER = """
 import sys, time
 from pathlib import Path
 from harness.nightly.history import writing
-from harness.nightly.history_rows import Kind
+from harness.nightly.history_rows import NightlyKind
 from tests.nightly_world import YES, result
 with writing(Path(sys.argv[1])) as history:
-    night = history.start(Kind.NIGHTLY, "2024-03-04", "2024-03-04T02:00:00Z", {})
+    night = history.start(NightlyKind.NIGHTLY, "2024-03-04", "2024-03-04T02:00:00Z", {})
     for number in range(100_000):
         history.add_results([result(f"0.{number}", YES, night.id)])
         print(number, flush=True)

@@ -8,22 +8,22 @@ import pytest
 
 from harness.launch.server_pool import Pool
 from harness.probe import hunt, loops
-from harness.probe.hunt import Finding, Hunted, Hunter, Probed, first_with, related
+from harness.probe.hunt import Breakage, Hunted, Hunter, Probed, first_with, related
 from harness.probe.prober import Loop
-from harness.probe.signatures import Recorded, Shown
-from harness.probe.stacks import STACKS, Choice, Stack, flags
+from harness.probe.signatures import ProbeResult, Sign
+from harness.probe.stacks import STACKS, Choice, HuntedStack, flags
 
-SUMMED = Shown("ranks", "gradient", 2.0, "ranks", 1)
-TIMES_K = Shown("accumulation", "gradient", 3.0, "k", 1)
-MISSING = Shown("resume", "samples", step=3)
-ORDER = Shown("ranks", "draws another order", note=True)
-
-
-def recorded(*shown: Shown, no_answer: str = "") -> Recorded:
-    return Recorded({"package": "1.0"}, "2.13.0", "2026-11-22", {}, shown, no_answer)
+SUMMED = Sign("ranks", "gradient", 2.0, "ranks", 1)
+TIMES_K = Sign("accumulation", "gradient", 3.0, "k", 1)
+MISSING = Sign("resume", "samples", step=3)
+ORDER = Sign("ranks", "draws another order", note=True)
 
 
-def probed(*shown: Shown) -> Probed:
+def recorded(*shown: Sign, no_answer: str = "") -> ProbeResult:
+    return ProbeResult({"package": "1.0"}, "2.13.0", "2026-11-22", {}, shown, no_answer)
+
+
+def probed(*shown: Sign) -> Probed:
     return Probed((0,), Loop("ddp.py"), recorded(*shown))
 
 
@@ -60,13 +60,13 @@ class Replayed(Hunter):
 
     def result(
         self, loop: Loop, releases: dict[str, str], day: str, passing: bool = False
-    ) -> Recorded:
+    ) -> ProbeResult:
         if "--bf16" in loop.arguments:
             return recorded(no_answer="bf16 is missing")
         return recorded(*([SUMMED] if "--clip" in loop.arguments else []))
 
 
-STACK = Stack(
+STACK = HuntedStack(
     "stack",
     Loop("ddp.py"),
     ("package",),
@@ -102,7 +102,7 @@ def test_a_fault_is_known_only_with_the_settings_that_the_bug_needs(
 
 
 def test_a_bug_that_only_an_edit_puts_back_is_not_named_for_an_untested_release() -> None:
-    gradient = Shown("both", "gradient", 0.463)
+    gradient = Sign("both", "gradient", 0.463)
     named = hunt._known(frozenset({gradient.kind}), Loop("zero.py"), {"deepspeed": "0.18.2"})
     assert "zero2_micro_batches_lost" in named
     assert "tied_grad_reduce" not in named
@@ -117,7 +117,7 @@ def test_settings_after_the_deadline_are_left_out(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("known", "code"), [(["heads_gas_ranks"], 0), ([], 1)])
 def test_only_what_the_catalogue_does_not_know_is_an_alarm(known: list[str], code: int) -> None:
-    found = Finding("stack", {"package": "1.0"}, [SUMMED], "ddp.py", 1, "package 1.0", known)
+    found = Breakage("stack", {"package": "1.0"}, [SUMMED], "ddp.py", 1, "package 1.0", known)
     hunted = [Hunted("stack", {"package": "1.0"}, 3, findings=[found])]
     assert hunt.exit_code(hunted) == code
     assert "ranks: gradient 2 times (ranks)" in hunt.markdown_page("2026-11-22", hunted)
@@ -125,7 +125,7 @@ def test_only_what_the_catalogue_does_not_know_is_an_alarm(known: list[str], cod
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=[stack.name for stack in STACKS])
-def test_every_loop_that_is_hunted_can_be_run(stack: Stack) -> None:
+def test_every_loop_that_is_hunted_can_be_run(stack: HuntedStack) -> None:
     assert Path(loops.script(stack.loop.script)).is_file()
     for row in stack.rows():
         loop = stack.made(row)
@@ -134,6 +134,8 @@ def test_every_loop_that_is_hunted_can_be_run(stack: Stack) -> None:
 
 
 def test_a_choice_of_a_resume_sets_where_it_stops() -> None:
-    stack = Stack("s", Loop("ddp.py"), ("p",), {"resume": (Choice(), Choice("--x", at=5, steps=7))})
+    stack = HuntedStack(
+        "s", Loop("ddp.py"), ("p",), {"resume": (Choice(), Choice("--x", at=5, steps=7))}
+    )
     made = stack.made((1,))
     assert (made.arguments, made.at, made.steps) == ("--x", 5, 7)

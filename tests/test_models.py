@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli import models as command
 from harness.models import answers, architectures, stack, table
-from harness.models.answer import Answer, Row, Status
+from harness.models.answer import Answer, AnswerStatus, Row
 from harness.models.answers import Asking, ask
 from harness.models.asking import asked
 from harness.models.heads import HEADS, parsed
@@ -46,12 +46,12 @@ def answer(cls: type[Decoder], relation: str, folder: Path) -> Answer:
 @pytest.mark.parametrize("relation", OWN)
 def test_a_right_model_is_right(relation: str, tmp_path: Path) -> None:
     found = answer(Decoder, relation, tmp_path)
-    assert found.status is Status.RIGHT, found.reason
+    assert found.status is AnswerStatus.RIGHT, found.reason
 
 
 def test_a_model_is_loaded_with_its_own_config(tmp_path: Path) -> None:
     found = answer(made_models.HasAnotherConfig, "save_load", tmp_path)
-    assert found.status is Status.RIGHT, found.reason
+    assert found.status is AnswerStatus.RIGHT, found.reason
 
 
 HEADS_OWN: dict[str, Any] = {
@@ -71,12 +71,12 @@ def answer_of_head(cls: type[Decoder] | None, head: str, relation: str, folder: 
 @pytest.mark.parametrize("head", HEADS_OWN)
 def test_a_right_model_with_another_head_is_right(head: str, relation: str, tmp_path: Path) -> None:
     found = answer_of_head(None, head, relation, tmp_path)
-    assert found.status is Status.RIGHT, found.reason
+    assert found.status is AnswerStatus.RIGHT, found.reason
 
 
 def test_a_decoder_with_an_encoder_generates(tmp_path: Path) -> None:
     found = answer_of_head(None, "seq2seq_lm", "generation", tmp_path)
-    assert found.status is Status.RIGHT, found.reason
+    assert found.status is AnswerStatus.RIGHT, found.reason
 
 
 @pytest.mark.parametrize(
@@ -95,22 +95,22 @@ def test_a_fault_of_another_head_is_wrong(
     head: str, relation: str, cls: type[Decoder], reason: str, tmp_path: Path
 ) -> None:
     found = answer_of_head(cls, head, relation, tmp_path)
-    assert found.status is Status.WRONG, found
+    assert found.status is AnswerStatus.WRONG, found
     assert reason in found.reason
 
 
 def test_a_head_has_no_answer_to_what_has_no_meaning_for_it(tmp_path: Path) -> None:
     found = answer_of_head(None, "sequence_classification", "generation", tmp_path)
-    assert found == Answer(Status.NO_ANSWER, "the head does not generate")
+    assert found == Answer(AnswerStatus.NO_ANSWER, "the head does not generate")
 
 
 def test_a_head_that_takes_the_first_token_cannot_be_padded_on_the_left(tmp_path: Path) -> None:
     head, cls = "sequence_classification", made_models.TakesTheFirstToken
     found = answer_of_head(cls, head, "padding_left", tmp_path)
-    assert found.status is Status.NO_ANSWER
+    assert found.status is AnswerStatus.NO_ANSWER
     assert "takes the first token" in found.reason
     found = answer_of_head(made_models.Sorter, head, "padding_left", tmp_path)
-    assert found.status is Status.RIGHT, found.reason
+    assert found.status is AnswerStatus.RIGHT, found.reason
 
 
 @pytest.mark.parametrize(
@@ -151,31 +151,31 @@ FAULTS = [
 @pytest.mark.parametrize(("relation", "cls", "reason"), FAULTS)
 def test_a_fault_is_wrong(relation: str, cls: type[Decoder], reason: str, tmp_path: Path) -> None:
     found = answer(cls, relation, tmp_path)
-    assert found.status is Status.WRONG, found
+    assert found.status is AnswerStatus.WRONG, found
     assert any(part in found.reason for part in reason.split("|")), found.reason
 
 
 def test_a_fault_shows_only_in_its_own_relation(tmp_path: Path) -> None:
     for relation in ("loss", "checkpointing", "padding_right", "packing", "save_load"):
         found = answer(made_models.DividesByItsOwnLabels, relation, tmp_path)
-        assert found.status is Status.RIGHT, (relation, found)
+        assert found.status is AnswerStatus.RIGHT, (relation, found)
 
 
 def test_an_error_of_the_model_is_a_refusal(tmp_path: Path) -> None:
     found = answer(made_models.Refuses, "checkpointing", tmp_path)
-    assert found == Answer(Status.REFUSED, "ValueError: no checkpoints here")
+    assert found == Answer(AnswerStatus.REFUSED, "ValueError: no checkpoints here")
 
 
 def test_a_model_that_declares_its_losses_refuses_accumulation(tmp_path: Path) -> None:
     class Declares(made_models.DividesByItsOwnLabels):
         accepts_loss_kwargs = False
 
-    assert answer(Declares, "accumulation", tmp_path).status is Status.REFUSED
+    assert answer(Declares, "accumulation", tmp_path).status is AnswerStatus.REFUSED
 
 
 def test_a_model_that_draws_random_numbers_has_no_answer(tmp_path: Path) -> None:
     found = answer(made_models.DrawsNumbers, "packing", tmp_path)
-    assert found.status is Status.NO_ANSWER
+    assert found.status is AnswerStatus.NO_ANSWER
     assert "random numbers" in found.reason
 
 
@@ -184,8 +184,8 @@ def test_what_is_not_offered_has_no_answer(tmp_path: Path) -> None:
         def forward(self, input_ids: Any, labels: Any = None) -> Any:  # type: ignore[override]
             return super().forward(input_ids, labels=labels)
 
-    assert answer(Bare, "packing", tmp_path).status is Status.NO_ANSWER
-    assert answer(Bare, "accumulation", tmp_path).status is Status.REFUSED
+    assert answer(Bare, "packing", tmp_path).status is AnswerStatus.NO_ANSWER
+    assert answer(Bare, "accumulation", tmp_path).status is AnswerStatus.REFUSED
 
 
 def worker(
@@ -204,8 +204,8 @@ def test_a_crash_and_a_hang_cost_one_cell_each(cache: Path, tmp_path: Path) -> N
     rows = worker(tmp_path, *functions, relations=relations, limit=10.0)
     found = {key: row.answer.status for key, row in rows.items()}
     for function in ("make_crashing", "make_hanging"):
-        assert found[function, "packing"] is found[function, "save_load"] is Status.RIGHT
-        assert found[function, "generation"] is Status.NO_ANSWER
+        assert found[function, "packing"] is found[function, "save_load"] is AnswerStatus.RIGHT
+        assert found[function, "generation"] is AnswerStatus.NO_ANSWER
     assert "SIGSEGV" in rows["make_crashing", "generation"].answer.reason
     assert "within 10 s" in rows["make_hanging", "generation"].answer.reason
     assert "no such model" in rows["make_nothing", "packing"].answer.reason
@@ -229,14 +229,14 @@ def test_a_function_can_have_a_head(cache: Path, tmp_path: Path) -> None:
     rows = worker(tmp_path, word, relations=("accumulation", "ddp"))
     for relation in ("accumulation", "ddp"):
         answer = rows["sequence_classification", relation].answer
-        assert answer.status is Status.RIGHT, answer
+        assert answer.status is AnswerStatus.RIGHT, answer
 
 
 def test_two_ranks_are_compared_with_the_mean_of_both(cache: Path, tmp_path: Path) -> None:
     rows = worker(tmp_path, "make", "make_skipping", relations=("ddp", "fsdp2"))
-    assert rows["make", "ddp"].answer.status is Status.RIGHT
-    assert rows["make", "fsdp2"].answer.status is Status.RIGHT
-    assert rows["make_skipping", "ddp"].answer.status is Status.WRONG
+    assert rows["make", "ddp"].answer.status is AnswerStatus.RIGHT
+    assert rows["make", "fsdp2"].answer.status is AnswerStatus.RIGHT
+    assert rows["make_skipping", "ddp"].answer.status is AnswerStatus.WRONG
     assert "positions.weight" in rows["make_skipping", "ddp"].answer.reason
 
 
@@ -244,7 +244,7 @@ def test_the_rank_that_failed_has_the_answer_not_the_one_that_waits_for_it(
     cache: Path, tmp_path: Path
 ) -> None:
     answer = worker(tmp_path, "make_leaving", relations=("ddp",))["make_leaving", "ddp"].answer
-    assert (answer.status, answer.reason) == (Status.REFUSED, "ValueError: not offered")
+    assert (answer.status, answer.reason) == (AnswerStatus.REFUSED, "ValueError: not offered")
 
 
 def test_layers_show_each_kind_once() -> None:
@@ -308,10 +308,10 @@ class _Spec:
 
 
 ROWS = [
-    Row("a", "loss", Answer(Status.RIGHT)),
-    Row("a", "packing", Answer(Status.WRONG, "logits are off by 9 %")),
-    Row("b", "loss", Answer(Status.REFUSED, "ValueError: no")),
-    Row("b", "packing", Answer(Status.NO_ANSWER, "not offered"), stored=True),
+    Row("a", "loss", Answer(AnswerStatus.RIGHT)),
+    Row("a", "packing", Answer(AnswerStatus.WRONG, "logits are off by 9 %")),
+    Row("b", "loss", Answer(AnswerStatus.REFUSED, "ValueError: no")),
+    Row("b", "packing", Answer(AnswerStatus.NO_ANSWER, "not offered"), stored=True),
 ]
 
 
@@ -352,30 +352,30 @@ def test_a_release_of_transformers_has_the_faults_that_are_known() -> None:
         asking = Asking(releases, ["llama", "gpt_oss", "apertus"], wanted)
         rows = ask(asking, lambda _: None)
     found = {(row.model, row.relation): row.answer for row in rows}
-    wrong = {key for key, answer in found.items() if answer.status is Status.WRONG}
+    wrong = {key for key, answer in found.items() if answer.status is AnswerStatus.WRONG}
     assert {("gpt_oss", "packing"), ("apertus", "tensor_parallel")} <= wrong
     assert "act_fn.alpha" in found["apertus", "tensor_parallel"].reason
     assert ("llama", "zero_init") in wrong
     for relation in ("packing", "zero3", "lora", "tensor_parallel"):
-        assert found["llama", relation].status is Status.RIGHT
-    assert found["gpt_oss", "expert_parallel"].status is Status.RIGHT
+        assert found["llama", relation].status is AnswerStatus.RIGHT
+    assert found["gpt_oss", "expert_parallel"].status is AnswerStatus.RIGHT
 
 
 @pytest.mark.slow
 @pytest.mark.launch
 def test_each_head_has_the_faults_that_are_known() -> None:
     models = {
-        "bert:masked_lm": Status.WRONG,
-        "t5:seq2seq_lm": Status.WRONG,
-        "llama:sequence_classification": Status.WRONG,
-        "distilbert:token_classification": Status.WRONG,
-        "vit:image_classification": Status.RIGHT,
+        "bert:masked_lm": AnswerStatus.WRONG,
+        "t5:seq2seq_lm": AnswerStatus.WRONG,
+        "llama:sequence_classification": AnswerStatus.WRONG,
+        "distilbert:token_classification": AnswerStatus.WRONG,
+        "vit:image_classification": AnswerStatus.RIGHT,
     }
     with stack.found({"transformers": "5.23.0"}) as releases:
         rows = ask(Asking(releases, list(models), ("loss", "accumulation")), lambda _: None)
     found = {(row.model, row.relation): row.answer for row in rows}
     for model, status in models.items():
-        assert found[model, "loss"].status is Status.RIGHT, found[model, "loss"]
+        assert found[model, "loss"].status is AnswerStatus.RIGHT, found[model, "loss"]
         assert found[model, "accumulation"].status is status, found[model, "accumulation"]
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from harness.__main__ import main
 from harness.models import recorded
-from harness.models.answer import Answer, Row, Status
+from harness.models.answer import Answer, AnswerStatus, Row
 from harness.models.stack import Releases
 from harness.publish import docs_tables
 from tests.sandbox import refused
 
 Capture = pytest.CaptureFixture[str]
 
-WRONG, RIGHT = Answer(Status.WRONG, "off by 2 %"), Answer(Status.RIGHT)
+WRONG, RIGHT = Answer(AnswerStatus.WRONG, "off by 2 %"), Answer(AnswerStatus.RIGHT)
 HISTORY: dict[str, dict[str, Answer]] = {
     "4.50.3": {"llama": RIGHT, "gpt2": WRONG},
     "5.0.1": {"llama": WRONG, "gpt2": WRONG},

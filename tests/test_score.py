@@ -18,7 +18,7 @@ from harness.__main__ import main
 from harness.cli import score as command
 from harness.detectors import loss_scale
 from harness.runs import attachment
-from harness.score.scores import Found, Watched, score, without_others
+from harness.score.scores import Detection, Watched, score, without_others
 from harness.score.scoring import Scoring, judge, writes_traces
 from harness.system.errors import UserError
 from tests.group import in_group
@@ -337,10 +337,10 @@ def test_no_seed_tells_whether_the_bug_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "found"), [("4.46.2", Found.MISSED), ("5.23.0", Found.FALSE_ALARM)]
+    ("release", "found"), [("4.46.2", Detection.MISSED), ("5.23.0", Detection.FALSE_ALARM)]
 )
 def test_the_alarm_of_another_bug_is_right_where_the_release_has_it(
-    release: str, found: Found
+    release: str, found: Detection
 ) -> None:
     alarm = [{"text": "the step counts the loss 0.9 times", "step": 1, "where": ""}]
     other = [{**alarm[0], "text": "the step counts the loss 0.875 times"}]
@@ -349,8 +349,8 @@ def test_the_alarm_of_another_bug_is_right_where_the_release_has_it(
         score("trainer_counts_first_label", "d", [watched("buggy", alarm), watched("control")]),
         score("eos_masked", "d", [watched("buggy"), watched("fixed", other, releases=has)]),
     ]
-    assert scores[1].found is Found.FALSE_ALARM
-    assert [one.found for one in without_others(scores)] == [Found.DETECTED, found]
+    assert scores[1].found is Detection.FALSE_ALARM
+    assert [one.found for one in without_others(scores)] == [Detection.DETECTED, found]
 
 
 ALARM = [{"text": "wrong", "step": 3, "where": ""}]
@@ -366,20 +366,20 @@ def watched(variant: str, alarms: Any = (), **more: Any) -> Watched:
 @pytest.mark.parametrize(
     ("trials", "found"),
     [
-        ([watched("buggy", ALARM), watched("control")], Found.DETECTED),
-        ([watched("buggy"), watched("control")], Found.MISSED),
-        ([watched("buggy", ALARM), watched("buggy"), watched("control")], Found.MISSED),
-        ([watched("buggy", ALARM), watched("control", ALARM)], Found.FALSE_ALARM),
-        ([watched("buggy"), watched("fixed", ALARM)], Found.FALSE_ALARM),
-        ([watched("buggy", attached=0), watched("control")], Found.NOT_APPLICABLE),
-        ([watched("buggy", ALARM, changed="weights"), watched("control")], Found.DISTURBS),
-        ([watched("buggy", error="a\nb"), watched("control")], Found.NO_ANSWER),
-        ([watched("buggy", ALARM)], Found.NO_ANSWER),
-        ([watched("control")], Found.NO_ANSWER),
+        ([watched("buggy", ALARM), watched("control")], Detection.DETECTED),
+        ([watched("buggy"), watched("control")], Detection.MISSED),
+        ([watched("buggy", ALARM), watched("buggy"), watched("control")], Detection.MISSED),
+        ([watched("buggy", ALARM), watched("control", ALARM)], Detection.FALSE_ALARM),
+        ([watched("buggy"), watched("fixed", ALARM)], Detection.FALSE_ALARM),
+        ([watched("buggy", attached=0), watched("control")], Detection.NOT_APPLICABLE),
+        ([watched("buggy", ALARM, changed="weights"), watched("control")], Detection.DISTURBS),
+        ([watched("buggy", error="a\nb"), watched("control")], Detection.NO_ANSWER),
+        ([watched("buggy", ALARM)], Detection.NO_ANSWER),
+        ([watched("control")], Detection.NO_ANSWER),
     ],
 )
 def test_a_bug_counts_only_with_an_alarm_where_it_is_and_none_elsewhere(
-    trials: list[Watched], found: Found
+    trials: list[Watched], found: Detection
 ) -> None:
     assert score("a", "b", trials).found is found
 

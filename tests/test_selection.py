@@ -10,7 +10,7 @@ from harness import catalog
 from harness.config import command_line
 from harness.nightly import selection
 from harness.nightly.history import recorded_about
-from harness.nightly.history_rows import Kind, Nightly, ReleaseResult
+from harness.nightly.history_rows import Nightly, NightlyKind, ReleaseResult
 from harness.upstream import pins, releases
 from harness.upstream.index import Release
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, result
@@ -27,7 +27,7 @@ HERE = ("cpu", "3.11", "2.13.0")
 """Where the cells of tests.nightly_world were found."""
 
 
-def night(number: int, day: str, kind: Kind = Kind.NIGHTLY) -> Nightly:
+def night(number: int, day: str, kind: NightlyKind = NightlyKind.NIGHTLY) -> Nightly:
     return Nightly(number, kind, day, day, day, {})
 
 
@@ -74,7 +74,7 @@ def test_a_release_without_a_certain_status_is_tested_again() -> None:
 
 
 def test_a_release_recorded_as_inconclusive_is_tested_only_in_another_environment() -> None:
-    recorded = night(1, "2024-03-01", Kind.RECORDED)
+    recorded = night(1, "2024-03-01", NightlyKind.RECORDED)
     known = [result("0.13.1", UNCLEAR), result("0.13.3", NO)]
     assert chosen(known, recorded) == []
     for other in (("gpu", "3.11", "2.13.0"), ("cpu", "3.12", "2.13.0"), ("cpu", "3.11", "2.14.0")):
@@ -92,7 +92,9 @@ def test_yanked_releases_and_pre_releases_are_never_tested() -> None:
 
 def test_releases_since_the_recorded_ones_and_the_newest_are_tested() -> None:
     """The recorded releases are a choice, tested on the days of their cells: 2024-03-01."""
-    recorded = night(1, "2024-03-09", Kind.RECORDED)  # the day of another scenario's newest fact
+    recorded = night(
+        1, "2024-03-09", NightlyKind.RECORDED
+    )  # the day of another scenario's newest fact
     known = [result("0.13.0", NO), result("0.13.1", NO)]
     assert chosen(known, recorded) == ["0.13.3"]
     later = [*RELEASES, release("0.13.4", "2024-03-02"), release("0.14.0", "2024-03-03")]

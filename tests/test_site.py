@@ -25,7 +25,7 @@ from harness.api.pictures import Bars, Grid, Lines, Picture
 from harness.api.spec import Verdict
 from harness.cli.site import SITE
 from harness.nightly.history import writing
-from harness.nightly.history_rows import Kind
+from harness.nightly.history_rows import NightlyKind
 from harness.publish import inputs, site_pages
 from harness.publish.alive import alive_bugs
 from harness.publish.charts import chart
@@ -473,7 +473,7 @@ def test_two_nightlies_of_one_day_have_different_names(few: None, tmp_path: Path
     file = tmp_path / "history.sqlite"
     with writing(file) as history:
         for started in ("2026-11-22T01:22:40Z", "2026-11-22T03:05:00Z", "2026-11-23T01:00:00Z"):
-            night = history.start(Kind.NIGHTLY, started[:10], started, {})
+            night = history.start(NightlyKind.NIGHTLY, started[:10], started, {})
             result = RunResult("bf16_clip", Verdict.REPRODUCED, (), ())
             history.add_verdict(night, result, 60.0, None)
             history.finish(night, started)

@@ -15,7 +15,7 @@ from harness.__main__ import main
 from harness.api.spec import Verdict
 from harness.nightly import changes as compared
 from harness.nightly.history import History, reading, writing
-from harness.nightly.history_rows import Kind
+from harness.nightly.history_rows import NightlyKind
 from harness.ranges import affected
 from harness.ranges.cell import Cell, Status
 from harness.sweep import cells
@@ -61,7 +61,7 @@ def test_a_history_starts_with_recorded_results_and_the_newest_release(
     assert world.ran == [SCENARIO]
     with reading(FILE) as history:
         recorded, tonight = nights = history.nightlies()
-        kinds = [(Kind.RECORDED, "2024-03-01"), (Kind.NIGHTLY, "2024-03-04")]
+        kinds = [(NightlyKind.RECORDED, "2024-03-01"), (NightlyKind.NIGHTLY, "2024-03-04")]
         assert [(night.kind, night.day) for night in nights] == kinds
         assert all(night.ended for night in nights)
         assert tonight.facts["index"] is True
@@ -232,8 +232,8 @@ def test_recorded_results_are_added_again_if_that_was_interrupted(
     with reading(FILE) as history:
         nights = history.nightlies()
         assert [(n.kind, bool(n.ended)) for n in nights] == [
-            (Kind.RECORDED, True),
-            (Kind.NIGHTLY, True),
+            (NightlyKind.RECORDED, True),
+            (NightlyKind.NIGHTLY, True),
         ]
         assert len(history.results(nights[0].id)) == 1
 
@@ -269,7 +269,9 @@ def test_a_replay_reads_the_index_as_it_was(world: World) -> None:
     with reading(FILE) as history:
         nights = history.nightlies()
         days = ["2024-02-05", "2024-02-12", "2024-02-19", "2024-02-26", "2024-03-04"]
-        assert [(night.kind, night.day) for night in nights] == [(Kind.REPLAY, d) for d in days]
+        assert [(night.kind, night.day) for night in nights] == [
+            (NightlyKind.REPLAY, d) for d in days
+        ]
         flips = [(days[n - 1], c.kind, c.version) for n, c in history.changes()]
     first, last = ("now affected", "0.13.2"), ("no longer affected", "0.13.3")
     assert flips == [("2024-02-12", *first), ("2024-02-26", *last)]

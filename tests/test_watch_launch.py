@@ -11,7 +11,7 @@ import pytest
 from harness import catalog
 from harness.__main__ import INTERRUPTED
 from harness.nightly.history import reading
-from harness.nightly.history_rows import Kind
+from harness.nightly.history_rows import NightlyKind
 from harness.overlays import overlay
 from harness.system.machine import cache_folder
 from harness.upstream import resolution
@@ -64,7 +64,10 @@ def test_nightlies_of_real_runs_report_when_a_bug_appeared(
     assert "1 scenario of ours (1 reproduced)" in tonight.out
     with reading(sandbox.cwd.parent / "nights.sqlite") as history:
         nights = [(night.kind, night.day) for night in history.nightlies()]
-        assert nights[:2] == [(Kind.REPLAY, "2024-05-15"), (Kind.REPLAY, "2024-05-22")]
+        assert nights[:2] == [
+            (NightlyKind.REPLAY, "2024-05-15"),
+            (NightlyKind.REPLAY, "2024-05-22"),
+        ]
         known = history.known(SCENARIO).items()
         assert {key[1]: r.cell.status for key, r in known} == {CLEAN: NO, AFFECTED: YES}
         (own,) = history.verdicts()
@@ -87,9 +90,9 @@ def test_a_nightly_ends_at_sigterm_and_the_next_one_continues_it(
     assert done.err.splitlines()[-1].startswith("harness: interrupted")
     assert sandbox.living() == []
     with reading(file) as history:
-        (tonight,) = (night for night in history.nightlies() if night.kind is Kind.NIGHTLY)
+        (tonight,) = (night for night in history.nightlies() if night.kind is NightlyKind.NIGHTLY)
         assert tonight.ended is None
     assert sandbox.run(*WATCH, **index).code == 0
     with reading(file) as history:
-        nights = [n for n in history.nightlies() if n.kind is Kind.NIGHTLY and n.ended]
+        nights = [n for n in history.nightlies() if n.kind is NightlyKind.NIGHTLY and n.ended]
         assert [night.id for night in nights] == [tonight.id]

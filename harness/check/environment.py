@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 from harness.check import distributions, lock_files, project_files, requirements, resolver, source
 from harness.check.installed import EDITABLE, Installed, chosen, described, origin
 from harness.check.requirements import Requirements
-from harness.check.source import STDIN, Source
+from harness.check.source import STDIN, PackageFile
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import complaint, short
 from harness.upstream.pins import Distribution, Interpreter
@@ -223,7 +223,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     return Environment(packages, where, complete, notes=(*notes, *more))
 
 
-def _is_list(file: Source) -> bool:
+def _is_list(file: PackageFile) -> bool:
     """Whether a file lists all packages of an environment, and not what a project declares."""
     return (file.is_json or file.is_toml) and not project_files.is_one(file)
 
@@ -232,7 +232,7 @@ def _wanted(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(map(canonicalize_name, [*names, "torch"])))
 
 
-def _listed(file: Source, names: Sequence[str]) -> dict[str, Installed]:
+def _listed(file: PackageFile, names: Sequence[str]) -> dict[str, Installed]:
     """The packages in a file that lists all of an environment."""
     entries = lock_files.entries(file)
     found = {name: [one for one in entries if one.name == name] for name in names}

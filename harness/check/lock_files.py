@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from harness.check.installed import ALIASES, EDITABLE, FILE, FOLDER, GIT, WEB, Listed, at_address
-from harness.check.source import Source
+from harness.check.source import PackageFile
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import complaint, toml
 from harness.upstream.index import allows_here
@@ -47,7 +47,7 @@ UV_ORIGINS = {
 POETRY_ORIGINS = {"git": GIT, "url": WEB, "file": FILE, "directory": FOLDER, "legacy": ""}
 
 
-def entries(source: Source) -> list[Listed]:
+def entries(source: PackageFile) -> list[Listed]:
     """The packages in a lock file, those for another platform or Python left out.
 
     Raises UserError for a file that is none, and Inconclusive for one of an unknown version.
@@ -61,7 +61,7 @@ def entries(source: Source) -> list[Listed]:
         raise UserError(f"{source.name} is not a lock file: {complaint(error)}") from None
 
 
-def _document(source: Source) -> dict[str, Any]:
+def _document(source: PackageFile) -> dict[str, Any]:
     try:
         if source.is_json:
             return {PIPFILE: json.loads(source.text)}
@@ -181,7 +181,7 @@ DEVELOP = "<develop>"
 """The channel that conda names for an editable install."""
 
 
-def _conda_entries(source: Source) -> list[Listed]:
+def _conda_entries(source: PackageFile) -> list[Listed]:
     """The packages in the output, by the names that pip has for them.
 
     Raises UserError for any other JSON, also for that of ``pip list``: it looks like conda's, but

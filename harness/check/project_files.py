@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion, Version
 from harness import catalog
 from harness.check import source
 from harness.check.installed import ALIASES
-from harness.check.source import Source, yaml_of
+from harness.check.source import PackageFile, yaml_of
 from harness.system.errors import UserError
 from harness.system.text import toml
 
@@ -40,13 +40,13 @@ class Declared:
     """The extras and groups that were not chosen."""
 
 
-def is_one(source: Source) -> bool:
+def is_one(source: PackageFile) -> bool:
     """Whether a file declares the needs of a project."""
     name = source.path.name
     return name in KINDS or bool(re.fullmatch(r".*env(ironment)?[\w.-]*\.ya?ml", name))
 
 
-def declared(source: Source) -> Declared:
+def declared(source: PackageFile) -> Declared:
     """The requirements in a file. Raises UserError if it is damaged or declares none."""
     found = _read(source)
     unknown = sorted(set(map(_key, source.chosen)) - {_key(name) for name in found})
@@ -74,7 +74,7 @@ Groups = dict[str, tuple[str, list[str]]]
 """By the name of an extra or a group, where it is and its requirements; "" is always installed."""
 
 
-def _read(source: Source) -> Groups:
+def _read(source: PackageFile) -> Groups:
     try:
         if source.path.suffix == ".toml":
             return _pyproject(_toml(source))
@@ -86,14 +86,14 @@ def _read(source: Source) -> Groups:
         raise UserError(f"{source.name} cannot be read: {why}") from None
 
 
-def _toml(source: Source) -> dict[str, Any]:
+def _toml(source: PackageFile) -> dict[str, Any]:
     try:
         return toml(source.text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{source.name} is not valid TOML: {error}") from None
 
 
-def _python(source: Source) -> str:
+def _python(source: PackageFile) -> str:
     if source.path.suffix == ".toml":
         document = _toml(source)
         if python := document.get("project", {}).get("requires-python"):
@@ -330,7 +330,7 @@ def _says_something(file: Path) -> bool:
     """Whether a file names dependencies: a pyproject.toml may only configure tools."""
     if file.name not in KINDS:
         return True
-    found: Source = source.read_file(file)
+    found: PackageFile = source.read_file(file)
     try:
         declared(found)
     except UserError:

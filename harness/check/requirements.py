@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 
 from harness.check import project_files
 from harness.check.installed import ARCHIVES, EDITABLE, Installed, at_address, described
-from harness.check.source import Source, read_file
+from harness.check.source import PackageFile, read_file
 from harness.ranges.affected import tested_releases
 from harness.system.errors import Fault, UserError
 from harness.system.text import warn_once
@@ -116,7 +116,7 @@ class _Reading:
     python: str = ""
     choices: dict[str, Sequence[str]] = field(default_factory=dict)
 
-    def read(self, source: Source, *, constraint: bool = False) -> None:
+    def read(self, source: PackageFile, *, constraint: bool = False) -> None:
         file = source.path.resolve()
         if (file, constraint) in self.seen:
             return
@@ -134,7 +134,7 @@ class _Reading:
                 raise UserError(f"{where}: '{line}' is refused: {first}") from None
         self.depth -= 1
 
-    def _placed(self, source: Source) -> Iterator[tuple[str, str]]:
+    def _placed(self, source: PackageFile) -> Iterator[tuple[str, str]]:
         """The lines of a file, and where they are."""
         if not project_files.is_one(source):
             for number, line in _lines(source.text):
@@ -298,7 +298,7 @@ def _released(name: str, content: Requirements, day: str) -> list[str]:
     return known
 
 
-def read(sources: Iterable[Source]) -> Requirements:
+def read(sources: Iterable[PackageFile]) -> Requirements:
     """The content of files and of the files that they include, as pip reads several.
 
     Raises UserError, with the line, for a line that names neither a package nor where one is.

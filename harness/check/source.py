@@ -28,7 +28,7 @@ TOML_LOCKS = ("uv.lock", "poetry.lock", "pdm.lock")
 
 
 @dataclass(frozen=True)
-class Source:
+class PackageFile:
     """A file, or standard input, with its text."""
 
     name: str
@@ -52,21 +52,21 @@ class Source:
         return named or bool(re.search(r"^\[\[packages?\]\]", self.text, flags=re.MULTILINE))
 
 
-def read(name: str) -> Source:
+def read(name: str) -> PackageFile:
     """The file with this name; ``-`` is standard input. Raises UserError if it cannot be read."""
     if name != "-":
         if (named := re.fullmatch(r"(.+)\[([\w.\s,-]*)\]", name)) and not Path(name).exists():
             chosen = tuple(each.strip() for each in named[2].split(",") if each.strip())
             return replace(read_file(Path(named[1])), chosen=chosen)
         return read_file(Path(name))
-    source = Source(STDIN, Path.cwd() / "-", _text(STDIN, sys.stdin.buffer.read))
+    source = PackageFile(STDIN, Path.cwd() / "-", _text(STDIN, sys.stdin.buffer.read))
     if not source.text.strip():
         raise UserError(f"{STDIN} is empty")
     return source
 
 
-def read_file(path: Path) -> Source:
-    return Source(str(path), path.absolute(), _text(str(path), path.read_bytes))
+def read_file(path: Path) -> PackageFile:
+    return PackageFile(str(path), path.absolute(), _text(str(path), path.read_bytes))
 
 
 def yaml_of(name: str, text: str) -> Any:

@@ -30,7 +30,7 @@ from harness.config.run_config import RunConfig
 from harness.ranges import affected
 from harness.ranges import commits as fixes
 from harness.ranges.cell import Cell, Status
-from harness.ranges.commits import Change
+from harness.ranges.commits import BugCommit
 from harness.sweep.cells import not_run
 from harness.sweep.executor import find_all
 from harness.system.errors import ExitCode, Fault, Inconclusive, UserError, unknown
@@ -57,7 +57,7 @@ class Flip:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search."""
 
     flips: tuple[Flip, ...]
@@ -79,7 +79,7 @@ class Search:
         """The releases that are always tested: every ``apart``-th one, and the last."""
         return [*range(0, self.count - 1, self.apart), self.count - 1]
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Test every ``apart``-th release and the last, then halve between those that differ."""
         for index in self.first:
             self._certain_near(index, -1, self.count)
@@ -87,7 +87,7 @@ class Search:
         for before, after in self._pairs():
             if self.statuses[before] is not self.statuses[after]:
                 flips += self._narrowed(before, after)
-        return Found(
+        return SearchResult(
             tuple(flips), max((self._untested(*pair) for pair in self._pairs()), default=0)
         )
 
@@ -206,8 +206,8 @@ def _refuse_uncertain_ends(name: str, commits: Sequence[str], cells: Mapping[int
 
 
 def _changes(
-    sweep: Sweep, commits: Commits, cells: Mapping[int, Cell], found: Found
-) -> list[Change]:
+    sweep: Sweep, commits: Commits, cells: Mapping[int, Cell], found: SearchResult
+) -> list[BugCommit]:
     """The commits of the flips, with what they changed of the files with the bug."""
     history, watched = commits.history, catalog.scenario(sweep.scenario).watched
     changes = []
@@ -218,12 +218,12 @@ def _changes(
         title, day = history.title(commit), history.day(commit)
         status = cells[flip.after].status
         changes.append(
-            Change(commits.package, commit, status, title, day, tuple(files), tuple(skipped))
+            BugCommit(commits.package, commit, status, title, day, tuple(files), tuple(skipped))
         )
     return changes
 
 
-def _print_change(console: Console, change: Change) -> None:
+def _print_change(console: Console, change: BugCommit) -> None:
     console.print(str(change), style=STYLES[change.status])
     for line in (change.pull or change.link, *(f"changes {file}" for file in change.files)):
         console.print(f"  {line}")
@@ -282,7 +282,7 @@ class _Tester:
         return self.cells[index].status
 
 
-def _report(console: Console, sweep: Sweep, cells: dict[int, Cell], found: Found) -> None:
+def _report(console: Console, sweep: Sweep, cells: dict[int, Cell], found: SearchResult) -> None:
     ((name, releases),) = sweep.axes.items()
     what = "commit" if isinstance(sweep.configs, Commits) else "release"
     console.print()
@@ -331,7 +331,7 @@ class Commits(Sequence[RunConfig]):
 
     base: RunConfig
     package: str
-    history: sources.History
+    history: sources.CommitRange
 
     def __len__(self) -> int:
         return len(self.history.commits)

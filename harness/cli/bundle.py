@@ -289,7 +289,7 @@ def unpack(bundle: Path, cache: Path) -> None:
     try:
         with writing(cache, "HARNESS_CACHE"):
             archive.unpack(bundle / ARCHIVE, keys, cache)
-    except archive.Refused as refusal:
+    except archive.InvalidArchive as refusal:
         raise Inconclusive(f"{bundle} is refused: {refusal}; make it again") from None
 
 

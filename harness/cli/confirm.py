@@ -19,7 +19,7 @@ from harness.cli import Arguments, pages
 from harness.cli.watch import configs_of, day_of
 from harness.config.run_config import RunConfig
 from harness.nightly import confirmations
-from harness.nightly.confirmations import Done, confirm
+from harness.nightly.confirmations import Confirmation, confirm
 from harness.nightly.steps import today
 from harness.ranges import affected
 from harness.sweep.cells import environment
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     return ExitCode.worst(one.exit_code for one in done)
 
 
-def _confirmed(configs: Sequence[RunConfig], day: str, most: int | None) -> list[Done]:
+def _confirmed(configs: Sequence[RunConfig], day: str, most: int | None) -> list[Confirmation]:
     """Run the results that are due, and print each as it ends."""
     console, here = terminal(), environment(configs[0])
     known = confirmations.recorded([config.scenario for config in configs], here)

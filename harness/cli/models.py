@@ -35,7 +35,7 @@ from harness.api.spec import Lane
 from harness.cli import Arguments, patches, pin
 from harness.config.run_config import HERE, SLURM, OnConfig
 from harness.models import architectures, recorded, stack, table
-from harness.models.answer import Row, Status
+from harness.models.answer import AnswerStatus, Row
 from harness.models.answers import Asking, ask
 from harness.models.heads import CAUSAL, HEADS, Word, parsed
 from harness.models.recorded import Changed
@@ -215,7 +215,7 @@ def _asked(options: argparse.Namespace, asking: Asking, on: OnConfig) -> list[Ro
         def each(row: Row) -> None:
             nonlocal done, wrong
             done += 1
-            wrong += row.answer.status is Status.WRONG
+            wrong += row.answer.status is AnswerStatus.WRONG
             progress.tally(f"{done}/{total} cells, {wrong} wrong; {row.model} {row.relation}")
 
         if on.where == SLURM:

@@ -38,7 +38,7 @@ from harness.cli import Arguments
 from harness.config import command_line
 from harness.config.run_config import DetectorConfig
 from harness.score import cost
-from harness.score.scores import Found, Score, without_others
+from harness.score.scores import Detection, Score, without_others
 from harness.score.scoring import Scoring, scored, steps_of, watched_variants
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import write_whole, writing
@@ -46,7 +46,7 @@ from harness.system.installation import install, refuse_without_torch
 from harness.system.terminal import Progress, count, table, terminal
 from harness.system.text import short
 
-STYLES = {Found.DETECTED: "green", Found.FALSE_ALARM: "red", Found.DISTURBS: "red"}
+STYLES = {Detection.DETECTED: "green", Detection.FALSE_ALARM: "red", Detection.DISTURBS: "red"}
 
 
 def main(arguments: list[str]) -> int:
@@ -82,9 +82,9 @@ def main(arguments: list[str]) -> int:
 
 def exit_code(scores: Sequence[Score]) -> int:
     found = Counter(score.found for score in scores)
-    if found[Found.FALSE_ALARM] or found[Found.DISTURBS]:
+    if found[Detection.FALSE_ALARM] or found[Detection.DISTURBS]:
         return ExitCode.NOT_AS_EXPECTED
-    answered = found[Found.DETECTED] + found[Found.MISSED]
+    answered = found[Detection.DETECTED] + found[Detection.MISSED]
     return ExitCode.AS_EXPECTED if answered else ExitCode.INCONCLUSIVE
 
 
@@ -165,7 +165,7 @@ def _line(one: Score) -> str:
 
 def _summary(name: str, scores: Sequence[Score]) -> str:
     found = Counter(score.found for score in scores)
-    parts = [f"{found[kind]} {kind}" for kind in Found if found[kind]]
+    parts = [f"{found[kind]} {kind}" for kind in Detection if found[kind]]
     parts = [part + "s" if part.endswith("alarm") and part[:2] != "1 " else part for part in parts]
     late = [max(0, s.late) for s in scores if s.late is not None]
     calls = sum(t.calls for s in scores for t in s.trials)
@@ -187,8 +187,8 @@ def _print_harms(found: Sequence[DetectorConfig], scores: Sequence[Score]) -> No
                 for s in scores
                 if s.detector == detector.name and catalog.scenario(s.scenario).harm == harm
             ]
-            seen = len(of) - of.count(Found.NOT_APPLICABLE)
-            cells.append(f"{of.count(Found.DETECTED)} of {seen}")
+            seen = len(of) - of.count(Detection.NOT_APPLICABLE)
+            cells.append(f"{of.count(Detection.DETECTED)} of {seen}")
         rows.append([detector.name, *cells])
     terminal().print(table("Detected, by what the bug does", ["detector", *harms], rows))
 

@@ -17,7 +17,7 @@ from harness.launch.server_pool import Pool
 from harness.overlays import overlay
 from harness.probe import signatures
 from harness.probe.prober import Loop, Prober
-from harness.probe.signatures import Recorded
+from harness.probe.signatures import ProbeResult
 from harness.system.errors import ExitCode, Inconclusive, UserError, unknown
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
@@ -58,7 +58,7 @@ def _loops(names: list[str]) -> list[tuple[str, Loop]]:
     return found
 
 
-def _probed(name: str, variant: str, loop: Loop, pool: Pool) -> Recorded:
+def _probed(name: str, variant: str, loop: Loop, pool: Pool) -> ProbeResult:
     """What probe shows with the releases of a variant."""
     import torch
 
@@ -70,7 +70,7 @@ def _probed(name: str, variant: str, loop: Loop, pool: Pool) -> Recorded:
             answers = Prober(pool, made.site)(loop)
         except Inconclusive as error:
             why = str(error).partition("\n")[0]
-            return Recorded(stack.pins, versions, today, {}, no_answer=why)
+            return ProbeResult(stack.pins, versions, today, {}, no_answer=why)
         return signatures.recorded(answers, stack.pins, versions, today)
 
 

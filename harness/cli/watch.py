@@ -35,11 +35,11 @@ from harness.config.run_config import ALL, RunConfig
 from harness.launch.server_pool import Pool
 from harness.nightly import report
 from harness.nightly.history import History, writing
-from harness.nightly.history_rows import Kind
+from harness.nightly.history_rows import NightlyKind
 from harness.nightly.steps import Summary, read_index, today, watch
 from harness.probe import hunt
 from harness.probe.hunt import Hunter
-from harness.probe.stacks import STACKS, Stack
+from harness.probe.stacks import STACKS, HuntedStack
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import refuse_without_folder, write_whole
 from harness.system.installation import refuse_without_torch
@@ -136,7 +136,7 @@ def _watch(
     checkouts: Sequence[Source] = (),
 ) -> list[Summary]:
     """Run today's nightly, or replay days, and report each."""
-    console, kind = terminal(), Kind.REPLAY if days else Kind.NIGHTLY
+    console, kind = terminal(), NightlyKind.REPLAY if days else NightlyKind.NIGHTLY
     with writing(file) as history:
         days = _left(history, days) if days else [today()]
         found = read_index(configs, console)
@@ -180,7 +180,7 @@ def _hunt(options: argparse.Namespace) -> int:
     return hunt.exit_code(found)
 
 
-def _stacks(words: Sequence[str]) -> list[Stack]:
+def _stacks(words: Sequence[str]) -> list[HuntedStack]:
     """The stacks of ``stack=A,B``, or all of them."""
     names = [name for word in words for name in word.partition("=")[2].split(",")]
     if any(word.partition("=")[0] != "stack" for word in words):
@@ -194,7 +194,7 @@ def _stacks(words: Sequence[str]) -> list[Stack]:
 
 def _left(history: History, days: Sequence[str]) -> Sequence[str]:
     """The days that were not replayed yet: a command that was killed continues."""
-    done = {n.day for n in history.nightlies() if n.kind is Kind.REPLAY and n.ended}
+    done = {n.day for n in history.nightlies() if n.kind is NightlyKind.REPLAY and n.ended}
     return [day for day in days if day not in done] or days[-1:]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from harness.system.text import StrEnum
 
 
-class Status(StrEnum):
+class AnswerStatus(StrEnum):
     """Whether a relation holds."""
 
     RIGHT = "right"
@@ -24,7 +24,7 @@ class Status(StrEnum):
 class Answer:
     """The status of a relation, and why."""
 
-    status: Status
+    status: AnswerStatus
     reason: str = ""
     repeatable: bool = True
     """Whether another run would give the same: not after a deadline."""
@@ -54,7 +54,7 @@ class Row:
 
 def answer_of(content: Mapping[str, Any]) -> Answer:
     """An answer from JSON; raises ValueError, KeyError or TypeError if it is not valid."""
-    return Answer(Status(content["status"]), str(content["reason"]))
+    return Answer(AnswerStatus(content["status"]), str(content["reason"]))
 
 
 class NoAnswer(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
-from harness.models.answer import Answer, NoAnswer, Refused, Status, Wrong
+from harness.models.answer import Answer, AnswerStatus, NoAnswer, Refused, Wrong
 from harness.models.relations import QUESTIONS
 from harness.models.subject import Subject, run
 from harness.system.files import ROOT
@@ -15,24 +15,24 @@ from harness.system.text import complaint
 def asked(name: str, subject: Subject) -> Answer:
     """The answer of a subject to a relation, on this rank."""
     if why := subject.head.unasked.get(name):
-        return Answer(Status.NO_ANSWER, why)
+        return Answer(AnswerStatus.NO_ANSWER, why)
     return guarded(lambda: QUESTIONS[name].relation(name)(subject))
 
 
 def guarded(ask: Callable[[], str | None]) -> Answer:
     """The answer of a function that returns a reason, or raises one."""
     try:
-        return Answer(Status.RIGHT, ask() or "")
+        return Answer(AnswerStatus.RIGHT, ask() or "")
     except Wrong as found:
-        return Answer(Status.WRONG, str(found))
+        return Answer(AnswerStatus.WRONG, str(found))
     except Refused as found:
-        return Answer(Status.REFUSED, str(found))
+        return Answer(AnswerStatus.REFUSED, str(found))
     except (NoAnswer, ImportError) as found:
-        return Answer(Status.NO_ANSWER, complaint(found).removeprefix("NoAnswer: "))
+        return Answer(AnswerStatus.NO_ANSWER, complaint(found).removeprefix("NoAnswer: "))
     except Exception as error:
         if _is_ours(error):
-            return Answer(Status.NO_ANSWER, f"the question failed: {complaint(error)}")
-        return Answer(Status.REFUSED, complaint(error))
+            return Answer(AnswerStatus.NO_ANSWER, f"the question failed: {complaint(error)}")
+        return Answer(AnswerStatus.REFUSED, complaint(error))
 
 
 def unbuilt(subject: Subject) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from harness.launch import supervisor
-from harness.models.answer import Answer, Status, answer_of
+from harness.models.answer import Answer, AnswerStatus, answer_of
 from harness.models.asking import asked
 from harness.models.subject import Subject
 from harness.system.text import complaint
@@ -47,7 +47,7 @@ def asked_on_ranks(name: str, subject: Subject) -> Answer:
         codes = [os.waitpid(pid, 0)[1] for pid in pids.values()]
     answers = [_answer(text) for text in texts.values() if text]
     failed = [code for code in codes if code]
-    if answers and not (failed and all(each.status is Status.RIGHT for each in answers)):
+    if answers and not (failed and all(each.status is AnswerStatus.RIGHT for each in answers)):
         return _together(answers)
     return _crashed(codes)
 
@@ -66,7 +66,7 @@ def _be(name: str, subject: Subject, rank: int, folder: Path, answers: int) -> N
     try:
         supervisor.end_with_parent()
         answer = _joined(rank, folder) or _moved(subject, rank) or asked(name, subject)
-        if answer.status is Status.RIGHT and _on_gpus():
+        if answer.status is AnswerStatus.RIGHT and _on_gpus():
             _wait()  # NCCL aborts a rank whose peer leaves while its GPU still works
         os.write(answers, json.dumps(answer.to_json()).encode())
         code = 0
@@ -83,7 +83,7 @@ def _joined(rank: int, folder: Path) -> Answer | None:
     try:
         _join(rank, folder)
     except Exception as error:
-        return Answer(Status.NO_ANSWER, complaint(error))
+        return Answer(AnswerStatus.NO_ANSWER, complaint(error))
     return None
 
 
@@ -112,7 +112,7 @@ def _moved(subject: Subject, rank: int) -> Answer | None:
         torch.backends.cudnn.allow_tf32 = False
         subject.move(f"cuda:{rank}")
     except Exception as error:
-        return Answer(Status.NO_ANSWER, complaint(error))
+        return Answer(AnswerStatus.NO_ANSWER, complaint(error))
     return None
 
 
@@ -146,7 +146,7 @@ def _read(pids: Mapping[int, int]) -> dict[int, bytes]:
                     continue
                 running.unregister(key.fd)
                 os.close(key.fd)
-                if not texts[key.fd] or _answer(texts[key.fd]).status is not Status.RIGHT:
+                if not texts[key.fd] or _answer(texts[key.fd]).status is not AnswerStatus.RIGHT:
                     until = time.monotonic() + GRACE
     return texts
 
@@ -163,7 +163,7 @@ def _answer(text: bytes) -> Answer:
 def _together(answers: Sequence[Answer]) -> Answer:
     """The worst answer. That of a rank that only lost the other one does not count."""
     own = [a for a in answers if not any(part in a.reason for part in LOST)] or list(answers)
-    order = (Status.WRONG, Status.REFUSED, Status.NO_ANSWER, Status.RIGHT)
+    order = (AnswerStatus.WRONG, AnswerStatus.REFUSED, AnswerStatus.NO_ANSWER, AnswerStatus.RIGHT)
     return min(own, key=lambda answer: order.index(answer.status))
 
 
@@ -171,4 +171,4 @@ def _crashed(codes: Iterable[int]) -> Answer:
     """The answer if no rank gave one, by how they ended."""
     worst = max(codes)
     how = f"signal {os.WTERMSIG(worst)}" if os.WIFSIGNALED(worst) else "an error"
-    return Answer(Status.NO_ANSWER, f"a rank ended with {how}", repeatable=False)
+    return Answer(AnswerStatus.NO_ANSWER, f"a rank ended with {how}", repeatable=False)

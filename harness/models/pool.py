@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from harness.launch import supervisor
 from harness.models import subjects
-from harness.models.answer import Answer, Status, answer_of
+from harness.models.answer import Answer, AnswerStatus, answer_of
 from harness.models.asking import asked, unbuilt
 from harness.models.pairs import asked_on_ranks
 from harness.models.relations import QUESTIONS
@@ -89,7 +89,7 @@ class _Running:
         try:
             subjects.prepare(task.model)
         except Exception as error:
-            self._give_up(task, Answer(Status.NO_ANSWER, complaint(error)))
+            self._give_up(task, Answer(AnswerStatus.NO_ANSWER, complaint(error)))
             return
         folder = Path(tempfile.mkdtemp(prefix="models-"))
         reads, writes = os.pipe()
@@ -142,7 +142,7 @@ class _Running:
         shutil.rmtree(child.folder, ignore_errors=True)
         if not child.task.relations:
             return []
-        answer = Answer(Status.NO_ANSWER, why or _ending(status), repeatable=not why)
+        answer = Answer(AnswerStatus.NO_ANSWER, why or _ending(status), repeatable=not why)
         if not child.current:  # the model cannot even be made
             self._give_up(child.task, answer)
             return []
@@ -180,7 +180,7 @@ def _ask(task: Task, folder: Path, answers: int) -> None:
     for name in task.relations:
         _write(answers, {"begins": name})
         if failure:
-            answer = Answer(Status.NO_ANSWER, failure)
+            answer = Answer(AnswerStatus.NO_ANSWER, failure)
         else:
             answer = (asked if QUESTIONS[name].ranks == 1 else asked_on_ranks)(name, subject)
         _write(answers, {"relation": name, **answer.to_json()})

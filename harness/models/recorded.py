@@ -17,7 +17,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from harness.models.answer import Answer, Row, Status, answer_of
+from harness.models.answer import Answer, AnswerStatus, Row, answer_of
 from harness.models.heads import parsed
 from harness.models.relations import QUESTIONS
 from harness.models.stack import SUBJECT, Releases
@@ -31,7 +31,7 @@ Answers = Mapping[str, Mapping[str, Answer]]
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedAnswers:
     """All answers of one release of transformers."""
 
     packages: Mapping[str, str]
@@ -58,16 +58,18 @@ class Recorded:
     def wrong(self, model: str) -> list[str]:
         """The relations of a model that are wrong."""
         found = self.answers.get(model, {})
-        return [r for r in QUESTIONS if r in found and found[r].status is Status.WRONG]
+        return [r for r in QUESTIONS if r in found and found[r].status is AnswerStatus.WRONG]
 
 
 @cache
-def all_recorded() -> tuple[Recorded, ...]:
+def all_recorded() -> tuple[RecordedAnswers, ...]:
     """Every release that was recorded, oldest first."""
     if not FILE.exists():
         return ()
     content = json.loads(lzma.decompress(FILE.read_bytes()))
-    return tuple(Recorded(one["packages"], one["day"], _answers(one["answers"])) for one in content)
+    return tuple(
+        RecordedAnswers(one["packages"], one["day"], _answers(one["answers"])) for one in content
+    )
 
 
 def _answers(content: Mapping[str, Mapping[str, Sequence[str]]]) -> Answers:
@@ -88,7 +90,7 @@ def record(rows: Iterable[Row], releases: Releases) -> None:
     answers = {model: dict(of) for model, of in (before.answers if before else {}).items()}
     for row in rows:
         answers.setdefault(row.model, {})[row.relation] = row.answer
-    known[packages[SUBJECT]] = Recorded(packages, time.strftime("%Y-%m-%d"), answers)
+    known[packages[SUBJECT]] = RecordedAnswers(packages, time.strftime("%Y-%m-%d"), answers)
     in_order = sorted(known.values(), key=lambda one: Version(one.release))
     content = [
         {"packages": one.packages, "day": one.day, "answers": _content(one.answers)}
@@ -108,25 +110,25 @@ def _content(answers: Answers) -> dict[str, Any]:
     }
 
 
-def up_to(release: str) -> list[Recorded]:
+def up_to(release: str) -> list[RecordedAnswers]:
     """What was recorded for a release and for those before it, oldest first."""
     return [one for one in all_recorded() if Version(one.release) <= Version(release)]
 
 
-def nearest(release: str, model: str) -> dict[str, Recorded]:
+def nearest(release: str, model: str) -> dict[str, RecordedAnswers]:
     """For a model, and for the same with other heads: the release, or the newest one before it,
     that was recorded with it."""
     found = {word: one for one in up_to(release) for word in one.words(model)}
     return dict(sorted(found.items()))
 
 
-def before(packages: Mapping[str, str], models: Iterable[str]) -> Recorded | None:
+def before(packages: Mapping[str, str], models: Iterable[str]) -> RecordedAnswers | None:
     """The newest that was recorded before these releases with one of these models, if possible with
     all relations; None without any. The same release of transformers counts if another package or
     torch differs."""
     now = {**packages, "torch": machine.facts()["torch"]}
 
-    def is_older(one: Recorded) -> bool:
+    def is_older(one: RecordedAnswers) -> bool:
         same = one.release == now[SUBJECT]
         other = any(one.packages.get(name) != version for name, version in now.items())
         return other if same else Version(one.release) < Version(now[SUBJECT])
@@ -145,7 +147,7 @@ def before(packages: Mapping[str, str], models: Iterable[str]) -> Recorded | Non
 class Changed:
     """How the answers of a run differ from those of a release that was recorded before."""
 
-    before: Recorded
+    before: RecordedAnswers
     broken: tuple[Row, ...]
     """Wrong now, and right or refused before."""
     new: tuple[Row, ...]
@@ -154,16 +156,16 @@ class Changed:
     """Wrong before, and right or refused now."""
 
 
-def changed(rows: Sequence[Row], before: Recorded) -> Changed:
+def changed(rows: Sequence[Row], before: RecordedAnswers) -> Changed:
     """Compare the answers of a run with what was recorded."""
-    fine, broken, new, mended = (Status.RIGHT, Status.REFUSED), [], [], []
+    fine, broken, new, mended = (AnswerStatus.RIGHT, AnswerStatus.REFUSED), [], [], []
     for row in rows:
         was, now = before.answers.get(row.model, {}).get(row.relation), row.answer.status
-        if now is Status.WRONG and (was is None or was.status is Status.NO_ANSWER):
+        if now is AnswerStatus.WRONG and (was is None or was.status is AnswerStatus.NO_ANSWER):
             new.append(row)
-        elif now is Status.WRONG and was and was.status in fine:
+        elif now is AnswerStatus.WRONG and was and was.status in fine:
             broken.append(row)
-        elif now in fine and was and was.status is Status.WRONG:
+        elif now in fine and was and was.status is AnswerStatus.WRONG:
             mended.append(row)
     return Changed(before, tuple(broken), tuple(new), tuple(mended))
 
@@ -177,8 +179,8 @@ def wrong_since(model: str, relation: str) -> tuple[str, str]:
         answer = one.answers.get(model, {}).get(relation)
         if answer is None and not first:
             continue
-        if answer is None or answer.status is not Status.WRONG:
-            before = one.release if answer and answer.status is not Status.NO_ANSWER else ""
+        if answer is None or answer.status is not AnswerStatus.WRONG:
+            before = one.release if answer and answer.status is not AnswerStatus.NO_ANSWER else ""
             break
         first = one.release
     return first, before

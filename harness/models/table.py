@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.models.answer import Row, Status
+from harness.models.answer import AnswerStatus, Row
 from harness.models.recorded import Changed
 from harness.models.stack import Releases
 from harness.system import machine
@@ -20,7 +20,9 @@ REASON = 160
 def wrong_by_relation(rows: Sequence[Row]) -> Iterator[str]:
     """The wrong cells, by relation."""
     for relation in dict.fromkeys(row.relation for row in rows):
-        wrong = [r for r in rows if r.relation == relation and r.answer.status is Status.WRONG]
+        wrong = [
+            r for r in rows if r.relation == relation and r.answer.status is AnswerStatus.WRONG
+        ]
         if wrong:
             asked = count(sum(r.relation == relation for r in rows), "model")
             yield f"{relation}: wrong in {len(wrong)} of {asked}"
@@ -59,7 +61,7 @@ def changes(changed: Changed) -> Iterator[str]:
 
 def counted(rows: Sequence[Row], seconds: float) -> str:
     """One line with the number of cells of each status."""
-    counts = {status: sum(r.answer.status is status for r in rows) for status in Status}
+    counts = {status: sum(r.answer.status is status for r in rows) for status in AnswerStatus}
     parts = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
     models = count(len({row.model for row in rows}), "model")
     stored = sum(row.stored for row in rows)
@@ -94,7 +96,7 @@ def _by_relation(rows: Sequence[Row]) -> Mapping[str, Mapping[str, int]]:
     """By relation, how many cells have each status."""
     found: dict[str, dict[str, int]] = {}
     for row in rows:
-        counts = found.setdefault(row.relation, {str(status): 0 for status in Status})
+        counts = found.setdefault(row.relation, {str(status): 0 for status in AnswerStatus})
         counts[str(row.answer.status)] += 1
     return found
 
@@ -102,6 +104,6 @@ def _by_relation(rows: Sequence[Row]) -> Mapping[str, Mapping[str, int]]:
 def exit_code(rows: Sequence[Row]) -> int:
     """1 if a cell is wrong, 3 if none has an answer, otherwise 0."""
     statuses = {row.answer.status for row in rows}
-    if Status.WRONG in statuses:
+    if AnswerStatus.WRONG in statuses:
         return ExitCode.NOT_AS_EXPECTED
-    return ExitCode.INCONCLUSIVE if statuses <= {Status.NO_ANSWER} else ExitCode.AS_EXPECTED
+    return ExitCode.INCONCLUSIVE if statuses <= {AnswerStatus.NO_ANSWER} else ExitCode.AS_EXPECTED

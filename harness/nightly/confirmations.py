@@ -171,7 +171,7 @@ OURS, THE_RECORDS, UNKNOWN = "ours", "the record's", "of unknown origin"
 
 
 @dataclass(frozen=True)
-class Done:
+class Confirmation:
     """A recorded result that was run again."""
 
     recorded: Cell
@@ -209,14 +209,14 @@ class Done:
 
 def confirm(
     bases: Mapping[str, RunConfig], due: Sequence[Cell], say: Callable[[str], object]
-) -> Iterator[Done]:
+) -> Iterator[Confirmation]:
     """Run results again, with the settings of their scenarios in ``bases``; yields them as they
     end."""
     configs = [_config(bases[cell.scenario], cell) for cell in due]
-    failed: list[Done] = []
+    failed: list[Confirmation] = []
 
     def fail(number: int, error: HarnessError) -> None:
-        failed.append(Done(due[number], None, why=str(error)))
+        failed.append(Confirmation(due[number], None, why=str(error)))
 
     jobs = configs[0].jobs
     found = executor.find_all(configs, again=True, jobs=jobs, failed=fail, say=say)
@@ -235,10 +235,10 @@ def _config(base: RunConfig, cell: Cell) -> RunConfig:
     return replace(base, variants=(RELEASED,), pins=pins)
 
 
-def _compared(config: RunConfig, recorded: Cell, found: Cell) -> Done:
+def _compared(config: RunConfig, recorded: Cell, found: Cell) -> Confirmation:
     differs = difference(recorded, found)
     whose, why = _origin(config, recorded) if differs else ("", "")
-    return Done(recorded, found, differs, whose, why)
+    return Confirmation(recorded, found, differs, whose, why)
 
 
 def _origin(config: RunConfig, recorded: Cell) -> tuple[str, str]:

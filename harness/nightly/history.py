@@ -20,8 +20,8 @@ from harness import catalog
 from harness.api.spec import Scenario
 from harness.nightly.history_rows import (
     Change,
-    Kind,
     Nightly,
+    NightlyKind,
     ReleaseResult,
     ScenarioResult,
     newest,
@@ -160,7 +160,7 @@ class History:
     def __init__(self, connection: sqlite3.Connection, file: Path) -> None:
         self._db, self.file = connection, file
 
-    def start(self, kind: Kind, day: str, started: str, facts: Mapping[str, Any]) -> Nightly:
+    def start(self, kind: NightlyKind, day: str, started: str, facts: Mapping[str, Any]) -> Nightly:
         """A nightly to write to: the unfinished one of this kind, or a new one.
 
         The days of a history only increase. Raises UserError for a replay of an earlier day, and
@@ -179,9 +179,9 @@ class History:
             self._write("insert into night (kind, day, started, facts) values (?, ?, ?, ?)", row)
         return [nightly for nightly in self.nightlies() if nightly.kind is kind][-1]
 
-    def _out_of_order(self, kind: Kind, day: str, last: Nightly) -> Exception:
+    def _out_of_order(self, kind: NightlyKind, day: str, last: Nightly) -> Exception:
         days = f"{self.file.name} has a {kind.word} of {last.day}, which is later than {day}"
-        if kind is Kind.REPLAY:
+        if kind is NightlyKind.REPLAY:
             return UserError(f"{days}: replay a later day, or name another file with --history")
         return Inconclusive(f"{days}: is this machine's clock right?")
 
@@ -246,7 +246,7 @@ class History:
             "select id, kind, day, started, ended, facts from night order by id"
         )
         return [
-            Nightly(n, Kind(kind), day, started, ended, json.loads(facts))
+            Nightly(n, NightlyKind(kind), day, started, ended, json.loads(facts))
             for n, kind, day, started, ended, facts in rows
         ]
 
@@ -381,9 +381,9 @@ def add_recorded(history: History, now: str) -> None:
     have = {r.cell.scenario for r in history.results() if r.nightly in finished}
     found = [result for result in recorded_results() if result.cell.scenario not in have]
     if found:
-        days = [n.day for n in history.nightlies() if n.kind is Kind.RECORDED]
+        days = [n.day for n in history.nightlies() if n.kind is NightlyKind.RECORDED]
         day = max([*days, *(result.cell.date for result in found)])
-        nightly = history.start(Kind.RECORDED, day, now, {})
+        nightly = history.start(NightlyKind.RECORDED, day, now, {})
         history.add_results(
             ReleaseResult(nightly.id, result.package, result.version, result.cell)
             for result in found

@@ -11,7 +11,7 @@ from harness.system.text import StrEnum
 from harness.upstream.pins import describe
 
 
-class Kind(StrEnum):
+class NightlyKind(StrEnum):
     """What a nightly was."""
 
     RECORDED = "recorded"
@@ -23,7 +23,7 @@ class Kind(StrEnum):
     @property
     def word(self) -> str:
         """How texts call a nightly of this kind."""
-        return "replay" if self is Kind.REPLAY else "nightly"
+        return "replay" if self is NightlyKind.REPLAY else "nightly"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Nightly:
     """One run of ``watch``, and where it ran."""
 
     id: int
-    kind: Kind
+    kind: NightlyKind
     day: str
     """The day (ISO) as of which the index was read."""
     started: str

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from harness.api.spec import Verdict
 from harness.nightly import changes
-from harness.nightly.history_rows import Change, Kind, ReleaseResult, ScenarioResult
+from harness.nightly.history_rows import Change, NightlyKind, ReleaseResult, ScenarioResult
 from harness.nightly.steps import Summary, to_json
 from harness.system.errors import ExitCode
 from harness.system.files import write_whole, writing
@@ -61,7 +61,7 @@ def headline(summary: Summary) -> str:
     """One line: which nightly, how much it tested, and what changed."""
     worse = len(changes.worse(summary.changes))
     parts = [f"{count(len(summary.results), 'release')} tested"]
-    if summary.nightly.kind is Kind.NIGHTLY:
+    if summary.nightly.kind is NightlyKind.NIGHTLY:
         if summary.confirmed:
             parts.append(f"{count(summary.confirmed, 'recorded result')} run again")
         parts.append(_ours(summary))

@@ -14,7 +14,7 @@ from packaging.version import Version
 from harness import catalog
 from harness.api.spec import RELEASED, Scenario
 from harness.config.run_config import RunConfig
-from harness.nightly.history_rows import Kind, Nightly, ReleaseResult
+from harness.nightly.history_rows import Nightly, NightlyKind, ReleaseResult
 from harness.upstream import pins, releases
 from harness.upstream.index import Release
 from harness.upstream.sources import Source
@@ -103,7 +103,7 @@ def _uncertain(
 def _settled(
     one: ReleaseResult, nightlies: Mapping[int, Nightly], environment: tuple[str, ...]
 ) -> bool:
-    recorded = nightlies[one.nightly].kind is Kind.RECORDED
+    recorded = nightlies[one.nightly].kind is NightlyKind.RECORDED
     recorded_here = recorded and one.cell.environment == environment
     return one.cell.status.certain or recorded_here
 
@@ -116,7 +116,7 @@ def _since(results: Sequence[ReleaseResult], nightlies: Mapping[int, Nightly]) -
     if not results:
         return None
     first = nightlies[results[0].nightly]
-    if first.kind is not Kind.RECORDED:
+    if first.kind is not NightlyKind.RECORDED:
         return first.day
     recorded = [result for result in results if result.nightly == first.id]
     return max(recorded, key=lambda result: Version(result.version)).cell.date

@@ -23,7 +23,7 @@ from harness.config.run_config import SLURM, RunConfig
 from harness.nightly import changes, confirmations, history, selection
 from harness.nightly.changes import Releases
 from harness.nightly.history import History
-from harness.nightly.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
+from harness.nightly.history_rows import Change, Nightly, NightlyKind, ReleaseResult, ScenarioResult
 from harness.nightly.selection import ReleaseTest
 from harness.runs.results import RunResult
 from harness.sweep.cells import environment, room
@@ -43,11 +43,11 @@ Index = Mapping[str, Sequence[Release] | Fault]
 
 
 @dataclass
-class Watch:
+class NightlyState:
     """The state of a nightly; each step adds what the next ones need."""
 
     history: History
-    kind: Kind
+    kind: NightlyKind
     day: str
     """The day (ISO) as of which the index is read."""
     configs: Sequence[RunConfig]
@@ -118,7 +118,7 @@ def read_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list
 
 def watch(
     history: History,
-    kind: Kind,
+    kind: NightlyKind,
     day: str,
     configs: Sequence[RunConfig],
     found: Index,
@@ -130,39 +130,39 @@ def watch(
 
     Raises UserError or Inconclusive for a day that contradicts the history or the index.
     """
-    watched = Watch(history, kind, day, configs, found, console, most, sources)
+    watched = NightlyState(history, kind, day, configs, found, console, most, sources)
     for step in STEPS:
         step(watched)
     return summary(watched)
 
 
-def check_the_day(watched: Watch) -> None:
+def check_the_day(watched: NightlyState) -> None:
     """Refuse a day that contradicts the history or the index, before anything is written."""
     kinds = {nightly.kind for nightly in watched.history.nightlies()}
-    if watched.kind is Kind.REPLAY and kinds - {Kind.REPLAY}:
+    if watched.kind is NightlyKind.REPLAY and kinds - {NightlyKind.REPLAY}:
         raise UserError(
             f"{watched.history.file.name} has nightlies, which know later releases: name another "
             "file for a replay with --history"
         )
     latest = max((r.day for of in _lists(watched.index) for r in of), default="")
     ahead = (date.fromisoformat(watched.day) + timedelta(days=1)).isoformat()
-    if watched.kind is Kind.NIGHTLY and latest > ahead:
+    if watched.kind is NightlyKind.NIGHTLY and latest > ahead:
         raise Inconclusive(
             f"the index has a release of {latest}, but the date of this machine is {watched.day}: "
             "is its clock right?"
         )
 
 
-def start(watched: Watch) -> None:
+def start(watched: NightlyState) -> None:
     """Start the nightly, or continue one that was killed. Recorded results come first."""
-    if watched.kind is Kind.NIGHTLY:
+    if watched.kind is NightlyKind.NIGHTLY:
         history.add_recorded(watched.history, now())
     reached = bool(_lists(watched.index)) or not watched.index
     facts = {**machine.facts(), "source": machine.source(), "index": reached}
     watched.nightly = watched.history.start(watched.kind, watched.day, now(), facts)
 
 
-def add_index(watched: Watch) -> None:
+def add_index(watched: NightlyState) -> None:
     """Add the releases of the index as of the day, and report those that were yanked since."""
     seen = [r for of in _lists(watched.index) for r in of if r.day <= watched.day]
     history, nightly = watched.history, watched.nightly
@@ -178,7 +178,7 @@ def add_index(watched: Watch) -> None:
         watched.notes.append("only releases in the history are tested")
 
 
-def choose(watched: Watch) -> None:
+def choose(watched: NightlyState) -> None:
     """Select the tests, ordered by release: tests of one release share overlays."""
     history = watched.history
     releases: dict[str, list[Release]] = {}
@@ -200,7 +200,7 @@ def choose(watched: Watch) -> None:
     watched.tests = sorted(found, key=lambda t: (t.release.package, t.release.day, t.scenario))
 
 
-def add_sources(watched: Watch) -> None:
+def add_sources(watched: NightlyState) -> None:
     """Select the bugs of each source's package, except those of which this commit was tested."""
     names = [config.scenario for config in _sound(watched.configs)]
     tests = [t for source in watched.sources for t in selection.of_source(source, names)]
@@ -212,12 +212,12 @@ def add_sources(watched: Watch) -> None:
     ]
 
 
-def run_tests(watched: Watch) -> None:
+def run_tests(watched: NightlyState) -> None:
     """Run the tests; each result is written as soon as it is known."""
     if not watched.tests:
         return
     bases = {config.scenario: config for config in watched.configs}
-    day = watched.day if watched.kind is Kind.REPLAY else None
+    day = watched.day if watched.kind is NightlyKind.REPLAY else None
     configs = [selection.config(bases[t.scenario], t, day) for t in watched.tests]
     jobs = configs[0].jobs or min(room(config) for config in configs)
 
@@ -237,7 +237,7 @@ def run_tests(watched: Watch) -> None:
             watched.console.print(f"  {_name(watched.tests[number])}: {cell.status}  [{how}]")
 
 
-def confirm_recorded(watched: Watch) -> None:
+def confirm_recorded(watched: NightlyState) -> None:
     """Run recorded results again, and write those that differ as changes. Not in a replay."""
     history, nightly = watched.history, watched.nightly
     bases = {config.scenario: config for config in _sound(watched.configs)}
@@ -250,7 +250,7 @@ def confirm_recorded(watched: Watch) -> None:
         for one in confirmations.recorded([name], environment(base))
     ]
     due = confirmations.due(known, nightly.day, max(most, 0), seen)
-    if watched.kind is Kind.REPLAY or not due:
+    if watched.kind is NightlyKind.REPLAY or not due:
         return
     with Progress(watched.console) as progress:
         for done in confirmations.confirm(bases, due, progress.tally):
@@ -264,7 +264,7 @@ def confirm_recorded(watched: Watch) -> None:
                 history.set_changes(nightly, [*kept, _unlike_its_record(done)])
 
 
-def _unlike_its_record(done: confirmations.Done) -> Change:
+def _unlike_its_record(done: confirmations.Confirmation) -> Change:
     subject = catalog.scenario(done.recorded.scenario).subject
     return Change(
         changes.UNLIKE_ITS_RECORD,
@@ -277,9 +277,9 @@ def _unlike_its_record(done: confirmations.Done) -> Change:
     )
 
 
-def run_ours(watched: Watch) -> None:
+def run_ours(watched: NightlyState) -> None:
     """Run our own scenarios, buggy and fixed. Not in a replay: they run on today's machine."""
-    if watched.kind is Kind.REPLAY:
+    if watched.kind is NightlyKind.REPLAY:
         return
     nightly = watched.nightly
     verdicts = watched.history.verdicts(nightly.id)
@@ -293,7 +293,7 @@ def run_ours(watched: Watch) -> None:
             watched.console.print(_own_line(ended))
 
 
-def find_changes(watched: Watch) -> None:
+def find_changes(watched: NightlyState) -> None:
     """Compare the results with the earlier ones, and write the changes."""
     history, nightly = watched.history, watched.nightly
     kept = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
@@ -307,12 +307,12 @@ def find_changes(watched: Watch) -> None:
     history.set_changes(nightly, [*written, *of_releases, *of_ours])
 
 
-def finish(watched: Watch) -> None:
+def finish(watched: NightlyState) -> None:
     """Note that the nightly has finished."""
     watched.history.finish(watched.nightly, now())
 
 
-STEPS: tuple[Callable[[Watch], None], ...] = (
+STEPS: tuple[Callable[[NightlyState], None], ...] = (
     check_the_day,
     start,
     add_index,
@@ -327,7 +327,7 @@ STEPS: tuple[Callable[[Watch], None], ...] = (
 """The steps of a nightly."""
 
 
-def summary(watched: Watch) -> Summary:
+def summary(watched: NightlyState) -> Summary:
     """The results of a finished nightly, as the history has them."""
     history, number = watched.history, watched.nightly.id
     (nightly,) = (nightly for nightly in history.nightlies() if nightly.id == number)
@@ -349,7 +349,9 @@ def summary(watched: Watch) -> Summary:
     )
 
 
-def _exit_code(watched: Watch, own: Sequence[ScenarioResult], found: Sequence[Change]) -> int:
+def _exit_code(
+    watched: NightlyState, own: Sequence[ScenarioResult], found: Sequence[Change]
+) -> int:
     """1 if something got worse or a scenario of ours is not as expected; 3 if a test could not run,
     or if no release is known."""
     codes = [int(one.result["exit_code"]) for one in own]

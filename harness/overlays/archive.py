@@ -36,7 +36,7 @@ STREAMS = 4
 streams compress better."""
 
 
-class Refused(Inconclusive):
+class InvalidArchive(Inconclusive):
     """An archive is not valid."""
 
 
@@ -149,7 +149,7 @@ def _extract(archive: Path, folder: Path) -> None:
         with tarfile.open(archive) as tar:
             tar.extractall(folder, **checked)
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
-        raise Refused(f"it cannot be read: {error}") from None
+        raise InvalidArchive(f"it cannot be read: {error}") from None
 
 
 def _assemble(aside: Path, keys: Sequence[str], cache: Path) -> None:
@@ -170,12 +170,12 @@ def _read(folder: Path) -> dict[str, Any]:
         manifest = overlay.read_manifest(folder)
         files = overlay.files_of(folder, manifest)
     except DamagedOverlay:
-        raise Refused(f"it has no valid manifest of overlay {folder.name}") from None
+        raise InvalidArchive(f"it has no valid manifest of overlay {folder.name}") from None
     if (manifest["key"], manifest["format"]) != (folder.name, overlay.FORMAT):
-        raise Refused(f"its overlay {folder.name} is another one, or has another format")
+        raise InvalidArchive(f"its overlay {folder.name} is another one, or has another format")
     code = (path for path in files if overlay.CODE.search(path) and not _is_bytecode(path))
     if missing := [path for path in code if not (folder / overlay.SITE / path).is_file()]:
-        raise Refused(f"it lacks {missing[0]} of overlay {folder.name}")
+        raise InvalidArchive(f"it lacks {missing[0]} of overlay {folder.name}")
     return manifest
 
 

@@ -21,8 +21,8 @@ from harness.launch.server_pool import Pool
 from harness.overlays import overlay, overlay_cache
 from harness.probe import loops, signatures
 from harness.probe.prober import Loop, Prober
-from harness.probe.signatures import Recorded, Shown
-from harness.probe.stacks import Stack
+from harness.probe.signatures import ProbeResult, Sign
+from harness.probe.stacks import HuntedStack
 from harness.ranges import affected
 from harness.ranges.cell import Status
 from harness.ranges.lookup import lookup
@@ -48,7 +48,7 @@ class Probed:
 
     row: tuple[int, ...]
     loop: Loop
-    result: Recorded
+    result: ProbeResult
 
     @property
     def news(self) -> frozenset[Kind]:
@@ -66,12 +66,12 @@ class Probed:
 
 
 @dataclass
-class Finding:
+class Breakage:
     """The same relations, broken in one or more loops of a stack."""
 
     stack: str
     releases: dict[str, str]
-    shown: list[Shown]
+    shown: list[Sign]
     simplest: str
     """The loop with the fewest settings that shows it."""
     seen: int
@@ -91,7 +91,7 @@ class Hunted:
     probed: int = 0
     left: int = 0
     """Settings that were not probed, because the time was over."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Breakage] = field(default_factory=list)
     unclear: dict[str, str] = field(default_factory=dict)
     """Why loops gave no answer, by their names."""
     seconds: float = 0.0
@@ -106,7 +106,7 @@ class Hunter:
     deadline: float = float("inf")
     """The time.monotonic() after which no new setting is probed, and no release is searched."""
 
-    def hunt(self, stack: Stack, day: str) -> Hunted:
+    def hunt(self, stack: HuntedStack, day: str) -> Hunted:
         """Probe the settings of a stack, and search the first release of what breaks."""
         releases, began = newest(stack.packages, day), time.monotonic()
         hunted = Hunted(stack.name, releases)
@@ -131,12 +131,12 @@ class Hunter:
 
     def _finding(
         self,
-        stack: Stack,
+        stack: HuntedStack,
         releases: dict[str, str],
         day: str,
         relation: str,
         having: Sequence[Probed],
-    ) -> Finding:
+    ) -> Breakage:
         simple = min(having, key=_others)
         for row in _simpler(simple.row):
             loop = stack.made(row)
@@ -144,7 +144,7 @@ class Hunter:
             if other.of(relation) == simple.of(relation) and _others(other) < _others(simple):
                 simple = other
         shown = [one for one in simple.result.shown if one.kind in simple.of(relation)]
-        found = Finding(stack.name, releases, shown, simple.loop.name, len(having))
+        found = Breakage(stack.name, releases, shown, simple.loop.name, len(having))
         found.known = _known(simple.of(relation), simple.loop, releases)
         found.since = _recorded_since(found.known, stack.packages[0], releases) or self._since(
             stack, releases, day, simple, relation
@@ -152,7 +152,7 @@ class Hunter:
         return found
 
     def _since(
-        self, stack: Stack, releases: dict[str, str], day: str, one: Probed, relation: str
+        self, stack: HuntedStack, releases: dict[str, str], day: str, one: Probed, relation: str
     ) -> str:
         """In words, since which release of the stack's subject it is so."""
         subject = stack.packages[0]
@@ -175,7 +175,7 @@ class Hunter:
 
     def result(
         self, loop: Loop, releases: dict[str, str], day: str, passing: bool = False
-    ) -> Recorded:
+    ) -> ProbeResult:
         """What a loop shows with these releases, stored or probed now. Overlays that are only
         ``passing`` are deleted again: a search needs many, and each only once."""
         inputs = _inputs(loop, releases, day)
@@ -187,7 +187,7 @@ class Hunter:
         store.write(cache_folder(), inputs, asdict(found))
         return found
 
-    def _probed(self, loop: Loop, releases: dict[str, str], day: str, passing: bool) -> Recorded:
+    def _probed(self, loop: Loop, releases: dict[str, str], day: str, passing: bool) -> ProbeResult:
         import torch
 
         installed, python = str(torch.__version__), pins.here()
@@ -200,7 +200,7 @@ class Hunter:
             return signatures.recorded(answers, releases, installed, day)
         except HarnessError as error:
             why = " ".join(str(error).split())[:300]
-            return Recorded(releases, installed, day, {}, no_answer=why)
+            return ProbeResult(releases, installed, day, {}, no_answer=why)
 
 
 def related(probed: Sequence[Probed], relation: str) -> list[list[Probed]]:
@@ -353,7 +353,7 @@ def text(hunted: Hunted) -> Iterator[str]:
         yield "  all as the reference"
 
 
-def _shown(one: Shown) -> str:
+def _shown(one: Sign) -> str:
     ratio = (
         f" {one.ratio:.4g} times" + (f" ({one.times})" if one.times else "") if one.ratio else ""
     )
@@ -376,7 +376,7 @@ def markdown_page(day: str, found: Sequence[Hunted]) -> str:
     return "\n\n".join(lines) + "\n"
 
 
-def _row(one: Finding) -> list[str]:
+def _row(one: Breakage) -> list[str]:
     what = "<br>".join(markdown(_shown(each)) for each in one.shown)
     known = ", ".join(f"`{name}`" for name in one.known) or "not known"
     return [pins.describe(one.releases), what, one.since, known, f"`{one.simplest}`"]

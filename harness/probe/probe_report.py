@@ -18,7 +18,7 @@ from harness.system.errors import ExitCode
 from harness.system.terminal import count
 
 if TYPE_CHECKING:
-    from harness.probe.signatures import Known
+    from harness.probe.signatures import KnownBug
 
 WIDTH = 26
 
@@ -67,7 +67,7 @@ def exit_code(answers: Answers) -> int:
     return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED
 
 
-def text(answers: Answers, seconds: float, known: Sequence[Known] = ()) -> Iterator[str]:
+def text(answers: Answers, seconds: float, known: Sequence[KnownBug] = ()) -> Iterator[str]:
     """The lines of the report."""
     yield headline(answers)
     yield f"{f'reference: {answers.reference}':{WIDTH}}  {answers.about}"
@@ -188,7 +188,7 @@ def _layout(found: Compared, reported: set[tuple[str, ...]]) -> Iterator[str]:
     yield from (f"    note: {note}" for note in found.notes)
 
 
-def as_json(answers: Answers, seconds: float, known: Sequence[Known] = ()) -> dict[str, Any]:
+def as_json(answers: Answers, seconds: float, known: Sequence[KnownBug] = ()) -> dict[str, Any]:
     """The answers for programs; docs/probe_details.md describes the keys."""
     return {
         "exit_code": exit_code(answers),

@@ -17,7 +17,7 @@ from typing import Any
 
 from harness import catalog
 from harness.api.spec import BUGGY, Scenario
-from harness.models.answer import Status
+from harness.models.answer import AnswerStatus
 from harness.probe.compare import plausibility, whole_run
 from harness.probe.compare.comparison import OTHER_LOSS
 from harness.probe.compare.relations import term
@@ -53,7 +53,7 @@ NUMBERS = re.compile(r"-?\d[\d.]*(e-?\d+)?%?")
 
 
 @dataclass(frozen=True)
-class Shown:
+class Sign:
     """What a layout shows first."""
 
     layout: str
@@ -82,7 +82,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class ProbeResult:
     """What a probe of one variant showed."""
 
     pins: Mapping[str, str]
@@ -90,7 +90,7 @@ class Recorded:
     date: str
     statuses: Mapping[str, str]
     """By layout: as the reference, broken, no answer. By relation of the model: its status."""
-    shown: tuple[Shown, ...] = ()
+    shown: tuple[Sign, ...] = ()
     no_answer: str = ""
     """Why the reference gave none."""
 
@@ -104,13 +104,13 @@ class Signature:
     """In one line, why probe does not find the bug, or why there is no loop."""
     concerns_loops: bool = True
     """Whether a training loop can have the bug at all."""
-    recorded: Mapping[str, Recorded] = field(default_factory=dict)
+    recorded: Mapping[str, ProbeResult] = field(default_factory=dict)
     """By variant."""
     needs: tuple[str, ...] = ()
     """Arguments without which our loops do not have the bug: another fault may look the same."""
 
     @property
-    def shown(self) -> list[Shown]:
+    def shown(self) -> list[Sign]:
         """What the release with the bug shows and the one without it does not."""
         right = {one.kind for one in self._shown("fixed")}
         return [one for one in self._shown("buggy") if one.is_news and one.kind not in right]
@@ -137,11 +137,11 @@ class Signature:
         return {variant: reasons for variant, reasons in found.items() if reasons}
 
     @property
-    def false_alarms(self) -> list[Shown]:
+    def false_alarms(self) -> list[Sign]:
         """The relations that are broken in the release without the bug."""
         return [one for one in self._shown("fixed") if not one.note]
 
-    def _shown(self, variant: str) -> tuple[Shown, ...]:
+    def _shown(self, variant: str) -> tuple[Sign, ...]:
         return self.recorded[variant].shown if variant in self.recorded else ()
 
 
@@ -150,7 +150,7 @@ def without_numbers(note: str) -> str:
     return NUMBERS.sub("#", note)
 
 
-def shown(answers: Answers) -> tuple[Shown, ...]:
+def shown(answers: Answers) -> tuple[Sign, ...]:
     """What a probe has shown, to be compared with that of a catalogued bug."""
     found = []
     for one in answers.layouts:
@@ -159,18 +159,20 @@ def shown(answers: Answers) -> tuple[Shown, ...]:
             layout, ratio = one.layout, None if first.ratio is None else round(first.ratio, 6)
             known = first.ratio is not None and first.meaning
             times = term(first.ratio or 0.0, layout.times, layout.k) if known else ""
-            found.append(Shown(layout.kind, first.relation, ratio, times, one.step))
-        found += [Shown(one.layout.kind, without_numbers(note), note=True) for note in one.notes]
-    found += [Shown("", without_numbers(note), note=True) for note in answers.notes]
-    wrong = [name for name, (status, _) in answers.relations.items() if status == Status.WRONG]
-    found += [Shown(MODEL, name) for name in wrong]
+            found.append(Sign(layout.kind, first.relation, ratio, times, one.step))
+        found += [Sign(one.layout.kind, without_numbers(note), note=True) for note in one.notes]
+    found += [Sign("", without_numbers(note), note=True) for note in answers.notes]
+    wrong = [
+        name for name, (status, _) in answers.relations.items() if status == AnswerStatus.WRONG
+    ]
+    found += [Sign(MODEL, name) for name in wrong]
     return tuple(found)
 
 
-def recorded(answers: Answers, pins: Mapping[str, str], torch: str, date: str) -> Recorded:
+def recorded(answers: Answers, pins: Mapping[str, str], torch: str, date: str) -> ProbeResult:
     statuses = {found.layout.kind: found.status for found in answers.layouts}
     statuses |= {name: status for name, (status, _) in answers.relations.items()}
-    return Recorded(dict(pins), torch, date, statuses, shown(answers))
+    return ProbeResult(dict(pins), torch, date, statuses, shown(answers))
 
 
 def read(folder: Path) -> Signature | None:
@@ -193,13 +195,13 @@ def _fixed(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def from_json(content: Mapping[str, Any]) -> Recorded:
+def from_json(content: Mapping[str, Any]) -> ProbeResult:
     """What was written with ``dataclasses.asdict``."""
-    found = tuple(Shown(**one) for one in content["shown"])
-    return Recorded(**{**content, "shown": found})
+    found = tuple(Sign(**one) for one in content["shown"])
+    return ProbeResult(**{**content, "shown": found})
 
 
-def write(folder: Path, found: Mapping[str, Recorded]) -> None:
+def write(folder: Path, found: Mapping[str, ProbeResult]) -> None:
     """Replace what was recorded; what was written by hand stays."""
     file = folder / FILE
     content = json.loads(file.read_text(encoding="utf-8"))
@@ -213,7 +215,7 @@ answers, which must not be imported here."""
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownBug:
     """A bug of the catalogue that may be the one that was found."""
 
     name: str
@@ -222,7 +224,7 @@ class Known:
     """What says that the installed releases have it."""
 
 
-def known(answers: Answers, affected: Affected) -> list[Known]:
+def known(answers: Answers, affected: Affected) -> list[KnownBug]:
     """The bugs with the signature of what was found that the imported releases have."""
     compared = {found.layout.kind for found in answers.layouts if not found.no_answer}
     compared |= {MODEL} if answers.relations else set()
@@ -231,12 +233,12 @@ def known(answers: Answers, affected: Affected) -> list[Known]:
 
 
 def with_signature(
-    found: Iterable[Shown],
+    found: Iterable[Sign],
     layouts: set[str],
     releases: Mapping[str, str],
     affected: Affected,
     imported: Set[str] = frozenset(),
-) -> Iterator[Known]:
+) -> Iterator[KnownBug]:
     """The bugs with this signature that these releases have, and whose code the script imported, if
     that is known. A bug of experts needs a model with experts.
 
@@ -257,7 +259,7 @@ def with_signature(
             continue
         have = {p: releases[import_name(p)] for p in scenario.pins if import_name(p) in releases}
         if scenario.subject in have and (why := affected(name, have)):
-            yield Known(name, scenario.title, why)
+            yield KnownBug(name, scenario.title, why)
 
 
 def _fits(signature: Signature, news: set[tuple[str, str, str]], layouts: set[str]) -> bool:
@@ -267,7 +269,7 @@ def _fits(signature: Signature, news: set[tuple[str, str, str]], layouts: set[st
     return bool(here) and here <= news
 
 
-def _parts(found: Iterable[Shown]) -> set[str]:
+def _parts(found: Iterable[Sign]) -> set[str]:
     """The parts that are unlike by design in each layout, by what their notes say."""
     notes = [one.relation for one in found if one.note]
     return {why for why in map(without_numbers, UNLIKE.values()) if any(why in n for n in notes)}

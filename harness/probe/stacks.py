@@ -72,7 +72,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Stack:
+class HuntedStack:
     """Packages that are used together, and how they are probed."""
 
     name: str
@@ -104,7 +104,7 @@ CLIP = flags("", "--clip 0.1")
 BF16 = flags("", "--bf16")
 OPTIMIZER = flags("", "--optimizer sgd")
 
-TRAINER = Stack(
+TRAINER = HuntedStack(
     "Trainer",
     Loop("trainer.py", "--full_rows true"),
     ("transformers", "accelerate"),
@@ -128,7 +128,7 @@ TRAINER = Stack(
 )
 """Rows have one length: with others, a mean over a micro-batch's tokens is unlike by design."""
 
-GROUPED = Stack(
+GROUPED = HuntedStack(
     "Trainer, rows grouped by length",
     replace(TRAINER.loop, arguments="--model llama --group-by-length", layouts=("resume",)),
     TRAINER.packages,
@@ -138,7 +138,7 @@ GROUPED = Stack(
 STACKS = (
     TRAINER,
     GROUPED,
-    Stack(
+    HuntedStack(
         "Trainer, padded rows",
         Loop("trainer.py", "--model llama"),
         TRAINER.packages,
@@ -148,7 +148,7 @@ STACKS = (
             "loader": flags("", "--dataloader_drop_last true", "--dataloader_num_workers 1"),
         },
     ),
-    Stack(
+    HuntedStack(
         "accelerate",
         Loop("accelerated.py"),
         ("accelerate",),
@@ -158,7 +158,7 @@ STACKS = (
             "seed": flags("", "--seed 7"),
         },
     ),
-    Stack(
+    HuntedStack(
         "DeepSpeed",
         Loop("zero.py"),
         ("deepspeed",),
@@ -170,7 +170,7 @@ STACKS = (
             "optimizer": OPTIMIZER,
         },
     ),
-    Stack(
+    HuntedStack(
         "DeepSpeed's pipeline",
         Loop("pipeline.py"),
         ("deepspeed",),
@@ -181,13 +181,13 @@ STACKS = (
             "clipping": CLIP,
         },
     ),
-    Stack(
+    HuntedStack(
         "datasets",
         Loop("streaming.py", layouts=("accumulation", "resume")),
         ("datasets",),
         {"transform": flags("--transform none", "--transform map", "--transform filter")},
     ),
-    Stack(
+    HuntedStack(
         "Lightning",
         Loop("lightning_module.py"),
         ("lightning",),
@@ -197,7 +197,7 @@ STACKS = (
             "optimizer": OPTIMIZER,
         },
     ),
-    Stack(
+    HuntedStack(
         "trl",
         Loop("sft.py"),
         ("trl", "transformers", "accelerate", "datasets"),

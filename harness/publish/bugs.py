@@ -21,11 +21,11 @@ from harness.nightly.history_rows import ReleaseResult
 from harness.publish import charts, inputs, timelines
 from harness.publish.alive import AliveBug, finding
 from harness.publish.charts import Chart
-from harness.publish.inputs import Evidence, Material, Shown
+from harness.publish.inputs import Evidence, Material, ShownRun
 from harness.ranges import affected, commits, remedies
 from harness.ranges.advisories import file_name
 from harness.ranges.cell import Cell, Status
-from harness.ranges.commits import Change
+from harness.ranges.commits import BugCommit
 from harness.ranges.periods import Period, alive_in, periods, tested
 from harness.runs.results import TrialResult
 from harness.runs.verdict_text import first_seen, releases
@@ -190,7 +190,7 @@ def _varied(scenario: Scenario, cells: Sequence[Cell]) -> str:
     return max(scenario.pins, key=lambda name: len({cell.pins[name] for cell in cells}))
 
 
-def _changed(change: Change) -> str:
+def _changed(change: BugCommit) -> str:
     """A commit with its title, and a link to the pull request that the title names."""
     title = re.sub(r"#(\d+)", f"[#\\1]({change.pull})", change.title, count=1)
     return f"[{change.commit[:12]}]({change.link}) of {change.day} {change.did}: {title}"
@@ -213,7 +213,7 @@ class ShownBug(Bug):
         return "fixed upstream, without a report of this symptom" if fixed else "no"
 
     @property
-    def shown(self) -> Shown | None:
+    def shown(self) -> ShownRun | None:
         """The run that its pictures show."""
         return self.material.shown.get(self.name)
 

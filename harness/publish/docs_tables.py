@@ -10,13 +10,13 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.models import recorded
-from harness.models.answer import Answer, Status
+from harness.models.answer import Answer, AnswerStatus
 from harness.models.heads import CAUSAL, HEADS, parsed
-from harness.models.recorded import Recorded
+from harness.models.recorded import RecordedAnswers
 from harness.models.relations import QUESTIONS
 from harness.probe import signatures
 from harness.probe.compare.relations import MISTAKES
-from harness.probe.signatures import Shown, Signature
+from harness.probe.signatures import Sign, Signature
 from harness.ranges import affected, lookup
 from harness.ranges.lookup import RIGHT, UNKNOWN, WRONG
 from harness.ranges.periods import Period, newest, periods, tested
@@ -150,7 +150,7 @@ def _first(signature: Signature) -> str:
     )
 
 
-def _grouped(broken: list[Shown]) -> Iterator[str]:
+def _grouped(broken: list[Sign]) -> Iterator[str]:
     groups: dict[tuple[str, str], list[str]] = {}
     for one in broken:
         groups.setdefault((one.relation, one.times), []).append(LAYOUTS[one.layout])
@@ -191,7 +191,12 @@ def with_inferred(text: str) -> str:
     return f"{before}{INFERRED_BEGIN}\n\n{words}\n\n{INFERRED_END}{after}"
 
 
-MODEL_SIGNS = {Status.RIGHT: "✓", Status.WRONG: "✗", Status.REFUSED: "-", Status.NO_ANSWER: ""}
+MODEL_SIGNS = {
+    AnswerStatus.RIGHT: "✓",
+    AnswerStatus.WRONG: "✗",
+    AnswerStatus.REFUSED: "-",
+    AnswerStatus.NO_ANSWER: "",
+}
 """Each status in a cell of the table."""
 
 MODELS_LEGEND = (
@@ -210,7 +215,7 @@ class ModelCell:
     """A relation of a model."""
 
     relation: str
-    status: Status
+    status: AnswerStatus
     since: str
     """The oldest recorded release from which on it is wrong, if one before it was not."""
     reason: str
@@ -228,10 +233,10 @@ class ModelLine:
 
     @property
     def wrong(self) -> list[ModelCell]:
-        return [cell for cell in self.cells if cell.status is Status.WRONG]
+        return [cell for cell in self.cells if cell.status is AnswerStatus.WRONG]
 
 
-def newest_recorded(head: str = CAUSAL) -> Recorded | None:
+def newest_recorded(head: str = CAUSAL) -> RecordedAnswers | None:
     """The newest release of transformers whose models with a head were recorded."""
     found = (one for one in reversed(recorded.all_recorded()) if one.with_head(head))
     return next(found, None)

@@ -20,7 +20,7 @@ from harness import catalog
 from harness.api.pictures import Picture
 from harness.api.spec import BUGGY, FIXED, Records, Verdict
 from harness.nightly.history import History, reading, recorded_results
-from harness.nightly.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
+from harness.nightly.history_rows import Change, Nightly, NightlyKind, ReleaseResult, ScenarioResult
 from harness.ranges.lookup import Lookup, infer
 from harness.runs import run_folder
 from harness.runs.grade import graded
@@ -37,7 +37,7 @@ Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownRun:
     """A graded run, and its pictures."""
 
     folder: Path
@@ -61,9 +61,9 @@ def folders(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def newest(found: Iterable[Path], warn: Warn) -> dict[str, Shown]:
+def newest(found: Iterable[Path], warn: Warn) -> dict[str, ShownRun]:
     """The newest complete run of each scenario, by its name."""
-    shown: dict[str, Shown] = {}
+    shown: dict[str, ShownRun] = {}
     for scenario, folder in _by_age(found, warn):
         if scenario not in shown and (run := _complete(folder, warn)):
             shown[scenario] = run
@@ -83,7 +83,7 @@ def _by_age(found: Iterable[Path], warn: Warn) -> list[tuple[str, Path]]:
     return [(scenario, folder) for scenario, _, folder in started]
 
 
-def _complete(folder: Path, warn: Warn) -> Shown | None:
+def _complete(folder: Path, warn: Warn) -> ShownRun | None:
     """A run with records of buggy and fixed; otherwise None, with a warning if it cannot be graded
     or is inconclusive."""
     try:
@@ -99,7 +99,7 @@ def _complete(folder: Path, warn: Warn) -> Shown | None:
         return None
     if not {BUGGY, FIXED} <= set(records):
         return None  # unsupported here: nothing to show, and nothing wrong
-    return Shown(folder, run, result, tuple(_pictures(result.scenario, records, warn)))
+    return ShownRun(folder, run, result, tuple(_pictures(result.scenario, records, warn)))
 
 
 def _pictures(name: str, records: Mapping[str, Records], warn: Warn) -> Iterator[Picture]:
@@ -191,7 +191,7 @@ def _without_paths(command: str) -> list[str]:
     return [word for word in command.split() if "=/" not in word and not word.startswith("runs=")]
 
 
-def of_run(shown: Shown) -> Evidence:
+def of_run(shown: ShownRun) -> Evidence:
     """The evidence of a run that was graded now."""
     return Evidence(shown.folder.name, {**shown.run, "result": shown.result.to_json()})
 
@@ -302,7 +302,7 @@ class Material:
     nightlies: tuple[NightlyResults, ...]
     """Oldest first, without the recorded results."""
     history: Path | None
-    shown: dict[str, Shown]
+    shown: dict[str, ShownRun]
     """The newest complete run of each scenario, by its name, or the recorded one."""
 
 
@@ -330,7 +330,7 @@ def _nightlies(history: History) -> list[NightlyResults]:
     changes: dict[int, list[Change]] = {}
     for number, change in history.changes():
         changes.setdefault(number, []).append(change)
-    nightlies = [each for each in history.nightlies() if each.kind is not Kind.RECORDED]
+    nightlies = [each for each in history.nightlies() if each.kind is not NightlyKind.RECORDED]
     days = Counter(each.day for each in nightlies)
     return [
         NightlyResults(

@@ -15,7 +15,7 @@ from harness.api.settings import in_words
 from harness.api.spec import BUGGY, RELEASED, Scenario
 from harness.ranges import affected, commits, remedies
 from harness.ranges.cell import Cell, Status
-from harness.ranges.commits import Change
+from harness.ranges.commits import BugCommit
 from harness.ranges.periods import Period, alive, periods, tested
 from harness.system.errors import Inconclusive
 from harness.system.text import LINK, markdown
@@ -118,7 +118,7 @@ def _events(period: Period) -> list[dict[str, str]]:
     return [begin, {"fixed": period.after} if period.after else {"last_affected": period.last}]
 
 
-def _commits(span: tuple[Change, Change | None]) -> Record:
+def _commits(span: tuple[BugCommit, BugCommit | None]) -> Record:
     """The commits between which a repository has the bug."""
     begin, end = span
     events = [{"introduced": begin.commit}, *([{"fixed": end.commit}] if end else [])]

@@ -48,7 +48,7 @@ REPOSITORIES = {
 
 
 @dataclass(frozen=True)
-class Change:
+class BugCommit:
     """A commit after which a bug's status is another one than before."""
 
     package: str
@@ -85,13 +85,13 @@ class Change:
         return f"{self.commit[:12]} of {self.day} {self.did}: {self.title}"
 
 
-def of(scenario: str) -> list[Change]:
+def of(scenario: str) -> list[BugCommit]:
     """The recorded commits of a scenario, oldest first; empty where there is no file."""
     file = catalog.folder(scenario) / FILE
     if not file.is_file():
         return []
     return [
-        Change(
+        BugCommit(
             **{
                 **kept,
                 "status": Status(kept["status"]),
@@ -103,7 +103,7 @@ def of(scenario: str) -> list[Change]:
     ]
 
 
-def record(scenario: str, found: Sequence[Change]) -> None:
+def record(scenario: str, found: Sequence[BugCommit]) -> None:
     """Add commits to a scenario's file; a search that found none leaves it as it is."""
     if not found:
         return
@@ -114,9 +114,9 @@ def record(scenario: str, found: Sequence[Change]) -> None:
         write_whole(file, json.dumps([asdict(change) for change in ordered], indent=1) + "\n")
 
 
-def spans(scenario: str) -> list[tuple[Change, Change | None]]:
+def spans(scenario: str) -> list[tuple[BugCommit, BugCommit | None]]:
     """Each commit that introduced the bug, with the one that fixed it; None if none did."""
-    found: list[tuple[Change, Change | None]] = []
+    found: list[tuple[BugCommit, BugCommit | None]] = []
     for change in of(scenario):
         if change.status is Status.AFFECTED:
             found.append((change, None))

@@ -18,7 +18,7 @@ from harness.ranges.lookup import lookup
 from harness.system.text import StrEnum
 
 
-class Found(StrEnum):
+class Detection(StrEnum):
     """What a detector says of a bug."""
 
     DETECTED = "detected"
@@ -68,7 +68,7 @@ class Score:
 
     scenario: str
     detector: str
-    found: Found
+    found: Detection
     reason: str = ""
     step: int | None = None
     """At which the first alarm came, counted in steps of the optimizer."""
@@ -82,31 +82,31 @@ class Score:
 def score(scenario: str, detector: str, trials: Sequence[Watched]) -> Score:
     """Judge a detector by its trials of one bug, of which each showed what it should."""
 
-    def judged(found: Found, reason: str = "", **more: Any) -> Score:
+    def judged(found: Detection, reason: str = "", **more: Any) -> Score:
         return Score(scenario, detector, found, reason, trials=trials, **more)
 
     buggy = [one for one in trials if one.symptom]
     if not buggy or len(buggy) == len(trials):
-        return judged(Found.NO_ANSWER, "not every variant showed what is documented")
+        return judged(Detection.NO_ANSWER, "not every variant showed what is documented")
     if not any(one.attached for one in buggy):
-        return judged(Found.NOT_APPLICABLE)
+        return judged(Detection.NOT_APPLICABLE)
     if changed := _first(one.changed for one in trials):
-        return judged(Found.DISTURBS, changed)
+        return judged(Detection.DISTURBS, changed)
     wrong = {one.variant: one for one in trials if one.alarms and not one.symptom}
     if wrong:
         text = f"{', '.join(wrong)}: {next(iter(wrong.values())).text}"
         if not all(one.alarms for one in buggy):
             text += "; and silent with the bug"
-        return judged(Found.FALSE_ALARM, text, false_alarms=tuple(sorted(wrong)))
+        return judged(Detection.FALSE_ALARM, text, false_alarms=tuple(sorted(wrong)))
     if error := _first(one.error for one in trials):
-        return judged(Found.NO_ANSWER, _where(error))
+        return judged(Detection.NO_ANSWER, _where(error))
     silent = [one for one in buggy if not one.alarms]
     if silent:
         alarmed = len(buggy) - len(silent)
-        return judged(Found.MISSED, f"in {alarmed} of {len(buggy)} trials" if alarmed else "")
+        return judged(Detection.MISSED, f"in {alarmed} of {len(buggy)} trials" if alarmed else "")
     first = buggy[0]
     late = None if first.since is None or first.first is None else first.first - first.since
-    return judged(Found.DETECTED, first.text, step=first.first, late=late)
+    return judged(Detection.DETECTED, first.text, step=first.first, late=late)
 
 
 def _where(error: str) -> str:
@@ -125,10 +125,10 @@ Alarm = Mapping[str, Any]
 
 def without_others(scores: Sequence[Score]) -> list[Score]:
     """The scores, judged without the alarms of other bugs."""
-    known = [(s.detector, s.scenario, _texts(s)) for s in scores if s.found is Found.DETECTED]
+    known = [(s.detector, s.scenario, _texts(s)) for s in scores if s.found is Detection.DETECTED]
     return [
         _judged(each, [(name, texts) for d, name, texts in known if d == each.detector])
-        if each.found is Found.FALSE_ALARM
+        if each.found is Detection.FALSE_ALARM
         else each
         for each in scores
     ]

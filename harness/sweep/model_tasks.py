@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from harness.api.spec import Lane
 from harness.config.run_config import OnConfig
-from harness.models.answer import Answer, Row, Status
+from harness.models.answer import Answer, AnswerStatus, Row
 from harness.models.answers import Asking, ask
 from harness.models.pairs import RANKS
 from harness.sweep.batch import Batch, Say, Work
@@ -52,5 +52,5 @@ def task(part: Asking) -> list[Row] | HarnessError:
 
 def _lost(part: Asking, error: HarnessError) -> list[Row]:
     """The rows of a task that gave none."""
-    answer = Answer(Status.NO_ANSWER, str(error), repeatable=False)
+    answer = Answer(AnswerStatus.NO_ANSWER, str(error), repeatable=False)
     return [Row(model, relation, answer) for model in part.models for relation in part.relations]

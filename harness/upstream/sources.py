@@ -112,7 +112,7 @@ def among(pins: Mapping[str, str], cache: Path) -> list[Source]:
 
 
 @dataclass(frozen=True)
-class History:
+class CommitRange:
     """The commits of a package between two of them."""
 
     repository: Path
@@ -139,7 +139,7 @@ def is_history(value: str) -> bool:
     return is_one(value) and ".." in value.rpartition("@")[2] and "@" in value
 
 
-def history(name: str, value: str, cache: Path) -> History:
+def history(name: str, value: str, cache: Path) -> CommitRange:
     """The commits that ``FOLDER@FIRST..LAST`` names. If FIRST is on a release branch, they begin
     where that left the branch of LAST. Raises UserError if there is no commit between them."""
     where, _, span = value.rpartition("@")
@@ -150,7 +150,7 @@ def history(name: str, value: str, cache: Path) -> History:
     found = _git(repository, "rev-list", "--first-parent", "--reverse", f"{start}..{end}").split()
     if not found:
         raise UserError(f"no commit of {name} is between {first} and {last}: name the older first")
-    return History(repository, (start, *found))
+    return CommitRange(repository, (start, *found))
 
 
 def _repository(name: str, value: str, cache: Path) -> tuple[Path, str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from harness.probe.rank.unlike import UNLIKE
-from harness.probe.signatures import Shown, with_signature, without_numbers
+from harness.probe.signatures import Sign, with_signature, without_numbers
 from harness.ranges.lookup import why_affected
 
 ALL = {"ranks", "accumulation", "both", "resume"}
 TWICE = (
-    Shown("accumulation", "gradient", 0.3333, "1/k", 1),
-    Shown("both", "gradient", 0.3333, "1/k", 1),
+    Sign("accumulation", "gradient", 0.3333, "1/k", 1),
+    Sign("both", "gradient", 0.3333, "1/k", 1),
 )
 EXPERTS = next(why for why in UNLIKE.values() if "experts" in why)
 BUGGY = {"transformers": "5.3.0", "accelerate": "1.13.0"}
@@ -26,12 +26,12 @@ BUGGY = {"transformers": "5.3.0", "accelerate": "1.13.0"}
         (TWICE, ALL, {**BUGGY, "transformers": "5.5.4"}, []),
         (TWICE, ALL, {**BUGGY, "transformers": "99.0"}, []),  # nobody knows
         (TWICE, ALL, {"torch": "2.13.0"}, []),
-        ((Shown("ranks", "gradient", 2.0, "ranks", 1),), ALL, BUGGY, []),
+        ((Sign("ranks", "gradient", 2.0, "ranks", 1),), ALL, BUGGY, []),
         ((), ALL, BUGGY, []),
     ],
 )
 def test_a_bug_is_named_if_all_its_signs_are_there_and_the_releases_have_it(
-    found: tuple[Shown, ...], layouts: set[str], releases: dict[str, str], names: list[str]
+    found: tuple[Sign, ...], layouts: set[str], releases: dict[str, str], names: list[str]
 ) -> None:
     assert [bug.name for bug in with_signature(found, layouts, releases, why_affected)] == names
 
@@ -43,8 +43,8 @@ def test_a_bug_in_code_that_the_script_did_not_import_is_not_named() -> None:
 
 
 def test_a_bug_of_experts_is_named_only_if_the_model_has_experts() -> None:
-    broken = tuple(Shown(kind, "gradient", step=1) for kind in ("ranks", "accumulation", "both"))
-    experts = Shown("", f"MoeBlock (layers.#mlp) {without_numbers(EXPERTS)}", note=True)
+    broken = tuple(Sign(kind, "gradient", step=1) for kind in ("ranks", "accumulation", "both"))
+    experts = Sign("", f"MoeBlock (layers.#mlp) {without_numbers(EXPERTS)}", note=True)
     releases = {"transformers": "5.23.0", "accelerate": "1.13.0"}
     for found, names in (((*broken, experts), ["moe_aux_world"]), (broken, [])):
         bugs = with_signature(found, ALL, releases, why_affected)

@@ -14,7 +14,7 @@ from harness.probe.compare.comparison import Compared
 from harness.probe.compare.relations import MISTAKES, Broken, meaning, term
 from harness.probe.layouts import ACCUMULATION, RANKS, Layout
 from harness.probe.questions import Answers
-from harness.probe.signatures import Recorded, Shown, Signature
+from harness.probe.signatures import ProbeResult, Sign, Signature
 from harness.publish import docs_tables as _probe_table
 from harness.system.files import ROOT
 
@@ -32,8 +32,8 @@ def answers() -> Answers:
     return Answers("", [right, wrong], notes=["the learning rate falls from 0.1 to 1e-05"])
 
 
-def recorded(*found: Shown) -> Recorded:
-    return Recorded({"package": "1.0"}, "2.13.0", "2026-11-22", {"ranks": "broken"}, found)
+def recorded(*found: Sign) -> ProbeResult:
+    return ProbeResult({"package": "1.0"}, "2.13.0", "2026-11-22", {"ranks": "broken"}, found)
 
 
 @pytest.mark.parametrize("name", [name for name in MISTAKES if name != "0"])
@@ -53,16 +53,16 @@ def test_another_ratio_has_none(ratio: float) -> None:
 
 def test_what_breaks_first_is_shown_in_terms_of_ranks_and_micro_batches() -> None:
     late, wrong, falls = signatures.shown(answers())
-    assert wrong == Shown(ACCUMULATION, "gradient", 3.0, "k", 1)
+    assert wrong == Sign(ACCUMULATION, "gradient", 3.0, "k", 1)
     assert late.kind == (RANKS, "row # of # came late", "")
     assert falls.relation == "the learning rate falls from # to #"
     assert [one.is_news for one in (late, wrong, falls)] == [False, True, True]
 
 
 def test_a_signature_is_what_the_release_without_the_bug_does_not_show() -> None:
-    common = Shown("ranks", "samples")
-    own = Shown("both", "gradient", 0.3333, "1/k", 1)
-    usual = Shown("", "dropout draws the same numbers", note=True)
+    common = Sign("ranks", "samples")
+    own = Sign("both", "gradient", 0.3333, "1/k", 1)
+    usual = Sign("", "dropout draws the same numbers", note=True)
     found = Signature(recorded={"buggy": recorded(common, own, usual), "fixed": recorded(common)})
     assert found.shown == [own]
     assert found.false_alarms == [common]
@@ -70,13 +70,13 @@ def test_a_signature_is_what_the_release_without_the_bug_does_not_show() -> None
 
 @pytest.mark.parametrize("begins", signatures.SUSPECT)
 def test_other_words_later_in_a_note_are_the_same_finding(begins: str) -> None:
-    one, other = (Shown("", f"{begins} # {more}", note=True) for more in ("times", "as it was"))
+    one, other = (Sign("", f"{begins} # {more}", note=True) for more in ("times", "as it was"))
     assert one.is_news
     assert one.kind == other.kind
 
 
 def test_a_layout_is_silent_unless_the_bug_breaks_its_samples_and_the_fix_has_others() -> None:
-    rows = replace(recorded(Shown("ranks", "samples")), statuses={"ranks": "broken"})
+    rows = replace(recorded(Sign("ranks", "samples")), statuses={"ranks": "broken"})
     none = replace(recorded(), statuses={"ranks": "no answer", "both": "as the reference"})
     assert Signature(recorded={"buggy": rows, "fixed": none}).silent == {}
     assert Signature(recorded={"buggy": none, "fixed": none}).silent == {
@@ -87,8 +87,8 @@ def test_a_layout_is_silent_unless_the_bug_breaks_its_samples_and_the_fix_has_ot
 
 def test_a_wrong_relation_of_the_model_is_a_finding_and_names_a_bug_only_if_it_was_asked() -> None:
     answers = Answers("", relations={"packing": ["wrong", "off"], "padding_left": ["right", ""]})
-    assert signatures.shown(answers) == (Shown(signatures.MODEL, "packing"),)
-    found, releases = [Shown(signatures.MODEL, "packing")], {"transformers": "5.23.0"}
+    assert signatures.shown(answers) == (Sign(signatures.MODEL, "packing"),)
+    found, releases = [Sign(signatures.MODEL, "packing")], {"transformers": "5.23.0"}
     for asked, names in (({signatures.MODEL}, ["packed_with_cache"]), ({"ranks"}, [])):
         known = signatures.with_signature(
             found,
@@ -103,7 +103,7 @@ def test_a_wrong_relation_of_the_model_is_a_finding_and_names_a_bug_only_if_it_w
 def test_what_is_written_is_read_again_and_the_loop_stays(tmp_path: Path) -> None:
     loop = {"script": "ddp.py", "arguments": "--clip 1", "layouts": ["ranks"], "at": 3}
     (tmp_path / signatures.FILE).write_text(json.dumps({"loop": loop}))
-    found = {"buggy": recorded(Shown("ranks", "loss", 2.0, "ranks", 1)), "fixed": recorded()}
+    found = {"buggy": recorded(Sign("ranks", "loss", 2.0, "ranks", 1)), "fixed": recorded()}
     signatures.write(tmp_path, found)
     again = signatures.read(tmp_path)
     assert again is not None

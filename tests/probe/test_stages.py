@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.probe.rank.parameters import Known, number_of, rehearses
+from harness.probe.rank.parameters import NamedParameters, number_of, rehearses
 
 
 class Part(nn.Module):
@@ -43,7 +43,7 @@ class Stage:
         return ask(self.submod)
 
 
-def names(known: Known, *modules: nn.Module) -> list[str]:
+def names(known: NamedParameters, *modules: nn.Module) -> list[str]:
     return [name for module in modules for name, _ in known.learn(module)]
 
 
@@ -53,17 +53,19 @@ def _pipelining_is_imported() -> None:
 
 
 def test_stages_keep_the_names_of_the_whole_model() -> None:
-    found = names(Known(), Part(0, 1), Part(2))
+    found = names(NamedParameters(), Part(0, 1), Part(2))
     assert found == ["layers.0.weight", "layers.1.weight", "layers.2.weight"]
 
 
 def test_stages_with_the_same_names_are_told_apart_by_their_order() -> None:
-    found = names(Known(), *(nn.Sequential(nn.Linear(2, 2, bias=False)) for _ in range(3)))
+    found = names(
+        NamedParameters(), *(nn.Sequential(nn.Linear(2, 2, bias=False)) for _ in range(3))
+    )
     assert found == ["0.weight", "1.0.weight", "2.0.weight"]
 
 
 def test_the_number_of_a_stage_of_torch_is_used() -> None:
-    known = Known()
+    known = NamedParameters()
     first, fourth = (nn.Sequential(nn.Linear(2, 2, bias=False)) for _ in range(2))
     names(known, first)
     found = Stage(fourth, 3).forward(lambda module: names(known, module))
@@ -71,17 +73,17 @@ def test_the_number_of_a_stage_of_torch_is_used() -> None:
 
 
 def test_layers_that_know_their_number_in_the_model_have_it_in_their_names() -> None:
-    found = names(Known(), nn.ModuleList([Layer(3), Layer(4)]))
+    found = names(NamedParameters(), nn.ModuleList([Layer(3), Layer(4)]))
     assert found == ["2.weight", "3.weight"]
 
 
 def test_numbers_that_do_not_count_a_list_up_are_left_out() -> None:
-    found = names(Known(), nn.ModuleList([Layer(3), Layer(3)]))
+    found = names(NamedParameters(), nn.ModuleList([Layer(3), Layer(3)]))
     assert found == ["0.weight", "1.weight"]
 
 
 def test_a_stage_is_learnt_once_and_gets_its_new_parameters_later() -> None:
-    known, stage = Known(), Part(0)
+    known, stage = NamedParameters(), Part(0)
     assert names(known, stage) == ["layers.0.weight"]
     assert names(known, stage) == []
     stage.layers["0"].weight = nn.Parameter(torch.zeros(2, 2))
@@ -89,23 +91,23 @@ def test_a_stage_is_learnt_once_and_gets_its_new_parameters_later() -> None:
 
 
 def test_a_part_of_the_model_that_is_called_alone_is_known_already() -> None:
-    known, model = Known(), Part(0, 1)
+    known, model = NamedParameters(), Part(0, 1)
     names(known, model)
     assert names(known, model.layers["1"]) == []
 
 
 def test_a_frozen_model_beside_the_one_that_trains_is_no_stage() -> None:
-    known, reference = Known(), Part(0).requires_grad_(False)
+    known, reference = NamedParameters(), Part(0).requires_grad_(False)
     names(known, Part(0))
     assert names(known, reference) == []
 
 
 def test_frozen_parameters_of_the_model_itself_have_names() -> None:
-    assert names(Known(), Part(0).requires_grad_(False)) == ["layers.0.weight"]
+    assert names(NamedParameters(), Part(0).requires_grad_(False)) == ["layers.0.weight"]
 
 
 def test_a_view_of_a_piece_has_the_name_of_the_whole_parameter() -> None:
-    known, model = Known(), Part(0, 1)
+    known, model = NamedParameters(), Part(0, 1)
     names(known, model)
     weight = model.weight(1)
     assert known.name(weight) == "layers.1.weight"
@@ -115,14 +117,14 @@ def test_a_view_of_a_piece_has_the_name_of_the_whole_parameter() -> None:
 
 
 def test_a_tensor_with_values_of_its_own_has_no_name() -> None:
-    known, model = Known(), Part(0)
+    known, model = NamedParameters(), Part(0)
     names(known, model)
     assert known.name(torch.zeros(4)) is None
     assert known.name(model.weight(0).detach().clone().view(-1)) is None
 
 
 def test_a_tensor_is_found_when_its_stage_is_called_later() -> None:
-    known, late = Known(), Part(1)
+    known, late = NamedParameters(), Part(1)
     assert known.name(late.weight(1)) is None
     names(known, late)
     assert known.name(late.weight(1)) == "layers.1.weight"

@@ -14,7 +14,7 @@ from harness.system.errors import UserError
 
 
 @dataclass
-class Setting(ast.NodeTransformer):
+class SetConstants(ast.NodeTransformer):
     """Replaces constants by name: what is assigned to a variable or an attribute, the default of a
     parameter, the value of a key in a dict, or a named argument of a call."""
 
@@ -78,7 +78,7 @@ def _is_constant(value: ast.expr) -> bool:
 
 def changed(source: str, file: str, values: Mapping[str, Any]) -> ast.Module:
     """The script with these values; raises UserError for a name to which no constant is given."""
-    setting = Setting(values)
+    setting = SetConstants(values)
     tree: ast.Module = setting.visit(ast.parse(source, file))
     for name in values:
         if name not in setting.places:

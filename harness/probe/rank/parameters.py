@@ -234,7 +234,7 @@ REHEARSALS = ("_forward_metadata_inference", "_shape_inference")
 """Where torch's stages call their module only to learn shapes, with rows that come again."""
 
 
-class Known:
+class NamedParameters:
     """The parameters whose names are known: of the model, or of the stages that are called one by
     one with nothing around them."""
 

@@ -22,7 +22,7 @@ from harness.probe.rank.exchange import Assignment
 from harness.probe.rank.on_cpu import replace_everywhere
 from harness.probe.rank.parameters import (
     Engine,
-    Known,
+    NamedParameters,
     Optimized,
     engine_of,
     full,
@@ -63,7 +63,7 @@ class Watch:
         self.root: Any = None
         self.stage: int | None = None
         """Which stage of a pipeline the model is, from 0."""
-        self.known = Known()
+        self.known = NamedParameters()
         self.engine: Engine | None = None
         self.seen: list[list[str]] = []
         """The rows of each step; over an epoch, also those of the steps that are not recorded."""
