@@ -36,10 +36,9 @@ from harness.check.bug_status import (
 from harness.check.check_report import Features
 from harness.check.environment import Environment
 from harness.cli import Arguments
-from harness.models.heads import parsed
+from harness.models.heads import SUBJECT, parsed
 from harness.models.recorded import all_recorded as recorded_models
 from harness.models.recorded import nearest, up_to
-from harness.models.stack import SUBJECT
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.installation import as_typed
 from harness.system.terminal import Progress, terminal

@@ -37,7 +37,7 @@ from harness.config.run_config import HERE, SLURM, OnConfig
 from harness.models import architectures, recorded, stack, table
 from harness.models.answer import AnswerStatus, Row
 from harness.models.answers import Asking, ask
-from harness.models.heads import CAUSAL, HEADS, Word, parsed
+from harness.models.heads import CAUSAL, HEADS, SUBJECT, Word, parsed
 from harness.models.recorded import Changed
 from harness.models.relations import QUESTIONS
 from harness.models.stack import Releases
@@ -97,7 +97,7 @@ def _placed(words: Sequence[str]) -> tuple[list[str], OnConfig]:
 def _changed(rows: Sequence[Row], releases: Releases) -> Changed:
     """How the answers differ from those of the newest recorded release before; UserError if there
     is none."""
-    version = releases.packages[stack.SUBJECT]
+    version = releases.packages[SUBJECT]
     if before := recorded.before(releases.packages, {row.model for row in rows}):
         return recorded.changed(rows, before)
     raise UserError(f"--changes: no release before transformers {version} was recorded")

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+SUBJECT = "transformers"
+"""The package that has the models."""
+
 
 class Labels(Enum):
     """To what the labels of a batch belong."""

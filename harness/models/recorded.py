@@ -13,16 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
 from harness.models.answer import Answer, AnswerStatus, Row, answer_of
-from harness.models.heads import parsed
+from harness.models.heads import SUBJECT, parsed
 from harness.models.relations import QUESTIONS
-from harness.models.stack import SUBJECT, Releases
 from harness.system import machine
 from harness.system.files import beside
+
+if TYPE_CHECKING:
+    from harness.models.stack import Releases  # imports what makes overlays
 
 FILE = Path(__file__).with_name("recorded.json.xz")
 
