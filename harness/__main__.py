@@ -26,7 +26,7 @@ from harness.system.text import complaint, open_streams, silence, warn
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as in shells."""
 
-EXTRAS = {"site": ("altair", "jinja2", "vl-convert-python")}
+EXTRAS = {"site": ("altair", "vl-convert-python")}
 """Packages that a command needs and that are not installed with the harness."""
 
 DEBUG, DEBUG_VARIABLE = "--debug", "HARNESS_DEBUG"

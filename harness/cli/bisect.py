@@ -23,7 +23,7 @@ from rich.console import Console
 
 from harness import catalog
 from harness.api.spec import RELEASED
-from harness.cli import Arguments, pages
+from harness.cli import Arguments
 from harness.cli.matrix import FAULTS, STYLES, Streak, Sweep, describe, sweep_of
 from harness.config import command_line
 from harness.config.run_config import RunConfig
@@ -171,6 +171,8 @@ def main(arguments: list[str]) -> int:
     for change in changes:
         _print_change(console, change)
     if options.record:
+        from harness.cli import pages
+
         if commits:
             fixes.record(sweep.scenario, changes)
         else:

@@ -15,7 +15,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cli import Arguments, pages
+from harness.cli import Arguments
 from harness.cli.watch import configs_of, day_of
 from harness.config.run_config import RunConfig
 from harness.nightly import confirmations
@@ -54,6 +54,8 @@ def main(arguments: list[str]) -> int:
         with writing(options.json, "file"):
             write_whole(options.json, json.dumps([one.to_json() for one in done], indent=1) + "\n")
     if options.record:
+        from harness.cli import pages
+
         affected.confirm(one.found for one in done if one.found and not one.difference)
         pages.write(sorted({one.recorded.scenario for one in done}))
     return ExitCode.worst(one.exit_code for one in done)

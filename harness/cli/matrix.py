@@ -23,7 +23,7 @@ from rich.table import Table
 
 from harness import catalog
 from harness.api.spec import RELEASED, Scenario, Verdict
-from harness.cli import Arguments, pages
+from harness.cli import Arguments
 from harness.config import command_line
 from harness.config.run_config import ALL, RunConfig
 from harness.ranges import affected
@@ -132,6 +132,8 @@ def main(arguments: list[str]) -> int:
     if options.csv:
         _write_csv(options.csv, sweep, cells)
     if options.record:
+        from harness.cli import pages
+
         affected.record(cells)
         pages.write([sweep.scenario])
     return exit_code(cells)

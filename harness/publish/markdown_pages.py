@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from harness.publish.alive import alive_bugs
 from harness.publish.bugs import Bug
-from harness.publish.site_pages import HERE
 from harness.publish.stories import spans, stories, subject
 from harness.ranges.cell import Status
 from harness.system.installation import for_readers
@@ -49,7 +49,7 @@ def _page(template: str, **content: Any) -> str:
 @cache
 def _templates() -> Environment:
     made = Environment(
-        loader=FileSystemLoader(HERE / "templates"),
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=False,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -19,9 +19,9 @@ from harness.api.spec import HARMS, VISIBILITIES, Lane
 from harness.nightly import changes
 from harness.publish import docs_tables, timelines
 from harness.publish.alive import by_harm
-from harness.publish.bugs import ShownBug
 from harness.publish.documents import documents, pictures
 from harness.publish.inputs import Material, NightlyResults, Statuses
+from harness.publish.shown_bugs import ShownBug
 from harness.publish.stories import stories, subject
 from harness.ranges import advisories
 from harness.ranges.lookup import Lookup

@@ -1,0 +1,148 @@
+"""A bug on the site: its content, its results in a history and in runs, and their charts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from packaging.version import Version
+
+from harness.api.spec import BUGGY, RELEASED
+from harness.nightly.history_rows import ReleaseResult
+from harness.publish import charts, inputs, timelines
+from harness.publish.alive import AliveBug, finding
+from harness.publish.bugs import Bug
+from harness.publish.charts import Chart
+from harness.publish.inputs import Evidence, Material, ShownRun
+from harness.ranges.advisories import file_name
+from harness.ranges.cell import Status
+from harness.ranges.periods import alive_in
+from harness.runs.results import TrialResult
+from harness.runs.verdict_text import first_seen
+
+
+@dataclass(frozen=True)
+class ShownBug(Bug):
+    """A bug with all its results, from a history and from runs."""
+
+    material: Material
+
+    @property
+    def known_upstream(self) -> str:
+        """Whether the maintainers know of the bug, which the newest release does not have."""
+        if self.scenario.known_upstream:
+            return "yes"
+        if self.scenario.known_in_part:
+            return f"in part: {self.scenario.known_in_part}"
+        fixed = any(period.after for period in self.periods)
+        return "fixed upstream, without a report of this symptom" if fixed else "no"
+
+    @property
+    def shown(self) -> ShownRun | None:
+        """The run that its pictures show."""
+        return self.material.shown.get(self.name)
+
+    @cached_property
+    def newest(self) -> ReleaseResult | None:
+        """The result of the highest release with a certain status."""
+        return self.material.statuses.newest(self.name, self.upstream)
+
+    @cached_property
+    def alive(self) -> AliveBug | None:
+        """The bug as the highest release with a certain status has it; None if it has it not."""
+        if self.newest is None:
+            return None
+        found = alive_in(self.name, self.newest.version, self.newest.cell.status)
+        if found is None:
+            return None
+        own = found.variant == RELEASED
+        return AliveBug(found, self.newest.reason if own else finding(found))
+
+    @property
+    def now(self) -> tuple[str, str]:
+        """The status of the highest release with a certain status, and the same in words."""
+        if self.newest is None:
+            return "", ""
+        release = f"{self.newest.package} {self.newest.version}"
+        if self.alive is None:
+            return str(Status.NOT_AFFECTED), f"{release}: not affected"
+        other = "" if self.newest.cell.status is Status.AFFECTED else " with another trigger"
+        return str(Status.AFFECTED), f"{release}: alive{other}"
+
+    @property
+    def advisory(self) -> str:
+        """The address of its advisory on the site; there is one if it has periods."""
+        return f"advisories/{file_name(self.name)}"
+
+    @cached_property
+    def pictures(self) -> list[Chart]:
+        return [charts.chart(picture) for picture in self.shown.pictures] if self.shown else []
+
+    @cached_property
+    def strips(self) -> list[Chart]:
+        """Which releases of each package have the bug, if more than one was tested."""
+        statuses = self.material.statuses
+        packages = [p for p in statuses.packages(self.name) if len(statuses.of(self.name, p)) > 1]
+        packages.sort(key=lambda package: package != self.upstream)
+        return [
+            timelines.strip(list(self._strip(p)), p, statuses.others(self.name, p))
+            for p in packages
+        ]
+
+    def _strip(self, package: str) -> Iterator[Mapping[str, str | None]]:
+        statuses = self.material.statuses
+        results = statuses.of(self.name, package)
+        first = Version(next(iter(results)))
+        tested: list[Mapping[str, str | None]] = [
+            {
+                "version": result.version,
+                "day": statuses.days.get((package, result.version)),
+                "status": str(result.cell.status),
+                "why": result.why,
+            }
+            for result in results.values()
+        ]
+        others: list[Mapping[str, str | None]] = [
+            {
+                "version": release.version,
+                "day": release.day,
+                "status": timelines.UNTESTED,
+                "why": "yanked" if release.yanked else "",
+            }
+            for release in statuses.untested(self.name, package)
+            if Version(release.version) > first
+        ]
+        yield from sorted([*tested, *others], key=lambda row: Version(str(row["version"])))
+
+    @cached_property
+    def evidence(self) -> list[Evidence]:
+        """The run that the pictures show, and the kept ones."""
+        own = [inputs.of_run(self.shown)] if self.shown else []
+        return [*own, *inputs.kept_evidence(self.name)]
+
+    @property
+    def first_seen(self) -> str:
+        buggy = self.trial(BUGGY)
+        return first_seen(buggy) if buggy else ""
+
+    def trial(self, variant: str) -> TrialResult | None:
+        """The trial of a variant in the run that the pictures show."""
+        trials = self.shown.result.trials if self.shown else ()
+        return next((t for t in trials if t.variant == variant), None)
+
+    @property
+    def text(self) -> str:
+        """The text that a search looks through, in lower case."""
+        scenario = self.scenario
+        parts = (
+            self.name,
+            scenario.title,
+            scenario.symptom,
+            scenario.trigger,
+            scenario.harm,
+            scenario.visibility,
+            *scenario.pins,
+            *self.story,
+        )
+        return " ".join(" ".join(parts).split()).lower()
