@@ -142,7 +142,11 @@ COMMANDS = [
     ("run --cfg job scenario=sampler_shards", 0, ["accelerate: auto"]),
     ("run scenario=sampler_shards launch=cpu", 3, ["a run needs torch", " install torch\n"]),
     ("site --out site", 3, ["site needs the package", " install altair vl-convert-"]),
-    ("matrix scenario=sampler_shards pins.accelerate=0.29.3", 3, ["a run needs torch"]),
+    (
+        "matrix scenario=sampler_shards pins.accelerate=0.29.3",
+        3,
+        ["matrix needs torch", " install torch\n"],
+    ),
     ("new my_bug", 2, ["new needs a checkout"]),
     ("check", 2, ["none of accelerate,", "requirements with -r"]),
 ]
