@@ -148,8 +148,7 @@ class Evidence:
     @property
     def trials(self) -> list[Mapping[str, Any]]:
         """The graded trials, as ``TrialResult``'s fields."""
-        trials = self.content["result"]["trials"]
-        return [{**trial, "reason": _in_new_words(trial["reason"])} for trial in trials]
+        return list(self.content["result"]["trials"])
 
     @property
     def facts(self) -> dict[str, str]:
@@ -170,20 +169,6 @@ class Evidence:
     def insufficient_checks(self) -> Mapping[str, bool]:
         """The insufficient checks, and whether each fired in the buggy variant."""
         return run_folder.insufficient_checks(self.content)
-
-
-OLD_WORDS = {
-    "as is meant here:": "as intended:",
-    "nothing found; the trigger was off": "no symptom; the trigger was off",
-    "nothing found;": "no symptom, although the trigger occurred:",
-}
-"""What runs of November 2026 wrote about a clean trial, and what they write now."""
-
-
-def _in_new_words(reason: str) -> str:
-    for old, new in OLD_WORDS.items():
-        reason = reason.replace(old, new, 1)
-    return reason
 
 
 def _without_paths(command: str) -> list[str]:
