@@ -29,7 +29,7 @@ Capture = pytest.CaptureFixture[str]
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder of scenarios. Every release exists, and any two differ in one file."""
     monkeypatch.setattr(scenarios, "__path__", [*scenarios.__path__, str(tmp_path / "scenarios")])
-    monkeypatch.setattr(pages, "BUGS", tmp_path / "bugs.md")
+    monkeypatch.setattr(pages, "DOCS", tmp_path / "docs")
     monkeypatch.setattr(releases, "released", lambda *_: "2026-01-01")
     monkeypatch.setattr(new, "changed_files", lambda *_: iter(["made/up.py"]))
     (tmp_path / "scenarios").mkdir()

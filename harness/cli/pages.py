@@ -13,30 +13,21 @@ import re
 from collections.abc import Iterable
 
 from harness import catalog
-from harness.api.spec import BUGGY, Scenario
 from harness.cli import Arguments
 from harness.publish import docs_tables, markdown_pages
-from harness.system.errors import ExitCode, Inconclusive
+from harness.system.errors import ExitCode
 from harness.system.files import ROOT, write_whole
-from harness.system.installation import for_readers
 from harness.system.terminal import terminal
-from harness.system.text import markdown_table, toml
+from harness.system.text import toml
 
 PAGE = "README.md"
 """The page of a scenario, in its folder."""
-BUGS = ROOT / "docs" / "bugs.md"
+DOCS = ROOT / "docs"
 WHOLE = {"alive.md": markdown_pages.of_living, "models_table.md": docs_tables.models_page}
-"""Pages beside docs/bugs.md that are written as a whole."""
-TABLES = {
-    "probe_results.md": docs_tables.with_probed,
-    "ranges.md": docs_tables.with_ranges,
-    "trust.md": docs_tables.with_inferred,
-}
-"""Pages with a generated part, and what writes that."""
-ADDRESSED = [ROOT / "README.md", ROOT / "CITATION.cff", *sorted((ROOT / "docs").glob("*.md"))]
+"""Pages of docs/ that are written as a whole."""
+ADDRESSED = [ROOT / "README.md", ROOT / "CITATION.cff", *sorted(DOCS.glob("*.md"))]
 """The documents that name the address of the repository."""
 BY_HAND, END = "<!-- by hand -->", "<!-- end of by hand -->"
-TABLE, TABLE_END = "<!-- the bugs: generated -->", "<!-- end of the bugs -->"
 
 
 def main(arguments: list[str]) -> int:
@@ -45,25 +36,23 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names, console = options.scenario or catalog.sound(), terminal()
     write(names)
-    console.print(f"{len(names)} pages, docs/bugs.md, {', '.join([*WHOLE, *TABLES])} and stories")
+    others = "" if catalog.broken() else f", {', '.join([*WHOLE, *docs_tables.PARTS])} and stories"
+    console.print(f"{len(names)} pages{others}")
     for name, why in catalog.broken().items():
         console.print(f"not that of {name}: {why}")
     return ExitCode.INCONCLUSIVE if catalog.broken() else ExitCode.AS_EXPECTED
 
 
 def write(names: Iterable[str]) -> None:
-    """Bring the pages of scenarios, the table of all bugs, the pages of those that are alive and
-    of their releases, and the stories up to date. While a scenario is broken, all but the first two
-    stay as they are: they would lack the bug."""
+    """Bring the pages of scenarios and those of docs/ up to date. While a scenario is broken, the
+    latter stay as they are: they would lack the bug."""
     made = {name: page(name) for name in names}
     for name, text in made.items():
         write_whole(catalog.folder(name) / PAGE, text)
     if names and ADDRESSED[0].is_file():
         _write_address()
-    if BUGS.is_file():
-        write_whole(BUGS, with_table(BUGS.read_text(encoding="utf-8")))
-        if not catalog.broken():
-            _write_docs()
+    if DOCS.is_dir() and not catalog.broken():
+        _write_docs()
 
 
 def with_address(text: str) -> str:
@@ -83,17 +72,16 @@ def _write_address() -> None:
 
 
 def _write_docs() -> None:
-    """The pages beside docs/bugs.md that are made of all scenarios."""
+    """The pages of docs/ that are made of all scenarios."""
     for name, whole in WHOLE.items():
-        write_whole(BUGS.with_name(name), whole())
-    folder = BUGS.with_name("stories")
+        write_whole(DOCS / name, whole())
+    folder = DOCS / "stories"
     folder.mkdir(exist_ok=True)
     for name, text in markdown_pages.of_stories():
         write_whole(folder / name, text)
-    for name, with_part in TABLES.items():
-        file = BUGS.with_name(name)
-        if file.is_file():
-            write_whole(file, with_part(file.read_text(encoding="utf-8")))
+    for name in docs_tables.PARTS:
+        if (file := DOCS / name).is_file():
+            write_whole(file, docs_tables.updated(name, file.read_text(encoding="utf-8")))
 
 
 def page(name: str) -> str:
@@ -107,37 +95,3 @@ def _by_hand(name: str) -> str:
     _, begin, rest = text.partition(BY_HAND)
     kept = rest.partition(END)[0].strip("\n") if begin else ""
     return "\n".join([BY_HAND, *([kept] if kept else []), END])
-
-
-def with_table(text: str) -> str:
-    """A text with a new table of bugs between its marks. Broken scenarios keep their rows."""
-    before, _, rest = text.partition(TABLE)
-    if TABLE_END not in rest:
-        raise Inconclusive(f"{BUGS.name} has no marks for its table of bugs")
-    old, _, after = rest.partition(TABLE_END)
-    rows = [row for name in catalog.names() if (row := _row(name, old))]
-    columns = ["scenario", "package", "what happens", "harm", "how it shows", "the bug is in"]
-    table = for_readers(markdown_table(columns, rows))
-    return f"{before}{TABLE}\n\n{table}\n\n{TABLE_END}{after}"
-
-
-def _row(name: str, old: str) -> list[str] | None:
-    """A scenario's row. A broken scenario keeps its row of the ``old`` table, if any."""
-    link = docs_tables.link(name)
-    if name in catalog.broken():
-        kept = re.search(rf"^\| {re.escape(link)} \| (.*) \|$", old, re.MULTILINE)
-        cells = re.split(r" (?<!\\)\| ", kept[1]) if kept else []
-        return [link, *(cell.replace("\\|", "|") for cell in cells)] if kept else None
-    scenario = catalog.scenario(name)
-    subject = catalog.subject(name)
-    return [link, subject, scenario.title, scenario.harm, scenario.visibility, _where(scenario)]
-
-
-def _where(scenario: Scenario) -> str:
-    """Whether a published release has the bug, or an edit puts it back."""
-    if scenario.variant(BUGGY).defects:
-        return "an edited release"
-    if not scenario.pins:
-        return "the installed torch"
-    release = {**scenario.pins, **scenario.pins_of(BUGGY)}[scenario.subject]
-    return f"published release {release}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from packaging.version import Version
 
 from harness import catalog
+from harness.api.spec import BUGGY, Scenario
 from harness.models import recorded
 from harness.models.answer import Answer, AnswerStatus
 from harness.models.heads import CAUSAL, HEADS, parsed
@@ -21,6 +22,7 @@ from harness.ranges import affected, lookup
 from harness.ranges.lookup import RIGHT, UNKNOWN, WRONG
 from harness.ranges.periods import Period, newest, periods, tested
 from harness.system.errors import Inconclusive
+from harness.system.installation import for_readers
 from harness.system.terminal import count
 from harness.system.text import markdown, markdown_table
 from harness.upstream.pins import TORCH
@@ -33,25 +35,53 @@ INTRODUCTION = (
 )
 
 
-RANGES_BEGIN, RANGES_END = "<!-- ranges: generated -->", "<!-- end of ranges -->"
+def with_part(text: str, part: str, content: str) -> str:
+    """A text with new content between the marks of a generated part. Raises Inconclusive without
+    these marks."""
+    begin, end = f"<!-- {part}: generated -->", f"<!-- end of {part} -->"
+    before, _, rest = text.partition(begin)
+    if end not in rest:
+        raise Inconclusive(f"the page has no marks for its generated part: {begin} and {end}")
+    return f"{before}{begin}\n\n{for_readers(content)}\n\n{end}{rest.partition(end)[2]}"
 
 
-def with_ranges(text: str) -> str:
-    """The text of docs/ranges.md with new tables: a row for each period of each bug, and torch's
-    releases as a grid. Raises Inconclusive without its marks."""
-    before, _, rest = text.partition(RANGES_BEGIN)
-    if RANGES_END not in rest:
-        raise Inconclusive("docs/ranges.md has no marks for its tables")
-    after = rest.partition(RANGES_END)[2]
+def updated(page: str, text: str) -> str:
+    """The text of a page of docs/ with its generated part made anew."""
+    part, content = PARTS[page]
+    return with_part(text, part, content())
+
+
+def _bugs() -> str:
+    """The table of all bugs."""
+    columns = ["scenario", "package", "what happens", "harm", "how it shows", "the bug is in"]
+    rows = [_of_bug(name, catalog.scenario(name)) for name in catalog.sound()]
+    return markdown_table(columns, rows)
+
+
+def _of_bug(name: str, bug: Scenario) -> list[str]:
+    subject = catalog.subject(name)
+    return [link(name), subject, bug.title, bug.harm, bug.visibility, _where(bug)]
+
+
+def _where(scenario: Scenario) -> str:
+    """Whether a published release has the bug, or an edit puts it back."""
+    if scenario.variant(BUGGY).defects:
+        return "an edited release"
+    if not scenario.pins:
+        return "the installed torch"
+    release = {**scenario.pins, **scenario.pins_of(BUGGY)}[scenario.subject]
+    return f"published release {release}"
+
+
+def _ranges() -> str:
+    """A row for each period of each bug, and torch's releases as a grid."""
     columns = ["bug", "package", "right before", "affected", "right after", "tested"]
     parts = [
-        f"{before}{RANGES_BEGIN}",
         "## All bugs",
         INTRODUCTION,
         markdown_table(columns, [row for name in catalog.sound() for row in _rows(name)]),
         "## Torch",
         markdown_table(*_grid()),
-        f"{RANGES_END}{after}",
     ]
     return "\n\n".join(parts)
 
@@ -88,11 +118,6 @@ def _grid() -> tuple[list[str], list[list[str]]]:
     ]
     return ["bug", *releases], rows
 
-
-PROBED_BEGIN, PROBED_END = (
-    "<!-- bugs that probe finds: generated -->",
-    "<!-- end of the bugs that probe finds -->",
-)
 
 LAYOUTS = {
     "ranks": "ranks",
@@ -159,22 +184,8 @@ def _grouped(broken: list[Sign]) -> Iterator[str]:
         yield f"{' and '.join(layouts)}: {relation}{ratio}"
 
 
-def with_probed(page: str) -> str:
-    """A page with a new table between its marks; the page itself without marks."""
-    before, _, rest = page.partition(PROBED_BEGIN)
-    _, mark, after = rest.partition(PROBED_END)
-    return f"{before}{PROBED_BEGIN}\n\n{_found_by_probe()}\n\n{PROBED_END}{after}" if mark else page
-
-
-INFERRED_BEGIN, INFERRED_END = "<!-- inferred: generated -->", "<!-- end of inferred -->"
-
-
-def with_inferred(text: str) -> str:
-    """The text of docs/trust.md with new figures. Raises Inconclusive without its marks."""
-    before, _, rest = text.partition(INFERRED_BEGIN)
-    if INFERRED_END not in rest:
-        raise Inconclusive("docs/trust.md has no marks for its figures")
-    after = rest.partition(INFERRED_END)[2]
+def _inferred() -> str:
+    """How often an inferred status is right."""
     counts: Counter[str] = sum(map(lookup.judged_counts, catalog.sound()), Counter())
     wrong = [
         f"{name} {' with '.join(map(str, point))}"
@@ -183,12 +194,20 @@ def with_inferred(text: str) -> str:
         if how == WRONG
     ]
     day = max(cell.date for name in catalog.sound() for cell in affected.of(name))
-    words = (
+    return (
         f"Until {day}, {counts.total()} results were recorded. {counts[RIGHT]} are inferred right "
         f"from the others, {counts[UNKNOWN]} stay unknown, and {counts[WRONG]} are inferred wrong: "
         f"{', '.join(wrong) or 'none'}."
     )
-    return f"{before}{INFERRED_BEGIN}\n\n{words}\n\n{INFERRED_END}{after}"
+
+
+PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
+    "bugs.md": ("the bugs", _bugs),
+    "probe_results.md": ("the bugs that probe finds", _found_by_probe),
+    "ranges.md": ("ranges", _ranges),
+    "trust.md": ("inferred", _inferred),
+}
+"""The generated part of pages of docs/, and what makes it."""
 
 
 MODEL_SIGNS = {

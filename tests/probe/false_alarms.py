@@ -32,13 +32,15 @@ from harness.probe.prober import Loop, Prober
 from harness.probe.rank import losses
 from harness.probe.signatures import SUSPECT
 from harness.probe.stacks import crossed
+from harness.publish.docs_tables import with_part
 from harness.system.errors import HarnessError
 from harness.system.files import ROOT, write_whole
 from harness.system.machine import cache_folder
 from harness.system.text import markdown_table
 from harness.upstream import pins
 
-BEGIN, END = "<!-- spreads: generated -->", "<!-- end of the spreads -->"
+SPREADS = "the spreads"
+"""The part of the page that is written."""
 PAGE = ROOT / "docs" / "probe_results.md"
 
 DIVISIONS = ((2, 3), (2, 2), (2, 4), (4, 3), (4, 2), (4, 4))
@@ -231,7 +233,7 @@ def main() -> int:
     text = table(tallies, first, last, seconds)
     print(text)
     if options.write:
-        write_whole(PAGE, with_table(PAGE.read_text(encoding="utf-8"), text))
+        write_whole(PAGE, with_part(PAGE.read_text(encoding="utf-8"), SPREADS, text))
     if options.json:
         content = {"seconds": seconds} | {name: vars(tally) for name, tally in tallies.items()}
         options.json.write_text(json.dumps(content, indent=1))
@@ -314,13 +316,6 @@ def table(tallies: Mapping[str, Tally], first: int, last: int, seconds: float) -
             markdown_table(columns, rows),
         ]
     )
-
-
-def with_table(page: str, text: str) -> str:
-    """The page with a new table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    after = rest.partition(END)[2]
-    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
 
 
 if __name__ == "__main__":

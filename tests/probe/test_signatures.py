@@ -15,8 +15,6 @@ from harness.probe.compare.relations import MISTAKES, Broken, meaning, term
 from harness.probe.layouts import ACCUMULATION, RANKS, Layout
 from harness.probe.questions import Answers
 from harness.probe.signatures import ProbeResult, Sign, Signature
-from harness.publish import docs_tables as _probe_table
-from harness.system.files import ROOT
 
 KNOWN = [
     (name, found) for name in catalog.sound() if (found := signatures.read(catalog.folder(name)))
@@ -136,8 +134,3 @@ def test_no_release_without_its_bug_has_a_broken_relation() -> None:
 def test_nine_of_ten_bugs_that_have_a_loop_are_found() -> None:
     with_loop = [signature for _, signature in KNOWN if signature.loop]
     assert len([one for one in with_loop if one.shown]) >= 0.9 * len(with_loop)
-
-
-def test_the_table_of_the_page_is_that_of_the_files() -> None:
-    page = (ROOT / "docs" / "probe_results.md").read_text(encoding="utf-8")
-    assert _probe_table.with_probed(page) == page
