@@ -78,7 +78,6 @@ def test_what_breaks_is_reduced_to_the_settings_that_matter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hunt, "newest", lambda packages, day: {"package": "1.0"})
-    monkeypatch.setattr(hunt, "_published", lambda package: [])
     monkeypatch.setattr(Hunter, "_since", lambda *_: "package 0.9; 0.8 is right")
     hunted = Replayed(Pool(), lambda _: None).hunt(STACK, "2026-11-22")
     (found,) = hunted.findings

@@ -286,12 +286,7 @@ def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, 
 
 def _released(name: str, content: Requirements, day: str) -> list[str]:
     """The releases of a package in the index, until a day."""
-    known = [
-        release.version
-        for release in index.releases(name, content.indices)
-        if release.final and release.installable and not release.yanked
-        if not day or (release.day and release.day <= day)
-    ]
+    known = [release.version for release in index.installable(name, day, content.indices)]
     if not known:
         until = f" until {day}" if day else ""
         raise Fault(f"the package index has no release of {name} for this Python{until}")

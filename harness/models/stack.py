@@ -78,8 +78,7 @@ def _one(name: str, version: str) -> str:
 
 def _newest(name: str, day: str) -> str:
     """The newest release of a package on a day (ISO)."""
-    fit = [r for r in index.releases(name) if r.final and not r.yanked and r.installable]
-    old = [r.version for r in fit if r.day <= day]
-    if not old:
+    found = index.installable(name, day)
+    if not found:
         raise Inconclusive(f"{name} had no release on {day}: pin one")
-    return old[-1]
+    return found[-1].version

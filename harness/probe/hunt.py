@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +155,7 @@ class Hunter:
     ) -> str:
         """In words, since which release of the stack's subject it is so."""
         subject = stack.packages[0]
-        known = [r for r in _published(subject) if EARLIEST <= r.day <= day]
+        known = [r for r in index.installable(subject, day) if r.day >= EARLIEST]
         versions, days = [r.version for r in known], {r.version: r.day for r in known}
 
         def has(version: str) -> bool | None:
@@ -242,19 +241,7 @@ def first_with(
 
 def newest(packages: Sequence[str], day: str) -> dict[str, str]:
     """The newest release of each package on a day, by its version."""
-    return {
-        package: max(
-            (r for r in _published(package) if r.day <= day), key=lambda r: Version(r.version)
-        ).version
-        for package in packages
-    }
-
-
-@cache
-def _published(package: str) -> list[index.Release]:
-    return [
-        r for r in index.releases(package) if r.final and not r.yanked and r.day and r.installable
-    ]
+    return {package: index.installable(package, day)[-1].version for package in packages}
 
 
 def _simpler(row: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -99,6 +99,17 @@ def releases(package: str, indices: Sequence[str | None] = ()) -> list[Release]:
     return [found[version] for version in sorted(found)]
 
 
+def installable(package: str, day: str = "", indices: Sequence[str | None] = ()) -> list[Release]:
+    """The releases that this Python can install, lowest version first, without pre-releases and
+    yanked releases; with a ``day`` (ISO), those that were there by then."""
+    return [
+        release
+        for release in releases(package, indices)
+        if release.final and release.installable and not release.yanked
+        if not day or (release.day and release.day <= day)
+    ]
+
+
 def releases_of(packages: Iterable[str]) -> Iterator[tuple[str, list[Release] | Fault]]:
     """Each package with its releases that have a day, or with the reason why there are none."""
     for package in packages:
