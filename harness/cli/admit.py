@@ -30,7 +30,7 @@ from harness.runs import run_folder
 from harness.runs.grade import grade, grade_trial, run_of
 from harness.runs.results import RunResult, TrialResult
 from harness.runs.run import run
-from harness.runs.run_folder import read_records
+from harness.runs.run_folder import records_of
 from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError
 from harness.system.terminal import count, table, terminal
 from harness.upstream import locks, pins, resolution
@@ -359,15 +359,11 @@ def recorded_alike(folders: Sequence[Path]) -> Gate:
 
 def _facts(folder: Path) -> list[dict[str, Any]]:
     """The facts of buggy and fixed that must be the same in every run."""
-    trials = run_of(folder)["trials"]
-    found = []
-    for variant in (BUGGY, FIXED):
-        trial = trials[variant]
-        for launch in trial["launches"]:
-            records = read_records(folder / variant / launch, trial["ranks"])
-            written = (record for rank in records.ranks for record in records.by_rank[rank])
-            found += [{k: v for k, v in record.items() if k not in ITS_OWN} for record in written]
-    return found
+    return [
+        {name: value for name, value in record.items() if name not in ITS_OWN}
+        for variant in (BUGGY, FIXED)
+        for record in records_of(folder, variant)
+    ]
 
 
 def _same(variant: str, expected: Outcome, about: str, repeats: Sequence[RunResult]) -> Gate:

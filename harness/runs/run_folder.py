@@ -31,7 +31,7 @@ from harness.api.spec import BUGGY, RELEASED, Lane, Position, Record, Records, S
 from harness.launch.exits import EXIT_FILE, trial_folder
 from harness.overlays import shims
 from harness.system.errors import HarnessError, Inconclusive
-from harness.system.files import new_folder_beside, parse, unwritten, write_json
+from harness.system.files import new_folder_beside, parse, read_json, unwritten, write_json
 from harness.upstream import pins
 
 RUN_FILE = "run.json"
@@ -74,6 +74,16 @@ def read_records(folder: Path, ranks: int) -> Records:
     """
     _refuse_others(folder, ranks)
     return Records({rank: _read_rank(folder, rank) for rank in range(ranks)})
+
+
+def records_of(folder: Path, variant: str) -> Iterator[Record]:
+    """The records of a trial in a run folder: launch by launch, and rank by rank. Raises
+    Inconclusive as ``read_records`` does."""
+    trial = read_json(folder / RUN_FILE)["trials"][variant]
+    for launch in trial["launches"]:
+        records = read_records(folder / variant / launch, trial["ranks"])
+        for rank in records.ranks:
+            yield from records.by_rank[rank]
 
 
 def _refuse_others(folder: Path, ranks: int) -> None:

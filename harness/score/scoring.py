@@ -27,8 +27,9 @@ from harness import catalog
 from harness.api.spec import BUGGY, Lane, Outcome
 from harness.config.run_config import LARGEST_SEED, DetectorConfig, RunConfig
 from harness.runs.attachment import file_of, kind_of, traces_of
+from harness.runs.recorder import HARNESS_KINDS
 from harness.runs.results import TrialResult
-from harness.runs.run_folder import RUN_FILE, position_of, read_records, trial_content
+from harness.runs.run_folder import RUN_FILE, position_of, records_of, trial_content
 from harness.runs.watched import alarm_of, several
 from harness.score.scores import Score, Watched, score
 from harness.sweep.suite import Done, started
@@ -37,9 +38,6 @@ from harness.system.files import read_json
 
 LEARNED = 2
 """Healthy runs of each scenario from which a detector that writes traces learns."""
-
-BOOKKEEPING = ("begin", "start", "upstream", "shims", "phases", "end")
-"""The kinds of records that are not about the training."""
 
 
 @dataclass(frozen=True)
@@ -213,20 +211,14 @@ def _facts(folder: Path | None, variant: str) -> list[Any] | None:
     """The records of a trial that are about the training; None if they are not whole."""
     if folder is None:
         return None
-    trial = read_json(folder / RUN_FILE)["trials"][variant]
     try:
-        launches = [
-            read_records(folder / variant / one, trial["ranks"]) for one in trial["launches"]
+        return [
+            {key: value for key, value in record.items() if key != "time"}
+            for record in records_of(folder, variant)
+            if record["kind"] not in HARNESS_KINDS
         ]
     except HarnessError:
         return None
-    return [
-        {key: value for key, value in record.items() if key != "time"}
-        for records in launches
-        for rank in sorted(records.by_rank)
-        for record in records.by_rank[rank]
-        if record["kind"] not in BOOKKEEPING
-    ]
 
 
 Judged = tuple[list[dict[str, Any]], str]
