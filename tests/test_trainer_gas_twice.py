@@ -27,13 +27,6 @@ def trained(size: float, **changed: Any) -> Records:
     return Records({0: [*steps, {**logged, "step": None}]}, TWO)
 
 
-def test_the_right_update_is_no_finding_and_half_of_it_is_documented() -> None:
-    assert trainer_gas_twice.detect(trained(1.0)) is None
-    found = trainer_gas_twice.detect(trained(0.5))
-    assert found is not None
-    assert (found.documented, found.step, found.magnitude) == (True, 1, 0.5)
-
-
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
 @pytest.mark.parametrize(
     ("changed", "message"),
