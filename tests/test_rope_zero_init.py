@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from harness import catalog
 from harness.api.spec import Lane, Records
 from harness.detectors.buffers import difference
 from scenarios.transformers import _rope_buffers as buffers
 from scenarios.transformers.rope_zero_init import scenario as rope_zero_init
 from scenarios.transformers.rope_zero_init_v5 import scenario as rope_zero_init_v5
-from scenarios.transformers.trainer_gas_twice import scenario as trainer_gas_twice
 from tests.tampering.changes import recorded_trial
+
+TRAINER_GAS_TWICE = catalog.load("trainer_gas_twice")
 
 
 def rounding(of: float, dtype: str = "torch.bfloat16") -> dict[str, Any]:
@@ -30,7 +32,7 @@ def test_a_gpus_own_rounding_is_no_difference_but_nan_is() -> None:
     assert buffers.beyond(rounding(0.0, "torch.float16"), 2**-7)
 
 
-@pytest.mark.parametrize("module", [rope_zero_init, rope_zero_init_v5, trainer_gas_twice])
+@pytest.mark.parametrize("module", [rope_zero_init, rope_zero_init_v5, TRAINER_GAS_TWICE])
 def test_without_records_nothing_is_found_or_triggered(module: Any) -> None:
     records = Records({}, module.Params())
     assert module.detect(records) is None
