@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from harness import catalog
-from harness.api import spec
-from scenarios.deepspeed import _loss_scale as loss_scale
 from scenarios.deepspeed._loss_scale import expected_skips
 from tests.tampering.changes import Case, changed, during, recorded_trial
 from tests.tampering.findings import leave
@@ -66,14 +64,6 @@ def test_the_skips_are_the_halvings_and_what_hysteresis_ignores(
     scaler: Any, pattern: str, skips: int
 ) -> None:
     assert expected_skips(history(pattern, scaler["initial"]), scaler) == skips
-
-
-def test_steps_that_are_skipped_first_need_no_gradient_norm() -> None:
-    steps = [
-        {"kind": "step", "rank": 0, "step": n, "skipped": min(n, 2), "grad_norm": norm}
-        for n, norm in enumerate((None, None, 1.0, 1.0), 1)
-    ]
-    assert not list(loss_scale._norms_wrong(spec.Records({0: steps})))
 
 
 OUT_OF_BOUNDS: list[dict[str, Any]] = [

@@ -8,19 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tampering.changes import (
-    Table,
-    cases,
-    during,
-    later,
-    less,
-    recorded_trial,
-    times,
-    to,
-    within,
-)
+from tests.tampering.changes import Table, cases, later, less, recorded_trial, times, to, within
 
-FEW = range(4, 7)
 COS = "model.layers.1.self_attn.rotary_emb.cos_cached"
 ANOTHER = "post_attention_layernorm.bias"
 
@@ -70,16 +59,12 @@ UPSTREAM: Table = {
         (within("scaler", to(optimizer="FP16_UnfusedOptimizer")), "at ZeRO stage 1")
     ],
     "fp16_overflow control 1 step": [(later(to(lr=0.005), 155), "next rate is 0.005, wh")],
-    "fp16_overflow control * step": [(later(to(grad_norm=None)), "only some steps")],
     "fp16_overflow control * begun": [(to(gradient="nan"), "torch's gradient is nan")],
     "fp16_overflow fixed 1 begun": [(to(rate=0.5), "its rate is 0.5, where 0.0001 was due")],
     "fp16_overflow_stage0 control * step": [
-        (during(to(loss=1e300), FEW), "its loss is 1e+300, but its logits"),
-        (to(grad_norm=1e300), "its gradient norm is 1e+300, more than the precision can"),
-        (to(grad_norm=1e4), "its gradient norm is 10000.0, but plain torch's 6.8949"),
+        (to(grad_norm=1e4), "its gradient norm is 10000.0, but plain torch's 6.8949")
     ],
     "fp16_overflow_stage0 buggy * step": [(times("skipped", 10**6), "went from 0 to 1000000")],
-    "fp16_overflow fixed * step": [(during(to(loss="nan"), FEW), "its loss is nan, but")],
     "fp16_overflow buggy 1 records": [(less("exception"), "is planned, but missing")],
     "clip_max_for_min buggy * step": [(to(applied=1e-3), "120 are wrong: 0 not")],
     "clip_max_for_min fixed * step": [
