@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tampering.changes import Table, cases, later, less, recorded_trial, times, to, within
+from tests.tampering.changes import Table, cases, later, less, times, to, within
 
 COS = "model.layers.1.self_attn.rotary_emb.cos_cached"
 ANOTHER = "post_attention_layernorm.bias"
@@ -16,12 +16,6 @@ ANOTHER = "post_attention_layernorm.bias"
 
 def norm_from_step_4_on(step: dict[str, Any]) -> None:
     later(lambda step: step.update(grad_norm=step["gradient"]))(step)
-
-
-def of_the_first_stage(records: list[dict[str, Any]]) -> None:
-    """After its identity, a rank has the records of the first stage."""
-    _, *theirs = recorded_trial("tied_grad_reduce", "fixed").by_rank[0]
-    records[1:] = [{k: v for k, v in r.items() if k != "launch"} | {"rank": 1} for r in theirs]
 
 
 MACHINE: Table = {
@@ -41,11 +35,9 @@ MACHINE: Table = {
 """Ranks whose environment is not the one of the run."""
 
 UPSTREAM: Table = {
-    "tied_grad_reduce fixed 1 records": [(of_the_first_stage, "has blocks 1, 2, 1, 2 on")],
     "tied_grad_reduce control 0 step": [
         (norm_from_step_4_on, "norm is missing, though other steps")
     ],
-    "tied_resume_norm fixed/train 1 step": [(to(own=1e3), "a gradient, own, of norm 1000")],
     "bf16_clip fixed * step": [],
     "bf16_clip buggy 0 checkpoint": [
         (to(compared=1), "of 1 keys (the model has 8)"),
