@@ -1,4 +1,4 @@
-"""fp16_overflow: its trigger, its silent sibling, and the loss scaler's arithmetic."""
+"""fp16_overflow: its warning, its silent sibling, and the loss scaler's arithmetic."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from harness import catalog
-from harness.api import spec
-from scenarios.deepspeed import _loss_scale as loss_scale
-from scenarios.deepspeed._loss_scale import exercised, expected_skips
+from scenarios.deepspeed._loss_scale import expected_skips
 from tests.tampering.changes import Case, changed, during, recorded_trial
 from tests.tampering.findings import leave
 
@@ -19,20 +17,12 @@ fp16_overflow_stage0 = catalog.load("fp16_overflow_stage0")
 Records = list[dict[str, Any]]
 
 
-def test_the_trigger_is_the_overflow_whatever_follows() -> None:
-    for variant, met in (("buggy", True), ("fixed", True), ("control", False)):
-        text = exercised(recorded_trial("fp16_overflow", variant)).text
-        assert ("passed 65504 at step" in text) is met
-        assert "nan" not in text
-
-
 def test_the_warning_comes_when_the_headroom_is_low() -> None:
     sudden = during(leave(all=3.0), range(92))
     late = changed(Case("fp16_overflow", "buggy", None, "step", sudden, ""))
-    for records, before in ((recorded_trial("fp16_overflow", "buggy"), 43), (late, 0)):
-        finding = fp16_overflow.detect(records)
-        assert finding is not None
-        assert f", {before} steps before the first nan" in finding.message
+    finding = fp16_overflow.detect(late)
+    assert finding is not None
+    assert ", 0 steps before the first nan" in finding.message
 
 
 def test_the_exception_is_no_finding_for_the_silent_sibling() -> None:
@@ -74,14 +64,6 @@ def test_the_skips_are_the_halvings_and_what_hysteresis_ignores(
     scaler: Any, pattern: str, skips: int
 ) -> None:
     assert expected_skips(history(pattern, scaler["initial"]), scaler) == skips
-
-
-def test_steps_that_are_skipped_first_need_no_gradient_norm() -> None:
-    steps = [
-        {"kind": "step", "rank": 0, "step": n, "skipped": min(n, 2), "grad_norm": norm}
-        for n, norm in enumerate((None, None, 1.0, 1.0), 1)
-    ]
-    assert not list(loss_scale._norms_wrong(spec.Records({0: steps})))
 
 
 OUT_OF_BOUNDS: list[dict[str, Any]] = [

@@ -27,13 +27,6 @@ def trained(size: float, **changed: Any) -> Records:
     return Records({0: [*steps, {**logged, "step": None}]}, TWO)
 
 
-def test_the_right_update_is_no_finding_and_half_of_it_is_documented() -> None:
-    assert trainer_gas_twice.detect(trained(1.0)) is None
-    found = trainer_gas_twice.detect(trained(0.5))
-    assert found is not None
-    assert (found.documented, found.step, found.magnitude) == (True, 1, 0.5)
-
-
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
 @pytest.mark.parametrize(
     ("changed", "message"),
@@ -42,7 +35,7 @@ def test_the_right_update_is_no_finding_and_half_of_it_is_documented() -> None:
         ({"off": 0.5}, ""),
         ({"rows": [1, 3]}, "the model was given 4 rows, only 3 of them different"),
         ({"rows": [-1, 3]}, "the model was given 4 rows, only 3 of them different"),
-        ({"rows": [2]}, "step 2 has 2 micro, 2 losses, 2 tokens, 1 rows, but the first"),
+        ({"rows": [2]}, "step 2 has 1 rows, but the first step had 2"),
         ({"aside": 1e-3}, "the weights changed by up to 0.001 before step 2"),
         ({"logged": [1.5, 3.0]}, "the logged loss is not the mean over all tokens"),
         ({"logged": [1.5]}, "the logged loss is not the mean over all tokens"),

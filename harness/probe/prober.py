@@ -1,4 +1,4 @@
-"""Probes the loops of this project with the packages of an overlay."""
+"""Probes scripts, such as the loops of this project, with the packages of an overlay."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.launch.server_pool import Pool
@@ -66,7 +66,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Prober:
-    """Probes loops, with a site-packages before that of this Python."""
+    """Probes scripts, with a site-packages before that of this Python."""
 
     pool: Pool
     site: Path | None = None
@@ -75,12 +75,13 @@ class Prober:
     def __call__(self, loop: Loop, more: Sequence[str] = ()) -> Answers:
         """Probe a loop; ``more`` are further arguments. Raises Inconclusive without an answer."""
         target = loop.target()
-        target = Target(target.script, (*target.arguments, *more))
+        return self.probe(replace(target, arguments=(*target.arguments, *more)), loop.settings())
+
+    def probe(self, target: Target, settings: Settings) -> Answers:
+        """Probe any script. Raises Inconclusive without an answer."""
         extensions = own_folder(cache_folder(), "extensions") / "probe-loops"
         with tempfile.TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True) as folder:
             where = Path(folder), extensions, sys.executable
             site = str(self.site or "")
-            with Runner(
-                target, loop.settings(), *where, self.timeout, self.pool, site=site
-            ) as runner:
-                return probe(runner, runner.settings)
+            with Runner(target, settings, *where, self.timeout, self.pool, site=site) as runner:
+                return probe(runner, settings)

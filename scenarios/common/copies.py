@@ -6,7 +6,6 @@ equal: ``{"3.input_layernorm.bias": 0.131}``. The scenario chooses the name of t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +17,6 @@ UNIT = "between the copies of a weight"
 
 WEIGHT = "tied_modules.embed.word_embeddings.weight"
 """The name of the tied weight in ``scenarios.common.tied_pipeline``, on each stage with a copy."""
-
-TIED, BLOCKS = "tied_modules.", ["1", "2", "3"]
-"""Parameter names in that pipeline begin so: those of the tied module, and those of the blocks."""
 
 _COPY = "tied_modules.embed.tied_weight"  # the detector's name for it
 DRIFT = api.held({_COPY: api.optional(api.SIZE)})
@@ -119,43 +115,6 @@ def drifting(trials: api.Trials, field: str) -> Iterator[api.Picture]:
         y="difference of a weight",
         log=True,
     )
-
-
-def astray(
-    records: api.Records, clipping: float = 0.0, excused: stepped.Excuse = lambda step, name: False
-) -> list[stepped.Astray]:
-    """What ``stepped.astray`` finds, and other gradients of the tied weight than plain torch's."""
-    unlike = [
-        stepped.Astray(step["rank"], step["step"], WEIGHT, about)
-        for step in records.of("step")
-        if "own" in step
-        for about in _norms_unlike(step)
-    ]
-    return [*_misplaced(records), *stepped.astray(records, clipping, excused), *unlike]
-
-
-def _misplaced(records: api.Records) -> Iterator[stepped.Astray]:
-    """A finding if the stages do not hold the model's blocks in order: then a stage reported
-    another stage's parameters."""
-    first = [records.of("step", rank)[0] for rank in records.ranks]
-    held_by = [{n.partition(".")[0] for n in s["got"] if not n.startswith(TIED)} for s in first]
-    blocks = [block for own in held_by for block in sorted(own)]
-    if blocks != BLOCKS:
-        yield stepped.Astray(0, 1, "the model", f"has blocks {', '.join(blocks)} on its stages")
-
-
-def _norms_unlike(step: api.Record) -> Iterator[str]:
-    """The norms of a step's gradients that are not those in ``got`` and ``got_of_own``."""
-    norm, ratio, aside = step["got"][WEIGHT]
-    right = {
-        "own": step["got_of_own"][WEIGHT][0],
-        "sum": norm,
-        "applied": math.hypot(ratio * norm, aside),
-    }
-    for name, other in right.items():
-        least = stepped.FLOOR * step["gradient"]
-        if not api.near(step[name], other, within=stepped.TOLERANCE * max(other, least)):
-            yield f"has a gradient, {name}, of norm {step[name]:.4g} and of norm {other:.4g}"
 
 
 def unsummed(step: api.Record, name: str, clipping: float = 0.0) -> bool:

@@ -32,6 +32,17 @@ Facts = Callable[[Sequence[Rows], applied.Plain, float], dict[str, Any]]
 of what plain torch computes on all ranks', and how far the weights moved since the last step."""
 
 
+QUIET: dict[str, Any] = {
+    "report_to": [],
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+    "max_grad_norm": 0.0,
+}
+"""Settings of any Trainer: it logs the loss of each step, and saves, shows and clips nothing."""
+
+
 def llama() -> LlamaForCausalLM:
     """A LLaMA of two layers; its loss takes the number of items as a keyword."""
     config = LlamaConfig(
@@ -71,7 +82,7 @@ class Loss:
 
 
 def arguments(ctx: api.Context, folder: Path, **more: Any) -> TrainingArguments:
-    """The arguments of a quiet Trainer on this lane. It saves nothing unless ``more`` says so."""
+    """The arguments of a quiet Trainer on this lane."""
     known = inspect.signature(TrainingArguments).parameters
     if "ddp_backend" not in known:  # before 4.29
         more |= {"xpu_backend": ctx.lane.backend, "no_cuda": ctx.lane is api.Lane.CPU}
@@ -80,15 +91,13 @@ def arguments(ctx: api.Context, folder: Path, **more: Any) -> TrainingArguments:
     if "use_cpu" in known:
         more["use_cpu"] = ctx.lane is api.Lane.CPU  # before 4.34 it was no_cuda
     return TrainingArguments(
-        output_dir=str(folder),
-        seed=ctx.seed,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        remove_unused_columns=False,
-        **more,
+        output_dir=str(folder), seed=ctx.seed, remove_unused_columns=False, **QUIET, **more
     )
+
+
+def constant(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+    """A schedule that leaves the rate as it is."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
 
 
 def sgd(
@@ -111,7 +120,6 @@ def sgd(
     params = ctx.params
     model = model.to(ctx.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=params.lr)
-    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     (watch or Watch)(ctx, model, loss, optimizer, rows, more)
     return Trainer(
         model=model,
@@ -121,12 +129,10 @@ def sgd(
             per_device_train_batch_size=size,
             gradient_accumulation_steps=params.accumulation,
             max_steps=params.steps,
-            max_grad_norm=0.0,
-            logging_steps=1,
             **settings,
         ),
         train_dataset=rows,
-        optimizers=(optimizer, constant),
+        optimizers=(optimizer, constant(optimizer)),
     )
 
 
@@ -135,9 +141,50 @@ def logged(made: Any) -> list[float]:
     return [float(line["loss"]) for line in made.state.log_history if "loss" in line]
 
 
-class Watch:
-    """Records what each step of SGD applied, and what plain torch computes on the rows that all
-    ranks were given."""
+class Watched:
+    """Records what each step of SGD at the rate ``lr``, a parameter, did with a model.
+
+    Make it before the trainer, which may replace the model's forward. A subclass notes what the
+    model is given, and says what to record.
+    """
+
+    def __init__(
+        self, ctx: api.Context, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.ctx, self.model, self.step = ctx, model, 0
+        self.plain = copy.deepcopy(model)  # before the hooks, which would be copied, too
+        self.start = applied.copied(model)
+        self.seen: list[Any] = []
+        """The micro-batches of the current step."""
+        model.register_forward_pre_hook(self._given, with_kwargs=True)
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+
+    def _given(self, _: Any, positional: Any, given: dict[str, Any]) -> None:
+        """Add what the model is given to ``seen``."""
+        raise NotImplementedError
+
+    def facts(self) -> dict[str, Any]:
+        """What to record of a step, from ``seen`` and from the ``weights`` before it."""
+        raise NotImplementedError
+
+    def _applied(self, plain: applied.Plain) -> dict[str, Any]:
+        """What the step applied of plain torch's gradient."""
+        after = applied.copied(self.model)
+        return applied.facts(plain, self.weights, after, self.ctx.params.lr)
+
+    def _before(self, *_: Any) -> None:
+        self.weights = applied.copied(self.model)
+
+    def _after(self, *_: Any) -> None:
+        self.step += 1
+        self.ctx.record("step", self.step, **self.facts())
+        self.seen.clear()
+
+
+class Watch(Watched):
+    """Records what each step applied, and what plain torch computes on the rows that all ranks were
+    given."""
 
     def __init__(
         self,
@@ -148,14 +195,9 @@ class Watch:
         rows: list[Rows],
         more: Facts,
     ) -> None:
-        self.ctx, self.model, self.loss, self.more, self.step = ctx, model, loss, more, 0
+        super().__init__(ctx, model, optimizer)
+        self.loss, self.more, self.left = loss, more, self.start
         self.labels = {tuple(row["input_ids"].tolist()): row["labels"] for row in rows}
-        self.reference = copy.deepcopy(model)  # before the hooks, which would be copied, too
-        self.left = applied.copied(model)
-        self.seen: list[Rows] = []
-        model.register_forward_pre_hook(self._given, with_kwargs=True)
-        optimizer.register_step_pre_hook(self._before)
-        optimizer.register_step_post_hook(self._after)
 
     def _given(self, _: Any, __: Any, given: dict[str, Any]) -> None:
         tokens, labels = given["input_ids"], given.get("labels")
@@ -164,17 +206,11 @@ class Watch:
         seen = {"input_ids": tokens, "labels": labels.to(tokens.device)}
         self.seen.append({name: tensor.detach().clone() for name, tensor in seen.items()})
 
-    def _before(self, *_: Any) -> None:
-        self.weights = applied.copied(self.model)
-
-    def _after(self, *_: Any) -> None:
-        self.step += 1
+    def facts(self) -> dict[str, Any]:
         plain = self.plainly(self._of_all_ranks())
-        before, self.left = self.left, applied.copied(self.model)
-        moved = max(float((self.weights[n] - w).abs().max()) for n, w in before.items())
-        facts = applied.facts(plain, self.weights, self.left, self.ctx.params.lr)
-        self.ctx.record("step", self.step, **self.more(self.seen, plain, moved), **facts)
-        self.seen.clear()
+        moved = max(float((self.weights[n] - w).abs().max()) for n, w in self.left.items())
+        self.left = applied.copied(self.model)
+        return {**self.more(self.seen, plain, moved), **self._applied(plain)}
 
     def _of_all_ranks(self) -> list[Rows]:
         """The micro-batches that all ranks were given in this step."""
@@ -190,7 +226,7 @@ class Watch:
         labels = sum(self.loss.count(batch["labels"]) for batch in batches)
 
         def part(weights: Any, batch: Rows) -> Tensor:
-            answer = torch.func.functional_call(self.reference, dict(weights), (), kwargs=batch)
+            answer = torch.func.functional_call(self.plain, dict(weights), (), kwargs=batch)
             total = self.loss.total(answer["logits"], batch["labels"])
             return total * len(batches) / labels
 

@@ -7,7 +7,7 @@ and the loss that the library reports. ``explains`` names each divisor that give
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from harness import api
 
@@ -26,16 +26,6 @@ NORMALISERS: Mapping[str, Callable[[Losses, Sequence[int]], float]] = {
     "the mean, divided once more": lambda means, _: math.fsum(means) / len(means) ** 2,
     "the last micro-batch's mean": lambda means, _: means[-1],
 }
-
-
-def miscounted(step: api.Record, rows: int) -> Iterator[str]:
-    """Numbers of micro-batches or rows that are not those of the first step, which was given
-    ``rows``."""
-    counts = {name: len(step[name]) for name in ("micro", "losses", "tokens", "rows")}
-    *batches, given = counts.values()
-    if len(set(batches)) > 1 or given != rows or given % batches[0]:
-        facts = ", ".join(f"{count} {name}" for name, count in counts.items())
-        yield f"step {step['step']} has {facts}, but the first step had {rows} rows"
 
 
 def explains(

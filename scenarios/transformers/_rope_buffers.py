@@ -11,7 +11,6 @@ same tokens.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,9 +32,6 @@ PLAIN, PLAIN_LOGITS = 2.0**-7, 0.05
 rounds cosines by up to 2**-9, and moved logits by up to 0.018; a turn the other way, by 1.2."""
 
 UNIT = "from the reference"
-
-ROTARY = re.compile(r"(^|\.)(original_)?_*(inv_freq|cos|sin)(_cached)?$")
-"""The names of buffers that plain torch's LLaMA has as well."""
 
 LENGTHS = (257, 258, 300, 1024)
 """For so many first tokens, and for all, the greatest difference of logits is recorded."""
@@ -210,31 +206,17 @@ def _precision(record: api.Record) -> str:
 
 
 def _no_reference(records: api.Records) -> Iterator[str]:
-    """Why the reference proves nothing: it is not a LLaMA, it has other weights, or some buffers
-    were not compared."""
+    """Why the reference proves nothing: it is not a LLaMA, or it has other weights."""
     for record in records.of("buffers"):
         for name, off in {**record["reference_off"], **record.get("turned_off", {})}.items():
             if not api.near(off, 0.0, within=PLAIN):
                 yield f"the reference's {name} is {off:.3g} off plain torch's"
-        yield from (f"{_precision(record)}: {line}" for line in _uncompared(record))
     for answer in records.of("logits"):
         off = answer["reference_off"]
         if not api.near(off, 0.0, within=PLAIN_LOGITS):
             yield f"the reference's logits are off by {off:.3g} of plain torch's"
         if answer["unequal_parameters"]:
             yield f"the weights are not the reference's: {', '.join(answer['unequal_parameters'])}"
-
-
-def _uncompared(record: api.Record) -> Iterator[str]:
-    """Buffers of the reference that were not compared with plain torch's, and buffers that were
-    not saved."""
-    compared, saved = record["compared"], record.get("saved")
-    first = {re.sub(r"(?<=\.)\d+(?=\.)", "0", name) for name in compared}  # the reference has those
-    for name in sorted(first - set(record["reference_off"])):
-        if ROTARY.search(name):
-            yield f"the reference's {name} was not compared with plain torch's"
-    if saved and saved != sorted(compared):
-        yield "other buffers were saved than those of the model"
 
 
 def _tokens(answer: api.Record) -> int:

@@ -6,7 +6,6 @@ torch, transformers and trl: import it inside ``run``.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +18,7 @@ from trl import DPOConfig, DPOTrainer
 
 from harness import api
 from scenarios.common import applied, texts
-from scenarios.common.hf_trainer import VOCABULARY, llama
+from scenarios.common.hf_trainer import QUIET, VOCABULARY, Watched, constant, llama
 
 ROWS = 8
 """Preferences in a step, whatever the number of micro-batches."""
@@ -90,30 +89,24 @@ def trainer(
         output_dir=str(ctx.folder / "out"),
         use_cpu=ctx.lane is api.Lane.CPU,
         seed=ctx.seed,
-        report_to=[],
         per_device_train_batch_size=ROWS // accumulation,
         gradient_accumulation_steps=accumulation,
         max_steps=steps,
-        max_grad_norm=0.0,
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
         bf16=False,
         gradient_checkpointing=False,
         beta=BETA,
         max_length=32,
         max_prompt_length=16,
+        **QUIET,
         **settings,
     )
-    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     return made(
         DPOTrainer,
         model=policy,
         ref_model=reference,
         args=config,
         train_dataset=_stored(ctx, dataset(tokenizer, ROWS * steps, ctx.seed)),
-        optimizers=(optimizer, constant),
+        optimizers=(optimizer, constant(optimizer)),
         processing_class=tokenizer,
         tokenizer=tokenizer,  # its name before 0.12
     )
@@ -122,40 +115,18 @@ def trainer(
 Weights = Mapping[str, Tensor]
 
 
-class Watch:
-    """Records what each step of SGD applied, and what plain torch computes on the rows that the
-    model got.
-
-    Make it before the trainer, which may replace the model's forward.
-    """
-
-    def __init__(
-        self, ctx: api.Context, policy: nn.Module, optimizer: torch.optim.Optimizer, lr: float
-    ) -> None:
-        self.ctx, self.policy, self.lr, self.step = ctx, policy, lr, 0
-        self.plain = copy.deepcopy(policy)  # before the hooks, which would be copied, too
-        self.start = applied.copied(policy)
-        self.seen: list[Tensor] = []
-        policy.register_forward_pre_hook(self._given, with_kwargs=True)
-        optimizer.register_step_pre_hook(self._before)
-        optimizer.register_step_post_hook(self._after)
+class Watch(Watched):
+    """Records what each step applied, and what plain torch computes on the rows that the model
+    got."""
 
     def _given(self, _: Any, positional: Any, given: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
             tokens = given["input_ids"] if "input_ids" in given else positional[0]
             self.seen.append(tokens.detach().clone())
 
-    def _before(self, *_: Any) -> None:
-        self.weights = applied.copied(self.policy)
-
-    def _after(self, *_: Any) -> None:
-        self.step += 1
-        self.ctx.record("step", self.step, micro_batches=len(self.seen), **self.facts())
-        self.seen.clear()
-
     def facts(self) -> dict[str, Any]:
         """What the step applied of the gradient of DPO's loss."""
-        return self.compared(self.start)
+        return {"micro_batches": len(self.seen), **self.compared(self.start)}
 
     def compared(self, reference: Weights) -> dict[str, Any]:
         """What the step applied of the gradient of DPO's loss with this reference model."""
@@ -167,8 +138,7 @@ class Watch:
             chosen, rejected = (self._completions(weights, tokens) - before).chunk(2)
             return -logsigmoid(BETA * (chosen - rejected)).mean()
 
-        plain = applied.plainly(loss, self.weights, self.seen)
-        return applied.facts(plain, self.weights, applied.copied(self.policy), self.lr)
+        return self._applied(applied.plainly(loss, self.weights, self.seen))
 
     def _completions(self, weights: Weights, tokens: Tensor) -> Tensor:
         """The log-probability of each row's completion."""

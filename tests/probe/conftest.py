@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 import pytest
 
 from harness.cli import probe
 from harness.launch.server_pool import Pool
-from tests.probe.probing import Probing
+from harness.probe.layouts import Settings
+from harness.probe.prober import Prober
+from harness.probe.questions import Answers
+from harness.probe.target import target
+from tests.probe.probing import SCRIPTS, Probing
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +24,11 @@ def pool() -> Iterator[Pool]:
 
 @pytest.fixture
 def probing(pool: Pool) -> Probing:
-    return Probing(pool)
+    def probing(script: str, arguments: str | Sequence[str], settings: Settings) -> Answers:
+        given = arguments.split() if isinstance(arguments, str) else arguments
+        return Prober(pool).probe(target([str(SCRIPTS / script), *given]), settings)
+
+    return probing
 
 
 @pytest.fixture

@@ -5,155 +5,128 @@ The bugs are those of upstream's releases: nothing is put in.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
 import pytest
 
 from harness.launch.server_pool import Pool
-from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, Settings
+from harness.probe.layouts import ACCUMULATION, BOTH, RANKS
+from harness.probe.prober import Loop, Prober
+from harness.probe.questions import Answers
 from tests.overlays import lent, lent_packages, lent_release
-from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, layout, refused
+from tests.probe.probing import first_broken, layout, refused
 
 pytestmark = [pytest.mark.launch, pytest.mark.slow]
 
-GIVEN = "--batch-size {rows} --accum {k}"
-RESUMABLE = Settings(save=SAVE, resume=RESUMED)
-TRAINER = (
-    "--output_dir {dir} --per_device_train_batch_size {rows} --gradient_accumulation_steps {k} "
-    "--report_to none --logging_strategy no --save_strategy no"
-)
-TRAINER_RESUMABLE = Settings(
-    save="--save_strategy steps --save_steps {at}",
-    resume="--resume_from_checkpoint {dir}/checkpoint-{at}",
-)
+Packages = Callable[[], AbstractContextManager[Path | None]]
+"""Lends a site-packages, or None for the packages of this Python."""
 
 
-DAY = "2026-11-20"
+@contextmanager
+def of_variant(scenario: str, variant: str) -> Iterator[Path]:
+    with lent(scenario, variant) as overlays:
+        yield overlays[variant].site
 
 
-@pytest.mark.parametrize("more", ["", "--bf16 --clip 0.5"])
-def test_fsdp2_is_as_one_process(pool: Pool, more: str) -> None:
-    answers = Probing(pool)("fsdp2.py", f"{GIVEN} {more}", Settings())
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+@contextmanager
+def of_release(release: str) -> Iterator[Path]:
+    """The packages of a release of DeepSpeed."""
+    with lent_release("tied_grad_reduce", release) as overlay:
+        yield overlay.site
 
 
-def test_accelerate_is_as_one_process_and_resumes(pool: Pool) -> None:
-    with lent("trainer_gas_twice", "fixed") as overlays:
-        answers = Probing(pool, overlays["fixed"].site)("accelerated.py", GIVEN, RESUMABLE)
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+@contextmanager
+def of_day(**pins: str) -> Iterator[Path]:
+    with lent_packages("2026-11-20", **pins) as overlay:
+        yield overlay.site
 
 
-def test_the_trainer_is_as_one_process_and_resumes(pool: Pool) -> None:
-    with lent("trainer_gas_twice", "fixed") as overlays:
-        answers = Probing(pool, overlays["fixed"].site)("trainer.py", TRAINER, TRAINER_RESUMABLE)
+TORCH: Packages = nullcontext
+TRAINER = partial(of_variant, "trainer_gas_twice", "fixed")
+MEGATRON = partial(of_variant, "tied_embedding_training", "fixed")
+LIGHTNING = partial(of_day, lightning="2.6.6")
+TRL = partial(of_day, trl="1.16.0", transformers="5.23.0")
+
+RIGHT: list[tuple[Loop, Packages]] = [
+    (Loop("fsdp2.py"), TORCH),
+    (Loop("fsdp2.py", "--bf16 --clip 0.5"), TORCH),
+    (Loop("accelerated.py"), TRAINER),
+    (Loop("trainer.py"), TRAINER),
+    (Loop("tensor_parallel.py"), TORCH),
+    (Loop("tensor_parallel.py", "--sequence --clip 0.5"), TORCH),
+    (Loop("tensor_parallel.py", "--loss-parallel"), TORCH),
+    (Loop("torch_pipeline.py", "--own-scale"), TORCH),
+    (
+        Loop(
+            "torch_pipeline.py", "--own-scale --schedule InterleavedZeroBubble --stages 2 --shared"
+        ),
+        TORCH,
+    ),
+    (Loop("torch_pipeline_ddp.py"), TORCH),  # its stages have the same names on each replica
+    (Loop("megatron_gpt.py"), MEGATRON),
+    (Loop("megatron_gpt.py", "--stages 2 --tied"), MEGATRON),
+    (Loop("megatron_gpt.py", "--replicas 2 --sharded --clip 0.1"), MEGATRON),
+    (Loop("lightning_module.py"), LIGHTNING),
+    (Loop("lightning_module.py", "--optimizer sgd --clip 0.1 --precision bf16-mixed"), LIGHTNING),
+    (Loop("fabric_ddp.py"), LIGHTNING),
+    (Loop("fabric_ddp.py", "--training-step"), LIGHTNING),
+    (Loop("sft.py"), TRL),
+    *(
+        (Loop("zero.py", more), partial(of_release, release))
+        for more in ("--stage 0", "--stage 1 --bf16 --clip 0.1", "--stage 2", "--stage 3")
+        for release in ("0.19.8", "0.18.9")
+    ),
+]
+
+
+def probed(pool: Pool, loop: Loop, packages: Packages) -> Answers:
+    with packages() as site:
+        return Prober(pool, site)(loop)
+
+
+@pytest.mark.parametrize(("loop", "packages"), RIGHT, ids=[loop.name for loop, _ in RIGHT])
+def test_a_right_loop_is_as_one_process_and_resumes(
+    pool: Pool, loop: Loop, packages: Packages
+) -> None:
+    answers = probed(pool, loop, packages)
     assert not refused(answers)
     assert first_broken(answers) == {}
 
 
 def test_a_gradient_that_all_layouts_have_too_small_is_noted(pool: Pool) -> None:
-    with lent("trainer_gas_twice", "fixed") as overlays:
-        probing = Probing(pool, overlays["fixed"].site)
-        answers = probing("trainer.py", f"{TRAINER} --model gpt2", Settings(layouts=(RANKS,)))
+    answers = probed(pool, Loop("trainer.py", "--model gpt2", (RANKS,)), TRAINER)
     assert first_broken(answers) == {}
     assert any("0.8696 times that of the mean cross-entropy" in note for note in answers.notes)
 
 
 def test_a_trainer_that_divides_by_the_steps_twice_is_found(pool: Pool) -> None:
-    with lent("trainer_gas_twice", "buggy") as overlays:
-        answers = Probing(pool, overlays["buggy"].site)("trainer.py", TRAINER, Settings())
+    loop = Loop("trainer.py", layouts=(RANKS, ACCUMULATION, BOTH))
+    answers = probed(pool, loop, partial(of_variant, "trainer_gas_twice", "buggy"))
     assert not refused(answers)
     twice = ("gradient", "divided by the accumulation steps twice")
     assert first_broken(answers) == {ACCUMULATION: twice, BOTH: twice}
 
 
 def test_a_loss_of_an_evaluation_that_is_summed_over_the_ranks_is_found(pool: Pool) -> None:
-    given = f"{TRAINER} --model bert-sequence --evaluate true --eval_strategy steps --eval_steps 2"
-    with lent_packages(DAY, trl="1.16.0", transformers="5.23.0") as overlay:
-        answers = Probing(pool, overlay.site)("trainer.py", given, Settings(layouts=(RANKS,)))
+    given = "--model bert-sequence --evaluate true --eval_strategy steps --eval_steps 2"
+    answers = probed(pool, Loop("trainer.py", given, (RANKS,)), TRL)
     ratios = {one.relation: one.ratio for one in layout(answers, RANKS).broken}
     assert ratios["evaluation"] == pytest.approx(2, rel=1e-3)
 
 
 def test_a_sampler_that_gives_rows_to_several_ranks_is_found(pool: Pool) -> None:
-    given = f"{GIVEN} --device-specific"
-    with lent("sampler_shards", "buggy") as overlays:
-        answers = Probing(pool, overlays["buggy"].site)("accelerated.py", given, Settings())
+    loop = Loop("accelerated.py", "--device-specific", (RANKS, ACCUMULATION, BOTH))
+    answers = probed(pool, loop, partial(of_variant, "sampler_shards", "buggy"))
     assert not refused(answers)
     assert first_broken(answers)[RANKS][0] == "samples"
     assert ACCUMULATION not in first_broken(answers)
 
 
-@pytest.mark.parametrize("more", ["", "--sequence --clip 0.5", "--loss-parallel"])
-def test_tensor_parallelism_is_as_one_process(pool: Pool, more: str) -> None:
-    answers = Probing(pool)("tensor_parallel.py", f"{GIVEN} {more}", Settings(same_rows=True))
-    assert not refused(answers)
-    assert first_broken(answers) == {}
-
-
-@pytest.mark.parametrize("more", ["", "--schedule InterleavedZeroBubble --stages 2 --shared"])
-def test_a_pipeline_of_torch_is_as_one_process(pool: Pool, more: str) -> None:
-    given = f"{GIVEN} --own-scale {more}"
-    answers = Probing(pool)("torch_pipeline.py", given, Settings(same_rows=True))
-    assert not refused(answers)
-    assert first_broken(answers) == {}
-
-
-def test_stages_with_the_same_names_on_each_replica_are_as_one_process(pool: Pool) -> None:
-    answers = Probing(pool)("torch_pipeline_ddp.py", GIVEN, Settings())
-    assert not refused(answers)
-    assert first_broken(answers) == {}
-
-
-@pytest.mark.parametrize("more", ["", "--stages 2 --tied", "--replicas 2 --sharded --clip 0.1"])
-def test_megatron_core_is_as_one_process(pool: Pool, more: str) -> None:
-    with lent("tied_embedding_training", "fixed") as overlays:
-        probing = Probing(pool, overlays["fixed"].site)
-        answers = probing("megatron_gpt.py", f"{GIVEN} {more}", Settings(same_rows=True))
-    assert not refused(answers)
-    assert first_broken(answers) == {}
-
-
 def test_a_backward_that_is_not_that_of_its_forward_is_noted(pool: Pool) -> None:
-    bug = ["--loss-parallel", "--bug", "log_softmax within loss_parallel"]
-    settings = Settings(same_rows=True, layouts=(RANKS,))
-    answers = Probing(pool)("tensor_parallel.py", [*GIVEN.split(), *bug], settings)
+    bug = "--loss-parallel --bug 'log_softmax within loss_parallel'"
+    answers = probed(pool, Loop("tensor_parallel.py", bug, (RANKS,)), TORCH)
     assert first_broken(answers) == {}
     assert any("a backward is not that of its forward" in note for note in answers.notes)
-
-
-@pytest.mark.parametrize("more", ["", "--optimizer sgd --clip 0.1 --precision bf16-mixed"])
-def test_lightning_is_as_one_process_and_resumes(pool: Pool, more: str) -> None:
-    given = f"{GIVEN} --devices {{ranks}} {more}"
-    with lent_packages(DAY, lightning="2.6.6") as overlay:
-        answers = Probing(pool, overlay.site)("lightning_module.py", given, RESUMABLE)
-    assert not refused(answers)
-    assert first_broken(answers) == {}
-
-
-@pytest.mark.parametrize("more", ["", "--training-step"])
-def test_fabric_is_as_one_process(pool: Pool, more: str) -> None:
-    given = f"{GIVEN} --devices {{ranks}} {more}"
-    with lent_packages(DAY, lightning="2.6.6") as overlay:
-        settings = Settings(layouts=(RANKS, ACCUMULATION, BOTH))
-        answers = Probing(pool, overlay.site)("fabric_ddp.py", given, settings)
-    assert not refused(answers)
-    assert first_broken(answers) == {}
-
-
-def test_sft_is_as_one_process_and_resumes(pool: Pool) -> None:
-    given = f"{TRAINER} --use_cpu --bf16 false --max_length 64"
-    with lent_packages(DAY, trl="1.16.0", transformers="5.23.0") as overlay:
-        answers = Probing(pool, overlay.site)("sft.py", given, TRAINER_RESUMABLE)
-    assert not refused(answers)
-    assert first_broken(answers) == {}
-
-
-@pytest.mark.parametrize("release", ["0.19.8", "0.18.9"])
-@pytest.mark.parametrize(
-    "more", ["--stage 0", "--stage 1 --bf16 --clip 0.1", "--stage 2", "--stage 3"]
-)
-def test_deepspeed_is_as_one_process_and_resumes(pool: Pool, more: str, release: str) -> None:
-    with lent_release("tied_grad_reduce", release) as overlay:
-        answers = Probing(pool, overlay.site)("zero.py", f"{GIVEN} {more}", RESUMABLE)
-    assert not refused(answers)
-    assert first_broken(answers) == {}

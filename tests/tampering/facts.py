@@ -8,31 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tampering.changes import (
-    Table,
-    cases,
-    during,
-    later,
-    less,
-    recorded_trial,
-    times,
-    to,
-    within,
-)
+from tests.tampering.changes import Table, cases, later, less, times, to, within
 
-FEW = range(4, 7)
 COS = "model.layers.1.self_attn.rotary_emb.cos_cached"
 ANOTHER = "post_attention_layernorm.bias"
 
 
 def norm_from_step_4_on(step: dict[str, Any]) -> None:
     later(lambda step: step.update(grad_norm=step["gradient"]))(step)
-
-
-def of_the_first_stage(records: list[dict[str, Any]]) -> None:
-    """After its identity, a rank has the records of the first stage."""
-    _, *theirs = recorded_trial("tied_grad_reduce", "fixed").by_rank[0]
-    records[1:] = [{k: v for k, v in r.items() if k != "launch"} | {"rank": 1} for r in theirs]
 
 
 MACHINE: Table = {
@@ -52,34 +35,26 @@ MACHINE: Table = {
 """Ranks whose environment is not the one of the run."""
 
 UPSTREAM: Table = {
-    "tied_grad_reduce fixed 1 records": [(of_the_first_stage, "has blocks 1, 2, 1, 2 on")],
     "tied_grad_reduce control 0 step": [
         (norm_from_step_4_on, "norm is missing, though other steps")
     ],
-    "tied_resume_norm fixed/train 1 step": [(to(own=1e3), "a gradient, own, of norm 1000")],
     "bf16_clip fixed * step": [],
     "bf16_clip buggy 0 checkpoint": [
         (to(compared=1), "of 1 keys (the model has 8)"),
         (within("failures", to(key=ANOTHER)), "not those that had drifted"),
     ],
-    "rope_zero_init persistent 1 buffers": [(to(saved=["x"]), "other buffers were saved")],
     "rope_zero_init buggy 1 buffers": [(to(compared={COS: [1]}), "compared differs between")],
-    "rope_zero_init fixed 0 buffers": [(to(reference_off={}), "was not compared with")],
     "fp16_overflow fixed * setup": [(within("scaler", to(dynamic=True)), "in bf16 its")],
     "fp16_overflow buggy * setup": [
         (within("scaler", to(optimizer="FP16_UnfusedOptimizer")), "at ZeRO stage 1")
     ],
     "fp16_overflow control 1 step": [(later(to(lr=0.005), 155), "next rate is 0.005, wh")],
-    "fp16_overflow control * step": [(later(to(grad_norm=None)), "only some steps")],
     "fp16_overflow control * begun": [(to(gradient="nan"), "torch's gradient is nan")],
     "fp16_overflow fixed 1 begun": [(to(rate=0.5), "its rate is 0.5, where 0.0001 was due")],
     "fp16_overflow_stage0 control * step": [
-        (during(to(loss=1e300), FEW), "its loss is 1e+300, but its logits"),
-        (to(grad_norm=1e300), "its gradient norm is 1e+300, more than the precision can"),
-        (to(grad_norm=1e4), "its gradient norm is 10000.0, but plain torch's 6.8949"),
+        (to(grad_norm=1e4), "its gradient norm is 10000.0, but plain torch's 6.8949")
     ],
     "fp16_overflow_stage0 buggy * step": [(times("skipped", 10**6), "went from 0 to 1000000")],
-    "fp16_overflow fixed * step": [(during(to(loss="nan"), FEW), "its loss is nan, but")],
     "fp16_overflow buggy 1 records": [(less("exception"), "is planned, but missing")],
     "clip_max_for_min buggy * step": [(to(applied=1e-3), "120 are wrong: 0 not")],
     "clip_max_for_min fixed * step": [
@@ -89,10 +64,7 @@ UPSTREAM: Table = {
     "pipeline_gas_twice fixed 1 step": [
         (to(micro=[1.0, 1.0, 0.0, 2.0]), "each micro-batch has 1, 1, 0, 2")
     ],
-    "trainer_gas_twice fixed 0 step": [
-        (to(micro=[9.0] * 4), "micro-batch has 9, 9, 9, 9"),
-        (to(micro=[1.0]), "step 1 has 1 micro, 4"),
-    ],
+    "trainer_gas_twice fixed 0 step": [(to(micro=[9.0] * 4), "micro-batch has 9, 9, 9, 9")],
     "warmup_first_step control * rate": [(later(to(rates=[0.0] * 2)), "of which 1 logged")],
     "warmup_first_step control 1 step": [(to(loss=0.0), "the loss of step 1 is")],
     "tied_embedding_order control 1 rest": [

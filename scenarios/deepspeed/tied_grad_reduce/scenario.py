@@ -113,7 +113,7 @@ def run(ctx: api.Context) -> None:
 def detect(records: api.Records) -> api.Finding | None:
     """The copies differ after a step, because each stage applied its own gradient instead of the
     sum. All other parameters took the step that plain torch takes."""
-    wrong = copies.astray(records, excused=copies.unsummed)
+    wrong = stepped.astray(records, excused=copies.unsummed)
     if wrong:
         return stepped.finding(wrong)
     parting = copies.parting(records, "drift")

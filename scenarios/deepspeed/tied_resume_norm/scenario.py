@@ -139,7 +139,7 @@ def run(ctx: api.Context) -> None:
 def detect(records: api.Records) -> api.Finding | None:
     """Parameters beside the tied weight on the last stage are not what they were before the save,
     but as initialised. Every step was the one that plain torch takes."""
-    wrong = copies.astray(records)
+    wrong = stepped.astray(records)
     if wrong:
         return stepped.finding(wrong)
     changed = resume.changed(records)

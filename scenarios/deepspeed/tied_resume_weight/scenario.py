@@ -147,7 +147,7 @@ def detect(records: api.Records) -> api.Finding | None:
     by then, through one of the two bugs. All else took the step that plain torch takes."""
     clipping = records.params.gradient_clipping
     excuse = partial(_drifting, clipping=clipping)
-    wrong = copies.astray(records, clipping, excuse)
+    wrong = stepped.astray(records, clipping, excuse)
     if wrong:
         return stepped.finding(wrong)
     changed, drifted = resume.changed(records), resume.drifted(records)

@@ -56,7 +56,7 @@ class Apart(Watch):
         batch = {name: torch.cat([one[name] for one in batches]) for name in batches[0]}
 
         def part(weights: Any, auxiliary: bool) -> Tensor:
-            answer = torch.func.functional_call(self.reference, dict(weights), (), kwargs=batch)
+            answer = torch.func.functional_call(self.plain, dict(weights), (), kwargs=batch)
             # An expert without a token and, in the auxiliary loss, the head have a gradient of 0.
             zero = 0 * sum(weight.sum() for weight in weights.values())
             if auxiliary:

@@ -94,7 +94,7 @@ def run(ctx: api.Context) -> None:
     with ctx.phase("init"):
         policy = preferences.model(ctx)
         optimizer = torch.optim.SGD(policy.parameters(), lr=p.lr)
-        preferences.Watch(ctx, policy, optimizer, p.lr)
+        preferences.Watch(ctx, policy, optimizer)
         made = preferences.trainer(
             ctx, policy, optimizer, preferences.model(ctx), p.accumulation, p.steps
         )

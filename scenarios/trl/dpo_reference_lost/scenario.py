@@ -87,7 +87,7 @@ def run(ctx: api.Context) -> None:
     with ctx.phase("init"):
         policy = preferences.model(ctx)
         optimizer = torch.optim.SGD(policy.parameters(), lr=p.lr)
-        Watch(ctx, policy, optimizer, p.lr)
+        Watch(ctx, policy, optimizer)
         reference = preferences.model(ctx) if p.reference == "given" else None
         made = preferences.trainer(
             ctx, policy, optimizer, reference, 1, p.steps, precompute_ref_log_probs=True

@@ -6,7 +6,6 @@ tokens. Imports torch, transformers and trl: import it inside ``run``.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from harness import api
 from scenarios.common import applied, texts
-from scenarios.common.hf_trainer import VOCABULARY, llama
+from scenarios.common.hf_trainer import QUIET, VOCABULARY, Watched, constant, llama
 
 BATCH, GENERATIONS, LENGTH = 4, 2, 6
 """Completions of a micro-batch, completions of a prompt, and tokens of a completion."""
@@ -36,12 +35,11 @@ def trainer(
     tokenizer, policy = texts.tokenizer(VOCABULARY), llama().to(ctx.device)
     tokenizer.model_input_names = ["input_ids", "attention_mask"]  # LLaMA takes no token types
     optimizer = torch.optim.SGD(policy.parameters(), lr=ctx.params.lr)
-    watch = Watch(ctx, policy, optimizer, ctx.params.lr)
+    watch = Watch(ctx, policy, optimizer)
     config = GRPOConfig(
         output_dir=str(ctx.folder / "out"),
         use_cpu=ctx.lane is api.Lane.CPU,
         seed=ctx.seed,
-        report_to=[],
         per_device_train_batch_size=BATCH,
         gradient_accumulation_steps=accumulation,
         steps_per_generation=generation,
@@ -53,48 +51,38 @@ def trainer(
         beta=0.0,
         epsilon=EPSILON,
         max_steps=steps,
-        max_grad_norm=0.0,
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
         bf16=False,
         gradient_checkpointing=False,
+        **QUIET,
     )
     first = len(texts.SPECIAL)
     words = [f"w{n} w{n + 1} w{n + 2}" for n in range(VOCABULARY - first - 2)]
-    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     return GRPOTrainer(
         model=policy,
         reward_funcs=watch.reward,
         args=config,
         train_dataset=Dataset.from_list([{"prompt": text} for text in words]),
         processing_class=tokenizer,
-        optimizers=(optimizer, constant),
+        optimizers=(optimizer, constant(optimizer)),
     )
 
 
-class Watch:
-    """Rewards completions. Records what each step of SGD applied, and what plain torch computes on
-    the completions that the model got."""
+class Watch(Watched):
+    """Rewards completions. Records what each step applied, and what plain torch computes on the
+    completions that the model got."""
 
     def __init__(
-        self, ctx: api.Context, policy: nn.Module, optimizer: torch.optim.Optimizer, lr: float
+        self, ctx: api.Context, policy: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
-        self.ctx, self.policy, self.lr, self.step = ctx, policy, lr, 0
-        self.plain = copy.deepcopy(policy)  # before the hooks, which would be copied, too
+        super().__init__(ctx, policy, optimizer)
         self.advantages: dict[tuple[int, ...], float] = {}
         """Of each completion that was generated last, by its tokens."""
         self.generated: Weights = {}
         """The weights that these completions were generated with."""
-        self.seen: list[tuple[Tensor, Tensor, Tensor]] = []
-        policy.register_forward_pre_hook(self._given, with_kwargs=True)
-        optimizer.register_step_pre_hook(self._before)
-        optimizer.register_step_post_hook(self._after)
 
     def reward(self, prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         """A reward for each completion of a generation, which trl compares within its group."""
-        self.generated = applied.copied(self.policy)
+        self.generated = applied.copied(self.model)
         rewards = [float(sum(tokens) % 11) for tokens in completion_ids]
         groups: dict[str, list[float]] = {}
         for prompt, reward in zip(prompts, rewards, strict=True):
@@ -114,15 +102,9 @@ class Watch:
             before = self._completions(self.generated, tokens)
         self.seen.append((tokens, torch.tensor(found, device=tokens.device), before))
 
-    def _before(self, *_: Any) -> None:
-        self.weights = applied.copied(self.policy)
-
-    def _after(self, *_: Any) -> None:
-        self.step += 1
+    def facts(self) -> dict[str, Any]:
         plain = applied.plainly(self._loss, self.weights, self.seen)
-        facts = applied.facts(plain, self.weights, applied.copied(self.policy), self.lr)
-        self.ctx.record("step", self.step, micro_batches=len(self.seen), **facts)
-        self.seen.clear()
+        return {"micro_batches": len(self.seen), **self._applied(plain)}
 
     def _loss(self, weights: Weights, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """GRPO's loss, a mean over the tokens of a micro-batch."""
