@@ -31,7 +31,7 @@ from harness.api.spec import BUGGY, RELEASED, Lane, Position, Record, Records, S
 from harness.launch.exits import EXIT_FILE, trial_folder
 from harness.overlays import shims
 from harness.system.errors import HarnessError, Inconclusive
-from harness.system.files import new_folder_beside, parse, unwritten, write_json
+from harness.system.files import folder_whole, parse, unwritten, write_json
 from harness.upstream import pins
 
 RUN_FILE = "run.json"
@@ -113,19 +113,15 @@ def _parse(line: str, rank: int, number: int) -> Record:
 
 def create_run_folder(parent: Path, name: str, run: Mapping[str, Any]) -> Path:
     """Make ``parent/name`` with its run.json and a folder for each launch: all of it or nothing."""
-    unfinished: Path | None = None
     try:
-        unfinished = new_folder_beside(parent / name)
-        write_json(unfinished / RUN_FILE, run)
-        for variant, trial in run["trials"].items():
-            for launch in trial["launches"]:
-                (trial_folder(unfinished, run, variant) / launch).mkdir(parents=True)
-        return unfinished.rename(parent / name)
+        with folder_whole(parent / name) as unfinished:
+            write_json(unfinished / RUN_FILE, run)
+            for variant, trial in run["trials"].items():
+                for launch in trial["launches"]:
+                    (trial_folder(unfinished, run, variant) / launch).mkdir(parents=True)
     except OSError as error:
         raise unwritten(parent, error, "runs=") from None
-    finally:
-        if unfinished is not None:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    return parent / name
 
 
 def trial_content(scenario: str, variant: str, run: Mapping[str, Any]) -> dict[str, Any]:
