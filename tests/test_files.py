@@ -11,7 +11,15 @@ from unittest.mock import Mock
 import pytest
 
 from harness.system.errors import Inconclusive
-from harness.system.files import link, locked, new_folder_beside, write_all, write_whole, writing
+from harness.system.files import (
+    folder_whole,
+    link,
+    locked,
+    new_folder_beside,
+    write_all,
+    write_whole,
+    writing,
+)
 from tests.another_user import as_nobody, needs_root
 
 
@@ -61,6 +69,16 @@ def test_what_is_made_is_open_to_whom_the_umask_lets(tmp_path: Path, umask: int)
     assert made.stat().st_mode & 0o777 == 0o777 & ~umask
     assert made.parent == tmp_path / "deep"
     assert made.name.startswith(".folder.")
+
+
+def test_a_folder_is_there_with_all_that_fills_it_or_not_at_all(tmp_path: Path) -> None:
+    whole = tmp_path / "deep" / "whole"
+    with folder_whole(whole) as aside:
+        (aside / "file").write_text("text")
+        assert not whole.exists()
+    with pytest.raises(FileNotFoundError), folder_whole(tmp_path / "deep" / "half") as aside:
+        (aside / "missing" / "file").write_text("text")
+    assert list(tmp_path.rglob("*")) == [whole.parent, whole, whole / "file"]
 
 
 NO_ROOM = "no room on the disk for FILE: free some, or name another HARNESS_CACHE"

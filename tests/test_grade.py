@@ -9,14 +9,14 @@ from unittest.mock import Mock
 import pytest
 
 from harness import catalog
-from harness.api.spec import Finding, Outcome, Verdict
-from harness.runs import run_folder
+from harness.api.spec import Finding, Lane, Outcome, Verdict
 from harness.runs.grade import grade, judge
 from harness.runs.recorder import HARNESS_KINDS
 from harness.runs.results import TrialResult
-from harness.runs.run_folder import RUN_FILE
+from harness.runs.run_folder import RUN_FILE, trial_content
 from harness.system.errors import Inconclusive
 from harness.system.files import read_json
+from harness.upstream import pins
 from scenarios.deepspeed.bf16_clip.scenario import Params
 from tests.recording import RECORDED, Recording, read, recorded, stored_verdict
 from tests.tampering.changes import recorded_trial
@@ -36,8 +36,11 @@ def test_a_recorded_run_is_graded_as_when_it_ran(scenario: str) -> None:
 def test_a_recorded_run_has_the_variants_of_today(scenario: str) -> None:
     run = read_json(STORED[scenario] / RUN_FILE)
     assert set(run["trials"]) == set(catalog.scenario(scenario).variants)
+    spec = catalog.scenario(scenario)
     for variant, content in run["trials"].items():
-        today = json.loads(json.dumps(run_folder.trial_content(scenario, variant, run)))
+        chosen = pins.complete(spec, {**run["pins"], **spec.pins_of(variant)})
+        found = trial_content(scenario, variant, run["params"], chosen, Lane(run["lane"]))
+        today = json.loads(json.dumps(found))
         for name in ("expect", "triggers", "ranks", "launches", "params", "pins", "modules"):
             assert content[name] == today[name], f"{variant}: {name}"
 

@@ -86,8 +86,8 @@ def test_a_mistake_about_nodes_is_reported_in_one_line(
 
 
 def test_one_node_is_launched_by_the_same_command_as_before(tmp_path: Path) -> None:
-    program = launching.Program("harness.runs.rank", (str(tmp_path), "buggy", ""))
-    assert launching.torchrun_arguments(tmp_path / "buggy", 4, program) == [
+    words = ("harness.runs.rank", str(tmp_path), "buggy", "")
+    assert launching.torchrun_arguments(tmp_path / "buggy", 4, words) == [
         "--standalone",
         "--local-addr=127.0.0.1",
         f"--log-dir={tmp_path}/buggy/elastic",
@@ -104,8 +104,7 @@ def test_one_node_is_launched_by_the_same_command_as_before(tmp_path: Path) -> N
 
 
 def test_two_nodes_have_half_of_the_ranks_each(tmp_path: Path) -> None:
-    program = launching.Program("harness.runs.rank", ())
-    arguments = launching.torchrun_arguments(tmp_path / "buggy", 4, program, 2)
+    arguments = launching.torchrun_arguments(tmp_path / "buggy", 4, ["harness.runs.rank"], 2)
     assert {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=static"} <= set(arguments)
     assert not {"--standalone", "--local-addr=127.0.0.1"} & set(arguments)
 

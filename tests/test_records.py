@@ -92,7 +92,7 @@ def test_a_plan_must_not_contain_a_record_of_the_harness(tmp_path: Path, kind: s
 def test_an_exit_is_read_as_it_was_written(tmp_path: Path) -> None:
     ended = Exit(code=1, seconds=2.5, failure={"rank": 1, "message": "no"}, survivors=(4711,))
     write_exit(tmp_path, ended, OF)
-    assert Exit.read(tmp_path) == read_exit(tmp_path, OF) == ended
+    assert read_exit(tmp_path, OF) == ended
 
 
 def test_a_run_folder_has_run_json_and_a_folder_for_each_trial(tmp_path: Path) -> None:

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
 from packaging.utils import canonicalize_name
 
 from harness.check import distributions, lock_files, project_files, requirements, resolver, source
 from harness.check.installed import EDITABLE, Installed, chosen, described, origin
 from harness.check.requirements import Requirements
 from harness.check.source import STDIN, PackageFile
+from harness.launch.processes import TOKEN, end_all, new_token
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import complaint, short
 from harness.upstream.pins import Distribution, Interpreter
@@ -77,46 +76,29 @@ def ask(python: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _finished(python: Path, command: list[str], output: IO[bytes], errors: IO[bytes]) -> int:
-    """The exit code of the interpreter. It writes to files: what it starts could keep a pipe
-    open."""
-    with _started(python, command, output, errors) as process:
-        try:
-            return process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            raise Inconclusive(
-                f"{python} does not answer within {LIMIT:g} s: see its sitecustomize and .pth files"
-            ) from None
-
-
-@contextmanager
-def _started(
-    python: Path, command: list[str], output: IO[bytes], errors: IO[bytes]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own; all of the group has ended afterwards."""
+    """The exit code of the interpreter; all that it started has ended. It writes to files: what it
+    starts could keep a pipe open."""
+    token = new_token()
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True
+            command,
+            env={**os.environ, TOKEN: token},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
         )
     except OSError as error:
         raise UserError(f"cannot start {python}: {error.strerror}") from None
     try:
-        yield process
+        return process.wait(LIMIT)
+    except subprocess.TimeoutExpired:
+        raise Inconclusive(
+            f"{python} does not answer within {LIMIT:g} s: see its sitecustomize and .pth files"
+        ) from None
     finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process, its group, and its descendants in other groups."""
-    descendants = []
-    if process.poll() is None:
-        with suppress(psutil.Error):
-            descendants = psutil.Process(process.pid).children(recursive=True)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for one in descendants:
-        with suppress(psutil.Error):
-            one.kill()
-    process.wait()
+        end_all(token)
+        process.wait()
 
 
 def _answer(output: IO[bytes]) -> dict[str, Any] | None:

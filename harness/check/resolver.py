@@ -9,10 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -63,7 +60,8 @@ def _compiled(
     content: Requirements, left_out: set[str], day: str
 ) -> tuple[Mapping[str, str] | None, str]:
     """What ``uv pip compile`` finds, or what it says."""
-    with _files(content, left_out) as (overrides, constraints):
+    bounds = [f"{name}{specifiers}" for name, specifiers in content.bounds.items()]
+    with uv.listed(uv.left_out(left_out)) as overrides, uv.listed(bounds) as constraints:
         words = [
             uv.binary(),
             *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--no-build"),
@@ -100,17 +98,6 @@ def _lines(content: Requirements) -> str:
 def _extras(content: Requirements, name: str) -> str:
     extras = ",".join(sorted(content.extras.get(name, ())))
     return f"[{extras}]" if extras else ""
-
-
-@contextmanager
-def _files(content: Requirements, left_out: set[str]) -> Iterator[tuple[str, str]]:
-    """Files with the overrides, which leave packages out, and with the constraints."""
-    with tempfile.TemporaryDirectory() as folder:
-        overrides, constraints = Path(folder, "overrides.txt"), Path(folder, "constraints.txt")
-        overrides.write_text("".join(f'{n} ; python_version < "3"\n' for n in sorted(left_out)))
-        bounds = (f"{name}{specifiers}\n" for name, specifiers in content.bounds.items())
-        constraints.write_text("".join(bounds))
-        yield os.fspath(overrides), os.fspath(constraints)
 
 
 def _python(wanted: str) -> str:

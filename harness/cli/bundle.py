@@ -29,7 +29,7 @@ from harness.overlays.edits import DefectError
 from harness.overlays.overlay import Overlay
 from harness.system import machine
 from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError, unknown
-from harness.system.files import ROOT, new_folder_beside, write_whole, writing
+from harness.system.files import ROOT, folder_whole, write_whole, writing
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
 from harness.upstream import pins, resolution, uv
@@ -131,26 +131,10 @@ def main(arguments: list[str]) -> int:
             "platform": platform,
             "overlays": {key: stack.to_json() for key, (stack, _) in borrowed.items()},
         }
-        with writing(out, "--out"):
-            _make_folder(out, cache, borrowed, contents)
+        with writing(out, "--out"), folder_whole(out) as aside:
+            _fill(aside, cache, borrowed, contents)
     _summarize(out, borrowed, python)
     return ExitCode.AS_EXPECTED
-
-
-def _make_folder(
-    out: Path,
-    cache: Path,
-    borrowed: Mapping[str, tuple[pins.Stack, Overlay]],
-    contents: Mapping[str, Any],
-) -> None:
-    aside = new_folder_beside(out)
-    try:
-        _fill(aside, cache, borrowed, contents)
-        if out.exists():
-            out.rmdir()
-        aside.rename(out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _check_releases(scenarios: Sequence[str], releases: Mapping[str, Sequence[str]]) -> None:

@@ -36,7 +36,7 @@ from harness.launch.server_pool import Pool
 from harness.nightly import report
 from harness.nightly.history import History, writing
 from harness.nightly.history_rows import NightlyKind
-from harness.nightly.steps import Summary, read_index, today, watch
+from harness.nightly.steps import NightlyState, Summary, read_index, today, watch
 from harness.probe import hunt
 from harness.probe.hunt import Hunter
 from harness.probe.stacks import STACKS, HuntedStack
@@ -146,7 +146,8 @@ def _watch(
             console.print(f"{kind.word} of {day}: {names}", style="bold")
             for source in checkouts:
                 console.print(str(source))
-            summaries.append(watch(history, kind, day, configs, found, console, most, checkouts))
+            nightly = NightlyState(history, kind, day, configs, found, console, most, checkouts)
+            summaries.append(watch(nightly))
             report.show(console, summaries[-1])
     return summaries
 

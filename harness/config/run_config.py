@@ -30,23 +30,30 @@ AUTO = "auto"
 
 @dataclass
 class LaunchConfig:
-    """How trials are launched; see ``configs/launch/*.yaml``."""
+    """How trials are launched. The choices of ``lane`` are ``configs/launch/*.yaml``."""
 
     lane: str = "auto"
     timeout: float = 300.0
+    """Seconds after which a trial is ended and its stacks are kept."""
     threads: int = 1
+    """Threads of each rank on the CPU."""
     warm: bool = True
+    """Whether trials are forked from processes that have imported torch and upstream (Linux).
+    False: each is a torchrun of its own."""
     nodes: int = 1
+    """Nodes of a Slurm job (salloc, sbatch or on=slurm) that the ranks are split over; several
+    launch cold."""
 
 
 LOCAL, SLURM = "local", "slurm"
 HERE, JOB, TASK = "here", "job", "task"
-"""Who makes the overlays for Slurm: the machine that submits, a first job, or each task its own."""
+"""The values of ``OnConfig.overlays``."""
 
 
 @dataclass
 class OnConfig:
-    """Where runs go; see ``configs/on/*.yaml``."""
+    """Where runs go. The choices of ``where`` are ``configs/on/*.yaml``; the other keys are about
+    Slurm."""
 
     where: str = LOCAL
     partition: str | None = None
@@ -55,16 +62,20 @@ class OnConfig:
     time: int = 30
     """Minutes that a task may take."""
     cpus: int | None = None
+    """Cores of a task; null: one for each thread of its ranks."""
     gpus: int | None = None
+    """GPUs of a task, and the gpu lane; null: with launch=gpu one for each rank, otherwise none."""
     most: int = 64
     """Tasks that run at the same time."""
     array: int = 1000
-    """Tasks in one job array."""
+    """Tasks in one array; Slurm's own limit, MaxArraySize, holds too."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further options of sbatch."""
+    """Further options of sbatch, without dashes: +on.extra.qos=debug +on.extra.exclusive=true."""
     overlays: str = HERE
+    """Who makes the overlays: here, the machine that submits; job, a first job on a node with a
+    network; task, each task its own, for many overlays and nodes with a network."""
     stage: bool = False
-    """Whether a node copies an overlay to its own disk."""
+    """Whether a task copies its overlay to the node's own disk ($TMPDIR) first."""
 
 
 @dataclass

@@ -89,11 +89,6 @@ class Exit:
     """What was imported before the processes were forked, ``torch`` and ``upstream``, with the wall
     seconds of the import, which all forked launches share; empty for a cold launch."""
 
-    @staticmethod
-    def read(folder: Path) -> Exit:
-        """The exit of the launch in ``folder``; raises Inconclusive if it has none."""
-        return _exit(_exit_json(folder))
-
 
 def write_exit(folder: Path, ended: Exit, identity: Identity) -> None:
     """Write exit.json: how a launch ended."""
@@ -101,21 +96,10 @@ def write_exit(folder: Path, ended: Exit, identity: Identity) -> None:
 
 
 def read_exit(folder: Path, identity: Identity) -> Exit:
-    """How a launch ended. Raises Inconclusive if exit.json is from another launch."""
-    content = _exit_json(folder)
-    difference = identity.unlike(content["of"])
-    if difference:
-        raise Inconclusive(f"{EXIT_FILE} is from {difference}")
-    return _exit(content)
-
-
-def _exit_json(folder: Path) -> dict[str, Any]:
+    """How a launch ended. Raises Inconclusive if it has no exit.json, or that of another launch."""
     if not (folder / EXIT_FILE).exists():
         raise Inconclusive(f"this trial never ended: {folder} has no {EXIT_FILE}")
-    content: dict[str, Any] = read_json(folder / EXIT_FILE)
-    return content
-
-
-def _exit(content: Mapping[str, Any]) -> Exit:
-    fields = {name: value for name, value in content.items() if name != "of"}
-    return Exit(**{**fields, "survivors": tuple(fields["survivors"])})
+    content = read_json(folder / EXIT_FILE)
+    if difference := identity.unlike(content.pop("of")):
+        raise Inconclusive(f"{EXIT_FILE} is from {difference}")
+    return Exit(**{**content, "survivors": tuple(content["survivors"])})

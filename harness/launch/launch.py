@@ -82,15 +82,6 @@ Start = Callable[[Path, Mapping[str, str], Sequence[str], TextIO], Process]
 
 
 @dataclass(frozen=True)
-class Program:
-    """What every rank of a launch runs."""
-
-    name: str
-    """A module; for forked ranks the path of a file."""
-    arguments: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class RankSettings:
     """What the ranks of a launch use of the machine."""
 
@@ -128,11 +119,11 @@ def launch(
     """
     folder = trial / identity.launch
     forked = server is not None
-    script = RANK if forked else RANK_MODULE
-    program = Program(str(script), (str(run_folder), identity.variant, identity.launch))
+    script = str(RANK) if forked else RANK_MODULE
+    words = (script, str(run_folder), identity.variant, identity.launch)
     return supervise(
         folder,
-        torchrun_arguments(folder, identity.world_size, program, settings.nodes, forked=forked),
+        torchrun_arguments(folder, identity.world_size, words, settings.nodes, forked=forked),
         rank_environment(settings),
         server.start if server else _cold_start(settings, identity.world_size),
         ranks=identity.world_size,
@@ -203,11 +194,12 @@ def start_cold(
 
 
 def torchrun_arguments(
-    folder: Path, ranks: int, program: Program, nodes: int = 1, *, forked: bool = False
+    folder: Path, ranks: int, words: Sequence[str], nodes: int = 1, *, forked: bool = False
 ) -> list[str]:
     """The arguments of torchrun for a launch in ``folder``.
 
-    Forked ranks run our module as a function (``--run-path``); each rank of a cold launch is a new
+    ``words`` are what every rank runs: a module and its arguments. Forked ranks run our module as a
+    function (``--run-path``), so its file is named instead; each rank of a cold launch is a new
     interpreter. With several nodes, the agent of each adds its own (see ``node_agent``). Static:
     otherwise torchrun orders the nodes by address and process id, and the ranks of a node by that.
     """
@@ -220,8 +212,7 @@ def torchrun_arguments(
         f"--monitor-interval={MONITOR_SECONDS}",
         "--redirects=3",
         *(["--start-method=fork", "--run-path"] if forked else ["-m"]),
-        program.name,
-        *program.arguments,
+        *words,
     ]
 
 

@@ -116,21 +116,11 @@ def read_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list
     return found
 
 
-def watch(
-    history: History,
-    kind: NightlyKind,
-    day: str,
-    configs: Sequence[RunConfig],
-    found: Index,
-    console: Console,
-    most: int = 0,
-    sources: Sequence[Source] = (),
-) -> Summary:
-    """Run one nightly and write it to the history; ``most`` recorded results are run again.
+def watch(watched: NightlyState) -> Summary:
+    """Run one nightly and write it to the history.
 
     Raises UserError or Inconclusive for a day that contradicts the history or the index.
     """
-    watched = NightlyState(history, kind, day, configs, found, console, most, sources)
     for step in STEPS:
         step(watched)
     return summary(watched)

@@ -168,11 +168,11 @@ def _read(folder: Path) -> dict[str, Any]:
     """The manifest of an unpacked overlay that has all its code."""
     try:
         manifest = overlay.read_manifest(folder)
-        files = overlay.files_of(folder, manifest)
     except DamagedOverlay:
         raise InvalidArchive(f"it has no valid manifest of overlay {folder.name}") from None
     if (manifest["key"], manifest["format"]) != (folder.name, overlay.FORMAT):
         raise InvalidArchive(f"its overlay {folder.name} is another one, or has another format")
+    files = manifest["files"]
     code = (path for path in files if overlay.CODE.search(path) and not _is_bytecode(path))
     if missing := [path for path in code if not (folder / overlay.SITE / path).is_file()]:
         raise InvalidArchive(f"it lacks {missing[0]} of overlay {folder.name}")

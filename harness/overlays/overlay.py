@@ -277,9 +277,8 @@ def _manifest(
 def _opened(cache: Path, name: str, made: bool) -> Overlay:
     folder = _folder(cache, name)
     manifest = read_manifest(folder)
-    files = files_of(folder, manifest)
-    found = Overlay(name, folder / SITE, manifest["lock"], manifest["diff"], made, files)
-    site = str(found.site)
+    site, files = folder / SITE, manifest["files"]
+    found = Overlay(name, site, manifest["lock"], manifest["diff"], made, files)
     for file, (size, _) in files.items():
         if not CODE.search(file):
             continue
@@ -333,62 +332,29 @@ INSTALLED = "installed"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of an overlay; raises DamagedOverlay if it is missing or not valid."""
+    """The manifest of an overlay, with its ``files`` as Made.
+
+    Raises DamagedOverlay if it is missing or not valid.
+    """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return _checked(manifest)
-    except (OSError, ValueError):
-        raise _unreadable(folder) from None
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = manifest["files"].items()
+        manifest["files"] = {path: Made(size, content) for path, (size, content) in files}
+    except (OSError, ValueError, TypeError, KeyError):
+        raise DamagedOverlay(
+            f"overlay {folder.name} is damaged: it has no valid {MANIFEST}; delete it with "
+            f"'python -m harness clean {folder.name}'"
+        ) from None
+    return manifest
 
 
 def changed(site: Path, found: Mapping[str, str]) -> list[str]:
     """Those files of an overlay that are not as it was made; ``found`` has the SHA-256 of each by
     its path in site-packages."""
-    made = files_of(site.parent, json.loads((site.parent / MANIFEST).read_text(encoding="utf-8")))
+    made = read_manifest(site.parent)["files"]
     return [
         file for file, sha in sorted(found.items()) if file not in made or made[file].sha256 != sha
     ]
-
-
-def files_of(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Made]:
-    """The files in a manifest; raises DamagedOverlay if they are not valid."""
-    try:
-        files = {path: Made(size, content) for path, (size, content) in manifest["files"].items()}
-    except (TypeError, ValueError):
-        raise _unreadable(folder) from None
-    if not all(type(made.size) is int and type(made.sha256) is str for made in files.values()):
-        raise _unreadable(folder)
-    return files
-
-
-def _unreadable(folder: Path) -> DamagedOverlay:
-    return DamagedOverlay(
-        f"overlay {folder.name} is damaged: it has no valid {MANIFEST}; delete it with "
-        f"'python -m harness clean {folder.name}'"
-    )
-
-
-def _checked(manifest: Any) -> dict[str, Any]:
-    """A manifest with the right parts; raises ValueError for anything else."""
-    valid = isinstance(manifest, dict) and all(
-        isinstance(manifest.get(name), kind) for name, kind in PARTS.items()
-    )
-    if not valid:
-        raise ValueError("not the manifest of an overlay")
-    return dict(manifest)
-
-
-PARTS = {
-    "format": int,
-    "key": str,
-    "stack": dict,
-    "defects": list,
-    "packages": dict,
-    "lock": str,
-    "diff": str,
-    "files": dict,
-}
-"""The parts of a manifest and their types."""
 
 
 def _folder(cache: Path, name: str) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.api.spec import Defect
 from harness.overlays import contents, overlay
 from harness.overlays.overlay import Overlay, lock_file
-from harness.system.files import locked, new_folder_beside, writing
+from harness.system.files import folder_whole, locked, writing
 from harness.upstream.pins import Stack
 
 
@@ -96,12 +96,8 @@ def _copy(shared: Path, disk: Path, name: str) -> None:
     target = disk / "overlays" / name
     with writing(disk, "TMPDIR"), locked(overlay.lock_file(disk, name)):
         if not target.is_dir():
-            aside = new_folder_beside(target)
-            try:
+            with folder_whole(target) as aside:
                 shutil.copytree(shared, aside, symlinks=True, dirs_exist_ok=True)
-                aside.rename(target)
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
         os.utime(target)
         copies = sorted(folders(disk), key=lambda folder: folder.stat().st_mtime)
         delete(disk, *(old.name for old in copies[:-KEPT]))

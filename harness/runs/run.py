@@ -156,7 +156,10 @@ def write_run(job: Job) -> None:
         "command": config.command,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "seed": config.seed,
-        **trials.choices(job),
+        "lane": job.lane,
+        "params": asdict(config.params),
+        "pins": _installed_pins(job) if config.installed else dict(config.pins),
+        "installed": config.installed is not None,
         "launch": asdict(config.launch),
         "source": machine.source(),
         "machine": machine.facts() | _other_torch(job) | _interpreter(job),
@@ -169,6 +172,11 @@ def write_run(job: Job) -> None:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{about}-{uuid.uuid4().hex[:6]}"
     job.folder = create_run_folder(config.runs, name, job.record)
     print_header(job.console, job.record)
+
+
+def _installed_pins(job: Job) -> dict[str, str]:
+    """The versions of the user's own packages; nobody has chosen them."""
+    return {name: pin for stack in job.stacks.values() for name, pin in stack.pins.items()}
 
 
 def _other_torch(job: Job) -> dict[str, str]:

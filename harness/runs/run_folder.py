@@ -27,11 +27,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from harness import catalog
-from harness.api.spec import BUGGY, RELEASED, Lane, Position, Record, Records, Scenario
+from harness.api.spec import BUGGY, RELEASED, Lane, Position, Record, Records
 from harness.launch.exits import EXIT_FILE, trial_folder
 from harness.overlays import shims
 from harness.system.errors import HarnessError, Inconclusive
-from harness.system.files import new_folder_beside, parse, read_json, unwritten, write_json
+from harness.system.files import folder_whole, parse, read_json, unwritten, write_json
 from harness.upstream import pins
 
 RUN_FILE = "run.json"
@@ -123,32 +123,29 @@ def _parse(line: str, rank: int, number: int) -> Record:
 
 def create_run_folder(parent: Path, name: str, run: Mapping[str, Any]) -> Path:
     """Make ``parent/name`` with its run.json and a folder for each launch: all of it or nothing."""
-    unfinished: Path | None = None
     try:
-        unfinished = new_folder_beside(parent / name)
-        write_json(unfinished / RUN_FILE, run)
-        for variant, trial in run["trials"].items():
-            for launch in trial["launches"]:
-                (trial_folder(unfinished, run, variant) / launch).mkdir(parents=True)
-        return unfinished.rename(parent / name)
+        with folder_whole(parent / name) as unfinished:
+            write_json(unfinished / RUN_FILE, run)
+            for variant, trial in run["trials"].items():
+                for launch in trial["launches"]:
+                    (trial_folder(unfinished, run, variant) / launch).mkdir(parents=True)
     except OSError as error:
         raise unwritten(parent, error, "runs=") from None
-    finally:
-        if unfinished is not None:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    return parent / name
 
 
-def trial_content(scenario: str, variant: str, run: Mapping[str, Any]) -> dict[str, Any]:
-    """What follows for a trial from the catalogue, and from these keys of ``run``: ``params``,
-    ``pins`` (those that the user has chosen), ``installed`` and ``lane``.
+def trial_content(
+    scenario: str, variant: str, params: Mapping[str, Any], chosen: Mapping[str, str], lane: Lane
+) -> dict[str, Any]:
+    """What follows from the catalogue for a trial with these parameters and pins.
 
-    Raises ValueError if the scenario does not accept the parameters or pins.
+    The variant's own parameters replace those in ``params``. Raises ValueError if the scenario does
+    not accept them.
     """
     spec = catalog.scenario(scenario)
     of_variant = spec.variant(variant)
-    params = {**run["params"], **of_variant.params}
+    params = {**params, **of_variant.params}
     catalog.load(scenario).Params(**params)
-    chosen = _pins(spec, variant, run)
     return {
         "about": spec.about(variant),
         "expect": of_variant.expect,
@@ -156,17 +153,11 @@ def trial_content(scenario: str, variant: str, run: Mapping[str, Any]) -> dict[s
         "ranks": spec.ranks_of(variant),
         "launches": list(spec.launches),
         "params": params,
-        "pins": chosen,
+        "pins": dict(chosen),
         "modules": {name: pins.import_name(name) for name in chosen},
-        "shims": [point.name for point in shims.needed(chosen, Lane(run["lane"]))],
+        "shims": [point.name for point in shims.needed(chosen, lane)],
         "defects": [defect.name for defect in of_variant.defects],
     }
-
-
-def _pins(scenario: Scenario, variant: str, run: Mapping[str, Any]) -> dict[str, str]:
-    if run["installed"]:
-        return dict(run["pins"])
-    return pins.complete(scenario, {**run["pins"], **scenario.pins_of(variant)})
 
 
 def check_run(run: Mapping[str, Any]) -> None:

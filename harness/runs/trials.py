@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -27,28 +27,10 @@ from harness.system import machine
 from harness.upstream.pins import import_name
 
 
-def choices(job: Job) -> dict[str, Any]:
-    """The choices in run.json that decide what follows from the catalogue for its trials."""
-    config = job.config
-    pins = dict(config.pins)
-    if config.installed:
-        pins = {name: pin for stack in job.stacks.values() for name, pin in stack.pins.items()}
-    return {
-        "lane": job.lane,
-        "params": asdict(config.params),
-        "pins": pins,
-        "installed": config.installed is not None,
-    }
-
-
-def _from_catalog(job: Job, variant: str) -> dict[str, Any]:
-    """What follows for a trial from the catalogue."""
-    return trial_content(job.config.scenario, variant, choices(job))
-
-
 def content(job: Job, variant: str) -> dict[str, Any]:
     """What run.json contains of a trial."""
-    trial = _from_catalog(job, variant) | {"date": job.stacks[variant].date}
+    scenario, params, stack = job.config.scenario, asdict(job.config.params), job.stacks[variant]
+    trial = trial_content(scenario, variant, params, stack.pins, job.lane) | {"date": stack.date}
     if variant in job.refusals:
         return trial | {"unsupported": job.refusals[variant]}
     overlay = job.overlays[variant]
@@ -188,12 +170,10 @@ def _imports(job: Job, variant: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     Scenarios that run on the same installed packages share one server, so it imports for all.
     """
-    installed = job.config.installed
-    if installed is None:
-        trial = _from_catalog(job, variant)
-        return tuple(trial["shims"]), tuple(trial["modules"].values())
-    names = {pin for name in job.config.together for pin in catalog.scenario(name).pins}
-    chosen = {name: installed.packages[name].version for name in sorted(names)}
+    chosen: Mapping[str, str] = job.stacks[variant].pins
+    if installed := job.config.installed:
+        names = {pin for name in job.config.together for pin in catalog.scenario(name).pins}
+        chosen = {name: installed.packages[name].version for name in sorted(names)}
     shims = tuple(point.name for point in needed(chosen, job.lane))
     return shims, tuple(map(import_name, chosen))
 

@@ -35,6 +35,7 @@ from harness.score.scores import Score, Watched, score
 from harness.sweep.suite import Done, started
 from harness.system.errors import HarnessError
 from harness.system.files import read_json
+from harness.upstream import pins
 
 LEARNED = 2
 """Healthy runs of each scenario from which a detector that writes traces learns."""
@@ -74,8 +75,9 @@ def watched_variants(scenario: str) -> tuple[str, ...]:
 
 def steps_of(scenario: str) -> int:
     """How many steps a rank records in the variant with the bug, over all launches."""
-    chosen = {"params": {}, "pins": {}, "installed": False, "lane": Lane.CPU}
-    trial = trial_content(scenario, BUGGY, chosen)
+    spec = catalog.scenario(scenario)
+    chosen = pins.complete(spec, spec.pins_of(BUGGY))
+    trial = trial_content(scenario, BUGGY, {}, chosen, Lane.CPU)
     run = {"scenario": scenario, "seed": 0, "lane": Lane.CPU, "trials": {BUGGY: trial}}
     plan = catalog.load(scenario).plan
     return sum(

@@ -19,7 +19,7 @@ from typing import Any
 from harness import catalog
 from harness.api.spec import RELEASED, Lane
 from harness.config.run_config import SLURM, RunConfig
-from harness.launch.exits import Exit
+from harness.launch.exits import EXIT_FILE
 from harness.launch.server_pool import Pool
 from harness.overlays import overlay
 from harness.ranges import cell
@@ -201,8 +201,8 @@ def _cell_of(config: RunConfig, result: RunResult, folder: Path) -> Cell:
 def _repeatable(found: Cell, folder: Path) -> bool:
     """Whether another run would give the same cell: not after a deadline or an interruption."""
     if found.status is Status.INCONCLUSIVE:
-        ended = [Exit.read(file.parent) for file in folder.glob(f"{RELEASED}/**/exit.json")]
-        return not any(e.timed_out or e.interrupted or e.survivors for e in ended)
+        ended = map(read_json, folder.glob(f"{RELEASED}/**/{EXIT_FILE}"))
+        return not any(e["timed_out"] or e["interrupted"] or e["survivors"] for e in ended)
     return found.status.certain
 
 

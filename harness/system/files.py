@@ -62,6 +62,20 @@ def new_folder_beside(path: Path) -> Path:
     return aside
 
 
+@contextmanager
+def folder_whole(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``path`` to fill, and rename it to ``path``: all of it or nothing.
+
+    ``path`` must be missing or an empty folder then. If anything fails, nothing is left.
+    """
+    aside = new_folder_beside(path)
+    try:
+        yield aside
+        aside.rename(path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def link(source: str | Path, target: str | Path) -> None:
     """Link a file; copy it if the file system has no links, or too many of this file."""
     try:

@@ -5,9 +5,7 @@ uv resolves and installs. The package index is the one in the user's configurati
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,7 +94,8 @@ def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
     wanted = [*(_requirement(*pin) for pin in stack.packages.items()), *bounds]
     if not wanted:
         return ""
-    with _overrides(bounds) as overrides:
+    base = set(BASE) - {Requirement(bound).name for bound in bounds}
+    with uv.listed(uv.left_out(base)) as overrides:
         return uv.run(
             [
                 "pip",
@@ -128,16 +127,6 @@ def _requirement(name: str, version: str) -> str:
     if not is_source(version):
         return f"{name}=={version}"
     return f"{name} @ {Path(sources.of(name, version, cache_folder()).wheel).as_uri()}"
-
-
-@contextmanager
-def _overrides(bounds: Sequence[str]) -> Iterator[str]:
-    """A file of uv overrides that leaves out BASE, except the packages that a bound names."""
-    names = set(BASE) - {Requirement(bound).name for bound in bounds}
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.writelines(f'{name} ; python_version < "3"\n' for name in sorted(names))
-        file.flush()
-        yield file.name
 
 
 def install(lock: str, stack: Stack, site: Path) -> None:

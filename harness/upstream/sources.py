@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from harness.system.errors import Inconclusive, UserError
-from harness.system.files import new_folder_beside, sha256, write_whole, writing
+from harness.system.files import folder_whole, sha256, write_whole, writing
 from harness.upstream import uv
 from harness.upstream.pins import is_source
 
@@ -265,30 +265,25 @@ def _built(
 ) -> Source:
     """Build the wheel of a copied source, and keep it."""
     folder = _folder(name, local, cache)
-    with writing(folder, "HARNESS_CACHE"):
-        aside = new_folder_beside(folder)
-        try:
-            tag, distance = _last_tag(repository, commit)
-            wheel = _wheel(name, copy, aside, _next_version(tag, distance))
-            claimed = parse_wheel_filename(wheel.name)[1].public
-            title, day = _git(repository, "show", "-s", "--format=%s%n%cs", commit).splitlines()[:2]
-            found = Source(
-                name,
-                f"{claimed}+{local}",
-                commit,
-                title,
-                day,
-                tag,
-                distance,
-                changed,
-                str(folder / wheel.name),
-            )
-            write_whole(aside / "source.json", json.dumps(asdict(found), indent=1) + "\n")
-            shutil.rmtree(folder, ignore_errors=True)
-            aside.rename(folder)
-            return found
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    with writing(folder, "HARNESS_CACHE"), folder_whole(folder) as aside:
+        tag, distance = _last_tag(repository, commit)
+        wheel = _wheel(name, copy, aside, _next_version(tag, distance))
+        claimed = parse_wheel_filename(wheel.name)[1].public
+        title, day = _git(repository, "show", "-s", "--format=%s%n%cs", commit).splitlines()[:2]
+        found = Source(
+            name,
+            f"{claimed}+{local}",
+            commit,
+            title,
+            day,
+            tag,
+            distance,
+            changed,
+            str(folder / wheel.name),
+        )
+        write_whole(aside / "source.json", json.dumps(asdict(found), indent=1) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
 
 
 def _wheel(name: str, copy: Path, folder: Path, version: str) -> Path:

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.system.errors import Inconclusive, Unsupported
-from harness.system.files import locked, new_folder_beside, sha256, writing
+from harness.system.files import folder_whole, locked, sha256, writing
 from harness.upstream import uv
 from harness.upstream.pins import TORCH, Torch, as_pinned, here
 
@@ -88,8 +88,7 @@ def _fetch(release: str, folder: Path) -> None:
     with writing(folder.parent, "HARNESS_CACHE"), locked(folder.with_name(f"{folder.name}.lock")):
         if folder.is_dir():
             return
-        aside = new_folder_beside(folder)
-        try:
+        with folder_whole(folder) as aside:
             uv.run(
                 [
                     "pip",
@@ -105,9 +104,6 @@ def _fetch(release: str, folder: Path) -> None:
                 ],
                 pins={TORCH: release},
             )
-            aside.rename(folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
 
 
 def copy(torch: Torch, site: Path) -> None:

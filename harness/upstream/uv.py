@@ -6,8 +6,10 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
@@ -94,6 +96,20 @@ def build_options() -> list[str]:
     """Options for builds from source: DeepSpeed's setup.py imports torch, from this environment."""
     sources = [word for name in SOURCE_ONLY for word in ("--no-build-isolation-package", name)]
     return ["--quiet", "--python", sys.executable, *sources]
+
+
+@contextmanager
+def listed(lines: Iterable[str]) -> Iterator[str]:
+    """A file with these lines, for an option of uv that takes a file."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.flush()
+        yield file.name
+
+
+def left_out(names: Iterable[str]) -> list[str]:
+    """Overrides that leave packages out of a resolution: no Python is older than 3."""
+    return [f'{name} ; python_version < "3"' for name in sorted(names)]
 
 
 def explained(stderr: str, pins: Mapping[str, str]) -> HarnessError:
