@@ -27,10 +27,10 @@ from harness.__main__ import main
 from harness.api.spec import Lane, Outcome
 from harness.launch import nodes
 from harness.launch.exits import EXIT_FILE, Identity
-from harness.launch.processes import end_all, members
 from harness.runs import job
 from harness.system import machine
 from harness.system.errors import ExitCode, Inconclusive, Unsupported
+from harness.system.processes import end_all, members
 from tests import slurm_cluster
 from tests.made_up import set_gpus
 from tests.recording import Recording

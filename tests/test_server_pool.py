@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.launch.processes import TOKEN, end_all, handling, members, new_token, set_token
 from harness.launch.server_pool import ForkedLaunch, Pool, Wanted
+from harness.system.processes import TOKEN, end_all, handling, members, new_token, set_token
 from tests.sandbox import PATIENCE, within
 from tests.stand_in import compiled, stand_in, wanted
 

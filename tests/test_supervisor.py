@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from harness.launch import supervisor
-from harness.launch.processes import TOKEN, members
 from harness.runs import run_folder
+from harness.system.processes import TOKEN, members
 from tests.sandbox import PATIENCE, ROOT, within
 
 linux = pytest.mark.skipif(not supervisor.LINUX, reason="only Linux signals the death of a parent")

@@ -22,8 +22,8 @@ from harness.check import distributions, lock_files, project_files, requirements
 from harness.check.installed import EDITABLE, Installed, chosen, described, origin
 from harness.check.requirements import Requirements
 from harness.check.source import STDIN, PackageFile
-from harness.launch.processes import TOKEN, end_all, new_token
 from harness.system.errors import Inconclusive, UserError
+from harness.system.processes import TOKEN, end_all, new_token
 from harness.system.text import complaint, short
 from harness.upstream.pins import Distribution, Interpreter
 

@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.launch import supervisor
-from harness.launch.processes import set_token
 from harness.overlays import bytecode, loaded_files, shims
+from harness.system.processes import set_token
 
 MOST = 1 << 16
 """The longest request, in bytes."""

@@ -30,10 +30,10 @@ from harness.api.spec import Lane
 from harness.launch import nodes, supervisor
 from harness.launch.exits import Exit, Identity, write_exit
 from harness.launch.nodes import Step
-from harness.launch.processes import TOKEN, end_all, handling, members, new_token
 from harness.launch.server_pool import ForkedLaunch, OverlayServer
 from harness.system.errors import Inconclusive
 from harness.system.files import ROOT
+from harness.system.processes import TOKEN, end_all, handling, members, new_token
 
 RANK = ROOT / "harness" / "runs" / "rank.py"
 RANK_MODULE = "harness.runs.rank"

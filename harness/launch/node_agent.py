@@ -82,7 +82,7 @@ def _obey(orders: int) -> None:
 def _dump_stacks() -> None:
     import psutil
 
-    from harness.launch.processes import handling
+    from harness.system.processes import handling
 
     for process in handling(psutil.Process().children(recursive=True), signal.SIGUSR1):
         process.send_signal(signal.SIGUSR1)

@@ -29,7 +29,7 @@ from typing import Any, TextIO
 import psutil
 
 from harness.launch import supervisor
-from harness.launch.processes import NO_TOKEN, TOKEN
+from harness.system.processes import NO_TOKEN, TOKEN
 
 LOST_AFTER = 5.0
 """Seconds after which a rank counts as lost, if it is gone and torchrun still waits for it."""

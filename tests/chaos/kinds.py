@@ -19,9 +19,9 @@ from pathlib import Path
 
 import psutil
 
-from harness.launch.processes import handling
 from harness.overlays import overlay
 from harness.system.machine import cache_folder
+from harness.system.processes import handling
 from tests.chaos.case import Case
 from tests.overlays import copy, lent
 from tests.sandbox import fill

@@ -1,4 +1,4 @@
-"""The processes of a launch: found by a token in their environment, and killed.
+"""Processes with a token in their environment, such as those of a launch: found, and killed.
 
 Two mechanisms end processes, because each covers a case that the other does not:
 
