@@ -57,9 +57,6 @@ HARNESS_KINDS: Mapping[str, Kind] = {
 }
 """What every rank records besides its scenario's plan."""
 
-FIRST, LAST = (BEGIN, "start"), ("upstream", "shims", "phases", END)
-"""The harness's records before and after those of the scenario."""
-
 
 def complete_plan(plan: Plan) -> Plan:
     """All records that a rank writes: its scenario's plan, and the harness's own records."""

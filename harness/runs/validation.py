@@ -16,7 +16,7 @@ from harness import catalog
 from harness.api.plan import BrokenPlan, Checklist, Plan, check_alike, wrong_facts
 from harness.api.spec import Record, Records
 from harness.launch.exits import Exit, Identity, read_exit
-from harness.runs.recorder import FIRST, HARNESS_KINDS, LAST, complete_plan
+from harness.runs.recorder import HARNESS_KINDS, complete_plan
 from harness.runs.run_folder import BEGIN, BrokenRecords, params_of, position_of, read_records
 from harness.system.errors import HarnessError, Inconclusive
 from harness.upstream.pins import is_pinned
@@ -112,12 +112,6 @@ def _check_plans(records: Records, plans: Mapping[int, Plan]) -> None:
 
 
 def _check_complete(rank: int, plan: Plan, records: Sequence[Record]) -> None:
-    kinds = tuple(record["kind"] for record in records)
-    if kinds[: len(FIRST)] != FIRST or kinds[-len(LAST) :] != LAST:
-        raise BrokenRecords(
-            f"rank {rank}: its records do not begin with {', '.join(FIRST)} and end with "
-            f"{', '.join(LAST)}"
-        )
     try:
         checklist = Checklist(complete_plan(plan))
         for record in records:

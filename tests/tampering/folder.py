@@ -64,7 +64,7 @@ FILES: Table = {
     ],
     "bf16_clip buggy 1 records": [
         (repeated, "step 2 of 'step', but the plan has step 3 of 'step' next"),
-        (less("upstream"), "rank 1: its records do not begin with begin, start and"),
+        (less("upstream"), "rank 1: 'upstream' is planned, but missing"),
     ],
     "bf16_clip buggy 1 step": [
         (to(kind="stop"), "rank 1: a record of kind 'stop', which is not planned"),
