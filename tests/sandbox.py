@@ -195,7 +195,7 @@ def until(condition: Callable[[], bool], what: str, process: subprocess.Popen[st
         time.sleep(0.02)
 
 
-def within(seconds: float, condition: Callable[[], bool], what: str) -> None:
+def within(seconds: float, condition: Callable[[], object], what: str) -> None:
     """Wait for ``condition``; fail after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():

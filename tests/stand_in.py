@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.api.spec import Lane
+from harness.launch.exits import EXIT_FILE, Identity
 from harness.launch.forkserver import BEFORE_UPSTREAM
-from harness.launch.launch import RankSettings, rank_environment
-from harness.launch.server_pool import Wanted
+from harness.launch.launch import RankSettings, launch, rank_environment
+from harness.launch.server_pool import OverlayServer, Wanted
 from harness.overlays import bytecode
 from harness.system.files import sha256
+from tests.sandbox import PATIENCE
+
+
+@dataclass
+class StandIn:
+    """Launches a Python script instead of torchrun."""
+
+    folder: Path
+    settings: RankSettings
+    of: Identity
+    server: OverlayServer | None = None
+
+    @property
+    def launched(self) -> Path:
+        return self.folder / self.of.variant
+
+    def launch(
+        self, script: str, tick: Callable[[], None] = lambda: None, timeout: float = PATIENCE
+    ) -> dict[str, Any]:
+        self.launched.mkdir()
+        (self.launched / "script.py").write_text(script)
+        how, server = self.settings, self.server
+        launch(self.folder, self.launched, self.of, how, timeout=timeout, tick=tick, server=server)
+        return self.exit()
+
+    def exit(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.launched / EXIT_FILE).read_text())
+        return found
 
 
 def stand_in(site: Path) -> None:

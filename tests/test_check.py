@@ -268,14 +268,6 @@ def asked(name: str, installed: Environment, *words: str) -> Checked:
     return found
 
 
-def test_the_releases_of_a_file_are_run_on_overlays(upstream: Upstream) -> None:
-    found = asked(
-        ROPE, environment({"transformers": "4.36.2", "deepspeed": "0.13.3"}, complete=False)
-    )
-    assert (found.status, found.how) == (BugStatus.AFFECTED, "ran")
-    assert upstream.tested == ["4.36.2"]
-
-
 def test_a_run_without_a_status_leaves_the_recorded_one(
     upstream: Upstream, record: Recording
 ) -> None:

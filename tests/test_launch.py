@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -10,51 +9,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 import harness.launch.launch as launching
-from harness.launch.exits import EXIT_FILE, Identity
-from harness.launch.server_pool import OverlayServer, Pool
+from harness.launch.exits import Identity
+from harness.launch.server_pool import Pool
 from harness.system.errors import Inconclusive
 from tests.sandbox import PATIENCE, lives
-from tests.stand_in import settings, wanted
+from tests.stand_in import StandIn, settings, wanted
 from tests.stand_in import stand_in as make_stand_in
 
 OF = Identity("run", "bf16_clip", "buggy", "", 2)
-
-
-@dataclass
-class StandIn:
-    """Launches a Python script instead of torchrun."""
-
-    folder: Path
-    site: Path
-    server: OverlayServer | None = None
-
-    def launch(
-        self, script: str, tick: Callable[[], None] = lambda: None, timeout: float = PATIENCE
-    ) -> dict[str, Any]:
-        (self.folder / "buggy").mkdir()
-        (self.folder / "buggy" / "script.py").write_text(script)
-        launching.launch(
-            self.folder,
-            self.folder / "buggy",
-            OF,
-            settings(self.site),
-            timeout=timeout,
-            tick=tick,
-            server=self.server,
-        )
-        return self.exit()
-
-    def exit(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "buggy" / EXIT_FILE).read_text())
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +41,8 @@ def pool() -> Iterator[Pool]:
 @pytest.fixture(params=["warm", "cold"])
 def stand_in(request: pytest.FixtureRequest, runs: Path, site: Path, pool: Pool) -> StandIn:
     runs.mkdir()
-    if request.param == "cold":
-        return StandIn(runs, site)
-    return StandIn(runs, site, pool.server(wanted(site, HARNESS_RUNS="")))
+    warm = pool.server(wanted(site, HARNESS_RUNS="")) if request.param == "warm" else None
+    return StandIn(runs, settings(site), OF, warm)
 
 
 only_warm = pytest.mark.parametrize("stand_in", ["warm"], indirect=True)
@@ -188,14 +155,14 @@ time.sleep(1000)
     second = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
 
     def tick() -> None:
-        if (stand_in.folder / "buggy" / "stack_rank_0.txt").exists():
+        if (stand_in.launched / "stack_rank_0.txt").exists():
             second.start()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         stand_in.launch(script, tick)
     second.join()
-    assert not lives(int((stand_in.folder / "buggy" / "rank.pid").read_text()))
+    assert not lives(int((stand_in.launched / "rank.pid").read_text()))
     assert stand_in.exit()["interrupted"]
 
 

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from harness import catalog
 from harness.__main__ import main
 from harness.api.spec import Lane, Outcome
 from harness.launch import nodes
-from harness.launch.exits import EXIT_FILE, Identity
+from harness.launch.exits import Identity
 from harness.runs import job
 from harness.system import machine
 from harness.system.errors import ExitCode, Inconclusive, Unsupported
@@ -36,7 +36,7 @@ from tests.made_up import set_gpus
 from tests.recording import Recording
 from tests.sandbox import PATIENCE, ROOT, Sandbox, ended, living, mid_run, outcome, within
 from tests.slurm_cluster import cluster
-from tests.stand_in import settings
+from tests.stand_in import StandIn, settings
 from tests.stand_in import stand_in as make_stand_in
 from tests.test_faults import LONG, SLEEPS, faulty_cache
 
@@ -85,28 +85,13 @@ def test_a_mistake_about_nodes_is_reported_in_one_line(
     assert not runs.exists()
 
 
-def test_one_node_is_launched_by_the_same_command_as_before(tmp_path: Path) -> None:
-    words = ("harness.runs.rank", str(tmp_path), "buggy", "")
-    assert launching.torchrun_arguments(tmp_path / "buggy", 4, words) == [
-        "--standalone",
-        "--local-addr=127.0.0.1",
-        f"--log-dir={tmp_path}/buggy/elastic",
-        "--nproc-per-node=4",
-        "--max-restarts=0",
-        "--monitor-interval=0.02",
-        "--redirects=3",
-        "-m",
-        "harness.runs.rank",
-        str(tmp_path),
-        "buggy",
-        "",
-    ]
-
-
 def test_two_nodes_have_half_of_the_ranks_each(tmp_path: Path) -> None:
-    arguments = launching.torchrun_arguments(tmp_path / "buggy", 4, ["harness.runs.rank"], 2)
-    assert {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=static"} <= set(arguments)
-    assert not {"--standalone", "--local-addr=127.0.0.1"} & set(arguments)
+    of = launching.torchrun_arguments
+    one, two = (set(of(tmp_path / "buggy", 4, ["harness.runs.rank"], n)) for n in (1, 2))
+    alone = {"--standalone", "--local-addr=127.0.0.1"}
+    assert {*alone, "--nproc-per-node=4", "-m"} <= one
+    assert {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=static"} <= two
+    assert not alone & two
 
 
 def test_srun_does_not_take_the_options_of_the_job_around_it() -> None:
@@ -245,34 +230,12 @@ def allocation() -> Iterator[str]:
 
 
 @dataclass
-class TwoNodes:
-    """Launches a script on each of two nodes instead of torchrun."""
+class TwoNodes(StandIn):
+    """Launches the script on each of two nodes."""
 
-    folder: Path
-    site: Path
-    job: str
+    job: str = ""
     left: list[int] = field(default_factory=list)
     """The processes that were there when the step had ended, before the harness looked for them."""
-    python: str = sys.executable
-
-    @property
-    def launched(self) -> Path:
-        return self.folder / "buggy"
-
-    def launch(
-        self, script: str, tick: Callable[[], None] = lambda: None, timeout: float = PATIENCE
-    ) -> dict[str, Any]:
-        self.launched.mkdir()
-        (self.launched / "script.py").write_text(script)
-        of_nodes = replace(settings(self.site), nodes=2, python=self.python)
-        launching.launch(
-            self.folder, self.folder / "buggy", OF, of_nodes, timeout=timeout, tick=tick
-        )
-        return self.exit()
-
-    def exit(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.launched / EXIT_FILE).read_text())
-        return found
 
     def asleep(self) -> bool:
         return all((self.launched / f"asleep_{node}").exists() for node in (0, 1))
@@ -294,7 +257,8 @@ def two_nodes(allocation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     make_stand_in(tmp_path / "site-packages")
     runs = tmp_path / "runs"
     runs.mkdir()
-    found = TwoNodes(runs, tmp_path / "site-packages", allocation)
+    both = replace(settings(tmp_path / "site-packages"), nodes=2)
+    found = TwoNodes(runs, both, OF, job=allocation)
     monkeypatch.setenv("SLURM_JOB_ID", allocation)
     monkeypatch.setenv("SLURM_NTASKS", "7")  # an option of the allocation, not of our step
 
@@ -370,7 +334,7 @@ def test_an_agent_that_cannot_start_ends_the_other_node(two_nodes: TwoNodes) -> 
     python = two_nodes.folder / "python"
     python.write_text(f'#!/bin/sh\n[ $SLURM_NODEID = 1 ] && exit 9\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    two_nodes.python = str(python)
+    two_nodes.settings = replace(two_nodes.settings, python=str(python))
     done = two_nodes.launch(SLEEPER)
     assert not done["timed_out"]
     assert done["code"] != 0
@@ -401,7 +365,7 @@ import sys
 from pathlib import Path
 import harness.launch.launch as launching
 from dataclasses import replace
-from tests.stand_in import settings
+from tests.stand_in import StandIn, settings
 from tests.test_nodes import OF
 folder, site = map(Path, sys.argv[1:])
 launching.launch(folder, folder / OF.variant, OF, replace(settings(site), nodes=2), timeout=1000)
@@ -415,9 +379,8 @@ def test_killing_the_harness_ends_both_nodes(two_nodes: TwoNodes, asleep: bool) 
     two_nodes.launched.mkdir()
     (two_nodes.launched / "script.py").write_text(SLEEPER)
     mine = os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(two_nodes.folder)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", HARNESS, str(two_nodes.folder), str(two_nodes.site)], env=mine
-    )
+    words = [sys.executable, "-c", HARNESS, str(two_nodes.folder), str(two_nodes.settings.site)]
+    process = subprocess.Popen(words, env=mine)
 
     def left() -> list[psutil.Process]:
         return living(lambda each: each.environ().get("OF_THIS_TEST") == str(two_nodes.folder))

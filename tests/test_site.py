@@ -8,8 +8,6 @@ import math
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from html.parser import HTMLParser
@@ -35,7 +33,6 @@ from harness.ranges import advisories
 from harness.runs.results import RunResult
 from harness.system import files
 from harness.system.files import ROOT
-from harness.system.installation import install
 from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site
 from tests.made_up import full_disk
 from tests.recording import RECORDED, Recording, recorded
@@ -376,17 +373,6 @@ def test_a_picture_that_fails_does_not_affect_others(
     assert main(["site", "--out", str(out), "--runs", str(runs)]) == 0
     assert "no picture of bf16_clip: KeyError: 'differing'" in capsys.readouterr().out
     check_has(out / "bugs/warmup_first_step.html", "The learning rate")
-
-
-def test_without_its_packages_it_says_what_to_install(tmp_path: Path) -> None:
-    probe = (
-        "import sys; sys.modules['altair'] = None; from harness.__main__ import main; "
-        f"sys.exit(main(['site', '--out', {str(tmp_path / 'site')!r}]))"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 3
-    line = "harness: site needs the package altair, which is not installed: "
-    assert done.stderr == f"{line}{install('altair', 'vl-convert-python')}\n"
 
 
 # Charts

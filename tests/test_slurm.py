@@ -23,7 +23,7 @@ from harness.sweep.slurm import Shape
 from harness.system.errors import Fault, UserError
 from harness.system.files import ROOT
 from tests import slurm_cluster, slurm_tasks
-from tests.sandbox import hear_signals
+from tests.sandbox import PATIENCE, hear_signals, within
 from tests.slurm_cluster import Cluster, cluster
 from tests.slurm_tasks import notes, on, silent, works
 
@@ -58,14 +58,6 @@ def done(tasks: Sequence[Work], do: Any = slurm_tasks.nap, **changes: Any) -> di
     """The results of tasks, by index."""
     with Batch(tasks, do, on(**changes), silent) as submitted:
         return dict(submitted.results())
-
-
-def until(true: Any, seconds: float = 60) -> None:
-    for _ in range(int(seconds * 10)):
-        if true():
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"not within {seconds} s")
 
 
 def queue(of: Cluster) -> list[str]:
@@ -117,25 +109,26 @@ def test_an_interrupted_command_cancels_its_tasks_and_no_others(
     other = tmp_path / "other"
     other.mkdir()
     with command(other, 1, 60) as neighbour:
-        until(lambda: notes(other, "begin"))  # before ours take all cores
+        # Before ours take all cores.
+        within(PATIENCE, lambda: notes(other, "begin"), "the start of the other")
         with command(tmp_path, 3, 60) as ours:
-            until(lambda: notes(tmp_path, "begin"))
+            within(PATIENCE, lambda: notes(tmp_path, "begin"), "a start")
             ours.send_signal(signal.SIGINT)
             ours.communicate(timeout=60)
-        until(lambda: len(queue(there)) == 2)
+        within(PATIENCE, lambda: len(queue(there)) == 2, "the end of ours")
         assert "other" in queue(there)
         # The task ended its processes itself, and not Slurm with SIGKILL.
-        until(lambda: notes(tmp_path, "interrupted"))
+        within(PATIENCE, lambda: notes(tmp_path, "interrupted"), "its interruption")
         assert len(folders_left()) == 1
         neighbour.send_signal(signal.SIGTERM)
         neighbour.communicate(timeout=60)
-    until(lambda: queue(there) == ["other"])
+    within(PATIENCE, lambda: queue(there) == ["other"], "the end of both")
     assert folders_left() == []
 
 
 def test_a_cancelled_task_is_submitted_once_more(there: Cluster, tmp_path: Path) -> None:
     with Batch(works(tmp_path, [5]), slurm_tasks.interruptible, on(), silent) as tasks:
-        until(lambda: notes(tmp_path, "begin"))
+        within(PATIENCE, lambda: notes(tmp_path, "begin"), "a start")
         there.ask("scancel", "--name", queue(there)[0])
         assert [value for _, value in tasks.results()] == ["0 on n1"]
     assert len(notes(tmp_path, "begin")) == 2
@@ -147,7 +140,7 @@ def test_a_task_that_is_cancelled_twice_is_lost_with_slurms_reason(
 ) -> None:
     with Batch(works(tmp_path, [60]), slurm_tasks.interruptible, on(), silent) as tasks:
         results = tasks.results()
-        until(lambda: notes(tmp_path, "begin"))
+        within(PATIENCE, lambda: notes(tmp_path, "begin"), "a start")
         there.ask("scancel", "--me")
         monitor = subprocess.Popen(
             ["sh", "-c", f"until [ $(grep -c begin {tmp_path}/notes) = 2 ]; do sleep 0.2; done; "
@@ -177,7 +170,7 @@ def test_a_task_over_its_time_limit_is_lost_with_slurms_reason(
 @pytest.mark.exhaustive
 def test_a_killed_slurmd_loses_no_task_if_it_comes_back(there: Cluster, tmp_path: Path) -> None:
     with Batch(works(tmp_path, [6] * 2, cores=2), slurm_tasks.nap, on(), silent) as tasks:
-        until(lambda: len(notes(tmp_path, "begin")) == 2)
+        within(PATIENCE, lambda: len(notes(tmp_path, "begin")) == 2, "two starts")
         there.stop("n1")
         time.sleep(1)
         there.node("n1")
@@ -190,7 +183,7 @@ def test_the_tasks_of_a_node_that_fails_are_submitted_once_more(
     there: Cluster, tmp_path: Path
 ) -> None:
     with Batch(works(tmp_path, [8] * 2, cores=2), slurm_tasks.nap, on(), silent) as tasks:
-        until(lambda: len(notes(tmp_path, "begin")) == 2)
+        within(PATIENCE, lambda: len(notes(tmp_path, "begin")) == 2, "two starts")
         there.fail("n1")
         found = dict(tasks.results())
         there.node("n1")
@@ -202,7 +195,7 @@ def test_the_tasks_of_a_node_that_fails_are_submitted_once_more(
 @pytest.mark.exhaustive
 def test_a_restarted_controller_loses_nothing(there: Cluster, tmp_path: Path) -> None:
     with Batch(works(tmp_path, [4] * 6), slurm_tasks.nap, on(), silent) as tasks:
-        until(lambda: notes(tmp_path, "begin"))
+        within(PATIENCE, lambda: notes(tmp_path, "begin"), "a start")
         there.stop("slurmctld", signal.SIGTERM)
         results = tasks.results()
         first, _ = next(results)
@@ -222,26 +215,13 @@ def test_a_controller_that_does_not_answer_is_reported_in_one_line(
     assert folders_left() == []
 
 
-@pytest.fixture
-def mounting(tmp_path: Path) -> Iterator[Path]:
-    """A folder with a disk of 2 MB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    tmp_path.chmod(0o755)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("this user cannot mount a small disk")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 @pytest.mark.exhaustive
 def test_a_full_shared_folder_is_named(
-    there: Cluster, mounting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    there: Cluster, tmpfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HARNESS_CACHE", str(mounting))
+    monkeypatch.setenv("HARNESS_CACHE", str(tmpfs))
     try:
-        found = list(done(works(tmp_path, [0] * 4), slurm_tasks.large).values())
+        found = list(done(works(tmp_path, [0] * 8), slurm_tasks.large).values())
     except Fault as error:  # it was full before a task could be submitted again
         found = [error]
     faults = [str(value) for value in found if isinstance(value, Fault)]
@@ -339,13 +319,15 @@ def test_the_same_command_again_goes_on_after_a_kill(
     harness: Callable[..., tuple[int, str]], there: Cluster
 ) -> None:
     harness(*MATRIX[:2], "pins.accelerate=0.30.0", "on=slurm")  # makes an overlay
-    until(lambda: queue(there) == [])  # Slurm still shows that task for a while
+    # Slurm still shows that task for a while.
+    within(PATIENCE, lambda: queue(there) == [], "an empty queue")
     words = [sys.executable, "-m", "harness", *MATRIX, "on=slurm", "on.overlays=task", "--again"]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:
-        until(lambda: len(queue(there)) > 0)
+        within(PATIENCE, lambda: len(queue(there)) > 0, "a task in the queue")
         killed(first)
     assert len(folders_left()) == 1
-    until(lambda: queue(there) == [])  # its tasks go on, and store what they find
+    # Its tasks go on, and store what they find.
+    within(PATIENCE, lambda: queue(there) == [], "an empty queue")
     assert "2 not affected (3 stored)" in harness(*MATRIX, "on=slurm")[1]
 
 

@@ -175,11 +175,6 @@ BOTH = Installed("", "uv.lock has 4.40.0 and 4.57.6", ("4.40.0", "4.57.6"))
         ),
         (
             "poetry.lock",
-            poetry(("4.40.0", ""), ("4.57.6", "")),
-            Installed("", "poetry.lock has 4.40.0 and 4.57.6", BOTH.candidates),
-        ),
-        (
-            "poetry.lock",
             poetry(("4.40.0", '[package.source]\ntype = "git"\nurl = "https://host/up"')),
             Installed("4.40.0", "installed from git"),
         ),
@@ -224,11 +219,6 @@ BOTH = Installed("", "uv.lock has 4.40.0 and 4.57.6", ("4.40.0", "4.57.6"))
             "conda.json",
             conda(("Up", "4.40.0", "<develop>")),
             Installed("4.40.0", "an editable install"),
-        ),
-        (
-            "conda.json",
-            conda(("up", "4.40.0", "conda-forge"), ("up", "4.57.6", "pypi")),
-            Installed("", "conda.json has 4.40.0 and 4.57.6", BOTH.candidates),
         ),
     ],
 )

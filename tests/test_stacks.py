@@ -18,7 +18,7 @@ import pytest
 from harness.check import environment
 from harness.check.installed import Installed
 from harness.system.errors import Inconclusive, UserError
-from tests.sandbox import lives
+from tests.sandbox import lives, within
 
 NAMES = ["Up", "second_one"]
 GIT = {"url": "https://host/up", "vcs_info": {"vcs": "git", "commit_id": "a5"}}
@@ -227,7 +227,7 @@ def test_an_interpreter_that_hangs_is_ended_with_all_that_it_started(
         environment.of_interpreter(other, NAMES)
     assert time.monotonic() - started < 8
     assert len(pids.read_text().split()) == 2
-    assert not living(pids)
+    check_end(pids)
 
 
 def test_what_an_interpreter_leaves_behind_is_ended(other: Path, tmp_path: Path) -> None:
@@ -236,17 +236,12 @@ def test_what_an_interpreter_leaves_behind_is_ended(other: Path, tmp_path: Path)
     customize(other, STARTS.format(pids=str(pids), seconds=0))
     assert "up" in environment.of_interpreter(other, NAMES).packages
     assert pids.read_text()
-    assert not living(pids)
+    check_end(pids)
 
 
-def living(pids: Path) -> list[int]:
-    """Which of these processes live, after they had time to end; zombies do not."""
-    deadline = time.monotonic() + 2
-    while True:
-        found = [int(pid) for pid in pids.read_text().split() if lives(int(pid))]
-        if not found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.02)
+def check_end(pids: Path) -> None:
+    """Zombies have ended."""
+    within(2, lambda: not any(lives(int(pid)) for pid in pids.read_text().split()), "their end")
 
 
 def test_what_is_no_interpreter_is_a_mistake(other: Path, tmp_path: Path) -> None:
