@@ -92,6 +92,7 @@ def test_two_nodes_have_half_of_the_ranks_each(tmp_path: Path) -> None:
     assert {*alone, "--nproc-per-node=4", "-m"} <= one
     assert {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=static"} <= two
     assert not alone & two
+    assert {"--redirects=3", "--max-restarts=0"} <= one & two
 
 
 def test_srun_does_not_take_the_options_of_the_job_around_it() -> None:
@@ -365,7 +366,7 @@ import sys
 from pathlib import Path
 import harness.launch.launch as launching
 from dataclasses import replace
-from tests.stand_in import StandIn, settings
+from tests.stand_in import settings
 from tests.test_nodes import OF
 folder, site = map(Path, sys.argv[1:])
 launching.launch(folder, folder / OF.variant, OF, replace(settings(site), nodes=2), timeout=1000)
