@@ -1,8 +1,7 @@
-"""Only one module imports Hydra, and listing is quick; contracts of imports: pyproject.toml."""
+"""Only one module imports Hydra; listing imports little; contracts of imports: pyproject.toml."""
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HEAVY = {"torch", "hydra", "omegaconf", "deepspeed", "megatron", "libcst", "uv", "pip"}
+# All that listing needs: another package costs more than the list itself.
+LIGHT = {"harness", "scenarios", "packaging", "rich"}
 FILES = [f for place in ("harness", "scenarios") for f in sorted((ROOT / place).rglob("*.py"))]
 
 
@@ -34,22 +34,20 @@ def test_the_page_for_developers_names_every_package() -> None:
 
 PROBE = """
 import sys
+before = set(sys.modules)
 from harness.__main__ import main
 sys.argv = ["harness", *sys.argv[1:]]
 code = main()
-print("\\n".join(sys.modules), file=sys.stderr)
+print("\\n".join(set(sys.modules) - before), file=sys.stderr)
 sys.exit(code)
 """
 
 
 @pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["--help"]], ids=" ".join)
-def test_listing_imports_nothing_heavy_and_is_quick(words: list[str]) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def test_listing_imports_little(words: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROBE, *words], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     loaded = {name.partition(".")[0] for name in done.stderr.splitlines()}
     assert "harness" in loaded
-    assert not loaded & HEAVY
-    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1.0
+    assert loaded <= LIGHT | sys.stdlib_module_names

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
-import time
 import venv
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 from harness.check import environment
 from harness.check.installed import Installed
 from harness.system.errors import Inconclusive, UserError
-from tests.sandbox import lives, within
+from tests.sandbox import PATIENCE, lives, within
 
 NAMES = ["Up", "second_one"]
 GIT = {"url": "https://host/up", "vcs_info": {"vcs": "git", "commit_id": "a5"}}
@@ -222,10 +221,8 @@ def test_an_interpreter_that_hangs_is_ended_with_all_that_it_started(
     pids = tmp_path / "pids"
     customize(other, STARTS.format(pids=str(pids), seconds=1000))
     monkeypatch.setattr(environment, "LIMIT", 2.0)
-    started = time.monotonic()
     with pytest.raises(Inconclusive, match="does not answer within 2 s: see its sitecustomize"):
         environment.of_interpreter(other, NAMES)
-    assert time.monotonic() - started < 8
     assert len(pids.read_text().split()) == 2
     check_end(pids)
 
@@ -241,7 +238,9 @@ def test_what_an_interpreter_leaves_behind_is_ended(other: Path, tmp_path: Path)
 
 def check_end(pids: Path) -> None:
     """Zombies have ended."""
-    within(2, lambda: not any(lives(int(pid)) for pid in pids.read_text().split()), "their end")
+    within(
+        PATIENCE, lambda: not any(lives(int(pid)) for pid in pids.read_text().split()), "their end"
+    )
 
 
 def test_what_is_no_interpreter_is_a_mistake(other: Path, tmp_path: Path) -> None:
