@@ -27,7 +27,7 @@ from harness.cli import Arguments, pin
 from harness.overlays import archive, overlay
 from harness.overlays.edits import DefectError
 from harness.overlays.overlay import Overlay
-from harness.system import machine
+from harness.system import archives, machine
 from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError, unknown
 from harness.system.files import ROOT, folder_whole, write_whole, writing
 from harness.system.machine import cache_folder
@@ -54,25 +54,12 @@ if [ ! -d "$PLACE/site" ] && [ ! -w "$PLACE" ]; then  # read-only: unpack beside
     PLACE=${XDG_CACHE_HOME:-$HOME/.cache}/distributed-bugs/bundles/$(cksum < "$BUNDLE/bundle.json" |
         tr ' ' -)
 fi
-[ -d "$PLACE/site" ] || python3 -W ignore - "$BUNDLE/site.tar.xz" "$PLACE" << 'END'
-import os, shutil, sys, tarfile
-archive, place = sys.argv[1:]
-aside = os.path.join(place, f".unpacked.{os.uname().nodename}.{os.getpid()}")
-os.makedirs(aside)
-try:
-    with tarfile.open(archive) as tar:
-        if hasattr(tarfile, "data_filter"):
-            tar.extractall(aside, filter="data")
-        else:
-            print("this Python's tarfile has no filters: paths in the bundle are not checked")
-            tar.extractall(aside)
-    os.rename(os.path.join(aside, "site"), os.path.join(place, "site"))
-except OSError:
-    if not os.path.isdir(os.path.join(place, "site")):  # otherwise another process unpacked it
-        raise
-finally:
-    shutil.rmtree(aside, ignore_errors=True)
-END
+if [ ! -d "$PLACE/site" ]; then
+    aside=$PLACE/.unpacked.$(uname -n).$$
+    python3 -W ignore "$BUNDLE/archives.py" "$BUNDLE/site.tar.xz" "$aside" &&
+        { mv -T "$aside/site" "$PLACE/site" 2> /dev/null || [ -d "$PLACE/site" ]; }
+    rm -rf "$aside"
+fi
 export PYTHONPATH="$PLACE/site${PYTHONPATH:+:$PYTHONPATH}"
 export HARNESS_CACHE="${HARNESS_CACHE:-$PLACE/cache}"
 python3 -W ignore -m harness.cli.bundle "$BUNDLE"
@@ -205,6 +192,7 @@ def _fill(
     write_whole(site / "bundle.json", json.dumps(contents, indent=2) + "\n")
     shutil.copy2(site / "bundle.json", folder / "bundle.json")
     write_whole(folder / "activate", ACTIVATE)
+    shutil.copy2(archives.__file__, folder / "archives.py")
     files = sorted(
         _files(site), key=lambda path: (path.suffix, path)
     )  # similar files together compress better
