@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit
 
 from packaging.utils import (
+    InvalidName,
     InvalidSdistFilename,
     InvalidWheelFilename,
     canonicalize_name,
@@ -17,18 +18,13 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
+from harness.check.synonyms import ELSEWHERE, PUBLISHED, Published
+
 EDITABLE = "an editable install"
 FILE = "a local file"
 FOLDER = "a local folder"
 GIT = "installed from git"
 WEB = "a file from the web"
-
-ALIASES = {
-    "pytorch": "torch",
-    "huggingface-accelerate": "accelerate",
-    "megatron-lm": "megatron-core",
-}
-"""The packages that conda and repositories name otherwise than the package index does."""
 
 ARCHIVES = re.compile(r"\.(whl|zip|tgz|tar\.\w+)$")
 """Endings of files to install; such a name is also a valid name of a package."""
@@ -103,7 +99,8 @@ def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
 def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]:
     """The name of the package at a path or an address, as far as it shows, and its version.
 
-    The name is that of an archive, a folder or a repository. Nothing is read there.
+    The name is that of an archive, a folder or a repository; it is empty if no package can have it,
+    such as ``-e evil``. Nothing is read there.
     """
     scheme, _, place, _, fragment = urlsplit(address)
     repository, plus, _ = scheme.partition("+")
@@ -111,7 +108,7 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
     file = place.rpartition("/")[2]
     name = _repository(place.partition("@")[0] if plus else place)
     if egg := re.search(r"(?:^|&)egg=([\w.-]+)", fragment):
-        name = canonicalize_name(egg[1])
+        name = _canonical(egg[1])
     if editable:
         return name, Installed("", EDITABLE)
     if plus:
@@ -127,8 +124,16 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
 def _repository(place: str) -> str:
     """The name of a folder or a repository, also if an archive of it is downloaded."""
     *_, last = place.partition("/archive/")[0].split("/")
-    name = canonicalize_name(last.removesuffix(".git"))
-    return ALIASES.get(name, name)
+    name = _canonical(last.removesuffix(".git"))
+    return ELSEWHERE.get(name, name)
+
+
+def _canonical(text: str) -> str:
+    """The canonical form of a package's name; empty for a text that is none. Names reach uv."""
+    try:
+        return canonicalize_name(text, validate=True)
+    except InvalidName:
+        return ""
 
 
 def _archive(file: str) -> tuple[str, str]:
@@ -159,3 +164,45 @@ def origin(direct_url: str) -> str:
     if not address.startswith("file:"):
         return WEB
     return FILE if "archive_info" in content else FOLDER
+
+
+DEPENDENCY = "the other packages"
+"""What ``newest_of`` says of a package that no file names."""
+
+
+def merged(packages: Mapping[str, Installed]) -> dict[str, Installed]:
+    """Packages by the names that scenarios pin; what is published twice becomes one entry.
+
+    A package that is there only because another one needs it gives way to its synonym:
+    ``lightning`` needs pytorch-lightning, and imports its own copy.
+    """
+    entries = {name: package for name, package in packages.items() if name not in PUBLISHED}
+    for name, other in PUBLISHED.items():
+        if name in packages:
+            synonym = _as_other(name, packages[name], other)
+            entries[other.package] = _both(entries.get(other.package), synonym, name, other)
+    return entries
+
+
+def _as_other(name: str, package: Installed, other: Published) -> Installed:
+    if other.same:
+        return package
+    version = " ".join(filter(None, (name, package.version)))
+    return replace(package, origin=f"{version} is installed in its place", candidates=())
+
+
+def _both(package: Installed | None, synonym: Installed, name: str, other: Published) -> Installed:
+    """The entry for a package and its synonym: nobody knows which of two the user imports."""
+    if package is None or package.newest_of == DEPENDENCY or package == synonym:
+        return synonym
+    if not other.same or package.origin or synonym.origin:
+        why = package.origin or synonym.origin
+        return Installed("", f"{name} is installed beside it" + (f", and {why}" if why else ""))
+    versions = dict.fromkeys([*_versions(package), *_versions(synonym)])
+    if len(versions) == 1:
+        return package
+    return Installed("", f"it and {name} are installed", tuple(versions))
+
+
+def _versions(package: Installed) -> tuple[str, ...]:
+    return package.candidates or (package.version,)

@@ -15,8 +15,9 @@ from packaging.markers import Marker
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from harness.check.installed import ALIASES, EDITABLE, FILE, FOLDER, GIT, WEB, Listed, at_address
+from harness.check.installed import EDITABLE, FILE, FOLDER, GIT, WEB, Listed, at_address
 from harness.check.source import PackageFile
+from harness.check.synonyms import ELSEWHERE
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import complaint, toml
 from harness.upstream.index import allows_here
@@ -204,4 +205,4 @@ def _conda_entry(package: Mapping[str, Any], file: str) -> Listed:
         )
     name = canonicalize_name(name)
     origin = EDITABLE if package["channel"] == DEVELOP else ""
-    return Listed(ALIASES.get(name, name), version, origin)
+    return Listed(ELSEWHERE.get(name, name), version, origin)

@@ -20,10 +20,13 @@ from packaging.version import InvalidVersion, Version
 
 from harness import catalog
 from harness.check import source
-from harness.check.installed import ALIASES
 from harness.check.source import PackageFile, yaml_of
+from harness.check.synonyms import ELSEWHERE
 from harness.system.errors import UserError
 from harness.system.text import toml
+
+PLAIN = (".toml", ".cfg")
+"""Files whose requirements have no options."""
 
 KINDS = ("pyproject.toml", "setup.cfg", "environment.yml", "environment.yaml")
 
@@ -40,10 +43,15 @@ class Declared:
     """The extras and groups that were not chosen."""
 
 
+SETUP = (
+    "setup.py is code, and is not run: install the project, and name its Python with --python, or "
+    "'pip freeze | distributed-bugs check -r -' there"
+)
+
+
 def is_one(source: PackageFile) -> bool:
-    """Whether a file declares the needs of a project."""
-    name = source.path.name
-    return name in KINDS or bool(re.fullmatch(r".*env(ironment)?[\w.-]*\.ya?ml", name))
+    """Whether a file declares the needs of a project. A YAML file is conda's, whatever its name."""
+    return source.path.name in KINDS or source.path.suffix in (".yml", ".yaml")
 
 
 def declared(source: PackageFile) -> Declared:
@@ -61,6 +69,10 @@ def declared(source: PackageFile) -> Declared:
         if _key(name) in wanted
         for line in those
     ]
+    for where, line in lines:
+        # Only conda's list for pip may have options: it is a requirements file.
+        if line.startswith("-") and not isinstance(line, Include) and source.path.suffix in PLAIN:
+            raise UserError(f"{where}: '{line}' is refused: a requirement begins with a name")
     if not lines:
         raise UserError(
             f"{source.name} names no dependencies"
@@ -68,6 +80,12 @@ def declared(source: PackageFile) -> Declared:
         )
     left = sorted(name for name in others if _key(name) not in wanted)
     return Declared(lines, _python(source), left)
+
+
+class Include(str):
+    """The line for another file that a project's file names."""
+
+    __slots__ = ()
 
 
 Groups = dict[str, tuple[str, list[str]]]
@@ -127,7 +145,7 @@ def _included(dynamic: Mapping[str, Any]) -> Iterator[str]:
     """The lines of setuptools' dynamic dependencies: files with requirements."""
     files = dynamic.get("file", [])
     for file in [files] if isinstance(files, str) else files:
-        yield f"-r {file}"
+        yield Include(f"-r {file}")
 
 
 def _group(groups: Mapping[str, Any], name: str, above: Sequence[str]) -> Iterator[str]:
@@ -245,7 +263,7 @@ def _setup_cfg(text: str) -> Groups:
 
     def lines(value: str) -> list[str]:
         if value.strip().startswith("file:"):
-            return [f"-r {name.strip()}" for name in value.strip()[5:].split(",")]
+            return [Include(f"-r {name.strip()}") for name in value.strip()[5:].split(",")]
         return [line.strip() for line in value.splitlines() if line.strip()]
 
     found: Groups = {"": ("install_requires", [])}
@@ -281,7 +299,7 @@ def _conda_package(entry: str) -> tuple[str, str] | None:
     if match is None:
         return None
     named = canonicalize_name(match[1])
-    name, version = ALIASES.get(named, named), (match[2] or "").replace(" ", "")
+    name, version = ELSEWHERE.get(named, named), (match[2] or "").replace(" ", "")
     if (plain := re.match(r"=(?!=)([\w.*]+)", version)) is None:
         return name, version
     wanted = plain[1]
@@ -309,6 +327,8 @@ def in_folder(name: str) -> tuple[str, str]:
     if not folder.is_dir() and name.endswith("]"):  # .[train]
         before, _, chosen = name.rpartition("[")
         folder = Path(before)
+    if folder.name == "setup.py":
+        raise UserError(SETUP)
     if not folder.is_dir():
         return name, ""
     there = [each for each in (*LOCKS, *OTHERS) if (folder / each).is_file()]
@@ -319,6 +339,7 @@ def in_folder(name: str) -> tuple[str, str]:
         raise UserError(
             f"{name} has none of {', '.join((*LOCKS, *OTHERS))} that names dependencies"
             + "".join(f"; it has {each.name}" for each in sorted(folder.glob("*requirements*")))
+            + (f"; {SETUP}" if (folder / "setup.py").is_file() else "")
         )
     first, *others = usable
     also = f"; {', '.join(others)} not read" if others else ""

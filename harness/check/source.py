@@ -52,8 +52,13 @@ class PackageFile:
         return named or bool(re.search(r"^\[\[packages?\]\]", self.text, flags=re.MULTILINE))
 
 
+FROM_WEB = "For example: curl -L ADDRESS | distributed-bugs check -r -"
+
+
 def read(name: str) -> PackageFile:
     """The file with this name; ``-`` is standard input. Raises UserError if it cannot be read."""
+    if re.match(r"[a-z+]+://", name):
+        raise UserError(f"{name} is an address, and -r reads a file. {FROM_WEB}")
     if name != "-":
         if (named := re.fullmatch(r"(.+)\[([\w.\s,-]*)\]", name)) and not Path(name).exists():
             chosen = tuple(each.strip() for each in named[2].split(",") if each.strip())

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -202,29 +201,13 @@ def _fill(
 
 
 def _install_needed(needed: Sequence[str], site: Path, python: str, platform: str) -> None:
-    done = subprocess.run(
+    done = uv.execute(
         [
-            uv.binary(),
-            "pip",
-            "install",
-            "--quiet",
-            "--target",
-            str(site),
-            "--python",
-            sys.executable,
-            "--python-version",
-            python,
-            "--python-platform",
-            platform,
-            "--only-binary",
-            ":all:",
-            "--no-binary",
-            "antlr4-python3-runtime",
+            *("pip", "install", "--quiet", "--target", str(site.absolute())),
+            *("--python-version", python, "--python-platform", platform),
+            *("--only-binary", ":all:", "--no-binary", "antlr4-python3-runtime"),
             *needed,
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
+        ]
     )
     if done.returncode:
         raise Inconclusive(

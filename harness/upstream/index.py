@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from harness.system import programs
 from harness.system.errors import Fault
 from harness.system.text import warn
 
@@ -253,7 +253,11 @@ def configured() -> str | None:
         if named := os.environ.get(variable):
             return re.sub(r"^[\w.-]+=(?=\w+:)", "", named)  # uv allows NAME=ADDRESS
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+        programs.isolated("-m", "pip", "config", "list"),
+        **programs.options(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     found = re.search(r"^global\.index-url='(.+)'$", done.stdout, flags=re.MULTILINE)
     return found[1] if found else None
