@@ -10,15 +10,14 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.utils import (
     InvalidName,
-    InvalidSdistFilename,
-    InvalidWheelFilename,
     canonicalize_name,
     parse_sdist_filename,
     parse_wheel_filename,
 )
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from harness.check.synonyms import ELSEWHERE, PUBLISHED, Published
+from harness.system.text import short
 
 EDITABLE = "an editable install"
 FILE = "a local file"
@@ -69,8 +68,8 @@ def described(name: str, version: str, origin: str = "") -> Installed:
     """A package with this version; finds out whether it can be a release."""
     try:
         parsed = Version(version) if version else None
-    except InvalidVersion:
-        return Installed("", origin or f"'{version}' is not a version")
+    except ValueError:  # InvalidVersion, or more digits than Python reads
+        return Installed("", origin or f"'{short(version, 40)}' is not a version")
     if parsed is None:
         return Installed("", origin or "its version is not recorded")
     if not origin and parsed.is_devrelease:
@@ -144,7 +143,7 @@ def _archive(file: str) -> tuple[str, str]:
         else:
             name, version = parse_sdist_filename(file)
         return name, str(version)
-    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+    except ValueError:  # each of packaging's exceptions is one
         return "", ""
 
 

@@ -20,10 +20,9 @@ from packaging.version import InvalidVersion, Version
 
 from harness import catalog
 from harness.check import source
-from harness.check.source import PackageFile, yaml_of
+from harness.check.source import PackageFile, content_of
 from harness.check.synonyms import ELSEWHERE
 from harness.system.errors import UserError
-from harness.system.text import toml
 
 PLAIN = (".toml", ".cfg")
 """Files whose requirements have no options."""
@@ -56,7 +55,7 @@ def is_one(source: PackageFile) -> bool:
 
 def declared(source: PackageFile) -> Declared:
     """The requirements in a file. Raises UserError if it is damaged or declares none."""
-    found = _read(source)
+    found, python = _read(source)
     unknown = sorted(set(map(_key, source.chosen)) - {_key(name) for name in found})
     others = {name for name in found if name}
     if unknown:
@@ -79,7 +78,7 @@ def declared(source: PackageFile) -> Declared:
             + (f" but those of {', '.join(sorted(others))}: {source.name}[NAME]" if others else "")
         )
     left = sorted(name for name in others if _key(name) not in wanted)
-    return Declared(lines, _python(source), left)
+    return Declared(lines, python, left)
 
 
 class Include(str):
@@ -92,36 +91,28 @@ Groups = dict[str, tuple[str, list[str]]]
 """By the name of an extra or a group, where it is and its requirements; "" is always installed."""
 
 
-def _read(source: PackageFile) -> Groups:
+def _read(source: PackageFile) -> tuple[Groups, str]:
+    """The requirements in a file, and the Pythons that it is for."""
     try:
         if source.path.suffix == ".toml":
-            return _pyproject(_toml(source))
+            table = content_of(source.name, source.text, "TOML")
+            return _pyproject(table), _python(table)
         if source.path.suffix == ".cfg":
-            return _setup_cfg(source.text)
-        return {"": ("dependencies", list(_conda(yaml_of(source.name, source.text))))}
+            config = _config(source.text)
+            return _setup_cfg(config), config.get("options", "python_requires", fallback="")
+        content = content_of(source.name, source.text, "YAML")
+        python = next(iter(_conda_versions(content, "python")), "")
+        return {"": ("dependencies", list(_conda(content)))}, python
     except (ValueError, TypeError, AttributeError, KeyError, configparser.Error) as error:
         why = str(error).partition("\n")[0]
         raise UserError(f"{source.name} cannot be read: {why}") from None
 
 
-def _toml(source: PackageFile) -> dict[str, Any]:
-    try:
-        return toml(source.text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{source.name} is not valid TOML: {error}") from None
-
-
-def _python(source: PackageFile) -> str:
-    if source.path.suffix == ".toml":
-        document = _toml(source)
-        if python := document.get("project", {}).get("requires-python"):
-            return str(python)
-        poetry = document.get("tool", {}).get("poetry", {}).get("dependencies", {})
-        return _specifier(str(poetry["python"])) if "python" in poetry else ""
-    if source.path.suffix == ".cfg":
-        return _config(source.text).get("options", "python_requires", fallback="")
-    wanted = _conda_versions(yaml_of(source.name, source.text), "python")
-    return next(iter(wanted), "")
+def _python(table: Mapping[str, Any]) -> str:
+    if python := table.get("project", {}).get("requires-python"):
+        return str(python)
+    poetry = table.get("tool", {}).get("poetry", {}).get("dependencies", {})
+    return _specifier(str(poetry["python"])) if "python" in poetry else ""
 
 
 def _pyproject(document: Mapping[str, Any]) -> Groups:
@@ -258,9 +249,7 @@ def _config(text: str) -> configparser.ConfigParser:
     return config
 
 
-def _setup_cfg(text: str) -> Groups:
-    config = _config(text)
-
+def _setup_cfg(config: configparser.ConfigParser) -> Groups:
     def lines(value: str) -> list[str]:
         if value.strip().startswith("file:"):
             return [Include(f"-r {name.strip()}") for name in value.strip()[5:].split(",")]

@@ -23,6 +23,7 @@ from harness.check import project_files
 from harness.check.installed import ARCHIVES, EDITABLE, Installed, at_address, described
 from harness.check.source import FROM_WEB, PackageFile, read_file
 from harness.ranges.affected import tested_releases
+from harness.system.documents import DIGITS
 from harness.system.errors import Fault, UserError
 from harness.system.text import plain, warn_once
 from harness.upstream import index
@@ -152,6 +153,8 @@ class _Reading:
     def _take(self, line: str, file: Path, where: str, constraint: bool) -> None:
         if line != plain(line):
             raise ValueError("it contains a control character")
+        if re.search(rf"\d{{{DIGITS}}}", line):
+            raise ValueError(f"it contains a number of {DIGITS} digits or more")
         found = self.constraints if constraint else self.required
         if comment := FROZEN_EDITABLE.match(line):
             name, version = canonicalize_name(comment[1]), comment[2]

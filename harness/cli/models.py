@@ -41,8 +41,9 @@ from harness.models.heads import CAUSAL, HEADS, SUBJECT, Word, parsed
 from harness.models.recorded import Changed
 from harness.models.relations import QUESTIONS
 from harness.models.stack import Releases
+from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
-from harness.system.files import refuse_without_folder, write_whole, writing
+from harness.system.files import refuse_unless_writable, write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.terminal import Progress, count, terminal
 
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> int:
     relations = _relations(options.relations, lane)
     pins = dict(pin(word, like="transformers=5.10.1") for word in options.pins)
     if options.json and options.json != STANDARD_OUTPUT:
-        refuse_without_folder(Path(options.json))
+        refuse_unless_writable(Path(options.json))
     if options.record and (changes or any(parsed(word).is_file for word in options.models)):
         raise UserError("--record keeps what releases answer: leave patches and own models out")
     if options.record and lane is Lane.GPU:
@@ -197,8 +198,8 @@ def _refuse_unfit(word: Word) -> None:
 
 def _refuse_no_config(file: Path) -> None:
     try:
-        model = json.loads(file.read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError):
+        model = json_of(file.read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
         model = None
     if not isinstance(model, str):
         raise UserError(f"{file} is no config.json of transformers: it has no model_type")

@@ -35,6 +35,7 @@ from pathlib import Path
 from harness import catalog
 from harness.api.spec import BUGGY, HARMS
 from harness.cli import Arguments
+from harness.cli._values import output_file
 from harness.config import command_line
 from harness.config.run_config import DetectorConfig
 from harness.score import cost
@@ -97,7 +98,7 @@ def _parser() -> Arguments:
     parser.add_argument(
         "--cost", action="store_true", help="measure the time of a step instead, on 34 M parameters"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the scores")
     return parser
 
 

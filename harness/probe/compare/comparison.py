@@ -22,6 +22,7 @@ from harness.probe.compare.relations import (
 from harness.probe.layouts import Layout
 from harness.probe.runner import Run, Step
 from harness.system.errors import Inconclusive
+from harness.system.text import QUOTED
 
 NEEDS_RANKS = re.compile(
     r"AssertionError|took no step|world.?size|n?proc|ranks|GPUs|devices|even number|at least 2",
@@ -237,8 +238,8 @@ def refuse_unusable(reference: Run) -> None:
         lines = reference.log.strip().splitlines()[-LOG_LINES:]
         why = f"the reference, {name}, gives no answer: {reference.failure}"
         if reference.layout.world == 1 and NEEDS_RANKS.search(reference.failure):
-            why += "\nif the script needs several ranks, add --reference-ranks 2"
-        raise Inconclusive("\n    | ".join([why, *lines]))
+            why += "; if the script needs several ranks, add --reference-ranks 2"
+        raise Inconclusive(QUOTED.join([why, *lines]))
     sizes = [vectors.norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
     if not finite(sizes[0]):
         raise Inconclusive(
