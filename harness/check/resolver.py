@@ -48,6 +48,7 @@ NEEDS = {
     "pytorch-metric-learning": ("torch",),
     "pytorch-optimizer": ("torch",),
     "sentence-transformers": ("torch", "transformers"),
+    "torch": (),
     "torchdata": ("torch",),
     "torchmetrics": ("torch",),
     "trl": ("accelerate", "datasets", "torch", "transformers"),

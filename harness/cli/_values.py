@@ -48,6 +48,14 @@ def seconds(text: str) -> float:
     return value
 
 
+STANDARD_OUTPUT = "-"
+
+
+def output(text: str) -> str:
+    """The same as ``output_file``, or standard output, ``-``."""
+    return text if text == STANDARD_OUTPUT else str(output_file(text))
+
+
 def output_file(text: str) -> Path:
     """A file that can be written at the end of a long command."""
     try:

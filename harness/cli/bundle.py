@@ -28,10 +28,11 @@ from harness.overlays.edits import DefectError
 from harness.overlays.overlay import Overlay
 from harness.system import archives, machine
 from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError, unknown
-from harness.system.files import ROOT, folder_whole, write_whole, writing
+from harness.system.files import ROOT, folder_whole, refuse_unless_creatable, write_whole, writing
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
 from harness.upstream import pins, resolution, uv
+from harness.upstream.locks import PYTHONS
 
 FORMAT = 3
 """The format of bundles; others are refused."""
@@ -92,9 +93,13 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     releases = {name: versions.split(",") for name, versions in map(pin, options.pins)}
     scenarios, out, platform = options.scenario, options.out, options.platform
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty: name a new folder")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out} is not an empty folder: name a new one")
+    refuse_unless_creatable(out)
     python = options.python or pins.here()[0]
+    if python not in PYTHONS:
+        raise UserError(unknown("Python", python, PYTHONS))
+    pins.platform_tag(platform)  # refuses an unknown one
     source = machine.source()  # before this creates files
     _check_releases(scenarios, releases)
     cache = cache_folder()

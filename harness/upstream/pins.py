@@ -141,7 +141,7 @@ def complete(scenario: Scenario, given: Mapping[str, str]) -> dict[str, str]:
     if unknown:
         choices = ", ".join(scenario.pins) or "none"
         raise UserError(f"no pin '{unknown[0]}' in this scenario. Choices: {choices}.")
-    pins = {**scenario.pins, **given}
+    pins = {**scenario.pins, **{name: _version(name, text) for name, text in given.items()}}
     for companion in scenario.companions:
         if matches(companion.when, pins):
             pins.update({k: v for k, v in companion.pins.items() if k not in given})
