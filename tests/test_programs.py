@@ -1,4 +1,4 @@
-"""Programs that we start for a user's files: where they run, what they inherit, and how they end."""
+"""Programs that we start for a user's files: where they run, what they get, and how they end."""
 
 from __future__ import annotations
 
