@@ -21,7 +21,7 @@ from harness.upstream import uv
 from harness.upstream.locks import PYTHONS
 
 TESTS = ("archives", "index", "project_files", "settings", "stack_files")
-"""Tests that import no torch and read what users have: the differences between Pythons are there."""
+"""Tests that import no torch, and read what users have: there Pythons differ."""
 
 COMMANDS: tuple[tuple[int, str, tuple[str, ...]], ...] = (
     (0, "distributed-bugs 0", ("--version",)),
