@@ -58,12 +58,6 @@ def options(**variables: str) -> dict[str, Any]:
     return {"cwd": NEUTRAL, "env": environment, "preexec_fn": _end_with_parent}
 
 
-def isolated(*arguments: str) -> list[str]:
-    """The command of our interpreter that reads no file of the working directory, no PYTHONPATH and
-    no packages of the user's home."""
-    return [sys.executable, "-I", *arguments]
-
-
 def _end_with_parent() -> None:
     """Request SIGKILL for this new process when the thread that started it ends."""
     if _libc is not None:

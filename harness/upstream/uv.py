@@ -93,16 +93,12 @@ def _unnamed(lines: Iterable[str]) -> Iterator[int]:
 
 
 def _configuration() -> list[str]:
-    """The option that makes uv read the user's or the machine's own configuration, and never that
-    of a folder: it names interpreters and indices, and changes resolutions."""
+    """The option that makes uv read the user's own configuration, and never that of a folder: it
+    names interpreters and indices, and changes resolutions."""
     if os.environ.get("UV_CONFIG_FILE") or os.environ.get("UV_NO_CONFIG"):
         return []  # the user has chosen
-    users = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    machines = (os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)
-    for folder in (users, *map(Path, machines), Path("/etc")):
-        if folder.is_absolute() and (file := folder / "uv" / "uv.toml").is_file():
-            return ["--config-file", str(file)]
-    return ["--no-config"]
+    file = index.uv_configuration()
+    return ["--config-file", str(file)] if file else ["--no-config"]
 
 
 def binary() -> str:
