@@ -256,3 +256,75 @@ def test_a_project_for_other_pythons_is_resolved_for_the_oldest_of_them(tmp_path
     assert resolver._python(">=3.99") == ""
     assert resolver._python(">=3.8") == ""
     assert resolver._python("<3.9,>=3.7") == "3.7"
+
+
+# What is not looked up
+
+
+def test_what_a_package_without_wheels_needs_is_resolved_as_well(
+    published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing names torch, but DeepSpeed needs it, and is left out as it has no wheels."""
+    monkeypatch.setattr(resolver, "NEEDS", {"source": ("down",)})
+    file = tmp_path / "requirements.txt"
+    file.write_text("source==1.0\n")
+    found = environment.of_files([str(file)], ["up", "down"])
+    assert found.packages["down"].version == "3.0"
+
+
+def test_packages_that_fit_together_without_the_others_are_resolved(
+    published: type[Handler], tmp_path: Path
+) -> None:
+    publish(published, "tool", "1.0", "missing>=9", day="2024-01-01")
+    file = tmp_path / "requirements.txt"
+    file.write_text("up\ntool==1.0\nmissing<9\n")
+    publish(published, "missing", "1.0", day="2024-01-01")
+    found = environment.of_files([str(file)], ["up", "down"])
+    assert {name: package.version for name, package in found.packages.items()} == {
+        "up": "2.0",
+        "down": "2.5",
+    }
+    assert "the other requirements contradict up" in found.notes[0]
+
+
+def test_what_needs_an_unknown_release_is_said_first(
+    published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bugs would vanish: 'no up'."""
+    monkeypatch.setattr(resolver, "NEEDS", {"down": ("other",), "other": ("deep",)})
+    file = tmp_path / "requirements.txt"
+    file.write_text("up==2.0\ndown>=3\n")
+    found = environment.of_files([str(file)], ["up", "down", "other", "deep"])
+    assert found.notes[0] == "not known: the releases of deep and other"
+    assert found.packages["other"].version == ""
+    assert "down needs it" in found.packages["other"].origin
+
+
+def test_a_file_may_include_others_of_its_project(tmp_path: Path) -> None:
+    (tmp_path / "project" / "requirements").mkdir(parents=True)
+    (tmp_path / "project" / "pyproject.toml").write_text("[tool.ruff]\n")
+    (tmp_path / "project" / "base.txt").write_text("up==1.0\n")
+    (tmp_path / "secret.txt").write_text("secret==1.0\n")
+    inner = tmp_path / "project" / "requirements" / "dev.txt"
+    inner.write_text("-r ../base.txt\n")
+    assert str(requirements.read([source.read(str(inner))]).versions["up"]) == "==1.0"
+    inner.write_text("-r ../../secret.txt\n")
+    with pytest.raises(UserError, match=r"it is outside of .*/project: .* give both files with -r"):
+        requirements.read([source.read(str(inner))])
+
+
+def test_a_yaml_file_is_condas_whatever_its_name(tmp_path: Path) -> None:
+    assert lines(tmp_path, "conda.yaml", CONDA)[0] == "torch==2.1.*"
+
+
+@pytest.mark.parametrize("line", ["./-e evil", "./two words", "../.."])
+def test_a_folder_that_names_no_package_is_said(
+    published: type[Handler], tmp_path: Path, line: str
+) -> None:
+    file = tmp_path / "project" / "requirements.txt"
+    file.parent.mkdir()
+    file.write_text(f"{line}\nup\n")
+    found = environment.of_files([str(file)], ["up"])
+    assert found.packages["up"].version == "2.0"
+    shown = any("line 1: it does not show which package is there" in note for note in found.notes)
+    assert shown or line == "../.."

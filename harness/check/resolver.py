@@ -99,7 +99,8 @@ def resolve(content: Requirements, known: Collection[str], day: str = "") -> Res
                 versions, _ = _versions(content, some, day)
                 others = content.versions.keys() - some.keys()
                 unknown = _needed(others, known, versions, "was left out")
-                note = f"only {listed(sorted(some))} fit together, and the rest was left out: {why}"
+                names = listed(sorted(some))
+                note = f"the other requirements contradict {names}, and were left out: {why}"
                 return Resolution(versions, unknown, [note])
             except _NotResolved as error:
                 why = str(error)

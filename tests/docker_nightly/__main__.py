@@ -29,13 +29,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--base", default="python:3.11-slim", help="the image to build upon")
     no_engine = "exit code 0 where there is no engine"
     parser.add_argument("--where-possible", action="store_true", help=no_engine)
+    parser.add_argument(
+        "--one-night", action="store_true", help="only the image, and one nightly of one scenario"
+    )
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))  # and so end what was started
     started = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="docker-nightly-") as folder:
             Path(folder).chmod(0o755)  # the user of the nightlies must reach the report
-            failed = run_all(engine.find(), Path(folder), options.base, ",".join(options.scenario))
+            names = options.scenario[:1] if options.one_night else options.scenario
+            run = run_one if options.one_night else run_all
+            failed = run(engine.find(), Path(folder), options.base, ",".join(names))
     except Unavailable as error:
         print(f"not run: {error}")
         return 0 if options.where_possible else 4
@@ -79,6 +84,19 @@ def run_all(docker: Engine, folder: Path, base: str, scenarios: str) -> int:
         run_compose(nightlies, tally, words)
     finally:
         docker("volume", "rm", "--force", nightlies.volume, check=False)
+    return tally.failed
+
+
+def run_one(docker: Engine, folder: Path, base: str, scenario: str) -> int:
+    """Build the image and run one nightly in it; returns how many checks failed."""
+    tally = Tally()
+    tally("built", build, docker, folder, base)
+    if not tally.failed:
+        nightlies = Nightlies(docker, report_folder(folder), compose.VOLUME)
+        try:
+            tally("a nightly", checks.a_nightly, nightlies, f"scenario={scenario}")
+        finally:
+            docker("volume", "rm", "--force", nightlies.volume, check=False)
     return tally.failed
 
 
