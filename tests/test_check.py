@@ -152,7 +152,7 @@ def test_the_first_lines_answer_and_what_needs_settings_has_a_line_each(
     assert main(["check", "-r", stack]) == 1
     out = capsys.readouterr().out
     assert re.search(
-        r"^0 bugs that you can meet, \d+ that need settings you have not named", out, re.M
+        r"^0 bugs affect you\. \d+ more depend on settings that you have not named\.", out, re.M
     )
     assert re.search(r"^  fp16_overflow \(stops\): only with dynamic loss scaling", out, re.M)
     assert "remedy:" not in out
@@ -162,7 +162,7 @@ def test_the_first_lines_answer_and_what_needs_settings_has_a_line_each(
     main(["check", "-r", stack, "--training-args", str(tmp_path / "args.json")])
     out = capsys.readouterr().out
     assert re.search(
-        r"^[1-9]\d* bugs? that you can meet, \d+ .* your files do not decide", out, re.M
+        r"^[1-9]\d* bugs? affects? you\. \d+ more .* that are not in your files\.", out, re.M
     )
     assert "[trainer_gas_twice]" in out
 

@@ -112,13 +112,20 @@ def _say(console: Console, *lines: str, style: str | None = None) -> None:
 
 
 def headline(there: Sequence[Checked], settings: Mapping[str, Setting] | None) -> str:
-    """The answer in one line: ``2 bugs that you can meet, 9 that need settings ..., 0 unknown``."""
+    """The answer in one line: ``2 bugs affect you. 9 more depend on settings ... 0 are unknown.``"""
     unknown = sum(checked.status is BugStatus.UNKNOWN for checked in there)
     need = sum(needs_settings(checked, settings) for checked in there)
-    whose = "you have not named" if settings is None else "that your files do not decide"
-    meet = count(len(there) - unknown - need, "bug")
-    verb = "needs" if need == 1 else "need"
-    return f"{meet} that you can meet, {need} that {verb} settings {whose}, {unknown} unknown"
+    meet = len(there) - unknown - need
+    where = "that you have not named" if settings is None else "that are not in your files"
+    return (
+        f"{count(meet, 'bug')} {_verb(meet, 'affect')} you. "
+        f"{need} more {_verb(need, 'depend')} on settings {where}. "
+        f"{unknown} {'is' if unknown == 1 else 'are'} unknown."
+    )
+
+
+def _verb(number: int, verb: str) -> str:
+    return f"{verb}s" if number == 1 else verb
 
 
 def needs_settings(checked: Checked, settings: Mapping[str, Setting] | None) -> bool:
