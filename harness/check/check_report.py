@@ -112,7 +112,7 @@ def _say(console: Console, *lines: str, style: str | None = None) -> None:
 
 
 def headline(there: Sequence[Checked], settings: Mapping[str, Setting] | None) -> str:
-    """The answer in one line: ``2 bugs affect you. 9 more depend on settings ... 0 are unknown.``"""
+    """The answer in one line: ``2 bugs affect you. 9 more depend on settings ...``"""
     unknown = sum(checked.status is BugStatus.UNKNOWN for checked in there)
     need = sum(needs_settings(checked, settings) for checked in there)
     meet = len(there) - unknown - need
