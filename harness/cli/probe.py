@@ -45,7 +45,7 @@ from harness.probe.layouts import LAYOUTS, RELATIONS, Settings
 from harness.probe.probe_report import as_json, as_junit, exit_code, status, text
 from harness.probe.questions import Answers, probe
 from harness.probe.rank import constants
-from harness.probe.runner import Runner
+from harness.probe.runner import Runner, room
 from harness.probe.signatures import known
 from harness.probe.target import Target, made, target
 from harness.ranges.lookup import why_affected
@@ -111,8 +111,8 @@ def _parser() -> Arguments:
     number("-k", "--k", type=int, default=usual.k, help="micro-batches (default: %(default)s)")
     number("--steps", type=int, default=usual.steps, help="of the optimizer (default: %(default)s)")
     number("--at", type=int, default=usual.at, help="step to save at (default: %(default)s)")
-    number("--save", default="", metavar="ARGS", help="arguments with which the script saves")
-    number("--resume", default="", metavar="ARGS", help="arguments with which it resumes")
+    number("--save", metavar="ARGS", help="arguments with which the script saves; may be ''")
+    number("--resume", metavar="ARGS", help="arguments with which it resumes; may be ''")
     number("--other-seed", default="", metavar="ARGS", help="arguments that set another seed")
     number("--layouts", default="", help=f"a comma-separated part of {','.join(LAYOUTS)}")
     number(
@@ -191,7 +191,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 def _target(options: argparse.Namespace) -> Target:
     if options.make:
-        if options.save or options.epoch:
+        if options.save is not None or options.epoch:
             raise UserError("--make drives the loop: it cannot save or resume, and has no epoch")
         return made(options.make, options.script, options.same_rows)
     chosen = target(["-m", *options.script] if options.m else options.script)
@@ -220,7 +220,7 @@ def _refuse_without_gpus(settings: Settings, options: argparse.Namespace) -> Non
 
 def _refuse_blind(chosen: Target, settings: Settings) -> None:
     """Refuse arguments that are the same in all layouts: such runs could not be compared."""
-    words = [*chosen.arguments, *chosen.constants.values(), settings.save, settings.resume]
+    words = [*chosen.arguments, *chosen.constants.values(), settings.save or "", settings.resume or ""]
     only_relations = settings.relations and not settings.layouts
     if not only_relations and "{rows}" not in " ".join(words) and not settings.same_rows:
         raise UserError(
@@ -233,7 +233,9 @@ def _refuse_blind(chosen: Target, settings: Settings) -> None:
 def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) -> Answers:
     console = terminal(sys.stderr if options.json == STANDARD_OUTPUT else None)
     with (
-        tempfile.TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(
+            prefix="probe-", dir=room(chosen, settings), ignore_cleanup_errors=True
+        ) as folder,
         Progress(console) as progress,
         _gpus(settings, options) as numbers,
     ):

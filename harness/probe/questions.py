@@ -28,6 +28,7 @@ from harness.probe.layouts import (
     without_a_stop,
 )
 from harness.probe.rank import losses, unlike
+from harness.probe.rank.own_files import Written
 from harness.probe.runner import Run, Runner
 from harness.system.terminal import count
 
@@ -61,6 +62,8 @@ class Answers:
     """Of the script's model, the status and the reason by relation of ``models``."""
     on_cpu: Mapping[str, int] = field(default_factory=dict)
     """How often the reference asked for what a CPU does not have, by kind."""
+    written: Written = field(default_factory=Written)
+    """What the runs wrote into the user's folders, or would have."""
 
 
 LEAST_DECIDED = 1e-3
@@ -118,6 +121,7 @@ def probe(
             answers.layouts.append(found)
             report(found)
             answers.notes += _notes(run, right)
+    answers.written = runner.written
     answers.notes += _notes_on(right, perturbed)
     answers.notes += _notes_on_slope(runner, settings, right, moved)
     answers.notes = relevant(dict.fromkeys(answers.notes), answers.layouts)
@@ -393,7 +397,7 @@ def _not_tested(
     }
     for kind, name in names.items():
         if kind not in kinds:
-            how = " (needs --save and --resume)" if kind == RESUME and not settings.save else ""
+            how = " (needs --save and --resume)" if kind == RESUME and settings.save is None else ""
             how = " (needs --other-seed)" if kind == SEED and not settings.other_seed else how
             yield name + how
     if right.steps[0]["own"] is None:

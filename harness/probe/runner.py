@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import json
 import os
 import re
+import shlex
 import shutil
+import tempfile
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,12 +25,16 @@ from harness.launch.exits import Exit
 from harness.launch.launch import RankSettings, rank_environment, supervise
 from harness.launch.server_pool import OverlayServer, Pool, Wanted
 from harness.probe.layouts import Layout, Settings
-from harness.probe.rank import exchange, on_cpu
+from harness.probe.rank import exchange, on_cpu, own_files
 from harness.probe.rank.exchange import Assignment
 from harness.probe.rank.on_cpu import SHIMMED
+from harness.probe.rank.own_files import Written
 from harness.probe.target import Target
 from harness.system.files import ROOT, write_whole, writing
-from harness.system.machine import cores
+from harness.system.machine import cache_folder, cores, own_folder
+
+WRITTEN = "written"
+"""The folder, in that of a run, with what the ranks write into the user's."""
 
 AGENT = "harness.probe.rank.forks"
 MOST_AT_ONCE = 4
@@ -123,6 +130,9 @@ class Runner:
     """The numbers of the GPUs to run on, one for each rank; empty for the CPU."""
     as_written: bool = False
     """Whether a script that asks for a GPU fails on a CPU, as it would without a probe."""
+    written: Written = field(default_factory=Written)
+    """What the runs that have ended wrote into the user's folders, or would have."""
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
     _stop: threading.Event = field(default_factory=threading.Event)
     _runs: dict[str, Future[Run]] = field(default_factory=dict)
 
@@ -134,7 +144,7 @@ class Runner:
         # Layouts would share GPUs: one at a time, as each has the first ones.
         at_once = 1 if self.gpus else min(cores(), MOST_AT_ONCE)
         self._workers = ThreadPoolExecutor(at_once, "probe")
-        self._imports = self._write_imports()
+        self._imports, _ = self._write_imports(), self._folders
         self._server()
         return self
 
@@ -152,7 +162,7 @@ class Runner:
     def _run(self, layout: Layout, before: Future[Run] | None) -> Run:
         if before is not None and (failed := before.result()).failure:
             return Run(layout, [], failure=f"{failed.layout.name}: {failed.failure}")
-        folder = self.folder / layout.name.replace(" ", "_").replace(",", "")
+        folder = self._folder(layout.name)
         folder.mkdir()
         self._assign(layout, folder)
         ended = supervise(
@@ -166,6 +176,15 @@ class Runner:
         )
         return self._read(layout, folder, ended)
 
+    def _folder(self, name: str) -> Path:
+        """Of the run of the layout with this name."""
+        return self.folder / name.replace(" ", "_").replace(",", "")
+
+    @cached_property
+    def _folders(self) -> list[str]:
+        """The user's folders that the script may write into."""
+        return own_files.beside(folders(self.target, self.settings), self.folder.resolve())
+
     def _assign(self, layout: Layout, folder: Path) -> None:
         """Write down what the ranks are to do."""
         settings, shift = self.settings, ""
@@ -176,6 +195,8 @@ class Runner:
         if layout.saves or layout.resumed:
             own = self.folder / f"checkpoint_{layout.world}"
         own.mkdir(exist_ok=True)
+        temporary = self.folder / f"t{next(self._numbers)}"  # short: paths of sockets have a limit
+        temporary.mkdir()
         divided = layout.k * (1 if settings.same_rows else layout.world)
         values = {
             "rows": settings.rows // divided,
@@ -202,6 +223,11 @@ class Runner:
             constants=self.target.filled_constants(values),
             relations=list(layout.relations),
             on_cpu=self._on_cpu,
+            folders=self._folders,
+            own=str(folder / WRITTEN),
+            earlier=str(self._folder(layout.after) / WRITTEN) if layout.after else "",
+            shared=[str(self.folder), str(self.extensions), *own_files.caches()],
+            temporary=str(temporary),
         )
         (folder / "assignment.json").write_text(json.dumps(asdict(assignment)))
 
@@ -221,6 +247,7 @@ class Runner:
         users = os.environ.get("PYTHONPATH", "")
         path = ours["PYTHONPATH"], self.site, users, str(self.extensions)
         on_cpu = ON_CPU if self.lane is Lane.CPU else {}
+        on_cpu = {**on_cpu, own_files.COMPILED: own_files.compiled()}
         return {**ours, **ENVIRONMENT, **on_cpu, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     @cached_property
@@ -269,6 +296,9 @@ class Runner:
             if not min(map(len, ranks)):
                 failure, log = "took no step of an optimizer of torch", log_of(folder, ended)
                 ranks = []
+        self.written.add(own_files.written(folder / WRITTEN, os.getcwd()))
+        if not layout.saves:  # what a run saves, the next one loads
+            own_files.remove(folder / WRITTEN)
         if not layout.saves and not failure:
             shutil.rmtree(folder, ignore_errors=True)
         seen, reported = ([one[what] for one in records] for what in ("seen", "reported"))
@@ -279,6 +309,25 @@ class Runner:
             found.on_cpu, found.schedule = records[0]["on_cpu"], records[0]["schedule"]
             found.relations = records[0]["relations"]
         return found
+
+
+def folders(target: Target, settings: Settings) -> list[Path]:
+    """The user's folders that a script may write into."""
+    more = shlex.split(f"{settings.save or ''} {settings.resume or ''}")
+    words = [*target.arguments, *target.constants.values(), *more]
+    return own_files.folders_of(words, target.file)
+
+
+def room(target: Target, settings: Settings) -> Path | None:
+    """Where the runs' folders can be, if not in the usual place for temporary files: they must not
+    lie in one of the user's folders. The kernel refuses that for what lies on these."""
+    usual = Path(tempfile.gettempdir()).resolve()
+    if not set(folders(target, settings)) & {usual, *usual.parents}:
+        return None
+    with writing(cache_folder(), "HARNESS_CACHE"):
+        other = own_folder(cache_folder(), "probe")
+        other.mkdir(parents=True, exist_ok=True)
+    return other
 
 
 def imports(source: str, without: Container[str]) -> Iterator[str]:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from harness.launch import supervisor
+from harness.probe.rank import own_files
+from harness.probe.rank.exchange import Assignment
 
 RANK = Path(__file__).with_name("script.py")
 
@@ -28,6 +30,9 @@ def main(arguments: Sequence[str]) -> None:
     """
     folder, world = Path(arguments[0]), int(arguments[1])
     supervisor.keep()
+    assignment = Assignment(**json.loads((folder / "assignment.json").read_text()))
+    earlier = Path(assignment.earlier) if assignment.earlier else None
+    own_files.cover(assignment.folders, Path(assignment.own), earlier, assignment.shared)
     port = _free_port()
     ranks = {_start(folder, rank, world, port): rank for rank in range(world)}
     while ranks:
