@@ -47,7 +47,7 @@ from harness.probe.questions import Answers, probe
 from harness.probe.rank import constants
 from harness.probe.runner import Runner, room
 from harness.probe.signatures import known
-from harness.probe.target import Target, made, target
+from harness.probe.target import Target, made, names, target
 from harness.ranges.lookup import why_affected
 from harness.system.errors import UserError
 from harness.system.files import write_whole, writing
@@ -221,12 +221,14 @@ def _refuse_without_gpus(settings: Settings, options: argparse.Namespace) -> Non
 def _refuse_blind(chosen: Target, settings: Settings) -> None:
     """Refuse arguments that are the same in all layouts: such runs could not be compared."""
     words = [*chosen.arguments, *chosen.constants.values(), settings.save or "", settings.resume or ""]
+    named = names(words)
     only_relations = settings.relations and not settings.layouts
-    if not only_relations and "{rows}" not in " ".join(words) and not settings.same_rows:
+    if not (only_relations or named & {"rows", "total"} or settings.same_rows):
         raise UserError(
             "the script must be given {rows}, the size of a micro-batch on one rank: for example "
             "train.py --batch-size {rows} --accum {k}, or --set batch_size={rows} before train.py "
-            "if it has no argument for that"
+            "if it has no argument for that. If its batch size is that of all ranks: {rows*ranks}, "
+            "or {total} if it is that of all ranks and micro-batches"
         )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.api.spec import Lane
 from harness.probe.compare import plausibility
 from harness.probe.compare.comparison import Compared, compare, refuse_unusable
-from harness.probe.compare.reference import Reference, as_one
+from harness.probe.compare.reference import Reference, as_one, without_cleared
 from harness.probe.compare.relations import Broken, several
 from harness.probe.compare.whole_run import SCHEDULE, epoch, evaluation, schedule
 from harness.probe.layouts import (
@@ -106,7 +106,9 @@ def probe(
         reference=base.name,
     )
     for layout in wanted:
-        run = runner.start(layout).result()
+        run = without_cleared(
+            runner.start(layout).result(), right.steps, settings.same_rows
+        )
         answers.seconds[layout.name] = run.seconds
         if layout.kind:
             if layout.kind == RANKS_RESUME:
@@ -161,7 +163,8 @@ def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) ->
         found.no_answer, found.broken, found.step = why, [], None
         return found
     if again := ("" if settings.same_rows else _all_alike(run)) or _again(run, right):
-        found.broken[0] = replace(found.broken[0], details=(again,))
+        first = found.broken[0]
+        found.broken[0] = replace(first, details=(again, *first.details))
         return found
     ordered = _in_one_order(runner, settings, run.layout)
     if ordered is None or ordered.no_answer or _begins_with_samples(ordered.broken):
@@ -228,7 +231,9 @@ def _rank_by_rank(runner: Runner, settings: Settings, run: Run) -> Compared:
     a repetition differs by."""
     base = without_a_stop(settings)
     again = replace(base, name=f"{base.name}, again")
-    whole, repeated = (each.result() for each in map(runner.start, (base, again)))
+    whole, repeated = (
+        without_cleared(each.result()) for each in map(runner.start, (base, again))
+    )
     if run.failure or whole.failure:
         why = run.failure or f"{base.name}: {whole.failure}"
         return Compared(run.layout, run.seconds, no_answer=why, log=run.log or whole.log)
@@ -314,10 +319,13 @@ def _in_one_order(runner: Runner, settings: Settings, layout: Layout) -> Compare
     for each in (*wanted, _ordered(layout)):
         runner.start(each)
     first, *perturbed = (_result(runner, settings, each) for each in wanted)
-    run = runner.start(_ordered(layout)).result()
+    right = Reference.of(first, perturbed)
+    run = without_cleared(
+        runner.start(_ordered(layout)).result(), right.steps if first.ranks else ()
+    )
     if first.failure:
         return None
-    return compare(run, Reference.of(first, perturbed), settings.same_rows)
+    return compare(run, right, settings.same_rows)
 
 
 def _ordered(layout: Layout) -> Layout:

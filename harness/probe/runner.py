@@ -200,6 +200,7 @@ class Runner:
         divided = layout.k * (1 if settings.same_rows else layout.world)
         values = {
             "rows": settings.rows // divided,
+            "total": settings.rows,
             "k": layout.k,
             "ranks": layout.world,
             "micro_batches": divided,

@@ -21,8 +21,52 @@ LOSS_LEAST = 1e-7
 """The least spread of a loss, as a part of it."""
 
 
+def without_cleared(run: Run, right: Sequence[Step] = (), same_rows: bool = False) -> Run:
+    """A run without the micro-batches whose gradients were cleared before the step: a rehearsal.
+
+    Beside a reference (``right``), only where its step has as many rows as are left. A loop that
+    clears the gradients of each micro-batch is wrong, and has trained on all of them.
+    """
+    steps = list(zip(*run.ranks, strict=False))
+    gone = set()
+    for number, step in enumerate(steps):
+        if not any(one["cleared"] for one in step):
+            continue
+        at = run.layout.first + number
+        kept = [_without_cleared(one) for one in step]
+        if not right or (at < len(right) and _count(kept, same_rows) == _count([right[at]], False)):
+            gone.add(number)
+    if not gone:
+        return run
+    ranks = [
+        [_without_cleared(one) if n in gone else one for n, one in enumerate(steps)]
+        for steps in run.ranks
+    ]
+    seen = [
+        [rows[_cleared(one[n]) :] if n in gone else rows for n, rows in enumerate(of_rank)]
+        for of_rank, one in zip(run.seen, run.ranks, strict=True)
+    ]
+    return replace(run, ranks=ranks, seen=seen)
+
+
+def _without_cleared(step: Step) -> Step:
+    return step | {what: step[what][count:] for what, count in step["cleared"].items()}
+
+
+def _cleared(step: Step) -> int:
+    """How many rows were cleared."""
+    return sum(map(len, step["rows"][: step["cleared"].get("rows", 0)]))
+
+
+def _count(step: Sequence[Step], same_rows: bool) -> int:
+    """How many rows the ranks have in a step."""
+    counts = [sum(map(len, one["rows"])) for one in step]
+    return max(counts) if same_rows else sum(counts)
+
+
 def as_one(run: Run, same_rows: bool) -> Run:
     """A run as one rank would have recorded it: with all rows, and with the parameters of all."""
+    run = without_cleared(run)
     if len(run.ranks) < 2:
         return run
     steps = [_together([rank[n] for rank in run.ranks], same_rows) for n in range(run.steps)]

@@ -219,7 +219,23 @@ def samples(at: Moment) -> Broken | None:
     )
     if came := _came_early(at):
         text = f"{came}: {text}"
-    return Broken("samples", text)
+    hint = _divides_itself(at, seen.total(), want.total())
+    return Broken("samples", text, details=(hint,) if hint else ())
+
+
+def _divides_itself(at: Moment, seen: int, want: int) -> str:
+    """What to write if the script seems to divide its batch size by the ranks or by the number of
+    micro-batches, so that it sees exactly that part of the rows; empty if not."""
+    ranks, k = at.layout.times, at.layout.k
+    divisors = {"rows*ranks": ranks, "rows*k": k, "total": ranks * k}
+    whole = (name for name, n in divisors.items() if n > 1 and seen * n == want)
+    placeholder = next(whole, "")
+    if at.same_rows or not placeholder or _came_early(at):
+        return ""
+    return (
+        f"these are 1/{want // seen} of the rows: if the script divides its batch size itself, "
+        f"give it {{{placeholder}}} instead of {{rows}}"
+    )
 
 
 def _seen(at: Moment, want: Counter[str]) -> Counter[str]:

@@ -45,6 +45,7 @@ USUAL = {
     "fsdp1.py": Usual(OWN),
     "fsdp2.py": Usual(OWN),
     "fsdp2_accelerate.py": Usual(OWN, SAVE, RESUME),
+    "habits.py": Usual(OWN),
     "language_model.py": Usual(OWN),
     "lightning_module.py": Usual(f"{OWN} --devices {{ranks}}", SAVE, RESUME),
     "megatron_gpt.py": Usual(OWN, same_rows=True),

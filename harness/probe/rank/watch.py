@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,9 @@ SITE = "/site-packages/"
 
 SCALED = 0.01
 """How far (as a fraction) gradients that a scaler multiplies may be from that multiple."""
+
+OF_MICRO_BATCHES = ("rows", "losses", "parts", "clips", "drops")
+"""What a step has of its micro-batches, in their order."""
 
 PARTS_UP_TO = 2_000_000
 """Parameters of the largest model of which each micro-batch's own gradient is kept."""
@@ -93,7 +96,9 @@ class Watch:
         self.seen.append([])
         self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
         self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
-        self.now |= {"coarse": False, "draws": False}
+        self.now |= {"coarse": False, "draws": False, "cleared": {}}
+        self._trained: dict[str, int] = {}
+        """How much of the step there was after the last backward that left gradients."""
 
     def records(self) -> dict[str, Any]:
         """What the rank writes down."""
@@ -281,6 +286,7 @@ class Watch:
         def watched(loss: Any, *arguments: Any, **named: Any) -> Any:
             if not self.recording or self._backs:  # a mode of torch calls it once more
                 return backward(loss, *arguments, **named)
+            self._note_cleared()
             if not self.now["parts"]:
                 self.now["stale"] = self._norm()
             gradient = arguments[0] if arguments else named.get("gradient")
@@ -292,13 +298,26 @@ class Watch:
                 return backward(loss, *arguments, **named)
             finally:
                 self._backs = False
+                if any(p.grad is not None for p in self._parameters()):
+                    self._trained = {what: len(self.now[what]) for what in OF_MICRO_BATCHES}
 
         return watched
 
+    def _note_cleared(self) -> None:
+        """Note how much of the step belongs to micro-batches whose gradients are gone, whoever has
+        cleared them: a rehearsal before the loop is no part of a step."""
+        gradients = (local(p.grad) for p in self._parameters() if p.grad is not None)
+        if self._trained and not any(bool(one.any()) for one in gradients):
+            self.now |= {"cleared": self._trained, "stale": 0.0, "raw": None}
+            self._trained = {}
+
+    def _parameters(self) -> Iterable[Any]:
+        return self.root.parameters() if self.root is not None else ()
+
     def _norm(self) -> float:
         """The norm of the gradients that this rank has now."""
-        parameters = self.root.parameters() if self.root is not None else ()
-        squares = (float(local(p.grad).norm()) ** 2 for p in parameters if p.grad is not None)
+        gradients = (local(p.grad) for p in self._parameters() if p.grad is not None)
+        squares = (float(one.norm()) ** 2 for one in gradients)
         return float(sum(squares) ** 0.5)
 
     def _clip(self, clip: Any) -> Any:
