@@ -27,6 +27,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
+import shutil
 import sys
 import tempfile
 import time
@@ -50,13 +52,18 @@ from harness.probe.signatures import known
 from harness.probe.target import Target, made, names, target
 from harness.ranges.lookup import why_affected
 from harness.system.errors import UserError
-from harness.system.files import write_whole, writing
+from harness.system.files import refuse_without_folder, write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder, gpus, leased, own_folder
 from harness.system.terminal import Progress, terminal
 from harness.upstream.patches import packages
 
 STANDARD_OUTPUT = "-"
+
+MOST_DIGITS = 20
+
+LONGEST = 1_000_000
+"""Seconds that a layout may take at most."""
 
 FLAGS, ARGUMENTS = (
     ("--same-rows", "--epoch", "-m", "--as-written"),
@@ -70,6 +77,8 @@ def main(arguments: list[str]) -> int:
     ours, changes = patches(ours)
     options = _parser().parse_args([*ours, *script])
     options.patches = changes
+    options.python = _interpreter(options.python)
+    _refuse_unwritable(options)
     settings = _settings(options)
     chosen = _target(options)
     _refuse_blind(chosen, settings)
@@ -100,17 +109,17 @@ def _parted(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
 def _parser() -> Arguments:
     parser, usual = Arguments(__name__), Settings()
     number = parser.add_argument
-    number("--rows", type=int, default=usual.rows, help="rows of a step (default: %(default)s)")
-    number("--ranks", type=int, help="(default: 2, or twice --reference-ranks)")
+    number("--rows", type=_whole, default=usual.rows, help="rows of a step (default: %(default)s)")
+    number("--ranks", type=_whole, help="(default: 2, or twice --reference-ranks)")
     number(
         "--reference-ranks",
-        type=int,
+        type=_whole,
         default=usual.reference_ranks,
         help="for a script that does not run on one rank (default: %(default)s)",
     )
-    number("-k", "--k", type=int, default=usual.k, help="micro-batches (default: %(default)s)")
-    number("--steps", type=int, default=usual.steps, help="of the optimizer (default: %(default)s)")
-    number("--at", type=int, default=usual.at, help="step to save at (default: %(default)s)")
+    number("-k", "--k", type=_whole, default=usual.k, help="micro-batches (default: %(default)s)")
+    number("--steps", type=_whole, default=usual.steps, help="of the optimizer (default: %(default)s)")
+    number("--at", type=_whole, default=usual.at, help="step to save at (default: %(default)s)")
     number("--save", metavar="ARGS", help="arguments with which the script saves; may be ''")
     number("--resume", metavar="ARGS", help="arguments with which it resumes; may be ''")
     number("--other-seed", default="", metavar="ARGS", help="arguments that set another seed")
@@ -161,7 +170,7 @@ def _parser() -> Arguments:
         help="gpu: over NCCL, a GPU for each rank",
     )
     number("--python", default=sys.executable, metavar="PATH", help="another interpreter")
-    number("--timeout", type=float, default=120.0, help="seconds of a layout (default: 120)")
+    number("--timeout", type=_seconds, default=120.0, help="seconds of a layout (default: 120)")
     number("--json", metavar="FILE", help="write the answers; - is standard output, without text")
     number("--junitxml", type=Path, metavar="FILE", help="write a test case for each layout")
     parser.add_argument("-m", action="store_true", help="the script is a module")
@@ -169,10 +178,43 @@ def _parser() -> Arguments:
     return parser
 
 
+def _whole(text: str) -> int:
+    """A whole number of the command line; one with too many digits is none."""
+    if len(text) > MOST_DIGITS:
+        raise argparse.ArgumentTypeError(f"{text[:MOST_DIGITS]}...: it has too many digits")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    """The value of --timeout."""
+    seconds = float(text)
+    if not 0 < seconds <= LONGEST:  # also refuses nan
+        text = text[:MOST_DIGITS]
+        raise argparse.ArgumentTypeError(f"{text}: write seconds, more than 0, at most {LONGEST}")
+    return seconds
+
+
+def _interpreter(named: str) -> str:
+    """The interpreter of --python: the servers that start it have another working folder."""
+    return os.path.abspath(environment.executable(Path(shutil.which(named) or named)))
+
+
+def _refuse_unwritable(options: argparse.Namespace) -> None:
+    """Refuse files that could not be written, before anything runs."""
+    files = [options.junitxml, Path(options.json) if options.json else None]
+    for file in files:
+        if file is None or file == Path(STANDARD_OUTPUT):
+            continue
+        refuse_without_folder(file)
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise UserError(f"cannot write {file}: name a file in a folder that you may write to")
+
+
 def _settings(options: argparse.Namespace) -> Settings:
+    ranks = 2 * options.reference_ranks if options.ranks is None else options.ranks
     return Settings(
         options.rows,
-        options.ranks or 2 * options.reference_ranks,
+        ranks,
         options.k,
         options.steps,
         options.at,

@@ -33,6 +33,18 @@ RELATIONS = {
 that of ``rank/buffers``."""
 
 
+LIMITS = (
+    ("rows", 1, 10_000_000),
+    ("ranks", 2, 256),
+    ("k", 2, 10_000),
+    ("steps", 2, 100_000),
+    ("at", 1, 100_000),
+    ("reference_ranks", 1, 256),
+    ("perturb", 0, 100),
+)
+"""The least and the largest value of each setting."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the user chose."""
@@ -65,22 +77,23 @@ class Settings:
     """Of RELATIONS; if no layouts are chosen, nothing but these is asked."""
 
     def __post_init__(self) -> None:
+        for name, least, most in LIMITS:
+            value = getattr(self, name)
+            if not least <= value <= most:  # also refuses nan
+                option = name.replace("_", "-")
+                raise UserError(f"--{option} {value} must be at least {least} and at most {most}")
         parts = (1 if self.same_rows else self.ranks) * self.k
         if self.rows % parts:
             raise UserError(f"--rows {self.rows} must be a multiple of {parts} (ranks times k)")
-        if not 0 < self.at < self.steps:
+        if not self.at < self.steps:
             raise UserError(f"--at {self.at} must be below --steps {self.steps}, and at least 1")
-        if self.ranks < 2 or self.k < 2:
-            raise UserError("--ranks and --k must be at least 2")
-        if self.reference_ranks < 1 or self.ranks % self.reference_ranks:
+        if self.ranks % self.reference_ranks:
             raise UserError(
                 f"--ranks {self.ranks} must be a multiple of --reference-ranks "
                 f"{self.reference_ranks}"
             )
         if self.ranks == self.reference_ranks:
             raise UserError("--ranks must be more than --reference-ranks")
-        if self.perturb < 0:
-            raise UserError(f"--perturb {self.perturb} must not be negative")
         if unknown := set(self.layouts) - set(LAYOUTS):
             raise UserError(f"no layout {min(unknown)}; there are {', '.join(LAYOUTS)}")
         if unknown := set(self.relations) - set(RELATIONS):

@@ -25,7 +25,7 @@ from harness.launch.exits import Exit
 from harness.launch.launch import RankSettings, rank_environment, supervise
 from harness.launch.server_pool import OverlayServer, Pool, Wanted
 from harness.probe.layouts import Layout, Settings
-from harness.probe.rank import exchange, on_cpu, own_files
+from harness.probe.rank import exchange, own_files
 from harness.probe.rank.exchange import Assignment
 from harness.probe.rank.on_cpu import SHIMMED
 from harness.probe.rank.own_files import Written
@@ -33,15 +33,15 @@ from harness.probe.target import Target
 from harness.system.files import ROOT, write_whole, writing
 from harness.system.machine import cache_folder, cores, own_folder
 
+LONGEST_PATH = 60
+"""Of a folder in which multiprocessing makes sockets: their paths have at most 107 characters."""
+
 WRITTEN = "written"
 """The folder, in that of a run, with what the ranks write into the user's."""
 
 AGENT = "harness.probe.rank.forks"
 MOST_AT_ONCE = 4
 """Layouts that run side by side: each rank has its own copy of the model."""
-
-MOST_FILES = 50
-"""Files beside a script that are searched for what it asks of CUDA."""
 
 EARLY = (AGENT, "harness.probe.rank.watch", "torch.distributed.fsdp", "torch.utils.data")
 """What ranks import whatever the script is."""
@@ -145,12 +145,16 @@ class Runner:
         at_once = 1 if self.gpus else min(cores(), MOST_AT_ONCE)
         self._workers = ThreadPoolExecutor(at_once, "probe")
         self._imports, _ = self._write_imports(), self._folders
+        short = len(str(self.folder)) <= LONGEST_PATH
+        self._temporary = self.folder if short else Path(tempfile.mkdtemp(dir="/tmp"))
         self._server()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._workers.shutdown(cancel_futures=True)
+        if self._temporary != self.folder:
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def start(self, layout: Layout) -> Future[Run]:
         """Begin to run a layout, or find the run that has the same name."""
@@ -195,7 +199,7 @@ class Runner:
         if layout.saves or layout.resumed:
             own = self.folder / f"checkpoint_{layout.world}"
         own.mkdir(exist_ok=True)
-        temporary = self.folder / f"t{next(self._numbers)}"  # short: paths of sockets have a limit
+        temporary = self._temporary / f"t{next(self._numbers)}"
         temporary.mkdir()
         divided = layout.k * (1 if settings.same_rows else layout.world)
         values = {
@@ -223,7 +227,7 @@ class Runner:
             move=0.0 if layout.resumed else settings.perturb,
             constants=self.target.filled_constants(values),
             relations=list(layout.relations),
-            on_cpu=self._on_cpu,
+            on_cpu=self.lane is Lane.CPU and not self.as_written,
             folders=self._folders,
             own=str(folder / WRITTEN),
             earlier=str(self._folder(layout.after) / WRITTEN) if layout.after else "",
@@ -250,15 +254,6 @@ class Runner:
         on_cpu = ON_CPU if self.lane is Lane.CPU else {}
         on_cpu = {**on_cpu, own_files.COMPILED: own_files.compiled()}
         return {**ours, **ENVIRONMENT, **on_cpu, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-
-    @cached_property
-    def _on_cpu(self) -> bool:
-        """Whether what the script asks of CUDA is done on the CPU: not if it asks nothing."""
-        source = self.target.file
-        if self.as_written or self.lane is not Lane.CPU or source is None:
-            return False
-        beside = [source, *(file for file in source.parent.glob("*.py") if file != source)]
-        return any(on_cpu.needed(file.read_text(errors="replace")) for file in beside[:MOST_FILES])
 
     def _write_imports(self) -> str:
         """Write a module with what the script imports from packages, and return its name: one
