@@ -28,6 +28,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -51,7 +52,7 @@ from harness.probe.runner import Runner, room
 from harness.probe.signatures import known
 from harness.probe.target import Target, made, names, target
 from harness.ranges.lookup import why_affected
-from harness.system.errors import UserError
+from harness.system.errors import Inconclusive, UserError
 from harness.system.files import refuse_without_folder, write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder, gpus, leased, own_folder
@@ -59,6 +60,12 @@ from harness.system.terminal import Progress, terminal
 from harness.upstream.patches import packages
 
 STANDARD_OUTPUT = "-"
+
+OURS_ALONE = (
+    "--layouts", "--reference-ranks", "--same-rows", "--other-seed", "--as-written", "--junitxml",
+    "--without", "--perturb", "--relation", "--set", "--make",
+)  # fmt: skip
+"""Options of ours that a script is not likely to have."""
 
 MOST_DIGITS = 20
 
@@ -82,10 +89,15 @@ def main(arguments: list[str]) -> int:
     settings = _settings(options)
     chosen = _target(options)
     _refuse_blind(chosen, settings)
+    for hint in _misplaced(chosen):
+        print(hint, file=sys.stderr)
     _refuse_without_gpus(settings, options)
     refuse_without_torch("probe")
     began = time.monotonic()
-    answers = _answers(chosen, settings, options)
+    try:
+        answers = _answers(chosen, settings, options)
+    except Inconclusive as error:
+        raise Inconclusive("\n".join([str(error), *_misplaced(chosen, str(error))])) from None
     _write(answers, began, options)
     return exit_code(answers)
 
@@ -118,7 +130,9 @@ def _parser() -> Arguments:
         help="for a script that does not run on one rank (default: %(default)s)",
     )
     number("-k", "--k", type=_whole, default=usual.k, help="micro-batches (default: %(default)s)")
-    number("--steps", type=_whole, default=usual.steps, help="of the optimizer (default: %(default)s)")
+    number(
+        "--steps", type=_whole, default=usual.steps, help="of the optimizer (default: %(default)s)"
+    )
     number("--at", type=_whole, default=usual.at, help="step to save at (default: %(default)s)")
     number("--save", metavar="ARGS", help="arguments with which the script saves; may be ''")
     number("--resume", metavar="ARGS", help="arguments with which it resumes; may be ''")
@@ -262,7 +276,12 @@ def _refuse_without_gpus(settings: Settings, options: argparse.Namespace) -> Non
 
 def _refuse_blind(chosen: Target, settings: Settings) -> None:
     """Refuse arguments that are the same in all layouts: such runs could not be compared."""
-    words = [*chosen.arguments, *chosen.constants.values(), settings.save or "", settings.resume or ""]
+    words = [
+        *chosen.arguments,
+        *chosen.constants.values(),
+        settings.save or "",
+        settings.resume or "",
+    ]
     named = names(words)
     only_relations = settings.relations and not settings.layouts
     if not (only_relations or named & {"rows", "total"} or settings.same_rows):
@@ -271,7 +290,27 @@ def _refuse_blind(chosen: Target, settings: Settings) -> None:
             "train.py --batch-size {rows} --accum {k}, or --set batch_size={rows} before train.py "
             "if it has no argument for that. If its batch size is that of all ranks: {rows*ranks}, "
             "or {total} if it is that of all ranks and micro-batches"
+            + "".join(f". {hint}" for hint in _misplaced(chosen))
         )
+
+
+def _misplaced(chosen: Target, complaint: str | None = None) -> list[str]:
+    """A hint if options of ours come after the script: those that no script has, or any that the
+    script complains about."""
+    words = [word.partition("=")[0] for word in chosen.arguments]
+    if complaint is None:
+        meant = [word for word in words if word in OURS_ALONE]
+    else:
+        ours = {name for action in _parser()._actions for name in action.option_strings}
+        meant = [
+            word
+            for word in words
+            if word in ours - set(OURS_ALONE)
+            and re.search(rf"(?<![\w\[-]){re.escape(word)}(?![\w-])", complaint)
+        ]
+    if not meant:
+        return []
+    return [f"{', '.join(dict.fromkeys(meant))}: write options of probe before the script"]
 
 
 def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) -> Answers:

@@ -215,7 +215,9 @@ def _resumed(settings: Settings, kind: str, world: int) -> Iterator[Layout]:
     base = settings.reference_ranks
     on = f" on {world} ranks" if world > base else ""
     saving = f"saving{on}"
-    yield Layout(saving, world=world, base=base, steps=settings.at, more=settings.save or "", saves=True)
+    yield Layout(
+        saving, world=world, base=base, steps=settings.at, more=settings.save or "", saves=True
+    )
     yield Layout(
         f"stop and resume{on}",
         kind,

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from harness.api.numbers import named
 from harness.probe.compare import whole_run
-from harness.probe.compare.comparison import LOG_LINES, Compared
+from harness.probe.compare.comparison import Compared
 from harness.probe.compare.relations import BEGAN_AGAIN, several, times
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RANKS_RESUME, RESUME, SEED, Layout
 from harness.probe.questions import Answers
@@ -189,7 +189,7 @@ def _layout(found: Compared, reported: set[tuple[str, ...]]) -> Iterator[str]:
     name = f"{found.layout.name:{WIDTH}}"
     if found.no_answer:
         yield f"{name}  NO ANSWER: {found.no_answer}"
-        yield from (f"    | {line}" for line in found.log.strip().splitlines()[-LOG_LINES:])
+        yield from (f"    | {line}" for line in found.log.splitlines())
     elif not found.broken:
         yield f"{name}  as the reference  ({found.seconds:.1f} s)"
     else:

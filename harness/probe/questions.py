@@ -106,9 +106,7 @@ def probe(
         reference=base.name,
     )
     for layout in wanted:
-        run = without_cleared(
-            runner.start(layout).result(), right.steps, settings.same_rows
-        )
+        run = without_cleared(runner.start(layout).result(), right.steps, settings.same_rows)
         answers.seconds[layout.name] = run.seconds
         if layout.kind:
             if layout.kind == RANKS_RESUME:
@@ -135,10 +133,16 @@ def probe(
 def relevant(notes: Iterable[str], layouts: Iterable[Compared]) -> list[str]:
     """The notes without what may explain another learning rate on several ranks, if no such layout
     has one: accelerate may step a constant schedule as often as it likes."""
-    on_several = (found for found in layouts if found.layout.world > 1)
-    relations = {one.relation for found in on_several for one in found.broken}
-    other_rate = relations & {"learning rate", SCHEDULE}
-    return [note for note in notes if other_rate or note != unlike.SCHEDULE]
+    rates = [
+        found.layout
+        for found in layouts
+        if any(one.relation in ("learning rate", SCHEDULE) for one in found.broken)
+    ]
+    if not any(layout.world > 1 for layout in rates):
+        return [note for note in notes if note != unlike.SCHEDULE]
+    others = [layout.name for layout in rates if layout.world == 1]
+    more = f". That is no reason for the learning rate with {', '.join(others)}" if others else ""
+    return [note + more if note == unlike.SCHEDULE else note for note in notes]
 
 
 def _result(runner: Runner, settings: Settings, layout: Layout) -> Run:
@@ -156,7 +160,11 @@ def _about(run: Run) -> str:
 def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) -> Compared:
     """Compare a layout; once more with every sampler in one order, if it only has another order."""
     found = compare(run, right, settings.same_rows)
-    if run.layout.resumed or not found.broken or found.broken[0].relation != SAMPLES:
+    if not found.broken or found.broken[0].relation != SAMPLES:
+        return found
+    if run.layout.resumed:
+        first = found.broken[0]
+        found.broken[0] = replace(first, details=(*first.details, _resumed(run, right)))
         return found
     if own := _micro_batches_of_its_own(runner, settings, run, right):
         why = NO_K.format(own=f"{own} micro-batch" + ("" if own == 1 else "es"))
@@ -168,13 +176,29 @@ def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) ->
         return found
     ordered = _in_one_order(runner, settings, run.layout)
     if ordered is None or ordered.no_answer or _begins_with_samples(ordered.broken):
-        return _without_an_answer(found, run, right)
+        return _without_an_answer(found, run, right, bool(ordered and (ordered.step or 1) > 1))
     ordered.layout = run.layout
     ordered.notes.append(
         f"draws another order than the reference ({found.broken[0].text}); none comes twice. It "
         "was compared again, with every sampler in one order"
     )
     return ordered
+
+
+def _resumed(run: Run, right: Reference) -> str:
+    """How many rows after a resume were trained before the stop, and how many are skipped."""
+    first = run.layout.first
+    before, after = (
+        {row for step in steps for micro in step["rows"] for row in micro}
+        for steps in (right.steps[:first], right.steps[first : first + run.steps])
+    )
+    seen = [row for one in run.ranks for t in one for micro in t["rows"] for row in micro]
+    again = sum(row in before - after for row in seen)
+    never = len(after - set(seen))
+    return (
+        f"of {count(len(seen), 'row')} after the resume, {again} come again that were trained "
+        f"before the stop; {never} that are trained without the stop do not come"
+    )
 
 
 NO_K = (
@@ -231,9 +255,7 @@ def _rank_by_rank(runner: Runner, settings: Settings, run: Run) -> Compared:
     a repetition differs by."""
     base = without_a_stop(settings)
     again = replace(base, name=f"{base.name}, again")
-    whole, repeated = (
-        without_cleared(each.result()) for each in map(runner.start, (base, again))
-    )
+    whole, repeated = (without_cleared(each.result()) for each in map(runner.start, (base, again)))
     if run.failure or whole.failure:
         why = run.failure or f"{base.name}: {whole.failure}"
         return Compared(run.layout, run.seconds, no_answer=why, log=run.log or whole.log)
@@ -255,21 +277,28 @@ def _of_rank(rank: int, run: Run, whole: Run, repeated: Run) -> Compared:
     return found
 
 
-def _without_an_answer(found: Compared, run: Run, right: Reference) -> Compared:
+CHANGES = "draws other rows than the reference, or changes them at random (masks, noise, crops)"
+
+
+def _without_an_answer(found: Compared, run: Run, right: Reference, later: bool) -> Compared:
     """Other rows, as many as in the reference and none of them twice, are no fault by themselves:
-    the script shuffles by itself, or draws at random."""
+    the script shuffles by itself, or draws at random. ``later`` says that the first steps have the
+    same rows, if all samplers have one order."""
     for number, step in enumerate(right.steps[: run.steps]):
         here = sum(len(micro) for one in run.ranks for micro in one[number]["rows"])
         if here != sum(map(len, step["rows"])):
             return found
+    what = "draws other rows than the reference" if later else CHANGES
     found.no_answer = (
-        "draws other rows than the reference, or changes them at random (masks, noise, crops), "
-        "also with every sampler in one order. None comes twice, but nothing can be compared"
+        f"{what}, also with every sampler in one order. None comes twice, but nothing can be "
+        "compared"
     )
-    if run.layout.world == 1:
-        found.no_answer += ": does an evaluation draw rows from the same generator?"
-    elif not all(one[0]["seeded"] for one in run.ranks):
+    if run.layout.world > 1 and not all(one[0]["seeded"] for one in run.ranks):
         found.no_answer += ": the script sets no seed, so each rank draws or splits by itself"
+    elif not later:
+        found.no_answer += ": switch that off, or make it depend on the row"
+    elif run.layout.world == 1:
+        found.no_answer += ": does an evaluation draw rows from the same generator?"
     found.broken, found.step = [], None
     return found
 

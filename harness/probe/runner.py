@@ -14,7 +14,6 @@ import tempfile
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -38,6 +37,19 @@ LONGEST_PATH = 60
 
 WRITTEN = "written"
 """The folder, in that of a run, with what the ranks write into the user's."""
+
+LOG_LINES, LINES_OF_OUTPUT = 12, 4
+"""How many of the last lines of a rank are shown, and how many of those are of its output where its
+errors have more."""
+
+END_OF_LOG, LONGEST_LINE = 20_000, 500
+"""Bytes of a log that are read, and characters of a line that are shown."""
+
+NO_STEP = "took no step of an optimizer of torch"
+SPAWNS = (
+    "it starts its own processes (mp.spawn), which probe does not watch. Have each process of "
+    "torchrun run one rank"
+)
 
 AGENT = "harness.probe.rank.forks"
 MOST_AT_ONCE = 4
@@ -87,7 +99,7 @@ class Run:
     failure: str = ""
     """Why there is no answer."""
     log: str = ""
-    """The end of what the failing rank wrote."""
+    """The last lines of the rank that failed, or of rank 0."""
     seen: list[list[list[str]]] = field(default_factory=list)
     """By rank, the rows of each step; over an epoch, also of those that are not compared."""
     reported: list[list[tuple[int, str, float]]] = field(default_factory=list)
@@ -137,6 +149,14 @@ class Runner:
     _runs: dict[str, Future[Run]] = field(default_factory=dict)
 
     @property
+    def _spawns(self) -> bool:
+        """Whether the script seems to start its own ranks."""
+        file = self.target.file
+        return file is not None and "mp.spawn(" in file.read_text(errors="replace").replace(
+            "multiprocessing.spawn(", "mp.spawn("
+        )
+
+    @property
     def lane(self) -> Lane:
         return Lane.GPU if self.gpus else Lane.CPU
 
@@ -165,7 +185,8 @@ class Runner:
 
     def _run(self, layout: Layout, before: Future[Run] | None) -> Run:
         if before is not None and (failed := before.result()).failure:
-            return Run(layout, [], failure=f"{failed.layout.name}: {failed.failure}")
+            why = f"{failed.layout.name}: {failed.failure}"
+            return Run(layout, [], failure=why, log=failed.log)
         folder = self._folder(layout.name)
         folder.mkdir()
         self._assign(layout, folder)
@@ -279,19 +300,20 @@ class Runner:
 
     def _read(self, layout: Layout, folder: Path, ended: Exit) -> Run:
         """What the ranks of a launch have recorded."""
-        failure, log = why_failed(ended, self.timeout, folder, self.target.file), ""
+        failure = why_failed(ended, self.timeout, folder, self.target.file)
+        log = last_lines(folder, ended)
         ranks, records = [], []
         if failure:
             for lock in self.extensions.rglob("lock"):  # of a compiler that was ended
                 lock.unlink(missing_ok=True)
-            log = log_of(folder, ended)
         else:
             files = [folder / f"rank{n}.pickle" for n in range(layout.world)]
             records = [exchange.loaded(file.read_bytes()) for file in files]
             ranks = [one["steps"] for one in records]
             if not min(map(len, ranks)):
-                failure, log = "took no step of an optimizer of torch", log_of(folder, ended)
-                ranks = []
+                failure, ranks = NO_STEP, []
+        if failure and self._spawns:
+            failure += f": {SPAWNS}"
         self.written.add(own_files.written(folder / WRITTEN, os.getcwd()))
         if not layout.saves:  # what a run saves, the next one loads
             own_files.remove(folder / WRITTEN)
@@ -377,11 +399,22 @@ def where_failed(folder: Path, script: Path | None) -> str:
     return ""
 
 
-def log_of(folder: Path, ended: Exit) -> str:
-    """The end of the log of the rank that failed, or of the agent if no rank did."""
-    rank = (ended.failure or {}).get("rank", 0)
-    for file in (folder / "logs" / f"rank_{rank}" / "stderr.log", folder / "torchrun.log"):
-        with suppress(OSError):
-            if text := file.read_text(errors="replace").strip():
-                return text[-3000:]
-    return ""
+def last_lines(folder: Path, ended: Exit) -> str:
+    """The last lines that the rank that failed has printed, or rank 0: those of its output, and
+    then those of its errors. Those of the agent, if the rank has printed nothing."""
+    logs = folder / "logs" / f"rank_{(ended.failure or {}).get('rank', 0)}"
+    output, errors = _lines(logs / "stdout.log"), _lines(logs / "stderr.log")
+    errors = errors[-(LOG_LINES - min(len(output), LINES_OF_OUTPUT)) :]
+    output = output[max(0, len(output) - (LOG_LINES - len(errors))) :]
+    return "\n".join([*output, *errors] or _lines(folder / "torchrun.log")[-LOG_LINES:])
+
+
+def _lines(file: Path) -> list[str]:
+    """The last lines of a log that are not empty."""
+    try:
+        with file.open("rb") as log:
+            log.seek(max(0, file.stat().st_size - END_OF_LOG))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line.rstrip()[:LONGEST_LINE] for line in text.splitlines() if line.strip()]

@@ -13,7 +13,6 @@ import pytest
 from harness.__main__ import main
 from harness.probe.rank import own_files
 from harness.probe.rank.own_files import Written
-from harness.system.files import ROOT
 
 pytestmark = pytest.mark.launch
 

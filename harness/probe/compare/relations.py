@@ -334,7 +334,10 @@ def _only_some(at: Moment, got: Named, right: Named, off: Iterable[str], whole: 
         return ""
     each = [f"{n} {_described(at, vectors.share(got, right, [n]))}" for n in off[:SHOWN]]
     more = f" and {len(off) - SHOWN} more" if len(off) > SHOWN else ""
-    return f"only {', '.join(each)}{more}; {len(right) - len(off)} are right"
+    others = [name for name in right if name not in off]
+    are = "is" if len(others) == 1 else "are"
+    few = several(others) if len(others) <= SHOWN else str(len(others))
+    return f"only {', '.join(each)}{more}; {few} {are} right"
 
 
 UNLIKE_RANKS = "the ranks have unlike gradients"

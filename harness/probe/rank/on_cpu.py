@@ -251,9 +251,8 @@ def _demands(file: str) -> list[tuple[int, int]]:
         return []
     found = []
     for node in ast.walk(tree):
-        test = node.test if isinstance(node, (ast.Assert, ast.If)) else None
-        if test is not None and (isinstance(node, ast.Assert) or _gives_up(node)):
-            found.append((test.lineno, test.end_lineno or test.lineno))
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _gives_up(node)):
+            found.append((node.test.lineno, node.test.end_lineno or node.test.lineno))
     return found
 
 
