@@ -208,7 +208,11 @@ class Runner:
     @cached_property
     def _folders(self) -> list[str]:
         """The user's folders that the script may write into."""
-        return own_files.beside(folders(self.target, self.settings), self.folder.resolve())
+        found = own_files.beside(folders(self.target, self.settings), self.folder.resolve())
+        cwd = Path.cwd()
+        if not {str(cwd), *map(str, cwd.parents)} & set(found):
+            self.written.refusal = f"{cwd} contains the folders of probe itself"
+        return found
 
     def _assign(self, layout: Layout, folder: Path) -> None:
         """Write down what the ranks are to do."""

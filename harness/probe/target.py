@@ -113,8 +113,8 @@ def names(words: Iterable[str]) -> set[str]:
             if not set(re.findall(r"\w+", other[1])) & set(PLACEHOLDERS):
                 continue
             raise UserError(
-                f"{other[0]} in {word}: write a placeholder ({', '.join(PLACEHOLDERS)}) or a product "
-                "with whole numbers, such as {rows*1024}"
+                f"{other[0]} in {word}: write a placeholder ({', '.join(PLACEHOLDERS)}), or a "
+                "product with whole numbers, such as {rows*1024}"
             )
     return found & set(PLACEHOLDERS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from harness.__main__ import main
 from harness.probe.rank import own_files
 from harness.probe.rank.own_files import Written
+from harness.system.files import ROOT
 
 pytestmark = pytest.mark.launch
 
@@ -151,3 +153,30 @@ def test_folders_that_links_and_arguments_lead_to_are_covered(folder: Path) -> N
     found += own_files.folders_of(["/missing/x"], None)
     assert set(own_files.beside(found, probe)) == {str(folder), str(elsewhere), str(other)}
     assert set(own_files.beside(found, folder / "probe")) == {str(elsewhere), str(other)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("setpriv") or os.geteuid(), reason="needs setpriv and root")
+def test_without_mounts_of_its_own_each_run_has_a_copy_of_the_working_folder(folder: Path) -> None:
+    """As in most containers."""
+    (folder / "linked").unlink()  # what a link leads to is shared then
+    (folder / "linked").mkdir()
+    drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-m", "harness"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for words in ([], ["--layouts", "resume", "--save", "", "--resume", ""]):
+        before = fingerprint(folder.parent)
+        command = [*drop, "probe", *words, str(folder / "train.py"), "{rows}", "{k}"]
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
+        assert not ended.returncode, ended.stdout + ended.stderr
+        assert "removed: a.txt, old/result" in ended.stdout
+        assert fingerprint(folder.parent) == before
+
+
+def test_a_large_working_folder_is_not_copied(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_files, "MOST_BYTES", 10)
+    assert not own_files._copied(folder, folder.parent / "copy", None)
+    assert not (folder.parent / "copy").exists()

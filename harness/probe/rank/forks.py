@@ -13,6 +13,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,9 +31,9 @@ def main(arguments: Sequence[str]) -> None:
     """
     folder, world = Path(arguments[0]), int(arguments[1])
     supervisor.keep()
-    assignment = Assignment(**json.loads((folder / "assignment.json").read_text()))
-    earlier = Path(assignment.earlier) if assignment.earlier else None
-    own_files.cover(assignment.folders, Path(assignment.own), earlier, assignment.shared)
+    file = folder / "assignment.json"
+    assignment = own_files.enter(Assignment(**json.loads(file.read_text())))
+    file.write_text(json.dumps(asdict(assignment)))
     port = _free_port()
     ranks = {_start(folder, rank, world, port): rank for rank in range(world)}
     while ranks:

@@ -4,8 +4,9 @@ theirs.
 A script that saves into its folder and loads what it finds there would go on where another layout
 stopped, and would replace the user's checkpoint. So the ranks run in a mount namespace in which an
 overlay of the kernel lies on the user's folders: whoever writes, and by whatever path. Nothing is
-copied but a file that is changed. No root is needed, where user namespaces are allowed; otherwise
-the layouts share the folders, and the report says so.
+copied but a file that is changed. No root is needed, where user namespaces are allowed. They are
+not in most containers: there each run gets a copy of the working folder, if that is small.
+Otherwise the runs share the folders, and the report says so.
 
 Standard library only: the process that forks the ranks calls this.
 """
@@ -16,14 +17,17 @@ import ctypes
 import getpass
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+
+from harness.probe.rank.exchange import Assignment
 
 NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000
 BIND, RECURSIVE, PRIVATE = 0x1000, 0x4000, 0x40000
@@ -34,6 +38,16 @@ CACHES = ("XDG_CACHE_HOME", "HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME", "TRITO
 
 MOST_FILES, MOST_LINKS = 2000, 20
 """How many files are looked at for links that lead out of a folder, and how many links count."""
+
+SYSTEM = (("dev",), ("proc",), ("sys",), ("run",))
+"""Folders of devices and of the kernel, which an overlay would hide."""
+
+COPY = "copy"
+"""In the folder with what is written: the copy of the working folder, if there is no overlay."""
+
+NOT_COPIED = ("__pycache__", ".git", ".venv", "venv", "node_modules")
+MOST_COPIED, MOST_BYTES = 5000, 200_000_000
+"""The most files of a working folder that is copied, and their bytes."""
 
 NAMES, REFUSAL = "names.json", "refusal"
 """In the folder with what is written: the user's folder by number, and why there is no overlay."""
@@ -53,6 +67,24 @@ class Written:
         self.files |= other.files
         self.removed |= other.removed
         self.refusal = self.refusal or other.refusal
+
+
+def enter(assignment: Assignment) -> Assignment:
+    """Have this process and its children write into files of their own; returns the assignment with
+    the folder in which they run then."""
+    own, earlier = Path(assignment.own), Path(assignment.earlier) if assignment.earlier else None
+    cover(assignment.folders, own, earlier, assignment.shared)
+    if not (own / REFUSAL).is_file() or not _copied(Path(assignment.cwd), own / COPY, earlier):
+        return assignment
+    (own / REFUSAL).unlink()
+
+    def there(word: str) -> str:
+        inside = f"{word}/".startswith(f"{assignment.cwd}/")
+        return str(own / COPY) + word.removeprefix(assignment.cwd) if inside else word
+
+    words = [there(word) for word in assignment.arguments]
+    script = there(assignment.script)
+    return replace(assignment, cwd=str(own / COPY), script=script, arguments=words)
 
 
 def cover(folders: Sequence[str], own: Path, earlier: Path | None, shared: Sequence[str]) -> None:
@@ -80,6 +112,8 @@ def written(own: Path, cwd: str) -> Written:
     with suppress(OSError):
         for folder, number in json.loads((own / NAMES).read_text()).items():
             _note(own / number / "upper", Path(folder), cwd, found)
+    if (own / COPY).is_dir():
+        _compare(Path(cwd), own / COPY, found)
     return found
 
 
@@ -98,7 +132,7 @@ def folders_of(words: Sequence[str], script: Path | None) -> list[Path]:
     named = [word.partition("=")[2] if "=" in word else word for word in words]
     found = [*begin, *(_existing(word) for word in named if word and "{" not in word)]
     found += [target for folder in begin for target in islice(_links(folder), MOST_LINKS)]
-    return list(dict.fromkeys(found))
+    return [one for one in dict.fromkeys(found) if one.parts[1:2] not in SYSTEM]
 
 
 def beside(folders: Sequence[Path], kept: Path) -> list[str]:
@@ -121,11 +155,11 @@ def _links(folder: Path) -> Iterator[Path]:
     for path, inside, names in os.walk(folder):
         inside[:] = [name for name in inside if not name.startswith(".")]
         for name in [*inside, *names]:
-            looked += 1
             if os.path.islink(os.path.join(path, name)):
                 yield _existing(os.path.join(path, name))
-        if looked > MOST_FILES:
-            return
+            looked += 1
+            if looked > MOST_FILES:
+                return
 
 
 def caches() -> list[str]:
@@ -164,14 +198,16 @@ def _cover(
     """Lay an overlay on a folder, and on each file system that is mounted in it."""
     within = folder.rstrip("/") + "/"
     kept = [path for path in shared if path.startswith(within)]
+    mounts = {path: kind for path, kind in _mounts().items() if path.startswith(within)}
+    special = [path for path, kind in mounts.items() if kind in NO_FILES]
     opened: dict[str, int] = {}  # before the overlay hides them
-    for path in (folder, *(m for m in _mounts() if m.startswith(within)), *kept):
+    for path in (folder, *sorted(mounts), *kept):
         with suppress(OSError):  # this user may not read it
             opened[path] = os.open(path, os.O_PATH)
     for path, handle in opened.items():
         number = str(len(numbers))
         try:
-            if path not in kept:
+            if path not in kept and path not in special:
                 _overlay(path, handle, own / number, _upper(earlier, path))
                 numbers[path] = number
                 continue
@@ -229,11 +265,17 @@ def _check(result: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _mounts() -> list[str]:
-    """Where file systems are mounted, the outer ones first."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    found = {line.split()[4].encode().decode("unicode_escape") for line in lines}
-    return sorted(found)
+NO_FILES = ("proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2")
+
+
+def _mounts() -> dict[str, str]:
+    """By where they are mounted, the kinds of file systems."""
+    found = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        words, _, more = line.partition(" - ")
+        path = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), words.split()[4])
+        found[path] = more.split()[0]
+    return found
 
 
 def _note(upper: Path, folder: Path, cwd: str, found: Written) -> None:
@@ -247,5 +289,33 @@ def _note(upper: Path, folder: Path, cwd: str, found: Written) -> None:
 
 def _files(folder: Path) -> Iterator[Path]:
     for path, inside, names in os.walk(folder):
-        inside[:] = [name for name in inside if name != "__pycache__"]
+        inside[:] = [name for name in inside if name not in NOT_COPIED]
         yield from (Path(path, name) for name in names)
+
+
+def _copied(folder: Path, copy: Path, earlier: Path | None) -> bool:
+    """Whether the working folder is small, and now copied; with what an earlier run wrote."""
+    size = 0
+    for number, file in enumerate(_files(folder)):
+        with suppress(OSError):
+            size += file.lstat().st_size
+        if number > MOST_COPIED or size > MOST_BYTES:
+            return False
+    before = earlier / COPY if earlier is not None else folder
+    skipped = shutil.ignore_patterns(*NOT_COPIED)
+    try:
+        shutil.copytree(before, copy, symlinks=True, ignore=skipped)
+    except (OSError, shutil.Error):
+        shutil.rmtree(copy, ignore_errors=True)
+        return False
+    return True
+
+
+def _compare(folder: Path, copy: Path, found: Written) -> None:
+    """Add the names of what is another file in the copy; a copied file has the time of its own."""
+    here, there = (
+        {str(file.relative_to(top)): file.lstat().st_mtime_ns for file in _files(top)}
+        for top in (folder, copy)
+    )
+    found.files |= {name for name, time in there.items() if here.get(name) != time}
+    found.removed |= here.keys() - there.keys()
