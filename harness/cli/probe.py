@@ -310,7 +310,11 @@ def _misplaced(chosen: Target, complaint: str | None = None) -> list[str]:
         ]
     if not meant:
         return []
-    return [f"{', '.join(dict.fromkeys(meant))}: write options of probe before the script"]
+    one = "it is" if len(set(meant)) == 1 else "they are"
+    return [
+        f"{', '.join(dict.fromkeys(meant))} after the script: {one} the script's. Write options of "
+        "probe before the script"
+    ]
 
 
 def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) -> Answers:

@@ -112,7 +112,8 @@ def probe(
             if layout.kind == RANKS_RESUME:
                 found = _rank_by_rank(runner, settings, run)
             elif layout.kind == SEED:
-                found = _seeded(run, runner.start(without_a_stop(settings)).result())
+                usual = runner.start(without_a_stop(settings)).result()
+                found = _seeded(run, without_cleared(usual, right.steps, settings.same_rows))
             else:
                 found = _compared(runner, settings, run, right)
                 _compare_whole(found, settings, run, first)

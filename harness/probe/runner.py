@@ -47,8 +47,8 @@ END_OF_LOG, LONGEST_LINE = 20_000, 500
 
 NO_STEP = "took no step of an optimizer of torch"
 SPAWNS = (
-    "it starts its own processes (mp.spawn), which probe does not watch. Have each process of "
-    "torchrun run one rank"
+    "The script starts its own processes (mp.spawn), which probe does not watch. Have each process "
+    "of torchrun run one rank"
 )
 
 AGENT = "harness.probe.rank.forks"
@@ -317,7 +317,7 @@ class Runner:
             if not min(map(len, ranks)):
                 failure, ranks = NO_STEP, []
         if failure and self._spawns:
-            failure += f": {SPAWNS}"
+            failure = f"{failure.strip()}. {SPAWNS}"
         self.written.add(own_files.written(folder / WRITTEN, os.getcwd()))
         if not layout.saves:  # what a run saves, the next one loads
             own_files.remove(folder / WRITTEN)
@@ -333,10 +333,16 @@ class Runner:
         return found
 
 
+PATH = re.compile(r"""(["'])((?:/|~/|\.\./)[^"'\s{}*]+)\1""")
+"""A text of a script that is the path of a file."""
+
+
 def folders(target: Target, settings: Settings) -> list[Path]:
     """The user's folders that a script may write into."""
     more = shlex.split(f"{settings.save or ''} {settings.resume or ''}")
-    words = [*target.arguments, *target.constants.values(), *more]
+    source = target.file.read_text(errors="replace") if target.file else ""
+    literals = (found[2] for found in PATH.finditer(source))
+    words = [*target.arguments, *target.constants.values(), *more, *literals]
     return own_files.folders_of(words, target.file)
 
 

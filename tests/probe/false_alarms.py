@@ -99,6 +99,24 @@ KINDS = (
     Kind("DDP, bf16", "ddp.py", "--dtype bfloat16", factors=DDP),
     Kind("DDP, autocast in bf16", "ddp.py", "--amp bfloat16", factors=DDP),
     Kind("DDP, autocast in fp16", "ddp.py", "--amp float16 --scale 256", factors=DDP),
+    Kind(
+        "habits of published scripts",
+        "habits.py",
+        factors={
+            "optimizer": OPTIMIZER,
+            "rehearsal": (
+                "",
+                "--rehearse loader",
+                "--rehearse zeros",
+                "--rehearse nothing",
+                "--rehearse forward",
+            ),
+            "batch size": ("", "--of-all-ranks --batch-size {rows*ranks}"),
+            "epochs": ("", "--rows 48"),  # the fourth step or the fifth is that of another epoch
+            "snapshot": ("", "--snapshot snapshot.pt"),
+            "noise": ("", "--noise of-row"),
+        },
+    ),
     Kind("FSDP2, fp32", "fsdp2.py", factors=OURS),
     Kind("FSDP2, bf16", "fsdp2.py", "--bf16", factors=OURS),
     Kind("tensor parallel", "tensor_parallel.py", factors={"optimizer": OPTIMIZER}),

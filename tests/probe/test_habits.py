@@ -18,9 +18,11 @@ GIVEN = "--batch-size {rows} --accum {k}"
         "--rehearse loader",
         "--rehearse zeros --optimizer sgd",
         "--rehearse nothing",
+        "--rehearse forward",
         "--of-all-ranks --batch-size {rows*ranks}",
         "--snapshot snapshot.pt",
         "--rows 24",
+        "--noise of-row",
         "--rows 36 --rehearse loader",
     ],
 )
@@ -29,6 +31,13 @@ def test_a_habit_is_no_fault(probing: Probing, more: str) -> None:
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert answers.about.startswith("4 steps of 12 rows")
+
+
+def test_noise_at_random_has_no_answer_that_names_it(probing: Probing) -> None:
+    answers = probing("habits.py", f"{GIVEN} --noise at-random", Settings(layouts=(RANKS,)))
+    why = layout(answers, RANKS).no_answer
+    assert "changes them at random" in why
+    assert "make it depend on the row" in why
 
 
 def test_gradients_that_are_cleared_in_each_micro_batch_are_no_rehearsal(probing: Probing) -> None:

@@ -156,7 +156,9 @@ def test_folders_that_links_and_arguments_lead_to_are_covered(folder: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("setpriv") or os.geteuid(), reason="needs setpriv and root")
+@pytest.mark.skipif(
+    shutil.which("setpriv") is None or os.geteuid() != 0, reason="needs setpriv and root"
+)
 def test_without_mounts_of_its_own_each_run_has_a_copy_of_the_working_folder(folder: Path) -> None:
     """As in most containers."""
     (folder / "linked").unlink()  # what a link leads to is shared then

@@ -148,13 +148,16 @@ def test_the_reference_without_an_answer_has_them_too(
 def test_an_option_of_probe_after_the_script_gets_a_hint(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    script, hint = str(SCRIPTS / "ddp.py"), "write options of probe before the script"
+    script, hint = (
+        str(SCRIPTS / "ddp.py"),
+        "after the script: it is the script's. Write options of probe before",
+    )
     words = ["--batch-size", "{rows}", "--layouts", "ranks"]
     assert main(["probe", script, *words]) == 3
-    assert f"--layouts: {hint}" in capsys.readouterr().err
+    assert f"--layouts {hint}" in capsys.readouterr().err
     assert main(["probe", script, "--batch-size", "{rows}", "--timeout", "9"]) == 3
-    assert f"--timeout: {hint}" in capsys.readouterr().err
+    assert f"--timeout {hint}" in capsys.readouterr().err
     assert main(["probe", script, "--same-rows"]) == 2
-    assert f"--same-rows: {hint}" in capsys.readouterr().err
+    assert f"--same-rows {hint}" in capsys.readouterr().err
     assert main(["probe", script, "--batch-size", "{rows}", "--resume", "/missing"]) == 3
     assert hint not in capsys.readouterr().err

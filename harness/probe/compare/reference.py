@@ -22,7 +22,8 @@ LOSS_LEAST = 1e-7
 
 
 def without_cleared(run: Run, right: Sequence[Step] = (), same_rows: bool = False) -> Run:
-    """A run without the micro-batches whose gradients were cleared before the step: a rehearsal.
+    """A run without the micro-batches whose gradients were cleared before the step, and without
+    those to which no gradient came: a rehearsal.
 
     Beside a reference (``right``), only where its step has as many rows as are left. A loop that
     clears the gradients of each micro-batch is wrong, and has trained on all of them.
@@ -30,7 +31,7 @@ def without_cleared(run: Run, right: Sequence[Step] = (), same_rows: bool = Fals
     steps = list(zip(*run.ranks, strict=False))
     gone = set()
     for number, step in enumerate(steps):
-        if not any(one["cleared"] for one in step):
+        if not any(one["cleared"] or one["unused"] for one in step):
             continue
         at = run.layout.first + number
         kept = [_without_cleared(one) for one in step]
@@ -43,19 +44,18 @@ def without_cleared(run: Run, right: Sequence[Step] = (), same_rows: bool = Fals
         for steps in run.ranks
     ]
     seen = [
-        [rows[_cleared(one[n]) :] if n in gone else rows for n, rows in enumerate(of_rank)]
-        for of_rank, one in zip(run.seen, run.ranks, strict=True)
+        [[*chain(*rank[n]["rows"])] if n in gone else rows for n, rows in enumerate(of_rank)]
+        for of_rank, rank in zip(run.seen, ranks, strict=True)
     ]
     return replace(run, ranks=ranks, seen=seen)
 
 
 def _without_cleared(step: Step) -> Step:
-    return step | {what: step[what][count:] for what, count in step["cleared"].items()}
-
-
-def _cleared(step: Step) -> int:
-    """How many rows were cleared."""
-    return sum(map(len, step["rows"][: step["cleared"].get("rows", 0)]))
+    rows, unused = step["rows"], step["unused"]
+    first = step["cleared"].get("rows", 0)
+    kept = [micro for n, micro in enumerate(rows) if n >= first and n not in unused]
+    rest = {what: step[what][count:] for what, count in step["cleared"].items()}
+    return step | rest | {"rows": kept or rows[first:]}
 
 
 def _count(step: Sequence[Step], same_rows: bool) -> int:

@@ -1,11 +1,13 @@
 """A right loop with DDP, with habits of published scripts: one rank shuffles and several use a
-sampler, a rehearsal before the loop, a batch size of all ranks, a snapshot that it loads itself.
+sampler, a rehearsal before the loop, a batch size of all ranks, noise that depends on the row, a
+snapshot that it loads itself.
 
 ``--bug`` puts one mistake into it.
 """
 
 import argparse
 import os
+import zlib
 
 import torch
 import torch.distributed as dist
@@ -21,7 +23,8 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--rows", type=int, default=144, help="of an epoch")
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
 parser.add_argument("--of-all-ranks", action="store_true", help="the batch size is a total")
-parser.add_argument("--rehearse", default="", help="before the loop: loader, zeros, nothing")
+parser.add_argument("--rehearse", default="", help="loader, zeros, nothing, forward")
+parser.add_argument("--noise", default="", help="on the rows: of-row, or at-random")
 parser.add_argument("--snapshot", default="", help="saved after each step, loaded if it is there")
 parser.add_argument("--bug", default="")
 options = parser.parse_args()
@@ -41,14 +44,27 @@ size = options.batch_size // world if options.of_all_ranks else options.batch_si
 loader = DataLoader(data, size, sampler=sampler, shuffle=sampler is None)
 
 
+def generator_of(row):  # the same numbers for the same row, in every layout
+    return torch.Generator().manual_seed(zlib.crc32(row.cpu().numpy().tobytes()))
+
+
+def noise_on(x):
+    if options.noise == "of-row":
+        return torch.stack([torch.randn(row.shape, generator=generator_of(row)) for row in x])
+    return torch.randn(x.shape) if options.noise else torch.zeros(x.shape)
+
+
 def loss_of(x, y):
+    x = x + noise_on(x)
     return nn.functional.mse_loss(trained(x), y) / options.accum
 
 
 if options.rehearse:
     x, y = data[:size] if options.rehearse == "loader" else (torch.zeros(size, 8), torch.zeros(1))
-    (loss_of(x, y) * (options.rehearse != "nothing")).backward()
-    optimizer.zero_grad()
+    loss = loss_of(x, y) * (options.rehearse != "nothing")
+    if options.rehearse != "forward":
+        loss.backward()
+        optimizer.zero_grad()
 
 step, epoch = 0, 0
 if options.snapshot and os.path.exists(options.snapshot):

@@ -14,6 +14,7 @@ import ast
 import functools
 import linecache
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -228,6 +229,7 @@ def _asks(frame: Any) -> bool:
     return _of_script(frame) or _demanded(frame)
 
 
+CONDITION = re.compile(r"(^|;)\s*(assert|if|elif)\b")
 LINES_OF_A_CONDITION = 4
 """How far below its beginning a condition may ask for a GPU."""
 
@@ -236,8 +238,8 @@ def _demanded(frame: Any) -> bool:
     """Whether a place goes no further without a GPU, in the script or in a library: an ``assert``,
     or an ``if`` that raises an error or exits. Not in torch itself, which knows what it needs."""
     file, line = frame.f_code.co_filename, frame.f_lineno
-    near = (linecache.getline(file, line - n).lstrip() for n in range(LINES_OF_A_CONDITION))
-    if "/torch/" in file or not any(text.startswith(("assert", "if", "elif")) for text in near):
+    near = (linecache.getline(file, line - n) for n in range(LINES_OF_A_CONDITION))
+    if "/torch/" in file or not any(map(CONDITION.search, near)):
         return False
     return any(first <= line <= last for first, last in _demands(file))
 

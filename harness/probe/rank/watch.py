@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ class Watch:
         self.seen.append([])
         self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
         self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
-        self.now |= {"coarse": False, "draws": False, "cleared": {}}
+        self.now |= {"coarse": False, "draws": False, "cleared": {}, "unused": set()}
         self._trained: dict[str, int] = {}
         """How much of the step there was after the last backward that left gradients."""
 
@@ -163,6 +164,7 @@ class Watch:
 
         outermost, self._depth = not self._depth, self._depth + 1
         try:
+            seen, step = len(self.now["rows"]), self.now
             if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
                 self._given(module, arguments, named)
             watched = outermost and self.recording and bool(self.now["rows"])
@@ -179,9 +181,11 @@ class Watch:
         if losses.LABELS in named and self.noise is None and self.now["own"] is None:
             losses.follow(output, named, self._own)
             self.now["endless"] = losses.ends_masked(named)
-        if self.noise is None or next(module.children(), None) is not None:
-            return output
-        return self._nudged(output)
+        if self.noise is not None and next(module.children(), None) is None:
+            output = self._nudged(output)
+        if outermost and len(step["rows"]) > seen:
+            _note_use(output, step, seen)
+        return output
 
     def _drew(self) -> None:
         """Note whether the model has drawn numbers that are not dropout's."""
@@ -505,6 +509,32 @@ class Watch:
             self._saved_late = False
             return
         self.done()
+
+
+def _note_use(output: Any, step: Step, number: int) -> None:
+    """Note that a micro-batch is of no use unless a gradient comes back to an output of the model:
+    a call before the loop may only make the shapes of lazy modules."""
+
+    def used(gradient: Any) -> None:
+        step["unused"].discard(number)
+
+    outputs = [one for one in _tensors_of(output) if one.requires_grad]
+    for one in outputs:
+        one.register_hook(used)
+    step["unused"] |= {number} if outputs else set()
+
+
+def _tensors_of(output: Any) -> Iterator[Any]:
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        yield output
+        return
+    if is_dataclass(output) and not isinstance(output, Mapping):
+        output = vars(output)
+    parts = output.values() if isinstance(output, Mapping) else output
+    for one in parts if isinstance(output, (Mapping, list, tuple)) else ():
+        yield from _tensors_of(one)
 
 
 def _trains(module: Any) -> bool:
