@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
+from harness.probe.layouts import Settings
 from harness.probe.rank import own_files
 from harness.probe.rank.own_files import Written
+from harness.probe.runner import folders
+from harness.probe.target import Target
 from harness.system.files import ROOT
 
 pytestmark = pytest.mark.launch
@@ -150,7 +153,7 @@ def test_folders_that_links_and_arguments_lead_to_are_covered(folder: Path) -> N
     found = own_files.folders_of(words, folder / "train.py")
     probe = folder.parent / "probe"
     assert set(own_files.beside(found, probe)) == {str(folder), str(elsewhere), str(other)}
-    found += own_files.folders_of(["/missing/x"], None)
+    found += own_files.folders_of(["/missing/x", "/", "/dev/null"], None)
     assert set(own_files.beside(found, probe)) == {str(folder), str(elsewhere), str(other)}
     assert set(own_files.beside(found, folder / "probe")) == {str(elsewhere), str(other)}
 
@@ -182,3 +185,10 @@ def test_a_large_working_folder_is_not_copied(
     monkeypatch.setattr(own_files, "MOST_BYTES", 10)
     assert not own_files._copied(folder, folder.parent / "copy", None)
     assert not (folder.parent / "copy").exists()
+
+
+def test_a_path_in_the_text_of_a_script_is_covered_too(folder: Path) -> None:
+    other = folder.parent / "other"
+    other.mkdir()
+    (folder / "train.py").write_text(f"torch.save(x, '{other}/new/x.pt'); y = '/'; z = '/n/a'\n")
+    assert other in folders(Target("train.py", ()), Settings())

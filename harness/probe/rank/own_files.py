@@ -39,8 +39,8 @@ CACHES = ("XDG_CACHE_HOME", "HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME", "TRITO
 MOST_FILES, MOST_LINKS = 2000, 20
 """How many files are looked at for links that lead out of a folder, and how many links count."""
 
-SYSTEM = (("dev",), ("proc",), ("sys",), ("run",))
-"""Folders of devices and of the kernel, which an overlay would hide."""
+SYSTEM = ((), ("dev",), ("proc",), ("sys",), ("run",))
+"""Folders of devices and of the kernel, which an overlay would hide, and that with all of them."""
 
 COPY = "copy"
 """In the folder with what is written: the copy of the working folder, if there is no overlay."""
