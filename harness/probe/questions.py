@@ -177,7 +177,7 @@ def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) ->
         return found
     ordered = _in_one_order(runner, settings, run.layout)
     if ordered is None or ordered.no_answer or _begins_with_samples(ordered.broken):
-        return _without_an_answer(found, run, right, bool(ordered and (ordered.step or 1) > 1))
+        return _without_an_answer(found, run, right)
     ordered.layout = run.layout
     ordered.notes.append(
         f"draws another order than the reference ({found.broken[0].text}); none comes twice. It "
@@ -278,28 +278,23 @@ def _of_rank(rank: int, run: Run, whole: Run, repeated: Run) -> Compared:
     return found
 
 
-CHANGES = "draws other rows than the reference, or changes them at random (masks, noise, crops)"
-
-
-def _without_an_answer(found: Compared, run: Run, right: Reference, later: bool) -> Compared:
+def _without_an_answer(found: Compared, run: Run, right: Reference) -> Compared:
     """Other rows, as many as in the reference and none of them twice, are no fault by themselves:
-    the script shuffles by itself, or draws at random. ``later`` says that the first steps have the
-    same rows, if all samplers have one order."""
+    the script shuffles by itself, or draws at random."""
     for number, step in enumerate(right.steps[: run.steps]):
         here = sum(len(micro) for one in run.ranks for micro in one[number]["rows"])
         if here != sum(map(len, step["rows"])):
             return found
-    what = "draws other rows than the reference" if later else CHANGES
     found.no_answer = (
-        f"{what}, also with every sampler in one order. None comes twice, but nothing can be "
-        "compared"
+        "draws other rows than the reference, or changes them at random (masks, noise, crops), "
+        "also with every sampler in one order. None comes twice, but nothing can be compared"
     )
     if run.layout.world > 1 and not all(one[0]["seeded"] for one in run.ranks):
         found.no_answer += ": the script sets no seed, so each rank draws or splits by itself"
-    elif not later:
-        found.no_answer += ": switch that off, or make it depend on the row"
-    elif run.layout.world == 1:
+    elif run.layout.world == 1 and any(step["evaluated"] for step in run.ranks[0]):
         found.no_answer += ": does an evaluation draw rows from the same generator?"
+    else:
+        found.no_answer += ": switch that off, or make it depend on the row"
     found.broken, found.step = [], None
     return found
 

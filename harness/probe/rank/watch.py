@@ -85,6 +85,8 @@ class Watch:
         """Whether a save was begun that goes on beside the training."""
         self._backs = False
         """Whether a backward is under way."""
+        self._evaluated: set[int] = set()
+        """The modules that were called without training them."""
         self._begin()
 
     @property
@@ -167,6 +169,8 @@ class Watch:
             seen, step = len(self.now["rows"]), self.now
             if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
                 self._given(module, arguments, named)
+            elif outermost:
+                self._evaluated.add(id(module))
             watched = outermost and self.recording and bool(self.now["rows"])
             watched = watched and torch.is_grad_enabled()  # the model, or the loss of its output
             self._state = _generators() if watched else self._state
@@ -484,6 +488,8 @@ class Watch:
                 "seeded": seeds.replaced(int(os.environ.get("RANK", 0))),
                 "stage": self.stage,
             }
+        parts = map(id, self.root.modules()) if self.root is not None else ()
+        self.now["evaluated"] = not self._evaluated.isdisjoint(parts)
         self.steps.append(self.now)
         self.schedules.step()
         self._begin()
