@@ -131,7 +131,7 @@ def test_nothing_is_left_by_what_a_forked_process_writes(tmp_path: Path) -> None
     (user / "kept").write_text("mine")
     child = os.fork()
     if not child:
-        own_files.cover([str(user)], own, None, [])
+        own_files.cover([str(user)], own, None, [], str(user))
         (user / "kept").write_text("other")
         (user / "new").write_text("new")
         os._exit(0)
@@ -153,7 +153,8 @@ def test_folders_that_links_and_arguments_lead_to_are_covered(folder: Path) -> N
     found = own_files.folders_of(words, folder / "train.py")
     probe = folder.parent / "probe"
     assert set(own_files.beside(found, probe)) == {str(folder), str(elsewhere), str(other)}
-    found += own_files.folders_of(["/missing/x", "/", "/dev/null"], None)
+    none = ["/missing/x", "/", "/dev/null", "a" * 5000, "~/.cache/x"]
+    found += own_files.folders_of(none, None)
     assert set(own_files.beside(found, probe)) == {str(folder), str(elsewhere), str(other)}
     assert set(own_files.beside(found, folder / "probe")) == {str(elsewhere), str(other)}
 

@@ -73,7 +73,7 @@ def enter(assignment: Assignment) -> Assignment:
     """Have this process and its children write into files of their own; returns the assignment with
     the folder in which they run then."""
     own, earlier = Path(assignment.own), Path(assignment.earlier) if assignment.earlier else None
-    cover(assignment.folders, own, earlier, assignment.shared)
+    cover(assignment.folders, own, earlier, assignment.shared, assignment.cwd)
     if not (own / REFUSAL).is_file() or not _copied(Path(assignment.cwd), own / COPY, earlier):
         return assignment
     (own / REFUSAL).unlink()
@@ -87,18 +87,25 @@ def enter(assignment: Assignment) -> Assignment:
     return replace(assignment, cwd=str(own / COPY), script=script, arguments=words)
 
 
-def cover(folders: Sequence[str], own: Path, earlier: Path | None, shared: Sequence[str]) -> None:
+def cover(
+    folders: Sequence[str], own: Path, earlier: Path | None, shared: Sequence[str], cwd: str
+) -> None:
     """Have this process and its children write into ``own`` instead of the user's ``folders``.
 
     ``earlier`` is the folder of a run that this one goes on from: what that wrote is there.
-    Folders in ``shared`` stay as they are. Call it before any thread is started.
+    Folders in ``shared`` stay as they are, and so does one where it is not possible; of the working
+    folder ``cwd`` that is noted. Call it before any thread is started.
     """
     own.mkdir()
     numbers: dict[str, str] = {}
     try:
         _enter_namespace()
         for folder in folders:
-            _cover(folder, own, earlier, shared, numbers)
+            try:
+                _cover(folder, own, earlier, shared, numbers)
+            except OSError:
+                if f"{cwd}/".startswith(f"{folder}/"):
+                    raise
     except OSError as error:
         (own / REFUSAL).write_text(error.strerror or str(error))
     (own / NAMES).write_text(json.dumps(numbers))
@@ -130,9 +137,11 @@ def folders_of(words: Sequence[str], script: Path | None) -> list[Path]:
     begin = [Path.cwd()] if script is None else [Path.cwd(), script.resolve().parent]
     begin = [folder for folder in begin if "site-packages" not in folder.parts]
     named = [word.partition("=")[2] if "=" in word else word for word in words]
-    found = [*begin, *(_existing(word) for word in named if word and "{" not in word)]
+    found = [_existing(word) for word in named if word and "{" not in word]
     found += [target for folder in begin for target in islice(_links(folder), MOST_LINKS)]
-    return [one for one in dict.fromkeys(found) if one.parts[1:2] not in SYSTEM]
+    cached = set(map(Path, caches()))
+    found = [one for one in found if not cached & {one, *one.parents}]
+    return [one for one in dict.fromkeys([*begin, *found]) if one.parts[1:2] not in SYSTEM]
 
 
 def beside(folders: Sequence[Path], kept: Path) -> list[str]:
@@ -144,7 +153,7 @@ def beside(folders: Sequence[Path], kept: Path) -> list[str]:
 def _existing(name: str) -> Path:
     """The folder of a file or a folder that may be there or not, without links."""
     path = Path(os.path.realpath(os.path.expanduser(name)))
-    while not path.is_dir():
+    while not os.path.isdir(path):  # also of a text that is too long for a name
         path = path.parent
     return path
 
