@@ -29,7 +29,7 @@ from harness.probe.layouts import (
 )
 from harness.probe.rank import losses, unlike
 from harness.probe.rank.own_files import Written
-from harness.probe.runner import Run, Runner
+from harness.probe.runner import Run, Runner, Step
 from harness.system.terminal import count
 
 ORDER = "order of samples"
@@ -171,7 +171,8 @@ def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) ->
         why = NO_K.format(own=f"{own} micro-batch" + ("" if own == 1 else "es"))
         found.no_answer, found.broken, found.step = why, [], None
         return found
-    if again := ("" if settings.same_rows else _all_alike(run)) or _again(run, right):
+    again = ("" if settings.same_rows else _all_alike(run)) or _again(run, right)
+    if again := again or _same_epochs(run, right):
         first = found.broken[0]
         found.broken[0] = replace(first, details=(again, *first.details))
         return found
@@ -325,6 +326,17 @@ def _again(run: Run, right: Reference) -> str:
     seen = [row for one in run.ranks for t in one[:steps] for micro in t["rows"] for row in micro]
     twice = len(seen) - len(set(seen))
     return f"in {steps} steps {twice} of {len(seen)} rows come again" if twice else ""
+
+
+def _same_epochs(run: Run, right: Reference) -> str:
+    """Whether the second epoch of a layout has the order of the first, and the reference's not."""
+    rows = ([_rows(step) for step in steps] for steps in (run.ranks[0], right.steps))
+    here, there = (next(plausibility.same_order(steps), "") for steps in rows)
+    return "" if there else here
+
+
+def _rows(step: Step) -> list[str]:
+    return [row for micro in step["rows"] for row in micro]
 
 
 def _steps_of_one_epoch(right: Reference) -> int:

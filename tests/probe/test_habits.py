@@ -47,6 +47,13 @@ def test_gradients_that_are_cleared_in_each_micro_batch_are_no_rehearsal(probing
     assert layout(answers, ACCUMULATION).step == 1
 
 
+def test_epochs_of_several_ranks_in_one_order_are_found(probing: Probing) -> None:
+    given = [*f"{GIVEN} --rows 24 --bug".split(), "no set_epoch"]
+    answers = probing("habits.py", given, Settings(layouts=(RANKS, ACCUMULATION)))
+    assert first_broken(answers) == {RANKS: ("samples", "")}
+    assert "is set_epoch missing?" in layout(answers, RANKS).broken[0].details[0]
+
+
 def test_a_rehearsal_is_no_part_of_an_epoch(probing: Probing) -> None:
     settings = Settings(layouts=(RANKS,), epoch=True)
     answers = probing("habits.py", f"{GIVEN} --rows 96 --rehearse loader", settings)

@@ -49,7 +49,7 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     yield from _jump([step["lr"][0] for step in steps])
     yield from _applied(steps[0])
     yield from _lost([step for step in steps if step["lr"][0]])
-    yield from _same_order([[row for micro in step["rows"] for row in micro] for step in steps])
+    yield from same_order([[row for micro in step["rows"] for row in micro] for step in steps])
 
 
 def _unlike_copies(step: Step) -> Iterator[str]:
@@ -159,7 +159,7 @@ def _lost(steps: Sequence[Step]) -> Iterator[str]:
         )
 
 
-def _same_order(steps: Sequence[Sequence[str]]) -> Iterator[str]:
+def same_order(steps: Sequence[Sequence[str]]) -> Iterator[str]:
     """A step later than the second that has the rows of the first, in the same order."""
     first = steps[0]
     again = (n for n, rows in enumerate(steps) if n > 1 and rows == first)
