@@ -3,6 +3,7 @@
 # make scenarios every scenario, buggy and fixed, on the CPU
 # make slurm     the tests on a Slurm of two nodes, which they start here: needs slurmctld, slurmd, munge
 # make slow      the tests that take more than about 8 s each
+# make pythons   what needs no torch, on every Python of this machine
 # make confirm   twenty recorded results, run again
 # make test-ci   what CI runs besides make test: see .ci/run
 # make test-all  hours: every variant, mutations, 200 faults
@@ -22,7 +23,7 @@ READY := $(VENV)/.ready
 # As many tests at once as there are cores, up to four.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: run test lint unit slow scenarios browser slurm confirm test-ci test-all docker release site setup bench clean
+.PHONY: run test lint unit slow scenarios browser slurm pythons confirm test-ci test-all docker release site setup bench clean
 
 run: $(READY)
 	$(BIN)/python -m harness run scenario=$(SCENARIO)
@@ -61,7 +62,10 @@ slurm: $(READY)
 confirm: $(READY)
 	$(BIN)/python -m harness confirm launch=cpu
 
-test-ci: test slow scenarios browser slurm confirm
+pythons: $(READY)
+	$(BIN)/python -m tests.pythons
+
+test-ci: test slow scenarios browser slurm pythons confirm
 
 test-all: test-ci
 	$(BIN)/python -m pytest -m "launch and cold"

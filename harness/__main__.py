@@ -21,7 +21,7 @@ from harness.system.installation import (
     refuse_without_checkout,
     repository,
 )
-from harness.system.text import complaint, open_streams, silence, warn
+from harness.system.text import complaint, open_streams, print_errors, silence, warn
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as in shells."""
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _flushed(ExitCode.INCONCLUSIVE if left.code else ExitCode.AS_EXPECTED)
     except Exception as error:
         if debug:
-            warn("".join(traceback.format_exception(error)).rstrip(), mark="")
+            print_errors("".join(traceback.format_exception(error)).rstrip())
         if isinstance(error, HarnessError):
             warn(as_typed(str(error)))
             return _flushed(error.exit_code)

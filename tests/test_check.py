@@ -21,7 +21,8 @@ from harness.check import live
 from harness.check.bug_status import BugStatus, Checked, recorded
 from harness.check.check_report import for_github, summary
 from harness.check.environment import Environment, of_files, of_this_interpreter
-from harness.check.installed import Installed, described
+from harness.check.installed import DEPENDENCY, Installed, described, merged
+from harness.check.synonyms import PUBLISHED
 from harness.overlays import overlay
 from harness.system.errors import Inconclusive, Unsupported
 from harness.system.terminal import Progress, terminal
@@ -337,3 +338,123 @@ def test_the_recorded_answers_of_six_stacks_are_those_of_runs(stack: str) -> Non
     known = {name: recorded_[name] for name in ran if recorded_[name] != "unknown"}
     assert known.items() <= ran.items()
     assert len(known) >= 0.8 * len(ran)
+
+
+# Several releases, other names, and packages without a release
+
+
+def lock(folder: Path, *versions: str) -> str:
+    """A poetry.lock with several releases of transformers, as for different groups."""
+    packages = "".join(
+        f'[[package]]\nname = "transformers"\nversion = "{version}"\n' for version in versions
+    )
+    packages += '[[package]]\nname = "accelerate"\nversion = "1.13.0"\n'
+    metadata = '[metadata]\nlock-version = "2.1"\npython-versions = ">=3.10"\n'
+    (folder / "poetry.lock").write_text(packages + metadata)
+    return str(folder / "poetry.lock")
+
+
+@pytest.mark.parametrize(
+    ("versions", "status", "release"),
+    [
+        (("5.2.0", "5.6.0"), "possibly affected", "5.2.0"),
+        (("5.6.0", "5.2.0"), "possibly affected", "5.2.0"),
+        (("5.2.0", "5.3.0"), "affected", "5.2.0"),
+        (("5.5.4", "5.6.0"), "not affected", "5.5.4"),
+        (("4.36.2", "4.57.0"), "not affected", "4.36.2"),
+    ],
+)
+def test_of_several_releases_each_that_may_be_installed_counts(
+    tmp_path: Path, capsys: Capture, versions: tuple[str, ...], status: str, release: str
+) -> None:
+    found = {
+        checked.scenario: checked
+        for checked in recorded(
+            ["trainer_gas_twice"],
+            Environment(
+                {"transformers": Installed("", "a lock has several", versions)}, "a lock", False
+            ),
+        )
+    }["trainer_gas_twice"]
+    assert (str(found.status), found.releases["transformers"]) == (status, release), found.why
+    code = main(["check", "-r", lock(tmp_path, *versions), "--json", "scenario=trainer_gas_twice"])
+    content = json.loads(capsys.readouterr().out)
+    assert content["bugs"][0]["name"] == "trainer_gas_twice"
+    assert code == (1 if "affected" in status and "not" not in status else 0)
+
+
+@pytest.mark.parametrize(
+    ("versions", "status"),
+    [(("5.0.0", "5.2.0"), "possibly affected"), (("4.36.2", "5.0.0"), "does not apply")],
+)
+def test_a_release_that_a_bug_is_not_about_does_not_hide_another(
+    versions: tuple[str, ...], status: str
+) -> None:
+    several = {"transformers": Installed("", "several", versions)}
+    found = answer("tp_activation_partial", Environment(several, "a lock", False))
+    assert str(found.status) == status, found.why
+
+
+@pytest.mark.parametrize("form", [["--json"], ["--long"], ["--format", "github"], []], ids=str)
+@pytest.mark.parametrize("package", ["torch", "transformers", "deepspeed", "lightning"])
+def test_a_package_from_git_is_unknown_in_every_format(
+    tmp_path: Path, capsys: Capture, form: list[str], package: str
+) -> None:
+    lines = file(tmp_path, f"{package} @ git+https://host/{package}", "accelerate==1.13.0")
+    assert main(["check", "-r", lines, *form]) in (0, 1)
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "installed from git" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("installed", "status"),
+    [
+        ({"lightning": "2.6.0"}, "affected"),
+        ({"lightning": "2.6.0", "pytorch-lightning": "2.6.0"}, "affected"),
+        ({"lightning": "2.6.0", "pytorch-lightning": "2.6.1"}, "possibly affected"),
+        ({"pytorch-lightning": "2.6.1"}, "not affected"),
+    ],
+)
+def test_lightning_is_pytorch_lightning(installed: dict[str, str], status: str) -> None:
+    packages = merged({name: described(name, version) for name, version in installed.items()})
+    found = answer("pl_sampler_epoch", Environment(packages, "here", False))
+    assert str(found.status) == status, found.why
+
+
+def test_what_lightning_needs_gives_way_to_it() -> None:
+    needed = replace(described("pytorch-lightning", "2.6.6"), newest_of=DEPENDENCY)
+    packages = merged({"lightning": described("lightning", "2.6.0"), "pytorch-lightning": needed})
+    assert packages["pytorch-lightning"].version == "2.6.0"
+
+
+@pytest.mark.parametrize("name", [n for n, other in PUBLISHED.items() if not other.same])
+def test_a_fork_under_another_name_is_unknown(name: str) -> None:
+    package = PUBLISHED[name].package
+    found = merged({name: described(name, "1.0")})[package]
+    assert f"{name} 1.0 is installed in its place" in found.origin
+    beside = merged({name: described(name, "1.0"), package: described(package, "2.0")})[package]
+    assert not beside.version
+    assert name in beside.origin
+
+
+@pytest.mark.parametrize("format_", ["text", "github", "json"])
+def test_a_line_break_of_a_user_begins_no_line(
+    tmp_path: Path, capsys: Capture, format_: str
+) -> None:
+    """GitHub takes a line that begins with ``::`` as a command."""
+    folder = tmp_path / "a\n::error::b"
+    folder.mkdir()
+    lines = folder / "c\n::error::d.txt"
+    lines.write_text("transformers==5.2.0\n./e\\n::error::f\n")
+    assert main(["check", "-r", str(lines), "--format", format_]) == 1
+    project = folder / "pyproject.toml"
+    project.write_text('[project]\ndependencies = ["up\\n::error::x", "transformers"]\n')
+    assert main(["check", "-r", str(project), "--format", format_]) == 2
+    printed = capsys.readouterr()
+    assert not re.search(r"^::error::[bdfx]", printed.out + printed.err, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("day", ["2025-13-45", "20250101", "tomorrow", "9999-01-01", "", "-1"])
+def test_as_of_needs_a_day(tmp_path: Path, capsys: Capture, day: str) -> None:
+    refused(capsys, ["check", "-r", file(tmp_path, "transformers"), f"--as-of={day}"])

@@ -107,13 +107,13 @@ NO_DEADLINES = ("0", "-1", "nan", "inf")
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        *((f"date={day}", f"date={day} is not a day: write one like 2024-03-15") for day in NONE),
+        *((f"date={day}", f"date={day} is not a day: write one like 2024-03-04") for day in NONE),
         *((f"launch.timeout={timeout}", "launch.timeout") for timeout in NO_DEADLINES),
         ("seed=-1", "seed=-1: choose one from 0 to 2147483647"),
         ("seed=2147483648", "seed=2147483648: choose one from 0 to 2147483647"),
         ("jobs=0", "jobs=0: choose 1 or more, or omit it"),
         ("jobs=-2", "jobs=-2: choose 1 or more"),
-        ("date=9999-01-01", "date=9999-01-01 is in the future: choose a day up to today"),
+        ("date=9999-01-01", "date=9999-01-01 is in the future: today is"),
         ("runs=", "runs= is not a folder: set runs=DIR or HARNESS_RUNS=DIR"),
         ("runs=' '", "runs=  is not a folder: set runs=DIR"),
         ("variant=[buggy,fxed]", "no variant 'fxed': did you mean fixed? Choices: buggy, fixed,"),

@@ -22,7 +22,8 @@ from tests.another_user import NOBODY, needs_root
 from tests.sandbox import hear_signals
 
 ROOT = Path(__file__).parent.parent
-WORKFLOW = ROOT / ".github" / "workflows" / "nightly.yml"
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+NIGHTLY = ROOT / ".github" / "workflows" / "nightly.yml"
 
 STAND_IN = f"""#!/bin/sh
 '''exec' {shlex.quote(sys.executable)} "$0" "$@"
@@ -216,16 +217,23 @@ def complaints(workflow: Path) -> list[str]:
 
 
 def test_actionlint_accepts_the_workflow_and_rejects_a_mistake(tmp_path: Path) -> None:
-    assert complaints(WORKFLOW) == []
+    assert [complaint for workflow in WORKFLOWS for complaint in complaints(workflow)] == []
     spoilt = tmp_path / "nightly.yml"
-    spoilt.write_text(WORKFLOW.read_text().replace("inputs.scenarios", "input.scenarios"))
+    spoilt.write_text(NIGHTLY.read_text().replace("inputs.scenarios", "input.scenarios"))
     assert any('"input"' in each for each in complaints(spoilt))
 
 
-def test_the_workflow_has_read_permission_only_and_pins_its_actions() -> None:
-    text = WORKFLOW.read_text()
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_has_read_permission_only_and_pins_its_actions(workflow: Path) -> None:
+    text = workflow.read_text()
     permissions = re.findall(r"^permissions:\n((?:  .*\n)+)", text, flags=re.MULTILINE)
     assert permissions == ["  contents: read\n"]
     actions = re.findall(r"uses: (\S+)", text)
     assert actions
     assert all(re.search(r"@v\d+(\.\d+)*$", action) for action in actions)
+
+
+def test_a_pull_request_runs_the_command_of_the_readme() -> None:
+    text = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
+    assert "  pull_request:\n" in text
+    assert "run: make test PYTHON=python\n" in text

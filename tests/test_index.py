@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +124,26 @@ def test_the_index_of_pips_own_file_is_found(unset: pytest.MonkeyPatch, tmp_path
     assert index.configured() is None
 
 
-def test_without_pip_there_is_no_configuration_of_pip(
-    unset: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("texts", "address"),
+    [
+        ({"pip/pip.conf": "[global]\nindex-url = http://pip"}, "http://pip"),
+        ({"pip/pip.conf": "[global\n"}, None),
+        ({"uv/uv.toml": 'index-url = "http://uv"'}, "http://uv"),
+        ({"uv/uv.toml": '[[index]]\nurl = "http://uv"\ndefault = true'}, "http://uv"),
+        ({"uv/uv.toml": '[[index]]\nurl = "http://more"'}, None),
+        ({"uv/uv.toml": 'index-url = "http://uv"', "pip/pip.conf": "[global]"}, "http://uv"),
+    ],
+)
+def test_the_index_of_the_users_own_files_is_found(
+    unset: pytest.MonkeyPatch, tmp_path: Path, texts: dict[str, str], address: str | None
 ) -> None:
-    (tmp_path / "python").write_text("#!/bin/sh\necho 'No module named pip' >&2; exit 1\n")
-    (tmp_path / "python").chmod(0o755)
-    unset.setattr(sys, "executable", str(tmp_path / "python"))
-    assert index.configured() is None
+    """An environment that uv makes has no pip that could be asked."""
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    unset.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert index.configured() == address
 
 
 def test_waiting_for_a_slow_index_is_reported(

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -34,11 +35,16 @@ class Uv:
     stdin: str = ""
     overrides: str = ""
 
-    def __call__(self, arguments: Sequence[str], pins: Mapping[str, str], stdin: str = "") -> str:
+    def __call__(
+        self,
+        arguments: Sequence[str],
+        pins: Mapping[str, str],
+        stdin: str = "",
+        lists: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> str:
         self.calls.append(list(arguments))
         self.stdin = stdin
-        if "--override" in arguments:
-            self.overrides = Path(self.after("--override")).read_text()
+        self.overrides = "".join(f"{line}\n" for line in lists.get("--override", ()))
         return self.output
 
     def after(self, option: str) -> str:
@@ -259,7 +265,6 @@ def test_a_lock_is_for_the_day_and_without_torch(fake_uv: Uv) -> None:
     assert fake_uv.stdin == "deepspeed==0.15.4\nmegatron-core==0.14.0\n"
     assert fake_uv.after("--exclude-newer") == STACK.date
     assert {line.split()[0] for line in fake_uv.overrides.splitlines()} == set(resolution.BASE)
-    assert not Path(fake_uv.after("--override")).exists()
     fake_uv.calls.clear()
     assert resolution.lock(replace(STACK, lock="deepspeed==0.15.4\n")) == "deepspeed==0.15.4\n"
     assert fake_uv.calls == [], "a lock was resolved again"

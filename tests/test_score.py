@@ -384,6 +384,32 @@ def test_a_bug_counts_only_with_an_alarm_where_it_is_and_none_elsewhere(
     assert score("a", "b", trials).found is found
 
 
+def test_without_an_answer_the_variant_and_the_reason_are_named() -> None:
+    failed = score("a", "b", [watched("control")], ["buggy: inconclusive: no module mine"])
+    assert (failed.found, failed.reason) == (
+        Detection.NO_ANSWER,
+        "buggy: inconclusive: no module mine",
+    )
+    assert score("a", "b", [watched("control")]).reason == "no variant showed the bug"
+
+
+@pytest.mark.parametrize("place", ["mine.py", "package/mine.py"])
+def test_ranks_can_import_a_module_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """PYTHONPATH of the command is not that of a rank, whose packages are in an overlay."""
+    file = tmp_path / "path" / place
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "class Mine:\n"
+        "    def attach(self, model, optimizer, loader, group=None): ...\n"
+        "    def step(self, number): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    module = place.removesuffix(".py").replace("/", ".")
+    assert command.detector_named(f"{module}:Mine").root == str(tmp_path / "path")
+
+
 def test_the_delay_is_counted_from_the_first_step_with_the_symptom() -> None:
     one = score("a", "b", [watched("buggy", ALARM), watched("control")])
     assert (one.step, one.late) == (3, 2)

@@ -116,6 +116,7 @@ def test_an_unsupported_release_is_reported_once_and_is_not_worse(world: World) 
     assert watch() == 0
     assert watch() == 0
     assert changes() == [("unsupported here", "0.13.1")]
+    assert world.versions == ["0.13.1"], "the same Python cannot install it on the next day, either"
 
 
 def test_a_release_that_could_not_be_tested_has_no_result(world: World, capsys: Capture) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog
+from harness.system.documents import toml_of
 from harness.system.errors import UserError, unknown
-from harness.system.text import complaint, toml
+from harness.system.text import complaint
 
 FILE, PROJECT, TABLE = "distributed-bugs.toml", "pyproject.toml", "distributed-bugs"
 KEYS = ("bug", "reason", "until")
@@ -56,7 +57,7 @@ def read(file: Path | None) -> dict[str, Acceptance]:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        return toml(path.read_text(encoding="utf-8"))
+        return toml_of(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {complaint(error)}") from None
 

@@ -64,9 +64,10 @@ class Checked:
 
     @property
     def subject(self) -> tuple[str, str] | None:
-        """The package with the bug and its installed release; None if it is torch alone."""
+        """The package with the bug and its installed release; None if no release is named."""
         name = next(iter(catalog.scenario(self.scenario).pins), "")
-        return (name, pins.as_pinned(name, self.releases[name])) if name in self.releases else None
+        version = self.releases.get(name)
+        return (name, pins.as_pinned(name, version)) if version else None
 
     @property
     def remedy(self) -> str:
@@ -76,7 +77,7 @@ class Checked:
     @property
     def command(self) -> str:
         """The command that shows the bug with these releases."""
-        named = [f"pins.{name}={version}" for name, version in self.releases.items()]
+        named = [f"pins.{name}={version}" for name, version in self.releases.items() if version]
         words = [f"scenario={self.scenario}", f"variant={RELEASED}", *named]
         return " ".join(["python -m harness run", *words])
 
@@ -155,33 +156,50 @@ def _recorded(name: str, environment: Environment) -> Checked:
     scenario = catalog.scenario(name)
     wanted = [p for p in scenario.pins if p not in scenario.vehicles] or ["torch"]
     installed = {p: environment.packages[p] for p in wanted if p in environment.packages}
-    releases = {package: each.version for package, each in installed.items()}
-    if why := _inapplicable(scenario, wanted, releases, environment):
+    choices = [_choice(choice) for choice in itertools.product(*map(_entries, installed.items()))]
+    covered = [each for each in choices if pins.covers(scenario, each)]
+    releases = (covered or choices)[0]
+    if why := _inapplicable(scenario, wanted, releases, environment, bool(covered)):
         return Checked(name, BugStatus.DOES_NOT_APPLY, why, releases)
     decide = {p: each for p, each in installed.items() if p in scenario.deciding}
     unclear = [_not_a_release(p, environment) for p, each in decide.items() if not each.candidates]
     if any(unclear):
         return Checked(name, BugStatus.UNKNOWN, next(filter(None, unclear)), releases)
-    status, found = _of_all(name, decide)
-    if status is BugStatus.UNKNOWN:
-        return Checked(name, status, found.why, releases)
-    how = TESTED if found.tested else NEIGHBOURS
-    return Checked(name, status, found.why, releases, how, periods=tuple(periods(name)))
+    return _of_all(name, covered or choices, everywhere=len(covered) == len(choices))
 
 
-def _of_all(name: str, installed: Mapping[str, Installed]) -> tuple[BugStatus, Lookup]:
-    """The status of the installed releases. Of several candidates, as a lock has them for different
-    extras, it is theirs if they share it, and possibly affected if one of them is affected."""
-    choices = [[(p, v) for v in each.candidates or (each.public,)] for p, each in installed.items()]
-    found = [lookup(name, dict(choice)) for choice in itertools.product(*choices)]
+def _entries(package: tuple[str, Installed]) -> list[tuple[str, str]]:
+    """A package with each version that it may have, as a lock has them for different extras."""
+    name, installed = package
+    return [(name, version) for version in installed.candidates or (installed.version,)]
+
+
+def _choice(entries: Iterable[tuple[str, str]]) -> dict[str, str]:
+    return dict(entries)
+
+
+def _of_all(name: str, choices: Sequence[Mapping[str, str]], *, everywhere: bool) -> Checked:
+    """The status of releases of which one is installed: theirs if they share it, and possibly
+    affected if one of them is affected. ``everywhere`` is whether the bug is about all of them."""
+    found = [lookup(name, _public(choice)) for choice in choices]
     statuses = {each.status for each in found}
-    if len(statuses) == 1:
-        return _status(found[0]), found[0]
-    why = "; ".join(each.why for each in found)
-    worst = next((each for each in found if each.status is Status.AFFECTED), None)
-    if worst:
-        return BugStatus.POSSIBLY, replace(worst, why=why)
-    return BugStatus.UNKNOWN, Lookup(None, why)
+    at = next((n for n, each in enumerate(found) if each.status is Status.AFFECTED), 0)
+    shared = len(statuses) == 1 and (everywhere or found[0].status is not Status.AFFECTED)
+    why = found[0].why if len(statuses) == 1 else "; ".join(each.why for each in found)
+    if shared:
+        status = _status(found[0])
+    else:
+        affected = found[at].status is Status.AFFECTED
+        status = BugStatus.POSSIBLY if affected else BugStatus.UNKNOWN
+    if status is BugStatus.UNKNOWN:
+        return Checked(name, status, why, choices[0])
+    how = TESTED if found[at].tested else NEIGHBOURS
+    return Checked(name, status, why, choices[at], how, periods=tuple(periods(name)))
+
+
+def _public(releases: Mapping[str, str]) -> dict[str, str]:
+    """Versions without the labels of builds: 2.13.0 of 2.13.0+cu130."""
+    return {name: version.partition("+")[0] for name, version in releases.items()}
 
 
 def _status(found: Lookup) -> BugStatus:
@@ -189,9 +207,14 @@ def _status(found: Lookup) -> BugStatus:
 
 
 def _inapplicable(
-    scenario: Scenario, wanted: Sequence[str], releases: Mapping[str, str], environment: Environment
+    scenario: Scenario,
+    wanted: Sequence[str],
+    releases: Mapping[str, str],
+    environment: Environment,
+    covered: bool,
 ) -> str:
-    """Why a bug is not about this environment; empty if it is.
+    """Why a bug is not about this environment; empty if it is. ``covered`` is whether it is about
+    one of the releases that may be installed.
 
     A file that may leave out packages must name the package with the bug; the others may be there.
     """
@@ -201,7 +224,7 @@ def _inapplicable(
     if missing := [package for package in needed if package not in releases]:
         return f"{missing[0]} is not installed" if environment.complete else f"no {missing[0]}"
     subject = wanted[0]
-    if _not_a_release(subject, environment) or pins.covers(scenario, releases):
+    if _not_a_release(subject, environment) or covered:
         return ""
     return f"{subject} {releases[subject]}: this is about {scenario.releases}"
 

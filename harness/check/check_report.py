@@ -16,7 +16,7 @@ from harness.check.bug_status import RAN, THERE, BugStatus, Checked, advice
 from harness.check.environment import Environment
 from harness.system.installation import as_typed
 from harness.system.terminal import count
-from harness.system.text import short
+from harness.system.text import short, unbroken
 
 SCHEMA = 2
 """The version of the JSON, see docs/check.md; it grows when a field changes or goes."""
@@ -86,27 +86,29 @@ def print_text(
 
     ``notes`` are lines about the accepted bugs.
     """
-    console.print(_environment(environment))
-    for note in environment.notes:
-        console.print(f"  {note}")
+    _say(console, *_environment(environment), *(f"  {note}" for note in environment.notes))
     there = [checked for checked in found if checked.counts]
-    console.print(f"\n{headline(there, settings)}", style="bold")
+    _say(console, "", headline(there, settings), style="bold")
     if long:
         _print_groups(console, found)
     else:
         _print_briefly(console, there, settings)
     if settings is None and any(needs_settings(checked, None) for checked in there):
-        console.print(f"\n{NO_SETTINGS}")
+        _say(console, "", NO_SETTINGS)
     for name, why in broken.items():
-        console.print(f"\n{name} cannot be used: {why}")
+        _say(console, "", f"{name} cannot be used: {why}")
     print_accepted(console, found, notes)
-    for each in advice(found, settings):
-        console.print(f"\n{each}")
+    for release in advice(found, settings):
+        _say(console, "", str(release))
     if features:
-        console.print("\nMODELS")
-    for one in features:
-        console.print(f"  {one}")
-    console.print(f"\n{summary(found)}")
+        _say(console, "", "MODELS", *(f"  {model}" for model in features))
+    _say(console, "", summary(found))
+
+
+def _say(console: Console, *lines: str, style: str | None = None) -> None:
+    """Print lines; a line break in a user's name begins none."""
+    for line in lines:
+        console.print(unbroken(line), style=style)
 
 
 def headline(there: Sequence[Checked], settings: Mapping[str, Setting] | None) -> str:
@@ -130,9 +132,9 @@ def _print_groups(console: Console, found: Sequence[Checked]) -> None:
     for status, heading in HEADINGS.items():
         group = [c for c in found if c.status is status and not c.accepted]
         if group:
-            console.print(f"\n{heading}", style=STYLES.get(status, "bold"))
+            _say(console, "", heading, style=STYLES.get(status, "bold"))
         for checked in group:
-            console.print(_whole(checked))
+            _say(console, *_whole(checked))
 
 
 def _print_briefly(
@@ -142,42 +144,42 @@ def _print_briefly(
     unknown = [c for c in there if c.status is BugStatus.UNKNOWN]
     for checked in there:
         if checked not in rest and checked not in unknown:
-            console.print(_whole(checked))
+            _say(console, *_whole(checked))
     if rest:
-        console.print("\nONLY WITH SETTINGS", style="bold yellow")
+        _say(console, "", "ONLY WITH SETTINGS", style="bold yellow")
     for checked in rest:
         scenario = catalog.scenario(checked.scenario)
-        console.print(f"  {checked.scenario} ({scenario.harm}): only with {scenario.trigger}")
+        _say(console, f"  {checked.scenario} ({scenario.harm}): only with {scenario.trigger}")
     if unknown:
-        console.print("\nUNKNOWN", style="bold")
+        _say(console, "", "UNKNOWN", style="bold")
     for checked in unknown:
-        console.print(f"  {checked.scenario}: {short(checked.why, LONGEST)}")
+        _say(console, f"  {checked.scenario}: {short(checked.why, LONGEST)}")
     if rest or unknown:
-        console.print(f"\n{as_typed(MORE)}")
+        _say(console, "", as_typed(MORE))
 
 
 def print_accepted(console: Console, found: Sequence[Checked], notes: Sequence[str]) -> None:
     """Print the accepted bugs that are there, one line each, and the notes."""
     there = [checked for checked in found if checked.accepted and checked.status in THERE]
     if there:
-        console.print("\nACCEPTED", style="bold")
+        _say(console, "", "ACCEPTED", style="bold")
     for checked in there:
-        console.print(f"{checked.scenario} ({checked.status}): {checked.accepted}")
+        _say(console, f"{checked.scenario} ({checked.status}): {checked.accepted}")
     for note in notes:
-        console.print(f"\n{note}", style="yellow")
+        _say(console, "", note, style="yellow")
 
 
-def _environment(environment: Environment) -> str:
+def _environment(environment: Environment) -> list[str]:
     """Which environment, and its releases; those that no file names exactly have a star."""
     packages = sorted(environment.packages.items())
     named = [f"{n} {each.version or '?'}{'*' if each.newest_of else ''}" for n, each in packages]
-    line = f"{environment.where}: {', '.join(named)}"
+    lines = [f"{environment.where}: {', '.join(named)}"]
     if any(each.newest_of for _, each in packages):
-        line += "\n  * the newest that fits; the files name a range, or only what needs it"
-    return line
+        lines += ["  * the newest that fits; the files name a range, or only what needs it"]
+    return lines
 
 
-def _whole(checked: Checked) -> str:
+def _whole(checked: Checked) -> list[str]:
     """A bug with what a user wants to know; briefly if the user is not affected."""
     scenario = catalog.scenario(checked.scenario)
     title = f"{scenario.harm} ({scenario.visibility}): {scenario.title} [{checked.scenario}]"
@@ -195,7 +197,7 @@ def _whole(checked: Checked) -> str:
     if checked.status is BugStatus.UNKNOWN:
         rows = {"unknown": short(checked.why, 300), "only with": scenario.trigger}
     lines = [f"  {name + ':':<10} {text}" for name, text in rows.items() if text]
-    return "\n".join([f"\n{title}", *lines])
+    return ["", title, *lines]
 
 
 def summary(found: Iterable[Checked]) -> str:

@@ -18,13 +18,23 @@ from typing import IO, Any
 
 from packaging.utils import canonicalize_name
 
-from harness.check import distributions, lock_files, project_files, requirements, resolver, source
-from harness.check.installed import EDITABLE, Installed, chosen, described, origin
+from harness.check import distributions, lock_files, project_files, requirements, source
+from harness.check.installed import (
+    DEPENDENCY,
+    EDITABLE,
+    Installed,
+    chosen,
+    described,
+    merged,
+    origin,
+)
 from harness.check.requirements import Requirements
+from harness.check.resolver import Resolution, resolve
 from harness.check.source import STDIN, PackageFile
+from harness.check.synonyms import named_in
 from harness.system.errors import Inconclusive, UserError
 from harness.system.processes import TOKEN, end_all, new_token
-from harness.system.text import complaint, short
+from harness.system.text import complaint, listed, short
 from harness.upstream.pins import Distribution, Interpreter
 
 LIMIT = 10.0
@@ -157,7 +167,7 @@ def _of_python(shown: Path, python: Path, answer: Mapping[str, Any]) -> Environm
     if shown.is_relative_to(Path.cwd()):
         shown = shown.relative_to(Path.cwd())
     found, version = answer["packages"], answer["python"]
-    packages = {name: _installed(name, **one) for name, one in found.items()}
+    packages = merged({name: _installed(name, **one) for name, one in found.items()})
     folders = {n: Distribution(one["versions"][0], one["folder"]) for n, one in found.items()}
     asked = Interpreter(str(python), version, answer["site"], folders)
     return Environment(packages, f"{shown} (Python {version})", True, asked)
@@ -193,7 +203,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     if lists and len(sources) > 1:
         raise UserError(f"{lists[0].name} lists all packages: give it alone")
     if lists:
-        packages = _listed(lists[0], wanted)
+        packages = merged(_listed(lists[0], wanted))
         return Environment(packages, where, complete=True, notes=tuple(notes))
     content = requirements.read(sources)
     notes += (
@@ -202,7 +212,8 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     )
     complete = content.frozen and where == STDIN
     packages, more = _required(content, wanted, day, complete=complete)
-    return Environment(packages, where, complete, notes=(*notes, *more))
+    more += [f"{place}: it does not show which package is there" for place in content.unnamed]
+    return Environment(merged(packages), where, complete, notes=(*more, *notes))
 
 
 def _is_list(file: PackageFile) -> bool:
@@ -211,7 +222,7 @@ def _is_list(file: PackageFile) -> bool:
 
 
 def _wanted(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(map(canonicalize_name, [*names, "torch"])))
+    return named_in(map(canonicalize_name, [*names, "torch"]))
 
 
 def _listed(file: PackageFile, names: Sequence[str]) -> dict[str, Installed]:
@@ -226,27 +237,20 @@ def _required(
     content: Requirements, names: Sequence[str], day: str, *, complete: bool
 ) -> tuple[dict[str, Installed], list[str]]:
     """The packages that requirements install, and what the user should know of that."""
-    resolved, notes = ({}, []) if complete else _resolved(content, day)
-    found: dict[str, Installed] = {}
+    resolution = Resolution() if complete or content.no_index else resolve(content, names, day)
+    resolved, notes = resolution.versions, list(resolution.notes)
+    if unknown := {n: why for n, why in resolution.unknown.items() if n not in content.versions}:
+        notes.insert(0, f"not known: the releases of {listed(sorted(unknown))}")
+    found = {name: Installed("", why) for name, why in unknown.items()}
     for name in names:
         exact = requirements.exact(name, content)
         if exact:
             found[name] = exact
         elif name in resolved:
             of = content.versions.get(name)
-            newest = f"{name}{of}" if of is not None else "the other packages"
+            newest = f"{name}{of}" if of is not None else DEPENDENCY
             found[name] = replace(described(name, resolved[name]), newest_of=newest)
         elif name in content.versions:
             found[name], why = requirements.newest(name, content, day)
             notes += [why] if why else []
     return found, notes
-
-
-def _resolved(content: Requirements, day: str) -> tuple[dict[str, str], list[str]]:
-    """What a resolver installs; empty, with the reason, if it finds nothing."""
-    if content.no_index:
-        return {}, []
-    try:
-        return resolver.resolve(content, day), []
-    except resolver.NotResolved as why:
-        return {}, [f"no releases were found that fit together, so each is looked up alone: {why}"]

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit
 
 from packaging.utils import (
-    InvalidSdistFilename,
-    InvalidWheelFilename,
+    InvalidName,
     canonicalize_name,
     parse_sdist_filename,
     parse_wheel_filename,
 )
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
+
+from harness.check.synonyms import ELSEWHERE, PUBLISHED, Published
+from harness.system.text import short
 
 EDITABLE = "an editable install"
 FILE = "a local file"
 FOLDER = "a local folder"
 GIT = "installed from git"
 WEB = "a file from the web"
-
-ALIASES = {
-    "pytorch": "torch",
-    "huggingface-accelerate": "accelerate",
-    "megatron-lm": "megatron-core",
-}
-"""The packages that conda and repositories name otherwise than the package index does."""
 
 ARCHIVES = re.compile(r"\.(whl|zip|tgz|tar\.\w+)$")
 """Endings of files to install; such a name is also a valid name of a package."""
@@ -73,8 +68,8 @@ def described(name: str, version: str, origin: str = "") -> Installed:
     """A package with this version; finds out whether it can be a release."""
     try:
         parsed = Version(version) if version else None
-    except InvalidVersion:
-        return Installed("", origin or f"'{version}' is not a version")
+    except ValueError:  # InvalidVersion, or more digits than Python reads
+        return Installed("", origin or f"'{short(version, 40)}' is not a version")
     if parsed is None:
         return Installed("", origin or "its version is not recorded")
     if not origin and parsed.is_devrelease:
@@ -103,7 +98,8 @@ def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
 def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]:
     """The name of the package at a path or an address, as far as it shows, and its version.
 
-    The name is that of an archive, a folder or a repository. Nothing is read there.
+    The name is that of an archive, a folder or a repository; it is empty if no package can have it,
+    such as ``-e evil``. Nothing is read there.
     """
     scheme, _, place, _, fragment = urlsplit(address)
     repository, plus, _ = scheme.partition("+")
@@ -111,7 +107,7 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
     file = place.rpartition("/")[2]
     name = _repository(place.partition("@")[0] if plus else place)
     if egg := re.search(r"(?:^|&)egg=([\w.-]+)", fragment):
-        name = canonicalize_name(egg[1])
+        name = _canonical(egg[1])
     if editable:
         return name, Installed("", EDITABLE)
     if plus:
@@ -127,8 +123,16 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
 def _repository(place: str) -> str:
     """The name of a folder or a repository, also if an archive of it is downloaded."""
     *_, last = place.partition("/archive/")[0].split("/")
-    name = canonicalize_name(last.removesuffix(".git"))
-    return ALIASES.get(name, name)
+    name = _canonical(last.removesuffix(".git"))
+    return ELSEWHERE.get(name, name)
+
+
+def _canonical(text: str) -> str:
+    """The canonical form of a package's name; empty for a text that is none. Names reach uv."""
+    try:
+        return canonicalize_name(text, validate=True)
+    except InvalidName:
+        return ""
 
 
 def _archive(file: str) -> tuple[str, str]:
@@ -139,7 +143,7 @@ def _archive(file: str) -> tuple[str, str]:
         else:
             name, version = parse_sdist_filename(file)
         return name, str(version)
-    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+    except ValueError:  # each of packaging's exceptions is one
         return "", ""
 
 
@@ -159,3 +163,45 @@ def origin(direct_url: str) -> str:
     if not address.startswith("file:"):
         return WEB
     return FILE if "archive_info" in content else FOLDER
+
+
+DEPENDENCY = "the other packages"
+"""What ``newest_of`` says of a package that no file names."""
+
+
+def merged(packages: Mapping[str, Installed]) -> dict[str, Installed]:
+    """Packages by the names that scenarios pin; what is published twice becomes one entry.
+
+    A package that is there only because another one needs it gives way to its synonym:
+    ``lightning`` needs pytorch-lightning, and imports its own copy.
+    """
+    entries = {name: package for name, package in packages.items() if name not in PUBLISHED}
+    for name, other in PUBLISHED.items():
+        if name in packages:
+            synonym = _as_other(name, packages[name], other)
+            entries[other.package] = _both(entries.get(other.package), synonym, name, other)
+    return entries
+
+
+def _as_other(name: str, package: Installed, other: Published) -> Installed:
+    if other.same:
+        return package
+    version = " ".join(filter(None, (name, package.version)))
+    return replace(package, origin=f"{version} is installed in its place", candidates=())
+
+
+def _both(package: Installed | None, synonym: Installed, name: str, other: Published) -> Installed:
+    """The entry for a package and its synonym: nobody knows which of two the user imports."""
+    if package is None or package.newest_of == DEPENDENCY or package == synonym:
+        return synonym
+    if not other.same or package.origin or synonym.origin:
+        why = package.origin or synonym.origin
+        return Installed("", f"{name} is installed beside it" + (f", and {why}" if why else ""))
+    versions = dict.fromkeys([*_versions(package), *_versions(synonym)])
+    if len(versions) == 1:
+        return package
+    return Installed("", f"it and {name} are installed", tuple(versions))
+
+
+def _versions(package: Installed) -> tuple[str, ...]:
+    return package.candidates or (package.version,)

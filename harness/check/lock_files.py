@@ -6,7 +6,6 @@ which are installed. So a package of any extra or group counts as installed.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -15,10 +14,11 @@ from packaging.markers import Marker
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from harness.check.installed import ALIASES, EDITABLE, FILE, FOLDER, GIT, WEB, Listed, at_address
-from harness.check.source import PackageFile
+from harness.check.installed import EDITABLE, FILE, FOLDER, GIT, WEB, Listed, at_address
+from harness.check.source import PackageFile, content_of
+from harness.check.synonyms import ELSEWHERE
 from harness.system.errors import Inconclusive, UserError
-from harness.system.text import complaint, toml
+from harness.system.text import complaint
 from harness.upstream.index import allows_here
 
 UV = 1
@@ -62,12 +62,10 @@ def entries(source: PackageFile) -> list[Listed]:
 
 
 def _document(source: PackageFile) -> dict[str, Any]:
-    try:
-        if source.is_json:
-            return {PIPFILE: json.loads(source.text)}
-        return toml(source.text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{source.name} is not valid: {error}") from None
+    if source.is_json:
+        return {PIPFILE: content_of(source.name, source.text, "JSON")}
+    content: dict[str, Any] = content_of(source.name, source.text, "TOML")
+    return content
 
 
 def _entries(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
@@ -187,10 +185,7 @@ def _conda_entries(source: PackageFile) -> list[Listed]:
     Raises UserError for any other JSON, also for that of ``pip list``: it looks like conda's, but
     does not say which packages came from git.
     """
-    try:
-        content = json.loads(source.text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{source.name} is not valid JSON: {error}") from None
+    content = content_of(source.name, source.text, "JSON")
     if not (isinstance(content, list) and all(isinstance(one, dict) for one in content)):
         raise UserError(f"{source.name} is not what 'conda list --json' writes")
     return [_conda_entry(one, source.name) for one in content]
@@ -204,4 +199,4 @@ def _conda_entry(package: Mapping[str, Any], file: str) -> Listed:
         )
     name = canonicalize_name(name)
     origin = EDITABLE if package["channel"] == DEVELOP else ""
-    return Listed(ALIASES.get(name, name), version, origin)
+    return Listed(ELSEWHERE.get(name, name), version, origin)

@@ -20,10 +20,12 @@ from packaging.version import InvalidVersion, Version
 
 from harness import catalog
 from harness.check import source
-from harness.check.installed import ALIASES
-from harness.check.source import PackageFile, yaml_of
+from harness.check.source import PackageFile, content_of
+from harness.check.synonyms import ELSEWHERE
 from harness.system.errors import UserError
-from harness.system.text import toml
+
+PLAIN = (".toml", ".cfg")
+"""Files whose requirements have no options."""
 
 KINDS = ("pyproject.toml", "setup.cfg", "environment.yml", "environment.yaml")
 
@@ -40,15 +42,20 @@ class Declared:
     """The extras and groups that were not chosen."""
 
 
+SETUP = (
+    "setup.py is code, and is not run: install the project, and name its Python with --python, or "
+    "'pip freeze | distributed-bugs check -r -' there"
+)
+
+
 def is_one(source: PackageFile) -> bool:
-    """Whether a file declares the needs of a project."""
-    name = source.path.name
-    return name in KINDS or bool(re.fullmatch(r".*env(ironment)?[\w.-]*\.ya?ml", name))
+    """Whether a file declares the needs of a project. A YAML file is conda's, whatever its name."""
+    return source.path.name in KINDS or source.path.suffix in (".yml", ".yaml")
 
 
 def declared(source: PackageFile) -> Declared:
     """The requirements in a file. Raises UserError if it is damaged or declares none."""
-    found = _read(source)
+    found, python = _read(source)
     unknown = sorted(set(map(_key, source.chosen)) - {_key(name) for name in found})
     others = {name for name in found if name}
     if unknown:
@@ -61,49 +68,51 @@ def declared(source: PackageFile) -> Declared:
         if _key(name) in wanted
         for line in those
     ]
+    for where, line in lines:
+        # Only conda's list for pip may have options: it is a requirements file.
+        if line.startswith("-") and not isinstance(line, Include) and source.path.suffix in PLAIN:
+            raise UserError(f"{where}: '{line}' is refused: a requirement begins with a name")
     if not lines:
         raise UserError(
             f"{source.name} names no dependencies"
             + (f" but those of {', '.join(sorted(others))}: {source.name}[NAME]" if others else "")
         )
     left = sorted(name for name in others if _key(name) not in wanted)
-    return Declared(lines, _python(source), left)
+    return Declared(lines, python, left)
+
+
+class Include(str):
+    """The line for another file that a project's file names."""
+
+    __slots__ = ()
 
 
 Groups = dict[str, tuple[str, list[str]]]
 """By the name of an extra or a group, where it is and its requirements; "" is always installed."""
 
 
-def _read(source: PackageFile) -> Groups:
+def _read(source: PackageFile) -> tuple[Groups, str]:
+    """The requirements in a file, and the Pythons that it is for."""
     try:
         if source.path.suffix == ".toml":
-            return _pyproject(_toml(source))
+            table = content_of(source.name, source.text, "TOML")
+            return _pyproject(table), _python(table)
         if source.path.suffix == ".cfg":
-            return _setup_cfg(source.text)
-        return {"": ("dependencies", list(_conda(yaml_of(source.name, source.text))))}
+            config = _config(source.text)
+            return _setup_cfg(config), config.get("options", "python_requires", fallback="")
+        content = content_of(source.name, source.text, "YAML")
+        python = next(iter(_conda_versions(content, "python")), "")
+        return {"": ("dependencies", list(_conda(content)))}, python
     except (ValueError, TypeError, AttributeError, KeyError, configparser.Error) as error:
         why = str(error).partition("\n")[0]
         raise UserError(f"{source.name} cannot be read: {why}") from None
 
 
-def _toml(source: PackageFile) -> dict[str, Any]:
-    try:
-        return toml(source.text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{source.name} is not valid TOML: {error}") from None
-
-
-def _python(source: PackageFile) -> str:
-    if source.path.suffix == ".toml":
-        document = _toml(source)
-        if python := document.get("project", {}).get("requires-python"):
-            return str(python)
-        poetry = document.get("tool", {}).get("poetry", {}).get("dependencies", {})
-        return _specifier(str(poetry["python"])) if "python" in poetry else ""
-    if source.path.suffix == ".cfg":
-        return _config(source.text).get("options", "python_requires", fallback="")
-    wanted = _conda_versions(yaml_of(source.name, source.text), "python")
-    return next(iter(wanted), "")
+def _python(table: Mapping[str, Any]) -> str:
+    if python := table.get("project", {}).get("requires-python"):
+        return str(python)
+    poetry = table.get("tool", {}).get("poetry", {}).get("dependencies", {})
+    return _specifier(str(poetry["python"])) if "python" in poetry else ""
 
 
 def _pyproject(document: Mapping[str, Any]) -> Groups:
@@ -127,7 +136,7 @@ def _included(dynamic: Mapping[str, Any]) -> Iterator[str]:
     """The lines of setuptools' dynamic dependencies: files with requirements."""
     files = dynamic.get("file", [])
     for file in [files] if isinstance(files, str) else files:
-        yield f"-r {file}"
+        yield Include(f"-r {file}")
 
 
 def _group(groups: Mapping[str, Any], name: str, above: Sequence[str]) -> Iterator[str]:
@@ -240,12 +249,10 @@ def _config(text: str) -> configparser.ConfigParser:
     return config
 
 
-def _setup_cfg(text: str) -> Groups:
-    config = _config(text)
-
+def _setup_cfg(config: configparser.ConfigParser) -> Groups:
     def lines(value: str) -> list[str]:
         if value.strip().startswith("file:"):
-            return [f"-r {name.strip()}" for name in value.strip()[5:].split(",")]
+            return [Include(f"-r {name.strip()}") for name in value.strip()[5:].split(",")]
         return [line.strip() for line in value.splitlines() if line.strip()]
 
     found: Groups = {"": ("install_requires", [])}
@@ -281,7 +288,7 @@ def _conda_package(entry: str) -> tuple[str, str] | None:
     if match is None:
         return None
     named = canonicalize_name(match[1])
-    name, version = ALIASES.get(named, named), (match[2] or "").replace(" ", "")
+    name, version = ELSEWHERE.get(named, named), (match[2] or "").replace(" ", "")
     if (plain := re.match(r"=(?!=)([\w.*]+)", version)) is None:
         return name, version
     wanted = plain[1]
@@ -309,6 +316,8 @@ def in_folder(name: str) -> tuple[str, str]:
     if not folder.is_dir() and name.endswith("]"):  # .[train]
         before, _, chosen = name.rpartition("[")
         folder = Path(before)
+    if folder.name == "setup.py":
+        raise UserError(SETUP)
     if not folder.is_dir():
         return name, ""
     there = [each for each in (*LOCKS, *OTHERS) if (folder / each).is_file()]
@@ -319,6 +328,7 @@ def in_folder(name: str) -> tuple[str, str]:
         raise UserError(
             f"{name} has none of {', '.join((*LOCKS, *OTHERS))} that names dependencies"
             + "".join(f"; it has {each.name}" for each in sorted(folder.glob("*requirements*")))
+            + (f"; {SETUP}" if (folder / "setup.py").is_file() else "")
         )
     first, *others = usable
     also = f"; {', '.join(others)} not read" if others else ""

@@ -21,10 +21,11 @@ from packaging.utils import canonicalize_name
 
 from harness.check import project_files
 from harness.check.installed import ARCHIVES, EDITABLE, Installed, at_address, described
-from harness.check.source import PackageFile, read_file
+from harness.check.source import FROM_WEB, PackageFile, read_file
 from harness.ranges.affected import tested_releases
+from harness.system.documents import DIGITS
 from harness.system.errors import Fault, UserError
-from harness.system.text import warn_once
+from harness.system.text import plain, warn_once
 from harness.upstream import index
 
 NESTED = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c"}
@@ -76,6 +77,8 @@ class Requirements:
     """The Pythons that a project is for, ``>=3.10``; empty if no file says."""
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By file, the extras and groups that were not chosen."""
+    unnamed: Sequence[str] = ()
+    """Where files name a path or an address that does not show which package is there."""
 
 
 @dataclass
@@ -115,6 +118,7 @@ class _Reading:
     depth: int = 0
     python: str = ""
     choices: dict[str, Sequence[str]] = field(default_factory=dict)
+    unnamed: list[str] = field(default_factory=list)
 
     def read(self, source: PackageFile, *, constraint: bool = False) -> None:
         file = source.path.resolve()
@@ -124,7 +128,7 @@ class _Reading:
         if self.depth == DEEPEST:
             raise UserError(f"{source.name}: more than {DEEPEST} files include each other")
         if not self.depth:
-            self.root = file.parent
+            self.root = _project(file)
         self.depth += 1
         for where, line in self._placed(source):
             try:
@@ -147,6 +151,10 @@ class _Reading:
         yield from declared.lines
 
     def _take(self, line: str, file: Path, where: str, constraint: bool) -> None:
+        if line != plain(line):
+            raise ValueError("it contains a control character")
+        if re.search(rf"\d{{{DIGITS}}}", line):
+            raise ValueError(f"it contains a number of {DIGITS} digits or more")
         found = self.constraints if constraint else self.required
         if comment := FROZEN_EDITABLE.match(line):
             name, version = canonicalize_name(comment[1]), comment[2]
@@ -182,8 +190,13 @@ class _Reading:
             return
         if not re.match(r"[a-z+]+:", address):
             address = os.path.normpath(file.parent / address)
-        if address != str(file.parent):
-            found.add_direct(*at_address(address, editable=editable), where)
+        if address == str(file.parent):
+            return
+        name, package = at_address(address, editable=editable)
+        if name:
+            found.add_direct(name, package, where)
+        else:
+            self.unnamed.append(where)
 
     def _option(self, line: str, file: Path, where: str, constraint: bool) -> None:
         option, _, value = re.sub(r"^(-[a-z]|--[a-z-]+)[=\s]*", r"\1\0", line).partition("\0")
@@ -210,24 +223,42 @@ class _Reading:
             self.no_index = True
         elif not words:
             raise ValueError("it names no address")
-        elif option == MORE:
-            self.more.append(words.pop(0))
         elif option in LINKS:
             words.pop(0)
             self.links = True
+        elif not re.match(r"https?://", words[0]):
+            raise ValueError("an index is read over https:// or http://")
+        elif option == MORE:
+            self.more.append(words.pop(0))
         else:
             self.main = words.pop(0)
         if words:
             self._option(shlex.join(words), file, where, constraint)
 
     def _inside(self, file: Path, name: str) -> Path:
-        """An included file; it must be in the folder of the first file, or below."""
+        """An included file; it must be in the project of the first file."""
         named = (file.parent / name).resolve()
+        if re.match(r"https?://", name):
+            raise ValueError(f"addresses are not read: save it, and name it with -r. {FROM_WEB}")
         if self.root not in named.parents:
-            raise ValueError(f"it is outside of {self.root}")
+            raise ValueError(
+                f"it is outside of {self.root}: remove the line, and give both files with -r"
+            )
         if not named.is_file():
             raise ValueError("there is no such file")
         return named
+
+
+def _project(file: Path) -> Path:
+    """The folder within which a file may include others: its project's, or its own."""
+    for folder in file.parents:
+        if any((folder / name).exists() for name in PROJECT):
+            return folder
+    return file.parent
+
+
+PROJECT = (".git", ".hg", "pyproject.toml", "setup.py", "setup.cfg")
+"""What only the top folder of a project has."""
 
 
 def exact(name: str, content: Requirements) -> Installed | None:
@@ -312,6 +343,7 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
         bounds=bounds.versions(),
         python=reading.python,
         choices=reading.choices,
+        unnamed=reading.unnamed,
         direct={**bounds.direct, **required.direct},
         places=places,
         indices=(reading.main, *reading.more) if reading.main or reading.more else (),

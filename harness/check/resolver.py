@@ -1,20 +1,24 @@
 """The releases that a resolver would install for requirements, found by uv. Nothing is installed.
 
-Nothing is built, either: a package of which this Python has no wheel is left out, with its own
-requirements. DeepSpeed is the usual one.
+Nothing is built, either: a package of which this Python has no wheel is left out. What it needs is
+then not looked up, nor is what anything needs if the requirements contradict each other. Such a
+package is *unknown*, which is more than absent.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
+from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import InvalidName, canonicalize_name
 
 from harness.check.requirements import Requirements
-from harness.system.text import short
+from harness.system.text import listed, one_line, short
 from harness.upstream import locks, uv
 from harness.upstream.pins import here
 
@@ -25,6 +29,34 @@ LIMIT = 90.0
 LEFT_OUT = ("deepspeed", "flash-attn")
 """Packages without wheels that most files name: each costs a try."""
 
+NEEDS = {
+    "accelerate": ("torch",),
+    "deepspeed": ("torch",),
+    "flash-attn": ("torch",),
+    "heavyball": ("torch",),
+    "lhotse": ("torch",),
+    "lightly": ("pytorch-lightning", "torch"),
+    "lightning": ("torch", "torchmetrics"),
+    "litdata": ("torch",),
+    "lm-eval": ("accelerate", "datasets", "peft", "torch", "transformers"),
+    "megatron-core": ("torch",),
+    "open-clip-torch": ("torch",),
+    "peft": ("accelerate", "torch", "transformers"),
+    "prodigyopt": ("torch",),
+    "pytorch-ignite": ("torch",),
+    "pytorch-lightning": ("torch", "torchmetrics"),
+    "pytorch-metric-learning": ("torch",),
+    "pytorch-optimizer": ("torch",),
+    "sentence-transformers": ("torch", "transformers"),
+    "torch": (),
+    "torchdata": ("torch",),
+    "torchmetrics": ("torch",),
+    "trl": ("accelerate", "datasets", "torch", "transformers"),
+    "vector-quantize-pytorch": ("torch",),
+}
+"""What a package needs, of those that this project knows: for a package that is left out, and where
+nothing can be resolved. Any release of the last two years needs these."""
+
 WITHOUT = re.compile(
     r"Wheels are required for `([\w.-]+)`|([\w.-]+)(?:[=<>!~]=?\S+)? has no (?:usable )?wheels|"
     r"(\S+) was not found in the package registry|no versions? of ([\w.-]+)"
@@ -33,66 +65,117 @@ WITHOUT = re.compile(
 NO_INDEX = re.compile(r"error sending request|dns error|network was disabled|Request failed")
 
 
-class NotResolved(Exception):
+@dataclass(frozen=True)
+class Resolution:
+    """What requirements install, as far as that could be found out."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """The packages that something needs, and why their releases were not found."""
+    notes: Sequence[str] = ()
+
+
+class _NotResolved(Exception):
     """No set of releases was found; the message says why."""
 
 
-def resolve(content: Requirements, day: str = "") -> dict[str, str]:
+def resolve(content: Requirements, known: Collection[str], day: str = "") -> Resolution:
     """The version of each package that these requirements install, as of the end of a day (ISO).
 
-    Raises NotResolved if they contradict each other, or if no index responds.
+    ``known`` are the packages that matter. If the requirements contradict each other, those of
+    known packages are tried without the others.
     """
+    try:
+        versions, left_out = _versions(content, content.versions, day)
+        unread = ", ".join(sorted(left_out - NEEDS.keys()))
+        note = f"what these need was not looked up, as they have no wheel: {unread}"
+        return Resolution(versions, {}, [note] if unread else [])
+    except _NotResolved as error:
+        why = str(error)
+    if "index" not in why:
+        some = {name: of for name, of in content.versions.items() if name in known}
+        if some.keys() < content.versions.keys():
+            try:
+                versions, _ = _versions(content, some, day)
+                others = content.versions.keys() - some.keys()
+                unknown = _needed(others, known, versions, "was left out")
+                note = f"only {listed(sorted(some))} fit together, and the rest was left out: {why}"
+                return Resolution(versions, unknown, [note])
+            except _NotResolved as error:
+                why = str(error)
+    note = f"no releases were found that fit together, so each is looked up alone: {why}"
+    return Resolution({}, _needed(content.versions, known, (), "could not be resolved"), [note])
+
+
+def _needed(
+    names: Iterable[str], known: Collection[str], versions: Collection[str], why: str
+) -> dict[str, str]:
+    """The known packages that some packages need, where no version was found for them."""
+    needed: dict[str, str] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        for package in NEEDS.get(name, ()):
+            if package not in versions and package not in needed:
+                waiting.append(package)
+                if package in known:
+                    needed[package] = f"{name} needs it, and {name} {why}"
+    return needed
+
+
+def _versions(
+    content: Requirements, required: Mapping[str, SpecifierSet], day: str
+) -> tuple[dict[str, str], set[str]]:
+    """The versions, and the packages that were left out, except the user's own. Raises
+    _NotResolved if the requirements contradict each other, or if no index responds."""
     left_out = {*LEFT_OUT, *(n for n, package in content.direct.items() if not package.version)}
     for _ in range(TRIES):
-        found, errors = _compiled(content, left_out, day)
+        found, errors = _compiled(content, required, left_out, day)
         if found is not None:
-            return {name: version for name, version in found.items() if name not in left_out}
+            versions = {name: version for name, version in found.items() if name not in left_out}
+            return versions, left_out & content.versions.keys()
         if NO_INDEX.search(errors):
-            raise NotResolved("the package index does not respond")
-        more = {name for groups in WITHOUT.findall(errors) for name in groups if name} - left_out
+            raise _NotResolved("the package index does not respond")
+        more = set(_unusable(errors)) - left_out
         if not more:
             break
         left_out |= more
-    raise NotResolved(short(errors.removeprefix("error: "), 300))
+    raise _NotResolved(short(one_line(errors.removeprefix("error: ")), 300))
+
+
+def _unusable(errors: str) -> Iterator[str]:
+    """The packages that uv cannot use, by what it says."""
+    for groups in WITHOUT.findall(errors):
+        with suppress(InvalidName):
+            yield canonicalize_name("".join(groups).strip("`.,"), validate=True)
 
 
 def _compiled(
-    content: Requirements, left_out: set[str], day: str
+    content: Requirements, required: Mapping[str, SpecifierSet], left_out: set[str], day: str
 ) -> tuple[Mapping[str, str] | None, str]:
     """What ``uv pip compile`` finds, or what it says."""
+    lines = [f"{name}{_extras(content, name)}{of}" for name, of in required.items()]
+    needed = {each for name in left_out & required.keys() for each in NEEDS.get(name, ())}
     bounds = [f"{name}{specifiers}" for name, specifiers in content.bounds.items()]
-    with uv.listed(uv.left_out(left_out)) as overrides, uv.listed(bounds) as constraints:
-        words = [
-            uv.binary(),
-            *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--no-build"),
-            *("--override", overrides, "--constraint", constraints),
-            *(("--exclude-newer", day) if day else ()),
-            *(("--default-index", content.indices[0]) if any(content.indices[:1]) else ()),
-            *(("--python-version", python) if (python := _python(content.python)) else ()),
-        ]
-        try:
-            done = subprocess.run(
-                words,
-                input=_lines(content),
-                capture_output=True,
-                text=True,
-                timeout=LIMIT,
-                env={"UV_HTTP_RETRIES": "1", **os.environ},
-            )
-        except subprocess.TimeoutExpired:
-            return None, f"uv did not answer within {LIMIT:.0f} s"
+    try:
+        done = uv.execute(
+            [
+                *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--no-build"),
+                *((f"--exclude-newer={day}",) if day else ()),
+                *((f"--default-index={content.indices[0]}",) if any(content.indices[:1]) else ()),
+                *(("--python-version", python) if (python := _python(content.python)) else ()),
+            ],
+            "".join(f"{Requirement(line)}\n" for line in [*lines, *sorted(needed)]),
+            {"UV_HTTP_RETRIES": "1"},
+            {"--override": uv.left_out(left_out), "--constraint": bounds},
+            LIMIT,
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"uv did not answer within {LIMIT:.0f} s"
     if done.returncode:
         return None, " ".join(done.stderr.split())
-    lines = (line.partition(";")[0].strip() for line in done.stdout.splitlines())
-    return locks.versions("\n".join(line for line in lines if "==" in line)), ""
-
-
-def _lines(content: Requirements) -> str:
-    """The requirements as pip reads them."""
-    return "".join(
-        f"{name}{_extras(content, name)}{specifiers}\n"
-        for name, specifiers in content.versions.items()
-    )
+    printed = (line.partition(";")[0].strip() for line in done.stdout.splitlines())
+    return locks.versions("\n".join(line for line in printed if "==" in line)), ""
 
 
 def _extras(content: Requirements, name: str) -> str:

@@ -6,13 +6,13 @@ A file may leave a setting open: with a value of ``auto``, or because the script
 from __future__ import annotations
 
 import difflib
-import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.api.settings import Setting
-from harness.check.source import yaml_of
+from harness.check.source import content_of
 from harness.system.errors import UserError
 from harness.system.text import warn
 
@@ -199,7 +199,9 @@ def _number(
         return Setting(default, DEFAULT if default is not None else "")
     try:
         number = float(value)
-    except (TypeError, ValueError):
+        if not math.isfinite(number):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"{where}: {name} is {value!r}, not a number") from None
     return Setting(int(number) if number.is_integer() else number)
 
@@ -232,14 +234,11 @@ def _part(content: Mapping[str, Any], name: str, where: Path) -> Mapping[str, An
 
 
 def _json(file: Path) -> Mapping[str, Any]:
-    try:
-        return _object(json.loads(_text(file)), file, "JSON")
-    except ValueError as error:
-        raise UserError(f"{file} is not valid JSON: {error}") from None
+    return _object(content_of(str(file), _text(file), "JSON"), file, "JSON")
 
 
 def _yaml(file: Path) -> Mapping[str, Any]:
-    return _object(yaml_of(str(file), _text(file)), file, "YAML")
+    return _object(content_of(str(file), _text(file), "YAML"), file, "YAML")
 
 
 def _text(file: Path) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harness.system.documents import json_of, toml_of, yaml_of
 from harness.system.errors import UserError
 
 STDIN = "standard input"
@@ -52,8 +53,13 @@ class PackageFile:
         return named or bool(re.search(r"^\[\[packages?\]\]", self.text, flags=re.MULTILINE))
 
 
+FROM_WEB = "For example: curl -L ADDRESS | distributed-bugs check -r -"
+
+
 def read(name: str) -> PackageFile:
     """The file with this name; ``-`` is standard input. Raises UserError if it cannot be read."""
+    if re.match(r"[a-z+]+://", name):
+        raise UserError(f"{name} is an address, and -r reads a file. {FROM_WEB}")
     if name != "-":
         if (named := re.fullmatch(r"(.+)\[([\w.\s,-]*)\]", name)) and not Path(name).exists():
             chosen = tuple(each.strip() for each in named[2].split(",") if each.strip())
@@ -69,15 +75,16 @@ def read_file(path: Path) -> PackageFile:
     return PackageFile(str(path), path.absolute(), _text(str(path), path.read_bytes))
 
 
-def yaml_of(name: str, text: str) -> Any:
-    """The content of a YAML text. Raises UserError, with the file's name, if it is not valid."""
-    import yaml  # takes a tenth of a second
-
+def content_of(name: str, text: str, kind: str) -> Any:
+    """The content of a text in ``JSON``, ``YAML`` or ``TOML``. Raises UserError, with the file's
+    name, if it is not valid."""
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"{name} is not valid YAML: {why}") from None
+        return READERS[kind](text)
+    except ValueError as error:
+        raise UserError(f"{name} is not valid {kind}: {error}") from None
+
+
+READERS = {"JSON": json_of, "YAML": yaml_of, "TOML": toml_of}
 
 
 def _text(name: str, content: Callable[[], bytes]) -> str:

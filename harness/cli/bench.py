@@ -23,6 +23,7 @@ from typing import Any
 from harness import catalog
 from harness.api.spec import BUGGY, Scenario
 from harness.cli import Arguments
+from harness.cli._values import whole_number
 from harness.launch.exits import EXIT_FILE
 from harness.overlays import overlay
 from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
@@ -48,7 +49,9 @@ QUICK = [["list"], ["--help"]]
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("scenario", nargs="?", default="bf16_clip", choices=catalog.names())
-    parser.add_argument("--rounds", type=int, default=3, help="runs to take the median of")
+    parser.add_argument(
+        "--rounds", type=whole_number(1), default=3, help="runs to take the median of"
+    )
     parser.add_argument("--all", action="store_true", help="also all scenarios, and a sweep")
     options = parser.parse_args(arguments)
     refuse_without_torch("bench")

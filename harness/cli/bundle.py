@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,12 +26,13 @@ from harness.cli import Arguments, pin
 from harness.overlays import archive, overlay
 from harness.overlays.edits import DefectError
 from harness.overlays.overlay import Overlay
-from harness.system import machine
+from harness.system import archives, machine
 from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError, unknown
-from harness.system.files import ROOT, folder_whole, write_whole, writing
+from harness.system.files import ROOT, folder_whole, refuse_unless_creatable, write_whole, writing
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
 from harness.upstream import pins, resolution, uv
+from harness.upstream.locks import PYTHONS
 
 FORMAT = 3
 """The format of bundles; others are refused."""
@@ -54,25 +54,12 @@ if [ ! -d "$PLACE/site" ] && [ ! -w "$PLACE" ]; then  # read-only: unpack beside
     PLACE=${XDG_CACHE_HOME:-$HOME/.cache}/distributed-bugs/bundles/$(cksum < "$BUNDLE/bundle.json" |
         tr ' ' -)
 fi
-[ -d "$PLACE/site" ] || python3 -W ignore - "$BUNDLE/site.tar.xz" "$PLACE" << 'END'
-import os, shutil, sys, tarfile
-archive, place = sys.argv[1:]
-aside = os.path.join(place, f".unpacked.{os.uname().nodename}.{os.getpid()}")
-os.makedirs(aside)
-try:
-    with tarfile.open(archive) as tar:
-        if hasattr(tarfile, "data_filter"):
-            tar.extractall(aside, filter="data")
-        else:
-            print("this Python's tarfile has no filters: paths in the bundle are not checked")
-            tar.extractall(aside)
-    os.rename(os.path.join(aside, "site"), os.path.join(place, "site"))
-except OSError:
-    if not os.path.isdir(os.path.join(place, "site")):  # otherwise another process unpacked it
-        raise
-finally:
-    shutil.rmtree(aside, ignore_errors=True)
-END
+if [ ! -d "$PLACE/site" ]; then
+    aside=$PLACE/.unpacked.$(uname -n).$$
+    python3 -W ignore "$BUNDLE/archives.py" "$BUNDLE/site.tar.xz" "$aside" &&
+        { mv -T "$aside/site" "$PLACE/site" 2> /dev/null || [ -d "$PLACE/site" ]; }
+    rm -rf "$aside"
+fi
 export PYTHONPATH="$PLACE/site${PYTHONPATH:+:$PYTHONPATH}"
 export HARNESS_CACHE="${HARNESS_CACHE:-$PLACE/cache}"
 python3 -W ignore -m harness.cli.bundle "$BUNDLE"
@@ -106,9 +93,13 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     releases = {name: versions.split(",") for name, versions in map(pin, options.pins)}
     scenarios, out, platform = options.scenario, options.out, options.platform
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty: name a new folder")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out} is not an empty folder: name a new one")
+    refuse_unless_creatable(out)
     python = options.python or pins.here()[0]
+    if python not in PYTHONS:
+        raise UserError(unknown("Python", python, PYTHONS))
+    pins.platform_tag(platform)  # refuses an unknown one
     source = machine.source()  # before this creates files
     _check_releases(scenarios, releases)
     cache = cache_folder()
@@ -205,6 +196,7 @@ def _fill(
     write_whole(site / "bundle.json", json.dumps(contents, indent=2) + "\n")
     shutil.copy2(site / "bundle.json", folder / "bundle.json")
     write_whole(folder / "activate", ACTIVATE)
+    shutil.copy2(archives.__file__, folder / "archives.py")
     files = sorted(
         _files(site), key=lambda path: (path.suffix, path)
     )  # similar files together compress better
@@ -214,29 +206,13 @@ def _fill(
 
 
 def _install_needed(needed: Sequence[str], site: Path, python: str, platform: str) -> None:
-    done = subprocess.run(
+    done = uv.execute(
         [
-            uv.binary(),
-            "pip",
-            "install",
-            "--quiet",
-            "--target",
-            str(site),
-            "--python",
-            sys.executable,
-            "--python-version",
-            python,
-            "--python-platform",
-            platform,
-            "--only-binary",
-            ":all:",
-            "--no-binary",
-            "antlr4-python3-runtime",
+            *("pip", "install", "--quiet", "--target", str(site.absolute())),
+            *("--python-version", python, "--python-platform", platform),
+            *("--only-binary", ":all:", "--no-binary", "antlr4-python3-runtime"),
             *needed,
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
+        ]
     )
     if done.returncode:
         raise Inconclusive(

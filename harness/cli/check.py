@@ -14,7 +14,6 @@ if they agree. docs/check.md explains the statuses and the JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -36,9 +35,11 @@ from harness.check.bug_status import (
 from harness.check.check_report import Features
 from harness.check.environment import Environment
 from harness.cli import Arguments
+from harness.cli._values import day
 from harness.models.heads import SUBJECT, parsed
 from harness.models.recorded import all_recorded as recorded_models
 from harness.models.recorded import nearest, up_to
+from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.installation import as_typed
 from harness.system.terminal import Progress, terminal
@@ -85,7 +86,7 @@ def _parser() -> Arguments:
         "the output of conda list --json, a folder, or - for pip freeze; repeatable",
     )
     parser.add_argument(
-        "--as-of", metavar="DAY", help="with -r: what it installs on a day, 2025-03-31"
+        "--as-of", type=day, metavar="DAY", help="with -r: what it installs on a day, 2025-03-31"
     )
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="DeepSpeed's configuration")
     parser.add_argument(
@@ -149,7 +150,7 @@ def _model(word: str) -> str:
             raise UserError(unknown("model", word, known))
         return word
     try:
-        return str(json.loads(Path(word).read_text(encoding="utf-8"))["model_type"])
+        return str(json_of(Path(word).read_text(encoding="utf-8"))["model_type"])
     except (OSError, ValueError, LookupError, TypeError):
         raise UserError(f"{word} is no config.json of transformers: it has no model_type") from None
 

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from harness.cli import Arguments
-from harness.cli.watch import configs_of, day_of
+from harness.cli._values import day, output_file, whole_number
+from harness.cli.watch import configs_of
 from harness.config.run_config import RunConfig
 from harness.nightly import confirmations
 from harness.nightly.confirmations import Confirmation, confirm
 from harness.nightly.steps import today
 from harness.ranges import affected
 from harness.sweep.cells import environment
-from harness.system.errors import ExitCode, Unsupported, UserError
-from harness.system.files import refuse_without_folder, write_whole, writing
+from harness.system.errors import ExitCode, Unsupported
+from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_checkout, refuse_without_torch
 from harness.system.terminal import Progress, count, terminal
 
@@ -34,22 +34,26 @@ COUNT = 20
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as to watch")
-    parser.add_argument("--count", type=int, default=COUNT, help="how many (default: %(default)s)")
+    parser.add_argument(
+        "--count", type=whole_number(1), default=COUNT, help="how many (default: %(default)s)"
+    )
     parser.add_argument("--all", action="store_true", help="all of them")
-    parser.add_argument("--day", help="choose those that are due on this day (default: today)")
+    parser.add_argument(
+        "--day",
+        type=day,
+        default=today(),
+        help="choose those that are due on this day (default: today)",
+    )
     parser.add_argument("--record", action="store_true", help="keep the day in affected.json")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="write the results as JSON"
+    )
     options = parser.parse_intermixed_args(arguments)
-    if options.count < 1:
-        raise UserError(f"--count {options.count}: choose 1 or more")
-    if options.json:
-        refuse_without_folder(options.json)  # now, not after hours of runs
     if options.record:
         refuse_without_checkout("--record")
     configs = configs_of(options.overrides)
     refuse_without_torch("confirm")
-    day = day_of(options.day).isoformat() if options.day else today()
-    done = _confirmed(configs, day, None if options.all else options.count)
+    done = _confirmed(configs, options.day, None if options.all else options.count)
     if options.json:
         with writing(options.json, "file"):
             write_whole(options.json, json.dumps([one.to_json() for one in done], indent=1) + "\n")

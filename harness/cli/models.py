@@ -33,6 +33,7 @@ from pathlib import Path
 from harness import catalog
 from harness.api.spec import Lane
 from harness.cli import Arguments, patches, pin
+from harness.cli._values import STANDARD_OUTPUT, output
 from harness.config.run_config import HERE, SLURM, OnConfig
 from harness.models import architectures, recorded, stack, table
 from harness.models.answer import AnswerStatus, Row
@@ -41,12 +42,11 @@ from harness.models.heads import CAUSAL, HEADS, SUBJECT, Word, parsed
 from harness.models.recorded import Changed
 from harness.models.relations import QUESTIONS
 from harness.models.stack import Releases
+from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
-from harness.system.files import refuse_without_folder, write_whole, writing
+from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.terminal import Progress, count, terminal
-
-STANDARD_OUTPUT = "-"
 
 
 def main(arguments: list[str]) -> int:
@@ -56,19 +56,18 @@ def main(arguments: list[str]) -> int:
     lane = Lane(options.launch)
     relations = _relations(options.relations, lane)
     pins = dict(pin(word, like="transformers=5.10.1") for word in options.pins)
-    if options.json and options.json != STANDARD_OUTPUT:
-        refuse_without_folder(Path(options.json))
     if options.record and (changes or any(parsed(word).is_file for word in options.models)):
         raise UserError("--record keeps what releases answer: leave patches and own models out")
     if options.record and lane is Lane.GPU:
         raise UserError("--record keeps what was asked on a CPU: leave --launch gpu out")
     if options.newest and pins:
         raise UserError("--newest chooses all releases: leave --pins out")
+    named = _named(options.models, options.head)
     refuse_without_torch("models")
     pins = stack.newest() if options.newest else pins
     began = time.monotonic()
     with stack.found(pins, changes) as releases:
-        models = _models(options.models, options.head, releases)
+        models = _models(named, options.head, releases)
         asking = Asking(releases, models, relations, again=options.again, lane=lane)
         rows = _asked(options, asking, on)
         changed = _changed(rows, releases) if options.changes else None
@@ -144,7 +143,9 @@ def _parser() -> Arguments:
     parser.add_argument(
         "--record", action="store_true", help="keep the answers for the pages, the site and check"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the cells; - is standard output")
+    parser.add_argument(
+        "--json", type=output, metavar="FILE", help="write the cells; - is standard output"
+    )
     return parser
 
 
@@ -158,15 +159,21 @@ def _relations(words: str, lane: Lane) -> list[str]:
     return [name for name in known if name in named or not named]
 
 
-def _models(words: Sequence[str], head: str, releases: Releases) -> list[str]:
-    """The models that are named; all types with the head if none is."""
+def _named(words: Sequence[str], head: str) -> list[Word]:
+    """The models that are named, as far as they can be told from types without transformers."""
     named = [parsed(word, head) for word in words]
     for word in named:
         if word.head not in HEADS:
             raise UserError(unknown("head", word.head, HEADS))
         if word.is_file:
             _refuse_unfit(word)
-        else:
+    return named
+
+
+def _models(named: Sequence[Word], head: str, releases: Releases) -> list[str]:
+    """The models to ask; all types with the head if none is named."""
+    for word in named:
+        if not word.is_file:
             _refuse_unknown(word, releases)
     known = named or [Word(name, head=head) for name in architectures.names(releases.site, head)]
     return list(dict.fromkeys(map(str, known)))
@@ -197,8 +204,8 @@ def _refuse_unfit(word: Word) -> None:
 
 def _refuse_no_config(file: Path) -> None:
     try:
-        model = json.loads(file.read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError):
+        model = json_of(file.read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
         model = None
     if not isinstance(model, str):
         raise UserError(f"{file} is no config.json of transformers: it has no model_type")

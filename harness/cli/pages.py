@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from harness import catalog
 from harness.cli import Arguments
 from harness.publish import docs_tables, markdown_pages
+from harness.system.documents import toml_of
 from harness.system.errors import ExitCode
 from harness.system.files import ROOT, write_whole
 from harness.system.terminal import terminal
-from harness.system.text import toml
 
 PAGE = "README.md"
 """The page of a scenario, in its folder."""
@@ -57,7 +57,7 @@ def write(names: Iterable[str]) -> None:
 
 def with_address(text: str) -> str:
     """A text with the address of the repository that pyproject.toml has."""
-    project = toml((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = toml_of((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     address = project["urls"]["Repository"]
     text = re.sub(rf"https://github\.com/[\w.-]+/{project['name']}\b", address, text)
     place = "/".join(address.split("/")[-2:])

@@ -42,6 +42,7 @@ from pathlib import Path
 from harness.api.spec import Lane
 from harness.check import environment
 from harness.cli import Arguments, patches
+from harness.cli._values import STANDARD_OUTPUT, number, output, output_file, seconds, whole_number
 from harness.launch.server_pool import Pool
 from harness.overlays import edits
 from harness.probe.layouts import LAYOUTS, RELATIONS, Settings
@@ -53,13 +54,12 @@ from harness.probe.signatures import known
 from harness.probe.target import Target, made, names, target
 from harness.ranges.lookup import why_affected
 from harness.system.errors import Inconclusive, UserError
-from harness.system.files import refuse_without_folder, write_whole, writing
+from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder, gpus, leased, own_folder
 from harness.system.terminal import Progress, terminal
+from harness.system.text import warn
 from harness.upstream.patches import packages
-
-STANDARD_OUTPUT = "-"
 
 OURS_ALONE = (
     "--layouts", "--reference-ranks", "--same-rows", "--other-seed", "--as-written", "--junitxml",
@@ -67,10 +67,7 @@ OURS_ALONE = (
 )  # fmt: skip
 """Options of ours that a script is not likely to have."""
 
-MOST_DIGITS = 20
-
-LONGEST = 1_000_000
-"""Seconds that a layout may take at most."""
+MOST_RANKS = 256
 
 FLAGS, ARGUMENTS = (
     ("--same-rows", "--epoch", "-m", "--as-written"),
@@ -85,19 +82,20 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args([*ours, *script])
     options.patches = changes
     options.python = _interpreter(options.python)
-    _refuse_unwritable(options)
     settings = _settings(options)
     chosen = _target(options)
     _refuse_blind(chosen, settings)
     for hint in _misplaced(chosen):
-        print(hint, file=sys.stderr)
+        warn(hint)
     _refuse_without_gpus(settings, options)
     refuse_without_torch("probe")
     began = time.monotonic()
     try:
         answers = _answers(chosen, settings, options)
     except Inconclusive as error:
-        raise Inconclusive("\n".join([str(error), *_misplaced(chosen, str(error))])) from None
+        for hint in _misplaced(chosen, str(error)):
+            warn(hint)
+        raise
     _write(answers, began, options)
     return exit_code(answers)
 
@@ -120,108 +118,98 @@ def _parted(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
 
 def _parser() -> Arguments:
     parser, usual = Arguments(__name__), Settings()
-    number = parser.add_argument
-    number("--rows", type=_whole, default=usual.rows, help="rows of a step (default: %(default)s)")
-    number("--ranks", type=_whole, help="(default: 2, or twice --reference-ranks)")
-    number(
+    option, shown = parser.add_argument, "(default: %(default)s)"
+    option(
+        "--rows",
+        type=whole_number(1, 10_000_000),
+        default=usual.rows,
+        help=f"rows of a step {shown}",
+    )
+    option(
+        "--ranks", type=whole_number(2, MOST_RANKS), help="(default: 2, or twice --reference-ranks)"
+    )
+    option(
         "--reference-ranks",
-        type=_whole,
+        type=whole_number(1, MOST_RANKS),
         default=usual.reference_ranks,
-        help="for a script that does not run on one rank (default: %(default)s)",
+        help=f"for a script that does not run on one rank {shown}",
     )
-    number("-k", "--k", type=_whole, default=usual.k, help="micro-batches (default: %(default)s)")
-    number(
-        "--steps", type=_whole, default=usual.steps, help="of the optimizer (default: %(default)s)"
+    option(
+        "-k", "--k", type=whole_number(2, 10_000), default=usual.k, help=f"micro-batches {shown}"
     )
-    number("--at", type=_whole, default=usual.at, help="step to save at (default: %(default)s)")
-    number("--save", metavar="ARGS", help="arguments with which the script saves; may be ''")
-    number("--resume", metavar="ARGS", help="arguments with which it resumes; may be ''")
-    number("--other-seed", default="", metavar="ARGS", help="arguments that set another seed")
-    number("--layouts", default="", help=f"a comma-separated part of {','.join(LAYOUTS)}")
-    number(
+    option(
+        "--steps",
+        type=whole_number(2, 100_000),
+        default=usual.steps,
+        help=f"of the optimizer {shown}",
+    )
+    option("--at", type=whole_number(1, 100_000), default=usual.at, help=f"step to save at {shown}")
+    option("--save", metavar="ARGS", help="arguments with which the script saves; may be ''")
+    option("--resume", metavar="ARGS", help="arguments with which it resumes; may be ''")
+    option("--other-seed", default="", metavar="ARGS", help="arguments that set another seed")
+    option("--layouts", default="", help=f"a comma-separated part of {','.join(LAYOUTS)}")
+    option(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
         help="set a constant of the script that has no argument, such as batch_size={rows}",
     )
-    number(
+    option(
         "--perturb",
-        type=float,
+        type=number(0, 100),
         default=usual.perturb,
         metavar="SIZE",
         help="begin from weights that are moved by SIZE times their size, such as 0.1",
     )
-    number(
+    option(
         "--relation",
         default="",
         metavar="NAMES",
         help=f"a comma-separated part of {','.join(RELATIONS)}: is the script's model right? "
         "Without --layouts nothing else is asked",
     )
-    number("--without", default="", metavar="samples", help="do not compare which rows were seen")
-    parser.add_argument(
+    option("--without", default="", metavar="samples", help="do not compare which rows were seen")
+    option(
         "--same-rows", action="store_true", help="all ranks see the same rows (tensor parallelism)"
     )
-    parser.add_argument(
+    option(
         "--epoch", action="store_true", help="the script ends after an epoch: count all its rows"
     )
-    parser.add_argument(
+    option(
         "--as-written",
         action="store_true",
         help="do not run on the CPU what the script asks of CUDA",
     )
-    number(
+    option(
         "--make",
         default="",
         metavar="FILE:FUNCTION",
         help="instead of a script, a function that makes the loop's step",
     )
-    number(
+    option(
         "--launch",
         choices=[Lane.CPU, Lane.GPU],
         default=Lane.CPU,
         help="gpu: over NCCL, a GPU for each rank",
     )
-    number("--python", default=sys.executable, metavar="PATH", help="another interpreter")
-    number("--timeout", type=_seconds, default=120.0, help="seconds of a layout (default: 120)")
-    number("--json", metavar="FILE", help="write the answers; - is standard output, without text")
-    number("--junitxml", type=Path, metavar="FILE", help="write a test case for each layout")
-    parser.add_argument("-m", action="store_true", help="the script is a module")
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
+    option("--python", default=sys.executable, metavar="PATH", help="another interpreter")
+    option("--timeout", type=seconds, default=120.0, help="seconds of a layout (default: 120)")
+    option(
+        "--json",
+        type=output,
+        metavar="FILE",
+        help="write the answers; - is standard output, without text",
+    )
+    option("--junitxml", type=output_file, metavar="FILE", help="write a test case for each layout")
+    option("-m", action="store_true", help="the script is a module")
+    option("script", nargs=argparse.REMAINDER, help="the script and its arguments")
     return parser
-
-
-def _whole(text: str) -> int:
-    """A whole number of the command line; one with too many digits is none."""
-    if len(text) > MOST_DIGITS:
-        raise argparse.ArgumentTypeError(f"{text[:MOST_DIGITS]}...: it has too many digits")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    """The value of --timeout."""
-    seconds = float(text)
-    if not 0 < seconds <= LONGEST:  # also refuses nan
-        text = text[:MOST_DIGITS]
-        raise argparse.ArgumentTypeError(f"{text}: write seconds, more than 0, at most {LONGEST}")
-    return seconds
 
 
 def _interpreter(named: str) -> str:
     """The interpreter of --python: the servers that start it have another working folder."""
     return os.path.abspath(environment.executable(Path(shutil.which(named) or named)))
-
-
-def _refuse_unwritable(options: argparse.Namespace) -> None:
-    """Refuse files that could not be written, before anything runs."""
-    files = [options.junitxml, Path(options.json) if options.json else None]
-    for file in files:
-        if file is None or file == Path(STANDARD_OUTPUT):
-            continue
-        refuse_without_folder(file)
-        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-            raise UserError(f"cannot write {file}: name a file in a folder that you may write to")
 
 
 def _settings(options: argparse.Namespace) -> Settings:

@@ -25,16 +25,19 @@ import inspect
 import json
 import statistics
 import sys
+import sysconfig
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from harness import catalog
 from harness.api.spec import BUGGY, HARMS
 from harness.cli import Arguments
+from harness.cli._values import output_file
 from harness.config import command_line
 from harness.config.run_config import DetectorConfig
 from harness.score import cost
@@ -97,7 +100,7 @@ def _parser() -> Arguments:
     parser.add_argument(
         "--cost", action="store_true", help="measure the time of a step instead, on 34 M parameters"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the scores")
     return parser
 
 
@@ -256,13 +259,22 @@ def detector_named(word: str) -> DetectorConfig:
         module = file.stem if place.endswith(".py") else place
         root = file.parent if place.endswith(".py") else Path()
         found = DetectorConfig(word, module, kind, str(root.resolve()))
-    elif not place.endswith(".py") and importlib.util.find_spec(place.partition(".")[0]):
-        found = DetectorConfig(word, place, kind, "")
+    elif not place.endswith(".py") and (spec := importlib.util.find_spec(place.partition(".")[0])):
+        found = DetectorConfig(word, place, kind, _root(spec))
     else:
         what = "file" if place.endswith(".py") else "module"
         raise UserError(f"no {what} {place} for {word}: name FILE.py:CLASS or MODULE:CLASS")
     _refuse_without_class(found)
     return found
+
+
+def _root(module: ModuleSpec) -> str:
+    """The folder that ranks need on their path to import a module, such as one of PYTHONPATH; empty
+    for an installed one, as they have that path."""
+    where = next(iter(module.submodule_search_locations or ()), module.origin or "")
+    folder = str(Path(where).parent.resolve())
+    installed = {str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib")}
+    return "" if folder in installed else folder
 
 
 def _refuse_without_class(found: DetectorConfig) -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Sequence
 from datetime import date, timedelta
@@ -30,6 +31,7 @@ from pathlib import Path
 
 from harness import catalog
 from harness.cli import Arguments, models
+from harness.cli._values import output_file, seconds, whole_number
 from harness.config import command_line
 from harness.config.run_config import ALL, RunConfig
 from harness.launch.server_pool import Pool
@@ -40,8 +42,9 @@ from harness.nightly.steps import NightlyState, Summary, read_index, today, watc
 from harness.probe import hunt
 from harness.probe.hunt import Hunter
 from harness.probe.stacks import STACKS, HuntedStack
+from harness.system.days import past_day
 from harness.system.errors import ExitCode, UserError, unknown
-from harness.system.files import refuse_without_folder, write_whole
+from harness.system.files import write_whole
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import Progress, count, terminal
@@ -69,7 +72,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as to run")
     parser.add_argument(
         "--history",
-        type=Path,
+        type=output_file,
         default=Path("history.sqlite"),
         metavar="FILE",
         help="the file with all nightlies (default: %(default)s)",
@@ -77,12 +80,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--as-of", metavar="DAY", help="replay a day, or FROM:TO:N for every N days"
     )
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="write Markdown")
-    parser.add_argument("--junitxml", type=Path, metavar="FILE", help="write JUnit's XML")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write JSON")
+    parser.add_argument("--summary", type=output_file, metavar="FILE", help="write Markdown")
+    parser.add_argument("--junitxml", type=output_file, metavar="FILE", help="write JUnit's XML")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write JSON")
     parser.add_argument(
         "--confirm",
-        type=int,
+        type=whole_number(0),
         default=CONFIRMED,
         metavar="N",
         help="run N recorded results again, see the command confirm (default: %(default)s)",
@@ -99,7 +102,7 @@ def main(arguments: list[str]) -> int:
         "--models", action="store_true", help="ask the models of the newest releases"
     )
     parser.add_argument(
-        "--budget", type=float, default=float("inf"), help="seconds of a hunt (default: no limit)"
+        "--budget", type=seconds, default=float("inf"), help="seconds of a hunt (default: no limit)"
     )
     options = parser.parse_intermixed_args(arguments)
     if options.hunt:
@@ -113,11 +116,7 @@ def main(arguments: list[str]) -> int:
         report.junit: options.junitxml,
         report.as_json: options.json,
     }
-    for file in filter(None, files.values()):
-        refuse_without_folder(file)  # now, not after hours of tests
     days = days_of(options.as_of) if options.as_of is not None else []
-    if options.confirm < 0:
-        raise UserError(f"--confirm {options.confirm}: choose 0 or more")
     configs = configs_of(options.overrides)
     refuse_without_torch("watch")
     if days and options.source:
@@ -207,7 +206,7 @@ def days_of(expression: str) -> list[str]:
     first, *rest = expression.split(":")
     if not rest:
         return [day_of(first).isoformat()]
-    if len(rest) != 2 or not (rest[1].isdigit() and int(rest[1])):
+    if len(rest) != 2 or not re.fullmatch(r"[1-9]\d{0,4}", rest[1]):
         raise UserError(
             f"--as-of {expression}: write a day, 2024-03-04, or 2024-02-12:2024-03-18:7"
         )
@@ -220,14 +219,9 @@ def days_of(expression: str) -> list[str]:
 def day_of(word: str) -> date:
     """The day of ``--as-of``; raises UserError for what is none, and for a day in the future."""
     try:
-        day = date.fromisoformat(word)
-    except ValueError:
-        day = None
-    if day is None or day.isoformat() != word:
-        raise UserError(f"--as-of {word} is not a day: write one like 2024-03-04") from None
-    if word > today():
-        raise UserError(f"--as-of {word} is in the future: today is {today()}")
-    return day
+        return past_day(word, today())
+    except ValueError as error:
+        raise UserError(f"--as-of {error}") from None
 
 
 def configs_of(words: Sequence[str]) -> list[RunConfig]:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from harness import catalog
 from harness.api.spec import BUGGY, FIXED, RELEASED
 from harness.system import machine
+from harness.system.days import past_day
 from harness.system.errors import UserError, unknown
 from harness.upstream import patches, sources, torches
 from harness.upstream.pins import TORCH, Interpreter
@@ -314,11 +314,6 @@ def _day(given: str | None) -> str | None:
     if given is None:
         return None
     try:
-        day = date.fromisoformat(given)
-    except ValueError:
-        day = None
-    if day is None or day.isoformat() != given:
-        raise UserError(f"date={given} is not a day: write one like 2024-03-15")
-    if day > date.today():
-        raise UserError(f"date={given} is in the future: choose a day up to today, {date.today()}")
-    return given
+        return past_day(given).isoformat()
+    except ValueError as error:
+        raise UserError(f"date={error}") from None

@@ -33,6 +33,14 @@ CODE = (WORKER, *sorted({question.module for question in QUESTIONS.values()}))
 """What answers depend on. The worker imports the relations by their names, which ``digest`` does
 not see."""
 
+START = f"""\
+import sys
+sys.path[:] = filter(None, sys.path)
+import runpy
+runpy.run_module({WORKER!r}, run_name="__main__", alter_sys=True)
+"""
+"""``python -m`` would import from the working directory first, which is the user's."""
+
 FORMAT = 1
 """Increase it when stored answers must not be used any more."""
 
@@ -172,7 +180,7 @@ def _from_worker(asking: Asking, missing: Mapping[str, Sequence[str]]) -> Iterat
 def _worker(asking: Asking, request: Mapping[str, Any], log: TextIO) -> Iterator[Iterable[str]]:
     """The lines that a worker writes; it ends with the context."""
     process = subprocess.Popen(
-        [sys.executable, "-m", WORKER],
+        [sys.executable, "-c", START],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,

@@ -14,7 +14,6 @@ import json
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -29,6 +28,7 @@ from harness.config.run_config import RunConfig
 from harness.ranges import affected
 from harness.ranges.cell import Cell, Status
 from harness.sweep import cells, executor
+from harness.system import archives
 from harness.system.errors import ExitCode, Fault, HarnessError, Inconclusive
 from harness.system.files import ROOT
 from harness.system.machine import cache_folder
@@ -153,8 +153,7 @@ def found_at(commit: str, cell: Cell) -> Cell:
 def _unpack(commit: str, folder: Path) -> None:
     archive = folder / "code.tar"
     _git("archive", "--output", str(archive), commit)
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
+    archives.unpack(archive, folder)
     archive.unlink()
 
 

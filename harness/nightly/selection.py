@@ -15,6 +15,7 @@ from harness import catalog
 from harness.api.spec import RELEASED, Scenario
 from harness.config.run_config import RunConfig
 from harness.nightly.history_rows import Nightly, NightlyKind, ReleaseResult
+from harness.ranges.cell import Status
 from harness.upstream import pins, releases
 from harness.upstream.index import Release
 from harness.upstream.sources import Source
@@ -103,9 +104,12 @@ def _uncertain(
 def _settled(
     one: ReleaseResult, nightlies: Mapping[int, Nightly], environment: tuple[str, ...]
 ) -> bool:
+    """Whether another run would give the same. What this Python cannot install, it cannot install
+    tomorrow; a torch may be installed by then."""
     recorded = nightlies[one.nightly].kind is NightlyKind.RECORDED
-    recorded_here = recorded and one.cell.environment == environment
-    return one.cell.status.certain or recorded_here
+    unsupported = one.cell.status is Status.UNSUPPORTED and one.package != pins.TORCH
+    here = one.cell.environment == environment
+    return one.cell.status.certain or (here and (recorded or unsupported))
 
 
 def _since(results: Sequence[ReleaseResult], nightlies: Mapping[int, Nightly]) -> str | None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from harness.overlays import bytecode, contents, overlay
 from harness.overlays.overlay import DamagedOverlay, Overlay
+from harness.system import archives
 from harness.system.errors import Inconclusive
 from harness.system.files import link, locked, new_folder_beside, sha256, write_whole
 from harness.upstream import pins, releases
@@ -127,7 +128,7 @@ def _stream(file: int, start: int, end: int) -> bytes:
 def unpack(archive: Path, keys: Sequence[str], cache: Path) -> None:
     """Add these overlays of an archive to a cache, and compile them; existing ones stay.
 
-    Raises Refused for an archive that is not valid, and OSError if the cache cannot be written.
+    Raises InvalidArchive for one that is not valid, and OSError if the cache cannot be written.
     """
     with locked(cache / "unpacking.lock"):
         missing = [key for key in keys if not (cache / "overlays" / key).exists()]
@@ -144,10 +145,8 @@ def unpack(archive: Path, keys: Sequence[str], cache: Path) -> None:
 
 
 def _extract(archive: Path, folder: Path) -> None:
-    checked: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder, **checked)
+        archives.unpack(archive, folder)
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
         raise InvalidArchive(f"it cannot be read: {error}") from None
 

@@ -62,6 +62,9 @@ def _delete(cache: Path, name: str) -> bool:
     with locked(lock_file(cache, name), wait=False) as held:
         if held:
             folder = cache / "overlays" / name
+            if folder.is_symlink():  # what it points to is not ours
+                folder.unlink()
+                return True
             aside = folder.rename(folder.with_name(f".{name}.{os.getpid()}"))
             shutil.rmtree(aside)
         return held

@@ -19,7 +19,6 @@ import json
 import os
 import re
 import shutil
-import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from harness import catalog
 from harness.api.spec import BUGGY, RELEASED, Lane, Position, Record, Records
 from harness.launch.exits import EXIT_FILE, trial_folder
 from harness.overlays import shims
+from harness.system import archives
 from harness.system.errors import HarnessError, Inconclusive
 from harness.system.files import folder_whole, parse, read_json, unwritten, write_json
 from harness.upstream import pins
@@ -265,8 +265,7 @@ def recorded(scenario: str) -> Iterator[Path | None]:
         return
     with TemporaryDirectory(prefix=f"{scenario}-") as temporary:
         folder = Path(temporary, "recorded")
-        with tarfile.open(file) as tar:
-            tar.extractall(folder, filter="data")
+        archives.unpack(file, folder)
         yield folder
 
 

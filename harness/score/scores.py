@@ -79,15 +79,19 @@ class Score:
     trials: Sequence[Watched] = field(default=(), compare=False)
 
 
-def score(scenario: str, detector: str, trials: Sequence[Watched]) -> Score:
-    """Judge a detector by its trials of one bug, of which each showed what it should."""
+def score(
+    scenario: str, detector: str, trials: Sequence[Watched], failures: Sequence[str] = ()
+) -> Score:
+    """Judge a detector by its trials of one bug, of which each showed what it should. ``failures``
+    say of each other trial its variant and what went wrong."""
 
     def judged(found: Detection, reason: str = "", **more: Any) -> Score:
         return Score(scenario, detector, found, reason, trials=trials, **more)
 
     buggy = [one for one in trials if one.symptom]
     if not buggy or len(buggy) == len(trials):
-        return judged(Detection.NO_ANSWER, "not every variant showed what is documented")
+        missing = "the bug" if not buggy else "a training without the bug"
+        return judged(Detection.NO_ANSWER, _first(failures) or f"no variant showed {missing}")
     if not any(one.attached for one in buggy):
         return judged(Detection.NOT_APPLICABLE)
     if changed := _first(one.changed for one in trials):

@@ -35,6 +35,7 @@ from harness.score.scores import Score, Watched, score
 from harness.sweep.suite import Done, started
 from harness.system.errors import HarnessError
 from harness.system.files import read_json
+from harness.system.text import short
 from harness.upstream import pins
 
 LEARNED = 2
@@ -136,7 +137,8 @@ def _of_scenario(
             ]
         if disturbed and len(scoring.detectors) == 1:
             trials = [replace(one, changed=one.changed or disturbed) for one in trials]
-        yield score(name, detector.name, trials)
+        failures = [failure for _, done in others for failure in _failures(done)]
+        yield score(name, detector.name, trials, failures)
 
 
 def _traces(runs: Iterable[tuple[RunConfig, Done]], detector: str) -> Iterator[Path]:
@@ -145,6 +147,15 @@ def _traces(runs: Iterable[tuple[RunConfig, Done]], detector: str) -> Iterator[P
         for trial in done.result.trials:
             if done.folder is not None and trial.as_expected:
                 yield traces_of(done.folder / trial.variant, detector)
+
+
+def _failures(done: Done) -> Iterator[str]:
+    """The variants of a run that did not show what is documented, with the reason."""
+    for trial in done.result.trials:
+        if not trial.as_expected:
+            yield f"{trial.variant}: {trial.outcome}: {short(trial.reason, 300)}"
+    if not done.result.trials:
+        yield "; ".join(done.result.reasons)
 
 
 def _trials(

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,10 +106,33 @@ def unwritten(path: Path, error: OSError, way_out: str) -> Fault:
     return Fault(f"cannot write {path}: {why}; name another {way_out}")
 
 
-def refuse_without_folder(file: Path) -> None:
-    """Raise UserError unless a file can be made at the end of a long command: its folder exists."""
+def refuse_unless_writable(file: Path) -> None:
+    """Raise UserError unless a file can be made at the end of a long command."""
+    if file.is_dir():
+        raise UserError(f"{file} is a folder: name a file")
     if not file.parent.is_dir():
         raise UserError(f"no folder {file.parent} for {file.name}: name one that exists")
+    _refuse_unless(lambda aside: aside.touch(exist_ok=False), Path.unlink, file)
+
+
+def refuse_unless_creatable(folder: Path) -> None:
+    """The same of a folder, whose parents may be missing."""
+    nearest = folder
+    while not nearest.parent.exists():
+        nearest = nearest.parent
+    _refuse_unless(Path.mkdir, Path.rmdir, nearest)
+
+
+def _refuse_unless(
+    make: Callable[[Path], None], remove: Callable[[Path], None], path: Path
+) -> None:
+    """Make something beside a path, and remove it: permissions do not say all, as in /proc."""
+    aside = beside(path)
+    try:
+        make(aside)
+        remove(aside)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; name another") from None
 
 
 def sha256(path: Path) -> str:
@@ -175,9 +198,10 @@ class Output:
 
 
 def refuse_unless_ours(out: Path, output: Output) -> None:
-    """Raise UserError unless ``out`` is missing, empty, or such an output and nothing else."""
+    """Raise UserError unless ``out`` can be made, is empty, or such an output and nothing else."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UserError(f"{out} is not a folder: name a new one, or {output.name} to replace")
+    refuse_unless_creatable(out)
     if not out.is_dir():
         return
     foreign = sorted(_present(out) - _made(out, output))

@@ -208,7 +208,7 @@ def cache_folder() -> Path:
     """
     named = os.environ.get("HARNESS_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(named).absolute() if named else Path(base) / "distributed-bugs"
+    folder = (Path(named) if named else Path(base) / "distributed-bugs").absolute()
     refuse_unless_on_a_path(folder, "HARNESS_CACHE")
     if folder.exists() and not folder.is_dir():
         raise Fault(f"the cache {folder} is not a folder: name another one in HARNESS_CACHE")

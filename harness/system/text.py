@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import cache
-from typing import Any, TextIO
+from typing import TextIO
 
 CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but \t and \n, DEL, C1: ESC, CSI and OSC among them
@@ -31,15 +31,6 @@ class StrEnum(str, Enum):
     """An enumeration whose members are printed as their values: ``enum.StrEnum`` of Python 3.11."""
 
     __str__ = str.__str__
-
-
-def toml(text: str) -> dict[str, Any]:
-    """The content of a TOML text; raises ValueError if it is not valid."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    return tomllib.loads(text)
 
 
 def listed(words: Sequence[str]) -> str:
@@ -61,6 +52,20 @@ def complaint(error: BaseException) -> str:
             return one_line(f"no room on the disk{where}: free some")
         return one_line(f"{' -> '.join(paths) or type(error).__name__}: {error.strerror}")
     return one_line(f"{type(error).__name__}: {error}".removesuffix(": "))
+
+
+QUOTED = "\n    | "
+"""What begins a line of somebody else's output in a message."""
+
+
+def unbroken(text: str) -> str:
+    r"""A message on one line: control characters and line breaks are escapes, ``\n``.
+
+    Names of files and packages are the user's, and a line that one of them began could be a command
+    for a CI service. Only lines that are QUOTED stay, as they begin with a mark of ours.
+    """
+    parts = (part.replace("\n", "\\n").replace("\t", " ") for part in plain(text).split(QUOTED))
+    return QUOTED.join(parts)
 
 
 def one_line(text: str) -> str:
@@ -91,10 +96,15 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def warn(text: str, mark: str = "harness: ") -> None:
-    """Print a text on stderr, if anybody still reads it."""
+def warn(text: str) -> None:
+    """Print a message on stderr, if anybody still reads it."""
+    print_errors(f"harness: {unbroken(text)}")
+
+
+def print_errors(text: str) -> None:
+    """Print lines on stderr, if anybody still reads them."""
     try:
-        print(f"{mark}{plain(text)}", file=sys.stderr, flush=True)
+        print(plain(text), file=sys.stderr, flush=True)
     except OSError:
         silence(sys.stderr)
 

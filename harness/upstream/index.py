@@ -10,18 +10,21 @@ import logging
 import os
 import platform
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from configparser import ConfigParser
+from configparser import Error as ConfigParserError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from harness.system.documents import toml_of
 from harness.system.errors import Fault
 from harness.system.text import warn
 
@@ -248,15 +251,58 @@ def _authority() -> str | None:
 
 
 def configured() -> str | None:
-    """The address of the index in the configuration of uv or pip; None for the default."""
+    """The address of the index in the configuration of uv or pip; None for the default.
+
+    Their files are read here, as an environment of uv has no pip that could be asked.
+    """
     for variable in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"):
         if named := os.environ.get(variable):
             return re.sub(r"^[\w.-]+=(?=\w+:)", "", named)  # uv allows NAME=ADDRESS
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
-    )
-    found = re.search(r"^global\.index-url='(.+)'$", done.stdout, flags=re.MULTILINE)
-    return found[1] if found else None
+    return _of_uv() or _of_pip()
+
+
+def _of_uv() -> str | None:
+    """The default index of uv's own configuration."""
+    file = uv_configuration()
+    try:
+        content = toml_of(file.read_text(encoding="utf-8")) if file else {}
+    except (OSError, ValueError):
+        return None  # uv reports it
+    indices = content.get("index", [])
+    named = [entry.get("url") for entry in indices if entry.get("default")]
+    return next(iter([*named, content.get("index-url")]), None)
+
+
+def uv_configuration() -> Path | None:
+    """The file of the user's, otherwise the machine's configuration of uv; never a folder's."""
+    if named := os.environ.get("UV_CONFIG_FILE"):
+        return Path(named).absolute()
+    folders = [_configuration(), *_machines(), Path("/etc")]
+    files = (folder / "uv" / "uv.toml" for folder in folders if folder.is_absolute())
+    return next((file for file in files if file.is_file()), None)
+
+
+def _of_pip() -> str | None:
+    """The index of pip's configuration files, of which later ones override earlier ones."""
+    named = os.environ.get("PIP_CONFIG_FILE")
+    if named == os.devnull:
+        return None
+    files = [folder / "pip" / "pip.conf" for folder in reversed(_machines())]
+    files += [Path("/etc/pip.conf"), Path.home() / ".pip" / "pip.conf"]
+    files += [_configuration() / "pip" / "pip.conf", Path(sys.prefix) / "pip.conf"]
+    config = ConfigParser(interpolation=None, strict=False)
+    for file in [*files, *([Path(named)] if named else [])]:
+        with suppress(OSError, UnicodeError, ConfigParserError):
+            config.read_string(file.read_text(encoding="utf-8"))
+    return config.get("global", "index-url", fallback=None)
+
+
+def _configuration() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+
+
+def _machines() -> list[Path]:
+    return [Path(p) for p in (os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)]
 
 
 _usual = cache(configured)

@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from harness.api.spec import Scenario
 from harness.system.errors import UserError
+from harness.system.text import short
 
 TORCH = "torch"
 """The package that overlays copy from an environment instead of installing it (see ``torches``)."""
@@ -140,7 +141,7 @@ def complete(scenario: Scenario, given: Mapping[str, str]) -> dict[str, str]:
     if unknown:
         choices = ", ".join(scenario.pins) or "none"
         raise UserError(f"no pin '{unknown[0]}' in this scenario. Choices: {choices}.")
-    pins = {**scenario.pins, **given}
+    pins = {**scenario.pins, **{name: _version(name, text) for name, text in given.items()}}
     for companion in scenario.companions:
         if matches(companion.when, pins):
             pins.update({k: v for k, v in companion.pins.items() if k not in given})
@@ -162,8 +163,10 @@ def covers(scenario: Scenario, pins: Mapping[str, str]) -> bool:
 def _version(name: str, written: str) -> str:
     try:
         return spelt(Version(written))
-    except InvalidVersion:
-        raise UserError(f"pins.{name}={written} is not a version: write one like 0.15.4") from None
+    except ValueError:  # InvalidVersion, or more digits than Python reads
+        raise UserError(
+            f"pins.{name}={short(written)} is not a version: write one like 0.15.4"
+        ) from None
 
 
 def spelt(version: Version) -> str:

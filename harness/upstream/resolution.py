@@ -95,26 +95,19 @@ def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
     if not wanted:
         return ""
     base = set(BASE) - {Requirement(bound).name for bound in bounds}
-    with uv.listed(uv.left_out(base)) as overrides:
-        return uv.run(
-            [
-                "pip",
-                "compile",
-                "-",
-                "--no-header",
-                "--no-annotate",
-                "--override",
-                overrides,
-                "--exclude-newer",
-                stack.date,
-                *_of_any_day(stack.pins),
-                *uv.wheels_only(stack.pins),
-                *uv.target(stack),
-                *uv.build_options(),
-            ],
-            stdin="\n".join(wanted) + "\n",
-            pins=stack.pins,
-        )
+    return uv.run(
+        [
+            *("pip", "compile", "-", "--no-header", "--no-annotate"),
+            *("--exclude-newer", stack.date),
+            *_of_any_day(stack.pins),
+            *uv.wheels_only(stack.pins),
+            *uv.target(stack),
+            *uv.build_options(),
+        ],
+        stdin="\n".join(wanted) + "\n",
+        pins=stack.pins,
+        lists={"--override": uv.left_out(base)},
+    )
 
 
 def _of_any_day(pins: Mapping[str, str]) -> list[str]:

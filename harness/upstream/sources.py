@@ -17,7 +17,6 @@ import os
 import re
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from harness.system import archives
 from harness.system.errors import Inconclusive, UserError
 from harness.system.files import folder_whole, sha256, write_whole, writing
 from harness.upstream import uv
@@ -209,8 +209,7 @@ def _copy_commit(repository: Path, commit: str, copy: Path) -> None:
             why = " ".join(done.stderr.decode(errors="replace").splitlines()[:1])
             raise Inconclusive(f"git cannot write the files of {commit[:SHORT]}: {why}")
         file.seek(0)
-        with tarfile.open(fileobj=file) as archive:
-            archive.extractall(copy, filter="data")
+        archives.unpack(file, copy)
 
 
 def _not_there(repository: Path, tree: str) -> list[str]:

@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
+from harness.system import programs
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.upstream import index
 from harness.upstream.pins import SOURCE_ONLY, Stack, here, is_source
@@ -29,30 +31,74 @@ def run(
     pins: Mapping[str, str],
     stdin: str = "",
     environment: Mapping[str, str] | None = None,
+    lists: Mapping[str, Iterable[str]] | None = None,
 ) -> str:
     """The output of uv. ``pins`` are for the error message; raises a HarnessError if uv fails."""
     path = os.pathsep.join(filter(None, [str(_BUILD_SHIMS), os.environ.get("PYTHONPATH")]))
     # DeepSpeed compiles nothing, and adds no commit to its version.
     variables = {"DS_BUILD_OPS": "0", "DS_BUILD_STRING": "", "PYTHONPATH": path}
-    with subprocess.Popen(
-        [binary(), *arguments],
-        env={**os.environ, **variables, **(environment or {})},
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    done = execute(arguments, stdin, {**variables, **(environment or {})}, lists=lists)
+    if done.returncode:
+        raise explained(done.stderr, pins)
+    return done.stdout
+
+
+def execute(
+    arguments: Sequence[str],
+    stdin: str = "",
+    environment: Mapping[str, str] | None = None,
+    lists: Mapping[str, Iterable[str]] | None = None,
+    limit: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run uv for our interpreter, without the configuration of any folder (see ``programs``).
+
+    ``arguments`` begin with a command: ``pip compile``. ``lists`` are the lines of files, by
+    the option that takes the file; they have no name, so that nothing remains if we are killed.
+    Raises subprocess.TimeoutExpired after ``limit`` seconds.
+    """
+    with ExitStack() as files:
+        numbers = [files.enter_context(_unnamed(lines)) for lines in (lists or {}).values()]
+        paths = (f"/proc/self/fd/{number}" for number in numbers)
+        named = [word for pair in zip(lists or (), paths, strict=True) for word in pair]
+        process = files.enter_context(
+            subprocess.Popen(
+                [binary(), *arguments, "--python", sys.executable, *_configuration(), *named],
+                **programs.options(**(environment or {})),
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=numbers,
+            )
+        )
         _running[process] = threading.get_ident()
         try:
-            output, errors = process.communicate(stdin)
+            output, errors = process.communicate(stdin, limit)
         except BaseException:
             process.kill()
             raise
         finally:
             _running.pop(process, None)
-    if process.returncode:
-        raise explained(errors, pins)
-    return output
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+@contextmanager
+def _unnamed(lines: Iterable[str]) -> Iterator[int]:
+    """The number of a file in memory with these lines."""
+    with os.fdopen(os.memfd_create("lines"), "w") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.flush()
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        yield file.fileno()
+
+
+def _configuration() -> list[str]:
+    """The option that makes uv read the user's own configuration, and never that of a folder: it
+    names interpreters and indices, and changes resolutions."""
+    if os.environ.get("UV_CONFIG_FILE") or os.environ.get("UV_NO_CONFIG"):
+        return []  # the user has chosen
+    file = index.uv_configuration()
+    return ["--config-file", str(file)] if file else ["--no-config"]
 
 
 def binary() -> str:
@@ -95,21 +141,12 @@ def target(stack: Stack) -> list[str]:
 def build_options() -> list[str]:
     """Options for builds from source: DeepSpeed's setup.py imports torch, from this environment."""
     sources = [word for name in SOURCE_ONLY for word in ("--no-build-isolation-package", name)]
-    return ["--quiet", "--python", sys.executable, *sources]
-
-
-@contextmanager
-def listed(lines: Iterable[str]) -> Iterator[str]:
-    """A file with these lines, for an option of uv that takes a file."""
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.writelines(f"{line}\n" for line in lines)
-        file.flush()
-        yield file.name
+    return ["--quiet", *sources]
 
 
 def left_out(names: Iterable[str]) -> list[str]:
     """Overrides that leave packages out of a resolution: no Python is older than 3."""
-    return [f'{name} ; python_version < "3"' for name in sorted(names)]
+    return [f'{Requirement(name)} ; python_version < "3"' for name in sorted(names)]
 
 
 def explained(stderr: str, pins: Mapping[str, str]) -> HarnessError:

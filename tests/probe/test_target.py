@@ -106,7 +106,7 @@ def test_a_mistake_is_one_line(words: list[str], message: str) -> None:
     [
         ({"rows": 10}, "multiple of 6"),
         ({"at": 4}, "must be below --steps"),
-        ({"ranks": 1}, "at least 2"),
+        ({"ranks": 1}, "more than --reference-ranks"),
         ({"layouts": ("rank",)}, "no layout rank"),
         ({"layouts": ("resume",)}, "needs --save and --resume"),
         ({"save": "--save {dir}"}, "needed together"),

@@ -22,6 +22,7 @@ from harness.probe.compare.relations import (
 from harness.probe.layouts import Layout
 from harness.probe.runner import NO_STEP, Run, Step
 from harness.system.errors import Inconclusive
+from harness.system.text import QUOTED
 
 NEEDS_RANKS = re.compile(
     r"world.?size|\bworld\b|nproc|num_?proc|\branks\b|\bgpus\b|\bdevices\b|even number|"
@@ -236,7 +237,7 @@ def refuse_unusable(reference: Run) -> None:
     if reference.failure:
         why = reference.failure
         if reference.layout.world == 1 and needs_ranks(reference):
-            why += "\nif the script needs several ranks, add --reference-ranks 2"
+            why += "; if the script needs several ranks, add --reference-ranks 2"
         raise _no_answer(reference, why)
     sizes = [vectors.norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
     if not finite(sizes[0]):
@@ -261,4 +262,4 @@ def needs_ranks(run: Run) -> bool:
 
 def _no_answer(reference: Run, why: str) -> Inconclusive:
     text = f"the reference, {reference.layout.name}, gives no answer: {why}"
-    return Inconclusive("\n    | ".join([text, *reference.log.splitlines()]))
+    return Inconclusive(QUOTED.join([text, *reference.log.splitlines()]))

@@ -1,0 +1,80 @@
+"""Values of options, for argparse's ``type``: a wrong one is refused when the command line is read,
+before anything is started. Each message names the choices."""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.system.days import past_day
+from harness.system.errors import UserError
+from harness.system.files import refuse_unless_writable
+from harness.system.text import short
+
+
+def day(text: str) -> str:
+    """A day (ISO) that is not in the future."""
+    try:
+        return past_day(text).isoformat()
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def whole_number(least: int = 0, most: int = 1_000_000) -> Callable[[str], int]:
+    """A whole number from ``least`` to ``most``."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise ArgumentTypeError(f"{short(text)}: write a whole number from {least} to {most}")
+        return value
+
+    return parse
+
+
+def number(least: float, most: float) -> Callable[[str], float]:
+    """A number from ``least`` to ``most``."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:  # also refuses nan
+            raise ArgumentTypeError(f"{short(text)}: write a number from {least:g} to {most:g}")
+        return value
+
+    return parse
+
+
+def seconds(text: str) -> float:
+    """A number of seconds above 0; ``inf`` is no limit."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0:  # also refuses nan
+        raise ArgumentTypeError(f"{short(text)}: write seconds above 0")
+    return value
+
+
+STANDARD_OUTPUT = "-"
+
+
+def output(text: str) -> str:
+    """The same as ``output_file``, or standard output, ``-``."""
+    return text if text == STANDARD_OUTPUT else str(output_file(text))
+
+
+def output_file(text: str) -> Path:
+    """A file that can be written at the end of a long command."""
+    try:
+        refuse_unless_writable(Path(text))
+    except UserError as error:
+        raise ArgumentTypeError(str(error)) from None
+    return Path(text)

@@ -1,0 +1,116 @@
+"""What needs no torch, on every Python of this machine that we support.
+
+    python -m tests.pythons
+
+For each: a new environment with the wheel, in which the commands for users answer, and the tests of
+TESTS in the checkout. Each patch release counts: Debian 12 has 3.11.2, which lacks what 3.11.4 has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.system.files import ROOT
+from harness.upstream import uv
+from harness.upstream.locks import PYTHONS
+
+TESTS = ("archives", "index", "project_files", "settings", "stack_files")
+"""Tests that import no torch, and read what users have: there Pythons differ."""
+
+COMMANDS: tuple[tuple[int, str, tuple[str, ...]], ...] = (
+    (0, "distributed-bugs 0", ("--version",)),
+    (0, "bf16_clip", ("list",)),
+    (0, "device_math", ("show", "device_math")),
+    (1, "trainer_gas_twice", ("check", "-r", "-")),
+    (0, "", ("advisories", "--out", "osv")),
+)
+"""The exit code of each command, and what it prints."""
+
+
+def main() -> int:
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["build", "--wheel", "--quiet", "--out-dir", folder, str(ROOT)]
+        uv.run(words, {"distributed-bugs": "this checkout"})
+        (wheel,) = Path(folder).glob("*.whl")
+        for version, python in interpreters().items():
+            complaint = _tried(python, wheel, Path(folder) / version)
+            failed += bool(complaint)
+            print(
+                f"{'FAILED' if complaint else 'ok':6}  {version} ({python}): {complaint}",
+                flush=True,
+            )
+    return 1 if failed else 0
+
+
+ASK = "import sys; print(sys.version.split()[0], sys.executable)"
+
+
+def interpreters() -> dict[str, Path]:
+    """By its version, the first interpreter of each that is on the PATH, in /usr/bin, or installed
+    beside ours, as pyenv does."""
+    folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/bin"]
+    folders += [str(path / "bin") for path in sorted(Path(sys.base_prefix).parent.iterdir())]
+    by_version: dict[str, Path] = {}
+    for name in PYTHONS:
+        for folder in folders:
+            if python := shutil.which(f"python{name}", path=folder):
+                command = [python, "-Ic", ASK]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                version, _, itself = done.stdout.strip().partition(" ")
+                if version and Path(itself) != Path(sys.executable):  # not our own environment
+                    by_version.setdefault(version, Path(itself))
+    return by_version
+
+
+def _tried(python: Path, wheel: Path, folder: Path) -> str:
+    """What went wrong with a Python; empty if nothing did."""
+    uv_ = uv.binary()
+    environment = folder / "venv"
+    outside = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    needed = (str(wheel), "pytest>=8", "pytest-xdist>=3", "jsonschema>=4.18", "numpy")
+    for words in (
+        ("venv", "--quiet", "--python", str(python), str(environment)),
+        ("pip", "install", "--quiet", "--python", str(environment / "bin" / "python"), *needed),
+    ):
+        done = subprocess.run([uv_, *words], env=outside, capture_output=True, text=True)
+        if done.returncode:
+            return " ".join(done.stderr.split())[-300:]
+    return " ".join(filter(None, [*_commands(environment, folder), _tests(environment)]))
+
+
+def _commands(environment: Path, folder: Path) -> Iterator[str]:
+    for code, text, words in COMMANDS:
+        done = subprocess.run(
+            [environment / "bin" / "distributed-bugs", *words],
+            cwd=folder,
+            input="transformers==5.2.0\naccelerate==1.13.0\n",
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != code or text not in done.stdout:
+            yield f"{words[0]} ends with {done.returncode}: {done.stderr.strip()[-300:]}"
+
+
+def _tests(environment: Path) -> str:
+    files = [f"tests/test_{name}.py" for name in TESTS]
+    words = ["-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *files]
+    done = subprocess.run(
+        [environment / "bin" / "python", *words], cwd=ROOT, capture_output=True, text=True
+    )
+    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
+    if done.returncode:
+        return " | ".join(
+            [line for line in lines if line.startswith(("FAILED", "ERROR", "E "))][:5] or lines[-3:]
+        )
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Programs that we start for a user's files: where they run, what they get, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.system import programs
+from tests.index import Handler, page, served
+
+__all__ = ["served"]
+
+ASK = """
+from harness.upstream import uv
+uv.execute(["pip", "compile", "-", "--no-build"], "up", lists={"--override": ["down"]})
+"""
+
+
+def test_a_program_takes_nothing_from_the_folder_or_an_active_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UV_CACHE_DIR", "relative")
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
+    options = programs.options(MORE="1")
+    assert options["cwd"] == "/"
+    assert options["env"]["UV_CACHE_DIR"] == str(tmp_path / "relative"), "as the user meant it"
+    assert options["env"]["MORE"] == "1"
+    assert not {"VIRTUAL_ENV", "CONDA_PREFIX", "UV_PYTHON"} & set(options["env"])
+
+
+def test_uv_ends_with_us_and_leaves_no_file(served: type[Handler], tmp_path: Path) -> None:
+    """SIGKILL leaves no time to clean up."""
+    served.pages["up"], served.slow = page(), 30.0
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary), "UV_CACHE_DIR": str(tmp_path / "uv")}
+    ours = subprocess.Popen([sys.executable, "-c", ASK], env=environment)
+    try:
+        (uv,) = _wait_for(lambda: psutil.Process(ours.pid).children())
+        ours.send_signal(signal.SIGKILL)
+        ours.wait()
+        _wait_for(lambda: not uv.is_running() or uv.status() == psutil.STATUS_ZOMBIE)
+    finally:
+        served.slow = 0.0
+        ours.kill()
+    assert list(temporary.iterdir()) == []
+
+
+def _wait_for(condition):  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + 60
+    while not (answer := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return answer

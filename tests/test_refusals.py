@@ -1,0 +1,120 @@
+"""A mistake in a command is one line with the choices, before anything is started."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from harness.overlays import overlay_cache
+from harness.system import documents, files
+from harness.system.documents import json_of, toml_of, yaml_of
+from tests.sandbox import refused
+
+Capture = pytest.CaptureFixture[str]
+NAMED = "pins.deepspeed"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A thread is as good as a process; pip is not asked for its index."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", _refuse)
+    monkeypatch.setattr(threading.Thread, "start", _refuse)
+
+
+def _refuse(*words: object, **_: object) -> None:
+    raise AssertionError(f"the command started {words}")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("bundle bf16_clip --out box --python ;x", "no Python ';x'. Choices: 3.10, 3.11"),
+        ("bundle bf16_clip --out box --python 9.9", "no Python '9.9'"),
+        ("bundle bf16_clip --out box --platform windows", "no platform 'windows'"),
+        ("bundle bf16_clip --out /proc/x", "cannot write /proc/x"),
+        ("bundle bf16_clip --out file", "file is not an empty folder"),
+        ("site --out /proc/x", "cannot write /proc/x"),
+        ("advisories --out /proc/x", "cannot write /proc/x"),
+        ("watch --history folder", "folder is a folder: name a file"),
+        ("watch --json nowhere/x", "no folder nowhere for x"),
+        ("watch --hunt --budget -5", "-5: write seconds above 0"),
+        ("watch --hunt --budget nan", "nan: write seconds above 0"),
+        ("watch --confirm -1", "-1: write a whole number from 0"),
+        ("watch --as-of 2024-01-01:2024-02-01:99999999999", "write a day"),
+        ("confirm --count 0", "0: write a whole number from 1"),
+        ("confirm --count 1e3", "1e3: write a whole number"),
+        (f"confirm --count {'9' * 5000}", "write a whole number from 1"),
+        ("confirm --day 2024-02-30", "2024-02-30 is not a day"),
+        ("confirm --json /proc/x", "cannot write /proc/x"),
+        ("matrix scenario=bf16_clip --csv folder", "folder is a folder: name a file"),
+        ("score replicas --json nowhere/x", "no folder nowhere for x"),
+        ("models nowhere.json", "no file nowhere.json: name a config.json"),
+        ("models deep.json", "deep.json is no config.json of transformers"),
+        ("models llama:nope", "no head 'nope'"),
+        ("models llama --json nowhere/x", "no folder nowhere for x"),
+        (f"show bf16_clip {NAMED}={'1' * 5000}", "is not a version"),
+        (f"run scenario=bf16_clip {NAMED}={'1' * 5000}", "is not a version"),
+        ("check --accelerate bomb.yaml", "more than 20 aliases"),
+        ("check --accelerate deep.yaml", "nested more than 50 deep"),
+        ("check --deepspeed deep.json", "nested more than 50 deep"),
+        ("check --deepspeed nan.json", "it contains NaN, which is not a number"),
+        ("check --deepspeed infinite.json", "it contains 1e999, which is not a number"),
+        ("check --accelerate nan.yaml", "it contains nan, which is not a number"),
+        ("check --accepted deep.toml", "nested more than 50 deep"),
+        ("check -r pyproject.toml[", "no file pyproject.toml["),
+    ],
+)
+def test_a_mistake_is_refused_at_once(
+    tmp_path: Path, capsys: Capture, words: str, why: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    deep = "[" * 99 + "]" * 99
+    for name, text in {
+        "bomb.yaml": "a: &a [x]\n" + "".join(f"b{n}: [*a, *a]\n" for n in range(20)),
+        "deep.yaml": f"a: {deep}",
+        "deep.json": f'{{"a": {deep}}}',
+        "deep.toml": f"a = {deep}",
+        "nan.json": '{"gradient_clipping": NaN}',
+        "infinite.json": '{"gradient_clipping": 1e999}',
+        "nan.yaml": "num_processes: .nan",
+    }.items():
+        (tmp_path / name).write_text(text)
+    before = sorted(tmp_path.rglob("*"))
+    assert why in refused(capsys, words.split())
+    assert sorted(tmp_path.rglob("*")) == before, "something was left"
+
+
+@pytest.mark.parametrize("read", [json_of, yaml_of, toml_of])
+def test_a_text_has_a_limit_of_size(read: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "LARGEST", 5)
+    assert callable(read)
+    with pytest.raises(ValueError, match="more than 5 characters"):
+        read('{"a": 1}')
+
+
+def test_json_has_a_limit_of_digits() -> None:
+    assert json_of(f'{{"a": {"9" * 300}}}')["a"] > 0
+    with pytest.raises(ValueError, match="more than 300 digits"):
+        json_of("9" * 5000)
+
+
+def test_a_linked_overlay_is_freed_without_what_it_links_to(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine").write_text("mine")
+    (tmp_path / "cache" / "overlays").mkdir(parents=True)
+    (tmp_path / "cache" / "overlays" / "linked").symlink_to(elsewhere)
+    assert overlay_cache.delete(tmp_path / "cache", "linked") == ["linked"]
+    assert (elsewhere / "mine").read_text() == "mine"
+    assert not (tmp_path / "cache" / "overlays" / "linked").is_symlink()
+
+
+def test_a_file_is_tried_before_it_is_needed(tmp_path: Path) -> None:
+    files.refuse_unless_writable(tmp_path / "new")
+    files.refuse_unless_creatable(tmp_path / "a" / "b" / "c")
+    assert list(tmp_path.iterdir()) == []
