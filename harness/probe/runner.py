@@ -267,7 +267,7 @@ class Runner:
             records = [exchange.loaded(file.read_bytes()) for file in files]
             ranks = [one["steps"] for one in records]
             if not min(map(len, ranks)):
-                failure, log = "took no step of an optimizer of torch", log_of(folder, ended)
+                failure, log = _no_step(records), log_of(folder, ended)
                 ranks = []
         if not layout.saves and not failure:
             shutil.rmtree(folder, ignore_errors=True)
@@ -301,6 +301,15 @@ def imports(source: str, without: Container[str]) -> Iterator[str]:
             continue
         if node in tree.body or packages <= TRAINING:
             yield f"try:\n    {ast.unparse(node)}\nexcept Exception:\n    pass"
+
+
+def _no_step(records: Sequence[Mapping[str, Any]]) -> str:
+    """Why ranks that ended have no step."""
+    skipped, place = (records[0][what] for what in ("skipped", "infinite"))
+    if not skipped:
+        return "took no step of an optimizer of torch"
+    text = f"the scaler of the loss skipped all of its {skipped} steps"
+    return f"{text}; the first that was not finite is {place}" if place else text
 
 
 FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from harness.api.numbers import finite
 from harness.models import vectors
+from harness.probe.compare import infinite
 from harness.probe.compare.reference import Moment, Reference, as_in, joined
 from harness.probe.compare.relations import (
     Broken,
@@ -240,11 +241,8 @@ def refuse_unusable(reference: Run) -> None:
             why += "\nif the script needs several ranks, add --reference-ranks 2"
         raise Inconclusive("\n    | ".join([why, *lines]))
     sizes = [vectors.norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
-    if not finite(sizes[0]):
-        raise Inconclusive(
-            f"the reference, {name}, gives no answer: its first gradients are not finite. Are all "
-            "its weights initialised?"
-        )
+    if why := infinite.reason(reference.ranks[0][0]):
+        raise Inconclusive(f"the reference, {name}, gives no answer: {why}")
     if not any(sizes):
         raise Inconclusive(
             f"the reference, {name}, gives no answer: its gradients are all 0, so no layout can "

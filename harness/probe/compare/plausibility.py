@@ -96,7 +96,7 @@ def _applied(step: Step) -> Iterator[str]:
     """A first step that is not the one that the optimizer's formula gives for its gradient."""
     size = norm(step["grad"])
     clipping, rate = step["clipping"], step["lr"][0]
-    known = step["fresh"] and not step["scaled"] and clipping is not None
+    known = step["fresh"] and clipping is not None
     if not (known and rate and size):
         return
     right = min(1.0, clipping / size) if clipping else 1.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,19 @@ from harness.api.numbers import near
 from harness.models.vectors import Share
 from harness.probe.rank import exchange, losses, on_cpu, seeds
 from harness.probe.rank.exchange import Assignment
+from harness.probe.rank.finite import Finite
 from harness.probe.rank.on_cpu import replace_everywhere
 from harness.probe.rank.parameters import (
     Engine,
     NamedParameters,
     Optimized,
     engine_of,
+    fill_memory,
     full,
     local,
     moved,
     number_of,
+    optimizer_skips,
     rehearses,
     reshard,
 )
@@ -81,6 +84,8 @@ class Watch:
         """Whether a save was begun that goes on beside the training."""
         self._backs = False
         """Whether a backward is under way."""
+        self._untouched: list[Any] = []
+        """The optimizers of which only steps were called that a scaler skipped."""
         self._begin()
 
     @property
@@ -94,11 +99,15 @@ class Watch:
         self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
         self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
         self.now |= {"coarse": False, "draws": False}
+        self._finite = Finite()
+        self._clipped: list[Any] = []
 
     def records(self) -> dict[str, Any]:
         """What the rank writes down."""
         return {
             "steps": self.steps,
+            "skipped": self.now["skipped"],
+            "infinite": self._finite.text() or self.now.get("overflow", ""),
             "seen": self.seen,
             "reported": self.reported.values,
             "releases": _releases(),
@@ -143,6 +152,7 @@ class Watch:
         torch.Tensor.backward = self._backward(torch.Tensor.backward)  # type: ignore[method-assign]
         scaler = torch.amp.GradScaler
         scaler.step = self._scaled(scaler.step)  # type: ignore[method-assign]
+        scaler.unscale_ = self._unscaled(scaler.unscale_)  # type: ignore[method-assign]
         replace_everywhere(torch.nn.utils.clip_grad_norm_, self._clip)
         replace_everywhere(functional.dropout, self._dropout)
         replace_everywhere(functional.scaled_dot_product_attention, self._attention)
@@ -169,6 +179,9 @@ class Watch:
                 self._state = ""
         finally:
             self._depth -= 1
+        if not self.steps and torch.is_grad_enabled():
+            self._finite.recomputed |= self._backs
+            self._finite.look(self.root, module, output)
         if getattr(output, "dtype", None) in (torch.bfloat16, torch.float16):
             self.now["coarse"] = True
         if losses.LABELS in named and self.noise is None and self.now["own"] is None:
@@ -297,9 +310,7 @@ class Watch:
 
     def _norm(self) -> float:
         """The norm of the gradients that this rank has now."""
-        parameters = self.root.parameters() if self.root is not None else ()
-        squares = (float(local(p.grad).norm()) ** 2 for p in parameters if p.grad is not None)
-        return float(sum(squares) ** 0.5)
+        return _norm(self.root.parameters() if self.root is not None else ())
 
     def _clip(self, clip: Any) -> Any:
         @functools.wraps(clip)
@@ -314,6 +325,7 @@ class Watch:
                     for n, p in enumerate(parameters)
                     if p.grad is not None
                 }
+            self._clipped = parameters
             norm = clip(parameters, max_norm, *arguments, **named)
             self.now["clips"].append((float(max_norm), float(full(norm))))
             return norm
@@ -361,47 +373,83 @@ class Watch:
         if not self.recording:
             return None
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+        if closure is None and optimizer_skips(optimizer):
+            if not optimizer.state:
+                self._untouched.append(optimizer)
+            self._filled = fill_memory()
+            return None
         if closure is None:
             if self.root is not None or self.now["parts"]:  # otherwise DeepSpeed makes its state
-                self._look(Optimized(optimizer, self.known.name))
+                self._look(self._optimized(optimizer))
             return None
 
         def watched() -> Any:
             value = closure()
-            self._look(Optimized(optimizer, self.known.name))
+            self._look(self._optimized(optimizer))
             return value
 
         return (optimizer, watched), {}
 
+    def _optimized(self, optimizer: Any) -> Optimized:
+        untouched = any(each is optimizer for each in self._untouched)
+        return Optimized(optimizer, self.known.name, untouched)
+
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if not self.recording:
             self._begin()
+        elif self.engine is None and optimizer_skips(optimizer):
+            self._filled()
+            self._skip()
         elif self.engine is None and "grad" in self.now:
-            self._keep(Optimized(optimizer, self.known.name))
+            self._keep(self._optimized(optimizer))
+            self._untouched = [each for each in self._untouched if each is not optimizer]
 
     def _scaled(self, step: Any) -> Any:
-        """The step of a scaler of the loss: it skips the optimizer's if a gradient overflows."""
+        """The step of a scaler of the loss: it skips the optimizer's if a gradient overflows. A
+        fused optimizer is called nevertheless: it divides by the scale, or skips, itself."""
 
         @functools.wraps(step)
         def watched(scaler: Any, *arguments: Any, **named: Any) -> Any:
             self.now["scaled"] = scaler.is_enabled()
-            taken, before, clips = len(self.steps), self._norm(), self.now["clips"]
+            before = len(self.steps), self.now["skipped"]
+            begun, late = self.now, self._late(scaler)
             value = step(scaler, *arguments, **named)
-            if len(self.steps) > taken and clips and scaler.is_enabled():
-                scale = scaler.get_scale()
-                late = before > 0 and near(before, self._norm() * scale, share=SCALED)
-                self.steps[-1]["clipped_scaled"] = scale if late and scale != 1 else 0.0
-            if self.recording and len(self.steps) == taken:
+            begun["clipped_scaled"] = begun.get("clipped_scaled") or late()
+            if self.recording and (len(self.steps), self.now["skipped"]) == before:
                 self._skip()
             return value
 
         return watched
 
+    def _unscaled(self, unscale: Any) -> Any:
+        """What divides the gradients by the scale of the loss: also a call before the step."""
+
+        @functools.wraps(unscale)
+        def watched(scaler: Any, *arguments: Any, **named: Any) -> Any:
+            late = self._late(scaler)
+            value = unscale(scaler, *arguments, **named)
+            self.now["clipped_scaled"] = self.now.get("clipped_scaled") or late()
+            return value
+
+        return watched
+
+    def _late(self, scaler: Any) -> Callable[[], float]:
+        """What gives the scale of the loss by which gradients were divided since this call, if they
+        were clipped before; otherwise 0."""
+        clipped, before = self._clipped, _norm(self._clipped)
+        scale = scaler.get_scale() if clipped and scaler.is_enabled() else 1.0
+
+        def late() -> float:
+            divided = before > 0 and near(before, _norm(clipped) * scale, share=SCALED)
+            return scale if divided and scale != 1 else 0.0
+
+        return late
+
     def _skip(self) -> None:
-        """Forget a step that was not taken, except that it was skipped."""
-        skipped = self.now["skipped"] + 1
+        """Forget a step that was not taken, except that it was skipped, and where it overflowed."""
+        skipped, overflow = self.now["skipped"] + 1, self._finite.text()
         self._begin()
-        self.now["skipped"] = skipped
+        self.now |= {"skipped": skipped, "overflow": overflow}
 
     def _watch_engine(self, made: Any) -> None:
         """DeepSpeed's optimizers step by shards, some of them several times: watch the engine."""
@@ -437,6 +485,8 @@ class Watch:
             "clipping": updated.clipping(),
             "fresh": updated.fresh(),
             "starts": dict(self.known.starts),
+            "infinite": self._finite.text(),
+            "infinite_module": self._finite.module,
         }
         if len(self.steps) in self.assignment.keep:
             self.now |= {"before": every, "state": updated.state()}
@@ -486,6 +536,12 @@ class Watch:
             self._saved_late = False
             return
         self.done()
+
+
+def _norm(parameters: Iterable[Any]) -> float:
+    """The norm of the gradients that this rank has of some parameters."""
+    squares = (float(local(p.grad).norm()) ** 2 for p in parameters if p.grad is not None)
+    return float(sum(squares) ** 0.5)
 
 
 def _trains(module: Any) -> bool:
