@@ -336,6 +336,8 @@ def _notes(run: Run, right: Reference) -> Iterator[str]:
 def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
     yield from right.steps[0]["unlike"]
     yield from plausibility.notes_on_steps(right.steps)
+    if other := plausibility.note_on_compiler(right):
+        yield other
     if shims := right.steps[0]["shims"]:
         yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
     if own := losses.note_on_loss(right.steps[0]["own"]):

@@ -22,7 +22,7 @@ from harness.launch.exits import Exit
 from harness.launch.launch import RankSettings, rank_environment, supervise
 from harness.launch.server_pool import OverlayServer, Pool, Wanted
 from harness.probe.layouts import Layout, Settings
-from harness.probe.rank import exchange, on_cpu
+from harness.probe.rank import compiled, exchange, on_cpu
 from harness.probe.rank.exchange import Assignment
 from harness.probe.rank.on_cpu import SHIMMED
 from harness.probe.target import Target
@@ -221,6 +221,8 @@ class Runner:
         users = os.environ.get("PYTHONPATH", "")
         path = ours["PYTHONPATH"], self.site, users, str(self.extensions)
         on_cpu = ON_CPU if self.lane is Lane.CPU else {}
+        if self.lane is Lane.CPU and compiled.IN_ONE_THREAD not in ours:
+            on_cpu = {**on_cpu, compiled.IN_ONE_THREAD: "1"}
         return {**ours, **ENVIRONMENT, **on_cpu, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     @cached_property
@@ -247,6 +249,8 @@ class Runner:
         ]
         late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
         lines += imports("\n".join([script, *late]), beside)
+        if compiled.ASKED.search(words):
+            lines.append("from harness.probe.rank import compiled\ncompiled.warm_up()")
         text = "\n".join(lines) + "\n"
         name = f"imports_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         with writing(self.extensions, "HARNESS_CACHE"):

@@ -33,6 +33,7 @@ FILE = "probe.json"
 
 SUSPECT = (
     losses.OWN,
+    plausibility.COMPILED,
     losses.SHIFTED,
     losses.ENDLESS,
     plausibility.FALLS,

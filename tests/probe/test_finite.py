@@ -116,11 +116,7 @@ AGAIN = "loss = checkpoint(model, x, use_reentrant=False).square().mean()"
     [
         ("nn.init.constant_(model[2].weight, 1e38)", LOSS, "weights 2.weight have .* initialised"),
         ("nn.init.constant_(model[2].weight, float('nan'))", LOSS, "weights 2.weight have .* init"),
-        (
-            "",
-            "loss = (model(x) - 1e9).sqrt().mean()",
-            "its loss is nan, although the outputs of all",
-        ),
+        ("", "loss = (model(x) - 1e9).sqrt().mean()", "its loss is nan, although the outputs of"),
         ("model.append(Large())", FP16, r"is the output of 3 \(Large\) in fp16; no scaler"),
         ("model.append(Root())", LOSS, r"output of 2 \(Linear\), while that of 3 \(Root\) is"),
         ("model.append(Root())", AGAIN, "is it right without checkpointing"),

@@ -24,6 +24,7 @@ FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
 CLIPPED = "clipping saw a gradient of norm"
 LOST, SAME_ORDER = "the steps moved only", "the second epoch has the rows of the first"
 NOT_STEPPED = "the model computes with other weights than it trains:"
+COMPILED = "compiled, the first gradient is"
 """How the notes begin: by these words a recorded note is recognised, however it goes on."""
 
 JUMP = 1.5
@@ -50,6 +51,24 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     yield from _applied(steps[0])
     yield from _lost([step for step in steps if step["lr"][0]])
     yield from _same_order([[row for micro in step["rows"] for row in micro] for step in steps])
+
+
+def note_on_compiler(right: Reference) -> str:
+    """What to say of a compiled loop whose first gradient is not that of the same loop as it is
+    written: the perturbed runs compile nothing."""
+    step, written = right.steps[0], [run[0]["grad"] for run in right.rounded if run]
+    if not step.get("compiled") or step["draws"] or len(written) < 2 or not norm(written[0]):
+        return ""
+    if not _alike(written[0], written[1]) or _alike(step["grad"], written[0]):
+        return ""
+    found = share(step["grad"], written[0])
+    aside = f", {found.aside:.0%} of it in another direction" if not found.is_factor else ""
+    return f"{COMPILED} {found.ratio:.4g} times that of the same loop without torch.compile{aside}"
+
+
+def _alike(gradient: Named, other: Named) -> bool:
+    apart = norm({name: gradient[name] - g for name, g in other.items() if name in gradient})
+    return apart <= NEAR_SLOPE * norm(other)
 
 
 def _unlike_copies(step: Step) -> Iterator[str]:

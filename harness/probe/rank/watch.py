@@ -12,12 +12,13 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from harness.api.numbers import near
 from harness.models.vectors import Share
-from harness.probe.rank import exchange, losses, on_cpu, seeds
+from harness.probe.rank import compiled, exchange, losses, on_cpu, seeds
 from harness.probe.rank.exchange import Assignment
 from harness.probe.rank.finite import Finite
 from harness.probe.rank.on_cpu import replace_everywhere
@@ -140,10 +141,12 @@ class Watch:
         from torch.nn import functional
         from torch.optim import optimizer
 
-        called = torch.nn.Module.__call__
+        called, compiling = torch.nn.Module.__call__, _compiling()
 
         @functools.wraps(called)
         def call(module: Any, *arguments: Any, **named: Any) -> Any:
+            if compiling():
+                return called(module, *arguments, **named)
             return self._call(called, module, arguments, named)
 
         torch.nn.Module.__call__ = call  # type: ignore[method-assign]
@@ -158,6 +161,7 @@ class Watch:
         replace_everywhere(functional.scaled_dot_product_attention, self._attention)
         if self.assignment.one_order:
             draw_one_order()
+        compiled.install(bool(self.assignment.shift) or self.noise is not None, self._around)
         self.reported.install(lambda: len(self.seen) - 1)
         self.schedules.install()
 
@@ -191,6 +195,22 @@ class Watch:
             return output
         return self._nudged(output)
 
+    def _around(
+        self, modules: Sequence[Any], call: Any, arguments: Sequence[Any], named: Any
+    ) -> Any:
+        """The call of a compiled function: the first of its modules that trains is the model."""
+        import torch
+
+        outermost, self._depth = not self._depth, self._depth + 1
+        try:
+            if outermost and torch.is_grad_enabled():
+                trained = (each for each in modules if _trains(each) and _weights(each))
+                for module in islice(trained, 1):
+                    self._given(module, arguments, named)
+            return call()
+        finally:
+            self._depth -= 1
+
     def _drew(self) -> None:
         """Note whether the model has drawn numbers that are not dropout's."""
         self.now["draws"] |= bool(self._state) and self._state != _generators()
@@ -221,7 +241,7 @@ class Watch:
 
     def _given(self, module: Any, arguments: Any, named: Any) -> None:
         """The model, or a further stage of it, is given a micro-batch."""
-        if next(module.parameters(), None) is None:
+        if not _weights(module):
             return
         if self.root is None:
             self.root = module
@@ -333,10 +353,11 @@ class Watch:
         return watched
 
     def _dropout(self, dropout: Any) -> Any:
+        compiling = _compiling()
 
         @functools.wraps(dropout)
         def kept(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-            if training and p > 0:
+            if training and p > 0 and not compiling():
                 self.now["drops"].append(_generator(input))
                 self._drew()
                 dropout(input.detach(), p, True)
@@ -346,6 +367,7 @@ class Watch:
         return kept
 
     def _attention(self, attention: Any) -> Any:
+        compiling = _compiling()
 
         @functools.wraps(attention)
         def attend(
@@ -357,7 +379,7 @@ class Watch:
             is_causal: bool = False,
             **named: Any,
         ) -> Any:
-            if dropout_p > 0:
+            if dropout_p > 0 and not compiling():
                 self.now["drops"].append(_generator(query))
             return attention(query, key, value, attn_mask, 0.0, is_causal, **named)
 
@@ -510,6 +532,7 @@ class Watch:
                 "shims": list(on_cpu.installed_shims),
                 "seeded": seeds.replaced(int(os.environ.get("RANK", 0))),
                 "stage": self.stage,
+                "compiled": list(compiled.asked),
             }
         self.steps.append(self.now)
         self.schedules.step()
@@ -538,6 +561,17 @@ class Watch:
         self.done()
 
 
+def _compiling() -> Callable[[], bool]:
+    """What says whether torch.compile reads the code that calls it, which no hook must be a part
+    of: it would be compiled, or break the graph."""
+    import torch
+
+    asked: Callable[[], bool] = getattr(
+        getattr(torch, "compiler", None), "is_compiling", lambda: False
+    )
+    return asked
+
+
 def _norm(parameters: Iterable[Any]) -> float:
     """The norm of the gradients that this rank has of some parameters."""
     squares = (float(local(p.grad).norm()) ** 2 for p in parameters if p.grad is not None)
@@ -548,6 +582,11 @@ def _trains(module: Any) -> bool:
     """Whether a module or a part of it is in training mode: Lightning leaves DDP around a module in
     evaluation mode after it has validated."""
     return any(each.training for each in module.modules())
+
+
+def _weights(module: Any) -> bool:
+    """Whether a module has parameters."""
+    return next(module.parameters(), None) is not None
 
 
 def _settings(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
