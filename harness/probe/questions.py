@@ -400,6 +400,8 @@ def _not_tested(
             yield name + how
     if right.steps[0]["own"] is None:
         yield "the size of the reference's own gradient: no logits and labels were seen"
+    if right.steps[0]["stops"]:
+        yield "whether the loss falls as its gradient says: the loop stops gradients on purpose"
     if not any(right.steps[0]["rows"]):
         yield "samples: no module with parameters was called with them"
     elif not settings.epoch:

@@ -262,6 +262,8 @@ def note_on_slope(found: Sequence[Steep | None]) -> str:
     if len(sure) < 2 or any(one.right for one in sure):
         return ""
     last = sure[-1].slope
+    if abs(last) < NEAR_SLOPE:
+        return ""  # the loss stays where it is: its gradient is that of a surrogate, as in GRPO
     if not all(near(one.slope, last, within=ALIKE * abs(last) + one.unsure) for one in sure):
         return ""
     return (

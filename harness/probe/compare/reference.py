@@ -108,7 +108,15 @@ class Reference:
     def loss_spread(self, step: int) -> float:
         right = self.loss(step)
         found = [sum(run[step]["losses"]) - right for run in self.rounded if step < len(run)]
-        return max([abs(f) for f in found if finite(f)] + [LOSS_LEAST * abs(right)])
+        size = max(abs(right), self._of_summands(step))
+        return max([abs(f) for f in found if finite(f)] + [LOSS_LEAST * size])
+
+    def _of_summands(self, step: int) -> float:
+        """How large the summands of a loss may be that cancel each other, as where advantages have
+        the mean 0: as much as it would change with the weights, if all went along its gradient."""
+        first, gradient = self.steps[0], self.steps[step]["raw"] or self.steps[step]["grad"]
+        size = vectors.norm(first.get("before", {})) * vectors.norm(gradient)
+        return size if finite(size) else 0.0
 
 
 @dataclass(frozen=True)

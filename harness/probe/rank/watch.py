@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.api.numbers import near
 from harness.models.vectors import Share
-from harness.probe.rank import compiled, exchange, losses, on_cpu, seeds
+from harness.probe.rank import compiled, exchange, losses, on_cpu, seeds, stops
 from harness.probe.rank.exchange import Assignment
 from harness.probe.rank.finite import Finite
 from harness.probe.rank.on_cpu import replace_everywhere
@@ -85,6 +85,8 @@ class Watch:
         """Whether a save was begun that goes on beside the training."""
         self._backs = False
         """Whether a backward is under way."""
+        self._quiet: set[str] = set()
+        """The rows of which the model has computed something without gradients, before a step."""
         self._untouched: list[Any] = []
         """The optimizers of which only steps were called that a scaler skipped."""
         self._begin()
@@ -99,7 +101,7 @@ class Watch:
         self.seen.append([])
         self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
         self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
-        self.now |= {"coarse": False, "draws": False}
+        self.now |= {"coarse": False, "draws": False, "stops": False}
         self._finite = Finite()
         self._clipped: list[Any] = []
 
@@ -164,6 +166,13 @@ class Watch:
         compiled.install(bool(self.assignment.shift) or self.noise is not None, self._around)
         self.reported.install(lambda: len(self.seen) - 1)
         self.schedules.install()
+        stops.install(self._stopped)
+
+    def _stopped(self, drew: bool) -> None:
+        """Gradients were stopped on purpose, or something was drawn from the model's output."""
+        if not self._backs:
+            self.now["stops"] = True
+            self.now["draws"] |= drew
 
     def _call(self, called: Any, module: Any, arguments: Any, named: Any) -> Any:
         """A module's call. The first module with parameters that is not called by another one, in
@@ -174,6 +183,8 @@ class Watch:
         try:
             if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
                 self._given(module, arguments, named)
+            elif outermost and not self.steps and _weights(module):
+                self._quiet |= set(rows(*bound(module, arguments, named)))
             watched = outermost and self.recording and bool(self.now["rows"])
             watched = watched and torch.is_grad_enabled()  # the model, or the loss of its output
             self._state = _generators() if watched else self._state
@@ -256,6 +267,7 @@ class Watch:
     def _see(self, found: list[str]) -> None:
         """Record the rows of a micro-batch."""
         self.seen[-1] += found
+        self.now["stops"] |= bool(found) and self._quiet.issuperset(found)
         if self.recording:
             self.now["rows"].append(found)
 
@@ -519,7 +531,7 @@ class Watch:
         self.now["update"] = {
             n: (after[n].double() - w.double()).to(w.dtype) for n, w in self._before.items()
         }
-        exact = not (self.now["scaled"] or self.now["coarse"])
+        exact = not (self.now["scaled"] or self.now["coarse"] or self.now["stops"])
         self.now["slopes"] = self.engine is None and exact
         if not self.steps:
             unlike = [
