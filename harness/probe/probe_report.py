@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from harness.api.numbers import named
 from harness.probe.compare import whole_run
 from harness.probe.compare.comparison import LOG_LINES, Compared
-from harness.probe.compare.relations import BEGAN_AGAIN, times
+from harness.probe.compare.relations import BEGAN_AGAIN, BETWEEN, times
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RANKS_RESUME, RESUME, SEED, Layout
 from harness.probe.questions import Answers
 from harness.system.errors import ExitCode
@@ -26,6 +26,7 @@ UNSEEN = "probe did not see which rows the model is given; --without samples acc
 
 FAULTS = {
     "weights": "it begins with other weights",
+    BETWEEN: "its weights change outside of optimizer.step",
     "optimizer": "the optimizer's state is lost",
     "samples": "it trains on other samples",
     "stale gradients": "gradients of the step before are left",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.api.spec import Lane
+from harness.models import vectors
 from harness.probe.compare import plausibility
 from harness.probe.compare.comparison import Compared, compare, refuse_unusable
 from harness.probe.compare.reference import Reference, as_one
@@ -72,6 +73,7 @@ VAIN = (
 )
 
 
+@vectors.without_warnings
 def probe(
     runner: Runner, settings: Settings, report: Callable[[Compared], None] = lambda _: None
 ) -> Answers:
@@ -91,12 +93,10 @@ def probe(
     moved = plausibility.ends_of_slope(settings, right, plausibility.CHANGES[0]) if sloped else []
     for layout in moved:
         runner.start(layout)
-    decided = right.decided(len(right.steps) - 1)
     answers = Answers(
         _about(first),
         releases=first.releases,
         imported=first.imported,
-        decided=decided,
         on_cpu=first.on_cpu,
         relations=first.relations,
         script=Path(runner.target.made or runner.target.script).name,
@@ -121,9 +121,17 @@ def probe(
     answers.notes += _notes_on(right, perturbed)
     answers.notes += _notes_on_slope(runner, settings, right, moved)
     answers.notes = relevant(dict.fromkeys(answers.notes), answers.layouts)
+    answers.decided = right.decided(_last_compared(answers.layouts, right))
     answers.unseen = not any(right.steps[0]["rows"]) and SAMPLES not in settings.without
     answers.not_tested = list(_not_tested(settings, runner.lane, first, right, answers))
     return answers
+
+
+def _last_compared(layouts: Sequence[Compared], right: Reference) -> int:
+    """The number, from 0, of the last step of the reference that a layout was compared in."""
+    last = len(right.steps) - 1
+    steps = [last if found.step is None else found.step - 1 for found in layouts]
+    return max(steps, default=last)
 
 
 def relevant(notes: Iterable[str], layouts: Iterable[Compared]) -> list[str]:

@@ -34,6 +34,7 @@ FILE = "probe.json"
 SUSPECT = (
     losses.OWN,
     plausibility.COMPILED,
+    plausibility.OUTSIDE,
     losses.SHIFTED,
     losses.ENDLESS,
     plausibility.FALLS,

@@ -95,6 +95,7 @@ class Root(nn.Module):
 data = torch.randn(96, 4)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 SETUP
+model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 rows = int(sys.argv[1])
 for step in range(8):
@@ -130,6 +131,41 @@ def test_the_reason_is_not_always_the_weights(
     with pytest.raises(Inconclusive, match=text) as caught:
         probing(str(script), "{rows}", FIRST)
     assert ("initialised" in str(caught.value)) is ("initialised" in text or "init" in text)
+
+
+LATER = """
+    loss = model(x).square().mean()
+    loss = loss * (float("inf") if step == 2 and CONDITION else 1.0)"""
+
+
+@pytest.mark.launch
+def test_a_loop_that_diverges_in_every_layout_is_compared_until_then(
+    probing: Probing, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = SCRIPT.replace("SETUP", "").replace("\n    LOSS", LATER)
+    (tmp_path / "train.py").write_text(text.replace("CONDITION", "True"))
+    answers = probing(str(tmp_path / "train.py"), "{rows}", FIRST)
+    assert first_broken(answers) == {}
+    assert "step 3 of the reference is not finite" in answers.layouts[0].notes[0]
+    (tmp_path / "train.py").write_text(text.replace("CONDITION", "world > 1"))
+    answers = probing(str(tmp_path / "train.py"), "{rows}", FIRST)
+    assert "not finite, unlike the reference's" in answers.layouts[0].broken[0].text
+    assert "Warning" not in capfd.readouterr().err
+
+
+@pytest.mark.launch
+def test_updates_that_were_compared_are_not_called_untested(
+    probing: Probing, tmp_path: Path
+) -> None:
+    """From the third step on all gradients are 0: no later update can be compared."""
+    last = "\n    loss = model(x).square().mean() * (0.0 if step else 1.0)"
+    text = SCRIPT.replace("SETUP", "").replace("\n    LOSS", last)
+    text = text.replace("lr=0.1", "lr=0.1 * world")
+    text = text.replace("optimizer.step()", "optimizer.step()\n    lr = 0.1")
+    (tmp_path / "train.py").write_text(text)
+    answers = probing(str(tmp_path / "train.py"), "{rows}", FIRST)
+    assert first_broken(answers)
+    assert not [what for what in answers.not_tested if what.startswith("updates of 1")]
 
 
 AMP = "--batch-size {rows} --accum {k} --amp float16"

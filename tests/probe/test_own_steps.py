@@ -38,6 +38,7 @@ def steps(
             "clipping": clipping,
             "eps": {"weight": eps},
             "scaled": scaled,
+            "outside": {},
             "fresh": fresh,
             "group": usual | group,
             "rows": [[f"row {number}"]],

@@ -33,6 +33,8 @@ NEEDS_RANKS = re.compile(
 OTHER_LOSS = "the loss of the layout"
 """How a note on it begins."""
 
+FEWER = "has fewer rows than the first"
+
 LOG_LINES = 12
 """How much of the log of a failed rank is shown."""
 
@@ -107,6 +109,8 @@ def _compared(
     times: list[tuple[float, float]] = []
     for step in range(min(run.steps, len(reference.steps) - first)):
         right = reference.steps[first + step]
+        if why := infinite.reason(right):
+            return _until(found, first + step, f"is not finite ({why})")
         whole = joined([steps[step] for steps in ranks], right)
         here = [_shaped(each, right) for each in whole]
         moment = Moment(reference, first + step, here, run.layout, step == 0, same_rows)
@@ -170,11 +174,11 @@ def _shaped(step: Step, right: Step) -> Step:
     return found
 
 
-def _until(found: Compared, step: int) -> Compared:
-    """The comparison of the steps before this one, the end of the data: what fills it up, or
-    whether it is taken at all, is the sampler's affair."""
+def _until(found: Compared, step: int, what: str = FEWER) -> Compared:
+    """The comparison of the steps before this one, as a rule the end of the data: what fills it up,
+    or whether it is taken at all, is the sampler's affair."""
     found.broken = []
-    why = f"step {step + 1} of the reference has fewer rows than the first"
+    why = f"step {step + 1} of the reference {what}"
     if step == found.layout.first:
         found.no_answer = why
     else:

@@ -24,6 +24,7 @@ FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
 CLIPPED = "clipping saw a gradient of norm"
 LOST, SAME_ORDER = "the steps moved only", "the second epoch has the rows of the first"
 NOT_STEPPED = "the model computes with other weights than it trains:"
+OUTSIDE = "weights change outside of optimizer.step"
 COMPILED = "compiled, the first gradient is"
 """How the notes begin: by these words a recorded note is recognised, however it goes on."""
 
@@ -46,6 +47,7 @@ MOVED = 0.5
 def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     """One line for each thing that is odd in the reference's own steps."""
     yield from _unlike_copies(steps[0])
+    yield from _outside(steps)
     yield from _clipped_scaled(steps[0])
     yield from _jump([step["lr"][0] for step in steps])
     yield from _applied(steps[0])
@@ -86,6 +88,17 @@ def _unlike_copies(step: Step) -> Iterator[str]:
             f"{NOT_STEPPED} {len(off)} of {len(pairs)} weights are not those that the optimizer "
             f"steps, so the first step loses them ({several(off)}): were they loaded "
             "without it?"
+        )
+
+
+def _outside(steps: Sequence[Step]) -> Iterator[str]:
+    """Weights that something other than the optimizer's step changes."""
+    number = next((n for n, step in enumerate(steps) if step["outside"]), 0)
+    if changed := steps[number]["outside"]:
+        yield (
+            f"{OUTSIDE}: between the steps {number} and {number + 1}, {several(changed)}, by "
+            f"{max(changed.values()):.2g} of their size. No fault if the loop clamps or normalises "
+            "them on purpose"
         )
 
 

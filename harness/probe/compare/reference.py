@@ -14,7 +14,7 @@ from harness.models.vectors import Array, Spread
 from harness.probe.layouts import Layout
 from harness.probe.runner import Run, Step
 
-BY_NAME = ("before", "eps", "grad", "largest", "raw", "state", "update")
+BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "update")
 """What a step has for each parameter; the names of a state go on after a space."""
 
 LOSS_LEAST = 1e-7
@@ -35,8 +35,9 @@ def as_one(run: Run, same_rows: bool) -> Run:
 def _together(ranks: Sequence[Step], same_rows: bool) -> Step:
     found = dict(ranks[0])
     for what in BY_NAME:
-        if found.get(what):
-            found[what] = {n: v for one in reversed(ranks) for n, v in (one[what] or {}).items()}
+        if any(one.get(what) for one in ranks):
+            every = [one.get(what) or {} for one in reversed(ranks)]
+            found[what] = {n: v for one in every for n, v in one.items()}
     losses = [sum(one["losses"]) for one in ranks if one["losses"]]
     found["losses"] = [sum(losses) / len(losses)] if losses else []
     found["stale"] = max(one["stale"] for one in ranks)

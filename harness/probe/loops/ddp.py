@@ -130,6 +130,13 @@ if options.resume and bug != "resume is ignored":
     scaler.load_state_dict(saved["scaler"])
     torch.set_rng_state(saved["random"])
 
+
+@torch.no_grad()
+def shrink():
+    for parameter in model.parameters():
+        parameter.mul_(0.99)
+
+
 accum, batches = options.accum, [[x.to(device) for x in batch] for batch in loader]
 if bug == "shuffles by itself":  # no mistake, but another order for each number of ranks
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(world))
@@ -158,6 +165,8 @@ for step in range(begun, len(batches) // accum):
             loss = loss / accum if bug == "divided by k twice" else loss
             loss = loss * world if bug == "summed over ranks" else loss
             scaler.scale(loss).backward()
+        if bug == "shrinks in each micro-batch":
+            shrink()
         if bug == "clips each micro-batch":
             nn.utils.clip_grad_norm_(model.parameters(), options.clip)
         if bug == "zero_grad in each micro-batch" and not last:
@@ -170,6 +179,8 @@ for step in range(begun, len(batches) // accum):
             scaler.unscale_(optimizer)
     scaler.step(optimizer)
     scaler.update()
+    if bug == "shrinks after each step" or (bug == "shrinks on several ranks" and world > 1):
+        shrink()
     schedule.step()
     if bug == "schedule by micro-batch":
         for _ in range(accum - 1):

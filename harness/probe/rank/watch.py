@@ -52,6 +52,10 @@ SITE = "/site-packages/"
 SCALED = 0.01
 """How far (as a fraction) gradients that a scaler multiplies may be from that multiple."""
 
+OUTSIDE = 1e-6
+"""By which part of their size weights change, at least, that something other than a step changes:
+averages that are swapped in for an evaluation come back within rounding."""
+
 PARTS_UP_TO = 2_000_000
 """Parameters of the largest model of which each micro-batch's own gradient is kept."""
 
@@ -85,6 +89,8 @@ class Watch:
         """Whether a save was begun that goes on beside the training."""
         self._backs = False
         """Whether a backward is under way."""
+        self._left: dict[str, Any] = {}
+        """The weights as the last step has left them."""
         self._quiet: set[str] = set()
         """The rows of which the model has computed something without gradients, before a step."""
         self._untouched: list[Any] = []
@@ -417,6 +423,8 @@ class Watch:
                 self._look(self._optimized(optimizer))
             return None
 
+        self.now["outside"] = self._outside(self._optimized(optimizer).weights())
+
         def watched() -> Any:
             value = closure()
             self._look(self._optimized(optimizer))
@@ -509,6 +517,7 @@ class Watch:
         """Record what the optimizer has before its step."""
         before = self._before = updated.weights()
         every = {**before, **updated.copies()}
+        self.now.setdefault("outside", self._outside(before))
         self.now |= {
             "grad": updated.gradients(),
             "lr": [float(group["lr"]) for group in updated.groups],
@@ -525,9 +534,20 @@ class Watch:
         if len(self.steps) in self.assignment.keep:
             self.now |= {"before": every, "state": updated.state()}
 
+    def _outside(self, weights: Mapping[str, Any]) -> dict[str, float]:
+        """By name, by which part of their size weights are not as the last step has left them."""
+        pairs = ((n, w, self._left[n]) for n, w in weights.items() if n in self._left)
+        found = {
+            name: float((now - left).norm() / left.norm())
+            for name, now, left in pairs
+            if now.shape == left.shape
+        }
+        return {name: part for name, part in found.items() if part > OUTSIDE}
+
     def _keep(self, updated: Any) -> None:
         """The step is taken: record how far the weights went, and begin the next."""
         after = updated.weights()
+        self._left |= {n: w for n, w in after.items() if n in self.known.names.values()}
         self.now["update"] = {
             n: (after[n].double() - w.double()).to(w.dtype) for n, w in self._before.items()
         }
