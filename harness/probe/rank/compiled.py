@@ -29,6 +29,17 @@ def warm_up() -> None:
         torch.compiler.reset()
 
 
+def question() -> Callable[[], bool]:
+    """What says whether torch.compile reads the code that calls it, which no hook must be a part
+    of: it would be compiled, or break the graph."""
+    import torch
+
+    asked: Callable[[], bool] = getattr(
+        getattr(torch, "compiler", None), "is_compiling", lambda: False
+    )
+    return asked
+
+
 asked: list[str] = []
 """What the script has compiled, by name."""
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from harness.probe.rank import compiled
 from harness.probe.rank.on_cpu import replace_everywhere
 
 OF_SAMPLERS = "torch.utils.data"
@@ -22,6 +23,8 @@ def install(stopped: Callable[[bool], None]) -> None:
     number may be detached to be logged."""
     import torch
 
+    compiling = compiled.question()
+
     def depends(tensor: Any) -> bool:
         return (
             isinstance(tensor, torch.Tensor)
@@ -33,6 +36,8 @@ def install(stopped: Callable[[bool], None]) -> None:
     def detaching(detach: Any) -> Any:
         @functools.wraps(detach)
         def watched(tensor: Any) -> Any:
+            if compiling():
+                return detach(tensor)
             if _caller().partition(".")[0] not in INNER and depends(tensor):
                 stopped(False)
             return detach(tensor)
@@ -42,7 +47,7 @@ def install(stopped: Callable[[bool], None]) -> None:
     def multinomial(draw: Any) -> Any:
         @functools.wraps(draw)
         def watched(*arguments: Any, **named: Any) -> Any:
-            if not _caller().startswith(OF_SAMPLERS):
+            if not compiling() and not _caller().startswith(OF_SAMPLERS):
                 stopped(named.get("generator") is None)
             return draw(*arguments, **named)
 
@@ -51,7 +56,7 @@ def install(stopped: Callable[[bool], None]) -> None:
     def normal(draw: Any) -> Any:
         @functools.wraps(draw)
         def watched(*arguments: Any, **named: Any) -> Any:
-            if any(map(depends, [*arguments, *named.values()])):
+            if not compiling() and any(map(depends, [*arguments, *named.values()])):
                 stopped(named.get("generator") is None)
             return draw(*arguments, **named)
 

@@ -149,7 +149,7 @@ class Watch:
         from torch.nn import functional
         from torch.optim import optimizer
 
-        called, compiling = torch.nn.Module.__call__, _compiling()
+        called, compiling = torch.nn.Module.__call__, compiled.question()
 
         @functools.wraps(called)
         def call(module: Any, *arguments: Any, **named: Any) -> Any:
@@ -371,7 +371,7 @@ class Watch:
         return watched
 
     def _dropout(self, dropout: Any) -> Any:
-        compiling = _compiling()
+        compiling = compiled.question()
 
         @functools.wraps(dropout)
         def kept(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
@@ -385,7 +385,7 @@ class Watch:
         return kept
 
     def _attention(self, attention: Any) -> Any:
-        compiling = _compiling()
+        compiling = compiled.question()
 
         @functools.wraps(attention)
         def attend(
@@ -591,17 +591,6 @@ class Watch:
             self._saved_late = False
             return
         self.done()
-
-
-def _compiling() -> Callable[[], bool]:
-    """What says whether torch.compile reads the code that calls it, which no hook must be a part
-    of: it would be compiled, or break the graph."""
-    import torch
-
-    asked: Callable[[], bool] = getattr(
-        getattr(torch, "compiler", None), "is_compiling", lambda: False
-    )
-    return asked
 
 
 def _norm(parameters: Iterable[Any]) -> float:
