@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from harness.api.numbers import named
 from harness.probe.compare import whole_run
 from harness.probe.compare.comparison import Compared
-from harness.probe.compare.relations import BEGAN_AGAIN, several, times
+from harness.probe.compare.relations import BEGAN_AGAIN, BETWEEN, several, times
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RANKS_RESUME, RESUME, SEED, Layout
 from harness.probe.questions import Answers
 from harness.probe.rank.own_files import Written
@@ -34,6 +34,7 @@ SHARED = (
 
 FAULTS = {
     "weights": "it begins with other weights",
+    BETWEEN: "its weights change outside of optimizer.step",
     "optimizer": "the optimizer's state is lost",
     "samples": "it trains on other samples",
     "stale gradients": "gradients of the step before are left",

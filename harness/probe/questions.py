@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.api.spec import Lane
+from harness.models import vectors
 from harness.probe.compare import plausibility
 from harness.probe.compare.comparison import Compared, compare, refuse_unusable
 from harness.probe.compare.reference import Reference, as_one, without_cleared
@@ -75,6 +76,7 @@ VAIN = (
 )
 
 
+@vectors.without_warnings
 def probe(
     runner: Runner, settings: Settings, report: Callable[[Compared], None] = lambda _: None
 ) -> Answers:
@@ -94,12 +96,10 @@ def probe(
     moved = plausibility.ends_of_slope(settings, right, plausibility.CHANGES[0]) if sloped else []
     for layout in moved:
         runner.start(layout)
-    decided = right.decided(len(right.steps) - 1)
     answers = Answers(
         _about(first),
         releases=first.releases,
         imported=first.imported,
-        decided=decided,
         on_cpu=first.on_cpu,
         relations=first.relations,
         script=Path(runner.target.made or runner.target.script).name,
@@ -126,9 +126,17 @@ def probe(
     answers.notes += _notes_on(right, perturbed)
     answers.notes += _notes_on_slope(runner, settings, right, moved)
     answers.notes = relevant(dict.fromkeys(answers.notes), answers.layouts)
+    answers.decided = right.decided(_last_compared(answers.layouts, right))
     answers.unseen = not any(right.steps[0]["rows"]) and SAMPLES not in settings.without
     answers.not_tested = list(_not_tested(settings, runner.lane, first, right, answers))
     return answers
+
+
+def _last_compared(layouts: Sequence[Compared], right: Reference) -> int:
+    """The number, from 0, of the last step of the reference that a layout was compared in."""
+    last = len(right.steps) - 1
+    steps = [last if found.step is None else found.step - 1 for found in layouts]
+    return max(steps, default=last)
 
 
 def relevant(notes: Iterable[str], layouts: Iterable[Compared]) -> list[str]:
@@ -385,6 +393,8 @@ def _notes(run: Run, right: Reference) -> Iterator[str]:
 def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
     yield from right.steps[0]["unlike"]
     yield from plausibility.notes_on_steps(right.steps)
+    if other := plausibility.note_on_compiler(right):
+        yield other
     if shims := right.steps[0]["shims"]:
         yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
     if own := losses.note_on_loss(right.steps[0]["own"]):
@@ -447,6 +457,8 @@ def _not_tested(
             yield name + how
     if right.steps[0]["own"] is None:
         yield "the size of the reference's own gradient: no logits and labels were seen"
+    if right.steps[0]["stops"]:
+        yield "whether the loss falls as its gradient says: the loop stops gradients on purpose"
     if not any(right.steps[0]["rows"]):
         yield "samples: no module with parameters was called with them"
     elif not settings.epoch:

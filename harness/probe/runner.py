@@ -24,7 +24,7 @@ from harness.launch.exits import Exit
 from harness.launch.launch import RankSettings, rank_environment, supervise
 from harness.launch.server_pool import OverlayServer, Pool, Wanted
 from harness.probe.layouts import Layout, Settings
-from harness.probe.rank import exchange, own_files
+from harness.probe.rank import compiled, exchange, own_files
 from harness.probe.rank.exchange import Assignment
 from harness.probe.rank.on_cpu import SHIMMED
 from harness.probe.rank.own_files import Written
@@ -277,7 +277,11 @@ class Runner:
         users = os.environ.get("PYTHONPATH", "")
         path = ours["PYTHONPATH"], self.site, users, str(self.extensions)
         on_cpu = ON_CPU if self.lane is Lane.CPU else {}
-        on_cpu = {**on_cpu, own_files.COMPILED: own_files.compiled()}
+        on_cpu = {**on_cpu}
+        if cache := own_files.compiled():
+            on_cpu[own_files.COMPILED] = cache
+        if self.lane is Lane.CPU and compiled.IN_ONE_THREAD not in ours:
+            on_cpu[compiled.IN_ONE_THREAD] = "1"
         return {**ours, **ENVIRONMENT, **on_cpu, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     def _write_imports(self) -> str:
@@ -295,6 +299,8 @@ class Runner:
         ]
         late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
         lines += imports("\n".join([script, *late]), beside)
+        if compiled.ASKED.search(words):
+            lines.append("from harness.probe.rank import compiled\ncompiled.warm_up()")
         text = "\n".join(lines) + "\n"
         name = f"imports_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         with writing(self.extensions, "HARNESS_CACHE"):
@@ -315,7 +321,7 @@ class Runner:
             records = [exchange.loaded(file.read_bytes()) for file in files]
             ranks = [one["steps"] for one in records]
             if not min(map(len, ranks)):
-                failure, ranks = NO_STEP, []
+                failure, ranks = _no_step(records), []
         if failure and self._spawns:
             failure = f"{failure.strip()}. {SPAWNS}"
         self.written.add(own_files.written(folder / WRITTEN, os.getcwd()))
@@ -378,6 +384,15 @@ def imports(source: str, without: Container[str]) -> Iterator[str]:
             continue
         if node in tree.body or packages <= TRAINING:
             yield f"try:\n    {ast.unparse(node)}\nexcept Exception:\n    pass"
+
+
+def _no_step(records: Sequence[Mapping[str, Any]]) -> str:
+    """Why ranks that ended have no step."""
+    skipped, place = (records[0][what] for what in ("skipped", "infinite"))
+    if not skipped:
+        return NO_STEP
+    text = f"the scaler of the loss skipped all of its {skipped} steps"
+    return f"{text}; the first that was not finite is {place}" if place else text
 
 
 FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')

@@ -24,6 +24,11 @@ GIVEN = "--batch-size {rows} --accum {k}"
         "--rows 24",
         "--noise of-row",
         "--rows 36 --rehearse loader",
+        "--fp16 --rehearse loader",
+        "--fp16 --rehearse zeros --overflow",
+        "--fp16 --rehearse forward --snapshot snapshot.pt",
+        pytest.param("--compile --rehearse loader --snapshot snapshot.pt", marks=pytest.mark.slow),
+        pytest.param("--compile --rehearse forward --fp16", marks=pytest.mark.slow),
     ],
 )
 def test_a_habit_is_no_fault(probing: Probing, more: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from harness.api.numbers import finite
 from harness.models import vectors
+from harness.probe.compare import infinite
 from harness.probe.compare.reference import Moment, Reference, as_in, joined
 from harness.probe.compare.relations import (
     Broken,
@@ -36,6 +37,8 @@ DEMAND = re.compile(r"(\[rank\d+\]:)?\s*(assert|raise)\b")
 
 OTHER_LOSS = "the loss of the layout"
 """How a note on it begins."""
+
+FEWER = "has fewer rows than the first"
 
 
 @dataclass
@@ -108,6 +111,8 @@ def _compared(
     times: list[tuple[float, float]] = []
     for step in range(min(run.steps, len(reference.steps) - first)):
         right = reference.steps[first + step]
+        if why := infinite.reason(right):
+            return _until(found, first + step, f"is not finite ({why})")
         whole = joined([steps[step] for steps in ranks], right)
         here = [_shaped(each, right) for each in whole]
         moment = Moment(reference, first + step, here, run.layout, step == 0, same_rows)
@@ -171,11 +176,11 @@ def _shaped(step: Step, right: Step) -> Step:
     return found
 
 
-def _until(found: Compared, step: int) -> Compared:
-    """The comparison of the steps before this one, the end of the data: what fills it up, or
-    whether it is taken at all, is the sampler's affair."""
+def _until(found: Compared, step: int, what: str = FEWER) -> Compared:
+    """The comparison of the steps before this one, as a rule the end of the data: what fills it up,
+    or whether it is taken at all, is the sampler's affair."""
     found.broken = []
-    why = f"step {step + 1} of the reference has fewer rows than the first"
+    why = f"step {step + 1} of the reference {what}"
     if step == found.layout.first:
         found.no_answer = why
     else:
@@ -240,10 +245,8 @@ def refuse_unusable(reference: Run) -> None:
             why += "; if the script needs several ranks, add --reference-ranks 2"
         raise _no_answer(reference, why)
     sizes = [vectors.norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
-    if not finite(sizes[0]):
-        raise _no_answer(
-            reference, "its first gradients are not finite. Are all its weights initialised?"
-        )
+    if why := infinite.reason(reference.ranks[0][0]):
+        raise _no_answer(reference, why)
     if not any(sizes):
         raise _no_answer(
             reference,

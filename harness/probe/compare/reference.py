@@ -14,7 +14,7 @@ from harness.models.vectors import Array, Spread
 from harness.probe.layouts import Layout
 from harness.probe.runner import Run, Step
 
-BY_NAME = ("before", "eps", "grad", "largest", "raw", "state", "update")
+BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "update")
 """What a step has for each parameter; the names of a state go on after a space."""
 
 LOSS_LEAST = 1e-7
@@ -79,8 +79,9 @@ def as_one(run: Run, same_rows: bool) -> Run:
 def _together(ranks: Sequence[Step], same_rows: bool) -> Step:
     found = dict(ranks[0])
     for what in BY_NAME:
-        if found.get(what):
-            found[what] = {n: v for one in reversed(ranks) for n, v in (one[what] or {}).items()}
+        if any(one.get(what) for one in ranks):
+            every = [one.get(what) or {} for one in reversed(ranks)]
+            found[what] = {n: v for one in every for n, v in one.items()}
     losses = [sum(one["losses"]) for one in ranks if one["losses"]]
     found["losses"] = [sum(losses) / len(losses)] if losses else []
     found["stale"] = max(one["stale"] for one in ranks)
@@ -152,7 +153,15 @@ class Reference:
     def loss_spread(self, step: int) -> float:
         right = self.loss(step)
         found = [sum(run[step]["losses"]) - right for run in self.rounded if step < len(run)]
-        return max([abs(f) for f in found if finite(f)] + [LOSS_LEAST * abs(right)])
+        size = max(abs(right), self._of_summands(step))
+        return max([abs(f) for f in found if finite(f)] + [LOSS_LEAST * size])
+
+    def _of_summands(self, step: int) -> float:
+        """How large the summands of a loss may be that cancel each other, as where advantages have
+        the mean 0: as much as it would change with the weights, if all went along its gradient."""
+        first, gradient = self.steps[0], self.steps[step]["raw"] or self.steps[step]["grad"]
+        size = vectors.norm(first.get("before", {})) * vectors.norm(gradient)
+        return size if finite(size) else 0.0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from harness.api.numbers import near
+from harness.api.numbers import finite, near
 from harness.models import vectors
 from harness.models.vectors import Array, Named, Share, flat, length
 from harness.probe.compare.reference import Moment
@@ -161,6 +161,35 @@ def weights(at: Moment) -> Broken | None:
     if at.layout.resumed and _began_again(at):
         text = BEGAN_AGAIN
     return Broken("weights", text, parameters=names, ranks=tuple(off))
+
+
+LIKE_OUTSIDE = 0.1
+"""How far (as a fraction) a change outside of the step may be from the reference's."""
+
+
+def outside(at: Moment) -> Broken | None:
+    """Between two steps, weights change only as much as the reference's do: not at all, as a rule.
+    Before the first step of a layout, nobody knows what they were."""
+    if at.first:
+        return None
+    for rank, one in enumerate(at.here):
+        here, right = one["outside"], at.owned(rank, at.right["outside"])
+        off = [
+            name
+            for name in dict.fromkeys([*here, *right])
+            if not near(here.get(name, 0.0), right.get(name, 0.0), share=LIKE_OUTSIDE)
+            and name not in at.parts_of(rank)
+        ]
+        if off:
+            text = (
+                f"rank {rank}: {several(off)} changed by {here.get(off[0], 0.0):.2g} of their size "
+                f"outside of optimizer.step; in the reference by {right.get(off[0], 0.0):.2g}"
+            )
+            return Broken(BETWEEN, text, parameters=tuple(off), ranks=(rank,))
+    return None
+
+
+BETWEEN = "weights between steps"
 
 
 def other_parts(at: Moment) -> list[str]:
@@ -416,7 +445,7 @@ def update(at: Moment) -> Broken | None:
     return Broken("update", text, found.ratio, explanation, tuple(names), tuple(off))
 
 
-RELATIONS = (weights, optimizer, samples, stale, gradient, clipped, loss, rate, update)
+RELATIONS = (weights, outside, optimizer, samples, stale, gradient, clipped, loss, rate, update)
 
 
 def broken(at: Moment) -> list[Broken]:
@@ -467,6 +496,8 @@ def _mean(at: Moment, what: str, right: Named) -> Named:
 def _described(at: Moment, found: Share) -> str:
     if found.is_factor:
         return _ratio(at, found.ratio)
+    if not finite(found.ratio):
+        return "not finite, unlike"
     return f"{found.ratio:.4g} times (and {found.aside:.0%} of it in another direction)"
 
 

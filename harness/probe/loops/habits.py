@@ -26,6 +26,9 @@ parser.add_argument("--of-all-ranks", action="store_true", help="the batch size 
 parser.add_argument("--rehearse", default="", help="loader, zeros, nothing, forward")
 parser.add_argument("--noise", default="", help="on the rows: of-row, or at-random")
 parser.add_argument("--snapshot", default="", help="saved after each step, loaded if it is there")
+parser.add_argument("--compile", action="store_true")
+parser.add_argument("--fp16", action="store_true", help="autocast; a fused optimizer divides")
+parser.add_argument("--overflow", action="store_true", help="in fp16, the first step is skipped")
 parser.add_argument("--bug", default="")
 options = parser.parse_args()
 
@@ -34,11 +37,14 @@ rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(options.seed)
 data = TensorDataset(torch.randn(options.rows, 8), torch.randn(options.rows, 1))
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-trained = DDP(model)
+trained = torch.compile(DDP(model)) if options.compile else DDP(model)
+fused = {"fused": True} if options.fp16 else {}
 if options.optimizer == "adamw":
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **fused)
 else:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **fused)
+scaling = {"init_scale": 2.0**40, "backoff_factor": 2.0**-32} if options.overflow else {}
+scaler = torch.amp.GradScaler("cpu", **{"init_scale": 256.0, "enabled": options.fp16} | scaling)
 sampler = DistributedSampler(data, seed=options.seed) if world > 1 else None
 size = options.batch_size // world if options.of_all_ranks else options.batch_size
 loader = DataLoader(data, size, sampler=sampler, shuffle=sampler is None)
@@ -56,7 +62,9 @@ def noise_on(x):
 
 def loss_of(x, y):
     x = x + noise_on(x)
-    return nn.functional.mse_loss(trained(x), y) / options.accum
+    with torch.autocast("cpu", torch.float16, enabled=options.fp16):
+        output = trained(x)
+    return scaler.scale(nn.functional.mse_loss(output.float(), y) / options.accum)
 
 
 if options.rehearse:
@@ -81,7 +89,8 @@ while step < 8:
             if options.bug == "zero_grad in each micro-batch":
                 optimizer.zero_grad()
             loss_of(x, y).backward()
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
         step += 1
         if options.snapshot and rank == 0:

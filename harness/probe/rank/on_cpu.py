@@ -30,6 +30,7 @@ from harness.overlays import shims
 CUDA, CPU = "cuda", "cpu"
 PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python")
 """Where code lies that is not the script's own."""
+COMPILER = "/torch/_inductor/"
 
 SILENT = (
     "synchronize", "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect",
@@ -108,7 +109,8 @@ def install_cuda() -> None:
     for name in SILENT:
         setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", None))
     for name, value in VALUES.items():
-        setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", value))
+        own = getattr(torch.cuda, name)
+        setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", value, own))
     torch.cuda.set_device = _returning("set_device", None)
     torch.cuda.Stream = torch.cuda.Event = Idle  # type: ignore[misc, assignment]
     torch.cuda.stream = _returning("torch.cuda.stream", nullcontext())
@@ -155,11 +157,14 @@ def _mode() -> Any:
 
     moves = {torch.Tensor.to, torch._C._nn._parse_to}
     here = {torch.Tensor.cuda, torch.Tensor.pin_memory}
+    compiling = torch.compiler.is_compiling
 
     class OnCpu(TorchFunctionMode):
         def __torch_function__(
             self, function: Any, types: Any, arguments: Any = (), named: Any = None
         ) -> Any:
+            if compiling():
+                return function(*arguments, **(named or {}))
             named = named or {}
             if function in here:
                 _count(function.__name__ + "()")
@@ -198,8 +203,13 @@ def _numbered(value: Any) -> Any:
     return CPU
 
 
-def _returning(name: str, value: Any) -> Callable[..., Any]:
-    def returned(*_: Any, **__: Any) -> Any:
+def _returning(name: str, value: Any, own: Any = None) -> Callable[..., Any]:
+    """What returns a value, but to torch's compiler, which must not take the CPU for a GPU, what
+    torch's ``own`` function returns or raises."""
+
+    def returned(*arguments: Any, **named: Any) -> Any:
+        if own is not None and COMPILER in sys._getframe(1).f_code.co_filename:
+            return own(*arguments, **named)
         _count(name)
         return value
 
