@@ -31,6 +31,7 @@ from harness.probe.rank.own_files import Written
 from harness.probe.target import Target
 from harness.system.files import ROOT, write_whole, writing
 from harness.system.machine import cache_folder, cores, own_folder
+from harness.system.text import one_line
 
 LONGEST_PATH = 60
 """Of a folder in which multiprocessing makes sockets: their paths have at most 107 characters."""
@@ -405,7 +406,7 @@ def why_failed(ended: Exit, timeout: float, folder: Path, script: Path | None) -
         text = f"did not end within {timeout:.0f} s, and was ended"
         return "; ".join(filter(None, (text, where_failed(folder, script))))
     if ended.failure:
-        return f"rank {ended.failure['rank']}: {ended.failure['message']}"
+        return f"rank {ended.failure['rank']}: {one_line(str(ended.failure['message']))}"
     return f"ended with exit code {ended.code}" if ended.code else ""
 
 

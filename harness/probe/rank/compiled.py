@@ -47,6 +47,12 @@ Around = Callable[[list[Any], Callable[[], Any], Sequence[Any], Mapping[str, Any
 """Is given the modules of a function, a call of it, and the rest of its arguments."""
 
 
+def is_compiled(module: Any) -> bool:
+    """Whether a call of a module is one of compiled code."""
+    compiles = getattr(module, "_compiled_call_impl", None) is not None
+    return compiles or type(module).__name__ == "OptimizedModule"
+
+
 def install(eager: bool, around: Around) -> None:
     """Note what the script compiles, and have ``around`` make the calls of functions: no hook is
     called in them. If ``eager``, all runs as it is written."""
@@ -61,7 +67,7 @@ def install(eager: bool, around: Around) -> None:
         function = arguments[0] if arguments else named.get("model")
         if function is not None:
             asked.append(getattr(function, "__name__", type(function).__name__))
-        if eager and hasattr(torch.compiler, "set_stance"):
+        if eager and hasattr(getattr(torch, "compiler", None), "set_stance"):
             torch.compiler.set_stance("force_eager")
         made = own(*arguments, **named)
         alone = function is None or isinstance(function, torch.nn.Module)

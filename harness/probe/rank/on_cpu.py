@@ -17,8 +17,8 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib import metadata
 from multiprocessing import spawn
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from typing import Any
 
 from harness.api.spec import Lane
 from harness.overlays import shims
+from harness.probe.rank import compiled
 
 CUDA, CPU = "cuda", "cpu"
 PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python")
@@ -105,7 +106,8 @@ def install_cuda() -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     cuda = torch.device(CUDA)  # the mode makes a CPU of it where torch is given it
-    _mode().__enter__()
+    modes.append(_mode())
+    modes[0].__enter__()
     for name in SILENT:
         setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", None))
     for name, value in VALUES.items():
@@ -150,6 +152,34 @@ def _install_accelerator(accelerator: Any, cuda: Any) -> None:
             setattr(accelerator, name, _returning(f"torch.accelerator.{name}", None))
 
 
+modes: list[Any] = []
+"""The mode that is in place, if any."""
+
+
+@contextmanager
+def without_mode() -> Iterator[None]:
+    """Take the mode away, as for compiled code: torch's compiler traces modes only in part, and
+    compiles once more where a backward computes the code again, in which torch knows no mode."""
+    if not modes:
+        yield
+        return
+    from torch import overrides
+
+    def replace(stack: Sequence[Any]) -> Sequence[Any]:
+        before = overrides._get_current_function_mode_stack()
+        for _ in before:
+            overrides._pop_mode()
+        for mode in stack:
+            overrides._push_mode(mode)
+        return before
+
+    before = replace([m for m in overrides._get_current_function_mode_stack() if m not in modes])
+    try:
+        yield
+    finally:
+        replace(before)
+
+
 def _mode() -> Any:
     """What replaces devices in the arguments of all functions of torch."""
     import torch
@@ -157,7 +187,7 @@ def _mode() -> Any:
 
     moves = {torch.Tensor.to, torch._C._nn._parse_to}
     here = {torch.Tensor.cuda, torch.Tensor.pin_memory}
-    compiling = torch.compiler.is_compiling
+    compiling = compiled.question()
 
     class OnCpu(TorchFunctionMode):
         def __torch_function__(

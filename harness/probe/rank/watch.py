@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import is_dataclass
 from itertools import islice
 from pathlib import Path
@@ -206,7 +206,8 @@ class Watch:
             watched = outermost and self.recording and bool(self.now["rows"])
             watched = watched and torch.is_grad_enabled()  # the model, or the loss of its output
             self._state = _generators() if watched else self._state
-            output = called(module, *arguments, **named)
+            with on_cpu.without_mode() if compiled.is_compiled(module) else nullcontext():
+                output = called(module, *arguments, **named)
             if watched:
                 self._drew()
                 self._state = ""
@@ -239,7 +240,8 @@ class Watch:
                 trained = (each for each in modules if _trains(each) and _weights(each))
                 for module in islice(trained, 1):
                     self._given(module, arguments, named)
-            output = call()
+            with on_cpu.without_mode():
+                output = call()
         finally:
             self._depth -= 1
         # a function may also make the backward, or the step, itself
