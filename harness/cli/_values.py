@@ -37,6 +37,21 @@ def whole_number(least: int = 0, most: int = 1_000_000) -> Callable[[str], int]:
     return parse
 
 
+def number(least: float, most: float) -> Callable[[str], float]:
+    """A number from ``least`` to ``most``."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:  # also refuses nan
+            raise ArgumentTypeError(f"{short(text)}: write a number from {least:g} to {most:g}")
+        return value
+
+    return parse
+
+
 def seconds(text: str) -> float:
     """A number of seconds above 0; ``inf`` is no limit."""
     try:

@@ -27,6 +27,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
+import re
+import shutil
 import sys
 import tempfile
 import time
@@ -39,24 +42,32 @@ from pathlib import Path
 from harness.api.spec import Lane
 from harness.check import environment
 from harness.cli import Arguments, patches
+from harness.cli._values import STANDARD_OUTPUT, number, output, output_file, seconds, whole_number
 from harness.launch.server_pool import Pool
 from harness.overlays import edits
 from harness.probe.layouts import LAYOUTS, RELATIONS, Settings
 from harness.probe.probe_report import as_json, as_junit, exit_code, status, text
 from harness.probe.questions import Answers, probe
 from harness.probe.rank import constants
-from harness.probe.runner import Runner
+from harness.probe.runner import Runner, room
 from harness.probe.signatures import known
-from harness.probe.target import Target, made, target
+from harness.probe.target import Target, made, names, target
 from harness.ranges.lookup import why_affected
-from harness.system.errors import UserError
+from harness.system.errors import Inconclusive, UserError
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder, gpus, leased, own_folder
 from harness.system.terminal import Progress, terminal
+from harness.system.text import warn
 from harness.upstream.patches import packages
 
-STANDARD_OUTPUT = "-"
+OURS_ALONE = (
+    "--layouts", "--reference-ranks", "--same-rows", "--other-seed", "--as-written", "--junitxml",
+    "--without", "--perturb", "--relation", "--set", "--make",
+)  # fmt: skip
+"""Options of ours that a script is not likely to have."""
+
+MOST_RANKS = 256
 
 FLAGS, ARGUMENTS = (
     ("--same-rows", "--epoch", "-m", "--as-written"),
@@ -70,13 +81,21 @@ def main(arguments: list[str]) -> int:
     ours, changes = patches(ours)
     options = _parser().parse_args([*ours, *script])
     options.patches = changes
+    options.python = _interpreter(options.python)
     settings = _settings(options)
     chosen = _target(options)
     _refuse_blind(chosen, settings)
+    for hint in _misplaced(chosen):
+        warn(hint)
     _refuse_without_gpus(settings, options)
     refuse_without_torch("probe")
     began = time.monotonic()
-    answers = _answers(chosen, settings, options)
+    try:
+        answers = _answers(chosen, settings, options)
+    except Inconclusive as error:
+        for hint in _misplaced(chosen, str(error)):
+            warn(hint)
+        raise
     _write(answers, began, options)
     return exit_code(answers)
 
@@ -99,80 +118,105 @@ def _parted(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
 
 def _parser() -> Arguments:
     parser, usual = Arguments(__name__), Settings()
-    number = parser.add_argument
-    number("--rows", type=int, default=usual.rows, help="rows of a step (default: %(default)s)")
-    number("--ranks", type=int, help="(default: 2, or twice --reference-ranks)")
-    number(
-        "--reference-ranks",
-        type=int,
-        default=usual.reference_ranks,
-        help="for a script that does not run on one rank (default: %(default)s)",
+    option, shown = parser.add_argument, "(default: %(default)s)"
+    option(
+        "--rows",
+        type=whole_number(1, 10_000_000),
+        default=usual.rows,
+        help=f"rows of a step {shown}",
     )
-    number("-k", "--k", type=int, default=usual.k, help="micro-batches (default: %(default)s)")
-    number("--steps", type=int, default=usual.steps, help="of the optimizer (default: %(default)s)")
-    number("--at", type=int, default=usual.at, help="step to save at (default: %(default)s)")
-    number("--save", default="", metavar="ARGS", help="arguments with which the script saves")
-    number("--resume", default="", metavar="ARGS", help="arguments with which it resumes")
-    number("--other-seed", default="", metavar="ARGS", help="arguments that set another seed")
-    number("--layouts", default="", help=f"a comma-separated part of {','.join(LAYOUTS)}")
-    number(
+    option(
+        "--ranks", type=whole_number(2, MOST_RANKS), help="(default: 2, or twice --reference-ranks)"
+    )
+    option(
+        "--reference-ranks",
+        type=whole_number(1, MOST_RANKS),
+        default=usual.reference_ranks,
+        help=f"for a script that does not run on one rank {shown}",
+    )
+    option(
+        "-k", "--k", type=whole_number(2, 10_000), default=usual.k, help=f"micro-batches {shown}"
+    )
+    option(
+        "--steps",
+        type=whole_number(2, 100_000),
+        default=usual.steps,
+        help=f"of the optimizer {shown}",
+    )
+    option("--at", type=whole_number(1, 100_000), default=usual.at, help=f"step to save at {shown}")
+    option("--save", metavar="ARGS", help="arguments with which the script saves; may be ''")
+    option("--resume", metavar="ARGS", help="arguments with which it resumes; may be ''")
+    option("--other-seed", default="", metavar="ARGS", help="arguments that set another seed")
+    option("--layouts", default="", help=f"a comma-separated part of {','.join(LAYOUTS)}")
+    option(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
         help="set a constant of the script that has no argument, such as batch_size={rows}",
     )
-    number(
+    option(
         "--perturb",
-        type=float,
+        type=number(0, 100),
         default=usual.perturb,
         metavar="SIZE",
         help="begin from weights that are moved by SIZE times their size, such as 0.1",
     )
-    number(
+    option(
         "--relation",
         default="",
         metavar="NAMES",
         help=f"a comma-separated part of {','.join(RELATIONS)}: is the script's model right? "
         "Without --layouts nothing else is asked",
     )
-    number("--without", default="", metavar="samples", help="do not compare which rows were seen")
-    parser.add_argument(
+    option("--without", default="", metavar="samples", help="do not compare which rows were seen")
+    option(
         "--same-rows", action="store_true", help="all ranks see the same rows (tensor parallelism)"
     )
-    parser.add_argument(
+    option(
         "--epoch", action="store_true", help="the script ends after an epoch: count all its rows"
     )
-    parser.add_argument(
+    option(
         "--as-written",
         action="store_true",
         help="do not run on the CPU what the script asks of CUDA",
     )
-    number(
+    option(
         "--make",
         default="",
         metavar="FILE:FUNCTION",
         help="instead of a script, a function that makes the loop's step",
     )
-    number(
+    option(
         "--launch",
         choices=[Lane.CPU, Lane.GPU],
         default=Lane.CPU,
         help="gpu: over NCCL, a GPU for each rank",
     )
-    number("--python", default=sys.executable, metavar="PATH", help="another interpreter")
-    number("--timeout", type=float, default=120.0, help="seconds of a layout (default: 120)")
-    number("--json", metavar="FILE", help="write the answers; - is standard output, without text")
-    number("--junitxml", type=Path, metavar="FILE", help="write a test case for each layout")
-    parser.add_argument("-m", action="store_true", help="the script is a module")
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
+    option("--python", default=sys.executable, metavar="PATH", help="another interpreter")
+    option("--timeout", type=seconds, default=120.0, help="seconds of a layout (default: 120)")
+    option(
+        "--json",
+        type=output,
+        metavar="FILE",
+        help="write the answers; - is standard output, without text",
+    )
+    option("--junitxml", type=output_file, metavar="FILE", help="write a test case for each layout")
+    option("-m", action="store_true", help="the script is a module")
+    option("script", nargs=argparse.REMAINDER, help="the script and its arguments")
     return parser
 
 
+def _interpreter(named: str) -> str:
+    """The interpreter of --python: the servers that start it have another working folder."""
+    return os.path.abspath(environment.executable(Path(shutil.which(named) or named)))
+
+
 def _settings(options: argparse.Namespace) -> Settings:
+    ranks = 2 * options.reference_ranks if options.ranks is None else options.ranks
     return Settings(
         options.rows,
-        options.ranks or 2 * options.reference_ranks,
+        ranks,
         options.k,
         options.steps,
         options.at,
@@ -191,7 +235,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 def _target(options: argparse.Namespace) -> Target:
     if options.make:
-        if options.save or options.epoch:
+        if options.save is not None or options.epoch:
             raise UserError("--make drives the loop: it cannot save or resume, and has no epoch")
         return made(options.make, options.script, options.same_rows)
     chosen = target(["-m", *options.script] if options.m else options.script)
@@ -220,20 +264,53 @@ def _refuse_without_gpus(settings: Settings, options: argparse.Namespace) -> Non
 
 def _refuse_blind(chosen: Target, settings: Settings) -> None:
     """Refuse arguments that are the same in all layouts: such runs could not be compared."""
-    words = [*chosen.arguments, *chosen.constants.values(), settings.save, settings.resume]
+    words = [
+        *chosen.arguments,
+        *chosen.constants.values(),
+        settings.save or "",
+        settings.resume or "",
+    ]
+    named = names(words)
     only_relations = settings.relations and not settings.layouts
-    if not only_relations and "{rows}" not in " ".join(words) and not settings.same_rows:
+    if not (only_relations or named & {"rows", "total"} or settings.same_rows):
         raise UserError(
             "the script must be given {rows}, the size of a micro-batch on one rank: for example "
             "train.py --batch-size {rows} --accum {k}, or --set batch_size={rows} before train.py "
-            "if it has no argument for that"
+            "if it has no argument for that. If its batch size is that of all ranks: {rows*ranks}, "
+            "or {total} if it is that of all ranks and micro-batches"
+            + "".join(f". {hint}" for hint in _misplaced(chosen))
         )
+
+
+def _misplaced(chosen: Target, complaint: str | None = None) -> list[str]:
+    """A hint if options of ours come after the script: those that no script has, or any that the
+    script complains about."""
+    words = [word.partition("=")[0] for word in chosen.arguments]
+    if complaint is None:
+        meant = [word for word in words if word in OURS_ALONE]
+    else:
+        ours = {name for action in _parser()._actions for name in action.option_strings}
+        meant = [
+            word
+            for word in words
+            if word in ours - set(OURS_ALONE)
+            and re.search(rf"(?<![\w\[-]){re.escape(word)}(?![\w-])", complaint)
+        ]
+    if not meant:
+        return []
+    one = "it is" if len(set(meant)) == 1 else "they are"
+    return [
+        f"{', '.join(dict.fromkeys(meant))} after the script: {one} the script's. Write options of "
+        "probe before the script"
+    ]
 
 
 def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) -> Answers:
     console = terminal(sys.stderr if options.json == STANDARD_OUTPUT else None)
     with (
-        tempfile.TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(
+            prefix="probe-", dir=room(chosen, settings), ignore_cleanup_errors=True
+        ) as folder,
         Progress(console) as progress,
         _gpus(settings, options) as numbers,
     ):

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.detectors.sampling import from_all
+from harness.detectors.sampling import Scaling, from_all, scaling
 
 IGNORED = -100
 NEAR = 1e-2
@@ -41,7 +41,7 @@ SHORTER = 4
 """Steps in a row with less than half of the micro-batches that are too many."""
 
 SCALE = 256
-"""A sum above this comes from a scaled loss."""
+"""A sum above this comes from a loss that DeepSpeed has scaled."""
 
 
 class Detector:
@@ -57,10 +57,18 @@ class Detector:
     ) -> None:
         self._group, self._weights, self._unknown = group, [0.0], False
         self._calls = self._usual = self._shorter = 0
+        self._scaling = Scaling()
+        if isinstance(optimizer, torch.optim.Optimizer):
+            self._scaling = scaling(optimizer)
+            self._scaling.skip.append(self._forget)
         model.register_forward_pre_hook(self._count)
         while isinstance(inner := getattr(model, "module", None), nn.Module):
             model = inner  # DDP returns a copy of the logits, which the loss does not use
         model.register_forward_hook(self._called, with_kwargs=True)
+
+    def _forget(self) -> None:
+        """A step was skipped: no other one uses its micro-batches."""
+        self._weights, self._unknown, self._calls = [0.0], False, 0
 
     def _count(self, module: nn.Module, _: Any) -> None:
         self._calls += module.training and torch.is_grad_enabled()
@@ -133,7 +141,7 @@ class Detector:
         return f"a step has {calls} micro-batches now, and {self._usual} at first"
 
     def _counted(self) -> str:
-        total, unknown = math.fsum(self._weights), self._unknown
+        total, unknown = math.fsum(self._weights) / self._scaling.loss_scale, self._unknown
         self._weights, self._unknown = [0.0], False
         every = from_all((total, unknown or not total), self._group)
         total = math.fsum(one for one, _ in every) / len(every)

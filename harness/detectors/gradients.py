@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.detectors.sampling import Replicas, Sampled, before_step, values
+from harness.detectors.sampling import Replicas, Sampled, before_step, scaling, values
 
 NEAR = 5e-3
 """How far (as a fraction) a gradient may be from the mean, in fp32."""
@@ -57,6 +57,7 @@ class Detector:
             one.parameter.register_hook(lambda grad, n=number: self._computed(n, grad))
         if self._base is not None and self._found:
             before_step(self._base, self._before)
+            scaling(self._base).skip.append(self._forget)
 
     def _averaged(self, one: Sampled, optimizer: Any) -> bool:
         """Whether the step's gradient of a parameter is the ranks' mean, and can be found."""
@@ -67,6 +68,10 @@ class Detector:
     def _computed(self, number: int, gradient: Tensor) -> None:
         part, before = self._found[number].of(gradient), self._sums[number]
         self._sums[number] = part if before is None else before + part
+
+    def _forget(self) -> None:
+        """A step was skipped: no other one uses its gradients."""
+        self._sums = [None] * len(self._found)
 
     def _before(self) -> None:
         self._used = [self._gradient(one) for one in self._found]
@@ -98,7 +103,7 @@ class Detector:
             for one, n in zip(self._sums, sizes, strict=True)
         ]
         computed = self._replicas.gathered(values(sums), self._group)
-        self._sums = [None] * len(self._found)
+        self._forget()
         if not sizes:
             return None
         right = numpy.mean(computed, axis=0, dtype=numpy.float64)

@@ -7,10 +7,12 @@ optimizer.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy
 import torch
@@ -64,12 +66,76 @@ def samples(module: nn.Module, size: int = SIZE) -> Iterator[Sampled]:
             yield Sampled(name, parameter, positions)
 
 
+@dataclass
+class Scaling:
+    """What GradScalers do with an optimizer's steps."""
+
+    taken: int = 0
+    """Steps that were not skipped. The one that is being taken counts already."""
+    loss_scale: float = 1.0
+    """What the loss of the last step was multiplied by."""
+    skip: list[Callable[[], None]] = field(default_factory=list)
+    """Called after a step that was skipped."""
+
+
+_SCALINGS: WeakKeyDictionary[torch.optim.Optimizer, Scaling] = WeakKeyDictionary()
+
+
+def scaling(optimizer: torch.optim.Optimizer) -> Scaling:
+    """What GradScalers do with the steps of an optimizer, from the first call on."""
+    if optimizer not in _SCALINGS:
+        found = _SCALINGS[optimizer] = Scaling()
+
+        def count(*_: Any) -> None:
+            found.taken += not _overflowed(optimizer)
+
+        optimizer.register_step_pre_hook(count)
+        _watch_scalers()
+    return _SCALINGS[optimizer]
+
+
+def _overflowed(optimizer: Any) -> bool:
+    """Whether the step that begins will change nothing: a fused one is called also then."""
+    return bool(getattr(optimizer, "found_inf", None))
+
+
+def gradient_scale(optimizer: Any) -> float:
+    """By how much a fused step itself divides the gradients; 1 if they were divided before."""
+    return float(scale) if (scale := getattr(optimizer, "grad_scale", None)) is not None else 1.0
+
+
+def _watch_scalers() -> None:
+    """Have GradScalers say which steps they skip: no hook of an optimizer sees that."""
+    kind: Any = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
+    step = kind.step
+    if getattr(step, "tells", False):
+        return
+
+    @functools.wraps(step)
+    def told(scaler: Any, optimizer: Any, *arguments: Any, **named: Any) -> Any:
+        if not scaler.is_enabled() or optimizer not in _SCALINGS:
+            return step(scaler, optimizer, *arguments, **named)
+        found = _SCALINGS[optimizer]
+        taken, found.loss_scale = found.taken, scaler.get_scale()
+        value = step(scaler, optimizer, *arguments, **named)
+        if found.taken == taken:
+            for skip in found.skip:
+                skip()
+        return value
+
+    told.tells = True  # type: ignore[attr-defined]
+    kind.step = told
+
+
 def before_step(optimizer: torch.optim.Optimizer, look: Callable[[], None]) -> None:
     """Have ``look`` called when the gradients of a step are there: before the step, or after the
-    closure that it is given, as Lightning does."""
+    closure that it is given, as Lightning does. Not before one that a GradScaler skips."""
+    scaling(optimizer)
 
     def hook(_: Any, arguments: Any, named: Any) -> Any:
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+        if _overflowed(optimizer):
+            return None
         if closure is None:
             look()
             return None

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.detectors.sampling import Sampled, before_step, samples
+from harness.detectors.sampling import Sampled, before_step, gradient_scale, samples, scaling
 
 NEAR = 2e-2
 """How far (as a fraction of the right step) a step may be."""
@@ -73,9 +73,13 @@ class Detector:
 
     def _gradient(self, one: Sampled) -> Tensor | None:
         gradient = one.parameter.grad
-        return None if gradient is None or gradient.is_sparse else one.of(gradient)
+        if gradient is None or gradient.is_sparse:
+            return None
+        return one.of(gradient) / gradient_scale(self._optimizer)
 
     def _state(self, one: Sampled) -> dict[str, Any]:
+        if scaling(self._optimizer).taken == 1 and not (self._stepped or self._resumed):
+            return {}  # what a skipped step has left must not matter
         state = self._optimizer.state.get(one.parameter, {})
         return {
             key: one.of(value) if value.shape == one.parameter.shape else float(value)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.detectors.sampling import before_step, from_all
+from harness.detectors.sampling import before_step, from_all, gradient_scale
 
 WARM = 3
 """Steps after which a usual value is known."""
@@ -41,6 +41,7 @@ class GradientNorm(_Watching):
     """The norm of the gradients that this rank has before the step."""
 
     def begin(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
         if hasattr(optimizer, "register_step_pre_hook"):
             before_step(optimizer, self._look)
 
@@ -48,7 +49,7 @@ class GradientNorm(_Watching):
         norms = [
             float(_local(p.grad).norm()) for p in self.model.parameters() if p.grad is not None
         ]
-        self.values.append(math.hypot(*norms))
+        self.values.append(math.hypot(*norms) / gradient_scale(self._optimizer))
 
     def step(self, number: int) -> str | None:
         return _unusual("gradient norm", self.values, 10)

@@ -9,13 +9,17 @@ The tensors are numpy's arrays here: torch takes seconds to import.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from harness.api.numbers import projection
 
 if TYPE_CHECKING:
     from numpy import ndarray
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Array: TypeAlias = "ndarray[Any, Any]"
 Named = Mapping[str, Array]
@@ -49,6 +53,19 @@ class Share(NamedTuple):
     @property
     def is_factor(self) -> bool:
         return self.aside < ELSEWHERE
+
+
+def without_warnings(function: Callable[P, T]) -> Callable[P, T]:
+    """The function without numpy's warnings: numbers that are not finite are reported in words."""
+
+    @functools.wraps(function)
+    def quiet(*arguments: P.args, **named: P.kwargs) -> T:
+        import numpy
+
+        with numpy.errstate(all="ignore"):
+            return function(*arguments, **named)
+
+    return quiet
 
 
 def flat(named: Named, names: Iterable[str], like: Named) -> Array:

@@ -45,8 +45,9 @@ class Settings:
     steps: int = 4
     at: int = 2
     """The step to save at. Two steps follow it: a schedule that is lost shows in the second."""
-    save: str = ""
-    resume: str = ""
+    save: str | None = None
+    """Arguments with which the script saves; empty if it always does, None if it cannot."""
+    resume: str | None = None
     same_rows: bool = False
     """Whether all ranks see the same rows, as in tensor parallelism."""
     layouts: tuple[str, ...] = ()
@@ -67,19 +68,15 @@ class Settings:
         parts = (1 if self.same_rows else self.ranks) * self.k
         if self.rows % parts:
             raise UserError(f"--rows {self.rows} must be a multiple of {parts} (ranks times k)")
-        if not 0 < self.at < self.steps:
-            raise UserError(f"--at {self.at} must be below --steps {self.steps}, and at least 1")
-        if self.ranks < 2 or self.k < 2:
-            raise UserError("--ranks and --k must be at least 2")
-        if self.reference_ranks < 1 or self.ranks % self.reference_ranks:
+        if not self.at < self.steps:
+            raise UserError(f"--at {self.at} must be below --steps {self.steps}")
+        if self.ranks % self.reference_ranks:
             raise UserError(
                 f"--ranks {self.ranks} must be a multiple of --reference-ranks "
                 f"{self.reference_ranks}"
             )
         if self.ranks == self.reference_ranks:
             raise UserError("--ranks must be more than --reference-ranks")
-        if self.perturb < 0:
-            raise UserError(f"--perturb {self.perturb} must not be negative")
         if unknown := set(self.layouts) - set(LAYOUTS):
             raise UserError(f"no layout {min(unknown)}; there are {', '.join(LAYOUTS)}")
         if unknown := set(self.relations) - set(RELATIONS):
@@ -87,12 +84,15 @@ class Settings:
         if unknown := set(self.without) - {SAMPLES}:
             raise UserError(f"--without {min(unknown)}: only {SAMPLES} can be left out")
         resumed = set(self.layouts) & {RESUME, RANKS_RESUME}
-        if resumed and not (self.save and self.resume):
+        if resumed and None in (self.save, self.resume):
             raise UserError(f"the layout {min(resumed)} needs --save and --resume")
         if SEED in self.layouts and not self.other_seed:
             raise UserError("the layout seed needs --other-seed")
-        if bool(self.save) != bool(self.resume):
-            raise UserError("--save and --resume are needed together")
+        if (self.save is None) != (self.resume is None):
+            raise UserError(
+                "--save and --resume are needed together; give '' to the one that your script does "
+                "without arguments"
+            )
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def compared(settings: Settings) -> list[Layout]:
 
 def _chosen(settings: Settings) -> Sequence[str]:
     wanted = settings.layouts or (() if settings.relations else USUAL)
-    needed = {RESUME: settings.resume, SEED: settings.other_seed}
+    needed = {RESUME: settings.resume is not None, SEED: settings.other_seed}
     return [kind for kind in LAYOUTS if kind in wanted and needed.get(kind, True)]
 
 
@@ -198,14 +198,16 @@ def _resumed(settings: Settings, kind: str, world: int) -> Iterator[Layout]:
     base = settings.reference_ranks
     on = f" on {world} ranks" if world > base else ""
     saving = f"saving{on}"
-    yield Layout(saving, world=world, base=base, steps=settings.at, more=settings.save, saves=True)
+    yield Layout(
+        saving, world=world, base=base, steps=settings.at, more=settings.save or "", saves=True
+    )
     yield Layout(
         f"stop and resume{on}",
         kind,
         world,
         steps=settings.steps - settings.at,
         first=settings.at,
-        more=settings.resume,
+        more=settings.resume or "",
         epoch=settings.epoch,
         after=saving,
         base=base,

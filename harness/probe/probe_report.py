@@ -10,10 +10,11 @@ from xml.etree import ElementTree
 
 from harness.api.numbers import named
 from harness.probe.compare import whole_run
-from harness.probe.compare.comparison import LOG_LINES, Compared
-from harness.probe.compare.relations import BEGAN_AGAIN, times
+from harness.probe.compare.comparison import Compared
+from harness.probe.compare.relations import BEGAN_AGAIN, BETWEEN, several, times
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RANKS_RESUME, RESUME, SEED, Layout
 from harness.probe.questions import Answers
+from harness.probe.rank.own_files import Written
 from harness.system.errors import ExitCode
 from harness.system.terminal import count
 
@@ -24,8 +25,16 @@ WIDTH = 26
 
 UNSEEN = "probe did not see which rows the model is given; --without samples accepts that"
 
+OWN_COPIES = "Each run had its own copy, which is deleted: your files are as they were"
+
+SHARED = (
+    "all runs shared them: a script that loads what it finds there goes on where another run "
+    "stopped. This machine allows no mounts of its own to a process"
+)
+
 FAULTS = {
     "weights": "it begins with other weights",
+    BETWEEN: "its weights change outside of optimizer.step",
     "optimizer": "the optimizer's state is lost",
     "samples": "it trains on other samples",
     "stale gradients": "gradients of the step before are left",
@@ -78,6 +87,8 @@ def text(answers: Answers, seconds: float, known: Sequence[KnownBug] = ()) -> It
         yield from _layout(found, reported)
     for name, (status_, reason) in answers.relations.items():
         yield f"{RELATION_NAMES[name]:{WIDTH}}  {_asked(status_)}{reason and ': '}{reason}"
+    if files := _written(answers.written):
+        yield f"{'files written':{WIDTH}}  {files}"
     if answers.unseen:
         yield f"{'samples':{WIDTH}}  NO ANSWER: {UNSEEN}"
     for note in answers.notes:
@@ -88,6 +99,16 @@ def text(answers: Answers, seconds: float, known: Sequence[KnownBug] = ()) -> It
         yield "known bugs with the same signature that these releases have:"
         yield from (f"    {bug.name}: {bug.title}. {bug.why}" for bug in known)
     yield f"{seconds:.1f} s"
+
+
+def _written(written: Written) -> str:
+    """What the runs wrote, and where; empty if nothing."""
+    if written.refusal:
+        return f"into your folders, and {SHARED} ({written.refusal})"
+    parts = [several(sorted(written.files))] if written.files else []
+    if written.removed:
+        parts.append(f"removed: {several(sorted(written.removed))}")
+    return f"{'; '.join(parts)}. {OWN_COPIES}" if parts else ""
 
 
 def headline(answers: Answers) -> str:
@@ -169,7 +190,7 @@ def _layout(found: Compared, reported: set[tuple[str, ...]]) -> Iterator[str]:
     name = f"{found.layout.name:{WIDTH}}"
     if found.no_answer:
         yield f"{name}  NO ANSWER: {found.no_answer}"
-        yield from (f"    | {line}" for line in found.log.strip().splitlines()[-LOG_LINES:])
+        yield from (f"    | {line}" for line in found.log.splitlines())
     elif not found.broken:
         yield f"{name}  as the reference  ({found.seconds:.1f} s)"
     else:
@@ -195,6 +216,8 @@ def as_json(answers: Answers, seconds: float, known: Sequence[KnownBug] = ()) ->
         "headline": headline(answers),
         "reference": answers.about,
         "on_cpu": dict(answers.on_cpu),
+        "written": sorted(answers.written.files),
+        "removed": sorted(answers.written.removed),
         "layouts": [_layout_json(found) for found in answers.layouts],
         "relations": [
             {"relation": name, "status": status_, "reason": reason}

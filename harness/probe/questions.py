@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.api.spec import Lane
+from harness.models import vectors
 from harness.probe.compare import plausibility
 from harness.probe.compare.comparison import Compared, compare, refuse_unusable
-from harness.probe.compare.reference import Reference, as_one
+from harness.probe.compare.reference import Reference, as_one, without_cleared
 from harness.probe.compare.relations import Broken, several
 from harness.probe.compare.whole_run import SCHEDULE, epoch, evaluation, schedule
 from harness.probe.layouts import (
@@ -28,7 +29,8 @@ from harness.probe.layouts import (
     without_a_stop,
 )
 from harness.probe.rank import losses, unlike
-from harness.probe.runner import Run, Runner
+from harness.probe.rank.own_files import Written
+from harness.probe.runner import Run, Runner, Step
 from harness.system.terminal import count
 
 ORDER = "order of samples"
@@ -61,6 +63,8 @@ class Answers:
     """Of the script's model, the status and the reason by relation of ``models``."""
     on_cpu: Mapping[str, int] = field(default_factory=dict)
     """How often the reference asked for what a CPU does not have, by kind."""
+    written: Written = field(default_factory=Written)
+    """What the runs wrote into the user's folders, or would have."""
 
 
 LEAST_DECIDED = 1e-3
@@ -72,6 +76,7 @@ VAIN = (
 )
 
 
+@vectors.without_warnings
 def probe(
     runner: Runner, settings: Settings, report: Callable[[Compared], None] = lambda _: None
 ) -> Answers:
@@ -91,25 +96,24 @@ def probe(
     moved = plausibility.ends_of_slope(settings, right, plausibility.CHANGES[0]) if sloped else []
     for layout in moved:
         runner.start(layout)
-    decided = right.decided(len(right.steps) - 1)
     answers = Answers(
         _about(first),
         releases=first.releases,
         imported=first.imported,
-        decided=decided,
         on_cpu=first.on_cpu,
         relations=first.relations,
         script=Path(runner.target.made or runner.target.script).name,
         reference=base.name,
     )
     for layout in wanted:
-        run = runner.start(layout).result()
+        run = without_cleared(runner.start(layout).result(), right.steps, settings.same_rows)
         answers.seconds[layout.name] = run.seconds
         if layout.kind:
             if layout.kind == RANKS_RESUME:
                 found = _rank_by_rank(runner, settings, run)
             elif layout.kind == SEED:
-                found = _seeded(run, runner.start(without_a_stop(settings)).result())
+                usual = runner.start(without_a_stop(settings)).result()
+                found = _seeded(run, without_cleared(usual, right.steps, settings.same_rows))
             else:
                 found = _compared(runner, settings, run, right)
                 _compare_whole(found, settings, run, first)
@@ -118,21 +122,36 @@ def probe(
             answers.layouts.append(found)
             report(found)
             answers.notes += _notes(run, right)
+    answers.written = runner.written
     answers.notes += _notes_on(right, perturbed)
     answers.notes += _notes_on_slope(runner, settings, right, moved)
     answers.notes = relevant(dict.fromkeys(answers.notes), answers.layouts)
+    answers.decided = right.decided(_last_compared(answers.layouts, right))
     answers.unseen = not any(right.steps[0]["rows"]) and SAMPLES not in settings.without
     answers.not_tested = list(_not_tested(settings, runner.lane, first, right, answers))
     return answers
 
 
+def _last_compared(layouts: Sequence[Compared], right: Reference) -> int:
+    """The number, from 0, of the last step of the reference that a layout was compared in."""
+    last = len(right.steps) - 1
+    steps = [last if found.step is None else found.step - 1 for found in layouts]
+    return max(steps, default=last)
+
+
 def relevant(notes: Iterable[str], layouts: Iterable[Compared]) -> list[str]:
     """The notes without what may explain another learning rate on several ranks, if no such layout
     has one: accelerate may step a constant schedule as often as it likes."""
-    on_several = (found for found in layouts if found.layout.world > 1)
-    relations = {one.relation for found in on_several for one in found.broken}
-    other_rate = relations & {"learning rate", SCHEDULE}
-    return [note for note in notes if other_rate or note != unlike.SCHEDULE]
+    rates = [
+        found.layout
+        for found in layouts
+        if any(one.relation in ("learning rate", SCHEDULE) for one in found.broken)
+    ]
+    if not any(layout.world > 1 for layout in rates):
+        return [note for note in notes if note != unlike.SCHEDULE]
+    others = [layout.name for layout in rates if layout.world == 1]
+    more = f". That is no reason for the learning rate with {', '.join(others)}" if others else ""
+    return [note + more if note == unlike.SCHEDULE else note for note in notes]
 
 
 def _result(runner: Runner, settings: Settings, layout: Layout) -> Run:
@@ -150,14 +169,20 @@ def _about(run: Run) -> str:
 def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) -> Compared:
     """Compare a layout; once more with every sampler in one order, if it only has another order."""
     found = compare(run, right, settings.same_rows)
-    if run.layout.resumed or not found.broken or found.broken[0].relation != SAMPLES:
+    if not found.broken or found.broken[0].relation != SAMPLES:
+        return found
+    if run.layout.resumed:
+        first = found.broken[0]
+        found.broken[0] = replace(first, details=(*first.details, _resumed(run, right)))
         return found
     if own := _micro_batches_of_its_own(runner, settings, run, right):
         why = NO_K.format(own=f"{own} micro-batch" + ("" if own == 1 else "es"))
         found.no_answer, found.broken, found.step = why, [], None
         return found
-    if again := ("" if settings.same_rows else _all_alike(run)) or _again(run, right):
-        found.broken[0] = replace(found.broken[0], details=(again,))
+    again = ("" if settings.same_rows else _all_alike(run)) or _again(run, right)
+    if again := again or _same_epochs(run, right):
+        first = found.broken[0]
+        found.broken[0] = replace(first, details=(again, *first.details))
         return found
     ordered = _in_one_order(runner, settings, run.layout)
     if ordered is None or ordered.no_answer or _begins_with_samples(ordered.broken):
@@ -168,6 +193,22 @@ def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) ->
         "was compared again, with every sampler in one order"
     )
     return ordered
+
+
+def _resumed(run: Run, right: Reference) -> str:
+    """How many rows after a resume were trained before the stop, and how many are skipped."""
+    first = run.layout.first
+    before, after = (
+        {row for step in steps for micro in step["rows"] for row in micro}
+        for steps in (right.steps[:first], right.steps[first : first + run.steps])
+    )
+    seen = [row for one in run.ranks for t in one for micro in t["rows"] for row in micro]
+    again = sum(row in before - after for row in seen)
+    never = len(after - set(seen))
+    return (
+        f"of {count(len(seen), 'row')} after the resume, {again} come again that were trained "
+        f"before the stop; {never} that are trained without the stop do not come"
+    )
 
 
 NO_K = (
@@ -224,7 +265,7 @@ def _rank_by_rank(runner: Runner, settings: Settings, run: Run) -> Compared:
     a repetition differs by."""
     base = without_a_stop(settings)
     again = replace(base, name=f"{base.name}, again")
-    whole, repeated = (each.result() for each in map(runner.start, (base, again)))
+    whole, repeated = (without_cleared(each.result()) for each in map(runner.start, (base, again)))
     if run.failure or whole.failure:
         why = run.failure or f"{base.name}: {whole.failure}"
         return Compared(run.layout, run.seconds, no_answer=why, log=run.log or whole.log)
@@ -257,10 +298,12 @@ def _without_an_answer(found: Compared, run: Run, right: Reference) -> Compared:
         "draws other rows than the reference, or changes them at random (masks, noise, crops), "
         "also with every sampler in one order. None comes twice, but nothing can be compared"
     )
-    if run.layout.world == 1:
-        found.no_answer += ": does an evaluation draw rows from the same generator?"
-    elif not all(one[0]["seeded"] for one in run.ranks):
+    if run.layout.world > 1 and not all(one[0]["seeded"] for one in run.ranks):
         found.no_answer += ": the script sets no seed, so each rank draws or splits by itself"
+    elif run.layout.world == 1 and any(step["evaluated"] for step in run.ranks[0]):
+        found.no_answer += ": does an evaluation draw rows from the same generator?"
+    else:
+        found.no_answer += ": switch that off, or make it depend on the row"
     found.broken, found.step = [], None
     return found
 
@@ -293,6 +336,17 @@ def _again(run: Run, right: Reference) -> str:
     return f"in {steps} steps {twice} of {len(seen)} rows come again" if twice else ""
 
 
+def _same_epochs(run: Run, right: Reference) -> str:
+    """Whether the second epoch of a layout has the order of the first, and the reference's not."""
+    rows = ([_rows(step) for step in steps] for steps in (run.ranks[0], right.steps))
+    here, there = (next(plausibility.same_order(steps), "") for steps in rows)
+    return "" if there else here
+
+
+def _rows(step: Step) -> list[str]:
+    return [row for micro in step["rows"] for row in micro]
+
+
 def _steps_of_one_epoch(right: Reference) -> int:
     known: set[str] = set()
     for number, step in enumerate(right.steps):
@@ -310,10 +364,13 @@ def _in_one_order(runner: Runner, settings: Settings, layout: Layout) -> Compare
     for each in (*wanted, _ordered(layout)):
         runner.start(each)
     first, *perturbed = (_result(runner, settings, each) for each in wanted)
-    run = runner.start(_ordered(layout)).result()
+    right = Reference.of(first, perturbed)
+    run = without_cleared(
+        runner.start(_ordered(layout)).result(), right.steps if first.ranks else ()
+    )
     if first.failure:
         return None
-    return compare(run, Reference.of(first, perturbed), settings.same_rows)
+    return compare(run, right, settings.same_rows)
 
 
 def _ordered(layout: Layout) -> Layout:
@@ -336,6 +393,8 @@ def _notes(run: Run, right: Reference) -> Iterator[str]:
 def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
     yield from right.steps[0]["unlike"]
     yield from plausibility.notes_on_steps(right.steps)
+    if other := plausibility.note_on_compiler(right):
+        yield other
     if shims := right.steps[0]["shims"]:
         yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
     if own := losses.note_on_loss(right.steps[0]["own"]):
@@ -393,11 +452,13 @@ def _not_tested(
     }
     for kind, name in names.items():
         if kind not in kinds:
-            how = " (needs --save and --resume)" if kind == RESUME and not settings.save else ""
+            how = " (needs --save and --resume)" if kind == RESUME and settings.save is None else ""
             how = " (needs --other-seed)" if kind == SEED and not settings.other_seed else how
             yield name + how
     if right.steps[0]["own"] is None:
         yield "the size of the reference's own gradient: no logits and labels were seen"
+    if right.steps[0]["stops"]:
+        yield "whether the loss falls as its gradient says: the loop stops gradients on purpose"
     if not any(right.steps[0]["rows"]):
         yield "samples: no module with parameters was called with them"
     elif not settings.epoch:

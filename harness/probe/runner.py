@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import json
 import os
 import re
+import shlex
 import shutil
+import tempfile
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,19 +24,37 @@ from harness.launch.exits import Exit
 from harness.launch.launch import RankSettings, rank_environment, supervise
 from harness.launch.server_pool import OverlayServer, Pool, Wanted
 from harness.probe.layouts import Layout, Settings
-from harness.probe.rank import exchange, on_cpu
+from harness.probe.rank import compiled, exchange, own_files
 from harness.probe.rank.exchange import Assignment
 from harness.probe.rank.on_cpu import SHIMMED
+from harness.probe.rank.own_files import Written
 from harness.probe.target import Target
 from harness.system.files import ROOT, write_whole, writing
-from harness.system.machine import cores
+from harness.system.machine import cache_folder, cores, own_folder
+from harness.system.text import one_line
+
+LONGEST_PATH = 60
+"""Of a folder in which multiprocessing makes sockets: their paths have at most 107 characters."""
+
+WRITTEN = "written"
+"""The folder, in that of a run, with what the ranks write into the user's."""
+
+LOG_LINES, LINES_OF_OUTPUT = 12, 4
+"""How many of the last lines of a rank are shown, and how many of those are of its output where its
+errors have more."""
+
+END_OF_LOG, LONGEST_LINE = 20_000, 500
+"""Bytes of a log that are read, and characters of a line that are shown."""
+
+NO_STEP = "took no step of an optimizer of torch"
+SPAWNS = (
+    "The script starts its own processes (mp.spawn), which probe does not watch. Have each process "
+    "of torchrun run one rank"
+)
 
 AGENT = "harness.probe.rank.forks"
 MOST_AT_ONCE = 4
 """Layouts that run side by side: each rank has its own copy of the model."""
-
-MOST_FILES = 50
-"""Files beside a script that are searched for what it asks of CUDA."""
 
 EARLY = (AGENT, "harness.probe.rank.watch", "torch.distributed.fsdp", "torch.utils.data")
 """What ranks import whatever the script is."""
@@ -80,7 +100,7 @@ class Run:
     failure: str = ""
     """Why there is no answer."""
     log: str = ""
-    """The end of what the failing rank wrote."""
+    """The last lines of the rank that failed, or of rank 0."""
     seen: list[list[list[str]]] = field(default_factory=list)
     """By rank, the rows of each step; over an epoch, also of those that are not compared."""
     reported: list[list[tuple[int, str, float]]] = field(default_factory=list)
@@ -123,8 +143,19 @@ class Runner:
     """The numbers of the GPUs to run on, one for each rank; empty for the CPU."""
     as_written: bool = False
     """Whether a script that asks for a GPU fails on a CPU, as it would without a probe."""
+    written: Written = field(default_factory=Written)
+    """What the runs that have ended wrote into the user's folders, or would have."""
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
     _stop: threading.Event = field(default_factory=threading.Event)
     _runs: dict[str, Future[Run]] = field(default_factory=dict)
+
+    @property
+    def _spawns(self) -> bool:
+        """Whether the script seems to start its own ranks."""
+        file = self.target.file
+        return file is not None and "mp.spawn(" in file.read_text(errors="replace").replace(
+            "multiprocessing.spawn(", "mp.spawn("
+        )
 
     @property
     def lane(self) -> Lane:
@@ -134,13 +165,17 @@ class Runner:
         # Layouts would share GPUs: one at a time, as each has the first ones.
         at_once = 1 if self.gpus else min(cores(), MOST_AT_ONCE)
         self._workers = ThreadPoolExecutor(at_once, "probe")
-        self._imports = self._write_imports()
+        self._imports, _ = self._write_imports(), self._folders
+        short = len(str(self.folder)) <= LONGEST_PATH
+        self._temporary = self.folder if short else Path(tempfile.mkdtemp(dir="/tmp"))
         self._server()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._workers.shutdown(cancel_futures=True)
+        if self._temporary != self.folder:
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def start(self, layout: Layout) -> Future[Run]:
         """Begin to run a layout, or find the run that has the same name."""
@@ -151,8 +186,9 @@ class Runner:
 
     def _run(self, layout: Layout, before: Future[Run] | None) -> Run:
         if before is not None and (failed := before.result()).failure:
-            return Run(layout, [], failure=f"{failed.layout.name}: {failed.failure}")
-        folder = self.folder / layout.name.replace(" ", "_").replace(",", "")
+            why = f"{failed.layout.name}: {failed.failure}"
+            return Run(layout, [], failure=why, log=failed.log)
+        folder = self._folder(layout.name)
         folder.mkdir()
         self._assign(layout, folder)
         ended = supervise(
@@ -166,6 +202,19 @@ class Runner:
         )
         return self._read(layout, folder, ended)
 
+    def _folder(self, name: str) -> Path:
+        """Of the run of the layout with this name."""
+        return self.folder / name.replace(" ", "_").replace(",", "")
+
+    @cached_property
+    def _folders(self) -> list[str]:
+        """The user's folders that the script may write into."""
+        found = own_files.beside(folders(self.target, self.settings), self.folder.resolve())
+        cwd = Path.cwd()
+        if not {str(cwd), *map(str, cwd.parents)} & set(found):
+            self.written.refusal = f"{cwd} contains the folders of probe itself"
+        return found
+
     def _assign(self, layout: Layout, folder: Path) -> None:
         """Write down what the ranks are to do."""
         settings, shift = self.settings, ""
@@ -176,9 +225,12 @@ class Runner:
         if layout.saves or layout.resumed:
             own = self.folder / f"checkpoint_{layout.world}"
         own.mkdir(exist_ok=True)
+        temporary = self._temporary / f"t{next(self._numbers)}"
+        temporary.mkdir()
         divided = layout.k * (1 if settings.same_rows else layout.world)
         values = {
             "rows": settings.rows // divided,
+            "total": settings.rows,
             "k": layout.k,
             "ranks": layout.world,
             "micro_batches": divided,
@@ -201,7 +253,12 @@ class Runner:
             move=0.0 if layout.resumed else settings.perturb,
             constants=self.target.filled_constants(values),
             relations=list(layout.relations),
-            on_cpu=self._on_cpu,
+            on_cpu=self.lane is Lane.CPU and not self.as_written,
+            folders=self._folders,
+            own=str(folder / WRITTEN),
+            earlier=str(self._folder(layout.after) / WRITTEN) if layout.after else "",
+            shared=[str(self.folder), str(self.extensions), *own_files.caches()],
+            temporary=str(temporary),
         )
         (folder / "assignment.json").write_text(json.dumps(asdict(assignment)))
 
@@ -221,16 +278,12 @@ class Runner:
         users = os.environ.get("PYTHONPATH", "")
         path = ours["PYTHONPATH"], self.site, users, str(self.extensions)
         on_cpu = ON_CPU if self.lane is Lane.CPU else {}
+        on_cpu = {**on_cpu}
+        if cache := own_files.compiled():
+            on_cpu[own_files.COMPILED] = cache
+        if self.lane is Lane.CPU and compiled.IN_ONE_THREAD not in ours:
+            on_cpu[compiled.IN_ONE_THREAD] = "1"
         return {**ours, **ENVIRONMENT, **on_cpu, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-
-    @cached_property
-    def _on_cpu(self) -> bool:
-        """Whether what the script asks of CUDA is done on the CPU: not if it asks nothing."""
-        source = self.target.file
-        if self.as_written or self.lane is not Lane.CPU or source is None:
-            return False
-        beside = [source, *(file for file in source.parent.glob("*.py") if file != source)]
-        return any(on_cpu.needed(file.read_text(errors="replace")) for file in beside[:MOST_FILES])
 
     def _write_imports(self) -> str:
         """Write a module with what the script imports from packages, and return its name: one
@@ -247,6 +300,8 @@ class Runner:
         ]
         late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
         lines += imports("\n".join([script, *late]), beside)
+        if compiled.ASKED.search(words):
+            lines.append("from harness.probe.rank import compiled\ncompiled.warm_up()")
         text = "\n".join(lines) + "\n"
         name = f"imports_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         with writing(self.extensions, "HARNESS_CACHE"):
@@ -256,19 +311,23 @@ class Runner:
 
     def _read(self, layout: Layout, folder: Path, ended: Exit) -> Run:
         """What the ranks of a launch have recorded."""
-        failure, log = why_failed(ended, self.timeout, folder, self.target.file), ""
+        failure = why_failed(ended, self.timeout, folder, self.target.file)
+        log = last_lines(folder, ended)
         ranks, records = [], []
         if failure:
             for lock in self.extensions.rglob("lock"):  # of a compiler that was ended
                 lock.unlink(missing_ok=True)
-            log = log_of(folder, ended)
         else:
             files = [folder / f"rank{n}.pickle" for n in range(layout.world)]
             records = [exchange.loaded(file.read_bytes()) for file in files]
             ranks = [one["steps"] for one in records]
             if not min(map(len, ranks)):
-                failure, log = "took no step of an optimizer of torch", log_of(folder, ended)
-                ranks = []
+                failure, ranks = _no_step(records), []
+        if failure and self._spawns:
+            failure = f"{failure.strip()}. {SPAWNS}"
+        self.written.add(own_files.written(folder / WRITTEN, os.getcwd()))
+        if not layout.saves:  # what a run saves, the next one loads
+            own_files.remove(folder / WRITTEN)
         if not layout.saves and not failure:
             shutil.rmtree(folder, ignore_errors=True)
         seen, reported = ([one[what] for one in records] for what in ("seen", "reported"))
@@ -279,6 +338,31 @@ class Runner:
             found.on_cpu, found.schedule = records[0]["on_cpu"], records[0]["schedule"]
             found.relations = records[0]["relations"]
         return found
+
+
+PATH = re.compile(r"""(["'])((?:/|~/|\.\./)[^"'\s{}*]+)\1""")
+"""A text of a script that is the path of a file."""
+
+
+def folders(target: Target, settings: Settings) -> list[Path]:
+    """The user's folders that a script may write into."""
+    more = shlex.split(f"{settings.save or ''} {settings.resume or ''}")
+    source = target.file.read_text(errors="replace") if target.file else ""
+    literals = (found[2] for found in PATH.finditer(source))
+    words = [*target.arguments, *target.constants.values(), *more, *literals]
+    return own_files.folders_of(words, target.file)
+
+
+def room(target: Target, settings: Settings) -> Path | None:
+    """Where the runs' folders can be, if not in the usual place for temporary files: they must not
+    lie in one of the user's folders. The kernel refuses that for what lies on these."""
+    usual = Path(tempfile.gettempdir()).resolve()
+    if not set(folders(target, settings)) & {usual, *usual.parents}:
+        return None
+    with writing(cache_folder(), "HARNESS_CACHE"):
+        other = own_folder(cache_folder(), "probe")
+        other.mkdir(parents=True, exist_ok=True)
+    return other
 
 
 def imports(source: str, without: Container[str]) -> Iterator[str]:
@@ -303,6 +387,15 @@ def imports(source: str, without: Container[str]) -> Iterator[str]:
             yield f"try:\n    {ast.unparse(node)}\nexcept Exception:\n    pass"
 
 
+def _no_step(records: Sequence[Mapping[str, Any]]) -> str:
+    """Why ranks that ended have no step."""
+    skipped, place = (records[0][what] for what in ("skipped", "infinite"))
+    if not skipped:
+        return NO_STEP
+    text = f"the scaler of the loss skipped all of its {skipped} steps"
+    return f"{text}; the first that was not finite is {place}" if place else text
+
+
 FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 """A line of a stack, of which the innermost comes first."""
 
@@ -313,7 +406,7 @@ def why_failed(ended: Exit, timeout: float, folder: Path, script: Path | None) -
         text = f"did not end within {timeout:.0f} s, and was ended"
         return "; ".join(filter(None, (text, where_failed(folder, script))))
     if ended.failure:
-        return f"rank {ended.failure['rank']}: {ended.failure['message']}"
+        return f"rank {ended.failure['rank']}: {one_line(str(ended.failure['message']))}"
     return f"ended with exit code {ended.code}" if ended.code else ""
 
 
@@ -332,11 +425,22 @@ def where_failed(folder: Path, script: Path | None) -> str:
     return ""
 
 
-def log_of(folder: Path, ended: Exit) -> str:
-    """The end of the log of the rank that failed, or of the agent if no rank did."""
-    rank = (ended.failure or {}).get("rank", 0)
-    for file in (folder / "logs" / f"rank_{rank}" / "stderr.log", folder / "torchrun.log"):
-        with suppress(OSError):
-            if text := file.read_text(errors="replace").strip():
-                return text[-3000:]
-    return ""
+def last_lines(folder: Path, ended: Exit) -> str:
+    """The last lines that the rank that failed has printed, or rank 0: those of its output, and
+    then those of its errors. Those of the agent, if the rank has printed nothing."""
+    logs = folder / "logs" / f"rank_{(ended.failure or {}).get('rank', 0)}"
+    output, errors = _lines(logs / "stdout.log"), _lines(logs / "stderr.log")
+    errors = errors[-(LOG_LINES - min(len(output), LINES_OF_OUTPUT)) :]
+    output = output[max(0, len(output) - (LOG_LINES - len(errors))) :]
+    return "\n".join([*output, *errors] or _lines(folder / "torchrun.log")[-LOG_LINES:])
+
+
+def _lines(file: Path) -> list[str]:
+    """The last lines of a log that are not empty."""
+    try:
+        with file.open("rb") as log:
+            log.seek(max(0, file.stat().st_size - END_OF_LOG))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line.rstrip()[:LONGEST_LINE] for line in text.splitlines() if line.strip()]

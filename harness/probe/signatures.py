@@ -33,6 +33,8 @@ FILE = "probe.json"
 
 SUSPECT = (
     losses.OWN,
+    plausibility.COMPILED,
+    plausibility.OUTSIDE,
     losses.SHIFTED,
     losses.ENDLESS,
     plausibility.FALLS,

@@ -6,8 +6,10 @@ number of ranks.
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -15,7 +17,15 @@ from pathlib import Path
 
 from harness.system.errors import UserError
 
-PLACEHOLDERS = ("rows", "k", "ranks", "micro_batches", "dir", "at")
+NUMBERS = ("rows", "total", "k", "ranks", "micro_batches", "at")
+PLACEHOLDERS = (*NUMBERS, "dir")
+
+_FACTOR = rf"\s*(?:{'|'.join(NUMBERS)}|\d+)\s*"
+PLACEHOLDER = re.compile(rf"\{{(dir|{_FACTOR}(?:\*{_FACTOR})*)\}}")
+"""A placeholder, or a product of placeholders and whole numbers, such as {rows*1024}."""
+
+OTHER = re.compile(r"\{([\w\s()]*[-+*/%][-+*/%\w\s().]*)\}")
+"""Arithmetic in braces."""
 
 DRIVER = Path(__file__).parent / "rank" / "made.py"
 """The script that drives a user's function."""
@@ -53,8 +63,8 @@ class Target:
     @property
     def names_micro_batches(self) -> bool:
         """Whether the command says how many micro-batches a step has."""
-        words = (*self.arguments, *self.constants.values())
-        return any("{k}" in word or "{micro_batches}" in word for word in words)
+        named = names((*self.arguments, *self.constants.values()))
+        return bool(named & {"k", "micro_batches"})
 
     @property
     def file(self) -> Path | None:
@@ -82,9 +92,31 @@ class Target:
 
 
 def _filled(word: str, values: Mapping[str, object]) -> str:
-    for name in PLACEHOLDERS:
-        word = word.replace(f"{{{name}}}", str(values[name]))
-    return word
+    def value(found: re.Match[str]) -> str:
+        factors = [part.strip() for part in found[1].split("*")]
+        if not any(part in values for part in factors):
+            return found[0]
+        if len(factors) == 1:
+            return str(values[factors[0]])
+        return str(math.prod(int(str(values.get(part, part))) for part in factors))
+
+    return PLACEHOLDER.sub(value, word)
+
+
+def names(words: Iterable[str]) -> set[str]:
+    """The placeholders in some words; raises UserError for what is none, such as {rows/2}."""
+    found: set[str] = set()
+    for word in words:
+        for match in PLACEHOLDER.finditer(word):
+            found |= {part.strip() for part in match[1].split("*")}
+        for other in OTHER.finditer(PLACEHOLDER.sub("", word)):
+            if not set(re.findall(r"\w+", other[1])) & set(PLACEHOLDERS):
+                continue
+            raise UserError(
+                f"{other[0]} in {word}: write a placeholder ({', '.join(PLACEHOLDERS)}), or a "
+                "product with whole numbers, such as {rows*1024}"
+            )
+    return found & set(PLACEHOLDERS)
 
 
 def target(words: Sequence[str]) -> Target:

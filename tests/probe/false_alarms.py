@@ -99,6 +99,48 @@ KINDS = (
     Kind("DDP, bf16", "ddp.py", "--dtype bfloat16", factors=DDP),
     Kind("DDP, autocast in bf16", "ddp.py", "--amp bfloat16", factors=DDP),
     Kind("DDP, autocast in fp16", "ddp.py", "--amp float16 --scale 256", factors=DDP),
+    Kind(
+        "habits of published scripts",
+        "habits.py",
+        factors={
+            "optimizer": OPTIMIZER,
+            "rehearsal": (
+                "",
+                "--rehearse loader",
+                "--rehearse zeros",
+                "--rehearse nothing",
+                "--rehearse forward",
+            ),
+            "batch size": ("", "--of-all-ranks --batch-size {rows*ranks}"),
+            "epochs": ("", "--rows 48"),  # the fourth step or the fifth is that of another epoch
+            "snapshot": ("", "--snapshot snapshot.pt"),
+            "noise": ("", "--noise of-row"),
+            "precision": ("", "--fp16", "--compile"),
+        },
+    ),
+    Kind("DDP, fp16, fused optimizer", "ddp.py", "--amp float16 --scale 256 --fused", factors=DDP),
+    Kind(
+        "DDP, fp16, fused optimizer, a step is skipped",
+        "ddp.py",
+        "--amp float16 --overflow --fused",  # not with momentum: torch 2.13.0 has a fault there
+        factors={name: DDP[name] for name in ("clipping", "dropout", "rows")},
+    ),
+    Kind(
+        "DDP, compiled",
+        "ddp.py",
+        "--compile",
+        factors={**DDP, "precision": ("", "--amp bfloat16", "--amp float16 --scale 256 --fused")},
+    ),
+    Kind(
+        "policy gradients",
+        "policy.py",
+        factors={
+            **OURS,
+            "objective": ("", "--objective reinforce", "--objective ppo"),
+            "divergence": ("", "--beta 0.1"),
+            "rows": ("", "--lengths"),
+        },
+    ),
     Kind("FSDP2, fp32", "fsdp2.py", factors=OURS),
     Kind("FSDP2, bf16", "fsdp2.py", "--bf16", factors=OURS),
     Kind("tensor parallel", "tensor_parallel.py", factors={"optimizer": OPTIMIZER}),

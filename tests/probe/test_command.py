@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import sys
+import tempfile
 import uuid
 from pathlib import Path
 from xml.etree import ElementTree
@@ -125,3 +127,91 @@ def test_a_machine_with_too_few_gpus_is_named(
     monkeypatch.setattr("harness.cli.probe.gpus", lambda: (one,))
     assert main(["probe", "--launch", "gpu", DDP, *GIVEN]) == 2
     assert "needs 2 GPUs, one for each rank, and this machine has 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--rows", "--ranks", "--reference-ranks", "-k", "--steps"])
+@pytest.mark.parametrize("value", ["0", "-12", "nan", "inf", "1.5", "", "9" * 40, "9" * 5000])
+def test_a_number_that_no_layout_can_have_is_a_mistake_of_the_command(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["probe", option, value, DDP, *GIVEN]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert len(lines[0]) < 500
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [(o, v) for o in ("--perturb", "--at") for v in ("-1", "nan", "inf", "1e400", "x")]
+    + [("--timeout", v) for v in ("-1", "nan", "0", "x")]
+    + [("--perturb", "1e30"), ("--at", "0")],
+)
+def test_other_numbers_are_checked_too(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["probe", option, value, DDP, *GIVEN]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--json", "--junitxml"])
+@pytest.mark.parametrize("name", ["missing/answers", "."])
+def test_files_that_cannot_be_written_are_refused_before_anything_runs(
+    option: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(probe, "_answers", None)
+    assert main(["probe", option, str(tmp_path / name), DDP, *GIVEN]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("python", ["missing/python", "no-such-python", "."])
+def test_an_interpreter_that_is_not_there_is_a_mistake_of_the_command(
+    python: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["probe", "--python", python, DDP, *GIVEN]) == 2
+    assert python in capsys.readouterr().err
+
+
+SPAWNS = """
+import sys, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+class Rows(Dataset):
+    def __len__(self):
+        return 96
+    def __getitem__(self, number):
+        return torch.full((4,), float(number), device="cuda:0")
+
+if __name__ == "__main__":
+    assert torch.cuda.is_available()
+    dist.init_process_group("nccl")
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    data = Rows()
+    for x in DataLoader(data, int(sys.argv[1]), sampler=DistributedSampler(data), num_workers=1,
+                        multiprocessing_context="spawn"):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_spawned_workers_of_a_relative_script_and_interpreter_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What replaces CUDA is there in new interpreters as well."""
+    user, temporary = tmp_path / "user", tmp_path / "tmp"
+    user.mkdir()
+    temporary.mkdir()
+    (user / "train.py").write_text(SPAWNS)
+    (user / "venv").symlink_to(Path(sys.prefix))
+    monkeypatch.chdir(user)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    ours = ["--python", "venv/bin/python", "--layouts", "ranks"]
+    assert main(["probe", *ours, "train.py", "{rows}"]) == 0
+    assert [path.name for path in temporary.iterdir() if "inductor" not in path.name] == []

@@ -242,12 +242,13 @@ def test_a_mistake_is_called_what_it_is(
     assert found.broken[0].text.startswith(text)
 
 
-@pytest.mark.parametrize("bug", ["", "clips what is scaled"])
+@pytest.mark.parametrize("more", ["", "--fused"])
+@pytest.mark.parametrize("bug", ["", "clips what is scaled", "clips before unscale_"])
 def test_clipping_of_gradients_that_a_scaler_still_multiplies_is_noted(
-    probing: Probing, bug: str
+    probing: Probing, bug: str, more: str
 ) -> None:
     """Every layout has it, so that only the reference shows it."""
-    words = [*f"{GIVEN} --amp float16 --clip 0.1 --bug".split(), bug]
+    words = [*f"{GIVEN} --amp float16 --clip 0.1 {more} --bug".split(), bug]
     answers = probing("ddp.py", words, Settings(layouts=(RANKS,)))
     noted = [note for note in answers.notes if note.startswith("clipping saw a gradient of norm")]
     assert len(noted) == bool(bug)

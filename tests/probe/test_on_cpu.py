@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
+from harness.system.files import ROOT
 from tests.probe.probing import SCRIPTS
 
 SCRIPT = """
@@ -105,3 +106,105 @@ def test_what_was_done_on_the_cpu_is_reported_and_can_be_refused(
     assert "done on the CPU" in printed
     assert "nccl (1 x)" in printed
     assert main(["probe", "--as-written", "--layouts", "ranks", *given]) == 3
+
+
+LIBRARY = """
+import sys, torch
+
+def one():
+    pass; assert torch.cuda.is_available(), "no GPU"
+
+def several_lines():
+    assert (
+        not sys.flags.dev_mode
+        and torch.cuda.is_available()
+    )
+
+def raises():
+    if not torch.cuda.is_available() and not sys.flags.dev_mode:
+        print("no GPU")
+        raise RuntimeError("no GPU")
+
+def exits():
+    if torch.cuda.is_available():
+        pass
+    else:
+        sys.exit("no GPU")
+
+def counts():
+    if torch.cuda.device_count() < 1:
+        raise RuntimeError("no GPU")
+    else:
+        raise KeyError
+
+def chooses():
+    if not torch.cuda.is_available():
+        return "cpu"
+    return "cuda"
+"""
+DEMANDS = """
+import library
+for function in (library.one, library.several_lines, library.raises, library.exits):
+    function()
+try:
+    library.counts()
+except KeyError:
+    print(library.chooses())
+"""
+
+
+def in_a_new_process(folder: Path, script: str) -> str:
+    """What a script prints with the replacements; ``library`` is in its site-packages."""
+    (folder / "train.py").write_text(script)
+    (folder / "site-packages").mkdir()
+    (folder / "site-packages" / "library.py").write_text(LIBRARY)
+    path = f"{ROOT}:{folder / 'site-packages'}"
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", START.format(str(folder / "train.py"))],
+        env={"RANK": "0", "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not ended.returncode, ended.stderr
+    return ended.stdout
+
+
+def test_a_library_that_demands_a_gpu_goes_on_and_one_that_chooses_takes_the_cpu(
+    tmp_path: Path,
+) -> None:
+    assert in_a_new_process(tmp_path, DEMANDS) == "cpu\n"
+
+
+TRAINS = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+def main(rows):
+    torch.cuda.set_device(0)
+    torch.distributed.init_process_group("nccl")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1).cuda(), device_ids=[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    data = torch.randn(96, 4)
+    for x in DataLoader(data, rows, sampler=DistributedSampler(data)):
+        model(x.to("cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.usefixtures("command")
+def test_a_trainer_of_a_library_runs_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the scripts that a package installs: their text says nothing of GPUs."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "trainer.py").write_text(TRAINS)
+    (tmp_path / "train").write_text("import sys, trainer; trainer.main(int(sys.argv[1]))")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site-packages"))
+    assert main(["probe", "--layouts", "ranks", str(tmp_path / "train"), "{rows}"]) == 0

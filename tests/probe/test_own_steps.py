@@ -38,6 +38,7 @@ def steps(
             "clipping": clipping,
             "eps": {"weight": eps},
             "scaled": scaled,
+            "outside": {},
             "fresh": fresh,
             "group": usual | group,
             "rows": [[f"row {number}"]],
@@ -80,7 +81,6 @@ def test_a_step_that_divides_by_a_scale_that_nobody_multiplied_with_is_noted() -
         (1.0, 10.0, {}),
         (1.0, 0.0, {}),
         (7.0, None, {}),  # the gradients are not those of the step
-        (7.0, 0.0, {"scaled": True}),
         (7.0, 0.0, {"fresh": False}),
         (7.0, 0.5, {"nesterov": True}),
         (7.0, 0.5, {"kind": "RMSprop"}),

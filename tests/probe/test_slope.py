@@ -15,6 +15,7 @@ from harness.probe.compare.plausibility import Steep, note_on_slope
         ((0.688, 1.006, 1.0), ""),  # the step was too large: autograd is right
         ((0.759, 1.028, 1.006), ""),
         ((0.5, 0.7, 0.9), ""),
+        ((0.0, 0.0, 1e-9), ""),  # the loss of a surrogate, as GRPO's, does not move at all
         ((0.5,), ""),
         ((), ""),
     ],

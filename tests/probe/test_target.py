@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from harness.probe.layouts import Settings
-from harness.probe.target import Target, target
+from harness.probe.target import Target, names, target
 from harness.system.errors import UserError
 
-VALUES = {"rows": 4, "k": 3, "ranks": 2, "micro_batches": 6, "dir": "/checkpoints", "at": 2}
+VALUES = {
+    "rows": 4, "total": 24, "k": 3, "ranks": 2, "micro_batches": 6, "dir": "/checkpoints", "at": 2,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +63,31 @@ def test_placeholders_are_filled_in_and_other_braces_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "filled"),
+    [
+        ("{total}", "24"),
+        ("{rows*1024}", "4096"),
+        ("{2*k}", "6"),
+        ("--tokens={ rows * ranks * 8 },{k}", "--tokens=64,3"),
+        ("a{2}", "a{2}"),
+        ("{2*3}", "{2*3}"),
+        ("{rows}x{total}", "4x24"),
+        ('{"k": {k}, "r": [{rows*2}]}', '{"k": 3, "r": [8]}'),
+    ],
+)
+def test_a_placeholder_may_be_multiplied(word: str, filled: str) -> None:
+    assert Target("train.py", (word,)).filled(VALUES) == [filled]
+
+
+def test_the_placeholders_of_a_command_are_known_by_name() -> None:
+    assert names(["--tokens={total*1024}", "a{2}", "{x-1}"]) == {"total"}
+    assert Target("train.py", ("{k*2}",)).names_micro_batches
+    for word in ("{rows/2}", "{rows+1}", "{2*dir}", "{rows*x}", "{(rows*2)}"):
+        with pytest.raises(UserError, match="write a placeholder"):
+            names([word])
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "name a script"),
@@ -79,7 +106,7 @@ def test_a_mistake_is_one_line(words: list[str], message: str) -> None:
     [
         ({"rows": 10}, "multiple of 6"),
         ({"at": 4}, "must be below --steps"),
-        ({"ranks": 1}, "at least 2"),
+        ({"ranks": 1}, "more than --reference-ranks"),
         ({"layouts": ("rank",)}, "no layout rank"),
         ({"layouts": ("resume",)}, "needs --save and --resume"),
         ({"save": "--save {dir}"}, "needed together"),

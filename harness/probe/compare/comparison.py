@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from harness.api.numbers import finite
 from harness.models import vectors
+from harness.probe.compare import infinite
 from harness.probe.compare.reference import Moment, Reference, as_in, joined
 from harness.probe.compare.relations import (
     Broken,
@@ -20,21 +21,24 @@ from harness.probe.compare.relations import (
     several,
 )
 from harness.probe.layouts import Layout
-from harness.probe.runner import Run, Step
+from harness.probe.runner import NO_STEP, Run, Step
 from harness.system.errors import Inconclusive
 from harness.system.text import QUOTED
 
 NEEDS_RANKS = re.compile(
-    r"AssertionError|took no step|world.?size|n?proc|ranks|GPUs|devices|even number|at least 2",
+    r"world.?size|\bworld\b|nproc|num_?proc|\branks\b|\bgpus\b|\bdevices\b|even number|"
+    r"at least (2|two)|more than (1|one)\b|multi.?gpu",
     re.IGNORECASE,
 )
 """What scripts say that do not run on one rank."""
 
+DEMAND = re.compile(r"(\[rank\d+\]:)?\s*(assert|raise)\b")
+"""How a line of a traceback begins that demands something."""
+
 OTHER_LOSS = "the loss of the layout"
 """How a note on it begins."""
 
-LOG_LINES = 12
-"""How much of the log of a failed rank is shown."""
+FEWER = "has fewer rows than the first"
 
 
 @dataclass
@@ -107,6 +111,8 @@ def _compared(
     times: list[tuple[float, float]] = []
     for step in range(min(run.steps, len(reference.steps) - first)):
         right = reference.steps[first + step]
+        if why := infinite.reason(right):
+            return _until(found, first + step, f"is not finite ({why})")
         whole = joined([steps[step] for steps in ranks], right)
         here = [_shaped(each, right) for each in whole]
         moment = Moment(reference, first + step, here, run.layout, step == 0, same_rows)
@@ -170,11 +176,11 @@ def _shaped(step: Step, right: Step) -> Step:
     return found
 
 
-def _until(found: Compared, step: int) -> Compared:
-    """The comparison of the steps before this one, the end of the data: what fills it up, or
-    whether it is taken at all, is the sampler's affair."""
+def _until(found: Compared, step: int, what: str = FEWER) -> Compared:
+    """The comparison of the steps before this one, as a rule the end of the data: what fills it up,
+    or whether it is taken at all, is the sampler's affair."""
     found.broken = []
-    why = f"step {step + 1} of the reference has fewer rows than the first"
+    why = f"step {step + 1} of the reference {what}"
     if step == found.layout.first:
         found.no_answer = why
     else:
@@ -233,21 +239,30 @@ def _measure(at: Moment, worst: dict[str, float]) -> None:
 
 def refuse_unusable(reference: Run) -> None:
     """Raise Inconclusive if the reference gives no answer, or nothing that could be compared."""
-    name = reference.layout.name
     if reference.failure:
-        lines = reference.log.strip().splitlines()[-LOG_LINES:]
-        why = f"the reference, {name}, gives no answer: {reference.failure}"
-        if reference.layout.world == 1 and NEEDS_RANKS.search(reference.failure):
+        why = reference.failure
+        if reference.layout.world == 1 and needs_ranks(reference):
             why += "; if the script needs several ranks, add --reference-ranks 2"
-        raise Inconclusive(QUOTED.join([why, *lines]))
+        raise _no_answer(reference, why)
     sizes = [vectors.norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
-    if not finite(sizes[0]):
-        raise Inconclusive(
-            f"the reference, {name}, gives no answer: its first gradients are not finite. Are all "
-            "its weights initialised?"
-        )
+    if why := infinite.reason(reference.ranks[0][0]):
+        raise _no_answer(reference, why)
     if not any(sizes):
-        raise Inconclusive(
-            f"the reference, {name}, gives no answer: its gradients are all 0, so no layout can "
-            "differ; does its loss depend on its parameters?"
+        raise _no_answer(
+            reference,
+            "its gradients are all 0, so no layout can differ; does its loss depend on its "
+            "parameters?",
         )
+
+
+def needs_ranks(run: Run) -> bool:
+    """Whether a script that failed on one rank seems to need several."""
+    lines = run.log.splitlines()
+    if not run.failure.startswith(NO_STEP):  # otherwise it has printed why
+        lines = [line for line in lines if DEMAND.match(line)]
+    return any(map(NEEDS_RANKS.search, [run.failure.removeprefix(NO_STEP), *lines]))
+
+
+def _no_answer(reference: Run, why: str) -> Inconclusive:
+    text = f"the reference, {reference.layout.name}, gives no answer: {why}"
+    return Inconclusive(QUOTED.join([text, *reference.log.splitlines()]))

@@ -24,6 +24,8 @@ FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
 CLIPPED = "clipping saw a gradient of norm"
 LOST, SAME_ORDER = "the steps moved only", "the second epoch has the rows of the first"
 NOT_STEPPED = "the model computes with other weights than it trains:"
+OUTSIDE = "weights change outside of optimizer.step"
+COMPILED = "compiled, the first gradient is"
 """How the notes begin: by these words a recorded note is recognised, however it goes on."""
 
 JUMP = 1.5
@@ -45,11 +47,30 @@ MOVED = 0.5
 def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     """One line for each thing that is odd in the reference's own steps."""
     yield from _unlike_copies(steps[0])
+    yield from _outside(steps)
     yield from _clipped_scaled(steps[0])
     yield from _jump([step["lr"][0] for step in steps])
     yield from _applied(steps[0])
     yield from _lost([step for step in steps if step["lr"][0]])
-    yield from _same_order([[row for micro in step["rows"] for row in micro] for step in steps])
+    yield from same_order([[row for micro in step["rows"] for row in micro] for step in steps])
+
+
+def note_on_compiler(right: Reference) -> str:
+    """What to say of a compiled loop whose first gradient is not that of the same loop as it is
+    written: the perturbed runs compile nothing."""
+    step, written = right.steps[0], [run[0]["grad"] for run in right.rounded if run]
+    if not step.get("compiled") or step["draws"] or len(written) < 2 or not norm(written[0]):
+        return ""
+    if not _alike(written[0], written[1]) or _alike(step["grad"], written[0]):
+        return ""
+    found = share(step["grad"], written[0])
+    aside = f", {found.aside:.0%} of it in another direction" if not found.is_factor else ""
+    return f"{COMPILED} {found.ratio:.4g} times that of the same loop without torch.compile{aside}"
+
+
+def _alike(gradient: Named, other: Named) -> bool:
+    apart = norm({name: gradient[name] - g for name, g in other.items() if name in gradient})
+    return apart <= NEAR_SLOPE * norm(other)
 
 
 def _unlike_copies(step: Step) -> Iterator[str]:
@@ -67,6 +88,17 @@ def _unlike_copies(step: Step) -> Iterator[str]:
             f"{NOT_STEPPED} {len(off)} of {len(pairs)} weights are not those that the optimizer "
             f"steps, so the first step loses them ({several(off)}): were they loaded "
             "without it?"
+        )
+
+
+def _outside(steps: Sequence[Step]) -> Iterator[str]:
+    """Weights that something other than the optimizer's step changes."""
+    number = next((n for n, step in enumerate(steps) if step["outside"]), 0)
+    if changed := steps[number]["outside"]:
+        yield (
+            f"{OUTSIDE}: between the steps {number} and {number + 1}, {several(changed)}, by "
+            f"{max(changed.values()):.2g} of their size. No fault if the loop clamps or normalises "
+            "them on purpose"
         )
 
 
@@ -96,7 +128,7 @@ def _applied(step: Step) -> Iterator[str]:
     """A first step that is not the one that the optimizer's formula gives for its gradient."""
     size = norm(step["grad"])
     clipping, rate = step["clipping"], step["lr"][0]
-    known = step["fresh"] and not step["scaled"] and clipping is not None
+    known = step["fresh"] and clipping is not None
     if not (known and rate and size):
         return
     right = min(1.0, clipping / size) if clipping else 1.0
@@ -159,7 +191,7 @@ def _lost(steps: Sequence[Step]) -> Iterator[str]:
         )
 
 
-def _same_order(steps: Sequence[Sequence[str]]) -> Iterator[str]:
+def same_order(steps: Sequence[Sequence[str]]) -> Iterator[str]:
     """A step later than the second that has the rows of the first, in the same order."""
     first = steps[0]
     again = (n for n, rows in enumerate(steps) if n > 1 and rows == first)
@@ -243,6 +275,8 @@ def note_on_slope(found: Sequence[Steep | None]) -> str:
     if len(sure) < 2 or any(one.right for one in sure):
         return ""
     last = sure[-1].slope
+    if abs(last) < NEAR_SLOPE:
+        return ""  # the loss stays where it is: its gradient is that of a surrogate, as in GRPO
     if not all(near(one.slope, last, within=ALIKE * abs(last) + one.unsure) for one in sure):
         return ""
     return (

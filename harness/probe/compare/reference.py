@@ -14,15 +14,59 @@ from harness.models.vectors import Array, Spread
 from harness.probe.layouts import Layout
 from harness.probe.runner import Run, Step
 
-BY_NAME = ("before", "eps", "grad", "largest", "raw", "state", "update")
+BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "update")
 """What a step has for each parameter; the names of a state go on after a space."""
 
 LOSS_LEAST = 1e-7
 """The least spread of a loss, as a part of it."""
 
 
+def without_cleared(run: Run, right: Sequence[Step] = (), same_rows: bool = False) -> Run:
+    """A run without the micro-batches whose gradients were cleared before the step, and without
+    those to which no gradient came: a rehearsal.
+
+    Beside a reference (``right``), only where its step has as many rows as are left. A loop that
+    clears the gradients of each micro-batch is wrong, and has trained on all of them.
+    """
+    steps = list(zip(*run.ranks, strict=False))
+    gone = set()
+    for number, step in enumerate(steps):
+        if not any(one["cleared"] or one["unused"] for one in step):
+            continue
+        at = run.layout.first + number
+        kept = [_without_cleared(one) for one in step]
+        if not right or (at < len(right) and _count(kept, same_rows) == _count([right[at]], False)):
+            gone.add(number)
+    if not gone:
+        return run
+    ranks = [
+        [_without_cleared(one) if n in gone else one for n, one in enumerate(steps)]
+        for steps in run.ranks
+    ]
+    seen = [
+        [[*chain(*rank[n]["rows"])] if n in gone else rows for n, rows in enumerate(of_rank)]
+        for of_rank, rank in zip(run.seen, ranks, strict=True)
+    ]
+    return replace(run, ranks=ranks, seen=seen)
+
+
+def _without_cleared(step: Step) -> Step:
+    rows, unused = step["rows"], step["unused"]
+    first = step["cleared"].get("rows", 0)
+    kept = [micro for n, micro in enumerate(rows) if n >= first and n not in unused]
+    rest = {what: step[what][count:] for what, count in step["cleared"].items()}
+    return step | rest | {"rows": kept or rows[first:]}
+
+
+def _count(step: Sequence[Step], same_rows: bool) -> int:
+    """How many rows the ranks have in a step."""
+    counts = [sum(map(len, one["rows"])) for one in step]
+    return max(counts) if same_rows else sum(counts)
+
+
 def as_one(run: Run, same_rows: bool) -> Run:
     """A run as one rank would have recorded it: with all rows, and with the parameters of all."""
+    run = without_cleared(run)
     if len(run.ranks) < 2:
         return run
     steps = [_together([rank[n] for rank in run.ranks], same_rows) for n in range(run.steps)]
@@ -35,8 +79,9 @@ def as_one(run: Run, same_rows: bool) -> Run:
 def _together(ranks: Sequence[Step], same_rows: bool) -> Step:
     found = dict(ranks[0])
     for what in BY_NAME:
-        if found.get(what):
-            found[what] = {n: v for one in reversed(ranks) for n, v in (one[what] or {}).items()}
+        if any(one.get(what) for one in ranks):
+            every = [one.get(what) or {} for one in reversed(ranks)]
+            found[what] = {n: v for one in every for n, v in one.items()}
     losses = [sum(one["losses"]) for one in ranks if one["losses"]]
     found["losses"] = [sum(losses) / len(losses)] if losses else []
     found["stale"] = max(one["stale"] for one in ranks)
@@ -108,7 +153,15 @@ class Reference:
     def loss_spread(self, step: int) -> float:
         right = self.loss(step)
         found = [sum(run[step]["losses"]) - right for run in self.rounded if step < len(run)]
-        return max([abs(f) for f in found if finite(f)] + [LOSS_LEAST * abs(right)])
+        size = max(abs(right), self._of_summands(step))
+        return max([abs(f) for f in found if finite(f)] + [LOSS_LEAST * size])
+
+    def _of_summands(self, step: int) -> float:
+        """How large the summands of a loss may be that cancel each other, as where advantages have
+        the mean 0: as much as it would change with the weights, if all went along its gradient."""
+        first, gradient = self.steps[0], self.steps[step]["raw"] or self.steps[step]["grad"]
+        size = vectors.norm(first.get("before", {})) * vectors.norm(gradient)
+        return size if finite(size) else 0.0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from harness.api.numbers import near
+from harness.api.numbers import finite, near
 from harness.models import vectors
 from harness.models.vectors import Array, Named, Share, flat, length
 from harness.probe.compare.reference import Moment
@@ -163,6 +163,35 @@ def weights(at: Moment) -> Broken | None:
     return Broken("weights", text, parameters=names, ranks=tuple(off))
 
 
+LIKE_OUTSIDE = 0.1
+"""How far (as a fraction) a change outside of the step may be from the reference's."""
+
+
+def outside(at: Moment) -> Broken | None:
+    """Between two steps, weights change only as much as the reference's do: not at all, as a rule.
+    Before the first step of a layout, nobody knows what they were."""
+    if at.first:
+        return None
+    for rank, one in enumerate(at.here):
+        here, right = one["outside"], at.owned(rank, at.right["outside"])
+        off = [
+            name
+            for name in dict.fromkeys([*here, *right])
+            if not near(here.get(name, 0.0), right.get(name, 0.0), share=LIKE_OUTSIDE)
+            and name not in at.parts_of(rank)
+        ]
+        if off:
+            text = (
+                f"rank {rank}: {several(off)} changed by {here.get(off[0], 0.0):.2g} of their size "
+                f"outside of optimizer.step; in the reference by {right.get(off[0], 0.0):.2g}"
+            )
+            return Broken(BETWEEN, text, parameters=tuple(off), ranks=(rank,))
+    return None
+
+
+BETWEEN = "weights between steps"
+
+
 def other_parts(at: Moment) -> list[str]:
     """The parameters of which the ranks have parts that are not those of the reference's weights,
     in whatever order: each rank has drawn its own."""
@@ -219,7 +248,23 @@ def samples(at: Moment) -> Broken | None:
     )
     if came := _came_early(at):
         text = f"{came}: {text}"
-    return Broken("samples", text)
+    hint = _divides_itself(at, seen.total(), want.total())
+    return Broken("samples", text, details=(hint,) if hint else ())
+
+
+def _divides_itself(at: Moment, seen: int, want: int) -> str:
+    """What to write if the script seems to divide its batch size by the ranks or by the number of
+    micro-batches, so that it sees exactly that part of the rows; empty if not."""
+    ranks, k = at.layout.times, at.layout.k
+    divisors = {"rows*ranks": ranks, "rows*k": k, "total": ranks * k}
+    whole = (name for name, n in divisors.items() if n > 1 and seen * n == want)
+    placeholder = next(whole, "")
+    if at.same_rows or not placeholder or _came_early(at):
+        return ""
+    return (
+        f"these are 1/{want // seen} of the rows: if the script divides its batch size itself, "
+        f"give it {{{placeholder}}} instead of {{rows}}"
+    )
 
 
 def _seen(at: Moment, want: Counter[str]) -> Counter[str]:
@@ -318,7 +363,10 @@ def _only_some(at: Moment, got: Named, right: Named, off: Iterable[str], whole: 
         return ""
     each = [f"{n} {_described(at, vectors.share(got, right, [n]))}" for n in off[:SHOWN]]
     more = f" and {len(off) - SHOWN} more" if len(off) > SHOWN else ""
-    return f"only {', '.join(each)}{more}; {len(right) - len(off)} are right"
+    others = [name for name in right if name not in off]
+    are = "is" if len(others) == 1 else "are"
+    few = several(others) if len(others) <= SHOWN else str(len(others))
+    return f"only {', '.join(each)}{more}; {few} {are} right"
 
 
 UNLIKE_RANKS = "the ranks have unlike gradients"
@@ -397,7 +445,7 @@ def update(at: Moment) -> Broken | None:
     return Broken("update", text, found.ratio, explanation, tuple(names), tuple(off))
 
 
-RELATIONS = (weights, optimizer, samples, stale, gradient, clipped, loss, rate, update)
+RELATIONS = (weights, outside, optimizer, samples, stale, gradient, clipped, loss, rate, update)
 
 
 def broken(at: Moment) -> list[Broken]:
@@ -448,6 +496,8 @@ def _mean(at: Moment, what: str, right: Named) -> Named:
 def _described(at: Moment, found: Share) -> str:
     if found.is_factor:
         return _ratio(at, found.ratio)
+    if not finite(found.ratio):
+        return "not finite, unlike"
     return f"{found.ratio:.4g} times (and {found.aside:.0%} of it in another direction)"
 
 

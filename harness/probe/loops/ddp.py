@@ -27,6 +27,9 @@ parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--dtype", default="float32", help="of the weights")
 parser.add_argument("--amp", default="", help="the type of autocast; float16 scales the loss")
 parser.add_argument("--scale", type=float, default=2.0**12, help="that the loss begins with")
+parser.add_argument("--overflow", action="store_true", help="in fp16, the first step is skipped")
+parser.add_argument("--fused", action="store_true", help="the optimizer divides by the scale")
+parser.add_argument("--compile", action="store_true")
 parser.add_argument("--padded", action="store_true", help="rows of unlike lengths")
 parser.add_argument("--dataclass", action="store_true", help="as the output of the model")
 parser.add_argument("--static-graph", action="store_true")
@@ -80,11 +83,16 @@ if bug != "no all-reduce":
     trained = DDP(
         Returning(model) if options.dataclass else model, static_graph=options.static_graph
     )
+fused = {"fused": True} if options.fused else {}
 if options.optimizer == "adamw":
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **fused)
 else:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-scaler = torch.amp.GradScaler(device.type, options.scale, enabled=options.amp == "float16")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **fused)
+scaling = {"init_scale": options.scale, "enabled": options.amp == "float16"}
+if options.overflow:
+    scaling |= {"init_scale": 2.0**40, "backoff_factor": 2.0**-32}
+scaler = torch.amp.GradScaler(device.type, **scaling)
+trained = torch.compile(trained) if options.compile else trained
 amp = {"device_type": device.type, "dtype": getattr(torch, options.amp or "bfloat16")}
 
 
@@ -122,6 +130,13 @@ if options.resume and bug != "resume is ignored":
     scaler.load_state_dict(saved["scaler"])
     torch.set_rng_state(saved["random"])
 
+
+@torch.no_grad()
+def shrink():
+    for parameter in model.parameters():
+        parameter.mul_(0.99)
+
+
 accum, batches = options.accum, [[x.to(device) for x in batch] for batch in loader]
 if bug == "shuffles by itself":  # no mistake, but another order for each number of ranks
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(world))
@@ -138,7 +153,7 @@ for step in range(begun, len(batches) // accum):
     dist.all_reduce(tokens)
     for number, (ids, wanted) in enumerate(micro_batches):
         last = number == accum - 1
-        with contextlib.nullcontext() if last or trained is model else trained.no_sync():
+        with contextlib.nullcontext() if last or bug == "no all-reduce" else trained.no_sync():
             with torch.autocast(**amp, enabled=bool(options.amp)):
                 output = trained(ids)
             logits = output.logits if options.dataclass else output
@@ -150,16 +165,22 @@ for step in range(begun, len(batches) // accum):
             loss = loss / accum if bug == "divided by k twice" else loss
             loss = loss * world if bug == "summed over ranks" else loss
             scaler.scale(loss).backward()
+        if bug == "shrinks in each micro-batch":
+            shrink()
         if bug == "clips each micro-batch":
             nn.utils.clip_grad_norm_(model.parameters(), options.clip)
         if bug == "zero_grad in each micro-batch" and not last:
             optimizer.zero_grad()
     if options.clip and bug != "clips each micro-batch":
-        if bug != "clips what is scaled":
+        if bug not in ("clips what is scaled", "clips before unscale_"):
             scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+        if bug == "clips before unscale_":
+            scaler.unscale_(optimizer)
     scaler.step(optimizer)
     scaler.update()
+    if bug == "shrinks after each step" or (bug == "shrinks on several ranks" and world > 1):
+        shrink()
     schedule.step()
     if bug == "schedule by micro-batch":
         for _ in range(accum - 1):

@@ -45,6 +45,16 @@ class Assignment:
     """Relations of ``models`` to ask of the model after the last step."""
     on_cpu: bool = False
     """Whether what the script asks of CUDA is done on the CPU."""
+    folders: list[str] = field(default_factory=list)
+    """The user's folders, which the ranks read, and do not change."""
+    own: str = ""
+    """The folder with what the ranks write into the user's instead."""
+    earlier: str = ""
+    """The same of the run that this one goes on from, if it does."""
+    shared: list[str] = field(default_factory=list)
+    """Folders that all runs write into, though they lie in the user's."""
+    temporary: str = ""
+    """The folder for temporary files."""
 
 
 PACKED = "array"

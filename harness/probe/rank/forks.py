@@ -13,10 +13,13 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
 from harness.launch import supervisor
+from harness.probe.rank import own_files
+from harness.probe.rank.exchange import Assignment
 
 RANK = Path(__file__).with_name("script.py")
 
@@ -28,6 +31,9 @@ def main(arguments: Sequence[str]) -> None:
     """
     folder, world = Path(arguments[0]), int(arguments[1])
     supervisor.keep()
+    file = folder / "assignment.json"
+    assignment = own_files.enter(Assignment(**json.loads(file.read_text())))
+    file.write_text(json.dumps(asdict(assignment)))
     port = _free_port()
     ranks = {_start(folder, rank, world, port): rank for rank in range(world)}
     while ranks:

@@ -2,30 +2,36 @@
 
 Devices become the CPU, NCCL becomes gloo, and what only measures or waits does nothing. Each kind
 of request is counted, and the report names them. ``torch.cuda.is_available()`` stays false, so a
-script that can choose does so by itself; only an ``assert`` of it holds. ``torch.accelerator`` says
+script that can choose does so by itself; it is true only where the script, or a library, would give
+up otherwise: in an ``assert``, or in an ``if`` that raises an error. ``torch.accelerator`` says
 that there is CUDA: what asks it may wrap its model in DDP only for CUDA. Some packages also need
 the harness's shims.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import linecache
 import os
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib import metadata
+from multiprocessing import spawn
 from types import SimpleNamespace
 from typing import Any
 
 from harness.api.spec import Lane
 from harness.overlays import shims
+from harness.probe.rank import compiled
 
 CUDA, CPU = "cuda", "cpu"
 PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python")
 """Where code lies that is not the script's own."""
+COMPILER = "/torch/_inductor/"
 
 SILENT = (
     "synchronize", "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect",
@@ -69,26 +75,51 @@ class Idle:
         return lambda *_, **__: 0.0
 
 
+class Installing:
+    """What puts the replacements in place where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return install_cuda, ()
+
+
+def install_in_children() -> None:
+    """Have the new interpreters that multiprocessing starts put the replacements in place, too,
+    before they run anything of the script: as a part of what they are sent first."""
+    prepared = spawn.get_preparation_data
+
+    @functools.wraps(prepared)
+    def prepare(*arguments: Any, **named: Any) -> dict[str, Any]:
+        return {INSTALLING: Installing(), **prepared(*arguments, **named)}
+
+    spawn.get_preparation_data = prepare
+
+
+INSTALLING = "on the CPU"
+
+
 def install_cuda() -> None:
-    """Put the replacements in place, for the rest of the process."""
+    """Put the replacements in place, for the rest of the process and in those that it spawns."""
+    install_in_children()
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
     from torch.nn.parallel import DistributedDataParallel
 
     cuda = torch.device(CUDA)  # the mode makes a CPU of it where torch is given it
-    _mode().__enter__()
+    modes.append(_mode())
+    modes[0].__enter__()
     for name in SILENT:
         setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", None))
     for name, value in VALUES.items():
-        setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", value))
+        own = getattr(torch.cuda, name)
+        setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", value, own))
     torch.cuda.set_device = _returning("set_device", None)
     torch.cuda.Stream = torch.cuda.Event = Idle  # type: ignore[misc, assignment]
     torch.cuda.stream = _returning("torch.cuda.stream", nullcontext())
     torch.cuda.current_stream = Idle  # type: ignore[assignment]
-    torch.cuda.is_available = _for_scripts(torch.cuda.is_available, _asserted, True)
+    torch.cuda.is_available = _for_scripts(torch.cuda.is_available, _demanded, True)
     torch.cuda.device_count = _for_scripts(
-        torch.cuda.device_count, _of_script, int(os.environ["LOCAL_WORLD_SIZE"])
+        torch.cuda.device_count, _asks, int(os.environ["LOCAL_WORLD_SIZE"])
     )
     if hasattr(torch, "accelerator"):
         _install_accelerator(torch.accelerator, cuda)
@@ -111,14 +142,42 @@ def install_cuda() -> None:
 
 def _install_accelerator(accelerator: Any, cuda: Any) -> None:
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-    accelerator.is_available = _for_scripts(accelerator.is_available, _of_script, True)
-    accelerator.device_count = _for_scripts(accelerator.device_count, _of_script, ranks)
+    accelerator.is_available = _for_scripts(accelerator.is_available, _asks, True)
+    accelerator.device_count = _for_scripts(accelerator.device_count, _asks, ranks)
     accelerator.current_accelerator = _for_scripts(
         accelerator.current_accelerator, _of_script, cuda
     )
     for name in ("set_device_index", "set_device_idx", "synchronize"):
         if hasattr(accelerator, name):
             setattr(accelerator, name, _returning(f"torch.accelerator.{name}", None))
+
+
+modes: list[Any] = []
+"""The mode that is in place, if any."""
+
+
+@contextmanager
+def without_mode() -> Iterator[None]:
+    """Take the mode away, as for compiled code: torch's compiler traces modes only in part, and
+    compiles once more where a backward computes the code again, in which torch knows no mode."""
+    if not modes:
+        yield
+        return
+    from torch import overrides
+
+    def replace(stack: Sequence[Any]) -> Sequence[Any]:
+        before = overrides._get_current_function_mode_stack()
+        for _ in before:
+            overrides._pop_mode()
+        for mode in stack:
+            overrides._push_mode(mode)
+        return before
+
+    before = replace([m for m in overrides._get_current_function_mode_stack() if m not in modes])
+    try:
+        yield
+    finally:
+        replace(before)
 
 
 def _mode() -> Any:
@@ -128,11 +187,14 @@ def _mode() -> Any:
 
     moves = {torch.Tensor.to, torch._C._nn._parse_to}
     here = {torch.Tensor.cuda, torch.Tensor.pin_memory}
+    compiling = compiled.question()
 
     class OnCpu(TorchFunctionMode):
         def __torch_function__(
             self, function: Any, types: Any, arguments: Any = (), named: Any = None
         ) -> Any:
+            if compiling():
+                return function(*arguments, **(named or {}))
             named = named or {}
             if function in here:
                 _count(function.__name__ + "()")
@@ -171,8 +233,13 @@ def _numbered(value: Any) -> Any:
     return CPU
 
 
-def _returning(name: str, value: Any) -> Callable[..., Any]:
-    def returned(*_: Any, **__: Any) -> Any:
+def _returning(name: str, value: Any, own: Any = None) -> Callable[..., Any]:
+    """What returns a value, but to torch's compiler, which must not take the CPU for a GPU, what
+    torch's ``own`` function returns or raises."""
+
+    def returned(*arguments: Any, **named: Any) -> Any:
+        if own is not None and COMPILER in sys._getframe(1).f_code.co_filename:
+            return own(*arguments, **named)
         _count(name)
         return value
 
@@ -197,9 +264,48 @@ def _of_script(frame: Any) -> bool:
     return not (file.startswith("<") or any(part in file for part in PACKAGES))
 
 
-def _asserted(frame: Any) -> bool:
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    return _of_script(frame) and line.lstrip().startswith("assert ")
+def _asks(frame: Any) -> bool:
+    """Whether a place is in the script, or goes no further without a GPU."""
+    return _of_script(frame) or _demanded(frame)
+
+
+CONDITION = re.compile(r"(^|;)\s*(assert|if|elif)\b")
+LINES_OF_A_CONDITION = 4
+"""How far below its beginning a condition may ask for a GPU."""
+
+
+def _demanded(frame: Any) -> bool:
+    """Whether a place goes no further without a GPU, in the script or in a library: an ``assert``,
+    or an ``if`` that raises an error or exits. Not in torch itself, which knows what it needs."""
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    near = (linecache.getline(file, line - n) for n in range(LINES_OF_A_CONDITION))
+    if "/torch/" in file or not any(map(CONDITION.search, near)):
+        return False
+    return any(first <= line <= last for first, last in _demands(file))
+
+
+@functools.lru_cache
+def _demands(file: str) -> list[tuple[int, int]]:
+    """The first and last lines of a file's conditions that demand something."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return []
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _gives_up(node)):
+            found.append((node.test.lineno, node.test.end_lineno or node.test.lineno))
+    return found
+
+
+def _gives_up(node: ast.If) -> bool:
+    """Whether a script ends where a condition that must hold does not."""
+    parts = (part for part in ast.walk(node.test) if isinstance(part, ast.UnaryOp))
+    negated = any(isinstance(p.op, ast.Not) and "available" in ast.unparse(p) for p in parts)
+    last = (node.body if negated else node.orelse)[-1:]
+    if last and isinstance(last[0], ast.Expr) and isinstance(last[0].value, ast.Call):
+        return ast.unparse(last[0].value.func) in ("exit", "quit", "sys.exit", "os._exit")
+    return bool(last) and isinstance(last[0], ast.Raise)
 
 
 def _nothing(move: Any) -> Any:
@@ -327,11 +433,6 @@ def _without(function: Any, *names: str) -> Any:
         function(self, module, *([None] * len(arguments[:2])), *arguments[2:], **named)
 
     return called
-
-
-def needed(source: str) -> bool:
-    """Whether a script may ask for what a CPU does not have; ``.to(rank)`` is a GPU, too."""
-    return any(word in source for word in (CUDA, "nccl", "accelerator", "pin_memory", ".to("))
 
 
 def replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:

@@ -84,13 +84,32 @@ def engine_of(module: Any) -> Any:
     return None
 
 
+def optimizer_skips(optimizer: Any) -> bool:
+    """Whether the step of a fused optimizer changes nothing, as a gradient has overflowed."""
+    return bool(getattr(optimizer, "found_inf", None))
+
+
+def fill_memory() -> Callable[[], None]:
+    """Have memory that nobody initialises filled with nan while a step is skipped, until the
+    returned function is called: what it leaves in the optimizer's state must not matter, and would
+    otherwise be something else in each run."""
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return lambda: torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
 class Optimized:
     """What an optimizer of torch updates, by the names that the model has for it."""
 
-    def __init__(self, optimizer: Any, name: Callable[[Any], str | None]) -> None:
+    def __init__(
+        self, optimizer: Any, name: Callable[[Any], str | None], untouched: bool = False
+    ) -> None:
         self.groups = optimizer.param_groups
         self.kind = type(optimizer).__name__
-        self._optimizer, self._name = optimizer, name
+        self._optimizer, self._name, self._untouched = optimizer, name, untouched
 
     def _named(self) -> Iterator[tuple[str, Any]]:
         parameters = (p for group in self.groups for p in group["params"])
@@ -98,7 +117,10 @@ class Optimized:
             yield self._name(parameter) or f"parameter {number}", parameter
 
     def gradients(self) -> dict[str, Any]:
-        return {name: full(p.grad) for name, p in self._named() if p.grad is not None}
+        """As the step applies them: a fused one divides them by the scale of the loss itself."""
+        scale = getattr(self._optimizer, "grad_scale", None)
+        divisor = 1.0 if scale is None else float(scale)
+        return {name: full(p.grad) / divisor for name, p in self._named() if p.grad is not None}
 
     def weights(self) -> dict[str, Any]:
         return {name: full(p) for name, p in self._named()}
@@ -108,8 +130,9 @@ class Optimized:
         return {}
 
     def fresh(self) -> bool:
-        """Whether it has taken no step before, here or in what was resumed."""
-        return not self._optimizer.state
+        """Whether it has taken no step before, here or in what was resumed; a scaler may have
+        skipped some."""
+        return self._untouched or not self._optimizer.state
 
     def clipping(self) -> float | None:
         """The greatest norm of gradients that the optimizer's own step leaves; 0 for any; None if

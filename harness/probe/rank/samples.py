@@ -125,17 +125,35 @@ def _without_zeros(row: Any) -> Any:
     return row[tuple(slice(int(first), int(last)) for first, last in zip(begin, end, strict=True))]
 
 
+EPOCHS = 1_000_000
+"""More than any probe takes."""
+
+
 def draw_one_order() -> None:
-    """Have every sampler draw the same order, whatever its generator: one for each epoch."""
+    """Have every sampler draw the same order, whatever its generator: one for each epoch.
+
+    A sampler may draw several times in one epoch: torch's RandomSampler draws once more, for what
+    is left of the requested number of rows. It does so in the same frame. A sampler whose generator
+    begins an epoch as an earlier one draws the order of that again: it lacks set_epoch.
+    """
     import torch
 
-    randperm, epochs = torch.randperm, dict[int, int]()
+    randperm, epochs = torch.randperm, dict[int, tuple[Any, int, int]]()
+    begun: dict[tuple[int, str], int] = {}
 
     def drawn(count: int, *arguments: Any, **named: Any) -> Any:
-        file = sys._getframe(1).f_code.co_filename
-        if not any(part in file for part in SAMPLERS):
+        frame = sys._getframe(1)
+        if not any(part in frame.f_code.co_filename for part in SAMPLERS):
             return randperm(count, *arguments, **named)
-        epochs[count] = epochs.get(count, -1) + 1
-        return randperm(count, generator=torch.Generator().manual_seed(epochs[count]))
+        last, epoch, draws = epochs.get(count, (None, -1, 0))
+        if frame is last:
+            draws += 1
+        else:
+            own, number = named.get("generator"), sum(begun_of == count for begun_of, _ in begun)
+            state = f"epoch {number}" if own is None else digest(own.get_state())
+            epoch, draws = begun.setdefault((count, state), number), 0
+        epochs[count] = frame, epoch, draws
+        generator = torch.Generator().manual_seed(epoch + EPOCHS * draws)
+        return randperm(count, generator=generator)
 
     torch.randperm = drawn  # type: ignore[assignment]

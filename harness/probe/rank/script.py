@@ -6,10 +6,12 @@ import faulthandler
 import importlib
 import importlib.util
 import json
+import multiprocessing.process
 import os
 import runpy
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +28,7 @@ PEER_GRACE = 20
 def main(folder: Path) -> None:
     """Run the script until it has taken its steps, or has ended."""
     assignment = Assignment(**json.loads((folder / "assignment.json").read_text()))
-    os.chdir(assignment.cwd)
+    _enter(assignment)
     _set_up_process(folder)
     importlib.import_module(assignment.imports)  # unless this process was forked with it
     seeds.install(int(os.environ["RANK"]))
@@ -36,6 +38,15 @@ def main(folder: Path) -> None:
     watch.install()
     _run(assignment)
     _leave(folder, watch)
+
+
+def _enter(assignment: Assignment) -> None:
+    """Go into the user's folder, as if Python had been started there, with temporary files in one
+    that is deleted: this process ends without a teardown, and so do a loader's workers."""
+    os.chdir(assignment.cwd)
+    multiprocessing.process.ORIGINAL_DIR = assignment.cwd  # type: ignore[attr-defined]
+    os.environ["TMPDIR"] = assignment.temporary
+    tempfile.tempdir = None
 
 
 def _set_up_process(folder: Path) -> None:

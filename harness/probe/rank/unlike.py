@@ -30,8 +30,9 @@ def unlike_by_design(model: Any) -> list[str]:
 
 
 SCHEDULE = (
-    "accelerate steps a prepared schedule once for each rank, so several ranks have other learning "
-    "rates by design (Accelerator(step_scheduler_with_optimizer=False) for the test)"
+    "accelerate steps a prepared schedule once for each rank, by design: several ranks have other "
+    "learning rates unless the script multiplies the lengths of its schedule by their number "
+    "(Accelerator(step_scheduler_with_optimizer=False) for the test)"
 )
 
 

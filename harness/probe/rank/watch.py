@@ -10,25 +10,30 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import is_dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from harness.api.numbers import near
 from harness.models.vectors import Share
-from harness.probe.rank import exchange, losses, on_cpu, seeds
+from harness.probe.rank import compiled, exchange, losses, on_cpu, seeds, stops
 from harness.probe.rank.exchange import Assignment
+from harness.probe.rank.finite import Finite
 from harness.probe.rank.on_cpu import replace_everywhere
 from harness.probe.rank.parameters import (
     Engine,
     NamedParameters,
     Optimized,
     engine_of,
+    fill_memory,
     full,
     local,
     moved,
     number_of,
+    optimizer_skips,
     rehearses,
     reshard,
 )
@@ -47,6 +52,13 @@ SITE = "/site-packages/"
 
 SCALED = 0.01
 """How far (as a fraction) gradients that a scaler multiplies may be from that multiple."""
+
+OF_MICRO_BATCHES = ("rows", "losses", "parts", "clips", "drops")
+"""What a step has of its micro-batches, in their order."""
+
+OUTSIDE = 1e-6
+"""By which part of their size weights change, at least, that something other than a step changes:
+averages that are swapped in for an evaluation come back within rounding."""
 
 PARTS_UP_TO = 2_000_000
 """Parameters of the largest model of which each micro-batch's own gradient is kept."""
@@ -81,6 +93,14 @@ class Watch:
         """Whether a save was begun that goes on beside the training."""
         self._backs = False
         """Whether a backward is under way."""
+        self._evaluated: set[int] = set()
+        """The modules that were called without training them."""
+        self._left: dict[str, Any] = {}
+        """The weights as the last step has left them."""
+        self._quiet: set[str] = set()
+        """The rows of which the model has computed something without gradients, before a step."""
+        self._untouched: list[Any] = []
+        """The optimizers of which only steps were called that a scaler skipped."""
         self._begin()
 
     @property
@@ -93,12 +113,19 @@ class Watch:
         self.seen.append([])
         self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
         self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
-        self.now |= {"coarse": False, "draws": False}
+        self.now |= {"coarse": False, "draws": False, "stops": False}
+        self.now |= {"cleared": {}, "unused": set()}
+        self._trained: dict[str, int] = {}
+        """How much of the step there was after the last backward that left gradients."""
+        self._finite = Finite()
+        self._clipped: list[Any] = []
 
     def records(self) -> dict[str, Any]:
         """What the rank writes down."""
         return {
             "steps": self.steps,
+            "skipped": self.now["skipped"],
+            "infinite": self._finite.text() or self.now.get("overflow", ""),
             "seen": self.seen,
             "reported": self.reported.values,
             "releases": _releases(),
@@ -131,10 +158,12 @@ class Watch:
         from torch.nn import functional
         from torch.optim import optimizer
 
-        called = torch.nn.Module.__call__
+        called, compiling = torch.nn.Module.__call__, compiled.question()
 
         @functools.wraps(called)
         def call(module: Any, *arguments: Any, **named: Any) -> Any:
+            if compiling():
+                return called(module, *arguments, **named)
             return self._call(called, module, arguments, named)
 
         torch.nn.Module.__call__ = call  # type: ignore[method-assign]
@@ -143,13 +172,22 @@ class Watch:
         torch.Tensor.backward = self._backward(torch.Tensor.backward)  # type: ignore[method-assign]
         scaler = torch.amp.GradScaler
         scaler.step = self._scaled(scaler.step)  # type: ignore[method-assign]
+        scaler.unscale_ = self._unscaled(scaler.unscale_)  # type: ignore[method-assign]
         replace_everywhere(torch.nn.utils.clip_grad_norm_, self._clip)
         replace_everywhere(functional.dropout, self._dropout)
         replace_everywhere(functional.scaled_dot_product_attention, self._attention)
         if self.assignment.one_order:
             draw_one_order()
+        compiled.install(bool(self.assignment.shift) or self.noise is not None, self._around)
         self.reported.install(lambda: len(self.seen) - 1)
         self.schedules.install()
+        stops.install(self._stopped)
+
+    def _stopped(self, drew: bool) -> None:
+        """Gradients were stopped on purpose, or something was drawn from the model's output."""
+        if not self._backs:
+            self.now["stops"] = True
+            self.now["draws"] |= drew
 
     def _call(self, called: Any, module: Any, arguments: Any, named: Any) -> Any:
         """A module's call. The first module with parameters that is not called by another one, in
@@ -158,25 +196,58 @@ class Watch:
 
         outermost, self._depth = not self._depth, self._depth + 1
         try:
+            seen, step = len(self.now["rows"]), self.now
             if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
                 self._given(module, arguments, named)
+            elif outermost:
+                self._evaluated.add(id(module))
+                if not self.steps and _weights(module):
+                    self._quiet |= set(rows(*bound(module, arguments, named)))
             watched = outermost and self.recording and bool(self.now["rows"])
             watched = watched and torch.is_grad_enabled()  # the model, or the loss of its output
             self._state = _generators() if watched else self._state
-            output = called(module, *arguments, **named)
+            with on_cpu.without_mode() if compiled.is_compiled(module) else nullcontext():
+                output = called(module, *arguments, **named)
             if watched:
                 self._drew()
                 self._state = ""
         finally:
             self._depth -= 1
+        if not self.steps and torch.is_grad_enabled():
+            self._finite.recomputed |= self._backs
+            self._finite.look(self.root, module, output)
         if getattr(output, "dtype", None) in (torch.bfloat16, torch.float16):
             self.now["coarse"] = True
         if losses.LABELS in named and self.noise is None and self.now["own"] is None:
             losses.follow(output, named, self._own)
             self.now["endless"] = losses.ends_masked(named)
-        if self.noise is None or next(module.children(), None) is not None:
-            return output
-        return self._nudged(output)
+        if self.noise is not None and next(module.children(), None) is None:
+            output = self._nudged(output)
+        if outermost and len(step["rows"]) > seen:
+            _note_use(output, step, seen)
+        return output
+
+    def _around(
+        self, modules: Sequence[Any], call: Any, arguments: Sequence[Any], named: Any
+    ) -> Any:
+        """The call of a compiled function: the first of its modules that trains is the model."""
+        import torch
+
+        outermost, self._depth = not self._depth, self._depth + 1
+        try:
+            seen, step, taught = len(self.now["rows"]), self.now, len(self.now["losses"])
+            if outermost and torch.is_grad_enabled():
+                trained = (each for each in modules if _trains(each) and _weights(each))
+                for module in islice(trained, 1):
+                    self._given(module, arguments, named)
+            with on_cpu.without_mode():
+                output = call()
+        finally:
+            self._depth -= 1
+        # a function may also make the backward, or the step, itself
+        if len(step["rows"]) > seen and self.now is step and len(step["losses"]) == taught:
+            _note_use(output, step, seen)
+        return output
 
     def _drew(self) -> None:
         """Note whether the model has drawn numbers that are not dropout's."""
@@ -208,7 +279,7 @@ class Watch:
 
     def _given(self, module: Any, arguments: Any, named: Any) -> None:
         """The model, or a further stage of it, is given a micro-batch."""
-        if next(module.parameters(), None) is None:
+        if not _weights(module):
             return
         if self.root is None:
             self.root = module
@@ -223,6 +294,7 @@ class Watch:
     def _see(self, found: list[str]) -> None:
         """Record the rows of a micro-batch."""
         self.seen[-1] += found
+        self.now["stops"] |= bool(found) and self._quiet.issuperset(found)
         if self.recording:
             self.now["rows"].append(found)
 
@@ -281,6 +353,7 @@ class Watch:
         def watched(loss: Any, *arguments: Any, **named: Any) -> Any:
             if not self.recording or self._backs:  # a mode of torch calls it once more
                 return backward(loss, *arguments, **named)
+            self._note_cleared()
             if not self.now["parts"]:
                 self.now["stale"] = self._norm()
             gradient = arguments[0] if arguments else named.get("gradient")
@@ -292,14 +365,25 @@ class Watch:
                 return backward(loss, *arguments, **named)
             finally:
                 self._backs = False
+                if any(p.grad is not None for p in self._parameters()):
+                    self._trained = {what: len(self.now[what]) for what in OF_MICRO_BATCHES}
 
         return watched
 
+    def _note_cleared(self) -> None:
+        """Note how much of the step belongs to micro-batches whose gradients are gone, whoever has
+        cleared them: a rehearsal before the loop is no part of a step."""
+        gradients = (local(p.grad) for p in self._parameters() if p.grad is not None)
+        if self._trained and not any(bool(one.any()) for one in gradients):
+            self.now |= {"cleared": self._trained, "stale": 0.0, "raw": None}
+            self._trained, self._clipped = {}, []
+
+    def _parameters(self) -> Iterable[Any]:
+        return self.root.parameters() if self.root is not None else ()
+
     def _norm(self) -> float:
         """The norm of the gradients that this rank has now."""
-        parameters = self.root.parameters() if self.root is not None else ()
-        squares = (float(local(p.grad).norm()) ** 2 for p in parameters if p.grad is not None)
-        return float(sum(squares) ** 0.5)
+        return _norm(self._parameters())
 
     def _clip(self, clip: Any) -> Any:
         @functools.wraps(clip)
@@ -314,6 +398,7 @@ class Watch:
                     for n, p in enumerate(parameters)
                     if p.grad is not None
                 }
+            self._clipped = parameters
             norm = clip(parameters, max_norm, *arguments, **named)
             self.now["clips"].append((float(max_norm), float(full(norm))))
             return norm
@@ -321,10 +406,11 @@ class Watch:
         return watched
 
     def _dropout(self, dropout: Any) -> Any:
+        compiling = compiled.question()
 
         @functools.wraps(dropout)
         def kept(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-            if training and p > 0:
+            if training and p > 0 and not compiling():
                 self.now["drops"].append(_generator(input))
                 self._drew()
                 dropout(input.detach(), p, True)
@@ -334,6 +420,7 @@ class Watch:
         return kept
 
     def _attention(self, attention: Any) -> Any:
+        compiling = compiled.question()
 
         @functools.wraps(attention)
         def attend(
@@ -345,7 +432,7 @@ class Watch:
             is_causal: bool = False,
             **named: Any,
         ) -> Any:
-            if dropout_p > 0:
+            if dropout_p > 0 and not compiling():
                 self.now["drops"].append(_generator(query))
             return attention(query, key, value, attn_mask, 0.0, is_causal, **named)
 
@@ -361,47 +448,85 @@ class Watch:
         if not self.recording:
             return None
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+        if closure is None and optimizer_skips(optimizer):
+            if not optimizer.state:
+                self._untouched.append(optimizer)
+            self._filled = fill_memory()
+            return None
         if closure is None:
             if self.root is not None or self.now["parts"]:  # otherwise DeepSpeed makes its state
-                self._look(Optimized(optimizer, self.known.name))
+                self._look(self._optimized(optimizer))
             return None
+
+        self.now["outside"] = self._outside(self._optimized(optimizer).weights())
 
         def watched() -> Any:
             value = closure()
-            self._look(Optimized(optimizer, self.known.name))
+            self._look(self._optimized(optimizer))
             return value
 
         return (optimizer, watched), {}
 
+    def _optimized(self, optimizer: Any) -> Optimized:
+        untouched = any(each is optimizer for each in self._untouched)
+        return Optimized(optimizer, self.known.name, untouched)
+
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if not self.recording:
             self._begin()
+        elif self.engine is None and optimizer_skips(optimizer):
+            self._filled()
+            self._skip()
         elif self.engine is None and "grad" in self.now:
-            self._keep(Optimized(optimizer, self.known.name))
+            self._keep(self._optimized(optimizer))
+            self._untouched = [each for each in self._untouched if each is not optimizer]
 
     def _scaled(self, step: Any) -> Any:
-        """The step of a scaler of the loss: it skips the optimizer's if a gradient overflows."""
+        """The step of a scaler of the loss: it skips the optimizer's if a gradient overflows. A
+        fused optimizer is called nevertheless: it divides by the scale, or skips, itself."""
 
         @functools.wraps(step)
         def watched(scaler: Any, *arguments: Any, **named: Any) -> Any:
             self.now["scaled"] = scaler.is_enabled()
-            taken, before, clips = len(self.steps), self._norm(), self.now["clips"]
+            before = len(self.steps), self.now["skipped"]
+            begun, late = self.now, self._late(scaler)
             value = step(scaler, *arguments, **named)
-            if len(self.steps) > taken and clips and scaler.is_enabled():
-                scale = scaler.get_scale()
-                late = before > 0 and near(before, self._norm() * scale, share=SCALED)
-                self.steps[-1]["clipped_scaled"] = scale if late and scale != 1 else 0.0
-            if self.recording and len(self.steps) == taken:
+            begun["clipped_scaled"] = begun.get("clipped_scaled") or late()
+            if self.recording and (len(self.steps), self.now["skipped"]) == before:
                 self._skip()
             return value
 
         return watched
 
+    def _unscaled(self, unscale: Any) -> Any:
+        """What divides the gradients by the scale of the loss: also a call before the step."""
+
+        @functools.wraps(unscale)
+        def watched(scaler: Any, *arguments: Any, **named: Any) -> Any:
+            late = self._late(scaler)
+            value = unscale(scaler, *arguments, **named)
+            self.now["clipped_scaled"] = self.now.get("clipped_scaled") or late()
+            return value
+
+        return watched
+
+    def _late(self, scaler: Any) -> Callable[[], float]:
+        """What gives the scale of the loss by which gradients were divided since this call, if they
+        were clipped before; otherwise 0."""
+        clipped, before = self._clipped, _norm(self._clipped)
+        scale = scaler.get_scale() if clipped and scaler.is_enabled() else 1.0
+
+        def late() -> float:
+            divided = before > 0 and near(before, _norm(clipped) * scale, share=SCALED)
+            return scale if divided and scale != 1 else 0.0
+
+        return late
+
     def _skip(self) -> None:
-        """Forget a step that was not taken, except that it was skipped."""
-        skipped = self.now["skipped"] + 1
+        """Forget a step that was not taken, except that it was skipped, and where it overflowed."""
+        skipped, overflow = self.now["skipped"] + 1, self._finite.text()
         self._begin()
-        self.now["skipped"] = skipped
+        self.now |= {"skipped": skipped, "overflow": overflow}
 
     def _watch_engine(self, made: Any) -> None:
         """DeepSpeed's optimizers step by shards, some of them several times: watch the engine."""
@@ -427,6 +552,7 @@ class Watch:
         """Record what the optimizer has before its step."""
         before = self._before = updated.weights()
         every = {**before, **updated.copies()}
+        self.now.setdefault("outside", self._outside(before))
         self.now |= {
             "grad": updated.gradients(),
             "lr": [float(group["lr"]) for group in updated.groups],
@@ -437,17 +563,30 @@ class Watch:
             "clipping": updated.clipping(),
             "fresh": updated.fresh(),
             "starts": dict(self.known.starts),
+            "infinite": self._finite.text(),
+            "infinite_module": self._finite.module,
         }
         if len(self.steps) in self.assignment.keep:
             self.now |= {"before": every, "state": updated.state()}
 
+    def _outside(self, weights: Mapping[str, Any]) -> dict[str, float]:
+        """By name, by which part of their size weights are not as the last step has left them."""
+        pairs = ((n, w, self._left[n]) for n, w in weights.items() if n in self._left)
+        found = {
+            name: float((now - left).norm() / left.norm())
+            for name, now, left in pairs
+            if now.shape == left.shape
+        }
+        return {name: part for name, part in found.items() if part > OUTSIDE}
+
     def _keep(self, updated: Any) -> None:
         """The step is taken: record how far the weights went, and begin the next."""
         after = updated.weights()
+        self._left |= {n: w for n, w in after.items() if n in self.known.names.values()}
         self.now["update"] = {
             n: (after[n].double() - w.double()).to(w.dtype) for n, w in self._before.items()
         }
-        exact = not (self.now["scaled"] or self.now["coarse"])
+        exact = not (self.now["scaled"] or self.now["coarse"] or self.now["stops"])
         self.now["slopes"] = self.engine is None and exact
         if not self.steps:
             unlike = [
@@ -460,7 +599,10 @@ class Watch:
                 "shims": list(on_cpu.installed_shims),
                 "seeded": seeds.replaced(int(os.environ.get("RANK", 0))),
                 "stage": self.stage,
+                "compiled": list(compiled.asked),
             }
+        parts = map(id, self.root.modules()) if self.root is not None else ()
+        self.now["evaluated"] = not self._evaluated.isdisjoint(parts)
         self.steps.append(self.now)
         self.schedules.step()
         self._begin()
@@ -488,10 +630,47 @@ class Watch:
         self.done()
 
 
+def _note_use(output: Any, step: Step, number: int) -> None:
+    """Note that a micro-batch is of no use unless a gradient comes back to an output of the model:
+    a call before the loop may only make the shapes of lazy modules."""
+
+    def used(gradient: Any) -> None:
+        step["unused"].discard(number)
+
+    outputs = [one for one in _tensors_of(output) if one.requires_grad]
+    for one in outputs:
+        one.register_hook(used)
+    step["unused"] |= {number} if outputs else set()
+
+
+def _tensors_of(output: Any) -> Iterator[Any]:
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        yield output
+        return
+    if is_dataclass(output) and not isinstance(output, Mapping):
+        output = vars(output)
+    parts = output.values() if isinstance(output, Mapping) else output
+    for one in parts if isinstance(output, (Mapping, list, tuple)) else ():
+        yield from _tensors_of(one)
+
+
+def _norm(parameters: Iterable[Any]) -> float:
+    """The norm of the gradients that this rank has of some parameters."""
+    squares = (float(local(p.grad).norm()) ** 2 for p in parameters if p.grad is not None)
+    return float(sum(squares) ** 0.5)
+
+
 def _trains(module: Any) -> bool:
     """Whether a module or a part of it is in training mode: Lightning leaves DDP around a module in
     evaluation mode after it has validated."""
     return any(each.training for each in module.modules())
+
+
+def _weights(module: Any) -> bool:
+    """Whether a module has parameters."""
+    return next(module.parameters(), None) is not None
 
 
 def _settings(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:

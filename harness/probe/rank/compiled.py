@@ -1,0 +1,106 @@
+"""torch.compile in a rank: what each layout would do again is done once, in the server."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+ASKED = re.compile(r"torch[._]compile|(?<!\bre)\.compile\(|dynamo")
+"""What a script contains that compiles."""
+
+IN_ONE_THREAD = "TORCHINDUCTOR_COMPILE_THREADS"
+"""With more, each rank starts interpreters of its own, which import torch for seconds."""
+
+
+def warm_up() -> None:
+    """Compile a little function, so that what is imported and computed only then is there before a
+    rank is forked: it saves each 5 s. Not where there is a GPU, as it would be initialised."""
+    import torch
+    import torch._inductor.compile_fx
+
+    if torch.cuda.is_available():
+        return
+    with suppress(Exception):  # without a compiler, the script itself will say so
+        given = torch.ones(3, requires_grad=True)
+        torch.compile(lambda x: x * 2 + 1)(given).sum().backward()
+        torch.compiler.reset()
+
+
+def question() -> Callable[[], bool]:
+    """What says whether torch.compile reads the code that calls it, which no hook must be a part
+    of: it would be compiled, or break the graph."""
+    import torch
+
+    asked: Callable[[], bool] = getattr(
+        getattr(torch, "compiler", None), "is_compiling", lambda: False
+    )
+    return asked
+
+
+asked: list[str] = []
+"""What the script has compiled, by name."""
+
+Around = Callable[[list[Any], Callable[[], Any], Sequence[Any], Mapping[str, Any]], Any]
+"""Is given the modules of a function, a call of it, and the rest of its arguments."""
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether a call of a module is one of compiled code."""
+    compiles = getattr(module, "_compiled_call_impl", None) is not None
+    return compiles or type(module).__name__ == "OptimizedModule"
+
+
+def install(eager: bool, around: Around) -> None:
+    """Note what the script compiles, and have ``around`` make the calls of functions: no hook is
+    called in them. If ``eager``, all runs as it is written."""
+    import torch
+
+    if not hasattr(torch, "compile"):
+        return
+    own = torch.compile
+
+    @functools.wraps(own)
+    def compiled(*arguments: Any, **named: Any) -> Any:
+        function = arguments[0] if arguments else named.get("model")
+        if function is not None:
+            asked.append(getattr(function, "__name__", type(function).__name__))
+        if eager and hasattr(getattr(torch, "compiler", None), "set_stance"):
+            torch.compiler.set_stance("force_eager")
+        made = own(*arguments, **named)
+        alone = function is None or isinstance(function, torch.nn.Module)
+        return made if alone else _around(function, made, around)
+
+    torch.compile = compiled
+
+
+def _around(function: Any, compiled: Any, around: Around) -> Any:
+    @functools.wraps(compiled)
+    def called(*arguments: Any, **named: Any) -> Any:
+        modules = list(_modules([*arguments, *named.values(), *_reached(function)]))
+        rest = [one for one in arguments if not any(one is each for each in modules)]
+        others = {n: one for n, one in named.items() if not any(one is each for each in modules)}
+        return around(modules, lambda: compiled(*arguments, **named), rest, others)
+
+    return called
+
+
+def _reached(function: Any) -> Iterator[Any]:
+    """What a function reaches beside its arguments: its object, its closure and its globals."""
+    owner = getattr(function, "__self__", None)
+    yield owner
+    yield from getattr(owner, "__dict__", {}).values()
+    code, spaces = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # it is empty still
+            yield cell.cell_contents
+    for name in getattr(code, "co_names", ()):
+        yield spaces.get(name)
+
+
+def _modules(values: Iterable[Any]) -> Iterator[Any]:
+    import torch
+
+    return (value for value in values if isinstance(value, torch.nn.Module))

@@ -1,0 +1,115 @@
+"""Scripts that compile: hooks stay outside of compiled code, and the code is that of the script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.probe.compare.plausibility import COMPILED
+from harness.probe.layouts import RANKS, Settings
+from harness.probe.rank.compiled import ASKED
+from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, refused
+
+SCRIPT = """
+import sys
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.manual_seed(0)
+torch.distributed.init_process_group("gloo")
+rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+data = torch.randn(96, 4)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop = nn.Linear(4, 4), nn.Dropout(0.3)
+
+    def forward(self, x):
+        x = x + self.drop(nn.functional.dropout(self.layer(x), 0.1, self.training))
+        return x - (x * x).detach() + 0 * torch.multinomial(x.softmax(-1), 1)
+
+
+def halved(graph, inputs):
+    return lambda *given: [x / 2 if x.is_floating_point() else x for x in graph(*given)]
+
+
+model = nn.Sequential(Block(), Block(), nn.Linear(4, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+HOW
+rows = int(sys.argv[1])
+for step in range(8):
+    x = data[(step * world + rank) * rows :][:rows]
+    optimizer.zero_grad()
+    loss = run(x).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+DRAWS = " + 0 * torch.multinomial(x.softmax(-1), 1)"
+EAGER = 'backend="aot_eager"'
+"""The hooks are inlined as with every backend, and nothing is built."""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "how",
+    [
+        f"run = torch.compile(DDP(model), {EAGER})",
+        f"run = DDP(torch.compile(model, {EAGER}, fullgraph=True))",
+        f"model.compile({EAGER}); run = DDP(model)",
+        f"run = DDP(model); model[0].compile({EAGER}); model[1].compile({EAGER})",
+        f"inner = DDP(model); run = torch.compile(lambda x: inner(x) * 2, {EAGER})",
+        f"ddp = DDP(model); run = torch.compile(lambda m, x: m(x) * 2, {EAGER}); "
+        "call, run = run, lambda x: call(ddp, x)",
+        f"run = DDP(model); optimizer.step = torch.compile(optimizer.step, {EAGER})",
+        f"inner = DDP(model); inner.compile({EAGER}); "
+        "run = lambda x: torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=False)",
+    ],
+)
+def test_a_right_loop_that_compiles_with_dropout_is_right(
+    probing: Probing, tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("HOW", how))
+    answers = probing(str(tmp_path / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+    assert not [note for note in answers.notes if "dropout" not in note]
+
+
+@pytest.mark.launch
+def test_a_compiler_that_changes_the_gradient_is_noted(probing: Probing, tmp_path: Path) -> None:
+    how = "run = torch.compile(DDP(model), backend=halved)"
+    text = SCRIPT.replace("HOW", how).replace(DRAWS, "")
+    (tmp_path / "train.py").write_text(text)
+    answers = probing(str(tmp_path / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+    assert any(note.startswith(COMPILED) for note in answers.notes)
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+def test_what_is_compiled_for_a_cpu_is_right_in_every_layout(probing: Probing) -> None:
+    given = "--batch-size {rows} --accum {k} --compile --dropout 0.3"
+    answers = probing("ddp.py", given, Settings(save=SAVE, resume=RESUMED))
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+    assert answers.notes == []
+
+
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        ("model = torch.compile(model)", True),
+        ("model.compile(mode='default')", True),
+        ("TrainingArguments(torch_compile=True)", True),
+        ("--torch_compile", True),
+        ("PATTERN = re.compile('x')", False),
+        ("a compiled extension", False),
+    ],
+)
+def test_what_compiles_is_known_before_it_runs(text: str, asks: bool) -> None:
+    assert bool(ASKED.search(text)) is asks

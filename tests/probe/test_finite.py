@@ -1,0 +1,207 @@
+"""Numbers that are not finite: the first module with one is named, and what has led to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from harness.probe.layouts import RANKS, Settings
+from harness.probe.rank.finite import Finite
+from harness.system.errors import Inconclusive
+from tests.probe.probing import Probing, first_broken, refused
+
+FIRST = Settings(layouts=(RANKS,))
+
+
+class Log(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.log()
+
+
+class Root(nn.Module):
+    """Its forward is finite and its gradient infinite, at 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 0).sqrt()
+
+
+def place(middle: nn.Module, *, again: bool = False) -> str:
+    """What is said of a model with something between two layers."""
+    torch.manual_seed(0)
+    model, finite = nn.Sequential(nn.Linear(4, 4), middle, nn.Linear(4, 1)), Finite()
+    for module in model.modules():
+        module.register_forward_hook(lambda m, _, output: finite.look(model, m, output))
+    x = torch.randn(3, 4)
+    output = checkpoint(model, x, use_reentrant=False) if again else model(x)
+    finite.recomputed = again
+    output.sum().backward()
+    return finite.text()
+
+
+def test_all_is_finite() -> None:
+    assert place(nn.Tanh()) == ""
+
+
+def test_the_first_output_is_named() -> None:
+    assert place(Log()) == "the output of 1 (Log)"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_the_first_gradient_is_named_and_the_module_after_it(again: bool) -> None:
+    text = place(Root(), again=again)
+    assert text.startswith("the gradient of the output of 0 (Linear), while that of 1 (Root) is")
+    assert ("without checkpointing?" in text) is again
+
+
+def test_a_gradient_that_the_loss_gives_is_told_from_one_of_a_module() -> None:
+    layer, finite = nn.Linear(4, 1), Finite()
+    output = layer(torch.randn(3, 4))
+    finite.look(layer, layer, output)
+    (output * float("inf")).sum().backward()
+    assert finite.text() == "the gradient of the output of Linear, as the loss gives it"
+
+
+def test_what_has_no_numbers_is_left_out() -> None:
+    layer, finite = nn.Linear(4, 1), Finite()
+    for output in (None, "text", torch.ones(2, dtype=torch.long), {"loss": None}, (1, 2)):
+        finite.look(layer, layer, output)
+    finite.look(layer, layer, torch.empty(2, device="meta"))
+    assert finite.text() == ""
+
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+torch.manual_seed(0)
+torch.distributed.init_process_group("gloo")
+rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+class Large(nn.Module):
+    def forward(self, x):
+        return (x + 1) * 1e6
+
+
+class Root(nn.Module):
+    def forward(self, x):
+        return (x * 0).sqrt()
+
+
+data = torch.randn(96, 4)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+SETUP
+model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rows = int(sys.argv[1])
+for step in range(8):
+    x = data[(step * world + rank) * rows :][:rows]
+    optimizer.zero_grad()
+    LOSS
+    loss.backward()
+    optimizer.step()
+"""
+
+LOSS = "loss = model(x).square().mean()"
+FP16 = "with torch.autocast('cpu', torch.float16): loss = model(x).float().mean()"
+AGAIN = "loss = checkpoint(model, x, use_reentrant=False).square().mean()"
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("setup", "loss", "text"),
+    [
+        ("nn.init.constant_(model[2].weight, 1e38)", LOSS, "weights 2.weight have .* initialised"),
+        ("nn.init.constant_(model[2].weight, float('nan'))", LOSS, "weights 2.weight have .* init"),
+        ("", "loss = (model(x) - 1e9).sqrt().mean()", "its loss is nan, although the outputs of"),
+        ("model.append(Large())", FP16, r"is the output of 3 \(Large\) in fp16; no scaler"),
+        ("model.append(Root())", LOSS, r"output of 2 \(Linear\), while that of 3 \(Root\) is"),
+        ("model.append(Root())", AGAIN, "is it right without checkpointing"),
+    ],
+)
+def test_the_reason_is_not_always_the_weights(
+    probing: Probing, tmp_path: Path, setup: str, loss: str, text: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("SETUP", setup).replace("LOSS", loss))
+    with pytest.raises(Inconclusive, match=text) as caught:
+        probing(str(script), "{rows}", FIRST)
+    assert ("initialised" in str(caught.value)) is ("initialised" in text or "init" in text)
+
+
+LATER = """
+    loss = model(x).square().mean()
+    loss = loss * (float("inf") if step == 2 and CONDITION else 1.0)"""
+
+
+@pytest.mark.launch
+def test_a_loop_that_diverges_in_every_layout_is_compared_until_then(
+    probing: Probing, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = SCRIPT.replace("SETUP", "").replace("\n    LOSS", LATER)
+    (tmp_path / "train.py").write_text(text.replace("CONDITION", "True"))
+    answers = probing(str(tmp_path / "train.py"), "{rows}", FIRST)
+    assert first_broken(answers) == {}
+    assert "step 3 of the reference is not finite" in answers.layouts[0].notes[0]
+    (tmp_path / "train.py").write_text(text.replace("CONDITION", "world > 1"))
+    answers = probing(str(tmp_path / "train.py"), "{rows}", FIRST)
+    assert "not finite, unlike the reference's" in answers.layouts[0].broken[0].text
+    assert "Warning" not in capfd.readouterr().err
+
+
+@pytest.mark.launch
+def test_updates_that_were_compared_are_not_called_untested(
+    probing: Probing, tmp_path: Path
+) -> None:
+    """From the third step on all gradients are 0: no later update can be compared."""
+    last = "\n    loss = model(x).square().mean() * (0.0 if step else 1.0)"
+    text = SCRIPT.replace("SETUP", "").replace("\n    LOSS", last)
+    text = text.replace("lr=0.1", "lr=0.1 * world")
+    text = text.replace("optimizer.step()", "optimizer.step()\n    lr = 0.1")
+    (tmp_path / "train.py").write_text(text)
+    answers = probing(str(tmp_path / "train.py"), "{rows}", FIRST)
+    assert first_broken(answers)
+    assert not [what for what in answers.not_tested if what.startswith("updates of 1")]
+
+
+AMP = "--batch-size {rows} --accum {k} --amp float16"
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "more",
+    [
+        "--fused",
+        "--fused --overflow --clip 0.1",
+        "--fused --optimizer sgd --clip 0.1",
+        "--overflow --optimizer sgd",
+    ],
+)
+def test_a_right_loop_with_a_scaler_and_a_fused_optimizer_is_right(
+    probing: Probing, more: str
+) -> None:
+    answers = probing("ddp.py", f"{AMP} {more}", Settings())
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+    assert answers.notes == []
+
+
+@pytest.mark.launch
+def test_what_a_skipped_first_step_leaves_in_the_optimizer_is_blamed(probing: Probing) -> None:
+    """torch 2.13.0: the momentum is the memory that it was, if the first fused step is skipped."""
+    with pytest.raises(Inconclusive, match="a skipped first step leaves in the state of SGD"):
+        probing("ddp.py", f"{AMP} --fused --overflow --optimizer sgd", FIRST)
+
+
+@pytest.mark.launch
+def test_a_scaler_that_skips_all_steps_is_named(probing: Probing, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    text = SCRIPT.replace("SETUP", "scaler = torch.amp.GradScaler('cpu')")
+    text = text.replace("LOSS", "loss = scaler.scale((model(x) / 0).mean())")
+    script.write_text(text.replace("optimizer.step()", "scaler.step(optimizer); scaler.update()"))
+    with pytest.raises(Inconclusive, match=r"scaler of the loss skipped all of its 8 steps; the f"):
+        probing(str(script), "{rows}", FIRST)

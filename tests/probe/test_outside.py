@@ -1,0 +1,63 @@
+"""Weights that something other than the optimizer's step changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.probe.compare.plausibility import OUTSIDE
+from harness.probe.compare.relations import BETWEEN
+from harness.probe.layouts import ACCUMULATION, RANKS, RESUME, Settings
+from tests.probe.probing import RESUMED, SAVE, SCRIPTS, Probing, first_broken, refused
+
+pytestmark = pytest.mark.launch
+
+GIVEN = "--batch-size {rows} --accum {k}"
+WITH_RESUME = Settings(save=SAVE, resume=RESUMED, layouts=(RANKS, ACCUMULATION, RESUME))
+
+
+@pytest.mark.parametrize("more", ["", "--dtype bfloat16", "--amp float16 --fused --overflow"])
+def test_weights_that_all_layouts_change_are_noted(probing: Probing, more: str) -> None:
+    words = [*f"{GIVEN} {more} --bug".split(), "shrinks after each step"]
+    answers = probing("ddp.py", words, Settings(layouts=(RANKS, ACCUMULATION)))
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+    (noted,) = [note for note in answers.notes if note.startswith(OUTSIDE)]
+    assert "by 0.01" in noted
+
+
+@pytest.mark.parametrize(
+    ("bug", "where"),
+    [("shrinks on several ranks", RANKS), ("shrinks in each micro-batch", ACCUMULATION)],
+)
+def test_weights_that_a_layout_changes_otherwise_are_broken(
+    probing: Probing, bug: str, where: str
+) -> None:
+    found = probing("ddp.py", [*f"{GIVEN} --bug".split(), bug], WITH_RESUME)
+    broken = first_broken(found)
+    assert set(broken) == {where}
+    assert broken[where][0] in (BETWEEN, "gradient", "weights")
+
+
+AVERAGE = """
+ema = torch.optim.swa_utils.AveragedModel(model)
+def evaluate():
+    kept = {n: p.detach().clone() for n, p in model.named_parameters()}
+    ema.update_parameters(model)
+    model.load_state_dict(ema.module.state_dict())
+    model.load_state_dict(kept)
+"""
+
+
+def test_averages_that_come_and_go_between_steps_are_right(
+    probing: Probing, tmp_path: Path
+) -> None:
+    text = (SCRIPTS / "ddp.py").read_text()
+    text = text.replace("accum, batches =", f"{AVERAGE}\naccum, batches =", 1)
+    text = text.replace("    scaler.update()\n", "    scaler.update()\n    evaluate()\n", 1)
+    (tmp_path / "train.py").write_text(text)
+    answers = probing(str(tmp_path / "train.py"), GIVEN, WITH_RESUME)
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+    assert answers.notes == []

@@ -1,0 +1,128 @@
+"""Loops that stop gradients on purpose, as in reinforcement learning: right ones have no note."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.probe.compare.plausibility import ALONG
+from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, Settings
+from tests.probe.probing import Probing, first_broken, refused
+
+GIVEN = "--batch-size {rows} --accum {k}"
+NEVER = "never divided by the accumulation steps"
+SUMMED = "summed over the ranks, not averaged"
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        "--lengths --beta 0.1 --clip 0.1",
+        "--objective reinforce --lengths",
+        "--objective ppo --beta 0.1 --optimizer sgd",
+    ],
+)
+def test_a_right_policy_gradient_is_right_and_has_no_note(probing: Probing, more: str) -> None:
+    answers = probing("policy.py", f"{GIVEN} {more}", Settings())
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+    assert answers.notes == []
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("objective", ["grpo", "reinforce"])
+def test_a_mistake_in_it_is_named(probing: Probing, objective: str) -> None:
+    words = [*f"{GIVEN} --lengths --objective {objective} --bug".split(), "never divided by k"]
+    found = first_broken(probing("policy.py", words, Settings()))
+    assert found == {ACCUMULATION: ("gradient", NEVER), BOTH: ("gradient", NEVER)}
+    words[-1] = "summed over ranks"
+    found = first_broken(probing("policy.py", words, Settings()))
+    assert found == {RANKS: ("gradient", SUMMED), BOTH: ("gradient", SUMMED)}
+
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.manual_seed(0)
+torch.distributed.init_process_group("gloo")
+rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+data = torch.randn(96, 4)
+
+
+class Wrong(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head, self.value = nn.Linear(4, 8), nn.Linear(8, 4), nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = self.inner(x).tanh()
+        return self.head(x), self.value(x).squeeze(-1)
+
+
+model = DDP(Model())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+rows = int(sys.argv[1])
+for step in range(8):
+    x = data[(step * world + rank) * rows :][:rows]
+    optimizer.zero_grad()
+    logits, value = model(x)
+    LOSS
+    loss.backward()
+    optimizer.step()
+"""
+
+CRITIC = """
+    target = x.sum(1)
+    advantage = target - value.detach()
+    logs = logits.log_softmax(-1)[:, 0]
+    loss = -(advantage * logs).mean() + 0.5 * (value - target).square().mean()
+"""
+STRAIGHT_THROUGH = """
+    hard = torch.nn.functional.one_hot(logits.argmax(-1), 4).float()
+    soft = logits.softmax(-1)
+    loss = ((hard - soft).detach() + soft).mul(x).sum(-1).square().mean() + value.square().mean()
+"""
+DRAWN = """
+    action = torch.distributions.Categorical(logits=logits).sample()
+    reward = (action + x[:, 0] > 1).float()
+    loss = value.square().mean() - (reward * logits.log_softmax(-1)[:, 0]).mean()
+"""
+WRONG = """
+    loss = Wrong.apply(logits).square().mean() + value.square().mean()
+    print(loss.detach())
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("loss", "noted"),
+    [(CRITIC, False), (STRAIGHT_THROUGH, False), (DRAWN, False), (WRONG, True)],
+    ids=["critic", "straight through", "drawn", "wrong"],
+)
+def test_a_stopped_gradient_is_told_from_a_wrong_backward(
+    probing: Probing, tmp_path: Path, loss: str, noted: bool
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("    LOSS\n", loss))
+    answers = probing(str(tmp_path / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+    assert not [found for found in answers.layouts if found.broken]
+    drawn = ["the model draws random numbers" in why for why in refused(answers)]
+    assert drawn == [True] * (loss is DRAWN)
+    assert any(note.startswith(ALONG) for note in answers.notes) is noted
+    told = any("stops gradients on purpose" in what for what in answers.not_tested)
+    assert told is not noted

@@ -1,0 +1,163 @@
+"""What a report says to a user whom it leads on: each sentence where it helps, and only there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.__main__ import main
+from harness.launch.exits import Exit
+from harness.probe.compare.comparison import Compared, needs_ranks
+from harness.probe.compare.relations import Broken
+from harness.probe.layouts import ACCUMULATION, RANKS, RESUME, Settings, reference
+from harness.probe.questions import relevant
+from harness.probe.rank.unlike import SCHEDULE
+from harness.probe.runner import LOG_LINES, NO_STEP, Run, last_lines
+from tests.probe.probing import RESUMED, SAVE, SCRIPTS, Probing, layout
+
+GIVEN = "--batch-size {rows} --accum {k}"
+DDP = (SCRIPTS / "ddp.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("failure", "log", "advised"),
+    [
+        ("rank 0: AssertionError: the image size is odd", "assert size % 2 == 0", False),
+        ("rank 0: AssertionError: ", "    assert dist.get_world_size() > 1", True),
+        ("rank 0: AssertionError: ", "[rank0]:     assert args.world > 1", True),
+        ("rank 0: AssertionError: ", "    assert tokenizer.pad_token", False),
+        ("rank 0: ValueError: needs at least 2 GPUs", "", True),
+        ("rank 0: ValueError: the preprocessor is missing", "", False),
+        ("rank 0: KeyError: 'x'", "a warning about the world size", False),
+        (NO_STEP, "Unable to locate 2 gpus. Exiting.", True),
+        (NO_STEP, "the dataset is empty", False),
+    ],
+)
+def test_several_ranks_are_advised_only_to_who_asks_for_them(
+    failure: str, log: str, advised: bool
+) -> None:
+    assert needs_ranks(Run(reference(Settings()), [], failure=failure, log=log)) == advised
+
+
+def test_the_last_lines_are_those_of_the_output_and_of_the_errors(tmp_path: Path) -> None:
+    logs = tmp_path / "logs" / "rank_0"
+    logs.mkdir(parents=True)
+    (tmp_path / "torchrun.log").write_text("the agent\n")
+    assert last_lines(tmp_path, Exit(0, 1.0)) == "the agent"
+    (logs / "stdout.log").write_text("".join(f"out {n}\n\n" for n in range(30)))
+    assert last_lines(tmp_path, Exit(0, 1.0)).splitlines()[-1] == "out 29"
+    (logs / "stderr.log").write_text("".join(f"err {n}\n" for n in range(30)))
+    lines = last_lines(tmp_path, Exit(0, 1.0)).splitlines()
+    assert len(lines) == LOG_LINES
+    assert lines[3:5] == ["out 29", "err 22"]
+    (logs / "stderr.log").write_text("one warning\n")
+    assert last_lines(tmp_path, Exit(0, 1.0)).splitlines()[-2:] == ["out 29", "one warning"]
+
+
+def test_the_schedule_of_accelerate_excuses_no_layout_on_one_rank() -> None:
+    base = reference(Settings())
+    several = Compared(replace(base, world=2), broken=[Broken("schedule", "")])
+    alone = Compared(replace(base, name="3 micro-batches", k=3), broken=[Broken("schedule", "")])
+    assert relevant([SCHEDULE], [several]) == [SCHEDULE]
+    (note,) = relevant([SCHEDULE], [several, alone])
+    assert note.endswith("no reason for the learning rate with 3 micro-batches")
+
+
+@pytest.fixture
+def changed(tmp_path: Path, probing: Probing):  # type: ignore[no-untyped-def]
+    """Probes the DDP loop with a text in the place of another."""
+
+    def changed(old: str, new: str, settings: Settings, more: str = ""):  # type: ignore[no-untyped-def]
+        assert old in DDP
+        (tmp_path / "train.py").write_text(DDP.replace(old, new))
+        return probing(str(tmp_path / "train.py"), f"{GIVEN} {more}", settings)
+
+    return changed
+
+
+@pytest.mark.launch
+def test_rows_that_are_changed_at_random_are_no_question_of_an_evaluation(changed) -> None:  # type: ignore[no-untyped-def]
+    crops = "trained(torch.where(torch.rand(9, *ids.shape)[8] < 0.5, ids, ids * 0 + 1))"
+    answers = changed("trained(ids)", crops, Settings(layouts=(ACCUMULATION,)))
+    found = layout(answers, ACCUMULATION)
+    assert "changes them at random" in found.no_answer
+    assert "depend on the row" in found.no_answer
+    assert "evaluation" not in found.no_answer
+
+
+@pytest.mark.launch
+def test_the_only_right_parameter_is_named(changed) -> None:  # type: ignore[no-untyped-def]
+    old = '        if bug == "clips each micro-batch":'
+    new = (
+        "        if world > 1 and last:\n"
+        "            for n, p in enumerate(model.parameters()):\n"
+        "                p.grad.mul_(1.0 if n == 4 else 2 + n)\n" + old
+    )
+    answers = changed(old, new, Settings(layouts=(RANKS,)))
+    text = " ".join(layout(answers, RANKS).broken[0].details)
+    assert text.endswith(" and 3 more; 3.bias is right")
+
+
+@pytest.mark.launch
+def test_a_resume_says_how_many_rows_come_again(probing: Probing) -> None:
+    given = [*f"{GIVEN} --bug".split(), "resume from the first batch"]
+    settings = Settings(layouts=(RESUME,), save=SAVE, resume=RESUMED)
+    answers = probing("ddp.py", given, settings)
+    (detail,) = layout(answers, RESUME).broken[0].details
+    assert "of 24 rows after the resume, 12 come again" in detail
+    assert "12 that are trained without the stop do not come" in detail
+
+
+@pytest.mark.launch
+def test_every_layout_without_an_answer_has_the_last_lines_of_the_script(changed) -> None:  # type: ignore[no-untyped-def]
+    new = "print('rows are drawn', flush=True)\noptions.accum = 1\naccum, batches"
+    answers = changed("accum, batches", new, Settings(layouts=(ACCUMULATION,)))
+    found = layout(answers, ACCUMULATION)
+    assert found.log.splitlines()[-1] == "rows are drawn"
+
+
+@pytest.mark.launch
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("print('no data found')", ["took no step", "| no data found"]),
+        ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=1)", ["its own processes"]),
+        (
+            "print('here')\nimport torch; m = torch.nn.Linear(4, 1)\n"
+            "o = torch.optim.SGD(m.parameters(), 0.1)\n"
+            "for n in range(9):\n  m(torch.ones(2, 4)).softmax(-1).sum().backward(); o.step()",
+            ["gradients are all 0", "| here"],
+        ),
+    ],
+)
+def test_the_reference_without_an_answer_has_them_too(
+    script: str, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    assert main(["probe", str(tmp_path / "train.py"), "{rows}"]) == 3
+    printed = capsys.readouterr().err
+    for words in expected:
+        assert words in printed
+
+
+@pytest.mark.launch
+@pytest.mark.usefixtures("command")
+def test_an_option_of_probe_after_the_script_gets_a_hint(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script, hint = (
+        str(SCRIPTS / "ddp.py"),
+        "after the script: it is the script's. Write options of probe before",
+    )
+    words = ["--batch-size", "{rows}", "--layouts", "ranks"]
+    assert main(["probe", script, *words]) == 3
+    assert f"--layouts {hint}" in capsys.readouterr().err
+    assert main(["probe", script, "--batch-size", "{rows}", "--timeout", "9"]) == 3
+    assert f"--timeout {hint}" in capsys.readouterr().err
+    assert main(["probe", script, "--same-rows"]) == 2
+    assert f"--same-rows {hint}" in capsys.readouterr().err
+    assert main(["probe", script, "--batch-size", "{rows}", "--resume", "/missing"]) == 3
+    assert hint not in capsys.readouterr().err
