@@ -36,8 +36,10 @@ SOURCE_ONLY = ("deepspeed", "intervaltree")
 CONSTRAINTS = {
     "accelerate<0.21": "setuptools<81",  # for pkg_resources
     "datasets<2.14.6": "fsspec<2023.10",  # a newer one gives the local file system two names
+    "deepspeed<0.6": "protobuf<3.21",  # for tensorboardX
     "deepspeed<0.11": "pydantic<2",
     "deepspeed<0.15": "numpy<2",
+    "grain<0.2.4": "jax",
     "lhotse": "intervaltree<3.2",  # without wheels until then, and 3.2 needs hatchling to be built
     "litdata<0.2.14": "numpy<2",
     "litdata<0.2.64": "setuptools<81",  # for pkg_resources
