@@ -45,7 +45,10 @@ CONSTRAINTS = {
     "litdata<0.2.64": "setuptools<81",  # for pkg_resources
     "megatron-core<0.10": "numpy",
     "pytorch-lightning<2.4": "setuptools<81",  # for pkg_resources
+    "open-clip-torch<1": "tqdm",
     "torchmetrics<1.4.1": "setuptools<81",  # for pkg_resources
+    "trl<0.12": "transformers<4.46",  # whose Trainer has a method of the same name as DPOTrainer
+    "trl>=0.12,<0.12.2": "transformers<4.47",  # whose Trainer gives log() another argument
 }
 """Dependencies that a release should have declared: a bound, as a later release breaks it, or a
 package that it needs."""

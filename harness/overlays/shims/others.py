@@ -191,13 +191,13 @@ POINTS = (
         Point(
             f"{package}.torchvision_operators",
             package,
-            "",
+            releases,
             BOTH,
             "it imports torchvision, whose published wheel is for one release of torch and for "
             "CUDA: beside another torch its operators cannot be loaded, and nothing here calls "
             "them",
             _torchvision_operators,
         )
-        for package in ("lightly", "open-clip-torch")
+        for package, releases in (("lightly", ""), ("litdata", "<0.2.3"), ("open-clip-torch", ""))
     ),
 )
