@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import collections
 import importlib
 import importlib.util
 import os
 import sys
-from collections import Counter
+from collections import Counter, abc
 from collections.abc import Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -18,6 +19,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from packaging.specifiers import SpecifierSet
+from torch.distributed.pipelining import PipelineStage
 
 from harness import catalog
 from harness.api.spec import Lane
@@ -107,11 +109,14 @@ def unharmed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.nn.Module: ("to",),
         torch.Tensor: ("to", "type", "cuda"),
         torch: ("compile", "load", *stand_ins.FACTORIES),
+        torch.distributed: ("batch_isend_irecv",),
+        PipelineStage: ("_get_init_p2p_neighbors_ops",),
     }
     for owner, attributes in changed.items():
         for name in attributes:
             monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(torch, "_six", None, raising=False)
+    monkeypatch.setattr(collections, "__getattr__", None, raising=False)
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
 
 
@@ -121,6 +126,48 @@ def test_an_installed_shim_counts_its_uses() -> None:
     six = importlib.import_module("torch._six")
     assert six.inf == float("inf")
     assert uses == {"deepspeed.torch_six": 1}
+
+
+def test_types_that_python_moved_are_taken_from_collections_and_counted() -> None:
+    uses = shims.install(["deepspeed.collection_types"])
+    assert collections.Mapping is abc.Mapping
+    assert uses == {"deepspeed.collection_types": 1}
+    with pytest.raises(AttributeError, match="module 'collections' has no attribute 'Other'"):
+        _ = collections.Other
+
+
+class Work:
+    """An operation that may have been waited for."""
+
+    waited = False
+
+    def wait(self) -> None:
+        self.waited = True
+
+
+def test_the_last_operation_of_a_batch_waits_for_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    works = [Work(), Work()]
+    monkeypatch.setattr(torch.distributed, "batch_isend_irecv", list)
+    uses = shims.install(["torch.whole_batches"])
+    torch.distributed.batch_isend_irecv(works).pop().wait()
+    assert all(work.waited for work in works)
+    assert uses == {"torch.whole_batches": 1}
+
+
+def test_stages_begin_without_a_handshake() -> None:
+    uses = shims.install(["torch.no_handshake"])
+    assert PipelineStage._get_init_p2p_neighbors_ops(None) == []
+    assert uses == {"torch.no_handshake": 1}
+
+
+@pytest.mark.parametrize("torch_release", ["2.6.0", "2.8.0", "2.9.1", "2.10.0"])
+def test_a_shim_of_torch_is_for_old_releases_on_the_cpu(torch_release: str) -> None:
+    needed = {"2.9.1": {"torch.no_handshake"}, "2.10.0": set()}
+    expected = needed.get(torch_release, {"torch.whole_batches"})
+    assert names(Lane.CPU, torch=torch_release) == expected
+    assert names(Lane.GPU, torch=torch_release) == set()
 
 
 @pytest.mark.parametrize("engine", [None, ModuleSpec("transformer_engine", None)])

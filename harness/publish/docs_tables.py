@@ -18,13 +18,15 @@ from harness.models.relations import QUESTIONS
 from harness.probe import signatures
 from harness.probe.compare.relations import MISTAKES
 from harness.probe.signatures import Sign, Signature
-from harness.ranges import affected, lookup
+from harness.ranges import affected, lookup, reasons
+from harness.ranges.cell import Status
 from harness.ranges.lookup import RIGHT, UNKNOWN, WRONG
 from harness.ranges.periods import Period, newest, periods, tested
 from harness.system.errors import Inconclusive
 from harness.system.installation import for_readers
 from harness.system.terminal import count
 from harness.system.text import markdown, markdown_table
+from harness.upstream import pins
 from harness.upstream.pins import TORCH
 
 INTRODUCTION = (
@@ -46,9 +48,10 @@ def with_part(text: str, part: str, content: str) -> str:
 
 
 def updated(page: str, text: str) -> str:
-    """The text of a page of docs/ with its generated part made anew."""
-    part, content = PARTS[page]
-    return with_part(text, part, content())
+    """The text of a page of docs/ with its generated parts made anew."""
+    for part, content in PARTS[page].items():
+        text = with_part(text, part, content())
+    return text
 
 
 def _bugs() -> str:
@@ -201,13 +204,34 @@ def _inferred() -> str:
     )
 
 
-PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
-    "bugs.md": ("the bugs", _bugs),
-    "probe_results.md": ("the bugs that probe finds", _found_by_probe),
-    "ranges.md": ("ranges", _ranges),
-    "trust.md": ("inferred", _inferred),
+def inconclusive() -> str:
+    """Why recorded results are inconclusive: how many have which reason."""
+    cells = [(name, cell) for name in catalog.sound() for cell in affected.of(name)]
+    uncertain = [each for each in cells if each[1].status is Status.INCONCLUSIVE]
+    found, decided = Counter[str](), Counter[str]()
+    examples: dict[str, str] = {}
+    for name, cell in uncertain:
+        reason = reasons.kind(cell.reason)
+        found[reason] += 1
+        decided[reason] += lookup.lookup(name, cell.pins).status is not None
+        examples.setdefault(reason, f"{link(name)} in {pins.describe(cell.pins)}")
+    rows = [[r, str(n), str(decided[r]), examples[r]] for r, n in found.most_common()]
+    columns = ["reason", "results", "of these, the status is known", "for example"]
+    return (
+        f"{len(uncertain)} of {len(cells):,} recorded results are inconclusive. The status of "
+        f"{decided.total()} of these releases is known nevertheless, because upstream's history "
+        "shows that they cannot have the bug, or because another run has decided it.\n\n"
+        + markdown_table(columns, rows)
+    )
+
+
+PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "bugs.md": {"the bugs": _bugs},
+    "probe_results.md": {"the bugs that probe finds": _found_by_probe},
+    "ranges.md": {"ranges": _ranges},
+    "trust.md": {"inferred": _inferred, "inconclusive": inconclusive},
 }
-"""The generated part of pages of docs/, and what makes it."""
+"""The generated parts of pages of docs/, and what makes them."""
 
 
 MODEL_SIGNS = {

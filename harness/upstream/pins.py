@@ -36,14 +36,19 @@ SOURCE_ONLY = ("deepspeed", "intervaltree")
 CONSTRAINTS = {
     "accelerate<0.21": "setuptools<81",  # for pkg_resources
     "datasets<2.14.6": "fsspec<2023.10",  # a newer one gives the local file system two names
+    "deepspeed<0.6": "protobuf<3.21",  # for tensorboardX
     "deepspeed<0.11": "pydantic<2",
     "deepspeed<0.15": "numpy<2",
+    "grain<0.2.4": "jax",
     "lhotse": "intervaltree<3.2",  # without wheels until then, and 3.2 needs hatchling to be built
     "litdata<0.2.14": "numpy<2",
     "litdata<0.2.64": "setuptools<81",  # for pkg_resources
     "megatron-core<0.10": "numpy",
     "pytorch-lightning<2.4": "setuptools<81",  # for pkg_resources
+    "open-clip-torch<1": "tqdm",
     "torchmetrics<1.4.1": "setuptools<81",  # for pkg_resources
+    "trl<0.12": "transformers<4.46",  # whose Trainer has a method of the same name as DPOTrainer
+    "trl>=0.12,<0.12.2": "transformers<4.47",  # whose Trainer gives log() another argument
 }
 """Dependencies that a release should have declared: a bound, as a later release breaks it, or a
 package that it needs."""

@@ -26,7 +26,8 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
     """Train a linear map for a step of SGD, and record it.
 
     ``local`` compares what was applied with the gradient of which only the first ``averaged``
-    micro-batches are averaged over the ranks; of the others, each rank uses its own.
+    micro-batches are averaged over the ranks; of the others, each rank uses its own. If some are
+    averaged, ``own`` compares it with the gradient of which none is.
     """
     ranks = range(ctx.world_size)
     torch.manual_seed(ctx.seed)
@@ -58,7 +59,11 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
     ]
     losses = [regression.step(ctx, engine, part) for part in rows]
     after = masters(engine)
-    mixed = _mixed(whole, each, averaged)
+
+    def mixed(averaged: int) -> api.Facts:
+        micro = [_mixed(whole, each, averaged)]
+        return applied.facts(Plain(whole.losses, micro), before, after, lr)
+
     ctx.record(
         "step",
         1,
@@ -67,7 +72,8 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
             not torch.equal(each[0].micro[0][n], one.micro[0][n]) for one in each for n in before
         ),
         **applied.facts(whole, before, after, lr),
-        local=applied.facts(Plain(whole.losses, [mixed]), before, after, lr),
+        local=mixed(averaged),
+        **({"own": mixed(0)} if averaged else {}),
     )
 
 

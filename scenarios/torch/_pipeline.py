@@ -61,6 +61,7 @@ class Pipeline:
         """``group`` has the ranks of this pipeline: all by default. ``wrap`` is for data
         parallelism; ``options`` are the schedule's."""
         count = dist.get_world_size(group)
+        self.micro_batches = micro_batches
         self.group, self.owners = group, _owners(schedule, count)
         self.whole = nn.Sequential(*(block() for _ in self.owners)).to(ctx.device)
         own = [n for n, rank in enumerate(self.owners) if rank == dist.get_rank(group)]
@@ -91,6 +92,10 @@ class Pipeline:
         inputs = (batch[0],) if self.first else ()
         last: dict[str, Any] = {"target": batch[1], "losses": losses} if self.last else {}
         self.schedule.step(*inputs, **last)
+        if not hasattr(self.schedule, "scale_grads"):  # before torch 2.7 the caller has to divide
+            for weight in self.parameters():
+                if weight.grad is not None:
+                    weight.grad /= self.micro_batches
         return float(torch.stack(losses).mean()) if losses else None
 
     def weights(self) -> dict[str, Tensor]:

@@ -24,6 +24,16 @@ def _torch_six(count: Count) -> None:
     torch._six = six  # type: ignore[attr-defined]
 
 
+def _collection_types(count: Count) -> None:
+    import collections
+    from collections import abc
+
+    names = {name: getattr(abc, name) for name in abc.__all__}
+    collections.__getattr__ = stand_ins.getter(  # type: ignore[attr-defined]
+        "collections", count, names
+    )
+
+
 def _elastic_names(count: Count) -> None:
     import importlib
     import logging
@@ -164,6 +174,14 @@ POINTS = (
         BOTH,
         "torch 2 removed torch._six, from which these releases import the constant inf",
         _torch_six,
+    ),
+    Point(
+        "deepspeed.collection_types",
+        "deepspeed",
+        "<0.6",
+        BOTH,
+        "Python 3.10 moved the types, such as Mapping, that they take from collections",
+        _collection_types,
     ),
     Point(
         "deepspeed.elastic_names",

@@ -1,4 +1,4 @@
-"""What upstreams need that have only a shim or two: Hugging Face's libraries, keras and others.
+"""What upstreams need that have only a shim or two: Hugging Face's libraries, torch and others.
 
 Torch and upstream are imported inside the functions: listing the shims must not need them.
 """
@@ -11,6 +11,7 @@ import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from harness.api.spec import Point
 from harness.overlays.shims import stand_ins
@@ -51,6 +52,42 @@ def _sampler_argument(count: Count) -> None:
     from torch.utils.data import Sampler
 
     stand_ins.replace_for("lhotse", Sampler, "__init__", count, lambda *_, **__: None)
+
+
+def _whole_batches(count: Count) -> None:
+    """Let a batch of sends and receives be one operation, which ends when all of them have."""
+    import torch.distributed as dist
+
+    original = dist.batch_isend_irecv
+
+    def together(operations: list[Any]) -> list[Any]:
+        count()
+        return [_Batch(original(operations))]
+
+    dist.batch_isend_irecv = together
+
+
+class _Batch:
+    """Operations that are waited for together."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self.works = works
+
+    def wait(self) -> None:
+        """Wait for all of them."""
+        for work in self.works:
+            work.wait()
+
+
+def _no_handshake(count: Count) -> None:
+    """Let stages of a pipeline begin without the message that NCCL needs to connect."""
+    from torch.distributed.pipelining import PipelineStage
+
+    def nothing(_: Any) -> list[Any]:
+        count()
+        return []
+
+    PipelineStage._get_init_p2p_neighbors_ops = nothing  # type: ignore[method-assign]
 
 
 def _torchvision_operators(count: Count) -> None:
@@ -132,17 +169,35 @@ POINTS = (
         "it moves the two numbers that the ranks add to a GPU: they stay where they are",
         partial(stand_ins.tensor_cuda, "prodigyopt"),
     ),
+    Point(
+        "torch.whole_batches",
+        "torch",
+        "<2.9",
+        CPU,
+        "its pipelines wait for the last operation of a batch of sends and receives: NCCL makes "
+        "one operation of a batch, and gloo does not",
+        _whole_batches,
+    ),
+    Point(
+        "torch.no_handshake",
+        "torch",
+        ">=2.9,<2.10",
+        CPU,
+        "the stages of its pipelines first send 8 bytes to a neighbour that expects 4, which gloo "
+        "refuses",
+        _no_handshake,
+    ),
     *(
         Point(
             f"{package}.torchvision_operators",
             package,
-            "",
+            releases,
             BOTH,
             "it imports torchvision, whose published wheel is for one release of torch and for "
             "CUDA: beside another torch its operators cannot be loaded, and nothing here calls "
             "them",
             _torchvision_operators,
         )
-        for package in ("lightly", "open-clip-torch")
+        for package, releases in (("lightly", ""), ("litdata", "<0.2.3"), ("open-clip-torch", ""))
     ),
 )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from harness import api
 from scenarios.deepspeed import _local_gradients as local
-from scenarios.deepspeed._history import NEVER_TAKEN
+from scenarios.deepspeed._history import BEFORE_BF16, NEVER_TAKEN
 
 
 @dataclass
@@ -37,7 +37,7 @@ SCENARIO = api.Scenario(
     "gradients are not properly reduced",
     trigger="bf16 with BF16_Optimizer, without a pipeline, on several ranks",
     pins={"deepspeed": "0.13.2"},
-    absent=(NEVER_TAKEN,),
+    absent=(BEFORE_BF16, NEVER_TAKEN),
     harm="ruins training",
     visibility="silent",
     settings={"precision": "bf16", "zero_stage": (0, 1), "ranks": api.above(1)},

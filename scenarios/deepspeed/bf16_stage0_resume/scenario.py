@@ -54,8 +54,10 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The state at the save; after the load, that before it, too. Then the steps after it."""
-    state = api.alike(api.held({"count": api.COUNT, "mean": api.SIZE, "square": api.SIZE}))
+    """The state at the save; after the load, that before it, too. Then the steps after it.
+
+    Of BF16_Optimizer each rank has a part of the state."""
+    state = api.held({"count": api.COUNT, "mean": api.SIZE, "square": api.SIZE})
     step = api.Kind({"loss": api.NUMBER}, api.each(MORE))
     if at.launch == "train":
         return {"saved": api.Kind({"adam": state}), "step": step}
@@ -91,20 +93,22 @@ def run(ctx: api.Context) -> None:
 
 def detect(records: api.Records) -> api.Finding | None:
     """The weights are those of the save, and Adam's state is that of a new engine."""
-    (saved, *_), (loaded, *_) = records.of("saved"), records.of("loaded")
+    saved, loaded = (records.of(kind) for kind in ("saved", "loaded"))
     if lost := _loaded.weights_lost(records):
         return lost
-    if saved["adam"] == loaded["adam"]:
+    then, now = ([one["adam"] for one in states] for states in (saved, loaded))
+    if then == now:
         return None
-    now, then = loaded["adam"], saved["adam"]
     return api.Finding(
-        f"Adam was saved after {then['count']} steps, with a first moment of {then['mean']:.4g}; "
-        f"loaded, it has counted {now['count']}, and its first moment is {now['mean']:.4g}",
+        f"Adam was saved after {then[0]['count']} steps, with a first moment of "
+        f"{then[0]['mean']:.4g}; loaded, it has counted {now[0]['count']}, and its first moment is "
+        f"{now[0]['mean']:.4g}",
         step=0,
         ranks=records.ranks,
-        magnitude=float(then["count"] - now["count"]),
+        magnitude=float(then[0]["count"] - now[0]["count"]),
         unit="steps of Adam lost",
-        documented=now == loaded["fresh"],
+        documented=now == [one["fresh"] for one in loaded]
+        and all(one == states[0] for states in (then, now) for one in states),
     )
 
 

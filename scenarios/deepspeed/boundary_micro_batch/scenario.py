@@ -12,10 +12,11 @@ BF16_Optimizer adds the gradients of this ``backward`` to them. The fix swaps th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness import api
+from scenarios.common import applied
 from scenarios.deepspeed import _local_gradients as local
 from scenarios.deepspeed._history import NEVER_TAKEN
 
@@ -59,7 +60,20 @@ SCENARIO = api.Scenario(
         "immediate": api.control("0.18.9 with immediate_grad_update", params={"immediate": True}),
     },
 )
-oracle = local.oracle
+
+
+def facts(at: api.Position) -> api.Facts:
+    """Also what was applied beside each rank's own gradient of all micro-batches."""
+    own = {"own": api.held(applied.shapes(1))} if at.params.micro_batches > 1 else {}
+    return {**local.oracle.facts(at), **own}
+
+
+def none_averaged(step: api.Record, records: api.Records) -> bool:
+    """Each rank's part of the weights got its own gradient of all micro-batches."""
+    return records.params.micro_batches > 1 and applied.times(step["own"], 1)
+
+
+oracle = replace(local.oracle, facts=facts, instead={"bf16_local_gradients": none_averaged})
 
 
 def run(ctx: api.Context) -> None:

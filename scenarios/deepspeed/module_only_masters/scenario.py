@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from harness import api
 from scenarios.deepspeed import _loaded
-from scenarios.deepspeed._history import NEVER_TAKEN
+from scenarios.deepspeed._history import BEFORE_BF16, NEVER_TAKEN
 
 ROUNDED = 2.0**-8
 """How far (as a fraction) a master may be from its weight, which is rounded to bf16."""
@@ -45,6 +45,7 @@ SCENARIO = api.Scenario(
     remedy="call engine.optimizer.refresh_fp32_params() after the load",
     pins={"deepspeed": "0.12.6"},
     absent=(
+        BEFORE_BF16,
         NEVER_TAKEN,
         api.Absent(
             "deepspeed>=0.8.3,<0.11.1",

@@ -43,6 +43,13 @@ SCENARIO = api.Scenario(
     trigger="calculate_per_token_loss, sequence parallelism and a router with an auxiliary loss",
     remedy="multiply moe_aux_loss_coeff by the tensor-parallel size",
     pins={"megatron-core": "0.16.1"},
+    absent=(
+        api.Absent(
+            "megatron-core<0.12",
+            "only since 0.12.0 the router multiplies its auxiliary loss by a number of tokens",
+            "https://github.com/NVIDIA/Megatron-LM/commit/87d9d2506a",
+        ),
+    ),
     harm="ruins training",
     visibility="silent",
     settings={

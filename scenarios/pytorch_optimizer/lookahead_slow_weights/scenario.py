@@ -48,6 +48,14 @@ SCENARIO = api.Scenario(
     trigger="a Lookahead that is resumed after its first pull",
     remedy="save right after a pull, and make Lookahead after the model's weights are loaded",
     pins={"pytorch-optimizer": "3.3.0"},
+    absent=(
+        api.Absent(
+            "pytorch-optimizer>=3.3.1,<3.11",
+            "the slow weights are saved, but a resumed run raises an error at its first pull, as "
+            "recorded runs show",
+            "https://github.com/kozistr/pytorch_optimizer/pull/310",
+        ),
+    ),
     releases="pytorch-optimizer>=2.6",  # the first whose slow weights exist from the start
     harm="wrong resume",
     visibility="silent",

@@ -159,12 +159,28 @@ def run(ctx: api.Context) -> None:
         ctx.record(
             "step",
             step,
-            loss=float(loss.detach().full_tensor()),
+            loss=float(_whole(loss.detach())),
             of_parts=sum(parts) / len(parts),
             rows=len(parted[0].to_local()),
             counted=[_counted(part, weights) for part in chunks[1]],
             **applied.facts(right, before, after, p.lr),
         )
+
+
+def _whole(loss: Any) -> Tensor:
+    """The loss of all ranks, as DTensor declares it. gloo before torch 2.9 has no mean, so a mean
+    of the ranks' parts is their sum, divided here."""
+    import torch
+    import torch.distributed as dist
+
+    (placement,) = loss.placements
+    old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
+    if not (old and dist.get_backend() == "gloo" and getattr(placement, "reduce_op", "") == "avg"):
+        whole: Tensor = loss.full_tensor()
+        return whole
+    total = loss.to_local().clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
 
 
 def _counted(targets: Tensor, weights: Tensor | None) -> float:

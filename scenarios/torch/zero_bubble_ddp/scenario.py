@@ -10,7 +10,7 @@ averages in hooks of the backward pass, which ``grad`` does not run. The first s
 to differentiate, so it runs the whole backward pass, with hooks.
 
 No release that we tested is fixed: torch 2.13.0, which the variants use, has the bug as released,
-and so have 2.10.0 to 2.15.0. The fixed variant is our remedy: the last
+and so have 2.6.0 to 2.15.0. The fixed variant is our remedy: the last
 backward pass of a stage's weights averages their gradients over DDP's group.
 """
 
