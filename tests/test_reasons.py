@@ -15,10 +15,16 @@ from harness.ranges.cell import Status
     [
         ("a==1 b==2 could not be installed: Because b depends on c", "cannot be installed"),
         ("rank 0 failed first: TypeError: Descriptors cannot be created directly.", "dependency"),
-        ("rank 1 failed first: RuntimeError: operator torchvision::nms does not exist", "dependency"),
+        (
+            "rank 1 failed first: RuntimeError: operator torchvision::nms does not exist",
+            "dependency",
+        ),
         ("rank 1 failed first: ModuleNotFoundError: No module named 'tqdm'", "lacks"),
         ("rank 1 failed first: ImportError: cannot import name 'X' from 'y' (y.py)", "lacks"),
-        ("rank 0 failed first: TypeError: f() got an unexpected keyword argument 'x'", "do not fit"),
+        (
+            "rank 0 failed first: TypeError: f() got an unexpected keyword argument 'x'",
+            "do not fit",
+        ),
         ("rank 0 failed first: Inconclusive: DeepSpeed took another optimizer: Y", "optimizer"),
         ("rank 0 failed first: NotImplementedError: no skip after a split", "refuses"),
         ("not the documented symptom: step 1: applied 4 times the right gradient", "another fault"),
