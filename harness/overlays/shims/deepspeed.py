@@ -29,9 +29,8 @@ def _collection_types(count: Count) -> None:
     from collections import abc
 
     names = {name: getattr(abc, name) for name in abc.__all__}
-    collections.__getattr__ = stand_ins.getter(  # type: ignore[attr-defined]
-        "collections", count, names
-    )
+    module: Any = collections
+    module.__getattr__ = stand_ins.getter("collections", count, names)
 
 
 def _elastic_names(count: Count) -> None:

@@ -56,8 +56,9 @@ def _sampler_argument(count: Count) -> None:
 
 def _whole_batches(count: Count) -> None:
     """Let a batch of sends and receives be one operation, which ends when all of them have."""
-    import torch.distributed as dist
+    import torch.distributed
 
+    dist: Any = torch.distributed
     original = dist.batch_isend_irecv
 
     def together(operations: list[Any]) -> list[Any]:
@@ -81,13 +82,14 @@ class _Batch:
 
 def _no_handshake(count: Count) -> None:
     """Let stages of a pipeline begin without the message that NCCL needs to connect."""
-    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed import pipelining
 
     def nothing(_: Any) -> list[Any]:
         count()
         return []
 
-    PipelineStage._get_init_p2p_neighbors_ops = nothing  # type: ignore[method-assign]
+    stage: Any = pipelining.PipelineStage
+    stage._get_init_p2p_neighbors_ops = nothing
 
 
 def _torchvision_operators(count: Count) -> None:
