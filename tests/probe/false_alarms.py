@@ -248,7 +248,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0:20", help="FROM:TO (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=600.0, help="no new probe after that")
-    parser.add_argument("--kinds", default="", help="a comma-separated part of the kinds")
+    parser.add_argument("--kinds", default="", help="some of the kinds, between semicolons")
     parser.add_argument("--write", action="store_true", help="put the table into the page")
     parser.add_argument("--json", type=Path, help="write what was found; goes on from this file")
     options = parser.parse_args()

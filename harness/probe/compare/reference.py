@@ -104,12 +104,16 @@ class Reference:
         return Reference(run.ranks[0], [each.ranks[0] for each in perturbed if each.ranks])
 
     def spread(self, step: int, what: str) -> Spread:
-        """By parameter, how far rounding alone moves ``what`` at a step, counted from 0."""
+        """By parameter, how far rounding alone moves ``what`` at a step, counted from 0. A single
+        value that is computed in 16 bits moves by half an ulp, or by chance in no perturbed run."""
         key = step, what
         if key not in self._spreads:
             right = self._named(self.steps, step, what)
             others = [self._named(run, step, what) for run in self.rounded if step < len(run)]
             found = vectors.spread(others, right)
+            if coarse := self.steps[step].get("coarse", 0.0) / 2:
+                single = {n: vectors.length(v) for n, v in right.items() if v.size == 1}
+                found |= {n: max(found[n], coarse * size) for n, size in single.items()}
             if what in ("update", "before"):  # at least an ulp of the largest weight
                 eps, largest = self.steps[step]["eps"], self.steps[step]["largest"]
                 found = {n: max(s, eps[n] * largest[n]) for n, s in found.items()}

@@ -113,7 +113,7 @@ class Watch:
         self.seen.append([])
         self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
         self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
-        self.now |= {"coarse": False, "draws": False, "stops": False}
+        self.now |= {"coarse": 0.0, "draws": False, "stops": False}
         self.now |= {"cleared": {}, "unused": set()}
         self._trained: dict[str, int] = {}
         """How much of the step there was after the last backward that left gradients."""
@@ -217,7 +217,7 @@ class Watch:
             self._finite.recomputed |= self._backs
             self._finite.look(self.root, module, output)
         if getattr(output, "dtype", None) in (torch.bfloat16, torch.float16):
-            self.now["coarse"] = True
+            self.now["coarse"] = max(self.now["coarse"], torch.finfo(output.dtype).eps)
         if losses.LABELS in named and self.noise is None and self.now["own"] is None:
             losses.follow(output, named, self._own)
             self.now["endless"] = losses.ends_masked(named)
