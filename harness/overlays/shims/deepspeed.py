@@ -29,7 +29,7 @@ def _collection_types(count: Count) -> None:
     from collections import abc
 
     names = {name: getattr(abc, name) for name in abc.__all__}
-    collections.__getattr__ = stand_ins.getter(  # type: ignore[attr-defined]
+    collections.__getattr__ = stand_ins.getter(  # type: ignore[method-assign]
         "collections", count, names
     )
 

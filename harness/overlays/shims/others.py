@@ -64,7 +64,7 @@ def _whole_batches(count: Count) -> None:
         count()
         return [_Batch(original(operations))]
 
-    dist.batch_isend_irecv = together
+    dist.batch_isend_irecv = together  # type: ignore[assignment]
 
 
 class _Batch:
@@ -87,7 +87,7 @@ def _no_handshake(count: Count) -> None:
         count()
         return []
 
-    PipelineStage._get_init_p2p_neighbors_ops = nothing  # type: ignore[method-assign]
+    PipelineStage._get_init_p2p_neighbors_ops = nothing  # type: ignore[assignment,method-assign]
 
 
 def _torchvision_operators(count: Count) -> None:
