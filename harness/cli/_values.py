@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.system.days import past_day
 from harness.system.errors import UserError
-from harness.system.files import refuse_unless_writable
+from harness.system.files import refuse_unless_writable, refuse_without_folder
 from harness.system.text import short
 
 
@@ -69,6 +69,15 @@ STANDARD_OUTPUT = "-"
 def output(text: str) -> str:
     """The same as ``output_file``, or standard output, ``-``."""
     return text if text == STANDARD_OUTPUT else str(output_file(text))
+
+
+def file_in_a_folder(text: str) -> Path:
+    """A file in a folder that exists; a history that is only read may be read-only."""
+    try:
+        refuse_without_folder(Path(text))
+    except UserError as error:
+        raise ArgumentTypeError(str(error)) from None
+    return Path(text)
 
 
 def output_file(text: str) -> Path:

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from harness import catalog
 from harness.cli import Arguments, models
-from harness.cli._values import output_file, seconds, whole_number
+from harness.cli._values import file_in_a_folder, output_file, seconds, whole_number
 from harness.config import command_line
 from harness.config.run_config import ALL, RunConfig
 from harness.launch.server_pool import Pool
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as to run")
     parser.add_argument(
         "--history",
-        type=output_file,
+        type=file_in_a_folder,
         default=Path("history.sqlite"),
         metavar="FILE",
         help="the file with all nightlies (default: %(default)s)",

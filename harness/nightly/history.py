@@ -30,7 +30,7 @@ from harness.ranges import affected
 from harness.ranges.cell import Cell
 from harness.runs.results import RunResult
 from harness.system.errors import Inconclusive, UserError
-from harness.system.files import locked, refuse_unless_writable, unwritten
+from harness.system.files import locked, refuse_without_folder, unwritten
 from harness.system.text import one_line
 from harness.upstream import pins
 from harness.upstream.index import Release
@@ -320,7 +320,7 @@ def writing(file: Path) -> Iterator[History]:
 
     Raises Inconclusive if another command writes to it, and the errors of ``reading``.
     """
-    refuse_unless_writable(file)
+    refuse_without_folder(file)
     with ExitStack() as held, _one_line_errors(file):
         try:
             lock = held.enter_context(locked(file.with_name(f".{file.name}.lock"), wait=False))

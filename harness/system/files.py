@@ -106,12 +106,17 @@ def unwritten(path: Path, error: OSError, way_out: str) -> Fault:
     return Fault(f"cannot write {path}: {why}; name another {way_out}")
 
 
-def refuse_unless_writable(file: Path) -> None:
-    """Raise UserError unless a file can be made at the end of a long command."""
+def refuse_without_folder(file: Path) -> None:
+    """Raise UserError for a file that is a folder, or whose folder does not exist."""
     if file.is_dir():
         raise UserError(f"{file} is a folder: name a file")
     if not file.parent.is_dir():
         raise UserError(f"no folder {file.parent} for {file.name}: name one that exists")
+
+
+def refuse_unless_writable(file: Path) -> None:
+    """Raise UserError unless a file can be made at the end of a long command."""
+    refuse_without_folder(file)
     _refuse_unless(lambda aside: aside.touch(exist_ok=False), Path.unlink, file)
 
 
