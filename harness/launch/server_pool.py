@@ -165,11 +165,15 @@ class OverlayServer:
 
     def _receive(self, seconds: float) -> None:
         """Wait so long for its process id, or for its end: then the socket is closed."""
-        self._socket.settimeout(seconds)
-        with suppress(TimeoutError, BlockingIOError):
+        try:
+            self._socket.settimeout(seconds)
             while message := self._message():
                 self._pid = int(message)
-            self._socket.close()
+        except (TimeoutError, BlockingIOError):
+            return
+        except OSError:
+            pass  # another thread has closed it meanwhile
+        self._socket.close()
 
     def _message(self) -> bytes:
         with suppress(ConnectionError):  # it ended without reading a request
@@ -214,7 +218,8 @@ class OverlayServer:
     def close(self) -> None:
         """Let it end, and kill it if it does not, with everything forked from it."""
         if self.alive:
-            self._socket.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # it has ended meanwhile
+                self._socket.shutdown(socket.SHUT_WR)
             self._receive(SHUTDOWN)
             self.kill()
 
@@ -270,28 +275,31 @@ class ForkedLaunch:
         self._code: int | None = None
         self._reports = reports
         self._rest = b""
+        self._lock = threading.RLock()  # a pool polls what a thread waits for
         os.set_blocking(reports, False)
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
-        while self._code is None:
-            try:
-                received = os.read(self._reports, 4096)
-            except BlockingIOError:
-                return None
-            if not received:  # the server has ended, with everything that was forked from it
-                self._end(-signal.SIGKILL)
-            *lines, self._rest = (self._rest + received).split(b"\n")
-            for line in lines:
-                self._take(json.loads(line))
-        return self._code
+        with self._lock:
+            while self._code is None:
+                try:
+                    received = os.read(self._reports, 4096)
+                except BlockingIOError:
+                    return None
+                if not received:  # the server has ended, with everything that was forked from it
+                    self._end(-signal.SIGKILL)
+                *lines, self._rest = (self._rest + received).split(b"\n")
+                for line in lines:
+                    self._take(json.loads(line))
+            return self._code
 
     def wait(self, timeout: float) -> int:
         """Its exit code; raises subprocess.TimeoutExpired after ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         with selectors.DefaultSelector() as ready:
-            if self._code is None:
-                ready.register(self._reports, selectors.EVENT_READ)
+            with self._lock:
+                if self._code is None:
+                    ready.register(self._reports, selectors.EVENT_READ)
             while (code := self.poll()) is None:
                 left = deadline - time.monotonic()
                 if left <= 0:
