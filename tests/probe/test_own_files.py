@@ -146,7 +146,11 @@ def test_nothing_is_left_by_what_a_forked_process_writes(tmp_path: Path) -> None
     assert not own.exists()
 
 
-def test_folders_that_links_and_arguments_lead_to_are_covered(folder: Path) -> None:
+def test_folders_that_links_and_arguments_lead_to_are_covered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home := folder.parent / "home").mkdir()  # a new one: no cache is in it yet
+    monkeypatch.setenv("HOME", str(home))
     elsewhere, other = folder.parent / "elsewhere", folder.parent / "other"
     other.mkdir()
     words = [f"--out={other}/run/1", "0.1", "{dir}/x", str(folder / "out")]

@@ -137,10 +137,10 @@ def folders_of(words: Sequence[str], script: Path | None) -> list[Path]:
     begin = [Path.cwd()] if script is None else [Path.cwd(), script.resolve().parent]
     begin = [folder for folder in begin if "site-packages" not in folder.parts]
     named = [word.partition("=")[2] if "=" in word else word for word in words]
-    found = [_existing(word) for word in named if word and "{" not in word]
-    found += [target for folder in begin for target in islice(_links(folder), MOST_LINKS)]
-    cached = set(map(Path, caches()))
-    found = [one for one in found if not cached & {one, *one.parents}]
+    targets = [_target(word) for word in named if word and "{" not in word]
+    targets += [target for folder in begin for target in islice(_links(folder), MOST_LINKS)]
+    cached = set(map(Path, caches()))  # they need not be there yet
+    found = [_existing(path) for path in targets if not cached & {path, *path.parents}]
     return [one for one in dict.fromkeys([*begin, *found]) if one.parts[1:2] not in SYSTEM]
 
 
@@ -150,9 +150,13 @@ def beside(folders: Sequence[Path], kept: Path) -> list[str]:
     return [str(one) for one in found if not any(other in one.parents for other in found)]
 
 
-def _existing(name: str) -> Path:
-    """The folder of a file or a folder that may be there or not, without links."""
-    path = Path(os.path.realpath(os.path.expanduser(name)))
+def _target(name: str) -> Path:
+    """What a name means, without links; it need not be there."""
+    return Path(os.path.realpath(os.path.expanduser(name)))
+
+
+def _existing(path: Path) -> Path:
+    """The folder that a file or a folder lies in, or would: the nearest that is there."""
     while not os.path.isdir(path):  # also of a text that is too long for a name
         path = path.parent
     return path
@@ -165,7 +169,7 @@ def _links(folder: Path) -> Iterator[Path]:
         inside[:] = [name for name in inside if not name.startswith(".")]
         for name in [*inside, *names]:
             if os.path.islink(os.path.join(path, name)):
-                yield _existing(os.path.join(path, name))
+                yield _target(os.path.join(path, name))
             looked += 1
             if looked > MOST_FILES:
                 return
