@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import api
+from harness.bugs import api
 
 STORIES = (
     api.Story(

@@ -14,13 +14,12 @@ from typing import NoReturn
 import pytest
 
 import scenarios
-from harness import catalog
-from harness.ranges import affected
-from harness.ranges.cell import Status
-from harness.sweep import cells
+from harness.bugs import affected, catalog
+from harness.bugs.cell import Status
+from harness.releases import index, releases, uv
+from harness.run import cells
 from harness.system import machine
 from harness.system.errors import Inconclusive
-from harness.upstream import index, releases, uv
 from tests.made_up import KNOWN, Upstream, cell, published
 from tests.recording import RECORDED, Recording
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from harness import catalog
 from harness.__main__ import main
-from harness.api.spec import Verdict
-from harness.nightly.history import writing
-from harness.nightly.history_rows import Change, Nightly, NightlyKind, ReleaseResult
-from harness.ranges.cell import Cell, Status
-from harness.runs.results import RunResult
-from harness.upstream.index import Release
+from harness.bugs import catalog
+from harness.bugs.api.spec import Verdict
+from harness.bugs.cell import Cell, Status
+from harness.publish.history import writing
+from harness.publish.history_rows import Change, Nightly, NightlyKind, ReleaseResult
+from harness.releases.index import Release
+from harness.run.results import RunResult
 from tests.recording import RECORDED, all_recorded
 
 EVIL = "<script>alert(1)</script>"

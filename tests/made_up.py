@@ -12,16 +12,16 @@ from typing import Any, NoReturn
 import pytest
 from packaging.version import Version
 
-from harness import catalog
-from harness.api.spec import RELEASED, Finding, Lane, Outcome, Verdict
-from harness.config.run_config import RunConfig
-from harness.launch.exits import Exit, Identity, write_exit
-from harness.ranges.cell import Cell, Status
-from harness.runs.results import RunResult, TrialResult
-from harness.runs.run_folder import RUN_FILE
+from harness.bugs import catalog
+from harness.bugs.api.spec import RELEASED, Finding, Lane, Outcome, Verdict
+from harness.bugs.cell import Cell, Status
+from harness.rank.exits import Exit, Identity, write_exit
+from harness.rank.run_folder import RUN_FILE
+from harness.releases.index import Release
+from harness.run.results import RunResult, TrialResult
+from harness.run.run_config import RunConfig
 from harness.system import machine
 from harness.system.files import write_json
-from harness.upstream.index import Release
 
 KNOWN = ["4.38.2", "4.38.0", "4.37.2", "4.37.0", "4.36.2", "0.19.8", "0.13.3"]
 """The published releases, newest first."""

@@ -17,12 +17,12 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from harness import catalog
-from harness.api.spec import Outcome
+from harness.bugs import catalog
+from harness.bugs.api.spec import Outcome
 from harness.cli import pages
-from harness.config import command_line
-from harness.runs.results import RunResult, TrialResult
-from harness.runs.run import run
+from harness.run import command_line
+from harness.run.results import RunResult, TrialResult
+from harness.run.run import run
 from harness.system import machine
 from harness.system.files import write_whole
 from harness.system.terminal import terminal

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.api.spec import RELEASED, Verdict
-from harness.config.run_config import RunConfig
-from harness.nightly import steps
-from harness.nightly.history_rows import ReleaseResult, ScenarioResult
-from harness.ranges.cell import Cell, Status
-from harness.runs.results import RunResult
-from harness.sweep import cells, suite
+from harness.bugs.api.spec import RELEASED, Verdict
+from harness.bugs.cell import Cell, Status
+from harness.publish import steps
+from harness.publish.history_rows import ReleaseResult, ScenarioResult
+from harness.releases import index
+from harness.releases.index import Release
+from harness.run import cells, suite
+from harness.run.results import RunResult
+from harness.run.run_config import RunConfig
 from harness.system.errors import Fault
-from harness.upstream import index
-from harness.upstream.index import Release
 
 SCENARIO = "clip_max_for_min"
 PACKAGE = "deepspeed"
@@ -100,5 +100,5 @@ def world(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> World
     monkeypatch.setattr(cells, "make_overlay", lambda *_, **__: False)
     monkeypatch.setattr(suite, "run", made.run)
     monkeypatch.setattr(suite, "make_overlay", lambda *_: None)
-    monkeypatch.setattr("harness.sweep.suite.prepared", lambda *_: None)
+    monkeypatch.setattr("harness.run.suite.prepared", lambda *_: None)
     return made

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from harness import catalog
-from harness.overlays import overlay
-from harness.overlays.overlay import Overlay
+from harness.bugs import catalog, pins
+from harness.bugs.pins import Stack, here
+from harness.releases import overlay, resolution
+from harness.releases.overlay import Overlay
 from harness.system.machine import cache_folder
-from harness.upstream import pins, resolution
-from harness.upstream.pins import Stack, here
 
 
 @contextmanager

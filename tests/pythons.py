@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness.releases import uv
+from harness.releases.locks import PYTHONS
 from harness.system.files import ROOT
-from harness.upstream import uv
-from harness.upstream.locks import PYTHONS
 
 TESTS = ("archives", "index", "project_files", "settings", "stack_files")
 """Tests that import no torch, and read what users have: there Pythons differ."""

@@ -14,10 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from harness import catalog
-from harness.launch.exits import EXIT_FILE
-from harness.runs.grade import grade
-from harness.runs.run_folder import RECORDED, RUN_FILE, VERDICT_FILE
+from harness.bugs import catalog
+from harness.rank.exits import EXIT_FILE
+from harness.rank.run_folder import RECORDED, RUN_FILE, VERDICT_FILE
+from harness.run.grade import grade
 from tests.recording import read, write
 
 SITE = "/overlays/{}/site-packages"

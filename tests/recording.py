@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness import catalog
-from harness.launch.exits import EXIT_FILE
-from harness.runs import run_folder
-from harness.runs.grade import grade, grade_trial, run_of
-from harness.runs.results import RunResult, TrialResult
-from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
+from harness.bugs import catalog
+from harness.rank import run_folder
+from harness.rank.exits import EXIT_FILE
+from harness.rank.run_folder import RUN_FILE, VERDICT_FILE
+from harness.run.grade import grade, grade_trial, run_of
+from harness.run.results import RunResult, TrialResult
 
 
 class Unpacked(Mapping[str, Path]):

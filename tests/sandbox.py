@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from harness.__main__ import main
-from harness.launch.exits import EXIT_FILE
-from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
+from harness.rank.exits import EXIT_FILE
+from harness.rank.run_folder import RUN_FILE, VERDICT_FILE
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 240

@@ -23,12 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.config import command_line
-from harness.runs.run import make_overlay
-from harness.sweep import batch, cells, slurm
-from harness.sweep.batch import Batch, Work
-from harness.sweep.cluster import _shape, cell_task
-from harness.sweep.slurm import Shape
+from harness.run import batch, cells, command_line, slurm
+from harness.run.batch import Batch, Work
+from harness.run.cluster import _shape, cell_task
+from harness.run.run import make_overlay
+from harness.run.slurm import Shape
 from harness.system.machine import cache_folder
 from tests.slurm_cluster import PATH, Cluster, cluster
 from tests.slurm_tasks import on, silent, timed_cell

@@ -19,10 +19,10 @@ from typing import Any
 import psutil
 
 from harness.__main__ import _as_interrupt
-from harness.config.run_config import SLURM, OnConfig, RunConfig
-from harness.sweep import cells
-from harness.sweep.batch import Batch, Work
-from harness.sweep.slurm import Shape
+from harness.run import cells
+from harness.run.batch import Batch, Work
+from harness.run.run_config import SLURM, OnConfig, RunConfig
+from harness.run.slurm import Shape
 from harness.system.machine import cache_folder
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.api.spec import Lane
-from harness.launch.exits import EXIT_FILE, Identity
-from harness.launch.forkserver import BEFORE_UPSTREAM
-from harness.launch.launch import RankSettings, launch, rank_environment
-from harness.launch.server_pool import OverlayServer, Wanted
-from harness.overlays import bytecode
+from harness.bugs.api.spec import Lane
+from harness.rank import bytecode
+from harness.rank.exits import EXIT_FILE, Identity
+from harness.rank.forkserver import BEFORE_UPSTREAM
+from harness.run.launch import RankSettings, launch, rank_environment
+from harness.run.server_pool import OverlayServer, Wanted
 from harness.system.files import sha256
 from tests.sandbox import PATIENCE
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.api.spec import Finding, Outcome
+from harness.bugs.api.spec import Finding, Outcome
 from harness.cli import admit
 from harness.cli.admit import Gate
-from harness.config.run_config import RunConfig
-from harness.launch.server_pool import Pool
-from harness.runs import grade
-from harness.runs.results import RunResult, TrialResult
+from harness.run import grade
+from harness.run.results import RunResult, TrialResult
+from harness.run.run_config import RunConfig
+from harness.run.server_pool import Pool
 from tests.recording import Recording
 
 Capture = pytest.CaptureFixture[str]

@@ -13,11 +13,10 @@ import jsonschema
 import pytest
 from packaging.version import Version
 
-from harness import catalog
 from harness.__main__ import main
-from harness.ranges import advisories, affected, periods
-from harness.ranges.advisories import PREFIX, Record
-from harness.ranges.cell import Status
+from harness.bugs import advisories, affected, catalog, periods
+from harness.bugs.advisories import PREFIX, Record
+from harness.bugs.cell import Status
 
 YES, NO, UNCLEAR = "affected", "not affected", "inconclusive"
 Capture = pytest.CaptureFixture[str]

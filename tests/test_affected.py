@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness import catalog
+from harness.bugs import affected, catalog
 from harness.publish.bugs import Bug
-from harness.ranges import affected
 from tests.made_up import NO, UNCLEAR, YES
 
 Recording = Callable[..., None]

@@ -23,7 +23,7 @@ def test_only_config_imports_hydra() -> None:
     users = {
         module(f) for f in FILES if "import hydra" in f.read_text() or "from hydra" in f.read_text()
     }
-    assert users == {"harness.config.command_line"}
+    assert users == {"harness.run.command_line"}
 
 
 def test_the_page_for_developers_names_every_package() -> None:

@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from harness.bugs import pins
+from harness.bugs.pins import Stack
 from harness.cli import bundle
-from harness.overlays import archive, bytecode, overlay, overlay_cache
-from harness.overlays.archive import InvalidArchive
-from harness.overlays.overlay import Overlay, borrowed
+from harness.rank import bytecode
+from harness.rank.manifest import DamagedOverlay
+from harness.releases import archive, overlay, overlay_cache, releases, resolution
+from harness.releases.archive import InvalidArchive
+from harness.releases.overlay import Overlay, borrowed
 from harness.system.errors import Inconclusive, UserError
 from harness.system.files import sha256
-from harness.upstream import pins, releases, resolution
-from harness.upstream.pins import Stack
 from tests.made_up import full_disk
 
 STACK = Stack({"up": "1.0"}, "2024-01-01", *pins.here())
@@ -136,7 +138,7 @@ def test_a_file_that_was_changed_is_not_packed(lent: Lent, tmp_path: Path) -> No
     file = found.site / "up" / "same.py"
     file.chmod(0o644)
     file.write_text(SAME.replace("1", "2"))
-    with pytest.raises(overlay.DamagedOverlay, match=r"up/same\.py is not as it was made"):
+    with pytest.raises(DamagedOverlay, match=r"up/same\.py is not as it was made"):
         archive.write(tmp_path / "archive", lent, tmp_path / "elsewhere")
 
 

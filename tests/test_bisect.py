@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.__main__ import main
+from harness.bugs.cell import Status
 from harness.cli.bisect import Flip, Search, SearchResult
-from harness.ranges.cell import Status
-from harness.sweep import cells
+from harness.run import cells
 from tests.made_up import Upstream
 
 UNCLEAR = {"?": Status.INCONCLUSIVE, "-": Status.UNSUPPORTED}

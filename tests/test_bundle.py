@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
 from harness.__main__ import main
-from harness.api.spec import Defect
+from harness.bugs import catalog, pins
+from harness.bugs.api.spec import Defect
 from harness.cli import bundle
-from harness.overlays import archive, overlay
-from harness.overlays.edits import DefectError
-from harness.overlays.overlay import Overlay
-from harness.upstream import pins, releases
+from harness.releases import archive, overlay, releases
+from harness.releases.edits import DefectError
+from harness.releases.overlay import Overlay
 
 USE = """\
 set -eu

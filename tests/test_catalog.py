@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
-from harness.api.spec import Outcome, Scenario, Variant, Verdict, expect_clean, expect_symptom
-from harness.runs.results import RunResult, TrialResult
+from harness.bugs import catalog
+from harness.bugs.api.spec import Outcome, Scenario, Variant, Verdict, expect_clean, expect_symptom
+from harness.run.results import RunResult, TrialResult
 from harness.system import code
 from harness.system.errors import ExitCode, UserError, unknown
 from tests.made_up import scenario_module

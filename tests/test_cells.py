@@ -12,19 +12,18 @@ from typing import Any
 
 import pytest
 
-from harness import catalog
 from harness.__main__ import main
-from harness.api.spec import Outcome
+from harness.bugs import catalog
+from harness.bugs.api.spec import Outcome
+from harness.bugs.cell import Status
 from harness.cli import matrix
-from harness.config import command_line
-from harness.config.run_config import RunConfig
-from harness.ranges.cell import Status
-from harness.runs.results import RunResult
-from harness.sweep import cells, executor
+from harness.releases import index
+from harness.run import cells, command_line, executor
+from harness.run.results import RunResult
+from harness.run.run_config import RunConfig
 from harness.system import machine, store
 from harness.system.code import sources
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
-from harness.upstream import index
 from tests.made_up import KNOWN, YES, Upstream, cell, full_disk, published, set_gpus
 from tests.sandbox import refused
 
@@ -50,7 +49,7 @@ def test_the_imports_of_the_next_cells_are_done_ahead(
 ) -> None:
     prepared: list[str] = []
     note = lambda config, pool: prepared.append(config.pins["transformers"])  # noqa: E731
-    monkeypatch.setattr("harness.sweep.suite.prepared", note)
+    monkeypatch.setattr("harness.run.suite.prepared", note)
     made = lambda config, **_: "4.37.2" not in str(config.pins)  # noqa: E731
     monkeypatch.setattr(cells, "make_overlay", made)
     assert main([*SWEEP, "jobs=1"]) == 0
@@ -85,7 +84,7 @@ def test_a_stored_cell_is_not_used_for_other_inputs(
 
 
 def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
-    paths = sources(catalog.places()["rope_zero_init"], "harness.runs.grade")
+    paths = sources(catalog.places()["rope_zero_init"], "harness.run.grade")
     files = {f"{path.parent.name}/{path.name}" for path in paths}
     own = {"rope_zero_init/scenario.py", "transformers/_rope_models.py"}
     assert own | {"runs/grade.py", "runs/run_folder.py"} <= files

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from harness import catalog
-from harness.api.spec import Verdict
-from harness.nightly import changes
-from harness.nightly.history_rows import ReleaseResult
-from harness.ranges.cell import Status
+from harness.bugs import catalog
+from harness.bugs.api.spec import Verdict
+from harness.bugs.cell import Status
+from harness.publish import changes
+from harness.publish.history_rows import ReleaseResult
 from tests.nightly_world import NO, SCENARIO, UNCLEAR, YES, own, release, result
 
 DAY = "2024-03-04"

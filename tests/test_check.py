@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from harness import catalog
 from harness.__main__ import main
-from harness.api.settings import Setting
-from harness.api.spec import HARMS
+from harness.bugs import catalog
+from harness.bugs.api.settings import Setting
+from harness.bugs.api.spec import HARMS
+from harness.bugs.pins import Distribution, Interpreter
 from harness.check import live
 from harness.check.bug_status import BugStatus, Checked, recorded
 from harness.check.check_report import for_github, summary
 from harness.check.environment import Environment, of_files, of_this_interpreter
 from harness.check.installed import DEPENDENCY, Installed, described, merged
 from harness.check.synonyms import PUBLISHED
-from harness.overlays import overlay
+from harness.releases import overlay
 from harness.system.errors import Inconclusive, Unsupported
 from harness.system.terminal import Progress, terminal
-from harness.upstream.pins import Distribution, Interpreter
 from tests import stacks
 from tests.made_up import NO, YES, Upstream
 from tests.overlays import lent

@@ -15,17 +15,16 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.api.spec import Lane
-from harness.config import command_line
-from harness.config.run_config import RunConfig
-from harness.models.answer import AnswerStatus as Answered
+from harness.bugs.api.spec import Lane
+from harness.bugs.cell import Status
+from harness.models import tasks as of_models
 from harness.models.answers import Asking, ask
 from harness.models.stack import Releases
-from harness.ranges.cell import Status
-from harness.sweep import batch, cells, cluster, executor, slurm, suite
-from harness.sweep import model_tasks as of_models
-from harness.sweep.batch import Batch, Lost, Work
-from harness.sweep.slurm import End, Shape, Waiting
+from harness.rank.models.answer import AnswerStatus as Answered
+from harness.run import batch, cells, cluster, command_line, executor, slurm, suite
+from harness.run.batch import Batch, Lost, Work
+from harness.run.run_config import RunConfig
+from harness.run.slurm import End, Shape, Waiting
 from harness.system import machine, store
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.system.files import ROOT

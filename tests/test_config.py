@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.config.command_line import compose, quoted
-from harness.config.run_config import LANES, LaunchConfig, RunConfig
+from harness.run.command_line import compose, quoted
+from harness.run.run_config import LANES, LaunchConfig, RunConfig
 from harness.system.errors import UserError
 from scenarios.deepspeed.bf16_clip.scenario import Params
 from tests.sandbox import refused

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
 from harness.__main__ import main
-from harness.nightly import confirmations, steps
-from harness.nightly.history import reading
-from harness.ranges import affected
-from harness.ranges.cell import Cell, Status
+from harness.bugs import affected, catalog
+from harness.bugs.cell import Cell, Status
+from harness.publish import confirmations, steps
+from harness.publish.history import reading
 from harness.system.errors import ExitCode
 from tests.nightly_world import NO, SCENARIO, YES, World, cell, world
 from tests.sandbox import git

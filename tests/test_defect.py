@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from harness import catalog
-from harness.api.spec import Defect
-from harness.overlays import edits, overlay
-from harness.overlays.edits import DefectError
+from harness.bugs import catalog, pins
+from harness.bugs.api.spec import Defect
+from harness.releases import edits, overlay, resolution
+from harness.releases.edits import DefectError
 from harness.system.machine import cache_folder
-from harness.upstream import pins, resolution
 from scenarios.deepspeed.bf16_clip.scenario import DEFECT
 
 pytest.importorskip("libcst", reason="a box with a bundle makes no overlays")

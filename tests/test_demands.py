@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from harness import catalog
 from harness.__main__ import main
-from harness.api.spec import Outcome, Variant
+from harness.bugs import catalog
+from harness.bugs.api.spec import Outcome, Variant
 from harness.cli import admit
 from harness.cli.admit import DEMANDS, Missing, checked
 from harness.system.files import ROOT

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.api.plan import wrong_facts
-from harness.api.spec import Lane, Position, Records
+from harness.bugs.api.plan import wrong_facts
+from harness.bugs.api.spec import Lane, Position, Records
 from scenarios.torch.device_math import scenario as device_math
 from scenarios.torch.device_math.scenario import NINTH, QUOTIENT
 

@@ -10,9 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from harness import catalog
 from harness.__main__ import main
-from harness.runs import run_folder
+from harness.bugs import catalog
+from harness.rank import run_folder
 from harness.system.files import ROOT
 from tests.recording import Recording, changing
 

@@ -19,11 +19,12 @@ from typing import Any
 import psutil
 import pytest
 
-from harness import catalog
 from harness.__main__ import INTERRUPTED, main
-from harness.launch.exits import EXIT_FILE
-from harness.overlays import overlay, overlay_cache
-from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
+from harness.bugs import catalog
+from harness.rank.exits import EXIT_FILE
+from harness.rank.manifest import MANIFEST
+from harness.rank.run_folder import RUN_FILE, VERDICT_FILE
+from harness.releases import overlay, overlay_cache
 from harness.system.errors import ExitCode
 from harness.system.files import sha256
 from tests.made_up import set_gpus
@@ -58,9 +59,9 @@ def fail(rank):
 def rank_is_set(event, arguments):
     if event == "os.putenv" and arguments[0] == b"RANK":
         fail(arguments[1].decode())
-if "harness.runs.rank" in sys.orig_argv:
+if "harness.rank.scenario" in sys.orig_argv:
     fail(os.environ["RANK"])
-if "harness.launch.forkserver" in sys.orig_argv:
+if "harness.rank.forkserver" in sys.orig_argv:
     sys.addaudithook(rank_is_set)
 """
 """In an overlay's site-packages, this makes a rank fail before the harness's code runs: in a cold
@@ -85,10 +86,10 @@ def faulty_cache(ours: Path) -> Path:
         folder = copy(overlays["buggy"], ours)
     file = folder / overlay.SITE / "sitecustomize.py"
     file.write_text(SITECUSTOMIZE)
-    manifest = json.loads((folder / overlay.MANIFEST).read_text())
+    manifest = json.loads((folder / MANIFEST).read_text())
     manifest["files"][file.name] = [file.stat().st_size, sha256(file)]
-    (folder / overlay.MANIFEST).unlink()  # it may be a hard link to the user's
-    (folder / overlay.MANIFEST).write_text(json.dumps(manifest))
+    (folder / MANIFEST).unlink()  # it may be a hard link to the user's
+    (folder / MANIFEST).write_text(json.dumps(manifest))
     return ours
 
 
@@ -149,7 +150,7 @@ def test_a_rank_that_hangs_ends_at_the_deadline_and_leaves_its_stack(sandbox: Sa
     assert outcome(sandbox)[1].startswith("ended at its deadline after 2")
     assert "reproduced" not in done.out
     stacks = [(sandbox.folder() / "buggy" / f"stack_rank_{n}.txt").read_text() for n in (0, 1)]
-    assert "harness/runs/rank.py" in stacks[0]
+    assert "harness/rank/scenario.py" in stacks[0]
     assert "sleep_forever" in stacks[1]
     sandbox.assert_nothing_left()
 

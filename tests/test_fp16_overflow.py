@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness import catalog
+from harness.bugs import catalog
 from scenarios.deepspeed._loss_scale import expected_skips
 from tests.tampering.changes import Case, changed, during, recorded_trial
 from tests.tampering.findings import leave

@@ -8,15 +8,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from harness import catalog
-from harness.api.spec import Finding, Lane, Outcome, Verdict
-from harness.runs.grade import grade, judge
-from harness.runs.recorder import HARNESS_KINDS
-from harness.runs.results import TrialResult
-from harness.runs.run_folder import RUN_FILE, trial_content
+from harness.bugs import catalog, pins
+from harness.bugs.api.spec import Finding, Lane, Outcome, Verdict
+from harness.rank.recorder import HARNESS_KINDS
+from harness.rank.run_folder import RUN_FILE
+from harness.run.grade import grade, judge
+from harness.run.results import TrialResult
+from harness.run.trials import trial_content
 from harness.system.errors import Inconclusive
 from harness.system.files import read_json
-from harness.upstream import pins
 from scenarios.deepspeed.bf16_clip.scenario import Params
 from tests.recording import RECORDED, Recording, read, recorded, stored_verdict
 from tests.tampering.changes import recorded_trial

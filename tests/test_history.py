@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.api.spec import Verdict
-from harness.nightly.history import History, reading, writing
-from harness.nightly.history_rows import Change, Nightly, NightlyKind, newest
-from harness.runs.results import RunResult
+from harness.bugs.api.spec import Verdict
+from harness.publish.history import History, reading, writing
+from harness.publish.history_rows import Change, Nightly, NightlyKind, newest
+from harness.run.results import RunResult
 from harness.system.errors import Inconclusive, UserError
 from tests.another_user import as_nobody, needs_root
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, result
@@ -122,8 +122,8 @@ def test_a_nightly_that_was_killed_is_continued(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from harness.nightly.history import writing
-from harness.nightly.history_rows import NightlyKind
+from harness.publish.history import writing
+from harness.publish.history_rows import NightlyKind
 from tests.nightly_world import YES, result
 with writing(Path(sys.argv[1])) as history:
     night = history.start(NightlyKind.NIGHTLY, "2024-03-04", "2024-03-04T02:00:00Z", {})

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from harness.releases import index
+from harness.releases.index import Release
 from harness.system.errors import Fault
-from harness.upstream import index
-from harness.upstream.index import Release
 from tests.index import Handler, file, no_network, page, served
 
 __all__ = ["no_network", "served"]

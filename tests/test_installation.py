@@ -9,10 +9,10 @@ import pytest
 
 from harness import cli
 from harness.__main__ import main
-from harness.overlays import overlay
+from harness.bugs import pins
+from harness.releases import index, overlay
 from harness.system import installation, machine
 from harness.system.errors import Fault
-from harness.upstream import index, pins
 from tests.sandbox import refused
 
 Capture = pytest.CaptureFixture[str]

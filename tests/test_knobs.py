@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness import catalog
 from harness.__main__ import main
-from harness.api.knobs import Knobs, knob, knobs, meaning
+from harness.bugs import catalog
+from harness.bugs.api.knobs import Knobs, knob, knobs, meaning
 
 
 @dataclass

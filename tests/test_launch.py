@@ -14,9 +14,9 @@ from unittest.mock import Mock
 
 import pytest
 
-import harness.launch.launch as launching
-from harness.launch.exits import Identity
-from harness.launch.server_pool import Pool
+import harness.run.launch as launching
+from harness.rank.exits import Identity
+from harness.run.server_pool import Pool
 from harness.system.errors import Inconclusive
 from tests.sandbox import PATIENCE, lives
 from tests.stand_in import StandIn, settings, wanted

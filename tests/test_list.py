@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.ranges import affected
+from harness.bugs import affected
 from harness.system.terminal import Terminal
 from tests.made_up import scenario_module
 from tests.sandbox import refused

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from harness.overlays import bytecode, loaded_files, overlay
+from harness.rank import bytecode, loaded_files
+from harness.rank.manifest import MANIFEST, changed_files
+from harness.releases import overlay
 from harness.system.files import ROOT, sha256
 
 PROBE = """
@@ -22,7 +24,7 @@ sys.dont_write_bytecode = True
 for name in names:
     __import__(name)
 from pathlib import Path
-from harness.overlays import loaded_files
+from harness.rank import loaded_files
 found = loaded_files.files(Path(site))
 print(json.dumps(found))
 """
@@ -38,7 +40,7 @@ def made(tmp_path: Path) -> Path:
         (site / "up" / f"{name}.py").write_text("ANSWER = 1\n")
     bytecode.compile_all(sorted(site.rglob("*.py")), site)
     manifest = {"files": overlay.sealed(site)}
-    (tmp_path / overlay.MANIFEST).write_text(json.dumps(manifest))
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
     return site
 
 
@@ -53,7 +55,7 @@ def in_a_process(site: Path, *names: str) -> dict[str, str]:
 def changed(site: Path) -> list[str]:
     """The files that a process has loaded and that are not as they were built."""
     found = in_a_process(site, "up.other")
-    return overlay.changed(site, found)
+    return changed_files(site, found)
 
 
 def test_exactly_the_loaded_files_are_listed_with_their_bytecode(made: Path) -> None:
@@ -62,7 +64,7 @@ def test_exactly_the_loaded_files_are_listed_with_their_bytecode(made: Path) -> 
     compiled = {str(bytecode.of(made / source).relative_to(made)) for source in sources}
     assert set(found) == sources | compiled
     assert found == {file: sha256(made / file) for file in found}
-    assert overlay.changed(made, found) == []
+    assert changed_files(made, found) == []
 
 
 def test_a_source_that_was_changed_in_place_is_noticed(made: Path) -> None:
@@ -93,7 +95,7 @@ def test_changed_bytecode_is_noticed(made: Path) -> None:
 def test_a_file_that_was_added_later_is_noticed(made: Path) -> None:
     (made / "later.py").write_text("")
     found = in_a_process(made, "later")
-    assert overlay.changed(made, found) == ["later.py"]
+    assert changed_files(made, found) == ["later.py"]
 
 
 def test_a_loaded_file_that_was_deleted_is_listed(
@@ -104,7 +106,7 @@ def test_a_loaded_file_that_was_deleted_is_listed(
     monkeypatch.setitem(sys.modules, "ghost", module)
     found = loaded_files.files(made)
     assert found == {"ghost.py": loaded_files.GONE}
-    assert overlay.changed(made, found) == ["ghost.py"]
+    assert changed_files(made, found) == ["ghost.py"]
 
 
 def test_a_library_that_is_only_mapped_is_listed(
@@ -154,7 +156,7 @@ KEEPS = """
 import sys
 sys.path[:0] = [{site!r}, {elsewhere!r}, {root!r}]
 from pathlib import Path
-from harness.overlays import bytecode
+from harness.rank import bytecode
 bytecode.keep(Path({site!r}))
 bytecode.keep(Path({site!r}))
 import inside, outside, of_an_overlay

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
 from harness.__main__ import main
+from harness.bugs import catalog, pins
+from harness.bugs.pins import Stack
 from harness.cli import lock
+from harness.releases import locks, releases, resolution
 from harness.system.errors import Inconclusive, Unsupported
-from harness.upstream import locks, pins, releases, resolution
-from harness.upstream.pins import Stack
 
 BF16_CLIP = catalog.scenario("bf16_clip")
 PINS = dict(BF16_CLIP.pins)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
-from harness.api.spec import Lane, Outcome, Variant
-from harness.runs.job import choose_lane
+from harness.bugs import catalog
+from harness.bugs.api.spec import Lane, Outcome, Variant
+from harness.run.job import choose_lane
 from harness.system import machine
 from harness.system.errors import Inconclusive, Unsupported
 from harness.system.machine import visible

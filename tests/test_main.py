@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
 from harness.__main__ import main
-from harness.api.spec import Verdict
+from harness.bugs import catalog
+from harness.bugs.api.spec import Verdict
 from harness.cli import commands, pages
-from harness.config.run_config import RunConfig
-from harness.runs.results import RunResult
-from harness.sweep import suite
+from harness.run import suite
+from harness.run.results import RunResult
+from harness.run.run_config import RunConfig
 from harness.system.files import ROOT
 from harness.system.text import CONTROL
 from tests.made_up import scenario_module
@@ -161,7 +161,7 @@ def pretend(monkeypatch: MonkeyPatch, **verdicts: Verdict) -> list[str]:
 
     monkeypatch.setattr(suite, "run", run)
     monkeypatch.setattr(suite, "make_overlay", lambda *_: None)
-    monkeypatch.setattr("harness.sweep.suite.prepared", lambda *_: None)
+    monkeypatch.setattr("harness.run.suite.prepared", lambda *_: None)
     return ran
 
 

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from harness.cli import models as command
-from harness.models import answers, architectures, stack, table
-from harness.models.answer import Answer, AnswerStatus, Row
+from harness.models import answers, stack, table
 from harness.models.answers import Asking, ask
-from harness.models.asking import asked
-from harness.models.heads import HEADS, parsed
-from harness.models.relations import QUESTIONS
-from harness.models.sizes import kinds
 from harness.models.stack import Releases
-from harness.models.subject import Subject
+from harness.rank.models import architectures
+from harness.rank.models.answer import Answer, AnswerStatus, Row
+from harness.rank.models.asking import asked
+from harness.rank.models.heads import HEADS, parsed
+from harness.rank.models.relations import QUESTIONS
+from harness.rank.models.sizes import kinds
+from harness.rank.models.subject import Subject
 from harness.system.code import sources
 from harness.system.errors import UserError
 from tests import made_models

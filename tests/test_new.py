@@ -13,13 +13,13 @@ from types import ModuleType
 import pytest
 
 import scenarios
-from harness import catalog
 from harness.__main__ import main
-from harness.api.spec import Records, Verdict
+from harness.bugs import catalog
+from harness.bugs.api.spec import Records, Verdict
 from harness.cli import new, pages
+from harness.releases import releases
 from harness.system.errors import UserError
 from harness.system.files import ROOT
-from harness.upstream import releases
 from tests.sandbox import refused
 
 Capture = pytest.CaptureFixture[str]

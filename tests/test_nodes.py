@@ -21,13 +21,12 @@ from typing import Any
 import psutil
 import pytest
 
-import harness.launch.launch as launching
-from harness import catalog
+import harness.run.launch as launching
 from harness.__main__ import main
-from harness.api.spec import Lane, Outcome
-from harness.launch import nodes
-from harness.launch.exits import Identity
-from harness.runs import job
+from harness.bugs import catalog
+from harness.bugs.api.spec import Lane, Outcome
+from harness.rank.exits import Identity
+from harness.run import job, nodes
 from harness.system import machine
 from harness.system.errors import ExitCode, Inconclusive, Unsupported
 from harness.system.processes import end_all, members
@@ -87,7 +86,7 @@ def test_a_mistake_about_nodes_is_reported_in_one_line(
 
 def test_two_nodes_have_half_of_the_ranks_each(tmp_path: Path) -> None:
     of = launching.torchrun_arguments
-    one, two = (set(of(tmp_path / "buggy", 4, ["harness.runs.rank"], n)) for n in (1, 2))
+    one, two = (set(of(tmp_path / "buggy", 4, ["harness.rank.scenario"], n)) for n in (1, 2))
     alone = {"--standalone", "--local-addr=127.0.0.1"}
     assert {*alone, "--nproc-per-node=4", "-m"} <= one
     assert {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=static"} <= two
@@ -364,7 +363,7 @@ def test_killing_srun_ends_both_nodes(two_nodes: TwoNodes) -> None:
 HARNESS = """
 import sys
 from pathlib import Path
-import harness.launch.launch as launching
+import harness.run.launch as launching
 from dataclasses import replace
 from tests.stand_in import settings
 from tests.test_nodes import OF

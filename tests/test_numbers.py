@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from harness.api.numbers import finite, named, near, projection
+from harness.bugs.api.numbers import finite, named, near, projection
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, None, "1", True, [1.0]])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.api.spec import Exercise, Records
+from harness.bugs.api.spec import Exercise, Records
 from scenarios.accelerate import _coverage as coverage
 from scenarios.common import agree, applied, copies, rows, usual_checks
 from scenarios.datasets.streaming_map_resume import stream

@@ -18,13 +18,15 @@ from typing import Any
 
 import pytest
 
-from harness.api.spec import Defect
-from harness.overlays import bytecode, contents, overlay, overlay_cache
-from harness.overlays.overlay import DamagedOverlay, Overlay, borrowed
+from harness.bugs import pins
+from harness.bugs.api.spec import Defect
+from harness.bugs.pins import Stack
+from harness.rank import bytecode
+from harness.rank.manifest import MANIFEST, DamagedOverlay
+from harness.releases import contents, overlay, overlay_cache, resolution
+from harness.releases.overlay import Overlay, borrowed
 from harness.system.errors import Inconclusive
 from harness.system.files import locked, sha256
-from harness.upstream import pins, resolution
-from harness.upstream.pins import Stack
 from tests.another_user import as_nobody, needs_root
 from tests.made_up import one_to_two
 
@@ -327,7 +329,7 @@ def test_for_another_python_nothing_is_compiled(cache: Path) -> None:
 def test_an_overlay_without_a_valid_manifest_is_damaged(
     cache: Path, made: Overlay, text: str | None
 ) -> None:
-    file = made.folder / overlay.MANIFEST
+    file = made.folder / MANIFEST
     only_sizes = {**json.loads(file.read_text()), "files": {"up/code.py": len(CODE)}}
     file.write_text(json.dumps(only_sizes) if text is None else text)
     with pytest.raises(DamagedOverlay, match="clean " + made.key):
@@ -357,12 +359,12 @@ def test_unfinished_overlays_are_deleted_unless_they_are_being_built(cache: Path
 
 
 def test_equal_files_of_two_overlays_are_stored_once(base: Overlay, cache: Path) -> None:
-    alone, manifest = overlay_cache.disk_use(cache), (base.folder / overlay.MANIFEST).stat().st_size
+    alone, manifest = overlay_cache.disk_use(cache), (base.folder / MANIFEST).stat().st_size
     assert overlay_cache.own_use(base.folder) == alone > manifest
     other = borrow_once(cache, OTHER)
     assert (base.site / "up" / "code.py").samefile(other.site / "up" / "code.py")
     assert overlay_cache.own_use(base.folder) == manifest
-    assert overlay_cache.disk_use(cache) == alone + (other.folder / overlay.MANIFEST).stat().st_size
+    assert overlay_cache.disk_use(cache) == alone + (other.folder / MANIFEST).stat().st_size
     assert overlay_cache.delete(cache, other.key) == [other.key]
     assert overlay_cache.own_use(base.folder) == overlay_cache.disk_use(cache) == alone
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
 from harness.__main__ import main
-from harness.api.spec import HARMS
+from harness.bugs import catalog
+from harness.bugs.api.spec import HARMS
+from harness.bugs.periods import alive
 from harness.cli import pages
 from harness.publish import docs_tables, markdown_pages
 from harness.publish.alive import alive_bugs
-from harness.ranges.periods import alive
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from harness import catalog
-from harness.ranges import affected
-from harness.ranges.cell import Status
-from harness.ranges.lookup import infer, lookup
-from harness.ranges.periods import alive, periods
+from harness.bugs import affected, catalog
+from harness.bugs.cell import Status
+from harness.bugs.lookup import infer, lookup
+from harness.bugs.periods import alive, periods
 
 YES, NO, UNCLEAR = "affected", "not affected", "inconclusive"
 PAIR = "resume_replays_epoch"

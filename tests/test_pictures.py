@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from harness import api, catalog
-from harness.api.pictures import Bars, Grid, Lines, Picture
-from harness.api.spec import BUGGY, FIXED, Records
-from harness.runs.grade import graded
+from harness.bugs import api, catalog
+from harness.bugs.api.pictures import Bars, Grid, Lines, Picture
+from harness.bugs.api.spec import BUGGY, FIXED, Records
+from harness.run.grade import graded
 from harness.system.code import digest
 from tests.recording import recorded
 

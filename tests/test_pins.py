@@ -13,11 +13,12 @@ from types import MappingProxyType
 
 import pytest
 
-from harness import catalog
-from harness.api.spec import Companion
+from harness.bugs import catalog, pins
+from harness.bugs.api.spec import Companion
+from harness.bugs.packages import import_name
+from harness.bugs.pins import Stack
+from harness.releases import index, releases, resolution, uv
 from harness.system.errors import Fault, Inconclusive, Unsupported, UserError
-from harness.upstream import index, pins, releases, resolution, uv
-from harness.upstream.pins import Stack
 from tests.made_up import published
 
 STACK = Stack({"deepspeed": "0.15.4", "megatron-core": "0.14.0"}, "2024-12-01", *pins.here())
@@ -318,8 +319,8 @@ def test_a_platform_is_linux_and_a_module_has_the_name_of_its_distribution() -> 
     assert pins.platform_tag("x86_64-manylinux_2_28") == "linux-x86_64"
     with pytest.raises(UserError, match="no platform 'macos': name a Linux one"):
         pins.platform_tag("macos")
-    assert pins.import_name("megatron-core") == "megatron.core"
-    assert pins.import_name("some-thing") == "some_thing"
+    assert import_name("megatron-core") == "megatron.core"
+    assert import_name("some-thing") == "some_thing"
 
 
 def test_two_threads_do_not_look_for_uv_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.api.plan import BrokenPlan, Checklist, Kind, Plan, check_alike, each
-from harness.api.shapes import NUMBER, TEXT, alike, exactly, optional
+from harness.bugs.api.plan import BrokenPlan, Checklist, Kind, Plan, check_alike, each
+from harness.bugs.api.shapes import NUMBER, TEXT, alike, exactly, optional
 
 PLAN = {
     "setup": Kind({}),

@@ -18,7 +18,7 @@ from tests.index import Handler, page, served
 __all__ = ["served"]
 
 ASK = """
-from harness.upstream import uv
+from harness.releases import uv
 uv.execute(["pip", "compile", "-", "--no-build"], "up", lists={"--override": ["down"]})
 """
 

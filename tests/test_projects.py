@@ -14,11 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness import catalog
+from harness.bugs import affected, catalog
 from harness.check.bug_status import THERE, BugStatus, recorded
 from harness.check.environment import Environment
 from harness.check.installed import Installed, described
-from harness.ranges import affected
 from harness.system.text import markdown_table
 
 PROJECTS: list[dict[str, Any]] = json.loads(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
 from harness.__main__ import main
-from harness.ranges.periods import alive
+from harness.bugs import catalog
+from harness.bugs.periods import alive
 from tests.daily import later
 
 BUGS = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.runs import rank
+from harness.rank import scenario
 from harness.system.files import sha256
 
 
@@ -22,11 +22,11 @@ def test_a_watched_file_is_found_by_its_module(
     for name in ("__init__.py", "inner.py"):
         (tmp_path / "upp" / name).write_text(f"# {name}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert rank._watched(file) is None
+    assert scenario._watched(file) is None
     importlib.import_module(module)
     try:
         there = tmp_path / file
-        assert rank._watched(file) == {"path": str(there), "sha256": sha256(there)}
+        assert scenario._watched(file) == {"path": str(there), "sha256": sha256(there)}
     finally:
         for name in ("upp", "upp.inner"):
             sys.modules.pop(name, None)

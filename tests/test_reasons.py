@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness import catalog
+from harness.bugs import affected, catalog, reasons
+from harness.bugs.cell import Status
 from harness.publish import docs_tables
-from harness.ranges import affected, reasons
-from harness.ranges.cell import Status
 
 
 @pytest.mark.parametrize(

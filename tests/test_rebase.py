@@ -18,7 +18,7 @@ import sys
 sys.path[:0] = [{site!r}, {root!r}]
 import json, os
 from pathlib import Path
-from harness.overlays import loaded_files
+from harness.rank import loaded_files
 listener = loaded_files.listen()
 import up.inner
 try:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from harness.api.plan import BrokenPlan, Kind, each
-from harness.api.shapes import NUMBER
-from harness.api.spec import Records
-from harness.launch.exits import Exit, Identity, read_exit, write_exit
-from harness.runs.recorder import HARNESS_KINDS, Recorder
-from harness.runs.run_folder import RUN_FILE, create_run_folder, last_record, read_records
-from harness.runs.validation import merged
+from harness.bugs.api.plan import BrokenPlan, Kind, each
+from harness.bugs.api.shapes import NUMBER
+from harness.bugs.api.spec import Records
+from harness.rank.exits import Exit, Identity, read_exit, write_exit
+from harness.rank.recorder import HARNESS_KINDS, Recorder
+from harness.rank.run_folder import RUN_FILE, create_run_folder, last_record, read_records
+from harness.run.validation import merged
 from harness.system.errors import Inconclusive
 from harness.system.files import read_json
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.overlays import overlay_cache
+from harness.releases import overlay_cache
 from harness.system import documents, files
 from harness.system.documents import json_of, toml_of, yaml_of
 from tests.sandbox import refused

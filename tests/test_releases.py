@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.releases import releases
 from harness.system.errors import Inconclusive, UserError
-from harness.upstream import releases
 from tests.index import Handler, file, no_network, page, served
 from tests.sandbox import refused
 

@@ -7,11 +7,10 @@ import re
 import pytest
 from packaging.version import Version
 
-from harness import catalog
-from harness.ranges import periods as of_releases
-from harness.ranges import remedies
-from harness.ranges.cell import Status
-from harness.ranges.periods import periods
+from harness.bugs import catalog, remedies
+from harness.bugs import periods as of_releases
+from harness.bugs.cell import Status
+from harness.bugs.periods import periods
 
 AFFECTED = [
     (name, version) for name in catalog.sound() for one in periods(name) for version in one.releases

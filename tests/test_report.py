@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.api.spec import Finding, Outcome, Verdict
-from harness.runs.results import RunResult, TrialResult
-from harness.runs.verdict_text import (
+from harness.bugs.api.spec import Finding, Outcome, Verdict
+from harness.run.results import RunResult, TrialResult
+from harness.run.verdict_text import (
     LOG_LINES,
     last_lines,
     print_failure,

@@ -13,16 +13,14 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from harness import catalog
-from harness.api.spec import BUGGY, FIXED, RELEASED, Lane
-from harness.overlays import shims
-from harness.overlays.overlay import Overlay
-from harness.ranges import affected
-from harness.ranges.periods import alive
+from harness.bugs import affected, catalog, pins
+from harness.bugs.api.spec import BUGGY, FIXED, RELEASED, Lane
+from harness.bugs.periods import alive
+from harness.bugs.pins import TORCH
+from harness.rank import shims
+from harness.releases.overlay import Overlay
 from harness.system import machine
 from harness.system.files import ROOT, locked
-from harness.upstream import pins
-from harness.upstream.pins import TORCH
 from tests.daily import later
 from tests.overlays import lent, lent_release
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness import catalog
-from harness.api.spec import Lane, Records
+from harness.bugs import catalog
+from harness.bugs.api.spec import Lane, Records
 from harness.detectors.buffers import difference
 from scenarios.transformers import _rope_buffers as buffers
 from scenarios.transformers.rope_zero_init import scenario as rope_zero_init

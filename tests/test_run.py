@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
-from harness.api.spec import Lane, Outcome
-from harness.config import command_line
-from harness.launch.server_pool import Pool
-from harness.overlays.overlay import Overlay
-from harness.runs import trials
-from harness.runs.job import Job
-from harness.runs.results import TrialResult
+from harness.bugs import catalog
+from harness.bugs.api.spec import Lane, Outcome
+from harness.releases.overlay import Overlay
+from harness.run import command_line, trials
+from harness.run.job import Job
+from harness.run.results import TrialResult
+from harness.run.server_pool import Pool
 from harness.system import machine
 from harness.system.errors import Inconclusive
 from harness.system.files import sha256

@@ -12,13 +12,13 @@ from concurrent.futures import Future
 
 import pytest
 
-from harness import catalog
-from harness.api.spec import Outcome, Verdict
-from harness.config import command_line
-from harness.runs.results import TrialResult
-from harness.runs.run_folder import RUN_FILE
-from harness.runs.verdict_text import last_lines
-from harness.sweep.suite import Done, started
+from harness.bugs import catalog
+from harness.bugs.api.spec import Outcome, Verdict
+from harness.rank.run_folder import RUN_FILE
+from harness.run import command_line
+from harness.run.results import TrialResult
+from harness.run.suite import Done, started
+from harness.run.verdict_text import last_lines
 from harness.system.files import read_json
 
 pytestmark = pytest.mark.scenario

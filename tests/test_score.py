@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from harness.__main__ import main
 from harness.cli import score as command
 from harness.detectors import loss_scale
-from harness.runs import attachment
+from harness.rank import attachment
 from harness.score.scores import Detection, Watched, score, without_others
 from harness.score.scoring import Scoring, judge, writes_traces
 from harness.system.errors import UserError

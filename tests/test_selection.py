@@ -6,13 +6,13 @@ import datetime
 
 import pytest
 
-from harness import catalog
-from harness.config import command_line
-from harness.nightly import selection
-from harness.nightly.history import recorded_about
-from harness.nightly.history_rows import Nightly, NightlyKind, ReleaseResult
-from harness.upstream import pins, releases
-from harness.upstream.index import Release
+from harness.bugs import catalog, pins
+from harness.publish import selection
+from harness.publish.history import recorded_about
+from harness.publish.history_rows import Nightly, NightlyKind, ReleaseResult
+from harness.releases import releases
+from harness.releases.index import Release
+from harness.run import command_line
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, result
 
 RELEASES = [

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.launch.server_pool import ForkedLaunch, Pool, Wanted
+from harness.run.server_pool import ForkedLaunch, Pool, Wanted
 from harness.system.processes import TOKEN, end_all, handling, members, new_token, set_token
 from tests.sandbox import PATIENCE, within
 from tests.stand_in import compiled, stand_in, wanted
@@ -226,7 +226,7 @@ def test_a_pool_keeps_a_server_whose_launch_runs(site: Path, tmp_path: Path) -> 
 def test_a_rank_that_disappears_is_noticed(
     pool: Pool, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    monkeypatch.setattr("harness.launch.server_pool.LOST_AFTER", 0.5)
+    monkeypatch.setattr("harness.run.server_pool.LOST_AFTER", 0.5)
     one = "import os, time\nif not os.fork():\n    time.sleep(1e6)\n"
     ran = sleeping(pool, site, tmp_path / "trial", one)
     ran.poll()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.api.settings import Setting, above, by_code, trigger
+from harness.bugs.api.settings import Setting, above, by_code, trigger
 from harness.check import settings_files
 from harness.system.errors import UserError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.api.shapes import (
+from harness.bugs.api.shapes import (
     COUNT,
     FLAG,
     LINE,

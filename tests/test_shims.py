@@ -22,11 +22,10 @@ import torch
 from packaging.specifiers import SpecifierSet
 from torch.distributed.pipelining import PipelineStage
 
-from harness import catalog
-from harness.api.spec import Lane
-from harness.overlays import shims
-from harness.overlays.shims import megatron, stand_ins
-from harness.system import apex
+from harness.bugs import catalog
+from harness.bugs.api.spec import Lane
+from harness.rank import apex, shims
+from harness.rank.shims import megatron, stand_ins
 from scenarios.deepspeed.bf16_clip import fused as kernels
 
 OFFLINE = "huggingface_hub.offline"

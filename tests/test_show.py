@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
 from harness.__main__ import main
-from harness.api.spec import Defect
+from harness.bugs import catalog, pins
+from harness.bugs.api.spec import Defect
 from harness.cli import show
-from harness.overlays import overlay
-from harness.upstream import pins, releases
+from harness.releases import overlay, releases
 
 FILE = "accelerate/data_loader.py"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness import catalog
+from harness.bugs import catalog
 from harness.system.files import ROOT
 from tests.chromium import MISSING, executable
 from tests.daily import later

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from harness.sweep import batch, slurm
-from harness.sweep.batch import Batch, Lost, Work
-from harness.sweep.slurm import Shape
+from harness.run import batch, slurm
+from harness.run.batch import Batch, Lost, Work
+from harness.run.slurm import Shape
 from harness.system.errors import Fault, UserError
 from harness.system.files import ROOT
 from tests import slurm_cluster, slurm_tasks

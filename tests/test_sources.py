@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.check.branch import Judged
-from harness.overlays import edits
-from harness.ranges.cell import Cell, Status
+from harness.bugs.cell import Cell, Status
+from harness.bugs.pins import is_source
+from harness.releases import edits, patches, sources
+from harness.run.branch import Judged
 from harness.system.errors import HarnessError, Inconclusive, UserError
-from harness.upstream import patches, sources
-from harness.upstream.pins import is_source
 from tests.overlays import lent_release
 from tests.sandbox import git
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.api.spec import Records
+from harness.bugs.api.spec import Records
 from scenarios.common import stepped
 from scenarios.deepspeed import _first_steps as begun
 

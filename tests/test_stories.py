@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from harness import catalog
-from harness.api.spec import Story
+from harness.bugs import catalog
+from harness.bugs.api.spec import Story
+from harness.bugs.cell import Status
 from harness.publish import markdown_pages, stories
-from harness.ranges.cell import Status
 
 WRONG, RIGHT, UNSURE = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE
 TWO = Story("two", "Two bugs", "One.\n\nThe other.", ("first", "second"))

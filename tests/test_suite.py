@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness import catalog
-from harness.api.spec import Lane, Outcome, Verdict
-from harness.config import command_line
-from harness.config.run_config import RunConfig
-from harness.launch.server_pool import Pool
-from harness.runs.results import RunResult, TrialResult
-from harness.runs.run_folder import RUN_FILE
-from harness.sweep import executor, suite
+from harness.bugs import catalog
+from harness.bugs.api.spec import Lane, Outcome, Verdict
+from harness.rank.run_folder import RUN_FILE
+from harness.run import command_line, executor, suite
+from harness.run.results import RunResult, TrialResult
+from harness.run.run_config import RunConfig
+from harness.run.server_pool import Pool
 from harness.system.errors import Inconclusive
 from harness.system.files import write_json
 from harness.system.machine import leased

@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.launch import supervisor
-from harness.runs import run_folder
+from harness.rank import run_folder, supervisor
 from harness.system.processes import TOKEN, members
 from tests.sandbox import PATIENCE, ROOT, within
 
@@ -24,19 +23,19 @@ linux = pytest.mark.skipif(not supervisor.LINUX, reason="only Linux signals the 
 
 HARNESS = """
 import os, subprocess, sys
-from harness.launch import supervisor
+from harness.rank import supervisor
 os.environ[supervisor.PARENT] = str(os.getpid())
 sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1], *sys.argv[1:]]).returncode)
 """
 TORCHRUN = """
 import subprocess, sys
-from harness.launch import supervisor
+from harness.rank import supervisor
 supervisor.keep()
 sys.exit(subprocess.run([sys.executable, "-c", sys.argv[2], *sys.argv[2:]]).returncode)
 """
 RANK = """
 import subprocess, time
-from harness.launch import supervisor
+from harness.rank import supervisor
 supervisor.end_with_parent()
 subprocess.Popen(["sleep", "1000"])
 subprocess.Popen(["sh", "-c", "sleep 1001 & exec sleep 1002"], start_new_session=True)
@@ -115,13 +114,13 @@ def test_the_keeper_passes_on_the_exit_code(token: str, code: int) -> None:
 
 @linux
 def test_the_keeper_passes_on_a_signal(token: str) -> None:
-    dies = "import os; from harness.launch import supervisor; supervisor.keep(); os.abort()"
+    dies = "import os; from harness.rank import supervisor; supervisor.keep(); os.abort()"
     assert start(token, dies).wait(PATIENCE) == -signal.SIGABRT
 
 
 @linux
 def test_a_process_whose_parent_is_already_dead_ends_at_once(token: str) -> None:
-    late = "from harness.launch import supervisor; supervisor.end_with_parent(); print('lives')"
+    late = "from harness.rank import supervisor; supervisor.end_with_parent(); print('lives')"
     script = f"import os; os.environ['{supervisor.PARENT}'] = '1'\n{late}"
     process = start(token, script)
     assert process.communicate(timeout=PATIENCE)[0] == ""

@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from harness import catalog
-from harness.api.spec import Outcome
+from harness.bugs import catalog
+from harness.bugs.api.spec import Outcome
 from tests.tampering import facts, findings, folder
 from tests.tampering.changes import Case, changed, graded, recorded_trial, trials
 

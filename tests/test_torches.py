@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
-from harness.api.spec import Defect
-from harness.config import command_line
-from harness.nightly import steps
-from harness.overlays import edits, overlay
-from harness.overlays.overlay import Overlay
+from harness.bugs import catalog, pins
+from harness.bugs.api.spec import Defect
+from harness.bugs.pins import Stack, Torch
+from harness.publish import steps
+from harness.releases import edits, index, overlay, torches
+from harness.releases.index import Release
+from harness.releases.overlay import Overlay
+from harness.run import command_line
 from harness.system.errors import Inconclusive, Unsupported
 from harness.system.files import sha256
 from harness.system.terminal import terminal
-from harness.upstream import index, pins, torches
-from harness.upstream.index import Release
-from harness.upstream.pins import Stack, Torch
 from tests.made_up import one_to_two
 
 FUNCTION = "def rate():\n    return 1\n"

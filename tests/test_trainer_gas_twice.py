@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness import catalog
-from harness.api.spec import Records
+from harness.bugs import catalog
+from harness.bugs.api.spec import Records
 
 trainer_gas_twice = catalog.load("trainer_gas_twice")
 TWO = trainer_gas_twice.Params(accumulation=2)

@@ -12,15 +12,15 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from harness.__main__ import main
-from harness.api.spec import Verdict
-from harness.nightly import changes as compared
-from harness.nightly.history import History, reading, writing
-from harness.nightly.history_rows import NightlyKind
-from harness.ranges import affected
-from harness.ranges.cell import Cell, Status
-from harness.sweep import cells
+from harness.bugs import affected
+from harness.bugs.api.spec import Verdict
+from harness.bugs.cell import Cell, Status
+from harness.publish import changes as compared
+from harness.publish.history import History, reading, writing
+from harness.publish.history_rows import NightlyKind
+from harness.releases import sources
+from harness.run import cells
 from harness.system.errors import Fault, UserError
-from harness.upstream import sources
 from tests.made_up import scenario_module
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, cell, release, world
 from tests.sandbox import refused

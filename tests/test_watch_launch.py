@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
 from harness.__main__ import INTERRUPTED
-from harness.nightly.history import reading
-from harness.nightly.history_rows import NightlyKind
-from harness.overlays import overlay
+from harness.bugs import catalog
+from harness.publish.history import reading
+from harness.publish.history_rows import NightlyKind
+from harness.releases import overlay, resolution
 from harness.system.machine import cache_folder
-from harness.upstream import resolution
 from tests.index import Handler, address, file, page, serving
 from tests.nightly_world import NO, YES
 from tests.overlays import lent

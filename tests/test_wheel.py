@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from harness import catalog
 from harness.__main__ import EXTRAS
+from harness.bugs import catalog
+from harness.releases import uv
 from harness.system.files import ROOT
-from harness.upstream import uv
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from harness import catalog
+from harness.bugs import catalog
 from harness.system.documents import toml_of
 from harness.system.errors import UserError, unknown
 from harness.system.text import complaint

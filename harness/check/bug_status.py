@@ -6,19 +6,17 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness import catalog
-from harness.api.settings import Setting, trigger
-from harness.api.spec import HARMS, RELEASED, VISIBILITIES, Scenario
+from harness.bugs import catalog, pins, remedies
+from harness.bugs.api.settings import Setting, trigger
+from harness.bugs.api.spec import HARMS, RELEASED, VISIBILITIES, Scenario
+from harness.bugs.cell import Status
+from harness.bugs.lookup import Lookup, lookup
+from harness.bugs.periods import Period, periods
+from harness.bugs.remedies import Advice
 from harness.check.accepted import Acceptance
 from harness.check.environment import Environment
 from harness.check.installed import Installed
-from harness.ranges import remedies
-from harness.ranges.cell import Status
-from harness.ranges.lookup import Lookup, lookup
-from harness.ranges.periods import Period, periods
-from harness.ranges.remedies import Advice
 from harness.system.text import StrEnum
-from harness.upstream import pins
 
 TESTED, NEIGHBOURS, RAN = "tested", "neighbours", "ran"
 """How a status is known: from a recorded run of these releases or of their neighbours, or from a

@@ -10,13 +10,12 @@ from typing import Any
 
 from rich.console import Console
 
-from harness import catalog
-from harness.api.settings import Setting
+from harness.bugs import catalog
+from harness.bugs.api.settings import Setting
 from harness.check.bug_status import RAN, THERE, BugStatus, Checked, advice
 from harness.check.environment import Environment
 from harness.system.installation import as_typed
-from harness.system.terminal import count
-from harness.system.text import short, unbroken
+from harness.system.text import count, short, unbroken
 
 SCHEMA = 2
 """The version of the JSON, see docs/check.md; it grows when a field changes or goes."""

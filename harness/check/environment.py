@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from packaging.utils import canonicalize_name
 
+from harness.bugs.pins import Distribution, Interpreter
 from harness.check import distributions, lock_files, project_files, requirements, source
 from harness.check.installed import (
     DEPENDENCY,
@@ -35,7 +36,6 @@ from harness.check.synonyms import named_in
 from harness.system.errors import Inconclusive, UserError
 from harness.system.processes import TOKEN, end_all, new_token
 from harness.system.text import complaint, listed, short
-from harness.upstream.pins import Distribution, Interpreter
 
 LIMIT = 10.0
 """Seconds within which an interpreter must answer."""

@@ -6,19 +6,19 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness import catalog
-from harness.api.spec import RELEASED
+from harness.bugs import catalog
+from harness.bugs.api.spec import RELEASED
+from harness.bugs.pins import Interpreter
 from harness.check.bug_status import RAN, BugStatus, Checked
 from harness.check.environment import Environment
-from harness.config import command_line
-from harness.config.run_config import SLURM, RunConfig
-from harness.sweep.cells import room
-from harness.sweep.executor import find_all
+from harness.run import command_line
+from harness.run.cells import room
+from harness.run.executor import find_all
+from harness.run.run_config import SLURM, RunConfig
 from harness.system.errors import HarnessError, Unsupported, UserError
 from harness.system.machine import release_of
 from harness.system.terminal import Progress
 from harness.system.text import warn
-from harness.upstream.pins import Interpreter
 
 LEAST_AT_ONCE = 2
 """Trials at once, also on two cores: ranks wait for each other, so one trial leaves cores idle."""

@@ -17,9 +17,9 @@ from packaging.version import Version
 from harness.check.installed import EDITABLE, FILE, FOLDER, GIT, WEB, Listed, at_address
 from harness.check.source import PackageFile, content_of
 from harness.check.synonyms import ELSEWHERE
+from harness.releases.index import allows_here
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import complaint
-from harness.upstream.index import allows_here
 
 UV = 1
 """The version of uv.lock that is read; later revisions of it only add to it."""

@@ -18,7 +18,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness import catalog
+from harness.bugs import catalog
 from harness.check import source
 from harness.check.source import PackageFile, content_of
 from harness.check.synonyms import ELSEWHERE

@@ -19,14 +19,14 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from harness.bugs.affected import tested_releases
 from harness.check import project_files
 from harness.check.installed import ARCHIVES, EDITABLE, Installed, at_address, described
 from harness.check.source import FROM_WEB, PackageFile, read_file
-from harness.ranges.affected import tested_releases
+from harness.releases import index
 from harness.system.documents import DIGITS
 from harness.system.errors import Fault, UserError
 from harness.system.text import plain, warn_once
-from harness.upstream import index
 
 NESTED = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c"}
 MORE, NO_INDEX, LINKS = "--extra-index-url", "--no-index", ("-f", "--find-links")

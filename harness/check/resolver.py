@@ -17,10 +17,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidName, canonicalize_name
 
+from harness.bugs.pins import here
 from harness.check.requirements import Requirements
+from harness.releases import locks, uv
 from harness.system.text import listed, one_line, short
-from harness.upstream import locks, uv
-from harness.upstream.pins import here
 
 TRIES = 12
 """How often packages without wheels, or that no index has, are left out."""

@@ -1,4 +1,4 @@
-"""Files with settings of a training run: what they decide of ``harness.api.settings.SETTINGS``.
+"""Files with settings of a training run: what they decide of ``SETTINGS`` in ``api.settings``.
 
 A file may leave a setting open: with a value of ``auto``, or because the script chooses it.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.api.settings import Setting
+from harness.bugs.api.settings import Setting
 from harness.check.source import content_of
 from harness.system.errors import UserError
 from harness.system.text import warn

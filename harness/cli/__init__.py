@@ -67,7 +67,7 @@ class Arguments(argparse.ArgumentParser):
 
 def patches(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """The words that are not ``patch=FILE``, and the texts of the patches that the others name."""
-    from harness.upstream.patches import read as read_patch
+    from harness.releases.patches import read as read_patch
 
     others = [word for word in words if not word.startswith("patch=")]
     named = [word.partition("=")[2] for word in words if word.startswith("patch=")]

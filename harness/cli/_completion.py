@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from harness import catalog
+from harness.bugs import catalog
 from harness.cli import commands
-from harness.config.run_config import ALL
+from harness.run.run_config import ALL
 
 BY_NAME = ("lock", "pages", "show", "signatures")
 """Commands that take names of scenarios; the others take ``scenario=NAME``."""

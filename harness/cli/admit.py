@@ -19,21 +19,21 @@ from typing import Any
 
 from rich.console import Console
 
-from harness import catalog
-from harness.api.spec import BUGGY, FIXED, UNDECIDED, Lane, Outcome, Scenario, Verdict
+from harness.bugs import affected, catalog, pins, remedies
+from harness.bugs.api.spec import BUGGY, FIXED, UNDECIDED, Lane, Outcome, Scenario, Verdict
 from harness.cli import Arguments, pages
-from harness.config import command_line
-from harness.config.run_config import SLURM, RunConfig
-from harness.launch.server_pool import Pool
-from harness.ranges import affected, remedies
-from harness.runs import run_folder
-from harness.runs.grade import grade, grade_trial, run_of
-from harness.runs.results import RunResult, TrialResult
-from harness.runs.run import run
-from harness.runs.run_folder import records_of
+from harness.rank import run_folder
+from harness.rank.run_folder import records_of
+from harness.releases import locks, resolution
+from harness.run import command_line
+from harness.run.grade import grade, grade_trial, run_of
+from harness.run.results import RunResult, TrialResult
+from harness.run.run import run
+from harness.run.run_config import SLURM, RunConfig
+from harness.run.server_pool import Pool
 from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError
-from harness.system.terminal import count, table, terminal
-from harness.upstream import locks, pins, resolution
+from harness.system.terminal import table, terminal
+from harness.system.text import count
 
 LONGEST_TITLE = 110
 """Characters of a title."""
@@ -286,7 +286,7 @@ def _runs(configs: Sequence[RunConfig], console: Console) -> list[tuple[RunResul
     if configs[0].on.where != SLURM:
         with Pool() as pool:
             return [run(each, console, pool=pool) for each in configs]
-    from harness.sweep import cluster
+    from harness.run import cluster
 
     ended = dict(cluster.run_all(configs, console))
     folders = [(ended[index].result, ended[index].folder) for index in range(len(configs))]

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness import catalog
+from harness.bugs import advisories, catalog
 from harness.cli import Arguments
-from harness.ranges import advisories
 from harness.system.errors import ExitCode
 from harness.system.files import Output, replace_folder
-from harness.system.terminal import count, terminal
+from harness.system.terminal import terminal
+from harness.system.text import count
 
 ADVISORIES = Output(
     "a set of advisories", mark="advisories.list", maker="python -m harness advisories"

@@ -20,19 +20,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import catalog
-from harness.api.spec import BUGGY, Scenario
+from harness.bugs import catalog, pins
+from harness.bugs.api.spec import BUGGY, Scenario
 from harness.cli import Arguments
 from harness.cli._values import whole_number
-from harness.launch.exits import EXIT_FILE
-from harness.overlays import overlay
-from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
+from harness.rank.exits import EXIT_FILE
+from harness.rank.run_folder import RUN_FILE, VERDICT_FILE
+from harness.releases import overlay, resolution
 from harness.system.errors import ExitCode, Inconclusive
 from harness.system.files import read_json
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import table, terminal
-from harness.upstream import pins, resolution
 
 STARTING = {"start": "torchrun, interpreters, waiting for shared imports", "torch": "import torch"}
 """Phases that every launch has."""

@@ -21,24 +21,24 @@ from typing import overload
 
 from rich.console import Console
 
-from harness import catalog
-from harness.api.spec import RELEASED
+from harness.bugs import affected, catalog
+from harness.bugs import commits as fixes
+from harness.bugs.api.spec import RELEASED
+from harness.bugs.cell import Cell, Status
+from harness.bugs.commits import BugCommit
+from harness.bugs.pins import here
 from harness.cli import Arguments
 from harness.cli.matrix import FAULTS, STYLES, Streak, Sweep, describe, sweep_of
-from harness.config import command_line
-from harness.config.run_config import RunConfig
-from harness.ranges import affected
-from harness.ranges import commits as fixes
-from harness.ranges.cell import Cell, Status
-from harness.ranges.commits import BugCommit
-from harness.sweep.cells import not_run
-from harness.sweep.executor import find_all
+from harness.releases import releases, sources
+from harness.run import command_line
+from harness.run.cells import not_run
+from harness.run.executor import find_all
+from harness.run.run_config import RunConfig
 from harness.system.errors import ExitCode, Fault, Inconclusive, UserError, unknown
 from harness.system.installation import refuse_without_checkout, refuse_without_torch
 from harness.system.machine import cache_folder
-from harness.system.terminal import Progress, count, terminal
-from harness.upstream import releases, sources
-from harness.upstream.pins import here
+from harness.system.terminal import Progress, terminal
+from harness.system.text import count
 
 StatusOf = Callable[[int], Status]
 """The status of the release with this index."""

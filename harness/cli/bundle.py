@@ -20,19 +20,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from harness import catalog
-from harness.api.spec import RELEASED, Defect, Scenario
+from harness.bugs import catalog, pins
+from harness.bugs.api.spec import RELEASED, Defect, Scenario
 from harness.cli import Arguments, pin
-from harness.overlays import archive, overlay
-from harness.overlays.edits import DefectError
-from harness.overlays.overlay import Overlay
+from harness.releases import archive, overlay, resolution, uv
+from harness.releases.edits import DefectError
+from harness.releases.locks import PYTHONS
+from harness.releases.overlay import Overlay
 from harness.system import archives, machine
 from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError, unknown
 from harness.system.files import ROOT, folder_whole, refuse_unless_creatable, write_whole, writing
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
-from harness.upstream import pins, resolution, uv
-from harness.upstream.locks import PYTHONS
 
 FORMAT = 3
 """The format of bundles; others are refused."""

@@ -19,8 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness import catalog
-from harness.api.settings import Setting
+from harness.bugs import catalog
+from harness.bugs.api.settings import Setting
 from harness.check import check_report, settings_files
 from harness.check import environment as stacks
 from harness.check.accepted import read as read_accepted
@@ -36,9 +36,9 @@ from harness.check.check_report import Features
 from harness.check.environment import Environment
 from harness.cli import Arguments
 from harness.cli._values import day
-from harness.models.heads import SUBJECT, parsed
 from harness.models.recorded import all_recorded as recorded_models
 from harness.models.recorded import nearest, up_to
+from harness.rank.models.heads import SUBJECT, parsed
 from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.installation import as_typed

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.cli import Arguments
-from harness.overlays import archive, overlay, overlay_cache
+from harness.rank.manifest import read_manifest
+from harness.releases import archive, overlay_cache
 from harness.system.errors import ExitCode, HarnessError, UserError, unknown
 from harness.system.files import writing
 from harness.system.machine import cache_folder
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 def _contents(folder: Path) -> str:
     try:
-        manifest = overlay.read_manifest(folder)
+        manifest = read_manifest(folder)
     except HarnessError:
         return "damaged"
     stack = manifest["stack"]

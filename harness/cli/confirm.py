@@ -14,19 +14,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from harness.bugs import affected
 from harness.cli import Arguments
 from harness.cli._values import day, output_file, whole_number
 from harness.cli.watch import configs_of
-from harness.config.run_config import RunConfig
-from harness.nightly import confirmations
-from harness.nightly.confirmations import Confirmation, confirm
-from harness.nightly.steps import today
-from harness.ranges import affected
-from harness.sweep.cells import environment
+from harness.publish import confirmations
+from harness.publish.confirmations import Confirmation, confirm
+from harness.publish.steps import today
+from harness.run.cells import environment
+from harness.run.run_config import RunConfig
 from harness.system.errors import ExitCode, Unsupported
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_checkout, refuse_without_torch
-from harness.system.terminal import Progress, count, terminal
+from harness.system.terminal import Progress, terminal
+from harness.system.text import count
 
 COUNT = 20
 

@@ -12,13 +12,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness import catalog
+from harness.bugs import catalog
 from harness.cli import Arguments
-from harness.runs.grade import grade
-from harness.runs.run_folder import RUN_FILE, VERDICT_FILE, read_records
+from harness.rank.run_folder import RUN_FILE, VERDICT_FILE, read_records
+from harness.releases import locks
+from harness.run.grade import grade
 from harness.system.errors import ExitCode, Inconclusive
 from harness.system.files import read_json, write_whole, writing
-from harness.upstream import locks
 
 DROPPED = ("kind", "rank")
 NEEDED = ("machine", "source", "environment", "command", "started")

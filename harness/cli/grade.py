@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.cli import Arguments
-from harness.runs.grade import grade
-from harness.runs.run_folder import RUN_FILE
-from harness.runs.verdict_text import print_header, print_trial
+from harness.rank.run_folder import RUN_FILE
+from harness.run.grade import grade
+from harness.run.verdict_text import print_header, print_trial
 from harness.system.errors import UserError
 from harness.system.files import read_json
 from harness.system.terminal import terminal

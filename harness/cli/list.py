@@ -14,12 +14,11 @@ from collections.abc import Iterable
 from textwrap import fill, indent
 from typing import Any
 
-from harness import catalog
-from harness.api.settings import in_words
-from harness.api.spec import HARMS, VISIBILITIES
+from harness.bugs import catalog, remedies
+from harness.bugs.api.settings import in_words
+from harness.bugs.api.spec import HARMS, VISIBILITIES
+from harness.bugs.periods import Alive, alive
 from harness.cli import Arguments
-from harness.ranges import remedies
-from harness.ranges.periods import Alive, alive
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.terminal import table, terminal
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from harness import catalog
+from harness.bugs import catalog, pins
+from harness.bugs.pins import Stack
 from harness.cli import Arguments
+from harness.releases import locks, releases, resolution
 from harness.system.errors import ExitCode, Unsupported
 from harness.system.files import write_all
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
-from harness.upstream import locks, pins, releases, resolution
-from harness.upstream.pins import Stack
 
 
 def main(arguments: list[str]) -> int:

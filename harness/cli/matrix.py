@@ -21,24 +21,23 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from harness import catalog
-from harness.api.spec import RELEASED, Scenario, Verdict
+from harness.bugs import affected, catalog, pins
+from harness.bugs.api.spec import RELEASED, Scenario, Verdict
+from harness.bugs.cell import Cell, Status
+from harness.bugs.pins import TORCH
 from harness.cli import Arguments
 from harness.cli._values import output_file
-from harness.config import command_line
-from harness.config.run_config import ALL, RunConfig
-from harness.ranges import affected
-from harness.ranges.cell import Cell, Status
-from harness.runs.verdict_text import COLOURS
-from harness.sweep.cells import exit_code
-from harness.sweep.executor import find_all
+from harness.releases import releases
+from harness.run import command_line
+from harness.run.cells import exit_code
+from harness.run.executor import find_all
+from harness.run.run_config import ALL, RunConfig
+from harness.run.verdict_text import COLOURS
 from harness.system.errors import UserError, unknown
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_checkout, refuse_without_torch
-from harness.system.terminal import Progress, count, table, terminal
-from harness.system.text import short
-from harness.upstream import pins, releases
-from harness.upstream.pins import TORCH
+from harness.system.terminal import Progress, table, terminal
+from harness.system.text import count, short
 
 STYLES = {
     Status.AFFECTED: "red",

@@ -30,23 +30,25 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from harness import catalog
-from harness.api.spec import Lane
+from harness.bugs import catalog
+from harness.bugs.api.spec import Lane
 from harness.cli import Arguments, patches, pin
 from harness.cli._values import STANDARD_OUTPUT, output
-from harness.config.run_config import HERE, SLURM, OnConfig
-from harness.models import architectures, recorded, stack, table
-from harness.models.answer import AnswerStatus, Row
+from harness.models import recorded, stack, table
 from harness.models.answers import Asking, ask
-from harness.models.heads import CAUSAL, HEADS, SUBJECT, Word, parsed
 from harness.models.recorded import Changed
-from harness.models.relations import QUESTIONS
 from harness.models.stack import Releases
+from harness.rank.models import architectures
+from harness.rank.models.answer import AnswerStatus, Row
+from harness.rank.models.heads import CAUSAL, HEADS, SUBJECT, Word, parsed
+from harness.rank.models.relations import QUESTIONS
+from harness.run.run_config import HERE, SLURM, OnConfig
 from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
-from harness.system.terminal import Progress, count, terminal
+from harness.system.terminal import Progress, terminal
+from harness.system.text import count
 
 
 def main(arguments: list[str]) -> int:
@@ -85,7 +87,7 @@ def _placed(words: Sequence[str]) -> tuple[list[str], OnConfig]:
     own = [word for word in words if re.match(r"\+?on[.=]", word)]
     if not own:
         return list(words), OnConfig()
-    from harness.config import command_line  # imports Hydra
+    from harness.run import command_line  # imports Hydra
 
     on = command_line.compose([f"scenario={catalog.sound()[0]}", *own]).on
     if on.overlays != HERE or on.stage:  # all models have one overlay, made before
@@ -226,9 +228,9 @@ def _asked(options: argparse.Namespace, asking: Asking, on: OnConfig) -> list[Ro
             progress.tally(f"{done}/{total} cells, {wrong} wrong; {row.model} {row.relation}")
 
         if on.where == SLURM:
-            from harness.sweep import model_tasks  # submitit may not be installed
+            from harness.models import tasks  # submitit may not be installed
 
-            return ask(asking, each, partial(model_tasks.rows, on=on, say=progress.tally))
+            return ask(asking, each, partial(tasks.rows, on=on, say=progress.tally))
         return ask(asking, each)
 
 

@@ -18,17 +18,16 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import scenarios
-from harness import catalog
+from harness.bugs import catalog
+from harness.bugs import pins as upstream
+from harness.bugs.pins import Stack
 from harness.cli import Arguments, pages, pin
 from harness.cli.admit import UNFINISHED
-from harness.overlays import overlay
+from harness.releases import overlay, releases
 from harness.system.errors import ExitCode, UserError
 from harness.system.files import write_whole
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
-from harness.upstream import pins as upstream
-from harness.upstream import releases
-from harness.upstream.pins import Stack
 
 MOST_FILES = 40
 """Files that differ between two releases: more are not listed."""
@@ -60,7 +59,7 @@ SCENARIO = api.Scenario(
     symptom="UNFINISHED: what the report says that users see",
     trigger="UNFINISHED: what a run must do to meet the bug, after 'only with'",
     remedy="UNFINISHED: a way around the bug, as an order; omit it if there is none",
-    harm="UNFINISHED",  # one of HARMS in harness/api/spec.py
+    harm="UNFINISHED",  # one of HARMS in harness/bugs/api/spec.py
     visibility="UNFINISHED",  # one of VISIBILITIES
     pins={pins},
     files={files},

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from harness import catalog
+from harness.bugs import catalog
 from harness.cli import Arguments
 from harness.publish import docs_tables, markdown_pages
 from harness.system.documents import toml_of

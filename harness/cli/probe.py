@@ -39,27 +39,27 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from harness.api.spec import Lane
+from harness.bugs.api.spec import Lane
+from harness.bugs.lookup import why_affected
 from harness.check import environment
 from harness.cli import Arguments, patches
 from harness.cli._values import STANDARD_OUTPUT, number, output, output_file, seconds, whole_number
-from harness.launch.server_pool import Pool
-from harness.overlays import edits
 from harness.probe.layouts import LAYOUTS, RELATIONS, Settings
 from harness.probe.probe_report import as_json, as_junit, exit_code, status, text
 from harness.probe.questions import Answers, probe
-from harness.probe.rank import constants
 from harness.probe.runner import Runner, room
 from harness.probe.signatures import known
 from harness.probe.target import Target, made, names, target
-from harness.ranges.lookup import why_affected
+from harness.rank.probe import constants
+from harness.releases import edits
+from harness.releases.patches import packages
+from harness.run.server_pool import Pool
 from harness.system.errors import Inconclusive, UserError
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder, gpus, leased, own_folder
 from harness.system.terminal import Progress, terminal
 from harness.system.text import warn
-from harness.upstream.patches import packages
 
 OURS_ALONE = (
     "--layouts", "--reference-ranks", "--same-rows", "--other-seed", "--as-written", "--junitxml",

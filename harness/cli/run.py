@@ -12,10 +12,9 @@ release does not have. The arguments are Hydra's: overrides, --multirun, --cfg j
 
 from __future__ import annotations
 
-from harness.check import branch
-from harness.config import command_line
-from harness.config.run_config import SLURM, RunConfig
-from harness.sweep.executor import run_selected
+from harness.run import branch, command_line
+from harness.run.executor import run_selected
+from harness.run.run_config import SLURM, RunConfig
 from harness.system.errors import ExitCode
 
 

@@ -34,20 +34,20 @@ from dataclasses import asdict
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-from harness import catalog
-from harness.api.spec import BUGGY, HARMS
+from harness.bugs import catalog
+from harness.bugs.api.spec import BUGGY, HARMS
 from harness.cli import Arguments
 from harness.cli._values import output_file
-from harness.config import command_line
-from harness.config.run_config import DetectorConfig
+from harness.run import command_line
+from harness.run.run_config import DetectorConfig
 from harness.score import cost
 from harness.score.scores import Detection, Score, without_others
 from harness.score.scoring import Scoring, scored, steps_of, watched_variants
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import write_whole, writing
 from harness.system.installation import install, refuse_without_torch
-from harness.system.terminal import Progress, count, table, terminal
-from harness.system.text import short
+from harness.system.terminal import Progress, table, terminal
+from harness.system.text import count, short
 
 STYLES = {Detection.DETECTED: "green", Detection.FALSE_ALARM: "red", Detection.DISTURBS: "red"}
 

@@ -14,19 +14,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness import catalog
-from harness.api.knobs import knobs, meaning
-from harness.api.spec import BUGGY, FIXED, Scenario
+from harness.bugs import catalog, pins, remedies
+from harness.bugs.api.knobs import knobs, meaning
+from harness.bugs.api.spec import BUGGY, FIXED, Scenario
 from harness.cli import Arguments, pin
-from harness.overlays import overlay, shims
-from harness.overlays.edits import diff
-from harness.ranges import remedies
-from harness.runs.verdict_text import releases
+from harness.rank import shims
+from harness.releases import overlay, resolution
+from harness.releases.edits import diff
+from harness.run.verdict_text import releases
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.installation import as_typed
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
-from harness.upstream import pins, resolution
 
 
 def main(arguments: list[str]) -> int:

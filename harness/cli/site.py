@@ -16,7 +16,8 @@ from harness.publish.inputs import collect
 from harness.publish.site_pages import pages
 from harness.system.errors import ExitCode
 from harness.system.files import Output, refuse_unless_ours, replace_folder
-from harness.system.terminal import count, terminal
+from harness.system.terminal import terminal
+from harness.system.text import count
 
 HISTORY = Path("history.sqlite")
 SITE = Output("a site", mark="site.json", maker="python -m harness site")

@@ -29,27 +29,28 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
 
-from harness import catalog
+from harness.bugs import catalog
 from harness.cli import Arguments, models
 from harness.cli._values import file_in_a_folder, output_file, seconds, whole_number
-from harness.config import command_line
-from harness.config.run_config import ALL, RunConfig
-from harness.launch.server_pool import Pool
-from harness.nightly import report
-from harness.nightly.history import History, writing
-from harness.nightly.history_rows import NightlyKind
-from harness.nightly.steps import NightlyState, Summary, read_index, today, watch
 from harness.probe import hunt
 from harness.probe.hunt import Hunter
 from harness.probe.stacks import STACKS, HuntedStack
+from harness.publish import report
+from harness.publish.history import History, writing
+from harness.publish.history_rows import NightlyKind
+from harness.publish.steps import NightlyState, Summary, read_index, today, watch
+from harness.releases import sources
+from harness.releases.sources import Source
+from harness.run import command_line
+from harness.run.run_config import ALL, RunConfig
+from harness.run.server_pool import Pool
 from harness.system.days import past_day
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import write_whole
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
-from harness.system.terminal import Progress, count, terminal
-from harness.upstream import sources
-from harness.upstream.sources import Source
+from harness.system.terminal import Progress, terminal
+from harness.system.text import count
 
 KEYS = (
     "scenario",

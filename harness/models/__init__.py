@@ -1,1 +1,1 @@
-"""Every causal language model of transformers, small, and whether its features are right."""
+"""Every causal language model of transformers, small: which are asked what, and their answers."""

@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from harness.api.spec import Lane
-from harness.launch.launch import NOT_INHERITED
-from harness.launch.supervisor import PARENT
-from harness.models.answer import Answer, Row, answer_of
-from harness.models.heads import parsed
-from harness.models.pairs import DEVICE
-from harness.models.relations import QUESTIONS
+from harness.bugs.api.spec import Lane
 from harness.models.stack import Releases
-from harness.overlays import shims
+from harness.rank import shims
+from harness.rank.models.answer import Answer, Row, answer_of
+from harness.rank.models.heads import parsed
+from harness.rank.models.pairs import DEVICE
+from harness.rank.models.relations import QUESTIONS
+from harness.rank.supervisor import PARENT
+from harness.run.launch import NOT_INHERITED
 from harness.system import machine, store
 from harness.system.code import digest
 from harness.system.errors import Inconclusive
 from harness.system.files import ROOT, sha256
 from harness.system.text import complaint
 
-WORKER = "harness.models.worker"
+WORKER = "harness.rank.models.worker"
 CODE = (WORKER, *sorted({question.module for question in QUESTIONS.values()}))
 """What answers depend on. The worker imports the relations by their names, which ``digest`` does
 not see."""

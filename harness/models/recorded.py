@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from harness.models.answer import Answer, AnswerStatus, Row, answer_of
-from harness.models.heads import SUBJECT, parsed
-from harness.models.relations import QUESTIONS
+from harness.rank.models.answer import Answer, AnswerStatus, Row, answer_of
+from harness.rank.models.heads import SUBJECT, parsed
+from harness.rank.models.relations import QUESTIONS
 from harness.system import machine
 from harness.system.files import beside
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness.models.heads import SUBJECT
-from harness.overlays import overlay
+from harness.bugs.pins import Stack, describe, here
+from harness.rank.models.heads import SUBJECT
+from harness.releases import index, overlay, releases
 from harness.system.errors import Inconclusive, UserError, unknown
 from harness.system.machine import cache_folder, release_of
-from harness.upstream import index, releases
-from harness.upstream.pins import Stack, describe, here
 
 COMPANIONS = ("accelerate", "deepspeed", "peft")
 PACKAGES = (SUBJECT, *COMPANIONS)

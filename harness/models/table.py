@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.models.answer import AnswerStatus, Row
 from harness.models.recorded import Changed
 from harness.models.stack import Releases
+from harness.rank.models.answer import AnswerStatus, Row
 from harness.system import machine
 from harness.system.errors import ExitCode
-from harness.system.terminal import count
-from harness.system.text import short
+from harness.system.text import count, short
 
 REASON = 160
 """Characters of a reason in a line."""

@@ -14,27 +14,25 @@ from typing import Any
 
 from packaging.version import Version
 
-from harness import catalog
-from harness.api.spec import BUGGY
-from harness.launch.server_pool import Pool
-from harness.overlays import overlay, overlay_cache
+from harness.bugs import affected, catalog, pins
+from harness.bugs.api.spec import BUGGY
+from harness.bugs.cell import Status
+from harness.bugs.lookup import lookup
 from harness.probe import loops, signatures
 from harness.probe.prober import Loop, Prober
 from harness.probe.signatures import ProbeResult, Sign
 from harness.probe.stacks import HuntedStack
-from harness.ranges import affected
-from harness.ranges.cell import Status
-from harness.ranges.lookup import lookup
+from harness.releases import index, overlay, overlay_cache
+from harness.releases.releases import settled
+from harness.run.server_pool import Pool
 from harness.system import store
 from harness.system.code import digest
 from harness.system.errors import ExitCode, HarnessError
 from harness.system.files import sha256
 from harness.system.machine import cache_folder
 from harness.system.text import markdown, markdown_table
-from harness.upstream import index, pins
-from harness.upstream.releases import settled
 
-CODE = ("harness.probe.questions", "harness.probe.rank.script", "harness.probe.rank.forks")
+CODE = ("harness.probe.questions", "harness.rank.probe.script", "harness.rank.probe.forks")
 """The modules that results depend on, with all that they import."""
 
 Say = Callable[[str], object]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from harness.system.errors import UserError
-from harness.system.terminal import count
+from harness.system.text import count
 
 RANKS, ACCUMULATION, BOTH, RESUME = "ranks", "accumulation", "both", "resume"
 RANKS_RESUME = "ranks-resume"

@@ -8,15 +8,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from harness.api.numbers import named
+from harness.bugs.api.numbers import named
 from harness.probe.compare import whole_run
 from harness.probe.compare.comparison import Compared
 from harness.probe.compare.relations import BEGAN_AGAIN, BETWEEN, several, times
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RANKS_RESUME, RESUME, SEED, Layout
 from harness.probe.questions import Answers
-from harness.probe.rank.own_files import Written
+from harness.rank.probe.own_files import Written
 from harness.system.errors import ExitCode
-from harness.system.terminal import count
+from harness.system.text import count
 
 if TYPE_CHECKING:
     from harness.probe.signatures import KnownBug

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.launch.server_pool import Pool
 from harness.probe import loops
 from harness.probe.layouts import Settings
 from harness.probe.questions import Answers, probe
 from harness.probe.runner import Runner
 from harness.probe.target import Target
+from harness.run.server_pool import Pool
 from harness.system.machine import cache_folder, own_folder
 
 TIMEOUT = 120.0

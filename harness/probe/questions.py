@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.api.spec import Lane
-from harness.models import vectors
+from harness.bugs.api.spec import Lane
 from harness.probe.compare import plausibility
 from harness.probe.compare.comparison import Compared, compare, refuse_unusable
 from harness.probe.compare.reference import Reference, as_one, without_cleared
@@ -28,10 +27,11 @@ from harness.probe.layouts import (
     rounding,
     without_a_stop,
 )
-from harness.probe.rank import losses, unlike
-from harness.probe.rank.own_files import Written
 from harness.probe.runner import Run, Runner, Step
-from harness.system.terminal import count
+from harness.rank import vectors
+from harness.rank.probe import losses, unlike
+from harness.rank.probe.own_files import Written
+from harness.system.text import count
 
 ORDER = "order of samples"
 

@@ -19,16 +19,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from harness.api.spec import Lane
-from harness.launch.exits import Exit
-from harness.launch.launch import RankSettings, rank_environment, supervise
-from harness.launch.server_pool import OverlayServer, Pool, Wanted
+from harness.bugs.api.spec import Lane
 from harness.probe.layouts import Layout, Settings
-from harness.probe.rank import compiled, exchange, own_files
-from harness.probe.rank.exchange import Assignment
-from harness.probe.rank.on_cpu import SHIMMED
-from harness.probe.rank.own_files import Written
 from harness.probe.target import Target
+from harness.rank.exits import Exit
+from harness.rank.probe import compiled, exchange, own_files
+from harness.rank.probe.exchange import Assignment
+from harness.rank.probe.on_cpu import SHIMMED
+from harness.rank.probe.own_files import Written
+from harness.run.launch import RankSettings, rank_environment, supervise
+from harness.run.server_pool import OverlayServer, Pool, Wanted
 from harness.system.files import ROOT, write_whole, writing
 from harness.system.machine import cache_folder, cores, own_folder
 from harness.system.text import one_line
@@ -52,11 +52,11 @@ SPAWNS = (
     "of torchrun run one rank"
 )
 
-AGENT = "harness.probe.rank.forks"
+AGENT = "harness.rank.probe.forks"
 MOST_AT_ONCE = 4
 """Layouts that run side by side: each rank has its own copy of the model."""
 
-EARLY = (AGENT, "harness.probe.rank.watch", "torch.distributed.fsdp", "torch.utils.data")
+EARLY = (AGENT, "harness.rank.probe.watch", "torch.distributed.fsdp", "torch.utils.data")
 """What ranks import whatever the script is."""
 
 LATE = {
@@ -296,12 +296,12 @@ class Runner:
         words = " ".join([script, *self.target.arguments])
         named = [package for word, package in SHIMMED.items() if word in words]
         lines = [
-            f"from harness.probe.rank import on_cpu\non_cpu.install_shims({named!r}, '{self.lane}')"
+            f"from harness.rank.probe import on_cpu\non_cpu.install_shims({named!r}, '{self.lane}')"
         ]
         late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
         lines += imports("\n".join([script, *late]), beside)
         if compiled.ASKED.search(words):
-            lines.append("from harness.probe.rank import compiled\ncompiled.warm_up()")
+            lines.append("from harness.rank.probe import compiled\ncompiled.warm_up()")
         text = "\n".join(lines) + "\n"
         name = f"imports_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         with writing(self.extensions, "HARNESS_CACHE"):

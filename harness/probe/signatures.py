@@ -15,18 +15,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import catalog
-from harness.api.spec import BUGGY, Scenario
-from harness.models.answer import AnswerStatus
+from harness.bugs import catalog
+from harness.bugs.api.spec import BUGGY, Scenario
+from harness.bugs.packages import import_name
 from harness.probe.compare import plausibility, whole_run
 from harness.probe.compare.comparison import OTHER_LOSS
 from harness.probe.compare.relations import term
 from harness.probe.prober import Loop
 from harness.probe.questions import Answers
-from harness.probe.rank import losses
-from harness.probe.rank.unlike import UNLIKE
+from harness.rank.models.answer import AnswerStatus
+from harness.rank.probe import losses
+from harness.rank.probe.unlike import UNLIKE
 from harness.system.files import write_whole
-from harness.upstream.pins import import_name
 
 FILE = "probe.json"
 """In the folder of a scenario."""
@@ -212,7 +212,7 @@ def write(folder: Path, found: Mapping[str, ProbeResult]) -> None:
 
 
 Affected = Callable[[str, Mapping[str, str]], str]
-"""What says that releases, by package, have a bug; empty if nothing does. ``harness.ranges.lookup``
+"""What says that releases, by package, have a bug; empty if nothing does. ``harness.bugs.lookup``
 answers, which must not be imported here."""
 
 

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.system.errors import UserError
+from harness.system.files import ROOT
 
 NUMBERS = ("rows", "total", "k", "ranks", "micro_batches", "at")
 PLACEHOLDERS = (*NUMBERS, "dir")
@@ -27,7 +28,7 @@ PLACEHOLDER = re.compile(rf"\{{(dir|{_FACTOR}(?:\*{_FACTOR})*)\}}")
 OTHER = re.compile(r"\{([\w\s()]*[-+*/%][-+*/%\w\s().]*)\}")
 """Arithmetic in braces."""
 
-DRIVER = Path(__file__).parent / "rank" / "made.py"
+DRIVER = ROOT / "harness/rank/probe/made.py"
 """The script that drives a user's function."""
 
 FLAGS = {

@@ -1,1 +1,1 @@
-"""The site and the pages of the documentation."""
+"""The site and the pages of the documentation; the nightly that compares releases."""

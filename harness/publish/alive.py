@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from harness import catalog
-from harness.api.spec import BUGGY, HARMS, RELEASED, VISIBILITIES, Scenario
-from harness.ranges import affected, remedies
-from harness.ranges.cell import Status
-from harness.ranges.periods import Alive, alive, periods
-from harness.runs import run_folder
-from harness.runs.grade import grade
+from harness.bugs import affected, catalog, remedies
+from harness.bugs.api.spec import BUGGY, HARMS, RELEASED, VISIBILITIES, Scenario
+from harness.bugs.cell import Status
+from harness.bugs.periods import Alive, alive, periods
+from harness.rank import run_folder
+from harness.run.grade import grade
 from harness.system.text import LINK
 
 

@@ -12,18 +12,16 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from harness import catalog
-from harness.api.knobs import knobs, meaning
-from harness.api.spec import Scenario
+from harness.bugs import affected, catalog, commits, remedies
+from harness.bugs.api.knobs import knobs, meaning
+from harness.bugs.api.spec import Scenario
+from harness.bugs.cell import Cell, Status
+from harness.bugs.commits import BugCommit
+from harness.bugs.periods import Period, periods, tested
 from harness.publish import inputs
 from harness.publish.inputs import Evidence
-from harness.ranges import affected, commits, remedies
-from harness.ranges.cell import Cell, Status
-from harness.ranges.commits import BugCommit
-from harness.ranges.periods import Period, periods, tested
-from harness.runs.verdict_text import releases
-from harness.system.terminal import count
-from harness.system.text import short
+from harness.run.verdict_text import releases
+from harness.system.text import count, short
 
 
 @dataclass(frozen=True)

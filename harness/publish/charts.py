@@ -14,8 +14,8 @@ from typing import Any
 
 import altair as alt
 
-from harness.api.pictures import Bars, Grid, Lines, Picture
-from harness.api.spec import BUGGY, FIXED
+from harness.bugs.api.pictures import Bars, Grid, Lines, Picture
+from harness.bugs.api.spec import BUGGY, FIXED
 
 OWN = {BUGGY: "var:--buggy", FIXED: "var:--fixed"}
 OTHERS = [f"var:--other-{number}" for number in range(1, 7)]

@@ -8,26 +8,23 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from harness import catalog
-from harness.api.spec import BUGGY, Scenario
+from harness.bugs import affected, catalog, lookup, pins, reasons
+from harness.bugs.api.spec import BUGGY, Scenario
+from harness.bugs.cell import Status
+from harness.bugs.lookup import RIGHT, UNKNOWN, WRONG
+from harness.bugs.periods import Period, newest, periods, tested
+from harness.bugs.pins import TORCH
 from harness.models import recorded
-from harness.models.answer import Answer, AnswerStatus
-from harness.models.heads import CAUSAL, HEADS, parsed
 from harness.models.recorded import RecordedAnswers
-from harness.models.relations import QUESTIONS
 from harness.probe import signatures
 from harness.probe.compare.relations import MISTAKES
 from harness.probe.signatures import Sign, Signature
-from harness.ranges import affected, lookup, reasons
-from harness.ranges.cell import Status
-from harness.ranges.lookup import RIGHT, UNKNOWN, WRONG
-from harness.ranges.periods import Period, newest, periods, tested
+from harness.rank.models.answer import Answer, AnswerStatus
+from harness.rank.models.heads import CAUSAL, HEADS, parsed
+from harness.rank.models.relations import QUESTIONS
 from harness.system.errors import Inconclusive
 from harness.system.installation import for_readers
-from harness.system.terminal import count
-from harness.system.text import markdown, markdown_table
-from harness.upstream import pins
-from harness.upstream.pins import TORCH
+from harness.system.text import count, markdown, markdown_table
 
 INTRODUCTION = (
     "Every status is from a run of that release as published, by `matrix` or `bisect`, and so is "

@@ -16,21 +16,21 @@ from typing import Any
 
 from packaging.version import Version
 
-from harness import catalog
-from harness.api.pictures import Picture
-from harness.api.spec import BUGGY, FIXED, Records, Verdict
-from harness.nightly.history import History, reading, recorded_results
-from harness.nightly.history_rows import Change, Nightly, NightlyKind, ReleaseResult, ScenarioResult
-from harness.ranges.lookup import Lookup, infer
-from harness.runs import run_folder
-from harness.runs.grade import graded
-from harness.runs.results import RunResult
-from harness.runs.run_folder import RUN_FILE
-from harness.runs.verdict_text import releases
+from harness.bugs import catalog
+from harness.bugs.api.pictures import Picture
+from harness.bugs.api.spec import BUGGY, FIXED, Records, Verdict
+from harness.bugs.lookup import Lookup, infer
+from harness.publish.history import History, reading, recorded_results
+from harness.publish.history_rows import Change, Nightly, NightlyKind, ReleaseResult, ScenarioResult
+from harness.rank import run_folder
+from harness.rank.run_folder import RUN_FILE
+from harness.releases.index import Release
+from harness.run.grade import graded
+from harness.run.results import RunResult
+from harness.run.verdict_text import releases
 from harness.system.errors import HarnessError, UserError
 from harness.system.files import read_json
 from harness.system.text import complaint
-from harness.upstream.index import Release
 
 Warn = Callable[[str], None]
 """Prints one line about an input that cannot be used."""

@@ -10,13 +10,12 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from harness.bugs.cell import Status
 from harness.publish.alive import alive_bugs
 from harness.publish.bugs import Bug
 from harness.publish.stories import spans, stories, subject
-from harness.ranges.cell import Status
 from harness.system.installation import for_readers
-from harness.system.terminal import count
-from harness.system.text import LINK, markdown
+from harness.system.text import LINK, count, markdown
 
 BARE = re.compile(rf"(?<![(<]){LINK.pattern}")
 """An address that is not part of a link."""

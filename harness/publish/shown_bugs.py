@@ -8,18 +8,18 @@ from functools import cached_property
 
 from packaging.version import Version
 
-from harness.api.spec import BUGGY, RELEASED
-from harness.nightly.history_rows import ReleaseResult
+from harness.bugs.advisories import file_name
+from harness.bugs.api.spec import BUGGY, RELEASED
+from harness.bugs.cell import Status
+from harness.bugs.periods import alive_in
 from harness.publish import charts, inputs, timelines
 from harness.publish.alive import AliveBug, finding
 from harness.publish.bugs import Bug
 from harness.publish.charts import Chart
+from harness.publish.history_rows import ReleaseResult
 from harness.publish.inputs import Evidence, Material, ShownRun
-from harness.ranges.advisories import file_name
-from harness.ranges.cell import Status
-from harness.ranges.periods import alive_in
-from harness.runs.results import TrialResult
-from harness.runs.verdict_text import first_seen
+from harness.run.results import TrialResult
+from harness.run.verdict_text import first_seen
 
 
 @dataclass(frozen=True)

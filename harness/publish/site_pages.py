@@ -14,17 +14,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from packaging.version import Version
 
-from harness import catalog
-from harness.api.spec import HARMS, VISIBILITIES, Lane
-from harness.nightly import changes
-from harness.publish import docs_tables, timelines
+from harness.bugs import advisories, catalog
+from harness.bugs.api.spec import HARMS, VISIBILITIES, Lane
+from harness.bugs.lookup import Lookup
+from harness.publish import changes, docs_tables, timelines
 from harness.publish.alive import by_harm
 from harness.publish.documents import documents, pictures
 from harness.publish.inputs import Material, NightlyResults, Statuses
 from harness.publish.shown_bugs import ShownBug
 from harness.publish.stories import stories, subject
-from harness.ranges import advisories
-from harness.ranges.lookup import Lookup
 from harness.system.files import Files
 from harness.system.installation import for_readers, repository
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from harness import catalog
-from harness.api.spec import Story
-from harness.ranges.cell import Status
-from harness.ranges.lookup import infer
-from harness.ranges.periods import tested
+from harness.bugs import catalog
+from harness.bugs.api.spec import Story
+from harness.bugs.cell import Status
+from harness.bugs.lookup import infer
+from harness.bugs.periods import tested
 
 
 @dataclass(frozen=True)

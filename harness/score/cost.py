@@ -14,9 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from harness.config.run_config import DetectorConfig
-from harness.runs import attachment
-from harness.runs.watched import Attached
+from harness.rank import attachment
+from harness.rank.watched import Attached
+from harness.run.run_config import DetectorConfig
 
 RANKS = 2
 WARM, STEPS = 2, 5

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness import catalog
-from harness.ranges.cell import Status
-from harness.ranges.lookup import lookup
+from harness.bugs import catalog
+from harness.bugs.cell import Status
+from harness.bugs.lookup import lookup
 from harness.system.text import StrEnum
 
 

@@ -23,20 +23,20 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from harness import catalog
-from harness.api.spec import BUGGY, Lane, Outcome
-from harness.config.run_config import LARGEST_SEED, DetectorConfig, RunConfig
-from harness.runs.attachment import file_of, kind_of, traces_of
-from harness.runs.recorder import HARNESS_KINDS
-from harness.runs.results import TrialResult
-from harness.runs.run_folder import RUN_FILE, position_of, records_of, trial_content
-from harness.runs.watched import alarm_of, several
+from harness.bugs import catalog, pins
+from harness.bugs.api.spec import BUGGY, Lane, Outcome
+from harness.rank.attachment import file_of, kind_of, traces_of
+from harness.rank.recorder import HARNESS_KINDS
+from harness.rank.run_folder import RUN_FILE, position_of, records_of
+from harness.rank.watched import alarm_of, several
+from harness.run.results import TrialResult
+from harness.run.run_config import LARGEST_SEED, DetectorConfig, RunConfig
+from harness.run.suite import Done, started
+from harness.run.trials import trial_content
 from harness.score.scores import Score, Watched, score
-from harness.sweep.suite import Done, started
 from harness.system.errors import HarnessError
 from harness.system.files import read_json
 from harness.system.text import short
-from harness.upstream import pins
 
 LEARNED = 2
 """Healthy runs of each scenario from which a detector that writes traces learns."""

@@ -27,7 +27,7 @@ class _Module:
 
 
 def sources(*modules: str) -> list[Path]:
-    """The files of modules, such as ``harness.runs.rank``, and of all our modules that they
+    """The files of modules, such as ``harness.rank.scenario``, and of all our modules that they
     import."""
     waiting, seen, files = list(modules), set(), set()
     while waiting:

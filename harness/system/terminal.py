@@ -95,11 +95,6 @@ class Progress:
         self._spinner.update(text=Text(plain(what)))
 
 
-def count(number: int, what: str) -> str:
-    """``1 release``, ``2 releases``."""
-    return f"{number} {what}" + ("" if number == 1 else "s")
-
-
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
     """A plain table. Its cells are text, never markup."""
     made = Table(title=Text(plain(title)), title_justify="left", box=None, pad_edge=False)

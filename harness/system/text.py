@@ -136,3 +136,8 @@ def silence(stream: TextIO) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+
+
+def count(number: int, what: str) -> str:
+    """``1 release``, ``2 releases``."""
+    return f"{number} {what}" + ("" if number == 1 else "s")

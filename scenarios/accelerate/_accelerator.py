@@ -6,7 +6,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from harness import api
+from harness.bugs import api
 
 
 def accelerator(ctx: api.Context, **loading: Any) -> Accelerator:

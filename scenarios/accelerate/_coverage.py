@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import rows
 
 UNIT = "of all samples seen by nobody"

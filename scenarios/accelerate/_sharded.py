@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
-from harness import api
+from harness.bugs import api
 
 
 def accelerator(ctx: api.Context, precision: str, **plugin: Any) -> Accelerator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from harness import api
+from harness.bugs import api
 
 REFERENCE = "reference"
 

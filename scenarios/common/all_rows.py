@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness import api
+from harness.bugs import api
 
 Judge = Callable[[api.Record, api.Records], bool]
 """Whether something holds for a value, among the records of its trial."""

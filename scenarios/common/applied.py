@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import usual_checks
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 WHOLE, RESUMED = LAUNCHES = ("whole", "resumed")
 

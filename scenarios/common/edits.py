@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 
 def calls(function: Any, name: str) -> list[Any]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied
 
 VOCABULARY = 32

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied
 
 FEATURES, OUTPUTS = 16, 4

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied, linear
 from scenarios.common.linear import Rows
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import usual_checks
 
 SEEN = {"seen": api.many(api.COUNT)}

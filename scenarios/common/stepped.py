@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import api
+from harness.bugs import api
 
 if TYPE_CHECKING:
     from torch import Tensor

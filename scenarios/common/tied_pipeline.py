@@ -28,7 +28,7 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from packaging.version import Version
 from torch import Tensor, nn
 
-from harness import api
+from harness.bugs import api
 from harness.detectors.replicas import replica_differences
 from harness.detectors.tied import tied_copies, tied_differences
 from scenarios.common import bf16, copies, stepped

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from harness import api
+from harness.bugs import api
 
 Check = Callable[[api.Records], dict[str, bool]]
 

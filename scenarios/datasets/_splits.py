@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 FIRST, LAST = "first", "last"
 """When the stream is split: before or after the operation."""

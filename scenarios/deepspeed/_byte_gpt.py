@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness import api
+from harness.bugs import api
 from harness.detectors.headroom import Headroom
 from scenarios.deepspeed import _corpus as corpus
 from scenarios.deepspeed import _first_steps as begun

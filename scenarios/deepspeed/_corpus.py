@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness import api
+from harness.bugs import api
 
 SIZE = 4_000_000
 """Bytes of text at most."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import stepped
 
 if TYPE_CHECKING:

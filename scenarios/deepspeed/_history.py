@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import api
+from harness.bugs import api
 
 NEVER_TAKEN = api.Absent(
     "deepspeed>=0.17.6,<0.18.5",

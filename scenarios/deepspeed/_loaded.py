@@ -5,7 +5,7 @@ A rank records ``loaded`` with the number of weights that are ``differing`` from
 
 from __future__ import annotations
 
-from harness import api
+from harness.bugs import api
 
 
 def weights_lost(records: api.Records) -> api.Finding | None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.deepspeed import _first_steps as begun
 
 LIMIT = 65504

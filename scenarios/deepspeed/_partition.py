@@ -14,7 +14,7 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied, linear, regression
 from scenarios.common.applied import Plain
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import linear, regression
 from scenarios.common.linear import Rows
 

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied, usual_checks
 
 TOLERANCE = 1e-6

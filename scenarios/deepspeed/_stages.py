@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied, usual_checks
 
 

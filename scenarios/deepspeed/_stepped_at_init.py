@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import usual_checks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 
 def reduce_what_is_not_read(function: Any) -> api.Edits:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import copies
 
 LAUNCHES = ("train", "resume")

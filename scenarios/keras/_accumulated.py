@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 FEATURES = 3
 Vector = Sequence[float]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from litdata import StreamingDataLoader, StreamingDataset
 from litdata.streaming import Cache
 
-from harness import api
+from harness.bugs import api
 
 CHUNK = 10
 """Rows of a chunk."""

@@ -18,7 +18,7 @@ from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from harness import api
+from harness.bugs import api
 from scenarios.megatron_core import _training as training
 from scenarios.megatron_core._moe_shares import EXPERTS, HIDDEN
 

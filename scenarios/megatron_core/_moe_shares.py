@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 
 EXPERTS, HIDDEN = 4, 8
 

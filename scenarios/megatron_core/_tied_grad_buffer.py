@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness import api
+from harness.bugs import api
 
 if TYPE_CHECKING:
     from torch import Tensor

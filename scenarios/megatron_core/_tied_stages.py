@@ -29,7 +29,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from packaging.version import Version
 from torch import Tensor, nn
 
-from harness import api
+from harness.bugs import api
 from harness.detectors.replicas import replica_differences
 from harness.detectors.tied import tied_differences
 

@@ -21,7 +21,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from harness import api
+from harness.bugs import api
 
 
 def config(ctx: api.Context, **settings: Any) -> TransformerConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness import api
+from harness.bugs import api
 
 if TYPE_CHECKING:
     from torch import Tensor

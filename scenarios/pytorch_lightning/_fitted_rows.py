@@ -13,7 +13,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
-from harness import api
+from harness.bugs import api
 
 
 class Seen(LightningModule):  # type: ignore[misc]

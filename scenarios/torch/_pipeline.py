@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import linear
 
 FEATURES = 8

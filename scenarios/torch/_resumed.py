@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness import api
+from harness.bugs import api
 
 
 def both(records: api.Records) -> Iterator[tuple[api.Record, api.Record]]:

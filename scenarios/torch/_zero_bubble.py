@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied, usual_checks
 
 STAGES = 2

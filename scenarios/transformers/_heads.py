@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from harness import api
+from harness.bugs import api
 from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Loss, Rows, llama, sgd
 
 ROWS, LENGTH, LABELS = 8, 8, 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import api
+from harness.bugs import api
 
 BEFORE_COUNTING = api.Absent(
     "transformers<4.46",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from harness import api
+from harness.bugs import api
 
 Losses = Sequence[float]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from harness import api
+from harness.bugs import api
 from scenarios.common.hf_trainer import arguments, llama
 
 BATCH = 4

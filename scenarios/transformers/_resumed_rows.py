@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import rows, usual_checks
 
 LAUNCHES = ("whole", "save", "resume")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM  # type: ignore[import-not-found]
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # type: ignore[import-not-found]
 
-from harness import api
+from harness.bugs import api
 from harness.detectors.buffers import buffer_differences, difference
 from harness.detectors.replicas import replica_differences
 from scenarios.transformers import _plain_llama as plain_llama

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.transformers import _features as features
 
 if TYPE_CHECKING:

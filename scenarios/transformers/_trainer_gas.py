@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied, usual_checks
 from scenarios.transformers import _normaliser as normaliser
 

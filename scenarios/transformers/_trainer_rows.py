@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied
 from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Loss, Rows, llama, sgd
 

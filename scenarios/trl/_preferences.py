@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, logsigmoid
 from trl import DPOConfig, DPOTrainer
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied, texts
 from scenarios.common.hf_trainer import QUIET, VOCABULARY, Watched, constant, llama
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from harness.launch.exits import EXIT_FILE
-from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
+from harness.rank.exits import EXIT_FILE
+from harness.rank.run_folder import RUN_FILE, VERDICT_FILE
 from tests.sandbox import Sandbox, is_json
 
 PATIENCE = 300

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from harness.overlays import overlay
+from harness.rank.manifest import MANIFEST
+from harness.releases import overlay
 from harness.system.machine import cache_folder
 from harness.system.processes import handling
 from tests.chaos.case import Case
@@ -273,7 +274,7 @@ def _two_at_once(case: Case) -> None:
 def _overlay_damaged(case: Case) -> None:
     key = case.random.choice(_own_cache(case))
     folder = case.sandbox.cache / "overlays" / key
-    files = json.loads((folder / overlay.MANIFEST).read_text())["files"]
+    files = json.loads((folder / MANIFEST).read_text())["files"]
     code = sorted(file for file in files if files[file][0] and overlay.CODE.search(file))
     victim = folder / overlay.SITE / case.random.choice(code)
     text = victim.read_bytes()

@@ -23,21 +23,21 @@ from datetime import date
 from itertools import islice
 from pathlib import Path
 
-from harness.launch.server_pool import Pool
-from harness.models.vectors import SAFE
-from harness.overlays import overlay
+from harness.bugs import pins
 from harness.probe.compare import plausibility
 from harness.probe.hunt import newest
 from harness.probe.prober import Loop, Prober
-from harness.probe.rank import losses
 from harness.probe.signatures import SUSPECT
 from harness.probe.stacks import crossed
 from harness.publish.docs_tables import with_part
+from harness.rank.probe import losses
+from harness.rank.vectors import SAFE
+from harness.releases import overlay
+from harness.run.server_pool import Pool
 from harness.system.errors import HarnessError
 from harness.system.files import ROOT, write_whole
 from harness.system.machine import cache_folder
 from harness.system.text import markdown_table
-from harness.upstream import pins
 
 SPREADS = "the spreads"
 """The part of the page that is written."""

@@ -8,7 +8,7 @@ import pytest
 
 from harness.probe.compare.plausibility import COMPILED
 from harness.probe.layouts import RANKS, Settings
-from harness.probe.rank.compiled import ASKED
+from harness.rank.probe.compiled import ASKED
 from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, refused
 
 SCRIPT = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.probe.rank.constants import changed, value
+from harness.rank.probe.constants import changed, value
 from harness.system.errors import UserError
 
 SCRIPT = """

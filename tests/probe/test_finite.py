@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.probe.layouts import RANKS, Settings
-from harness.probe.rank.finite import Finite
+from harness.rank.probe.finite import Finite
 from harness.system.errors import Inconclusive
 from tests.probe.probing import Probing, first_broken, refused
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.probe.rank.unlike import UNLIKE
+from harness.bugs.lookup import why_affected
 from harness.probe.signatures import Sign, with_signature, without_numbers
-from harness.ranges.lookup import why_affected
+from harness.rank.probe.unlike import UNLIKE
 
 ALL = {"ranks", "accumulation", "both", "resume"}
 TWICE = (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.probe.rank.made import micro_batches
+from harness.rank.probe.made import micro_batches
 from harness.system.files import ROOT
 
 

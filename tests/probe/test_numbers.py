@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from harness.models.vectors import astray
+from harness.rank.vectors import astray
 
 ZERO, ONE = numpy.zeros(2), numpy.ones(2)
 

@@ -13,10 +13,10 @@ import pytest
 
 from harness.__main__ import main
 from harness.probe.layouts import Settings
-from harness.probe.rank import own_files
-from harness.probe.rank.own_files import Written
 from harness.probe.runner import folders
 from harness.probe.target import Target
+from harness.rank.probe import own_files
+from harness.rank.probe.own_files import Written
 from harness.system.files import ROOT
 
 pytestmark = pytest.mark.launch

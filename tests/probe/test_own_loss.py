@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from harness.models.vectors import Share
-from harness.probe.rank import losses
+from harness.rank.probe import losses
+from harness.rank.vectors import Share
 
 LABELS = torch.tensor([[1, 2, 3, -100], [2, 1, 0, 3]])
 

@@ -7,7 +7,7 @@ import pickletools
 import numpy
 import torch
 
-from harness.probe.rank.exchange import dumped, loaded
+from harness.rank.probe.exchange import dumped, loaded
 
 RECORDED = {
     "steps": [{"grad": {"weight": torch.arange(6.0).reshape(2, 3)}, "losses": [1.5]}],

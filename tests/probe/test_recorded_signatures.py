@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness import catalog
-from harness.launch.server_pool import Pool
+from harness.bugs import catalog
 from harness.probe import signatures
 from harness.probe.prober import Prober
 from harness.probe.signatures import Signature
+from harness.run.server_pool import Pool
 from tests.overlays import lent
 
 pytestmark = [pytest.mark.launch, pytest.mark.slow]

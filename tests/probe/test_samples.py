@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.probe.rank.samples import bound, rows
+from harness.rank.probe.samples import bound, rows
 
 IDS = torch.tensor([[5, 6, 7, 0], [8, 9, 0, 0]])
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])

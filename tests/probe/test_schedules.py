@@ -7,7 +7,7 @@ import torch
 
 from harness.probe.compare.whole_run import schedule
 from harness.probe.layouts import Layout
-from harness.probe.rank.schedules import HALF, LOWEST, Schedules
+from harness.rank.probe.schedules import HALF, LOWEST, Schedules
 
 STEPS = 4
 

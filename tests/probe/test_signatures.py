@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
+from harness.bugs import catalog
 from harness.probe import loops, signatures
 from harness.probe.compare.comparison import Compared
 from harness.probe.compare.relations import MISTAKES, Broken, meaning, term

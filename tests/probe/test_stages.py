@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.probe.rank.parameters import NamedParameters, number_of, rehearses
+from harness.rank.probe.parameters import NamedParameters, number_of, rehearses
 
 
 class Part(nn.Module):

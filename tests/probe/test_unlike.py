@@ -14,7 +14,7 @@ from harness.probe.compare.comparison import Compared
 from harness.probe.compare.relations import Broken
 from harness.probe.layouts import Settings, reference
 from harness.probe.questions import relevant
-from harness.probe.rank.unlike import (
+from harness.rank.probe.unlike import (
     BASELINE,
     SCHEDULE,
     schedules_unlike_by_design,

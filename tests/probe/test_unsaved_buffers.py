@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.models.answer import NoAnswer, Wrong
-from harness.probe.rank.buffers import buffers
+from harness.rank.models.answer import NoAnswer, Wrong
+from harness.rank.probe.buffers import buffers
 
 
 class Turned(nn.Module):

@@ -10,8 +10,8 @@ import pytest
 from harness.probe.compare.relations import Broken
 from harness.probe.compare.whole_run import epoch, evaluation
 from harness.probe.layouts import RANKS, Layout
-from harness.probe.rank.losses import Reported
 from harness.probe.runner import Run
+from harness.rank.probe.losses import Reported
 
 TWO = Layout("2 ranks", RANKS, 2)
 

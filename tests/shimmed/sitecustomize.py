@@ -8,6 +8,6 @@ import sys
 
 sys.path.append(os.environ["HARNESS"])
 
-from harness.overlays import shims
+from harness.rank import shims
 
 shims.install(os.environ["SHIMS"].split())

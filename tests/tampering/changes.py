@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.api.spec import Outcome, Records
-from harness.runs import run_folder
-from harness.runs.grade import run_of
-from harness.runs.run_folder import RUN_FILE, read_records
-from harness.runs.validation import merged
+from harness.bugs.api.spec import Outcome, Records
+from harness.rank import run_folder
+from harness.rank.run_folder import RUN_FILE, read_records
+from harness.run.grade import run_of
+from harness.run.validation import merged
 from harness.system.errors import Inconclusive
 from harness.system.files import read_json
 from tests.recording import Recording, changing, recorded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from harness.launch.exits import EXIT_FILE
+from harness.rank.exits import EXIT_FILE
 from tests.tampering.changes import Change, Table, cases, gone, less, to, within
 
 FILE = "deepspeed/runtime/bf16_optimizer.py"

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from harness.api.numbers import finite
-from harness.models import vectors
+from harness.bugs.api.numbers import finite
 from harness.probe.compare import infinite
 from harness.probe.compare.reference import Moment, Reference, as_in, joined
 from harness.probe.compare.relations import (
@@ -22,6 +21,7 @@ from harness.probe.compare.relations import (
 )
 from harness.probe.layouts import Layout
 from harness.probe.runner import NO_STEP, Run, Step
+from harness.rank import vectors
 from harness.system.errors import Inconclusive
 from harness.system.text import QUOTED
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.api.numbers import finite
-from harness.models.vectors import Array, Named, norm
+from harness.bugs.api.numbers import finite
 from harness.probe.runner import Step
+from harness.rank.vectors import Array, Named, norm
 
 LARGE = 1e6
 """A weight above this was hardly initialised."""

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness.api.numbers import finite, near
-from harness.models.vectors import SAFE, Named, norm, share
+from harness.bugs.api.numbers import finite, near
 from harness.probe.compare.reference import Reference
 from harness.probe.compare.relations import several
 from harness.probe.layouts import Layout, Settings, reference
-from harness.probe.rank.parameters import COPY
 from harness.probe.runner import Run, Step
+from harness.rank.probe.parameters import COPY
+from harness.rank.vectors import SAFE, Named, norm, share
 
 FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
 CLIPPED = "clipping saw a gradient of norm"

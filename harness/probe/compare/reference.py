@@ -8,11 +8,11 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from harness.api.numbers import finite
-from harness.models import vectors
-from harness.models.vectors import Array, Spread
+from harness.bugs.api.numbers import finite
 from harness.probe.layouts import Layout
 from harness.probe.runner import Run, Step
+from harness.rank import vectors
+from harness.rank.vectors import Array, Spread
 
 BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "update")
 """What a step has for each parameter; the names of a state go on after a space."""

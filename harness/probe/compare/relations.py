@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from harness.api.numbers import finite, near
-from harness.models import vectors
-from harness.models.vectors import Array, Named, Share, flat, length
+from harness.bugs.api.numbers import finite, near
 from harness.probe.compare.reference import Moment
+from harness.rank import vectors
+from harness.rank.vectors import Array, Named, Share, flat, length
 
 NEAR = 2e-3
 """How far (as a fraction) a ratio may be from that of a mistake."""

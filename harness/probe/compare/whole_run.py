@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from harness.api.numbers import near
+from harness.bugs.api.numbers import near
 from harness.probe.compare.relations import Broken, meaning, times
 from harness.probe.layouts import Layout
-from harness.probe.rank.schedules import HALF, LOWEST
 from harness.probe.runner import Run
+from harness.rank.probe.schedules import HALF, LOWEST
 
 
 def epoch(run: Run, reference: Run, same_rows: bool) -> Broken | None:

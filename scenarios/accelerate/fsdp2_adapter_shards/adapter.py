@@ -12,7 +12,7 @@ from accelerate.utils.fsdp_utils import load_fsdp_model, save_fsdp_model
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from harness import api
+from harness.bugs import api
 from scenarios.accelerate import _sharded as sharded
 
 FEATURES, RANK, ROWS = 8, 4, 16

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 
 FULL, SHARDED = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
 VALUES = api.by_name(api.many(api.NUMBER, least=1), least=1)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness import api
+from harness.bugs import api
 from scenarios.accelerate import _sharded as sharded
 from scenarios.common import applied, linear
 

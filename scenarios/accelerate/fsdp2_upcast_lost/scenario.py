@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import usual_checks
 
 TOLERANCE = 2e-2

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import all_rows
 
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from harness import api
+from harness.bugs import api
 
 ROWS, LENGTH, VOCABULARY = 4, 16, 32
 

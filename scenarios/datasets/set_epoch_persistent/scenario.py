@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 BATCH = 4
 """Rows of a batch."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.datasets import _splits as splits
 
 

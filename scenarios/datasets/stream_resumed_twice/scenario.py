@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common.edits import calls, without_call
 from scenarios.common.mutation import mutation
 

@@ -18,7 +18,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.datasets.streaming_map_resume import stream
 
 

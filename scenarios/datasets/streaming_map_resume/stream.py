@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 BATCH = 4
 """Rows of a batch in a batched map()."""

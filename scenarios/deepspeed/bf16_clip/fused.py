@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness import api
-from harness.system import apex
+from harness.bugs import api
+from harness.rank import apex
 
 
 def layer_norm(lane: api.Lane) -> type[nn.Module]:

@@ -28,7 +28,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, nn
 
-from harness import api
+from harness.bugs import api
 from harness.detectors.replicas import replicated_parameters
 from scenarios.common import bf16
 from scenarios.common.stepped import Plain

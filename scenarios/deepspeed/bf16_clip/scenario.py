@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import agree as agreement
 from scenarios.common import copies, stepped, usual_checks
 from scenarios.deepspeed._history import NEVER_TAKEN

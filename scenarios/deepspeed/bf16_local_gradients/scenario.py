@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 from scenarios.deepspeed import _local_gradients as local
 from scenarios.deepspeed._history import BEFORE_BF16, NEVER_TAKEN
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 from scenarios.deepspeed import _loaded
 from scenarios.deepspeed._history import BEFORE_WRAPPING
 

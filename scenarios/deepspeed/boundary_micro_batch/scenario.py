@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied
 from scenarios.deepspeed import _local_gradients as local
 from scenarios.deepspeed._history import NEVER_TAKEN

@@ -22,7 +22,7 @@ injected: the logits grow by training.
 
 from __future__ import annotations
 
-from harness import api
+from harness.bugs import api
 from scenarios.deepspeed import _fp16 as fp16
 from scenarios.deepspeed import _loss_scale as loss_scale
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.deepspeed._loss_scale import GIVEN_UP
 
 RAISES = f"""

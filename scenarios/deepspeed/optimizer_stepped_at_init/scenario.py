@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from harness import api
+from harness.bugs import api
 from scenarios.deepspeed import _stepped_at_init as init
 
 TOLERANCE = 1e-3

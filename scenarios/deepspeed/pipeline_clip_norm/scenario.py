@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied
 from scenarios.deepspeed import _stages as stages
 

@@ -14,7 +14,7 @@ but the last; right again from 0.19.3 on.
 
 from __future__ import annotations
 
-from harness import api
+from harness.bugs import api
 from scenarios.deepspeed import _stages as stages
 
 Params = stages.Params

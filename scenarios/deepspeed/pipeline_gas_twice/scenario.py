@@ -16,7 +16,7 @@ apply GAS times the gradient. Here that does not count as the documented symptom
 
 from __future__ import annotations
 
-from harness import api
+from harness.bugs import api
 from scenarios.deepspeed import _stages as stages
 
 Params = stages.Params

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import edits
 from scenarios.deepspeed import _stepped_at_init as init
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common.edits import repeated, stepping
 from scenarios.common.mutation import mutation
 from scenarios.deepspeed._tied_mutations import (

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import copies, stepped
 from scenarios.deepspeed import _tied_resume as resume
 from scenarios.deepspeed._history import LOAD_RAISES, NEVER_TAKEN

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied, usual_checks
 from scenarios.deepspeed import _schedule as schedule
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import rows
 
 

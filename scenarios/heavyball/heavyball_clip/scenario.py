@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 
 NORMS = (0.02, 0.5, 5.0, 50.0)
 """Of the gradients before clipping, in each step."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 
 @dataclass

@@ -13,7 +13,7 @@ bug, in 0.19.0, exposed this one. Here that fix is put into 0.16.1, because 0.19
 
 from __future__ import annotations
 
-from harness import api
+from harness.bugs import api
 from scenarios.megatron_core import _moe_shares as shares
 from scenarios.megatron_core._moe_fix import times_ranks
 

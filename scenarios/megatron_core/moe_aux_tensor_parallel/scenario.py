@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 from scenarios.megatron_core import _moe_shares as shares
 from scenarios.megatron_core._moe_fix import times_ranks
 

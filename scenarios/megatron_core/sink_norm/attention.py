@@ -15,7 +15,7 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
-from harness import api
+from harness.bugs import api
 from scenarios.megatron_core import _training as training
 
 HIDDEN, HEADS, LENGTH, ROWS = 16, 4, 8, 2

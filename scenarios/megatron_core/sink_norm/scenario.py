@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 WITHIN = 1e-5
 """How far (as a fraction) a norm may be from the right one; rounding in fp32 moves it by 1e-7."""

@@ -30,7 +30,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.megatron_core import _tied_grad_buffer as cells
 
 COPIES = ("embedding.word_embeddings.weight", "output_layer.weight")

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.megatron_core._tied_grad_buffer import RANKS, REPLICAS, misplaced
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness import api
+from harness.bugs import api
 from scenarios.megatron_core import _tied_grad_buffer as cells
 from scenarios.megatron_core import _tied_stages as tied
 from scenarios.megatron_core.tied_embedding_training import owners

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import agree as agreement
 from scenarios.common import copies
 from scenarios.megatron_core import _tied_grad_buffer as cells

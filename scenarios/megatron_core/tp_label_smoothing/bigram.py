@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding, linear, log_softmax
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied
 
 VOCABULARY, HIDDEN = 16, 8

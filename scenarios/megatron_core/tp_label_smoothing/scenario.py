@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied, usual_checks
 from scenarios.common.edits import followed, setting
 

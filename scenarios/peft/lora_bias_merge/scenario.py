@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 
 TOLERANCE = 1e-4
 """How far (as a fraction of the adapter's effect) outputs may be from others to be the same."""

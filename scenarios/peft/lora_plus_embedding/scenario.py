@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 
 A, B = "embedding A", "embedding B"
 NAMES = {"lora_embedding_A": A, "lora_embedding_B": B, "lora_A": "linear A", "lora_B": "linear B"}

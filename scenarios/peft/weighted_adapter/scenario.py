@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 
 TOLERANCE = 1e-4
 """How far (as a fraction of the right effect) an effect may be from another to be the same."""

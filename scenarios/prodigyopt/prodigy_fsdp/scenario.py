@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 BETA_3 = math.sqrt(0.999)
 """By which Prodigy's defaults multiply the numerator in each step."""

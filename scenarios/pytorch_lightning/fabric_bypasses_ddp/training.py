@@ -16,7 +16,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied, linear, unreduced
 from scenarios.common.linear import Rows
 

@@ -15,7 +15,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
 from torch.utils.data import DataLoader
 
-from harness import api
+from harness.bugs import api
 
 PATIENCE = 20.0
 """Seconds that one thread waits for the other."""

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 WIDTH = 4
 

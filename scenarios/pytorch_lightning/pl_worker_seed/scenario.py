@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 
 GENERATORS = ("torch", "python", "numpy")
 DRAWS = {name: api.many(api.SIZE) for name in GENERATORS}

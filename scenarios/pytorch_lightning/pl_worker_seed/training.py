@@ -14,7 +14,7 @@ from pytorch_lightning import LightningModule, Trainer, seed_everything
 from pytorch_lightning.strategies import DDPStrategy
 from torch.utils.data import DataLoader, Dataset
 
-from harness import api
+from harness.bugs import api
 
 
 class Drawn(Dataset[Any]):

@@ -13,7 +13,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import linear
 from scenarios.common.linear import Rows
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.pytorch_lightning import _accumulating as accumulating
 
 

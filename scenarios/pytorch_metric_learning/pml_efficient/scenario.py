@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import whole_batch
 from scenarios.pytorch_metric_learning import _wrapped as wrapped
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import continued
 
 START, ALPHA = 1.0, 0.5

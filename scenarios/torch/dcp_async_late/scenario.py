@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 FITS = "torch>=2.7"
 """Releases whose stager copies all tensors."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 DIFFERING = [4, 9]
 NINTH = {"host": 7.94328212738037109375, "device": 7.94328308105468750000}

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied, edits, usual_checks
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied, edits, usual_checks
 
 if TYPE_CHECKING:

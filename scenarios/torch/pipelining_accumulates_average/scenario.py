@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied, edits, usual_checks
 
 FITS = "torch>=2.9"

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied
 from scenarios.torch import _zero_bubble as zero_bubble
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 BATCH = 2
 """Rows of a batch."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers import _resumed_rows as resumed
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM, TrainingArguments
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied
 from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Loss, Rows, Watch, sgd
 

@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import usual_checks
 from scenarios.transformers import _rope_buffers as buffers
 from scenarios.transformers._rope_buffers import EQUAL, Documented, Figures

@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 from scenarios.transformers import _rope_buffers as buffers
 from scenarios.transformers._rope_buffers import Documented, Figures
 

@@ -12,7 +12,7 @@ back, together with the fix of ``trainer_gas_never``, and 4.48.1 corrected it ag
 
 from __future__ import annotations
 
-from harness import api
+from harness.bugs import api
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers import _trainer_gas as gas
 from scenarios.transformers._history import BEFORE_COUNTING

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers import _trainer_gas as gas
 from scenarios.transformers._history import BEFORE_COUNTING

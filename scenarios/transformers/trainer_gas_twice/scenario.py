@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from harness import api
+from harness.bugs import api
 from scenarios.transformers import _trainer_gas as gas
 from scenarios.transformers._normaliser import SUM, TOKENS
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied
 from scenarios.common.companions import TRANSFORMERS_4
 

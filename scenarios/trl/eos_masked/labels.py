@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 
 IGNORED = -100
 """The label of a token that does not count."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import usual_checks
 from scenarios.trl.eos_masked import labels
 

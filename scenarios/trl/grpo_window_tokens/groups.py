@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 from trl import GRPOConfig, GRPOTrainer
 
-from harness import api
+from harness.bugs import api
 from scenarios.common import applied, texts
 from scenarios.common.hf_trainer import QUIET, VOCABULARY, Watched, constant, llama
 

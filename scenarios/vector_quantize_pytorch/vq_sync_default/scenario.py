@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness import api
+from harness.bugs import api
 
 if TYPE_CHECKING:
     from torch import Tensor

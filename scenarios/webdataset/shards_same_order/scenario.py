@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import api
+from harness.bugs import api
 
 SAMPLES = 3
 """Samples in a shard."""

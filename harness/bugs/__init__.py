@@ -1,0 +1,1 @@
+"""What a bug is, as scenarios describe it, and what its recorded runs show."""

@@ -1,0 +1,62 @@
+"""All that a scenario imports, apart from detectors. Standard library only."""
+
+from __future__ import annotations
+
+from harness.bugs.api.knobs import Knobs, knob
+from harness.bugs.api.numbers import finite, named, near, projection
+from harness.bugs.api.pictures import (
+    Bars,
+    Grid,
+    Lines,
+    Picture,
+    Pictures,
+    bars,
+    by_step,
+    grid,
+    lines,
+)
+from harness.bugs.api.plan import Kind, Plan, each
+from harness.bugs.api.settings import above, by_code
+from harness.bugs.api.shapes import (
+    COUNT,
+    FLAG,
+    LINE,
+    MAY_OVERFLOW,
+    NUMBER,
+    SIZE,
+    WHOLE,
+    Facts,
+    Shape,
+    alike,
+    by_name,
+    exactly,
+    held,
+    many,
+    matching,
+    maybe,
+    one_of,
+    optional,
+)
+from harness.bugs.api.spec import (
+    BUGGY,
+    FIXED,
+    Absent,
+    Companion,
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Lane,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    Story,
+    Trials,
+    Variant,
+    control,
+    expect_clean,
+    expect_symptom,
+)
+from harness.system.errors import Inconclusive

@@ -1,0 +1,236 @@
+"""Finds and loads the scenarios. Imports no torch, no Hydra and no upstream, so listing is quick.
+
+Every public folder in the folder of an upstream, ``scenarios/deepspeed/bf16_clip/``, is one
+scenario, and its name is the folder's: there is no other list. Its module ``scenario`` holds
+``Params``, ``SCENARIO``, ``plan``, ``run``, ``detect`` and ``exercised``; an ``oracle`` supplies
+those that it does not define. See CONTRIBUTING.md. A module that cannot be used affects its own
+scenario and no other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+import scenarios
+from harness.bugs.api.spec import FIXED, Defect, Scenario
+from harness.system.errors import HarnessError, UserError, unknown
+from harness.system.text import complaint
+
+T = TypeVar("T")
+
+PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
+ORACLE = ("plan", "detect", "exercised", "insufficient_checks", "picture", "agree")
+"""What a scenario takes from its ``oracle``, if it has one, where it does not define it itself."""
+ALL = "all"
+"""The word for all scenarios, and for all variants."""
+
+COMMON = "common"
+"""The folder with models and oracles that three or more scenarios share."""
+MODULE, PROPOSAL = "scenario", "proposal"
+MUTATIONS = "mutations.json"
+"""The outcome of each mutation of a scenario."""
+REPORT, REPORT_SCRIPT = "report.md", "report.py"
+"""The text for the maintainers of a bug that they do not know, and the script that shows it."""
+
+
+class BrokenScenario(HarnessError):
+    """A scenario's module cannot be used; the message names the file, the line and the error."""
+
+
+@cache
+def places() -> dict[str, str]:
+    """The module of each scenario, by name: ``scenarios.deepspeed.bf16_clip.scenario``. Sorted."""
+    return {
+        name: f"scenarios.{found[0].parent.name}.{name}.{MODULE}"
+        for name, found in _found().items()
+    }
+
+
+@cache
+def _found() -> dict[str, list[Path]]:
+    """The folders of each name. More than one folder for a name is a mistake."""
+    found: dict[str, list[Path]] = {}
+    for upstream in _packages(map(Path, scenarios.__path__)):
+        if upstream.name != COMMON:
+            for folder in _packages([upstream]):
+                found.setdefault(folder.name, []).append(folder)
+    return dict(sorted(found.items()))
+
+
+def _packages(folders: Iterable[Path]) -> list[Path]:
+    """The public packages in some folders."""
+    return [
+        folder / module.name
+        for folder in folders
+        for module in pkgutil.iter_modules([str(folder)])
+        if module.ispkg and not module.name.startswith("_")
+    ]
+
+
+def forget() -> None:
+    """Look for the scenarios again, after modules were added or removed."""
+    places.cache_clear()
+    _found.cache_clear()
+    _broken.clear()
+
+
+_broken: dict[str, str] = {}
+"""Why scenarios cannot be used, by name, as far as is known."""
+
+
+def names() -> tuple[str, ...]:
+    """The names of all scenarios, sorted; also of broken ones."""
+    return tuple(places())
+
+
+def sound() -> tuple[str, ...]:
+    """The names of all scenarios that can be used, sorted."""
+    unusable = broken()
+    return tuple(name for name in names() if name not in unusable)
+
+
+def broken() -> dict[str, str]:
+    """Why scenarios cannot be used, by name."""
+    found = {}
+    for name in names():
+        try:
+            load(name)
+        except BrokenScenario as error:
+            found[name] = str(error)
+    return found
+
+
+def load(name: str) -> ModuleType:
+    """The module of one scenario. Raises UserError, with the choices, if there is none, and
+    BrokenScenario if it cannot be used."""
+    place = _known(name, places())
+    if name not in _broken:
+        try:
+            module = _with_oracle(importlib.import_module(place))
+            if not (why := _unfit(name, module)):
+                return module
+            mark_broken(name, why)
+        except (Exception, SystemExit) as error:  # a module may do anything when it is imported
+            mark_broken(name, f"{_line_of(error)}: {complaint(error)}".removeprefix(": "))
+    raise BrokenScenario(_broken[name])
+
+
+def _with_oracle(module: ModuleType) -> ModuleType:
+    """The module, with what its oracle supplies."""
+    oracle = getattr(module, "oracle", None)
+    for part in ORACLE:
+        if not hasattr(module, part) and hasattr(oracle, part):
+            setattr(module, part, getattr(oracle, part))
+    return module
+
+
+def _unfit(name: str, module: ModuleType) -> str:
+    """Why an imported module is not a scenario; empty if it is one."""
+    missing = [part for part in PARTS if not hasattr(module, part)]
+    if missing:
+        return f"it lacks {', '.join(missing)}"
+    if not (isinstance(module.SCENARIO, Scenario) and is_dataclass(module.Params)):
+        return "SCENARIO must be a Scenario, and Params a dataclass"
+    if len(_found()[name]) > 1:
+        upstreams = [folder.parent.name for folder in _found()[name]]
+        return f"{' and '.join(upstreams)} both have a scenario of this name"
+    return ""
+
+
+def _line_of(error: BaseException) -> str:
+    """The last line under ``scenarios/`` in the traceback of an exception, for example
+    ``scenarios/deepspeed/bf16_clip/scenario.py, line 7``; empty if there is none."""
+    lines = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        lines.append((error.filename, error.lineno))
+    ours = [
+        f"scenarios/{Path(path).relative_to(root)}, line {line}"
+        for path, line in lines
+        for root in scenarios.__path__
+        if Path(path).is_relative_to(root)
+    ]
+    return ours[-1] if ours else ""
+
+
+def mark_broken(name: str, why: str) -> None:
+    """Count a scenario as broken, also for a mistake that shows only when it is used."""
+    own = file(name)
+    _broken[name] = why if why.startswith(own) else f"{own}: {why}"
+
+
+def folder(name: str) -> Path:
+    """The folder with everything about one scenario: ``scenarios/deepspeed/bf16_clip``. Raises
+    UserError, with the choices, if there is no such scenario."""
+    return _known(name, _found())[0]
+
+
+def _known(name: str, found: Mapping[str, T]) -> T:
+    if name not in found:
+        raise UserError(unknown("scenario", name, names()))
+    return found[name]
+
+
+def file(name: str) -> str:
+    """A scenario's module in the project: ``scenarios/deepspeed/bf16_clip/scenario.py``."""
+    return f"{places()[name].replace('.', '/')}.py"
+
+
+def scenario(name: str) -> Scenario:
+    """The metadata of one scenario."""
+    found: Scenario = load(name).SCENARIO
+    title = story(name).partition("\n")[0].rstrip(".")
+    return replace(found, title=title, locks=folder(name) / "locks")
+
+
+def story(name: str) -> str:
+    """The docstring of a scenario's module: what goes wrong, for whom, and why."""
+    return (load(name).__doc__ or "").strip()
+
+
+def upstreams() -> list[str]:
+    """Every package that a scenario pins, sorted, without broken scenarios."""
+    return sorted({pin for name in sound() for pin in scenario(name).pins})
+
+
+def proposal(name: str) -> tuple[Defect, ...]:
+    """The edits that mend a bug as its report proposes: ``PROPOSAL`` of its module ``proposal``,
+    otherwise those of ``fixed``; empty if it has neither."""
+    if (folder(name) / f"{PROPOSAL}.py").is_file():
+        module = importlib.import_module(places()[name].replace(f".{MODULE}", f".{PROPOSAL}"))
+        found: tuple[Defect, ...] = module.PROPOSAL
+        return found
+    return scenario(name).variant(FIXED).defects
+
+
+def subjects() -> list[str]:
+    """Every package that has a bug here, sorted."""
+    return sorted({subject(name) for name in sound()})
+
+
+def subject(name: str) -> str:
+    """The package whose bug this is: the first pin, or torch where nothing is pinned."""
+    return next(iter(load(name).SCENARIO.pins), "torch")
+
+
+def of_package(package: str) -> list[str]:
+    """The scenarios whose bug is in a package, sorted; empty if there is none."""
+    return [name for name in sound() if subject(name) == package]
+
+
+def selected(word: str) -> list[str]:
+    """The scenarios that a word selects: one, those of a package, or all. Raises UserError, with
+    the choices, if there is none."""
+    if word == ALL:
+        return list(sound())
+    if found := of_package(word):
+        return found
+    load(word)
+    return [word]

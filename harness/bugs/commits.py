@@ -1,0 +1,125 @@
+"""The commits that introduced a bug and that fixed it: found by bisect, recorded beside the ranges.
+
+``commits.json`` in a scenario's folder has them; ``python -m harness bisect ... --record`` writes
+it. Never edit it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from harness.bugs import catalog
+from harness.bugs.cell import Status
+from harness.system.files import write_whole, writing
+
+FILE = "commits.json"
+
+REPOSITORIES = {
+    "accelerate": "huggingface/accelerate",
+    "datasets": "huggingface/datasets",
+    "deepspeed": "deepspeedai/DeepSpeed",
+    "grain": "google/grain",
+    "heavyball": "HomebrewML/HeavyBall",
+    "keras": "keras-team/keras",
+    "lhotse": "lhotse-speech/lhotse",
+    "lightly": "lightly-ai/lightly",
+    "litdata": "Lightning-AI/litData",
+    "megatron-core": "NVIDIA/Megatron-LM",
+    "open-clip-torch": "mlfoundations/open_clip",
+    "peft": "huggingface/peft",
+    "prodigyopt": "konstmish/prodigy",
+    "pytorch-ignite": "pytorch/ignite",
+    "pytorch-lightning": "Lightning-AI/pytorch-lightning",
+    "pytorch-metric-learning": "KevinMusgrave/pytorch-metric-learning",
+    "pytorch-optimizer": "kozistr/pytorch_optimizer",
+    "sentence-transformers": "UKPLab/sentence-transformers",
+    "torch": "pytorch/pytorch",
+    "torchdata": "meta-pytorch/data",
+    "torchmetrics": "Lightning-AI/torchmetrics",
+    "transformers": "huggingface/transformers",
+    "trl": "huggingface/trl",
+    "vector-quantize-pytorch": "lucidrains/vector-quantize-pytorch",
+    "webdataset": "webdataset/webdataset",
+}
+"""Where the repository of a package is on GitHub."""
+
+
+@dataclass(frozen=True)
+class BugCommit:
+    """A commit after which a bug's status is another one than before."""
+
+    package: str
+    commit: str
+    status: Status
+    """The status since this commit."""
+    title: str
+    day: str
+    files: tuple[str, ...]
+    """The files with the bug that it changed, by their paths in the repository."""
+    skipped: tuple[str, ...] = ()
+    """Commits just before it whose status is not certain: each of them may be the one."""
+
+    @property
+    def repository(self) -> str:
+        return f"https://github.com/{REPOSITORIES[self.package]}"
+
+    @property
+    def link(self) -> str:
+        return f"{self.repository}/commit/{self.commit}"
+
+    @property
+    def pull(self) -> str:
+        """The pull request that the title names; empty if it names none."""
+        found = re.search(r"\(#(\d+)\)", self.title)
+        return f"{self.repository}/pull/{found[1]}" if found else ""
+
+    @property
+    def did(self) -> str:
+        """What the commit did to the bug, as a verb."""
+        return "introduced it" if self.status is Status.AFFECTED else "fixed it"
+
+    def __str__(self) -> str:
+        return f"{self.commit[:12]} of {self.day} {self.did}: {self.title}"
+
+
+def of(scenario: str) -> list[BugCommit]:
+    """The recorded commits of a scenario, oldest first; empty where there is no file."""
+    file = catalog.folder(scenario) / FILE
+    if not file.is_file():
+        return []
+    return [
+        BugCommit(
+            **{
+                **kept,
+                "status": Status(kept["status"]),
+                "files": tuple(kept["files"]),
+                "skipped": tuple(kept["skipped"]),
+            }
+        )
+        for kept in json.loads(file.read_text(encoding="utf-8"))
+    ]
+
+
+def record(scenario: str, found: Sequence[BugCommit]) -> None:
+    """Add commits to a scenario's file; a search that found none leaves it as it is."""
+    if not found:
+        return
+    known = {change.commit: change for change in (*of(scenario), *found)}
+    ordered = sorted(known.values(), key=lambda change: change.day)
+    file = catalog.folder(scenario) / FILE
+    with writing(file, "checkout"):
+        write_whole(file, json.dumps([asdict(change) for change in ordered], indent=1) + "\n")
+
+
+def spans(scenario: str) -> list[tuple[BugCommit, BugCommit | None]]:
+    """Each commit that introduced the bug, with the one that fixed it; None if none did."""
+    found: list[tuple[BugCommit, BugCommit | None]] = []
+    for change in of(scenario):
+        if change.status is Status.AFFECTED:
+            found.append((change, None))
+        elif found and found[-1][1] is None:
+            found[-1] = (found[-1][0], change)
+    return found

@@ -1,0 +1,15 @@
+"""The modules that packages are imported as."""
+
+from __future__ import annotations
+
+IMPORTS = {
+    "megatron-core": "megatron.core",
+    "open-clip-torch": "open_clip",
+    "pytorch-ignite": "ignite",
+}
+"""The module of a package, where it is not the package's name with underscores."""
+
+
+def import_name(package: str) -> str:
+    """The module that a pinned package is imported as."""
+    return IMPORTS.get(package, package.replace("-", "_"))

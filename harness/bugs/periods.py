@@ -1,0 +1,126 @@
+"""The periods of a bug: consecutive tested releases that are affected, from recorded runs alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.version import Version
+
+from harness.bugs import affected, catalog
+from harness.bugs.api.spec import RELEASED, Outcome
+from harness.bugs.cell import Status
+
+
+@dataclass(frozen=True)
+class Period:
+    """Affected releases of a scenario's subject, without a release of another status between."""
+
+    releases: tuple[str, ...]
+    """The tested releases, oldest first; all are affected."""
+    before: str | None
+    """The tested release before the first one; it is not affected. None if there is none, or if its
+    status is not certain."""
+    after: str | None
+    """The same for the release after the last one: the bug is fixed there."""
+    alive: bool
+    """Whether no newer release has a certain status."""
+
+    @property
+    def first(self) -> str:
+        return self.releases[0]
+
+    @property
+    def last(self) -> str:
+        return self.releases[-1]
+
+    def __str__(self) -> str:
+        """For example ``0.25.0 to 0.29.3; 0.30.0 is not affected``."""
+        first = self.first if self.before else f"{self.first} (or earlier)"
+        if self.alive:
+            return f"{first} to {self.last}, the newest tested"
+        last = f"to {self.last}" if len(self.releases) > 1 else ""
+        end = f"; {self.after} is not affected" if self.after else " (or later)"
+        return f"{first} {last}".rstrip() + end
+
+
+def tested(name: str) -> dict[str, Status]:
+    """The status of each tested release of a scenario's subject, oldest first.
+
+    Results with different releases of its other packages count as one: affected, if one of them is.
+    """
+    subject = next(iter(catalog.scenario(name).pins), None)
+    found: dict[str, list[Status]] = {}
+    for cell in affected.of(name):
+        if subject:
+            found.setdefault(cell.pins[subject], []).append(cell.status)
+    ordered = sorted(found.items(), key=lambda item: Version(item[0]))
+    return {version: _together(statuses) for version, statuses in ordered}
+
+
+def _together(statuses: Iterable[Status]) -> Status:
+    """The status of a release that was tested several times."""
+    order = (Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE, Status.UNSUPPORTED)
+    return min(statuses, key=order.index)
+
+
+def periods(name: str) -> list[Period]:
+    """The periods in which a scenario's subject has the bug, oldest first."""
+    statuses = tested(name)
+    groups = [
+        (status, tuple(version for version, _ in group))
+        for status, group in itertools.groupby(statuses.items(), key=lambda item: item[1])
+    ]
+    certain = [version for version, status in statuses.items() if status.certain]
+    found = []
+    for at, (status, versions) in enumerate(groups):
+        if status is Status.AFFECTED:
+            before = groups[at - 1] if at else None
+            after = groups[at + 1] if at + 1 < len(groups) else None
+            found.append(
+                Period(
+                    versions,
+                    before[1][-1] if before and before[0] is Status.NOT_AFFECTED else None,
+                    after[1][0] if after and after[0] is Status.NOT_AFFECTED else None,
+                    versions[-1] == certain[-1],
+                )
+            )
+    return found
+
+
+def newest(name: str) -> tuple[str, Status] | None:
+    """The newest release of the subject with a certain status, and the status."""
+    certain = [(v, status) for v, status in tested(name).items() if status.certain]
+    return certain[-1] if certain else None
+
+
+@dataclass(frozen=True)
+class Alive:
+    """A bug that the newest tested release has."""
+
+    scenario: str
+    release: str
+    variant: str
+    """The variant that shows it; ``released`` if the scenario's own trigger does."""
+
+
+def alive(name: str) -> Alive | None:
+    """Whether the newest tested release has the bug, see ``alive_in``."""
+    found = newest(name)
+    return alive_in(name, *found) if found else None
+
+
+def alive_in(name: str, release: str, status: Status) -> Alive | None:
+    """Whether a release with a certain status has the bug, with the trigger of ``buggy`` or of
+    another variant that runs on it as published."""
+    if status is Status.AFFECTED:
+        return Alive(name, release, RELEASED)
+    scenario = catalog.scenario(name)
+    for variant, each in scenario.variants.items():
+        pins: Mapping[str, Any] = {**scenario.pins, **scenario.pins_of(variant)}
+        shows = each.expect is Outcome.SYMPTOM and not each.defects
+        if shows and pins[scenario.subject] == release:
+            return Alive(name, release, variant)
+    return None

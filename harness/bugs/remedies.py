@@ -1,0 +1,112 @@
+"""What an affected user can do: a release without the bug, computed from recorded runs, and the way
+around it that the scenario names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from harness.bugs import catalog, lookup
+from harness.bugs.cell import Status
+from harness.bugs.periods import periods, tested
+
+
+def of(name: str, installed: str | None = None) -> str:
+    """The remedy for a bug, in the imperative: for an installed release of its subject, or for any.
+
+    Empty if no release is without the bug, and the scenario names no way around it.
+    """
+    release = nearest(name, installed) if installed else _any(name)
+    scenario = catalog.scenario(name)
+    older = installed and release and Version(release) < Version(installed)
+    use = f"use {'the older ' if older else ''}{scenario.subject} {release}" if release else ""
+    return ", or ".join(filter(None, (use, scenario.remedy)))
+
+
+def nearest(name: str, installed: str) -> str | None:
+    """The nearest newer release that was tested as not affected, otherwise the nearest older one.
+
+    A release that has the bug with one of its tested companions counts as affected.
+    """
+    free = [Version(v) for v, status in tested(name).items() if status is Status.NOT_AFFECTED]
+    here = Version(installed)
+    newer, older = [v for v in free if v > here], [v for v in free if v < here]
+    found = min(newer, default=None) or max(older, default=None)
+    return str(found) if found else None
+
+
+def _any(name: str) -> str:
+    """The releases to use, for users of any affected release: after its last period, or before."""
+    found = periods(name)
+    if not found:
+        return ""
+    statuses = tested(name).items()
+    free = [Version(version) for version, status in statuses if status is Status.NOT_AFFECTED]
+    last, first = Version(found[-1].last), Version(found[-1].first)
+    after, before = [v for v in free if v > last], [v for v in free if v < first]
+    if after:
+        return f"{after[0]} or later"
+    return str(before[-1]) if before else ""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The release of a package that has the fewest of the bugs that were found."""
+
+    package: str
+    release: str
+    avoided: tuple[str, ...]
+    """The bugs that were found in the installed release, and that this one does not have."""
+    remaining: tuple[str, ...]
+    """Those that it has, too, or for which this is not known."""
+    new: tuple[str, ...]
+    """Bugs that it has and the installed release does not."""
+
+    def __str__(self) -> str:
+        many = f"none of these {len(self.avoided)} bugs:" if len(self.avoided) > 1 else "not"
+        parts = [f"{self.package} {self.release} has {many} {', '.join(self.avoided)}"]
+        if self.remaining:
+            remain = "remains" if len(self.remaining) == 1 else "remain"
+            parts.append(f"{len(self.remaining)} {remain}: {', '.join(self.remaining)}")
+        if self.new:
+            parts.append(f"but it has {', '.join(self.new)}")
+        return "; ".join(parts)
+
+
+def advice(
+    package: str, installed: str, found: Sequence[str], others: Iterable[str]
+) -> Advice | None:
+    """The newer release of a package with the fewest bugs, the nearest of those. If no newer one
+    has fewer bugs than the installed one, an older one is chosen in the same way, of the same major
+    release: nobody goes back by more to be rid of a bug.
+
+    ``found`` are the bugs of the installed release, ``others`` further bugs of the package that
+    count. None if no tested release has fewer bugs.
+    """
+    here = Version(installed)
+    of_bug = {name: tested(name) for name in (*found, *others)}
+    releases = {Version(v) for name in found for v in of_bug[name]} - {here}
+
+    def status(name: str, release: Version) -> Status | None:
+        return lookup.infer(of_bug[name].items(), str(release)).status
+
+    def of_release(release: Version) -> Advice:
+        free = [n for n in found if status(n, release) is Status.NOT_AFFECTED]
+        new = [n for n in others if status(n, release) is Status.AFFECTED]
+        rest = tuple(name for name in found if name not in free)
+        return Advice(package, str(release), tuple(free), rest, tuple(new))
+
+    def bugs(one: Advice) -> int:
+        return len(one.remaining) + len(one.new)
+
+    newer = sorted(release for release in releases if release > here)
+    older = [release for release in releases if release < here and release.major == here.major]
+    older.sort(reverse=True)
+    for side in (newer, older):
+        best = min(map(of_release, side), key=bugs, default=None)  # the first of equals is nearest
+        if best and bugs(best) < len(found):
+            return best
+    return None

@@ -1,1 +1,0 @@
-"""Processes: torchrun, servers that ranks are forked from, nodes."""

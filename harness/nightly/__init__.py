@@ -1,1 +1,0 @@
-"""Nightlies: find new upstream releases, test them, and report what changed."""

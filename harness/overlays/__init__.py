@@ -1,1 +1,0 @@
-"""Folders with the code of releases: built, cached, edited, compared."""

@@ -1,0 +1,254 @@
+"""Recorded results that are run again: which are due, how a new result differs, and whose that is.
+
+Nothing else notices when a recorded result stops being true: a shim, a scenario or the harness
+changes, and the releases that it breaks are old ones, which nobody runs. A result that differs is
+run again with the code of the commit that recorded it. If that code still gives the recorded
+result, our code has changed it; if it does not, the record was wrong, or its releases are no longer
+what they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.bugs import affected, catalog
+from harness.bugs.api.numbers import near
+from harness.bugs.api.spec import RELEASED
+from harness.bugs.cell import Cell, Status
+from harness.bugs.pins import describe
+from harness.run import cells, executor
+from harness.run.run_config import RunConfig
+from harness.system import archives
+from harness.system.errors import ExitCode, Fault, HarnessError, Inconclusive
+from harness.system.files import ROOT
+from harness.system.machine import cache_folder
+from harness.system.text import short
+
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+SHARE, WITHIN = 0.25, 1e-3
+"""How much a number of a reason may differ: by a share of itself, or by so much. In half precision
+some figures depend on the processor: scores overflow at step 89 on one, at step 93 on another."""
+
+RANK = re.compile(r"\brank \d+ failed first")
+UNINSTALLABLE = "could not be installed"
+"""What follows is uv's, and changes with its release and with the index."""
+
+
+def recorded(names: Iterable[str], environment: tuple[str, ...]) -> list[Cell]:
+    """The recorded results of scenarios that were found in an environment like this one, see
+    ``Cell.environment``; in another one the status may differ."""
+    return [cell for name in names for cell in affected.of(name) if cell.environment == environment]
+
+
+def key(cell: Cell) -> tuple[str, str]:
+    """The scenario of a result, and its releases as JSON."""
+    return cell.scenario, json.dumps(dict(cell.pins), sort_keys=True)
+
+
+def due(
+    of: Iterable[Cell], day: str, count: int, seen: Mapping[tuple[str, str], str] | None = None
+) -> list[Cell]:
+    """The results to run again on a day (ISO), those first that were confirmed longest ago.
+
+    Every machine chooses the same ones on the same day. ``seen`` has later days, by ``key``. They
+    are returned by releases, since those of one release share an overlay.
+    """
+    later = seen or {}
+
+    def order(cell: Cell) -> tuple[str, str]:
+        text = "\n".join([day, *key(cell)])
+        confirmed = max(cell.last_seen, later.get(key(cell), ""))
+        return confirmed, hashlib.sha256(text.encode()).hexdigest()
+
+    return sorted(sorted(of, key=order)[:count], key=lambda cell: key(cell)[::-1])
+
+
+def difference(recorded: Cell, found: Cell) -> str:
+    """How today's result of the same releases differs from a recorded one; empty if it does not."""
+    if found.status is not recorded.status:
+        return f"{found.status}, recorded as {recorded.status}"
+    if found.status is not Status.UNSUPPORTED and not _alike(_reason(found), _reason(recorded)):
+        return f"{found.status} as recorded, but for another reason"
+    return ""
+
+
+def _reason(cell: Cell) -> str:
+    """A reason without what differs between two runs of the same code."""
+    text = affected.reason(cell).partition(UNINSTALLABLE)
+    return RANK.sub("a rank failed first", "".join(text[:2]))
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two texts have the same words, and numbers that are nearly equal."""
+    if NUMBER.split(one) != NUMBER.split(other):
+        return False
+    pairs = zip(NUMBER.findall(one), NUMBER.findall(other), strict=True)
+    return all(near(float(a), float(b), share=SHARE, within=WITHIN) for a, b in pairs)
+
+
+def commit_of(cell: Cell) -> str:
+    """The commit that recorded a result.
+
+    Raises Inconclusive where there is no history of it.
+    """
+    file = (catalog.folder(cell.scenario) / affected.FILE).relative_to(ROOT)
+    found = ""
+    # With its name in each commit: a scenario's folder may have moved.
+    names = _git("log", "--follow", "--name-only", "--format=%H", "--", str(file)).split()
+    for commit, name in zip(names[::2], names[1::2], strict=True):
+        if not _has(_git("show", f"{commit}:{name}"), cell):
+            break
+        found = commit
+    if not found:
+        raise Inconclusive("the recorded result is not committed")
+    return found
+
+
+def _has(text: str, cell: Cell) -> bool:
+    """Whether a file has this result."""
+    kept = {"pins": cell.pins, "status": cell.status, "date": cell.date, "reason": cell.reason}
+    # Older files say "answer" where newer ones say "status".
+    facts = ({"status": fact.get("answer"), **fact} for fact in json.loads(text))
+    return any(kept.items() <= fact.items() for fact in facts)
+
+
+def found_at(commit: str, cell: Cell) -> Cell:
+    """The result of the same releases, from a run with our code as of a commit.
+
+    Raises Inconclusive if that code does not run here.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        _unpack(commit, Path(folder))
+        named = catalog.scenario(cell.scenario).pins
+        words = [f"pins.{name}={v}" for name, v in cell.pins.items() if name in named]
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "harness", "matrix", f"scenario={cell.scenario}", *words),
+                *(f"launch={cell.lane}", "--again", "--json", "cells.json"),
+            ],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        try:
+            (found,) = json.loads(Path(folder, "cells.json").read_text(encoding="utf-8"))
+            return Cell.from_json(found)
+        except (OSError, ValueError):
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            raise Inconclusive(f"the code of {commit[:8]} did not run: {last}") from None
+
+
+def _unpack(commit: str, folder: Path) -> None:
+    archive = folder / "code.tar"
+    _git("archive", "--output", str(archive), commit)
+    archives.unpack(archive, folder)
+    archive.unlink()
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise Inconclusive(f"no history of this checkout: {done.stderr.strip()}")
+    return done.stdout
+
+
+OURS, THE_RECORDS, UNKNOWN = "ours", "the record's", "of unknown origin"
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """A recorded result that was run again."""
+
+    recorded: Cell
+    found: Cell | None
+    """None if it could not be run; ``why`` says why not."""
+    difference: str = ""
+    whose: str = ""
+    """Of a difference: ours, the record's, or of unknown origin."""
+    why: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        if self.found is None:
+            return ExitCode.INCONCLUSIVE
+        return ExitCode.NOT_AS_EXPECTED if self.difference else ExitCode.AS_EXPECTED
+
+    def __str__(self) -> str:
+        name = f"{self.recorded.scenario}, {describe(self.recorded.pins)}"
+        if self.found is None:
+            return f"{name}: could not be run: {self.why}"
+        if not self.difference:
+            return f"{name}: {self.found.status}, as recorded"
+        now = short(self.found.reason.splitlines()[0] if self.found.reason else "")
+        return f"{name}: {self.difference}: {now}; the difference is {self.whose}: {self.why}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "recorded": self.recorded.to_json(),
+            "found": self.found and self.found.to_json(),
+            "difference": self.difference,
+            "whose": self.whose,
+            "why": self.why,
+        }
+
+
+def confirm(
+    bases: Mapping[str, RunConfig], due: Sequence[Cell], say: Callable[[str], object]
+) -> Iterator[Confirmation]:
+    """Run results again, with the settings of their scenarios in ``bases``; yields them as they
+    end."""
+    configs = [_config(bases[cell.scenario], cell) for cell in due]
+    failed: list[Confirmation] = []
+
+    def fail(number: int, error: HarnessError) -> None:
+        failed.append(Confirmation(due[number], None, why=str(error)))
+
+    jobs = configs[0].jobs
+    found = executor.find_all(configs, again=True, jobs=jobs, failed=fail, say=say)
+    with closing(found):
+        for number, cell in found:
+            while failed:
+                yield failed.pop()
+            yield _compared(configs[number], due[number], cell)
+    yield from failed
+
+
+def _config(base: RunConfig, cell: Cell) -> RunConfig:
+    """The config of a recorded result. Pins that follow from others are recorded, too."""
+    named = catalog.scenario(cell.scenario).pins
+    pins = {name: version for name, version in cell.pins.items() if name in named}
+    return replace(base, variants=(RELEASED,), pins=pins)
+
+
+def _compared(config: RunConfig, recorded: Cell, found: Cell) -> Confirmation:
+    differs = difference(recorded, found)
+    whose, why = _origin(config, recorded) if differs else ("", "")
+    return Confirmation(recorded, found, differs, whose, why)
+
+
+def _origin(config: RunConfig, recorded: Cell) -> tuple[str, str]:
+    """Whose a difference is, and how that is known."""
+    try:
+        again = cells.find(config, cache_folder(), again=True, faults=True)
+        if not difference(recorded, again):
+            return OURS, "a second run gave the recorded result, so ours cannot be repeated"
+        commit = commit_of(recorded)
+        then = difference(recorded, found_at(commit, recorded))
+    except (Inconclusive, Fault) as error:
+        return UNKNOWN, str(error)
+    if then:
+        return THE_RECORDS, f"the code of {commit[:8]}, which recorded it, gives {then}"
+    return OURS, f"the code of {commit[:8]}, which recorded it, still gives the recorded result"

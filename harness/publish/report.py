@@ -1,0 +1,227 @@
+"""The report of a nightly: on the terminal, as Markdown for a job's summary, as JUnit, as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+from rich.console import Console
+
+from harness.bugs.api.spec import Verdict
+from harness.publish import changes
+from harness.publish.history_rows import Change, NightlyKind, ReleaseResult, ScenarioResult
+from harness.publish.steps import Summary, to_json
+from harness.system.errors import ExitCode
+from harness.system.files import write_whole, writing
+from harness.system.terminal import table
+from harness.system.text import count, markdown_table, plain, short
+
+SCHEMA = 2
+"""Of the JSON; it rises when a key changes its name or meaning."""
+
+COLUMNS = ["scenario", "package", "release", "of", "status", "changed", "why not certain"]
+OURS = ["scenario", "verdict", "seconds", "why"]
+
+
+def show(console: Console, summary: Summary) -> None:
+    """Print a table of the results, and the changes, those for the worse last."""
+    console.print()
+    if rows := _rows(summary):
+        console.print(table("", COLUMNS, rows))
+        console.print()
+    for note in _notes(summary):
+        console.print(note)
+    worse = changes.worse(summary.changes)
+    for text in messages([c for c in summary.changes if c not in worse]):
+        console.print(f"{text}\n")
+    for text in messages(worse):
+        console.print(f"{text}\n", style="red")
+    console.print(headline(summary), style="bold")
+
+
+def messages(found: Sequence[Change]) -> list[str]:
+    """A paragraph for each change, and one for each yanked release with all its scenarios."""
+    yanked: dict[tuple[str | None, str | None], list[Change]] = {}
+    for change in found:
+        if change.kind == changes.YANKED:
+            yanked.setdefault((change.package, change.version), []).append(change)
+    texts = [
+        f"{package} {version} was yanked and is no longer tested. Its last status stays: "
+        + ", ".join(f"{c.scenario} ({c.before})" for c in of)
+        + "."
+        for (package, version), of in yanked.items()
+    ]
+    return texts + [change.message for change in found if change.kind != changes.YANKED]
+
+
+def headline(summary: Summary) -> str:
+    """One line: which nightly, how much it tested, and what changed."""
+    worse = len(changes.worse(summary.changes))
+    parts = [f"{count(len(summary.results), 'release')} tested"]
+    if summary.nightly.kind is NightlyKind.NIGHTLY:
+        if summary.confirmed:
+            parts.append(f"{count(summary.confirmed, 'recorded result')} run again")
+        parts.append(_ours(summary))
+    parts.append(count(len(summary.changes), "change") if summary.changes else "no change")
+    if summary.changes:
+        parts.append(f"{worse or 'none'} for the worse")
+    parts.append(f"{summary.seconds:.0f} s")
+    return f"{summary.nightly.kind.word} of {summary.nightly.day}: {', '.join(parts)}"
+
+
+def _ours(summary: Summary) -> str:
+    """The verdicts of our own: ``17 scenarios of ours (16 reproduced, 1 unsupported)``."""
+    verdicts = [result.verdict for result in summary.own]
+    counts = {verdict: verdicts.count(str(verdict)) for verdict in Verdict}
+    parts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
+    return f"{count(len(verdicts), 'scenario')} of ours" + (f" ({parts})" if parts else "")
+
+
+def _notes(summary: Summary) -> list[str]:
+    """The notes, and one line for all releases that are still not certain."""
+    names = dict.fromkeys(result.cell.scenario for result in summary.again)
+    releases = count(len(summary.again), "release")
+    again = f"{releases} tested again, still without a certain status: {', '.join(names)}"
+    return [*summary.notes, *([again] if names else [])]
+
+
+def _rows(summary: Summary) -> list[list[str]]:
+    return [
+        [
+            result.cell.scenario,
+            result.package,
+            result.version,
+            _day(summary, result),
+            str(result.cell.status),
+            ", ".join(change.kind for change in _changes_of(summary, result)),
+            "" if result.cell.status.certain else short(result.cell.reason),
+        ]
+        for result in summary.results
+        if result not in summary.again
+    ]
+
+
+def _day(summary: Summary, result: ReleaseResult) -> str:
+    release = summary.releases.get((result.package, result.version))
+    return release.day if release else ""
+
+
+def _changes_of(summary: Summary, result: ReleaseResult) -> list[Change]:
+    return [c for c in summary.changes if (c.scenario, c.package, c.version) == result.key]
+
+
+Make = Callable[[Sequence[Summary]], str]
+
+
+def write(summaries: Sequence[Summary], files: Mapping[Make, Path | None]) -> None:
+    """Write each report that has a file."""
+    for make, file in files.items():
+        if file:
+            with writing(file, "file"):
+                write_whole(file, make(summaries))
+
+
+def markdown(summaries: Sequence[Summary]) -> str:
+    """The nightlies for a job's summary, or a comment."""
+    return "\n".join(line for summary in summaries for line in _section(summary)) + "\n"
+
+
+def _section(summary: Summary) -> list[str]:
+    worse = changes.worse(summary.changes)
+    rest = [change for change in summary.changes if change not in worse]
+    lines = [f"## {headline(summary)}", ""]
+    for title, found in (("Worse", worse), ("Changed", rest)):
+        if found:
+            lines += [f"### {title}", ""]
+            lines += [line for text in messages(found) for line in (f"- {_paragraph(text)}", "")]
+    for note in _notes(summary):
+        lines += [f"- {_escaped(note)}", ""]
+    if rows := _rows(summary):
+        lines += ["### Releases tested", "", _table(COLUMNS, rows), ""]
+    if summary.own:
+        ours = [[o.scenario, o.verdict, f"{o.seconds:.1f}", short(o.reasons)] for o in summary.own]
+        lines += ["### Our own scenarios", "", _table(OURS, ours), ""]
+    return lines
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return markdown_table(columns, [[_escaped(cell) for cell in row] for row in rows])
+
+
+def _escaped(text: str) -> str:
+    """A text without markup in Markdown: reasons contain text of upstream."""
+    line = " ".join(plain(text).split())
+    return re.sub(r"[\\`*<>\[\]]|\b_|_\b", lambda found: f"\\{found[0]}", line)
+
+
+def _paragraph(text: str) -> str:
+    """The message of a change, with its command as code."""
+    why, see, command = text.partition(changes.SEE)
+    return f"{_escaped(why)} {see.strip()} `{command}`" if see else _escaped(text)
+
+
+def junit(summaries: Sequence[Summary]) -> str:
+    """A test case for each scenario of ours and each tested release; a failure if it got worse."""
+    suites = ElementTree.Element("testsuites")
+    for summary in summaries:
+        name = f"{summary.nightly.kind.word} of {summary.nightly.day}"
+        suite = ElementTree.SubElement(
+            suites, "testsuite", name=name, time=f"{summary.seconds:.1f}"
+        )
+        for own in summary.own:
+            _own_case(suite, summary, own)
+        for result in summary.results:
+            _release_case(suite, summary, result)
+        for tag, attribute in (("failure", "failures"), ("error", "errors"), ("skipped",) * 2):
+            suite.set(attribute, str(len(suite.findall(f"*/{tag}"))))
+        suite.set("tests", str(len(suite)))
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _own_case(suite: ElementTree.Element, summary: Summary, own: ScenarioResult) -> None:
+    case = _case(suite, "ours", own.scenario, own.seconds)
+    ours = [c for c in summary.changes if c.scenario == own.scenario and c.package is None]
+    worse = changes.worse(ours)
+    code, why = int(own.result["exit_code"]), short(own.reasons)
+    if worse or code == ExitCode.NOT_AS_EXPECTED:
+        _mark(case, "failure", own.verdict, worse[0].message if worse else why)
+    elif code == ExitCode.UNSUPPORTED:
+        _mark(case, "skipped", why)
+    elif code:
+        _mark(case, "error", own.verdict, why)
+
+
+def _release_case(suite: ElementTree.Element, summary: Summary, result: ReleaseResult) -> None:
+    cell, name = result.cell, f"{result.package} {result.version}"
+    case = _case(suite, cell.scenario, name, cell.seconds)
+    worse = changes.worse(_changes_of(summary, result))
+    if worse:
+        _mark(case, "failure", worse[0].kind, worse[0].message)
+    elif not cell.status.certain:
+        _mark(case, "skipped", f"{cell.status}: {short(cell.reason)}")
+    else:
+        ElementTree.SubElement(case, "system-out").text = str(cell.status)
+
+
+def _case(suite: ElementTree.Element, group: str, name: str, seconds: float) -> ElementTree.Element:
+    attributes = {"classname": f"watch.{group}", "name": name, "time": f"{seconds:.2f}"}
+    return ElementTree.SubElement(suite, "testcase", attributes)
+
+
+def _mark(case: ElementTree.Element, kind: str, message: str, text: str = "") -> None:
+    mark = ElementTree.SubElement(case, kind, message=plain(message))
+    mark.text = plain(text) or None
+
+
+def as_json(summaries: Sequence[Summary]) -> str:
+    """All results of the nightlies, as JSON."""
+    content = {
+        "schema": SCHEMA,
+        "nightlies": [to_json(summary) for summary in summaries],
+        "exit_code": ExitCode.worst(summary.exit_code for summary in summaries),
+    }
+    return json.dumps(content, indent=1) + "\n"

@@ -1,0 +1,150 @@
+"""Selects the releases that a nightly tests, for each scenario. Pure functions.
+
+A nightly tests the releases without a certain result that appeared since the package's first
+nightly or recorded result. So the next nightly tests what one missed, killed or without a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from packaging.version import Version
+
+from harness.bugs import catalog, pins
+from harness.bugs.api.spec import RELEASED, Scenario
+from harness.bugs.cell import Status
+from harness.publish.history_rows import Nightly, NightlyKind, ReleaseResult
+from harness.releases import releases
+from harness.releases.index import Release
+from harness.releases.sources import Source
+from harness.run.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class ReleaseTest:
+    """One release to test, as published, for one scenario."""
+
+    scenario: str
+    release: Release
+
+
+def tests_of(
+    scenario: str,
+    releases: Mapping[str, Sequence[Release]],
+    results: Sequence[ReleaseResult],
+    nightlies: Mapping[int, Nightly],
+    day: str,
+    environment: tuple[str, ...],
+) -> list[ReleaseTest]:
+    """The tests of a scenario on ``day``; ``results`` are all that it ever had, oldest first.
+
+    ``releases`` has the known releases of each package, ``nightlies`` all nightlies by number, and
+    ``environment`` is that of the tests, see ``cells.environment``.
+    """
+    scope = catalog.scenario(scenario)
+    found = []
+    for package in scope.pins:
+        testable_ = testable(scope, releases.get(package, ()), day)
+        of_package = [result for result in results if result.package == package]
+        untested = _uncertain(testable_, of_package, nightlies, environment)
+        found += [ReleaseTest(scenario, release) for release in untested]
+    return found
+
+
+def of_source(source: Source, scenarios: Iterable[str]) -> list[ReleaseTest]:
+    """The tests of a source: all bugs of its package that it can be tested for."""
+    release = Release(source.name, source.version, source.day)
+    return [
+        ReleaseTest(name, release)
+        for name in scenarios
+        if catalog.subject(name) == source.name
+        and pins.covers(catalog.scenario(name), _pins(catalog.scenario(name), release))
+    ]
+
+
+def testable(scope: Scenario, releases: Sequence[Release], day: str) -> list[Release]:
+    """The releases of a package that a scenario can test on a day, lowest version first."""
+    final = [r for r in releases if r.day <= day and r.final and not r.yanked]
+    final = [r for r in final if not pins.is_source(r.version)]
+    covered = [r for r in final if pins.covers(scope, _pins(scope, r))]
+    return sorted(covered, key=lambda release: Version(release.version))
+
+
+def _pins(scope: Scenario, release: Release) -> dict[str, str]:
+    return pins.complete(scope, {release.package: release.version})
+
+
+def _uncertain(
+    testable: Sequence[Release],
+    results: Sequence[ReleaseResult],
+    nightlies: Mapping[int, Nightly],
+    environment: tuple[str, ...],
+) -> list[Release]:
+    """The releases without a certain result: tested ones, the highest one, and those that appeared
+    since the package's first results.
+
+    A release that was recorded as inconclusive in this environment would be so again.
+    """
+    tested = {one.version for one in results}
+    settled = {one.version for one in results if _settled(one, nightlies, environment)}
+    since = _since(results, nightlies)
+    return [
+        release
+        for release in testable
+        if release.version not in settled
+        and (
+            release.version in tested
+            or release is testable[-1]
+            or (since is not None and release.day >= since)
+        )
+    ]
+
+
+def _settled(
+    one: ReleaseResult, nightlies: Mapping[int, Nightly], environment: tuple[str, ...]
+) -> bool:
+    """Whether another run would give the same. What this Python cannot install, it cannot install
+    tomorrow; a torch may be installed by then."""
+    recorded = nightlies[one.nightly].kind is NightlyKind.RECORDED
+    unsupported = one.cell.status is Status.UNSUPPORTED and one.package != pins.TORCH
+    here = one.cell.environment == environment
+    return one.cell.status.certain or (here and (recorded or unsupported))
+
+
+def _since(results: Sequence[ReleaseResult], nightlies: Mapping[int, Nightly]) -> str | None:
+    """The day of a package's first results; None without results.
+
+    Recorded results may be a choice of releases: they have the day on which the highest was tested.
+    """
+    if not results:
+        return None
+    first = nightlies[results[0].nightly]
+    if first.kind is not NightlyKind.RECORDED:
+        return first.day
+    recorded = [result for result in results if result.nightly == first.id]
+    return max(recorded, key=lambda result: Version(result.version)).cell.date
+
+
+def config(base: RunConfig, test: ReleaseTest, day: str | None) -> RunConfig:
+    """The config of a test: the release as published, the other pins as the scenario has them.
+
+    ``day`` is a past day that is replayed: dependencies are resolved as they were then.
+    """
+    package, version = test.release.package, test.release.version
+    words = [f"scenario={test.scenario}", f"variant={RELEASED}", f"pins.{package}={version}"]
+    date = day and _date(catalog.scenario(test.scenario), test.release, day)
+    if date:
+        words.append(f"date={date}")
+    command = " ".join(["python -m harness run", *words])
+    return replace(base, variants=(RELEASED,), pins={package: version}, date=date, command=command)
+
+
+def _date(scope: Scenario, release: Release, day: str) -> str | None:
+    """The day to resolve for, if the usual one is later than ``day``."""
+    python, _ = pins.here()
+    usual = releases.locked_day(scope, _pins(scope, release)) or releases.settled(
+        release.day, python
+    )
+    then = max(day, releases.first_day(python))
+    return then if then < usual else None

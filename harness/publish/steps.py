@@ -1,0 +1,412 @@
+"""A nightly, from the index to the changes: its steps in their order.
+
+Each result goes into the history at once. So the next nightly continues one that was killed, and
+the report of a nightly is read from the history.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from typing import Any
+
+from rich.console import Console
+
+from harness.bugs import catalog
+from harness.bugs.api.spec import Verdict
+from harness.bugs.pins import TORCH
+from harness.publish import changes, confirmations, history, selection
+from harness.publish.changes import Releases
+from harness.publish.history import History
+from harness.publish.history_rows import Change, Nightly, NightlyKind, ReleaseResult, ScenarioResult
+from harness.publish.selection import ReleaseTest
+from harness.releases import index, torches
+from harness.releases.index import Release
+from harness.releases.sources import Source
+from harness.releases.torches import INDEX
+from harness.run.cells import environment, room
+from harness.run.executor import find_all, side_by_side
+from harness.run.results import RunResult
+from harness.run.run_config import SLURM, RunConfig
+from harness.run.suite import Done
+from harness.system import machine
+from harness.system.errors import ExitCode, Fault, Inconclusive, UserError
+from harness.system.terminal import Progress, terminal
+
+Index = Mapping[str, Sequence[Release] | Fault]
+"""The releases of each package, or why they are not known."""
+
+
+@dataclass
+class NightlyState:
+    """The state of a nightly; each step adds what the next ones need."""
+
+    history: History
+    kind: NightlyKind
+    day: str
+    """The day (ISO) as of which the index is read."""
+    configs: Sequence[RunConfig]
+    """The config of each scenario: its own pins, the variants buggy and fixed."""
+    index: Index
+    console: Console
+    most: int = 0
+    """How many recorded results are run again."""
+    sources: Sequence[Source] = ()
+    """Checkouts that are tested beside the releases."""
+    nightly: Nightly = field(init=False)
+    tests: Sequence[ReleaseTest] = ()
+    notes: list[str] = field(default_factory=list)
+    """Problems with the index, one line each."""
+    failed: list[str] = field(default_factory=list)
+    """The tests that could not be run, one line each."""
+    started: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The results of a finished nightly."""
+
+    nightly: Nightly
+    results: Sequence[ReleaseResult]
+    own: Sequence[ScenarioResult]
+    """The results of our own scenarios."""
+    again: Sequence[ReleaseResult]
+    """The results that are not certain, of releases that were tested before."""
+    confirmed: int
+    """How many recorded results were run again."""
+    changes: Sequence[Change]
+    notes: Sequence[str]
+    releases: Releases
+    seconds: float
+    exit_code: int
+
+
+def now() -> str:
+    """The time, ISO, in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def today() -> str:
+    """The day, ISO, in UTC, as in the index."""
+    return now()[:10]
+
+
+def read_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list[Release] | Fault]:
+    """The releases of every package that the scenarios pin; of torch only the one that is
+    installed, unless ``TORCH_INDEX`` offers others."""
+    broken = catalog.broken()
+    names = sorted(
+        {
+            pin
+            for c in configs
+            if c.scenario not in broken
+            for pin in catalog.scenario(c.scenario).pins
+        }
+    )
+    with Progress(console) as progress:
+        progress.say(f"reading the index for {', '.join(names) or 'nothing'}")
+        found = dict(index.releases_of(names))
+    if isinstance(of_torch := found.get(TORCH), list) and INDEX not in os.environ:
+        found[TORCH] = [one for one in of_torch if one.version == torches.installed()]
+    return found
+
+
+def watch(watched: NightlyState) -> Summary:
+    """Run one nightly and write it to the history.
+
+    Raises UserError or Inconclusive for a day that contradicts the history or the index.
+    """
+    for step in STEPS:
+        step(watched)
+    return summary(watched)
+
+
+def check_the_day(watched: NightlyState) -> None:
+    """Refuse a day that contradicts the history or the index, before anything is written."""
+    kinds = {nightly.kind for nightly in watched.history.nightlies()}
+    if watched.kind is NightlyKind.REPLAY and kinds - {NightlyKind.REPLAY}:
+        raise UserError(
+            f"{watched.history.file.name} has nightlies, which know later releases: name another "
+            "file for a replay with --history"
+        )
+    latest = max((r.day for of in _lists(watched.index) for r in of), default="")
+    ahead = (date.fromisoformat(watched.day) + timedelta(days=1)).isoformat()
+    if watched.kind is NightlyKind.NIGHTLY and latest > ahead:
+        raise Inconclusive(
+            f"the index has a release of {latest}, but the date of this machine is {watched.day}: "
+            "is its clock right?"
+        )
+
+
+def start(watched: NightlyState) -> None:
+    """Start the nightly, or continue one that was killed. Recorded results come first."""
+    if watched.kind is NightlyKind.NIGHTLY:
+        history.add_recorded(watched.history, now())
+    reached = bool(_lists(watched.index)) or not watched.index
+    facts = {**machine.facts(), "source": machine.source(), "index": reached}
+    watched.nightly = watched.history.start(watched.kind, watched.day, now(), facts)
+
+
+def add_index(watched: NightlyState) -> None:
+    """Add the releases of the index as of the day, and report those that were yanked since."""
+    seen = [r for of in _lists(watched.index) for r in of if r.day <= watched.day]
+    history, nightly = watched.history, watched.nightly
+    yanked = changes.of_yanked(seen, _releases(history), history.results())
+    kept = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
+    earlier = [change for _, change in history.changes(nightly.id) if change.kind in kept]
+    history.set_changes(nightly, [*earlier, *(c for c in yanked if c not in earlier)])
+    history.add_releases(seen)
+    watched.notes += list(
+        dict.fromkeys(str(f) for f in watched.index.values() if isinstance(f, Fault))
+    )
+    if watched.notes:
+        watched.notes.append("only releases in the history are tested")
+
+
+def choose(watched: NightlyState) -> None:
+    """Select the tests, ordered by release: tests of one release share overlays."""
+    history = watched.history
+    releases: dict[str, list[Release]] = {}
+    for release in history.releases():
+        releases.setdefault(release.package, []).append(release)
+    nightlies = {nightly.id: nightly for nightly in history.nightlies()}
+    found = [
+        test
+        for config in _sound(watched.configs)
+        for test in selection.tests_of(
+            config.scenario,
+            releases,
+            history.results(scenario=config.scenario),
+            nightlies,
+            watched.day,
+            environment(config),
+        )
+    ]
+    watched.tests = sorted(found, key=lambda t: (t.release.package, t.release.day, t.scenario))
+
+
+def add_sources(watched: NightlyState) -> None:
+    """Select the bugs of each source's package, except those of which this commit was tested."""
+    names = [config.scenario for config in _sound(watched.configs)]
+    tests = [t for source in watched.sources for t in selection.of_source(source, names)]
+    watched.history.add_releases({test.release for test in tests})
+    certain = {one.key for one in watched.history.results() if one.cell.status.certain}
+    watched.tests = [
+        *watched.tests,
+        *(t for t in tests if (t.scenario, t.release.package, t.release.version) not in certain),
+    ]
+
+
+def run_tests(watched: NightlyState) -> None:
+    """Run the tests; each result is written as soon as it is known."""
+    if not watched.tests:
+        return
+    bases = {config.scenario: config for config in watched.configs}
+    day = watched.day if watched.kind is NightlyKind.REPLAY else None
+    configs = [selection.config(bases[t.scenario], t, day) for t in watched.tests]
+    jobs = configs[0].jobs or min(room(config) for config in configs)
+
+    def failed(number: int, error: Exception) -> None:
+        watched.failed.append(f"{_name(watched.tests[number])}: {error}")
+
+    with ExitStack() as stack:
+        say = None
+        if configs[0].on.where == SLURM:
+            say = stack.enter_context(Progress(watched.console)).tally
+        cells = stack.enter_context(closing(find_all(configs, jobs=jobs, failed=failed, say=say)))
+        for number, cell in cells:
+            release, number_of_nightly = watched.tests[number].release, watched.nightly.id
+            result = ReleaseResult(number_of_nightly, release.package, release.version, cell)
+            watched.history.add_results([result])
+            how = "stored" if cell.stored else f"{cell.seconds:.1f} s"
+            watched.console.print(f"  {_name(watched.tests[number])}: {cell.status}  [{how}]")
+
+
+def confirm_recorded(watched: NightlyState) -> None:
+    """Run recorded results again, and write those that differ as changes. Not in a replay."""
+    history, nightly = watched.history, watched.nightly
+    bases = {config.scenario: config for config in _sound(watched.configs)}
+    days = {each.id: each.day for each in history.nightlies()}
+    seen = {(name, pins): days[night] for night, name, pins in history.confirmations()}
+    most = watched.most - sum(night == nightly.id for night, *_ in history.confirmations())
+    known = [
+        one
+        for name, base in bases.items()
+        for one in confirmations.recorded([name], environment(base))
+    ]
+    due = confirmations.due(known, nightly.day, max(most, 0), seen)
+    if watched.kind is NightlyKind.REPLAY or not due:
+        return
+    with Progress(watched.console) as progress:
+        for done in confirmations.confirm(bases, due, progress.tally):
+            watched.console.print(f"  {done}")
+            if done.found is None:
+                watched.failed.append(str(done))
+                continue
+            history.add_confirmation(nightly, *confirmations.key(done.recorded))
+            if done.difference:
+                kept = [change for _, change in history.changes(nightly.id)]
+                history.set_changes(nightly, [*kept, _unlike_its_record(done)])
+
+
+def _unlike_its_record(done: confirmations.Confirmation) -> Change:
+    subject = catalog.scenario(done.recorded.scenario).subject
+    return Change(
+        changes.UNLIKE_ITS_RECORD,
+        done.recorded.scenario,
+        subject,
+        done.recorded.pins[subject],
+        str(done.recorded.status),
+        str(done.found and done.found.status),
+        f"{done}.",
+    )
+
+
+def run_ours(watched: NightlyState) -> None:
+    """Run our own scenarios, buggy and fixed. Not in a replay: they run on today's machine."""
+    if watched.kind is NightlyKind.REPLAY:
+        return
+    nightly = watched.nightly
+    verdicts = watched.history.verdicts(nightly.id)
+    done = {own.scenario for own in verdicts if own.verdict == str(Verdict.REPRODUCED)}
+    left = [config for config in watched.configs if config.scenario not in done]
+    if not left:
+        return
+    with closing(side_by_side(left, terminal(io.StringIO()))) as ended_runs:
+        for _, ended in ended_runs:
+            watched.history.add_verdict(nightly, ended.result, ended.seconds, ended.folder)
+            watched.console.print(_own_line(ended))
+
+
+def find_changes(watched: NightlyState) -> None:
+    """Compare the results with the earlier ones, and write the changes."""
+    history, nightly = watched.history, watched.nightly
+    kept = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
+    written = [change for _, change in history.changes(nightly.id) if change.kind in kept]
+    before = [result for result in history.results() if result.nightly < nightly.id]
+    of_releases = changes.of_releases(
+        history.results(nightly.id), before, _releases(history), watched.day
+    )
+    own = [own for own in history.verdicts() if own.nightly < nightly.id]
+    of_ours = changes.of_ours(history.verdicts(nightly.id), own, watched.day)
+    history.set_changes(nightly, [*written, *of_releases, *of_ours])
+
+
+def finish(watched: NightlyState) -> None:
+    """Note that the nightly has finished."""
+    watched.history.finish(watched.nightly, now())
+
+
+STEPS: tuple[Callable[[NightlyState], None], ...] = (
+    check_the_day,
+    start,
+    add_index,
+    choose,
+    add_sources,
+    run_tests,
+    confirm_recorded,
+    run_ours,
+    find_changes,
+    finish,
+)
+"""The steps of a nightly."""
+
+
+def summary(watched: NightlyState) -> Summary:
+    """The results of a finished nightly, as the history has them."""
+    history, number = watched.history, watched.nightly.id
+    (nightly,) = (nightly for nightly in history.nightlies() if nightly.id == number)
+    found = [change for _, change in history.changes(number)]
+    own, results = history.verdicts(number), history.results(number)
+    before = {one.key for one in history.results() if one.nightly < number}
+    again = [one for one in results if one.key in before and not one.cell.status.certain]
+    return Summary(
+        nightly,
+        results,
+        own,
+        again,
+        sum(night == number for night, *_ in history.confirmations()),
+        found,
+        [*watched.notes, *watched.failed],
+        _releases(history),
+        time.monotonic() - watched.started,
+        _exit_code(watched, own, found),
+    )
+
+
+def _exit_code(
+    watched: NightlyState, own: Sequence[ScenarioResult], found: Sequence[Change]
+) -> int:
+    """1 if something got worse or a scenario of ours is not as expected; 3 if a test could not run,
+    or if no release is known."""
+    codes = [int(one.result["exit_code"]) for one in own]
+    codes = [code for code in codes if code != ExitCode.UNSUPPORTED]
+    if changes.worse(found):
+        codes.append(ExitCode.NOT_AS_EXPECTED)
+    no_releases = not watched.nightly.facts["index"] and not watched.history.releases()
+    if watched.failed or no_releases:
+        codes.append(ExitCode.INCONCLUSIVE)
+    return ExitCode.worst(codes)
+
+
+def _sound(configs: Iterable[RunConfig]) -> list[RunConfig]:
+    """The configs of scenarios that can be loaded; the others fail in ``run_ours``."""
+    broken = catalog.broken()
+    return [config for config in configs if config.scenario not in broken]
+
+
+def _lists(found: Index) -> list[Sequence[Release]]:
+    return [of for of in found.values() if not isinstance(of, Fault)]
+
+
+def _releases(history: History) -> dict[tuple[str, str], Release]:
+    return {(release.package, release.version): release for release in history.releases()}
+
+
+def _name(test: ReleaseTest) -> str:
+    release = test.release
+    return f"{release.package} {release.version} ({release.day}), {test.scenario}"
+
+
+def _own_line(ended: Done) -> str:
+    result: RunResult = ended.result
+    why = "; ".join(reason.splitlines()[0] for reason in result.reasons if reason)
+    line = f"  {result.scenario}: {result.verdict}  [{ended.seconds:.1f} s]"
+    return f"{line}  {why}" if why else line
+
+
+def to_json(summary: Summary) -> dict[str, Any]:
+    """The summary of a nightly as plain values."""
+    nightly = summary.nightly
+    return {
+        "nightly": {
+            "kind": str(nightly.kind),
+            "day": nightly.day,
+            "started": nightly.started,
+            "ended": nightly.ended,
+            "facts": dict(nightly.facts),
+        },
+        "tested": [
+            {"package": r.package, "version": r.version, **r.cell.to_json()}
+            for r in summary.results
+        ],
+        "ours": [
+            {
+                "scenario": o.scenario,
+                "verdict": o.verdict,
+                "seconds": round(o.seconds, 2),
+                "run": o.run,
+            }
+            for o in summary.own
+        ],
+        "confirmed": summary.confirmed,
+        "changes": [change.to_json() for change in summary.changes],
+        "notes": list(summary.notes),
+        "seconds": round(summary.seconds, 1),
+        "exit_code": summary.exit_code,
+    }

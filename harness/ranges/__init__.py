@@ -1,1 +1,0 @@
-"""What runs showed of releases, and what follows from that."""

@@ -1,0 +1,314 @@
+"""The servers themselves: processes that import once, and are forked for overlays and launches.
+
+``python -m harness.rank.forkserver`` imports torch and torch's elastic agent. It is forked for
+each overlay: the child imports upstream. That child is forked for each launch: its child is an
+agent, which runs torchrun (see ``agent``) and forks the ranks.
+
+Python's garbage collector is off while these import, which takes a quarter less time so; it is on
+again in launches, and leaves out what was imported before.
+
+Each import is done in a child first. If the import has started a thread or initialised CUDA, the
+child must not be forked, and its parent serves without the import.
+
+The first server runs with the environment and path of ranks, as torch imports numpy from an
+overlay. It serves another overlay only if that contains the same files (see ``rebase``); otherwise
+the child becomes a new interpreter. So ranks load the same files as in a cold launch. Linux only;
+``servers`` is the harness's side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from harness.rank import bytecode, loaded_files, shims, supervisor
+from harness.system.processes import set_token
+
+MOST = 1 << 16
+"""The longest request, in bytes."""
+
+BEFORE_UPSTREAM = (
+    "torch.distributed.run",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
+    "harness.rank.scenario",
+)
+"""What torchrun and our own ranks import, some of it only when they run."""
+
+LATER = "torch._dynamo"
+"""What torch imports when the first optimizer is constructed: that takes half a second."""
+
+SERVED = 9
+"""The exit code of a child that has served until the harness closed its socket."""
+
+CUDA_ERROR_NOT_INITIALIZED = 3
+
+
+@dataclass
+class Base:
+    """What a process has imported before it serves."""
+
+    site: Path
+    """The site-packages of the overlay that comes first on its path."""
+    listener: loaded_files.Listener = field(default_factory=loaded_files.listen)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """The import times: ``torch`` and ``upstream``."""
+
+    @contextlib.contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - start
+
+
+def main(harness: socket.socket, wanted: dict[str, Any] | None = None) -> None:
+    """Import torch, then serve all overlays, or only ``wanted``, until the harness closes its
+    socket."""
+    gc.disable()
+    base = Base(_site())
+    bytecode.keep(base.site)
+    _import_torch(base)
+
+    def serve() -> None:
+        if wanted is None:
+            _serve_overlays(harness, base)
+        else:
+            _serve_launches(harness, wanted, base)
+
+    _serve_after(lambda: _import_later(base), serve)
+
+
+def _site() -> Path:
+    return Path(os.environ["PYTHONPATH"].partition(os.pathsep)[0])
+
+
+def _import_torch(base: Base) -> None:
+    with base.timed("torch"):
+        import torch  # noqa: F401
+
+        for name in BEFORE_UPSTREAM:
+            importlib.import_module(name)
+    shims.freeze()
+
+
+def _serve_after(step: Callable[[], None], serve: Callable[[], None]) -> None:
+    """Serve in a child after this step; if the step makes the child unfit for forks, serve here."""
+    child = _fork()
+    if not child:
+        if _fit_after(step):
+            serve()
+            os._exit(SERVED)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status != SERVED << 8:  # the ranks will fail in the same way, and report it
+        serve()
+
+
+def _fork() -> int:
+    """Fork; the child ends with this process, from its first moment on (see ``supervisor``)."""
+    parent = os.getpid()
+    child = os.fork()
+    if not child:
+        os.environ[supervisor.PARENT] = str(parent)
+        supervisor.end_with_parent()
+    return child
+
+
+def _fit_after(step: Callable[[], None]) -> bool:
+    """Run a step; returns whether this process may be forked afterwards, and prints why not."""
+    threads = _threads()
+    try:
+        step()
+    except BaseException:
+        traceback.print_exc()
+        return False
+    started = _threads() - threads
+    if _cuda_initialised():
+        effect = "initialised CUDA"
+    elif started:
+        effect = f"started threads ({', '.join(started)})"
+    else:
+        shims.freeze()
+        return True
+    print(f"harness: an import {effect}: each rank has to import by itself", flush=True)
+    return False
+
+
+def _threads() -> Counter[str]:
+    """The threads of this process by name, including those that Python does not know."""
+    return Counter(file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm"))
+
+
+def _cuda_initialised() -> bool:
+    """Whether CUDA is initialised in this process: its children could not use a GPU."""
+    if "/libcuda.so" not in Path("/proc/self/maps").read_text(errors="replace"):
+        return False
+    context = ctypes.c_void_p()
+    found = ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
+    return bool(found != CUDA_ERROR_NOT_INITIALIZED)
+
+
+def _import_later(base: Base) -> None:
+    with base.timed("torch"):
+        if find_spec(LATER):  # torch 1 does not have it
+            importlib.import_module(LATER)
+
+
+def _serve_overlays(harness: socket.socket, base: Base) -> None:
+    """Fork a server for each request, until the harness closes its socket."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
+    while True:
+        message, handles, _, _ = socket.recv_fds(harness, MOST, 3)
+        if not message:
+            return
+        if not _fork():
+            harness.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _become_overlay_server(base, *handles)
+        for handle in handles:
+            os.close(handle)
+
+
+def _become_overlay_server(base: Base, handle: int, output: int, request: int) -> NoReturn:
+    """Serve one overlay, in a session of its own. ``output`` and ``request`` are open files."""
+    os.setsid()
+    wanted = json.loads(os.pread(request, os.fstat(request).st_size, 0))
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.update(wanted["environment"])
+    site, files = _site(), wanted["files"]
+    bytecode.keep(site)
+    with socket.socket(fileno=handle) as served:
+        served.send(str(os.getpid()).encode())
+        if site != base.site and not loaded_files.same(base.site, site, base.listener.asked, files):
+            _restart(served, wanted)
+        if site != base.site:
+            loaded_files.rebase(base.site, site)
+        _serve_launches(served, wanted, base)
+    os._exit(0)
+
+
+def _restart(served: socket.socket, wanted: dict[str, Any]) -> NoReturn:
+    """Replace this process by a new interpreter that serves the overlay."""
+    served.set_inheritable(True)
+    request = json.dumps({**wanted, "files": {}})
+    command = [sys.executable, "-m", "harness.rank.forkserver", str(served.fileno()), request]
+    os.execve(sys.executable, command, os.environ)
+
+
+def _serve_launches(served: socket.socket, wanted: dict[str, Any], base: Base) -> None:
+    """Import upstream, and serve its launches until the harness closes its socket."""
+    server = Server(served, base.seconds)
+    _serve_after(lambda: _import_upstream(wanted, base), server.serve)
+
+
+def _import_upstream(wanted: dict[str, Any], base: Base) -> None:
+    with base.timed("upstream"):
+        shims.import_upstream(wanted["shims"], wanted["modules"])
+        for scenario in wanted["scenarios"]:
+            importlib.import_module(scenario)
+        loaded_files.files(_site())  # caches their hashes, which each rank records
+
+
+@dataclass
+class Server:
+    """Forks an agent for each request, and reports how it ended."""
+
+    served: socket.socket
+    seconds: dict[str, float]
+    """The import times: ``torch`` and ``upstream``."""
+    reports: dict[int, int] = field(default_factory=dict)
+    """By the process id of a keeper, the pipe that gets its exit code."""
+
+    def serve(self) -> None:
+        """Serve until the harness closes its socket. Launches that still run then end as well."""
+        woken, wakes = socket.socketpair()
+        wakes.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakes.fileno())
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.served, selectors.EVENT_READ)
+            ready.register(woken, selectors.EVENT_READ)
+            while True:
+                for key, _ in ready.select():
+                    if key.fileobj is woken:
+                        woken.recv(MOST)
+                        self._reap()
+                    elif not self._take():
+                        return
+
+    def _take(self) -> bool:
+        """Take one request; returns False if the harness has closed its socket."""
+        message, handles, _, _ = socket.recv_fds(self.served, MOST, 2)
+        if not message:
+            return False
+        log, report = handles
+        child = _fork()
+        if not child:
+            for handle in (self.served.fileno(), report, *self.reports.values()):
+                os.close(handle)  # their readers must notice when this server ends
+            _become_agent(json.loads(message), log)
+        os.close(log)
+        self.reports[child] = report
+        self._report(child, {"pid": child, "seconds": self.seconds})
+        return True
+
+    def _reap(self) -> None:
+        for child in list(self.reports):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                self._report(child, {"code": os.waitstatus_to_exitcode(status)})
+                os.close(self.reports.pop(child))
+
+    def _report(self, child: int, what: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # nobody waits for it now
+            os.write(self.reports[child], json.dumps(what).encode() + b"\n")
+
+
+def _become_agent(request: dict[str, Any], log: int) -> NoReturn:
+    """Run torchrun, in a session, folder and environment of its own."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    os.write(log, os.pread(1, os.fstat(1).st_size, 0))  # what the imports printed
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(request["folder"])
+    set_token(request["token"])
+    os.environ.update(request["environment"])
+    gc.freeze()
+    gc.enable()
+    code = 1
+    try:
+        importlib.import_module(request["agent"]).main(request["arguments"])
+        code = 0
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else int(left.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    supervisor.end_with_parent()
+    supervisor.set_name("forkserver")
+    with socket.socket(fileno=int(sys.argv[1])) as harness:
+        main(harness, *map(json.loads, sys.argv[2:]))
+    os._exit(0)  # without torch's slow teardown

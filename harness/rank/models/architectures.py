@@ -1,0 +1,190 @@
+"""The models of transformers with each head, and a small configuration of each.
+
+All but ``names`` need transformers on the path.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.rank.models import heads
+from harness.rank.models.heads import CAUSAL, Labels
+from harness.rank.models.sizes import (
+    ALWAYS,
+    CAUSAL_EXCEPTIONS,
+    CAUSAL_KINDS,
+    EXCEPTIONS,
+    HEADS,
+    INNER,
+    KINDS,
+    LABELS,
+    LAYERS,
+    LEAST_LAYERS,
+    OF_IMAGES,
+    SIZES,
+    SPECIAL_TOKENS,
+    VOCABULARY,
+    kinds,
+)
+
+BEGIN = "decoder_start_token_id"
+
+LATENT = "qk_rope_head_dim"
+"""A setting of models with multi-head latent attention."""
+
+
+def names(site: Path, head: str = CAUSAL) -> list[str]:
+    """The types of all models with a head, as ``config.json`` calls them, of the transformers in a
+    folder. Reads its source, as an import takes seconds; empty if the list is not there."""
+    file = site / "transformers" / "models" / "auto" / "modeling_auto.py"
+    mapping = f"{heads.HEADS[head].mapping}_NAMES"
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and mapping in map(ast.unparse, node.targets):
+            (pairs,) = node.value.args  # type: ignore[attr-defined]
+            return sorted({name for name, _ in ast.literal_eval(pairs)})
+    return []
+
+
+def config_class(name: str) -> Any:
+    """The class of the configuration of a model."""
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[name]
+
+
+def model_class(config: Any, head: str = CAUSAL) -> Any:
+    """The model with a head of a class of configurations. Imports its module."""
+    import transformers
+
+    found = getattr(transformers, heads.HEADS[head].mapping)[config]
+    return found[0] if isinstance(found, (tuple, list)) else found
+
+
+def of_head(config: Any, head: str = CAUSAL) -> Any:
+    """The part of a configuration that its model with a head takes."""
+    wanted = getattr(model_class(type(config), head), "config_class", None)
+    parts = (_value(config, name) for name in getattr(config, "sub_configs", {}))
+    return next((part for part in parts if wanted is not None and type(part) is wanted), config)
+
+
+def small(name: str, given: Mapping[str, Any] | None = None, head: str = CAUSAL) -> Any:
+    """A small configuration of a model, or of ``given``, the content of a user's config.json."""
+    made = of_head(_small(config_class(name), given or {}, head), head)
+    if heads.HEADS[head].classes:
+        made.num_labels = LABELS
+    if heads.HEADS[head].labels is Labels.ROW:
+        _give_padding(made)
+    if _value(made, "is_encoder_decoder") and _value(made, BEGIN) is None:
+        setattr(made, BEGIN, SPECIAL_TOKENS[BEGIN])  # checkpoints have it, T5's class does not
+    return made
+
+
+def _give_padding(config: Any) -> None:
+    """A padding token where there is none: a decoder's head for rows refuses several rows without
+    one."""
+    parts = [_value(config, name) for name in getattr(config, "sub_configs", {})]
+    for part in filter(None, (config, *parts)):
+        if _value(part, "pad_token_id") is None:
+            part.pad_token_id = SPECIAL_TOKENS["pad_token_id"]
+
+
+def _small(cls: Any, given: Mapping[str, Any], head: str) -> Any:
+    usual = cls(**given)
+    settings = {**given, **_settings(cls, usual, head)}
+    made = cls(**{**settings, **_inner(cls, usual, head), **_exceptions(cls.model_type, head)})
+    made.use_cache = False
+    return made
+
+
+def _exceptions(name: str, head: str) -> dict[str, Any]:
+    causal = CAUSAL_EXCEPTIONS.get(name, {}) if head == CAUSAL else {}
+    return {**EXCEPTIONS.get(name, {}), **causal}
+
+
+def _settings(cls: Any, usual: Any, head: str) -> dict[str, Any]:
+    """The settings that make a configuration small."""
+    known = _names(cls)
+    found = {name: value for name in known if (value := _value(usual, name)) is not None}
+    changed = {name: SIZES[name] for name in found if name in SIZES and _is_number(found[name])}
+    changed |= {name: SIZES[name] for name in ALWAYS if name in known}
+    if heads.HEADS[head].pixels:
+        changed |= _of_images(found)
+    if LATENT in found:  # keys and values come from one vector, for all heads
+        changed["num_key_value_heads"] = HEADS
+    chosen = {**KINDS, **CAUSAL_KINDS} if head == CAUSAL else KINDS
+    changed |= {name: value for name, value in chosen.items() if name in found}
+    changed |= {name: type(value)(0) for name, value in found.items() if _drops(name, value)}
+    changed |= _tokens(found)
+    changed |= _layers(found)
+    return {name: value for name, value in changed.items() if name in known}
+
+
+def _of_images(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a model for images: numbers, and lists of a number for each stage."""
+    changed: dict[str, Any] = {}
+    for name in OF_IMAGES.keys() & found.keys():
+        value = found[name]
+        if _is_number(value):
+            changed[name] = OF_IMAGES[name]
+        elif isinstance(value, (list, tuple)) and all(map(_is_number, value)):
+            changed[name] = [OF_IMAGES[name]] * len(value)
+    return changed
+
+
+def _drops(name: str, value: Any) -> bool:
+    """Whether a setting is the probability of a dropout."""
+    words = "dropout" in name or name.endswith("drop") or name.startswith("drop_path")
+    return isinstance(value, (int, float)) and words
+
+
+def _names(cls: Any) -> list[str]:
+    return list(inspect.signature(cls.__init__).parameters)
+
+
+def _value(config: Any, name: str) -> Any:
+    try:
+        return getattr(config, name, None)
+    except Exception:  # a setting that has no value for all layers together
+        return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _tokens(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Special tokens that are in the small vocabulary."""
+    return {
+        name: token
+        for name, token in SPECIAL_TOKENS.items()
+        if name in found and (not _is_number(found[name]) or found[name] >= VOCABULARY)
+    }
+
+
+def _layers(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The number of layers, and the settings of each, so that each kind occurs."""
+    counts = {name: found[name] for name in LAYERS if _is_number(found.get(name))}
+    lists = {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, (list, tuple)) and len(value) in counts.values() and len(value) > 1
+    }
+    if not lists:
+        return dict.fromkeys(counts, LEAST_LAYERS)
+    chosen = kinds(lists)
+    short = {name: [value[at] for at in chosen] for name, value in lists.items()}
+    return dict.fromkeys(counts, len(chosen)) | short
+
+
+def _inner(cls: Any, usual: Any, head: str) -> dict[str, Any]:
+    """The small configurations within one, such as that of the text of a model for images."""
+    given = INNER.get(cls.model_type, {})
+    return {
+        name: _small(type(part), given.get(name, {}), head)
+        for name in getattr(cls, "sub_configs", {})
+        if (part := _value(usual, name)) is not None
+    }

@@ -1,0 +1,65 @@
+"""Asks a subject its relations, in a process of its own; errors become answers."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+from harness.rank.models.answer import Answer, AnswerStatus, NoAnswer, Refused, Wrong
+from harness.rank.models.relations import QUESTIONS
+from harness.rank.models.subject import Subject, run
+from harness.system.files import ROOT
+from harness.system.text import complaint
+
+
+def asked(name: str, subject: Subject) -> Answer:
+    """The answer of a subject to a relation, on this rank."""
+    if why := subject.head.unasked.get(name):
+        return Answer(AnswerStatus.NO_ANSWER, why)
+    return guarded(lambda: QUESTIONS[name].relation(name)(subject))
+
+
+def guarded(ask: Callable[[], str | None]) -> Answer:
+    """The answer of a function that returns a reason, or raises one."""
+    try:
+        return Answer(AnswerStatus.RIGHT, ask() or "")
+    except Wrong as found:
+        return Answer(AnswerStatus.WRONG, str(found))
+    except Refused as found:
+        return Answer(AnswerStatus.REFUSED, str(found))
+    except (NoAnswer, ImportError) as found:
+        return Answer(AnswerStatus.NO_ANSWER, complaint(found).removeprefix("NoAnswer: "))
+    except Exception as error:
+        if _is_ours(error):
+            return Answer(AnswerStatus.NO_ANSWER, f"the question failed: {complaint(error)}")
+        return Answer(AnswerStatus.REFUSED, complaint(error))
+
+
+def unbuilt(subject: Subject) -> str:
+    """Why a subject cannot be made, or cannot take its batch; empty if it can."""
+    try:
+        _ = subject.module
+    except NoAnswer as found:
+        return str(found)
+    except Exception as error:
+        return f"it could not be made: {complaint(error)}"
+    return _untaken(subject)
+
+
+def _untaken(subject: Subject) -> str:
+    """Why a pass over the batch without labels fails: the model needs more than we have."""
+    import torch
+
+    inputs = {name: value for name, value in subject.batch.items() if name != "labels"}
+    try:
+        with torch.no_grad():
+            run(subject.module, inputs)
+    except Exception as error:
+        return f"a pass over {' and '.join(inputs)} fails: {complaint(error)}"
+    return ""
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether the last line of a traceback is ours, and not the model's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(f"{ROOT / 'harness'}/")

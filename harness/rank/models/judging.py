@@ -1,0 +1,68 @@
+"""Are two results equal, but for rounding?
+
+Rounding is measured, as ``probe`` does: the same pass with all weights moved by an ulp. What is
+further away than ``SAFE`` times what that changes is another result. Two right ways to compute the
+same can differ in more places than the weights, so a part of the norm is always allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.rank.models.answer import Wrong
+from harness.rank.vectors import SAFE, Named, Spread, astray, distances, length, norm, share, spread
+
+ALLOWED = 1e-4
+"""The part of a tensor's norm that two right ways may differ by."""
+
+ALLOWED_OF_ALL = 1e-5
+"""The same, of the norm of all tensors: for gradients that are nothing but rounding."""
+
+FACTOR = 0.02
+"""A factor nearer to 1 is called a distance."""
+
+SHOWN = 3
+"""How many names a reason has."""
+
+
+def arrays(tensors: Mapping[str, Any]) -> Named:
+    """Tensors of torch as arrays of numpy, in fp32."""
+    return {name: tensor.detach().float().cpu().numpy() for name, tensor in tensors.items()}
+
+
+def rounding(right: Named, moved: Sequence[Named]) -> Spread:
+    """By name, the distance that rounding explains, divided by SAFE."""
+    measured, whole = spread(moved, right), norm(right)
+    return {
+        name: max(measured[name], ALLOWED * length(tensor) / SAFE, ALLOWED_OF_ALL * whole / SAFE)
+        for name, tensor in right.items()
+    }
+
+
+def require_equal(got: Named, right: Named, allowed: Spread, what: str) -> None:
+    """Raise Wrong if tensors differ by more than rounding. ``what`` begins the reason."""
+    far = astray(got, right, allowed)
+    if far:
+        raise Wrong(f"{what} {_difference(got, right, sorted(far, key=lambda n: -far[n]))}")
+
+
+def _difference(got: Named, right: Named, names: Sequence[str]) -> str:
+    """How the named tensors differ, the worst first."""
+    part = share(got, right, names)
+    if part.is_factor and abs(part.ratio - 1) > FACTOR:
+        how = f"is {part.ratio:.3g} times the right one"
+    else:
+        away = distances(got, right)
+        all_away = sum(away[n] ** 2 for n in names) ** 0.5
+        size = sum(length(right[n]) ** 2 for n in names) ** 0.5
+        how = f"is off by {percent(all_away, size)}"
+    if len(right) == 1:
+        return how
+    listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return f"{how} in {len(names)} of {len(right)} parameters: {listed}"
+
+
+def percent(away: float, size: float) -> str:
+    """A distance as a part of a norm."""
+    return f"{100 * away / size:.3g} %" if size else "all of it"

@@ -1,0 +1,31 @@
+"""Relations of a model with an adapter of peft."""
+
+from __future__ import annotations
+
+from harness.rank.models.answer import Wrong
+from harness.rank.models.judging import percent
+from harness.rank.models.subject import Subject, gradients, logits, loss_of, run, seed
+from harness.rank.vectors import SAFE, length
+from harness.system.text import count
+
+ADAPTER = "lora_"
+
+
+def lora(subject: Subject) -> str | None:
+    """An adapter alone gets gradients, and merging it into the weights changes no logits."""
+    from peft import LoraConfig, get_peft_model  # type: ignore[import-not-found]
+
+    seed()
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    module = get_peft_model(subject.copy(), config).eval()
+    loss_of(run(module, subject.loss_inputs())).backward()
+    found = gradients(module)
+    others = [name for name in found if ADAPTER not in name]
+    if others:
+        raise Wrong(f"{others[0]} gets a gradient, and is no part of the adapter")
+    apart = logits(module, subject.batch)
+    merged = logits(module.merge_and_unload(), subject.batch)
+    away = length(merged - apart)
+    if not away <= SAFE * subject.allowed * length(apart):
+        raise Wrong(f"logits are off by {percent(away, length(apart))} after the adapter is merged")
+    return f"{count(len(found), 'parameter')} in the adapter"

@@ -1,0 +1,139 @@
+"""Relations of a model that is saved and loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.rank.models.answer import NoAnswer, Wrong
+from harness.rank.models.judging import percent
+from harness.rank.models.subject import Subject, logits
+from harness.rank.vectors import SAFE, length
+from harness.system.text import count
+
+FREQUENCIES = ("inv_freq", "freqs")
+"""Parts of the names of buffers with rotary frequencies: positions multiply their rounding."""
+
+
+def saved(subject: Subject) -> Path:
+    """The folder with the model's checkpoint; raises NoAnswer if it cannot save."""
+    module = subject.module
+    if not (hasattr(module, "save_pretrained") and hasattr(type(module), "from_pretrained")):
+        raise NoAnswer("the model has no save_pretrained and from_pretrained")
+    folder = subject.folder / "saved"
+    if not folder.exists():
+        module.save_pretrained(folder)
+    return folder
+
+
+def loaded(subject: Subject, folder: Path, dtype: Any = None, **more: Any) -> Any:
+    """The model of a checkpoint, in evaluation mode."""
+    import torch
+
+    cls, config = type(subject.module), type(subject.config)
+    # EXAONE has LLaMA's class and a config of its own.
+    if getattr(cls, "config_class", config) is not config:
+        more["config"] = config.from_pretrained(folder)
+    made = cls.from_pretrained(folder, dtype=dtype or torch.float32, **more)
+    return made.eval()
+
+
+def save_load(subject: Subject) -> str | None:
+    """A loaded model has the weights, buffers and ties of the saved one, in fp32 and bf16."""
+    import torch
+
+    module = subject.module
+    again = loaded(subject, saved(subject))
+    _require_same(again, module, "in fp32")
+    _require_same_logits(subject, again)
+    half = loaded(subject, saved(subject), torch.bfloat16)
+    folder = subject.folder / "half"
+    half.save_pretrained(folder)
+    _require_same(loaded(subject, folder, torch.bfloat16), half, "in bf16")
+    return None
+
+
+def _require_same(got: Any, right: Any, where: str) -> None:
+    """Raise Wrong unless two models have the same parameters, buffers and ties."""
+    tensors = dict(_tensors(got))
+    for name, tensor in _tensors(right):
+        other = tensors.get(name)
+        if other is None or other.shape != tensor.shape or other.dtype != tensor.dtype:
+            raise Wrong(f"{where}, {name} has another shape or type after it was loaded")
+        if not _same_values(other, tensor):
+            raise Wrong(f"{where}, {name} has other values after it was loaded")
+    lost = _ties(right) - _ties(got)
+    if lost:
+        raise Wrong(f"{where}, {' and '.join(sorted(sorted(map(sorted, lost))[0]))} are not tied")
+
+
+def _tensors(module: Any) -> Iterator[tuple[str, Any]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _same_values(one: Any, other: Any) -> bool:
+    import torch
+
+    return bool(torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)))
+
+
+def _ties(module: Any) -> set[frozenset[str]]:
+    """The groups of parameters that are one tensor."""
+    groups: dict[int, set[str]] = {}
+    for name, p in module.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(p), set()).add(name)
+    return {frozenset(names) for names in groups.values() if len(names) > 1}
+
+
+def _require_same_logits(subject: Subject, again: Any) -> None:
+    right, got = logits(subject.module, subject.batch), logits(again, subject.batch)
+    away = length(got - right)
+    if not away <= SAFE * subject.allowed * length(right):
+        raise Wrong(f"logits are off by {percent(away, length(right))} after it was loaded")
+
+
+def fp32_kept(subject: Subject) -> str | None:
+    """What must stay in fp32 is in fp32, with its values, in a model that is loaded in bf16."""
+    import torch
+
+    half = loaded(subject, saved(subject), torch.bfloat16)
+    right = dict(_tensors(subject.module))
+    must = must_stay(half)
+    found = [name for name, _ in _tensors(half) if must(name) and right[name].is_floating_point()]
+    if not found:
+        raise NoAnswer("it has no rotary frequencies, and names nothing that must stay in fp32")
+    for name, tensor in _tensors(half):
+        if name in found and (why := _lost(tensor, right[name])):
+            raise Wrong(f"{name} {why} after it was loaded in bf16")
+    return count(len(found), "tensor")
+
+
+def must_stay(module: Any) -> Callable[[str], bool]:
+    """Whether a name is of a tensor that must stay in fp32: the model says so, or it is a rotary
+    frequency."""
+
+    strict = [
+        part
+        for each in module.modules()
+        for part in (getattr(each, "_keep_in_fp32_modules_strict", None) or ())
+    ]
+
+    def must(name: str) -> bool:
+        if any(part in name.rpartition(".")[2] for part in FREQUENCIES):
+            return True
+        return any(re.search(rf"(^|\.){part}(\.|$)", name) for part in strict)
+
+    return must
+
+
+def _lost(got: Any, right: Any) -> str:
+    """Why a tensor is not what it was in fp32; empty if it is."""
+    import torch
+
+    if got.dtype != torch.float32:
+        away = float((got.float() - right).abs().max())
+        return f"is {str(got.dtype).removeprefix('torch.')}, off by up to {away:.3g},"
+    return "" if torch.allclose(got, right, rtol=1e-6, atol=0) else "has other values"

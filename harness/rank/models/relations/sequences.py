@@ -1,0 +1,365 @@
+"""Relations of rows: alone, padded, packed, and generated token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy
+
+from harness.rank.models.answer import NoAnswer, Wrong
+from harness.rank.models.heads import Labels
+from harness.rank.models.judging import percent
+from harness.rank.models.sizes import FIRST
+from harness.rank.models.subject import DECODER, SEED, Subject, logits, logits_of, run, seed
+from harness.rank.vectors import SAFE, Array, length
+
+POSITIONS = "position_ids"
+MASK = "attention_mask"
+COMPILED = "flex_attention"
+"""Not compiled here, as on a GPU: if only this differs, nothing is known."""
+
+IMPLEMENTATIONS = ("eager", "sdpa", COMPILED)
+
+SEES_PADDING = {
+    "blt": "its patches begin at the first token of the input, be it padding",
+    "canine": "it joins neighbouring tokens into one, be they padding",
+    "convbert": "its convolution joins each token with its neighbours, be they padding",
+    "fnet": "its forward takes no attention_mask",
+    "funnel": "it joins neighbouring tokens into one, and leaves out the last token of the input",
+    "mobilebert": "its embedding joins each token with its neighbours, be they padding",
+    "reformer": "its chunks begin and end with the input, be it padding",
+    "xlnet": "its head takes the last token of the input: its tokenizer pads on the left",
+}
+"""Models that padding changes by design, by their type."""
+
+APPENDS = {
+    "xlm": "its generate appends a masked token, whose logits it takes",
+    "xlnet": "its generate appends a token, whose logits it takes",
+}
+"""Models that generate in another way by design, by their type."""
+
+
+def padding_right(subject: Subject) -> str | None:
+    """A row has the same logits alone and padded on the right, beside a longer row."""
+    row, other = _row(subject, 0), _row(subject, 1)
+    short = _shorter(row)
+    filled = _filled(subject, row.shape[1])
+    cut = _cut(subject, row, short)
+    filled[:, :short] = cut
+    mask = _ones(2, row.shape[1])
+    mask[0, short:] = 0
+    got = _logits(subject, _stacked(filled, other), {MASK: mask})
+    got = _first(subject, got, slice(short))
+    _require_padded(subject, got, _alone(subject, cut), "padded on the right")
+    return None
+
+
+def padding_left(subject: Subject) -> str | None:
+    """A row has the same logits alone and padded on the left, beside a longer row."""
+    row, other = _row(subject, 0), _row(subject, 1)
+    short = _shorter(row)
+    begin = row.shape[1] - short
+    cut = _cut(subject, row, short)
+    right = _alone(subject, cut)
+    mask = _ones(2, row.shape[1])
+    mask[0, :begin] = 0
+    more = {MASK: mask, **_positions(subject, mask)}
+
+    def padded(filled: Any) -> Array:
+        filled[:, begin:] = cut
+        got = _logits(subject, _stacked(filled, other), more)
+        return _first(subject, got, slice(begin, None))
+
+    got = padded(_filled(subject, row.shape[1]))
+    if _equal(subject, got, right):
+        return None
+    if not subject.takes(POSITIONS) and _equal(subject, padded(row.clone()), got):
+        raise NoAnswer(f"forward takes no {POSITIONS}: it cannot know where a row begins")
+    if getattr(subject.config, "is_encoder_decoder", False) and DECODER not in subject.batch:
+        raise NoAnswer("its decoder begins at the first token of the input, be it padding")
+    if subject.head.labels is Labels.ROW and _reads_first(subject, row):
+        raise NoAnswer("its head takes the first token of the input, be it padding")
+    _require_padded(subject, got, right, "padded on the left")
+    return None
+
+
+def _require_padded(subject: Subject, got: Array, right: Array, what: str) -> None:
+    why = SEES_PADDING.get(getattr(subject.config, "model_type", ""))
+    if why and not _equal(subject, got, right):
+        raise NoAnswer(why)
+    _require(subject, got, right, what)
+
+
+def _cut(subject: Subject, row: Any, length: int) -> Any:
+    """The begin of a row. Some heads for rows look for its end, so the last token stays the last
+    one."""
+    cut = row[:, :length].clone()
+    if subject.head.labels is Labels.ROW:
+        cut[:, -1] = row[:, -1]
+    return cut
+
+
+def _first(subject: Subject, got: Array, tokens: slice) -> Array:
+    """The logits of the first row; only those of some tokens if they belong to them."""
+    return got[:1, tokens] if subject.for_each_token else got[:1]
+
+
+def _reads_first(subject: Subject, row: Any) -> bool:
+    """Whether a head for rows takes only the first token of what the model computes for each."""
+    import torch
+
+    found: list[Any] = []
+    width = row.shape[1]
+
+    def computed(_: Any, __: Any, output: Any) -> None:
+        is_tensor = isinstance(output, torch.Tensor) and output.requires_grad
+        if is_tensor and output.ndim == 3 and max(output.shape[1:]) >= width:
+            found.append(output)
+
+    hooks = [part.register_forward_hook(computed) for part in subject.module.modules()]
+    try:
+        total = logits_of(run(subject.module, {"input_ids": row})).sum()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    slopes = (
+        torch.autograd.grad(total, each, retain_graph=True, allow_unused=True)[0]
+        for each in reversed(found)
+    )
+    last = next((slope for slope in slopes if slope is not None), None)
+    if last is None:
+        return False
+    by_token = last if last.shape[1] >= width else last.transpose(1, 2)
+    return bool(by_token[:, 0].any()) and not by_token[:, 1:].any()
+
+
+def packing(subject: Subject) -> str | None:
+    """Two rows have the same logits alone and in one row with positions that begin again."""
+    if not subject.takes(POSITIONS):
+        raise NoAnswer(f"forward takes no {POSITIONS}: packing is not offered")
+    found = {name: _packed(subject) for name in _implementations(subject)}
+    wrong = {name: reason for name, reason in found.items() if reason}
+    right = _listed(set(found) - set(wrong))
+    if wrong.keys() - {COMPILED}:
+        others = f"; right with {right}" if right else ""
+        raise Wrong(f"{next(iter(wrong.values()))} with {_listed(wrong)}{others}")
+    return f"with {right}"
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names))
+
+
+def _implementations(subject: Subject) -> Iterator[str]:
+    """Switch the model to each implementation of attention that runs here; last to its own."""
+    module = subject.module
+    own = getattr(subject.config, "_attn_implementation", None)
+    if not hasattr(module, "set_attn_implementation") or own is None:
+        yield "its own attention"
+        return
+    try:
+        for name in IMPLEMENTATIONS:
+            if name == own or _runs(subject, name):
+                module.set_attn_implementation(name)
+                yield name
+    finally:
+        module.set_attn_implementation(own)
+
+
+def _runs(subject: Subject, name: str) -> bool:
+    """Whether the model offers an implementation, and gives the same logits with it.
+
+    A model that ignores the choice would only be asked the same again.
+    """
+    try:
+        subject.module.set_attn_implementation(name)
+        if subject.config._attn_implementation != name:
+            return False
+        _alone(subject, _row(subject, 0))
+    except Exception:
+        return False
+    return True
+
+
+def _packed(subject: Subject) -> str:
+    """How packed rows differ from rows alone; empty if they do not."""
+    import torch
+
+    rows = [_row(subject, 0), _row(subject, 1)]
+    width = rows[0].shape[1]
+    lengths = [_shorter(rows[0]), width - _shorter(rows[0])]
+    cut = [row[:, :size] for row, size in zip(rows, lengths, strict=True)]
+    right = numpy.concatenate([_alone(subject, row) for row in cut], 1)
+    begin = _first_position(subject)
+    positions = torch.cat([torch.arange(size) for size in lengths])[None] + begin
+    packed = torch.cat(cut, 1)
+    got = _logits(subject, packed, {POSITIONS: positions})
+    if _equal(subject, got, right):
+        return ""
+    if _right_with_lengths(subject, packed, positions, lengths, right):
+        return ""
+    return _how(subject, got, right, "in two packed rows")
+
+
+def _right_with_lengths(
+    subject: Subject, packed: Any, positions: Any, lengths: list[int], right: Array
+) -> bool:
+    """Whether it is right with all that a collator for flash attention can pass."""
+    import torch
+
+    ends = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32)
+    longest = max(lengths)
+    numbers = torch.cat([torch.full((size,), at) for at, size in enumerate(lengths)])
+    more = {
+        POSITIONS: positions,
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": longest,
+        "max_length_k": longest,
+        "seq_idx": numbers[None].int(),
+    }
+    try:
+        return _equal(subject, _logits(subject, packed, more), right)
+    except TypeError:  # it does not take them
+        return False
+
+
+def _first_position(subject: Subject) -> int:
+    """The position of a row's first token: 0, or behind the padding token as in RoBERTa.
+
+    Raises NoAnswer if the model's own positions are others.
+    """
+    row = _row(subject, 0)
+    right = _alone(subject, row)
+    positions = _arange(row.shape[1])
+    padding = getattr(subject.config, "pad_token_id", None)
+    for begin in (0, *((padding + 1,) if isinstance(padding, int) else ())):
+        if _equal(subject, _logits(subject, row, {POSITIONS: positions + begin}), right):
+            return begin
+    raise NoAnswer("positions that count from 0 change the logits of a single row")
+
+
+def generation(subject: Subject) -> str | None:
+    """Tokens generated one by one, with the cache, have the logits of one pass over all."""
+    import torch
+
+    module = subject.module
+    if not hasattr(module, "generate"):
+        raise NoAnswer("the model has no generate")
+    if why := APPENDS.get(getattr(subject.config, "model_type", "")):
+        raise NoAnswer(why)
+    row = _row(subject, 0)
+    prompt = row[:, : row.shape[1] // 4]
+    settings = {
+        "do_sample": False,
+        "use_cache": True,
+        "max_new_tokens": row.shape[1] - prompt.shape[1],
+        "return_dict_in_generate": True,
+        "output_logits": True,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        **_decoder_settings(subject),
+    }
+    with torch.no_grad():
+        seed(SEED)
+        made = module.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+    got = torch.stack(made.logits, 1).float().cpu().numpy()
+    if DECODER in subject.batch:
+        right = _logits(subject, prompt, {DECODER: made.sequences})[:, :-1]
+    else:
+        right = _alone(subject, made.sequences)[:, prompt.shape[1] - 1 : -1]
+    _require(subject, got, right, "generated with the cache")
+    return None
+
+
+def _decoder_settings(subject: Subject) -> dict[str, Any]:
+    """What ``generate`` takes for a model with an encoder. Special tokens are not generated: where
+    padding is, some count other positions."""
+    if DECODER not in subject.batch:
+        return {}
+    return {
+        "decoder_start_token_id": int(subject.batch[DECODER][0, 0]),
+        "num_beams": 1,
+        "suppress_tokens": list(range(FIRST)),
+        "forced_bos_token_id": None,
+        "forced_eos_token_id": None,
+    }
+
+
+def _alone(subject: Subject, row: Any) -> Array:
+    return _logits(subject, row, {})
+
+
+def _logits(subject: Subject, tokens: Any, more: Mapping[str, Any]) -> Array:
+    given = {**subject.beside(len(tokens)), **more}
+    there = {n: v.to(tokens.device) if hasattr(v, "to") else v for n, v in given.items()}
+    return logits(subject.module, {"input_ids": tokens, **there})
+
+
+def _row(subject: Subject, number: int) -> Any:
+    tokens = subject.tokens
+    if len(tokens) < 2:
+        raise NoAnswer("the batch has one row; this needs two")
+    return tokens[number : number + 1]
+
+
+def _shorter(row: Any) -> int:
+    """The tokens of a row that is cut: a little more than half, more than a window."""
+    return int(row.shape[1]) * 11 // 20
+
+
+def _filled(subject: Subject, width: int) -> Any:
+    """A row of padding."""
+    import torch
+
+    padding = getattr(subject.config, "pad_token_id", None)
+    filled = torch.full((1, width), padding if isinstance(padding, int) else 0)
+    return filled.to(subject.tokens.device)
+
+
+def _ones(rows: int, width: int) -> Any:
+    import torch
+
+    return torch.ones(rows, width, dtype=torch.long)
+
+
+def _stacked(*rows: Any) -> Any:
+    import torch
+
+    return torch.cat(rows)
+
+
+def _arange(width: int) -> Any:
+    import torch
+
+    return torch.arange(width)[None]
+
+
+def _positions(subject: Subject, mask: Any) -> dict[str, Any]:
+    """The positions that ``generate`` passes with such a mask."""
+    if not subject.takes(POSITIONS):
+        return {}
+    return {POSITIONS: (mask.cumsum(-1) - 1).clamp(min=0) + _first_position(subject)}
+
+
+def _equal(subject: Subject, got: Array, right: Array) -> bool:
+    if got.shape != right.shape:
+        raise NoAnswer(f"logits have the shapes {got.shape} and {right.shape}")
+    return length(got - right) <= SAFE * subject.allowed * length(right)
+
+
+def _require(subject: Subject, got: Array, right: Array, what: str) -> None:
+    if not _equal(subject, got, right):
+        raise Wrong(_how(subject, got, right, what))
+
+
+def _how(subject: Subject, got: Array, right: Array, what: str) -> str:
+    """How far logits are away, and from which token on."""
+    part = percent(length(got - right), length(right))
+    if subject.head.labels is Labels.ROW:
+        return f"logits are off by {part} {what}"
+    away = numpy.linalg.norm(got - right, axis=-1)[0]
+    sizes = numpy.linalg.norm(right, axis=-1)[0]
+    first = int(numpy.argmax(away > SAFE * subject.allowed * sizes))
+    return f"logits are off by {part} {what}, from token {first} on (of {len(away)})"

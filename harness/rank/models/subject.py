@@ -1,0 +1,208 @@
+"""A model that relations are asked of: how it is made, its batch, and its right results.
+
+A relation changes nothing of the model that another one sees: it copies what it changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from harness.rank.models.answer import NoAnswer
+from harness.rank.models.heads import CAUSAL, HEADS, Head, Labels
+from harness.rank.models.judging import arrays, rounding
+from harness.rank.vectors import Named, Spread, length
+
+SEED = 7
+SEEDS = (1, 2)
+"""Of the passes whose weights are moved by an ulp."""
+
+IGNORED = -100
+"""The label of a token that has no part in the loss."""
+
+DECODER = "decoder_input_ids"
+
+Batch = Mapping[str, Any]
+Make = Callable[[], tuple[Any, dict[str, Any]]]
+"""Makes a model and a batch of it, the same each time."""
+
+
+@dataclass
+class Subject:
+    """One model, made once in this process."""
+
+    name: str
+    make: Make
+    folder: Path
+    """A folder for checkpoints, which is deleted later."""
+    construct: Callable[[], Any] | None = None
+    """Makes the model with the weights of its own initialization."""
+    head: Head = HEADS[CAUSAL]
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def made(self) -> tuple[Any, dict[str, Any]]:
+        seed()
+        module, batch = self.make()
+        return module.eval(), batch
+
+    @property
+    def module(self) -> Any:
+        """The model, in evaluation mode; on the CPU, unless it was moved."""
+        return self.made[0]
+
+    @property
+    def batch(self) -> dict[str, Any]:
+        """Tensors by argument; the first dimension of each is the rows."""
+        return self.made[1]
+
+    @property
+    def tokens(self) -> Any:
+        """The token ids, rows x length; raises NoAnswer if the batch has none."""
+        if "input_ids" not in self.batch:
+            raise NoAnswer("the batch has no input_ids")
+        return self.batch["input_ids"]
+
+    def beside(self, count: int) -> dict[str, Any]:
+        """What the model takes with the token ids of the first rows: those of its decoder."""
+        return {DECODER: self.batch[DECODER][:count]} if DECODER in self.batch else {}
+
+    @property
+    def for_each_token(self) -> bool:
+        """Whether its logits belong to its tokens, not to those of a decoder, or to a row."""
+        return self.head.labels is not Labels.ROW and DECODER not in self.batch
+
+    @property
+    def config(self) -> Any:
+        return getattr(self.module, "config", None)
+
+    def move(self, device: str) -> None:
+        """Move the model and its batch."""
+        self.made[0].to(device)
+        for name, value in self.made[1].items():
+            self.made[1][name] = value.to(device)
+
+    def copy(self) -> Any:
+        """A copy of the model, to change."""
+        return copy.deepcopy(self.module)
+
+    def takes(self, name: str) -> bool:
+        """Whether the model's forward names an argument."""
+        return name in inspect.signature(self.module.forward).parameters
+
+    def loss_inputs(self) -> dict[str, Any]:
+        """The batch; raises NoAnswer without labels."""
+        if "labels" not in self.batch:
+            raise NoAnswer("the batch has no labels")
+        return dict(self.batch)
+
+    @cached_property
+    def gradient(self) -> tuple[Named, Spread]:
+        """The gradient of the whole batch, and how far rounding moves it."""
+        inputs = self.loss_inputs()
+        right = gradient(self.module, inputs)
+        again = gradient(self.module, inputs)
+        if any((right[n] != again[n]).any() for n in right):
+            raise NoAnswer("the same pass with the same seed gives two gradients")
+        moved = []
+        for number in SEEDS:
+            with ulp_away(self.module, number):
+                moved.append(gradient(self.module, inputs))
+        return right, rounding(right, moved)
+
+    @cached_property
+    def allowed(self) -> float:
+        """The part of the norm of logits that rounding explains, divided by SAFE."""
+        right = {"logits": logits(self.module, self.batch)}
+        again = {"logits": logits(self.module, self.batch, other_seed=True)}
+        if (right["logits"] != again["logits"]).any():
+            raise NoAnswer("another seed gives other logits: a pass draws random numbers")
+        moved = []
+        for number in SEEDS:
+            with ulp_away(self.module, number):
+                moved.append({"logits": logits(self.module, self.batch)})
+        return rounding(right, moved)["logits"] / length(right["logits"])
+
+
+def seed(number: int = SEED) -> None:
+    import torch
+
+    torch.manual_seed(number)
+
+
+def rows(batch: Batch, chosen: slice) -> dict[str, Any]:
+    """Some rows of a batch."""
+    return {n: (v[chosen] if getattr(v, "ndim", 0) else v) for n, v in batch.items()}
+
+
+def run(module: Any, inputs: Batch, *, other_seed: bool = False) -> Any:
+    """The output of a pass, with the generator's seed set before."""
+    seed(SEED + other_seed)
+    return module(**inputs)
+
+
+def logits_of(output: Any) -> Any:
+    """The logits in an output of a model; raises NoAnswer if there are none."""
+    return _part_of(output, "logits")
+
+
+def loss_of(output: Any) -> Any:
+    """The loss in an output of a model; raises NoAnswer if there is none."""
+    return _part_of(output, "loss")
+
+
+def _part_of(output: Any, name: str) -> Any:
+    found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+    if found is None:
+        raise NoAnswer(f"the model returns no {name}")
+    return found
+
+
+def logits(module: Any, inputs: Batch, *, other_seed: bool = False) -> Any:
+    """The logits of a pass without gradients, as an array."""
+    import torch
+
+    with torch.no_grad():
+        found = logits_of(run(module, inputs, other_seed=other_seed))
+    return arrays({"": found})[""]
+
+
+def gradient(module: Any, *batches: Batch) -> Named:
+    """The gradient of the sum of the losses of some batches, by parameter."""
+    module.zero_grad(set_to_none=True)
+    for inputs in batches:
+        loss_of(run(module, inputs)).backward()
+    found = gradients(module)
+    module.zero_grad(set_to_none=True)
+    return found
+
+
+def gradients(module: Any) -> Named:
+    """The gradients that parameters have now."""
+    return arrays({n: p.grad for n, p in module.named_parameters() if p.grad is not None})
+
+
+@contextlib.contextmanager
+def ulp_away(module: Any, number: int) -> Iterator[None]:
+    """All weights an ulp up or down, or where they were; with the old values afterwards."""
+    import torch
+
+    generator = torch.Generator().manual_seed(number)
+    floats = [p for p in module.parameters() if p.is_floating_point()]
+    before = [p.detach().clone() for p in floats]
+    with torch.no_grad():
+        for p in floats:
+            signs = torch.randint(-1, 2, p.shape, generator=generator)
+            p.add_(signs.to(p.device) * p.abs() * torch.finfo(p.dtype).eps)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for p, old in zip(floats, before, strict=True):
+                p.copy_(old)

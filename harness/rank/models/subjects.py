@@ -1,0 +1,134 @@
+"""How each subject is made: an architecture of transformers, a config.json, or a user's function.
+
+``heads`` explains the words that name a subject.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness.rank.models import architectures
+from harness.rank.models.answer import NoAnswer
+from harness.rank.models.heads import HEADS, Head, Labels, Word, parsed
+from harness.rank.models.sizes import FIRST, IMAGE, LABELS, LAST, SPECIAL_TOKENS, TARGETS, TOKENS
+from harness.rank.models.subject import DECODER, Make, Subject, seed
+
+ROWS = 4
+MOVED = 0.1
+"""The standard deviation by which weights are moved: as they are initialized, zeros and ones would
+hide faults."""
+
+
+def prepare(word: str) -> None:
+    """Import what a subject needs, so that forked processes have it. Raises what that raises."""
+    name = parsed(word)
+    if not name.is_file:
+        architectures.model_class(architectures.config_class(name.model), name.head)
+
+
+def subject(word: str, folder: Path) -> Subject:
+    """The subject that a word names, with a folder for its checkpoints."""
+    name = parsed(word)
+    head = HEADS[name.head]
+    if name.is_script:
+        return Subject(word, _users(name), folder, head=head)
+    return Subject(word, lambda: _made(name), folder, lambda: _constructed(name), head)
+
+
+def _config(name: Word) -> Any:
+    if not name.is_file:
+        return architectures.small(name.model, head=name.head)
+    given = json.loads(Path(name.model).read_text(encoding="utf-8"))
+    return architectures.small(given.pop("model_type"), given, name.head)
+
+
+def _constructed(name: Word) -> Any:
+    config = _config(name)
+    kind = config.model_type if name.is_file else name.model
+    return architectures.model_class(architectures.config_class(kind), name.head)(config)
+
+
+def _made(name: Word) -> tuple[Any, dict[str, Any]]:
+    """A model with moved weights, and a batch."""
+    import torch
+
+    module = _constructed(name)
+    seed()
+    with torch.no_grad():
+        for p in module.parameters():
+            if p.is_floating_point() and p.requires_grad:  # others, such as sines, are not saved
+                p.add_(torch.randn_like(p) * MOVED)
+    return module, _batch(HEADS[name.head], module.config)
+
+
+def _batch(head: Head, config: Any) -> dict[str, Any]:
+    """What a model with a head takes."""
+    import torch
+
+    if head.pixels:
+        return {"pixel_values": _images(config), "labels": torch.arange(ROWS) % LABELS}
+    tokens = _tokens()
+    if head.labels is Labels.ROW:
+        tokens[:, -1] = _token(config, "eos_token_id")  # some heads look for it
+        return {"input_ids": tokens, "labels": torch.arange(ROWS) % LABELS}
+    if head.classes:
+        return {"input_ids": tokens, "labels": tokens % LABELS}
+    if head.labels is Labels.TOKEN and getattr(config, "is_encoder_decoder", False):
+        return {"input_ids": tokens, **_for_decoder(config)}
+    if head.decoder:
+        raise NoAnswer("it has no encoder for tokens")
+    return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def _for_decoder(config: Any) -> dict[str, Any]:
+    """The tokens of a decoder that has an encoder, and its labels: the next tokens."""
+    import torch
+
+    targets = torch.randint(FIRST, LAST, (ROWS, TARGETS))
+    begin = torch.full((ROWS, 1), _token(config, "decoder_start_token_id"))
+    return {DECODER: torch.cat([begin, targets[:, :-1]], 1), "labels": targets}
+
+
+def _tokens() -> Any:
+    """Rows of tokens. The last ones repeat one token, so that few experts of a mixture get any."""
+    import torch
+
+    tokens = torch.randint(FIRST, LAST, (ROWS, TOKENS))
+    tokens[ROWS // 2 :] = tokens[ROWS // 2 :, :1]
+    return tokens
+
+
+def _token(config: Any, name: str) -> int:
+    """A special token of a configuration, the first if there are several."""
+    found = getattr(config, name, None)
+    if isinstance(found, (list, tuple)):
+        found = found[0] if found else None
+    return found if isinstance(found, int) else SPECIAL_TOKENS[name]
+
+
+def _images(config: Any) -> Any:
+    """Images of the size and the channels that a configuration names."""
+    import torch
+
+    size = getattr(config, "image_size", None) or IMAGE
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return torch.randn(ROWS, getattr(config, "num_channels", None) or 3, height, width)
+
+
+def _users(name: Word) -> Make:
+    """The user's function; raises what its file raises."""
+    path = name.model
+    stem = Path(path).stem
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    spec = importlib.util.spec_from_file_location(stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[stem] = module
+    spec.loader.exec_module(module)
+    make: Make = getattr(module, name.function)
+    return make

@@ -1,0 +1,113 @@
+"""The torchrun agent of one of several nodes: ``python -m harness.rank.node_agent``.
+
+It is a task of a Slurm step (see ``nodes``) and takes torchrun's own arguments. Its standard input
+comes from the harness. The keeper (see ``supervisor``) reads it, and when it ends, kills everything
+below.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from harness.rank import supervisor
+
+STACKS = b"stacks\n"
+"""The order to dump the stacks of all ranks."""
+
+ENDPOINT = "endpoint"
+"""The file in the launch's folder with the address and port of the first node's store. The harness
+makes it empty: opening a file that is there shows its newest content, also on NFS."""
+
+POLL_SECONDS = 0.05
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run torchrun in a child of this process; returns in that child, once torchrun has ended."""
+    os.environ.pop(supervisor.PARENT, None)  # it is on another node; the end of the input is enough
+    os.environ["HARNESS_LAUNCHED"] = repr(time.monotonic())  # each node has a clock of its own
+    supervisor.keep(partial(_obey, _take_input()))
+    node, name = int(os.environ["SLURM_PROCID"]), os.environ["SLURMD_NODENAME"]
+    if node == 0:
+        Path(ENDPOINT).write_text(f"{_address(name)}:{_free_port()}")
+    endpoint = _endpoint()
+    for variable in [v for v in os.environ if v.startswith("SLURM")]:
+        del os.environ[variable]  # they would describe this agent, not its ranks
+
+    from torch.distributed.run import main as torchrun
+
+    torchrun(
+        [
+            f"--node-rank={node}",
+            f"--rdzv-endpoint={endpoint}",
+            f"--log-dir={Path('elastic', f'node_{node}').absolute()}",
+            *arguments,
+        ]
+    )
+
+
+def _take_input() -> int:
+    """Move the standard input to a descriptor that ranks do not inherit."""
+    orders = os.dup(0)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    return orders
+
+
+def _obey(orders: int) -> None:
+    """Follow the harness's orders in a thread of the keeper."""
+    main_thread = threading.main_thread().ident or 0
+
+    def follow() -> None:
+        while line := os.read(orders, len(STACKS)):
+            if line == STACKS:
+                _dump_stacks()
+        while True:  # right before the main thread starts to wait, a signal does not wake it
+            signal.pthread_kill(main_thread, signal.SIGTERM)
+            time.sleep(POLL_SECONDS)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def _dump_stacks() -> None:
+    import psutil
+
+    from harness.system.processes import handling
+
+    for process in handling(psutil.Process().children(recursive=True), signal.SIGUSR1):
+        process.send_signal(signal.SIGUSR1)
+
+
+def _endpoint() -> str:
+    """The address and port of the store, once the first node has chosen them."""
+    while not (found := Path(ENDPOINT).read_text()):
+        time.sleep(POLL_SECONDS)
+    return found
+
+
+def _address(name: str) -> str:
+    """The address by which other nodes reach this one, as Slurm itself does."""
+    command = ["scontrol", "show", "node", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"\bNodeAddr=(\S+)", done.stdout)
+    return found[1] if found else name
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

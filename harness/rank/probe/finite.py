@@ -1,0 +1,98 @@
+"""Where the numbers of a step stop being finite: the first module whose output, or whose output's
+gradient, is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from harness.rank.probe.parameters import local, plain
+
+
+class Finite:
+    """Looks at the outputs of modules as they are computed, and at their gradients as these come
+    back, until one is not finite."""
+
+    def __init__(self) -> None:
+        self.place = ""
+        """What is not finite first; empty if all is."""
+        self.module = ""
+        """Its module, by the name that it has in the model; empty without one."""
+        self.recomputed = False
+        """Whether modules were called in a backward, as by checkpointing."""
+        self._after = ""
+        """The module that was called after the one whose gradient comes next."""
+        self._last: Any = None
+        """What was looked at last: a container returns what its last module has returned."""
+
+    def look(self, root: Any, module: Any, output: Any) -> None:
+        """Look at the output of a module that was called in a training step."""
+        for tensor in _tensors(output):
+            if self.place or tensor is self._last:
+                return
+            self._last = tensor
+            with suppress(Exception):  # of a transformation of functions: no tensor with numbers
+                if not _is_finite(tensor):
+                    self._name(root, module)
+                    self.place = f"the output of {_called(self.module, module)}{_in(tensor)}"
+                elif tensor.requires_grad:
+                    tensor.register_hook(partial(self._back, root, module))
+
+    def _back(self, root: Any, module: Any, gradient: Any) -> None:
+        if self.place or gradient is None:
+            return
+        if _is_finite(gradient):
+            self._after = _called(_name(root, module), module)
+            return
+        self._name(root, module)
+        place = f"the gradient of the output of {_called(self.module, module)}{_in(gradient)}"
+        after = f", while that of {self._after} is" if self._after else ", as the loss gives it"
+        self.place = place + after
+
+    def _name(self, root: Any, module: Any) -> None:
+        self.module = _name(root, module)
+
+    def text(self) -> str:
+        """The place in words; empty if all is finite."""
+        again = " (modules are computed again in the backward: is it right without checkpointing?)"
+        return self.place and self.place + (again if self.recomputed else "")
+
+
+def _name(root: Any, module: Any) -> str:
+    pairs = root.named_modules() if root is not None else ()
+    return next((plain(name) for name, each in pairs if each is module), "")
+
+
+def _called(name: str, module: Any) -> str:
+    kind = type(module).__name__
+    return f"{name} ({kind})" if name else kind
+
+
+def _in(tensor: Any) -> str:
+    """The type of a tensor, if it has a small range."""
+    import torch
+
+    return " in fp16" if tensor.dtype == torch.float16 else ""
+
+
+def _is_finite(tensor: Any) -> bool:
+    return bool(local(tensor.detach()).isfinite().all())
+
+
+def _tensors(output: Any) -> Iterator[Any]:
+    """The floating tensors of what a module returns."""
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, Mapping):
+        for each in output.values():
+            yield from _tensors(each)
+    elif isinstance(output, (list, tuple)):
+        for each in output:
+            yield from _tensors(each)
+    elif hasattr(output, "__dataclass_fields__"):
+        yield from _tensors(vars(output))

@@ -1,0 +1,172 @@
+"""The losses of a script: those of evaluations that it reports, and its model's.
+
+How a reported loss is averaged over ranks is the affair of the script or its package, after the
+model. So the number that is reported is compared, not the model's. The model's own loss is compared
+with the mean cross-entropy of its logits and labels. That finds what all layouts have in common,
+which no comparison of layouts can: a loss whose gradient is too large or too small on one rank
+already. It looks only at models that return ``logits`` and are given ``labels``, as those of
+transformers.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from harness.bugs.api.numbers import near
+from harness.rank.vectors import Share, share
+
+LOSS = re.compile(r"(eval|val|valid|validation|test|dev)[_/ -].*loss", re.IGNORECASE)
+"""The names of losses of evaluations."""
+
+REPORTERS = (
+    ("transformers.trainer", "Trainer", "log"),
+    ("accelerate.accelerator", "Accelerator", "log"),
+    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar"),
+    ("lightning.pytorch.loops.evaluation_loop", "_EvaluationLoop", "on_run_end"),
+    ("pytorch_lightning.loops.evaluation_loop", "_EvaluationLoop", "on_run_end"),
+)
+"""By module and class, the method that is given numbers, or returns them."""
+
+
+class Reported:
+    """The losses that this rank has reported."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[int, str, float]] = []
+        """After how many steps, under which name, which loss."""
+        self._watched: set[tuple[str, str, str]] = set()
+
+    def install(self, steps: Callable[[], int]) -> None:
+        """Watch the packages that are imported by now. ``steps`` returns the steps taken so far."""
+        for place in REPORTERS:
+            module, kind, method = place
+            owner = getattr(sys.modules.get(module), kind, None)
+            if owner is not None and place not in self._watched:
+                self._watched.add(place)
+                setattr(owner, method, self._watch(getattr(owner, method), steps))
+
+    def _watch(self, report: Any, steps: Callable[[], int]) -> Any:
+        @functools.wraps(report)
+        def watched(owner: Any, *arguments: Any, **named: Any) -> Any:
+            value = report(owner, *arguments, **named)
+            for name, loss in _evaluations([*arguments, *named.values(), value]):
+                self.values.append((steps(), name, loss))
+            return value
+
+        return watched
+
+
+def _evaluations(given: list[Any]) -> Iterator[tuple[str, float]]:
+    """The losses of evaluations among the arguments of a report, and in what it returns."""
+    pairs: list[tuple[Any, Any]] = list(pairwise(given))  # a name, and then its number
+    for one in given:
+        for each in one if isinstance(one, (list, tuple)) else [one]:
+            pairs += each.items() if isinstance(each, Mapping) else []
+    for name, value in pairs:
+        if isinstance(name, str) and LOSS.search(name):
+            number = value.item() if hasattr(value, "item") else value
+            if isinstance(number, (int, float)):
+                yield name, float(number)
+
+
+IDS, LABELS, LOGITS, MASK = "input_ids", "labels", "logits", "attention_mask"
+IGNORED = -100
+
+OWN = "the reference's gradient is"
+"""How the note begins: by these words a recorded note is recognised, however it goes on."""
+
+SHIFTED = (
+    "the labels are those of the next token already, and the loss takes the next ones again: the "
+    "model learns the token after the next one"
+)
+
+ENDLESS = (
+    "the last token of each row is never a label, as if it were padding, and all other tokens are: "
+    "the model does not learn to stop"
+)
+
+NEAR_OWN = 2e-3
+"""How far a gradient may be from that of the mean cross-entropy, as a part of it."""
+
+
+def note_on_loss(ratio: float | None) -> str:
+    """What to say of a gradient that is ``ratio`` times the mean's; empty if that is about 1."""
+    if ratio is None or near(ratio, 1.0, within=NEAR_OWN):
+        return ""
+    return (
+        f"{OWN} {ratio:.4g} times that of the mean cross-entropy of its own logits and labels: all "
+        "layouts have that, unless the loss is scaled on purpose"
+    )
+
+
+def follow(output: Any, given: Mapping[str, Any], found: Callable[[Share, bool], None]) -> None:
+    """Call ``found`` when the gradient of the logits is computed, with how much of the mean's
+    gradient it has, and whether labels were shifted twice; not if it has another direction, as with
+    other losses."""
+    import torch
+
+    logits, labels = getattr(output, LOGITS, None), given.get(LABELS)
+    if not (isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor)):
+        return
+    if not logits.requires_grad or labels.is_floating_point() or hasattr(logits, "full_tensor"):
+        return
+
+    def compared(gradient: Any) -> None:
+        if gradient is None:  # a wrapper's copy of the logits, which the loss does not use
+            return
+        for shift, expected in enumerate(_gradients(logits.detach().float(), labels)):
+            fitting = share({LOGITS: _array(gradient.detach())}, {LOGITS: _array(expected)})
+            if fitting.is_factor:
+                found(fitting, bool(shift) and _shifted(given.get(IDS), labels))
+                return
+
+    logits.register_hook(compared)
+
+
+def _shifted(ids: Any, labels: Any) -> bool:
+    """Whether the labels that count are the ids of the next place, and not of their own."""
+    if getattr(ids, "shape", None) != labels.shape:
+        return False
+    counts = labels != IGNORED
+    own = (labels == ids)[counts].all()
+    following = (labels[:, :-1] == ids[:, 1:])[counts[:, :-1]]
+    return bool(following.numel() and following.all() and not own)
+
+
+def ends_masked(given: Mapping[str, Any]) -> bool:
+    """Whether exactly the token that ends each row has no label, wherever it is, among the tokens
+    that are no padding: as if it were padding."""
+    found: list[Any] = [given.get(name) for name in (IDS, LABELS, MASK)]
+    ids, labels, mask = found
+    shapes = {getattr(each, "shape", None) for each in found}
+    if len(shapes) > 1 or getattr(ids, "ndim", 0) != 2 or len(ids) < 2:
+        return False
+    real = mask.bool()
+    last = ids.shape[1] - 1 - real.flip(1).int().argmax(1)
+    ends = ids.gather(1, last[:, None])
+    alone = ((labels == IGNORED) & real) == ((ids == ends) & real)
+    return bool((ends == ends[0]).all() and alone.all())
+
+
+def _array(tensor: Any) -> Any:
+    return tensor.cpu().float().numpy()
+
+
+def _gradients(logits: Any, labels: Any) -> Iterator[Any]:
+    """The gradients of the mean cross-entropy, where labels are for the same or the next place."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    for shift in (0, 1) if labels.dim() > 1 else (0,):
+        if logits.shape[:-1] != labels.shape:
+            return
+        leaf = logits.clone().requires_grad_()
+        with torch.enable_grad():
+            scores, wanted = (leaf[:, :-1], labels[:, 1:]) if shift else (leaf, labels)
+            loss = cross_entropy(scores.flatten(0, -2), wanted.flatten())
+        yield torch.autograd.grad(loss, leaf)[0]

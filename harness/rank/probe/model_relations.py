@@ -1,0 +1,61 @@
+"""Asks the user's own model what ``models`` asks of an architecture, with rows of its own batch.
+
+The weights are those after the steps of the probe. Nothing is trained after this.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.rank.models.answer import NoAnswer
+from harness.rank.models.asking import asked, guarded
+from harness.rank.models.subject import Subject
+from harness.rank.probe.buffers import buffers
+
+IDS, MASK, BUFFERS = "input_ids", "attention_mask", "buffers"
+
+LEAST = 8
+"""Tokens that a row must have."""
+
+
+def answers(names: Sequence[str], module: Any, batch: Mapping[str, Any]) -> dict[str, list[str]]:
+    """By relation, the status and the reason."""
+    module = _unwrapped(module)
+    with tempfile.TemporaryDirectory(prefix="probe-") as folder:
+        subject = Subject("the script's model", lambda: (module, _rows(batch)), Path(folder))
+        found = {
+            name: guarded(lambda: buffers(module)) if name == BUFFERS else asked(name, subject)
+            for name in names
+        }
+    return {name: [one.status.value, one.reason] for name, one in found.items()}
+
+
+def _unwrapped(module: Any) -> Any:
+    while hasattr(module, "module") or hasattr(module, "_orig_mod"):
+        module = getattr(module, "module", None) or module._orig_mod
+    return module
+
+
+def _rows(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows of one length without padding; one long row becomes two. Raises NoAnswer if there are
+    none."""
+    import torch
+
+    if IDS not in batch:
+        raise NoAnswer(f"the model is not given {IDS}")
+    ids, mask = batch[IDS], batch.get(MASK)
+    rows = list(ids)
+    if mask is not None and mask.shape == ids.shape:
+        rows = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
+    if len(rows) == 1:
+        half = len(rows[0]) // 2
+        rows = [rows[0][:half], rows[0][half : 2 * half]]
+    rows = [row for row in rows if len(row) >= LEAST]
+    if len(rows) < 2:
+        raise NoAnswer(f"the batch has fewer than two rows of {LEAST} tokens")
+    width = min(map(len, rows))
+    tokens = torch.stack([row[:width] for row in rows])
+    return {IDS: tokens, "labels": tokens.clone()}

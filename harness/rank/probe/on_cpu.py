@@ -1,0 +1,475 @@
+"""On a CPU, runs what a script asks of CUDA: most training scripts name it somewhere.
+
+Devices become the CPU, NCCL becomes gloo, and what only measures or waits does nothing. Each kind
+of request is counted, and the report names them. ``torch.cuda.is_available()`` stays false, so a
+script that can choose does so by itself; it is true only where the script, or a library, would give
+up otherwise: in an ``assert``, or in an ``if`` that raises an error. ``torch.accelerator`` says
+that there is CUDA: what asks it may wrap its model in DDP only for CUDA. Some packages also need
+the harness's shims.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from importlib import metadata
+from multiprocessing import spawn
+from types import SimpleNamespace
+from typing import Any
+
+from harness.bugs.api.spec import Lane
+from harness.rank import shims
+from harness.rank.probe import compiled
+
+CUDA, CPU = "cuda", "cpu"
+PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python")
+"""Where code lies that is not the script's own."""
+COMPILER = "/torch/_inductor/"
+
+SILENT = (
+    "synchronize", "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect",
+    "set_per_process_memory_fraction",
+)  # fmt: skip
+"""Functions of torch.cuda that only wait or measure."""
+
+VALUES = {
+    "current_device": 0,
+    "get_device_name": CPU,
+    "get_device_capability": (8, 0),
+    "is_bf16_supported": True,
+    "mem_get_info": (0, 1),
+    "memory_summary": "",
+    "get_device_properties": SimpleNamespace(
+        name=CPU, total_memory=1, major=8, minor=0, multi_processor_count=1
+    ),
+}
+"""What other functions of torch.cuda return."""
+
+asked: Counter[str] = Counter()
+"""How often the script asked for what a CPU does not have, by kind."""
+
+
+def _count(what: str) -> None:
+    """Count a request, if it comes from the script and not from a package."""
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    if _of_script(frame):
+        asked[what] += 1
+
+
+class Idle:
+    """A stream or an event: on a CPU there is nothing to wait for."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        _count("streams and events")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: 0.0
+
+
+class Installing:
+    """What puts the replacements in place where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return install_cuda, ()
+
+
+def install_in_children() -> None:
+    """Have the new interpreters that multiprocessing starts put the replacements in place, too,
+    before they run anything of the script: as a part of what they are sent first."""
+    prepared = spawn.get_preparation_data
+
+    @functools.wraps(prepared)
+    def prepare(*arguments: Any, **named: Any) -> dict[str, Any]:
+        return {INSTALLING: Installing(), **prepared(*arguments, **named)}
+
+    spawn.get_preparation_data = prepare
+
+
+INSTALLING = "on the CPU"
+
+
+def install_cuda() -> None:
+    """Put the replacements in place, for the rest of the process and in those that it spawns."""
+    install_in_children()
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.nn.parallel import DistributedDataParallel
+
+    cuda = torch.device(CUDA)  # the mode makes a CPU of it where torch is given it
+    modes.append(_mode())
+    modes[0].__enter__()
+    for name in SILENT:
+        setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", None))
+    for name, value in VALUES.items():
+        own = getattr(torch.cuda, name)
+        setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", value, own))
+    torch.cuda.set_device = _returning("set_device", None)
+    torch.cuda.Stream = torch.cuda.Event = Idle  # type: ignore[misc, assignment]
+    torch.cuda.stream = _returning("torch.cuda.stream", nullcontext())
+    torch.cuda.current_stream = Idle  # type: ignore[assignment]
+    torch.cuda.is_available = _for_scripts(torch.cuda.is_available, _demanded, True)
+    torch.cuda.device_count = _for_scripts(
+        torch.cuda.device_count, _asks, int(os.environ["LOCAL_WORLD_SIZE"])
+    )
+    if hasattr(torch, "accelerator"):
+        _install_accelerator(torch.accelerator, cuda)
+    torch.Generator = _generator()  # type: ignore[misc]
+    torch.nn.Module.cuda = _nothing(torch.nn.Module.cuda)  # type: ignore[method-assign]
+    _first_argument(torch.amp.GradScaler, "device", device=CUDA)
+    _first_argument(torch.autocast, "device_type", dtype=torch.get_autocast_dtype(CUDA))
+    _first_argument(DeviceMesh, "device_type")
+    replace_everywhere(dist.device_mesh.init_device_mesh, _mesh)
+    replace_everywhere(dist.init_process_group, functools.partial(_group, position=0))
+    replace_everywhere(dist.new_group, functools.partial(_group, position=2))
+    dist.Work.get_future = _future(dist.Work.get_future)  # type: ignore[method-assign]
+    replace_everywhere(dist.barrier, _barrier)
+    replace_everywhere(torch.load, _load)
+    replace_everywhere(torch.set_default_device, _mesh)
+    DistributedDataParallel.__init__ = _without(  # type: ignore[method-assign]
+        DistributedDataParallel.__init__, "device_ids", "output_device"
+    )
+
+
+def _install_accelerator(accelerator: Any, cuda: Any) -> None:
+    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    accelerator.is_available = _for_scripts(accelerator.is_available, _asks, True)
+    accelerator.device_count = _for_scripts(accelerator.device_count, _asks, ranks)
+    accelerator.current_accelerator = _for_scripts(
+        accelerator.current_accelerator, _of_script, cuda
+    )
+    for name in ("set_device_index", "set_device_idx", "synchronize"):
+        if hasattr(accelerator, name):
+            setattr(accelerator, name, _returning(f"torch.accelerator.{name}", None))
+
+
+modes: list[Any] = []
+"""The mode that is in place, if any."""
+
+
+@contextmanager
+def without_mode() -> Iterator[None]:
+    """Take the mode away, as for compiled code: torch's compiler traces modes only in part, and
+    compiles once more where a backward computes the code again, in which torch knows no mode."""
+    if not modes:
+        yield
+        return
+    from torch import overrides
+
+    def replace(stack: Sequence[Any]) -> Sequence[Any]:
+        before = overrides._get_current_function_mode_stack()
+        for _ in before:
+            overrides._pop_mode()
+        for mode in stack:
+            overrides._push_mode(mode)
+        return before
+
+    before = replace([m for m in overrides._get_current_function_mode_stack() if m not in modes])
+    try:
+        yield
+    finally:
+        replace(before)
+
+
+def _mode() -> Any:
+    """What replaces devices in the arguments of all functions of torch."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    moves = {torch.Tensor.to, torch._C._nn._parse_to}
+    here = {torch.Tensor.cuda, torch.Tensor.pin_memory}
+    compiling = compiled.question()
+
+    class OnCpu(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, arguments: Any = (), named: Any = None
+        ) -> Any:
+            if compiling():
+                return function(*arguments, **(named or {}))
+            named = named or {}
+            if function in here:
+                _count(function.__name__ + "()")
+                return arguments[0]
+            if function in moves:
+                arguments = tuple(_numbered(one) for one in arguments)
+            arguments = tuple(_device(one) for one in arguments)
+            named = {name: _device(one) for name, one in named.items()}
+            if type(named.get("device")) is int:
+                named["device"] = _numbered(named["device"])
+            if function is torch.device and len(arguments) == 2:
+                arguments = arguments[:1]  # a CPU has no number
+            return function(*arguments, **named)
+
+    return OnCpu()
+
+
+def _device(value: Any) -> Any:
+    """The CPU in the place of a GPU; anything else as it is."""
+    import torch
+
+    if isinstance(value, str) and value.partition(":")[0] == CUDA:
+        _count(CUDA)
+        return CPU
+    if isinstance(value, torch.device) and value.type == CUDA:
+        _count(CUDA)
+        return torch.device(CPU)
+    return value
+
+
+def _numbered(value: Any) -> Any:
+    """The CPU in the place of the number of a GPU."""
+    if type(value) is not int:
+        return value
+    _count(CUDA)
+    return CPU
+
+
+def _returning(name: str, value: Any, own: Any = None) -> Callable[..., Any]:
+    """What returns a value, but to torch's compiler, which must not take the CPU for a GPU, what
+    torch's ``own`` function returns or raises."""
+
+    def returned(*arguments: Any, **named: Any) -> Any:
+        if own is not None and COMPILER in sys._getframe(1).f_code.co_filename:
+            return own(*arguments, **named)
+        _count(name)
+        return value
+
+    return returned
+
+
+def _for_scripts(function: Any, where: Callable[[Any], bool], value: Any) -> Any:
+    """A function that returns ``value`` where it is called from such a place."""
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        if where(sys._getframe(1)):
+            _count(function.__name__)
+            return value
+        return function(*arguments, **named)
+
+    return called
+
+
+def _of_script(frame: Any) -> bool:
+    file = frame.f_code.co_filename
+    return not (file.startswith("<") or any(part in file for part in PACKAGES))
+
+
+def _asks(frame: Any) -> bool:
+    """Whether a place is in the script, or goes no further without a GPU."""
+    return _of_script(frame) or _demanded(frame)
+
+
+CONDITION = re.compile(r"(^|;)\s*(assert|if|elif)\b")
+LINES_OF_A_CONDITION = 4
+"""How far below its beginning a condition may ask for a GPU."""
+
+
+def _demanded(frame: Any) -> bool:
+    """Whether a place goes no further without a GPU, in the script or in a library: an ``assert``,
+    or an ``if`` that raises an error or exits. Not in torch itself, which knows what it needs."""
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    near = (linecache.getline(file, line - n) for n in range(LINES_OF_A_CONDITION))
+    if "/torch/" in file or not any(map(CONDITION.search, near)):
+        return False
+    return any(first <= line <= last for first, last in _demands(file))
+
+
+@functools.lru_cache
+def _demands(file: str) -> list[tuple[int, int]]:
+    """The first and last lines of a file's conditions that demand something."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return []
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _gives_up(node)):
+            found.append((node.test.lineno, node.test.end_lineno or node.test.lineno))
+    return found
+
+
+def _gives_up(node: ast.If) -> bool:
+    """Whether a script ends where a condition that must hold does not."""
+    parts = (part for part in ast.walk(node.test) if isinstance(part, ast.UnaryOp))
+    negated = any(isinstance(p.op, ast.Not) and "available" in ast.unparse(p) for p in parts)
+    last = (node.body if negated else node.orelse)[-1:]
+    if last and isinstance(last[0], ast.Expr) and isinstance(last[0].value, ast.Call):
+        return ast.unparse(last[0].value.func) in ("exit", "quit", "sys.exit", "os._exit")
+    return bool(last) and isinstance(last[0], ast.Raise)
+
+
+def _nothing(move: Any) -> Any:
+    """``Module.cuda``: the parameters are where they are to be."""
+
+    @functools.wraps(move)
+    def moved(module: Any, device: Any = None) -> Any:
+        _count("cuda()")
+        return module
+
+    return moved
+
+
+def _generator() -> Any:
+    import torch
+
+    class Generator(torch.Generator):
+        """A generator of the CPU."""
+
+        def __new__(cls, device: Any = CPU) -> Generator:
+            return super().__new__(cls, _device(device))  # type: ignore[call-arg]
+
+    return Generator
+
+
+def _first_argument(kind: Any, name: str, **by_default: Any) -> None:
+    """Have a class take the CPU as its first argument, which has this name; ``by_default`` are the
+    arguments that it has for a GPU, if they are not given."""
+    made = kind.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, *arguments: Any, **named: Any) -> None:
+        first = arguments[0] if arguments else named.get(name, by_default.get(name))
+        here = _device(first)
+        if here is not first and len(arguments) < 2:
+            named = {**by_default, **{n: v for n, v in named.items() if v is not None}}
+        named.pop(name, None)
+        made(self, here, *arguments[1:], **named)
+
+    kind.__init__ = init
+
+
+def _mesh(function: Any) -> Any:
+    @functools.wraps(function)
+    def made(device_type: Any, *arguments: Any, **named: Any) -> Any:
+        return function(_device(device_type), *arguments, **named)
+
+    return made
+
+
+def _group(function: Any, position: int) -> Any:
+    """``init_process_group`` and ``new_group``, whose backend stands at ``position``."""
+
+    @functools.wraps(function)
+    def made(*arguments: Any, **named: Any) -> Any:
+        given = list(arguments)
+        if len(given) > position:
+            given[position] = _backend(given[position])
+        if "backend" in named:
+            named["backend"] = _backend(named["backend"])
+        if named.pop("device_id", None) is not None:
+            _count("device_id")
+        return function(*given, **named)
+
+    return made
+
+
+def _backend(name: Any) -> Any:
+    if isinstance(name, str) and "nccl" in name.lower():
+        _count("nccl")
+        return "gloo"
+    return name
+
+
+def _barrier(function: Any) -> Any:
+    """``barrier``, to which gloo's ranks give no GPU."""
+
+    @functools.wraps(function)
+    def waited(*arguments: Any, device_ids: Any = None, **named: Any) -> Any:
+        if device_ids is not None:
+            _count("device_ids")
+        return function(*arguments, **named)
+
+    return waited
+
+
+def _future(function: Any) -> Any:
+    """``Work.get_future``, which gloo lacks where it scatters what it reduces."""
+    from torch.futures import Future
+
+    @functools.wraps(function)
+    def got(work: Any) -> Any:
+        try:
+            return function(work)
+        except RuntimeError:
+            _count("get_future")
+            work.wait()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    return got
+
+
+def _load(function: Any) -> Any:
+    """``torch.load`` onto the CPU, wherever a file was saved from or is to go."""
+
+    @functools.wraps(function)
+    def loaded(file: Any, map_location: Any = None, *arguments: Any, **named: Any) -> Any:
+        if isinstance(map_location, Mapping):
+            map_location = CPU
+        return function(file, _device(map_location), *arguments, **named)
+
+    return loaded
+
+
+def _without(function: Any, *names: str) -> Any:
+    """A function that is not given these arguments, which name GPUs."""
+
+    @functools.wraps(function)
+    def called(self: Any, module: Any, *arguments: Any, **named: Any) -> None:
+        for name in names:
+            if named.pop(name, None) is not None:
+                _count(name)
+        function(self, module, *([None] * len(arguments[:2])), *arguments[2:], **named)
+
+    return called
+
+
+def replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:
+    """Put ``wrap(function)`` in the place of a function, under its own name."""
+    wrapped, name = wrap(function), function.__name__
+    for module in list(sys.modules.values()):
+        space: dict[str, Any] = getattr(module, "__dict__", {})
+        if space.get(name) is function:
+            space[name] = wrapped
+
+
+def replace_asynchronous(wrap: Callable[[Any], Any]) -> None:
+    """Wrap the functions, among those imported by now, that save while a script goes on."""
+    dcp = sys.modules.get("torch.distributed.checkpoint.state_dict_saver")
+    if save := getattr(dcp, "async_save", None):
+        replace_everywhere(save, wrap)
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        plugin = sys.modules.get(f"{name}.plugins.io.async_plugin")
+        if kind := getattr(plugin, "AsyncCheckpointIO", None):
+            kind.save_checkpoint = wrap(kind.save_checkpoint)
+
+
+SHIMMED = {"deepspeed": "deepspeed", "megatron": "megatron-core"}
+"""The packages whose shims a probe uses, by the word in a script; others' are about scenarios."""
+
+installed_shims: list[str] = []
+"""The shims of this process."""
+
+
+def install_shims(packages: list[str], lane: str) -> None:
+    """Install the shims that the installed releases of these packages need."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    points = [p.name for p in shims.needed(found, Lane(lane)) if p.upstream in found]
+    shims.install(points)
+    installed_shims.extend(points)

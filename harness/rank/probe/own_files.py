@@ -1,0 +1,334 @@
+"""Gives the ranks of a layout files of their own: they read the user's, and what they write is
+theirs.
+
+A script that saves into its folder and loads what it finds there would go on where another layout
+stopped, and would replace the user's checkpoint. So the ranks run in a mount namespace in which an
+overlay of the kernel lies on the user's folders: whoever writes, and by whatever path. Nothing is
+copied but a file that is changed. No root is needed, where user namespaces are allowed. They are
+not in most containers: there each run gets a copy of the working folder, if that is small.
+Otherwise the runs share the folders, and the report says so.
+
+Standard library only: the process that forks the ranks calls this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import getpass
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+from harness.rank.probe.exchange import Assignment
+
+NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000
+BIND, RECURSIVE, PRIVATE = 0x1000, 0x4000, 0x40000
+
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+CACHES = ("XDG_CACHE_HOME", "HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME", "TRITON_CACHE_DIR")
+"""Variables with folders that all runs share, like ~/.cache: what is downloaded is so once."""
+
+MOST_FILES, MOST_LINKS = 2000, 20
+"""How many files are looked at for links that lead out of a folder, and how many links count."""
+
+SYSTEM = ((), ("dev",), ("proc",), ("sys",), ("run",))
+"""Folders of devices and of the kernel, which an overlay would hide, and that with all of them."""
+
+COPY = "copy"
+"""In the folder with what is written: the copy of the working folder, if there is no overlay."""
+
+NOT_COPIED = ("__pycache__", ".git", ".venv", "venv", "node_modules")
+MOST_COPIED, MOST_BYTES = 5000, 200_000_000
+"""The most files of a working folder that is copied, and their bytes."""
+
+NAMES, REFUSAL = "names.json", "refusal"
+"""In the folder with what is written: the user's folder by number, and why there is no overlay."""
+
+
+@dataclass
+class Written:
+    """What the runs of a script have written into the user's folders, or would have."""
+
+    files: set[str] = field(default_factory=set)
+    """New ones and changed ones; in the working folder by their paths in it."""
+    removed: set[str] = field(default_factory=set)
+    refusal: str = ""
+    """Why the runs share the user's folders; empty if each has its own."""
+
+    def add(self, other: Written) -> None:
+        self.files |= other.files
+        self.removed |= other.removed
+        self.refusal = self.refusal or other.refusal
+
+
+def enter(assignment: Assignment) -> Assignment:
+    """Have this process and its children write into files of their own; returns the assignment with
+    the folder in which they run then."""
+    own, earlier = Path(assignment.own), Path(assignment.earlier) if assignment.earlier else None
+    cover(assignment.folders, own, earlier, assignment.shared, assignment.cwd)
+    if not (own / REFUSAL).is_file() or not _copied(Path(assignment.cwd), own / COPY, earlier):
+        return assignment
+    (own / REFUSAL).unlink()
+
+    def there(word: str) -> str:
+        inside = f"{word}/".startswith(f"{assignment.cwd}/")
+        return str(own / COPY) + word.removeprefix(assignment.cwd) if inside else word
+
+    words = [there(word) for word in assignment.arguments]
+    script = there(assignment.script)
+    return replace(assignment, cwd=str(own / COPY), script=script, arguments=words)
+
+
+def cover(
+    folders: Sequence[str], own: Path, earlier: Path | None, shared: Sequence[str], cwd: str
+) -> None:
+    """Have this process and its children write into ``own`` instead of the user's ``folders``.
+
+    ``earlier`` is the folder of a run that this one goes on from: what that wrote is there.
+    Folders in ``shared`` stay as they are, and so does one where it is not possible; of the working
+    folder ``cwd`` that is noted. Call it before any thread is started.
+    """
+    own.mkdir()
+    numbers: dict[str, str] = {}
+    try:
+        _enter_namespace()
+        for folder in folders:
+            try:
+                _cover(folder, own, earlier, shared, numbers)
+            except OSError:
+                if f"{cwd}/".startswith(f"{folder}/"):
+                    raise
+    except OSError as error:
+        (own / REFUSAL).write_text(error.strerror or str(error))
+    (own / NAMES).write_text(json.dumps(numbers))
+
+
+def written(own: Path, cwd: str) -> Written:
+    """What the ranks wrote into ``own``, once they have ended."""
+    found = Written()
+    with suppress(OSError):
+        found.refusal = (own / REFUSAL).read_text()
+    with suppress(OSError):
+        for folder, number in json.loads((own / NAMES).read_text()).items():
+            _note(own / number / "upper", Path(folder), cwd, found)
+    if (own / COPY).is_dir():
+        _compare(Path(cwd), own / COPY, found)
+    return found
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder with what ranks wrote; the kernel leaves a folder that nobody may read."""
+    for work in folder.glob("*/work/work"):
+        work.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def folders_of(words: Sequence[str], script: Path | None) -> list[Path]:
+    """The user's folders that a script may write into: the working folder, its own, those that its
+    arguments name, and those that links in these lead to."""
+    begin = [Path.cwd()] if script is None else [Path.cwd(), script.resolve().parent]
+    begin = [folder for folder in begin if "site-packages" not in folder.parts]
+    named = [word.partition("=")[2] if "=" in word else word for word in words]
+    targets = [_target(word) for word in named if word and "{" not in word]
+    targets += [target for folder in begin for target in islice(_links(folder), MOST_LINKS)]
+    cached = set(map(Path, caches()))  # they need not be there yet
+    found = [_existing(path) for path in targets if not cached & {path, *path.parents}]
+    return [one for one in dict.fromkeys([*begin, *found]) if one.parts[1:2] not in SYSTEM]
+
+
+def beside(folders: Sequence[Path], kept: Path) -> list[str]:
+    """The folders without those that contain ``kept``, and without those that lie in others."""
+    found = [one for one in folders if one not in (kept, *kept.parents)]
+    return [str(one) for one in found if not any(other in one.parents for other in found)]
+
+
+def _target(name: str) -> Path:
+    """What a name means, without links; it need not be there."""
+    return Path(os.path.realpath(os.path.expanduser(name)))
+
+
+def _existing(path: Path) -> Path:
+    """The folder that a file or a folder lies in, or would: the nearest that is there."""
+    while not os.path.isdir(path):  # also of a text that is too long for a name
+        path = path.parent
+    return path
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    """Where the links in a folder lead to, of those near to its top."""
+    looked = 0
+    for path, inside, names in os.walk(folder):
+        inside[:] = [name for name in inside if not name.startswith(".")]
+        for name in [*inside, *names]:
+            if os.path.islink(os.path.join(path, name)):
+                yield _target(os.path.join(path, name))
+            looked += 1
+            if looked > MOST_FILES:
+                return
+
+
+def caches() -> list[str]:
+    """The folders of caches that this user's packages share."""
+    named = [os.environ.get(name, "") for name in CACHES]
+    named += [os.path.expanduser("~/.cache"), compiled()]
+    return [os.path.realpath(name) for name in named if name]
+
+
+def compiled() -> str:
+    """Where torch keeps what it compiles; by default in the folder for temporary files."""
+    with suppress(KeyError, OSError):  # a user without a name
+        usual = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+        return os.environ.get(COMPILED, usual)
+    return os.environ.get(COMPILED, "")
+
+
+def _enter_namespace() -> None:
+    """Leave the mounts of the machine as they are, and go on with a copy of them."""
+    user, group = os.geteuid(), os.getegid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(NEW_MOUNTS):  # only root may, outside of a user namespace
+        _check(libc.unshare(NEW_USER | NEW_MOUNTS))
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{user} {user} 1"),
+            ("gid_map", f"{group} {group} 1"),
+        ):
+            Path("/proc/self", name).write_text(text)
+    _mount("none", "/", flags=RECURSIVE | PRIVATE)
+
+
+def _cover(
+    folder: str, own: Path, earlier: Path | None, shared: Sequence[str], numbers: dict[str, str]
+) -> None:
+    """Lay an overlay on a folder, and on each file system that is mounted in it."""
+    within = folder.rstrip("/") + "/"
+    kept = [path for path in shared if path.startswith(within)]
+    mounts = {path: kind for path, kind in _mounts().items() if path.startswith(within)}
+    special = [path for path, kind in mounts.items() if kind in NO_FILES]
+    opened: dict[str, int] = {}  # before the overlay hides them
+    for path in (folder, *sorted(mounts), *kept):
+        with suppress(OSError):  # this user may not read it
+            opened[path] = os.open(path, os.O_PATH)
+    for path, handle in opened.items():
+        number = str(len(numbers))
+        try:
+            if path not in kept and path not in special:
+                _overlay(path, handle, own / number, _upper(earlier, path))
+                numbers[path] = number
+                continue
+        except OSError:
+            if path == folder:
+                raise
+        _bind(handle, path)  # a cache, a single file, or no file system for files, such as /proc
+    for handle in opened.values():
+        os.close(handle)
+
+
+def _overlay(path: str, lower: int, own: Path, earlier: Path | None) -> None:
+    handles = [lower]
+    for name in ("upper", "work"):
+        (own / name).mkdir(parents=True)
+        handles.append(os.open(own / name, os.O_PATH))
+    below = _of(lower)
+    if earlier is not None:
+        handles.append(os.open(earlier, os.O_PATH))
+        below = f"{_of(handles[-1])}:{below}"
+    shutil.copymode(_of(lower), own / "upper")  # it is what the folder itself seems to have
+    try:  # paths by descriptor: a comma or a colon in a name would be one of the options
+        options = f"lowerdir={below},upperdir={_of(handles[1])},workdir={_of(handles[2])},userxattr"
+        _mount("overlay", path, kind="overlay", options=options)
+    finally:
+        for handle in handles[1:]:
+            os.close(handle)
+
+
+def _upper(earlier: Path | None, path: str) -> Path | None:
+    """Where an earlier run wrote what it wrote into a folder."""
+    if earlier is None or not (earlier / NAMES).is_file():
+        return None
+    number = json.loads((earlier / NAMES).read_text()).get(path)
+    return earlier / number / "upper" if number else None
+
+
+def _bind(handle: int, path: str) -> None:
+    _mount(_of(handle), path, flags=BIND | RECURSIVE)
+
+
+def _of(handle: int) -> str:
+    return f"/proc/self/fd/{handle}"
+
+
+def _mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = (word.encode() or None for word in (source, target, kind))
+    _check(libc.mount(*words, ctypes.c_ulong(flags), options.encode() or None))
+
+
+def _check(result: int) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+NO_FILES = ("proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2")
+
+
+def _mounts() -> dict[str, str]:
+    """By where they are mounted, the kinds of file systems."""
+    found = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        words, _, more = line.partition(" - ")
+        path = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), words.split()[4])
+        found[path] = more.split()[0]
+    return found
+
+
+def _note(upper: Path, folder: Path, cwd: str, found: Written) -> None:
+    """Add the names of what was written into a folder; not bytecode, which Python itself writes."""
+    for path in _files(upper):
+        name = folder / path.relative_to(upper)
+        text = os.path.relpath(name, cwd) if Path(cwd) in name.parents else str(name)
+        gone = stat.S_ISCHR(path.lstat().st_mode)
+        (found.removed if gone else found.files).add(text)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path, inside, names in os.walk(folder):
+        inside[:] = [name for name in inside if name not in NOT_COPIED]
+        yield from (Path(path, name) for name in names)
+
+
+def _copied(folder: Path, copy: Path, earlier: Path | None) -> bool:
+    """Whether the working folder is small, and now copied; with what an earlier run wrote."""
+    size = 0
+    for number, file in enumerate(_files(folder)):
+        with suppress(OSError):
+            size += file.lstat().st_size
+        if number > MOST_COPIED or size > MOST_BYTES:
+            return False
+    before = earlier / COPY if earlier is not None else folder
+    skipped = shutil.ignore_patterns(*NOT_COPIED)
+    try:
+        shutil.copytree(before, copy, symlinks=True, ignore=skipped)
+    except (OSError, shutil.Error):
+        shutil.rmtree(copy, ignore_errors=True)
+        return False
+    return True
+
+
+def _compare(folder: Path, copy: Path, found: Written) -> None:
+    """Add the names of what is another file in the copy; a copied file has the time of its own."""
+    here, there = (
+        {str(file.relative_to(top)): file.lstat().st_mtime_ns for file in _files(top)}
+        for top in (folder, copy)
+    )
+    found.files |= {name for name, time in there.items() if here.get(name) != time}
+    found.removed |= here.keys() - there.keys()

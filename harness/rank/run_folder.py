@@ -1,0 +1,256 @@
+"""The run folder: run.json, the records of each rank, how each launch ended, and the verdict.
+
+``RUN/run.json`` is written before anything is launched; ranks read nothing else.
+``RUN/VARIANT/LAUNCH/rank_N.jsonl`` contains one record per line. A rank writes
+``rank_N.jsonl.part`` and renames it at its end, so a file with its final name is complete.
+
+A rank's first record names the run, the trial and the launch, and so does ``exit.json``, which
+the harness writes after the processes of a launch have ended. So a file that was cut, or that is
+from elsewhere, is noticed. What killed runs left unfinished is removed.
+
+The folder of a scenario keeps runs, too: evidence from GPUs, as JSON in ``evidence``, and the
+recorded run on the CPU, which can be graded again, in ``recorded.tar.xz``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from harness.bugs import catalog
+from harness.bugs.api.spec import BUGGY, RELEASED, Lane, Position, Record, Records
+from harness.rank.exits import EXIT_FILE, trial_folder
+from harness.system import archives
+from harness.system.errors import HarnessError, Inconclusive
+from harness.system.files import folder_whole, parse, read_json, unwritten, write_json
+
+RUN_FILE = "run.json"
+VERDICT_FILE = "verdict.json"
+BEGIN, END = "begin", "end"
+
+
+class BrokenRecords(HarnessError):
+    """A rank's records are missing, cut off, or not those of this launch."""
+
+
+def records_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank_{rank}.jsonl"
+
+
+def part_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank_{rank}.jsonl.part"
+
+
+def last_record(folder: Path, rank: int) -> Record | None:
+    """The newest complete record of a rank that may still be writing: for progress only."""
+    for path in (records_file(folder, rank), part_file(folder, rank)):
+        try:
+            lines = path.read_bytes().decode("utf-8", "replace").splitlines()
+        except OSError:
+            continue
+        for line in reversed(lines):
+            try:
+                record: Record = json.loads(line)
+                return record
+            except ValueError:
+                continue  # the rank is writing this line now
+    return None
+
+
+def read_records(folder: Path, ranks: int) -> Records:
+    """The complete records of all ranks of a launch.
+
+    Raises BrokenRecords, naming the rank and the defect. ``validation`` checks the content.
+    """
+    _refuse_others(folder, ranks)
+    return Records({rank: _read_rank(folder, rank) for rank in range(ranks)})
+
+
+def records_of(folder: Path, variant: str) -> Iterator[Record]:
+    """The records of a trial in a run folder: launch by launch, and rank by rank. Raises
+    Inconclusive as ``read_records`` does."""
+    trial = read_json(folder / RUN_FILE)["trials"][variant]
+    for launch in trial["launches"]:
+        records = read_records(folder / variant / launch, trial["ranks"])
+        for rank in records.ranks:
+            yield from records.by_rank[rank]
+
+
+def _refuse_others(folder: Path, ranks: int) -> None:
+    """Raise BrokenRecords for a file of another rank, or one that is finished and unfinished."""
+    expected = {records_file(folder, rank).name for rank in range(ranks)}
+    for file in sorted(folder.glob("rank_*.jsonl")):
+        if file.name not in expected:
+            raise BrokenRecords(f"{file.name} belongs to no rank of this trial, which has {ranks}")
+        if file.with_name(f"{file.name}.part").exists():
+            raise BrokenRecords(f"{file.name} is there twice, finished and unfinished")
+
+
+def _read_rank(folder: Path, rank: int) -> list[Record]:
+    path = records_file(folder, rank)
+    if not path.exists():
+        raise BrokenRecords(f"rank {rank} left no complete records")
+    try:
+        *lines, rest = path.read_bytes().decode("utf-8", "replace").split("\n")
+    except OSError as error:
+        raise BrokenRecords(f"cannot read {path}: {error.strerror}") from None
+    records = [_parse(line, rank, number) for number, line in enumerate(lines, start=1)]
+    if rest or not records or records[-1]["kind"] != END:
+        raise BrokenRecords(f"rank {rank}: its records are cut off after {len(records)} lines")
+    return records
+
+
+def _parse(line: str, rank: int, number: int) -> Record:
+    try:
+        record = parse(line)
+    except ValueError as error:
+        what = "is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise BrokenRecords(f"rank {rank}: line {number} of its records {what}") from None
+    if not isinstance(record, dict) or record.get("rank") != rank:
+        raise BrokenRecords(f"rank {rank}: line {number} of its records is not from this rank")
+    return record
+
+
+def create_run_folder(parent: Path, name: str, run: Mapping[str, Any]) -> Path:
+    """Make ``parent/name`` with its run.json and a folder for each launch: all of it or nothing."""
+    try:
+        with folder_whole(parent / name) as unfinished:
+            write_json(unfinished / RUN_FILE, run)
+            for variant, trial in run["trials"].items():
+                for launch in trial["launches"]:
+                    (trial_folder(unfinished, run, variant) / launch).mkdir(parents=True)
+    except OSError as error:
+        raise unwritten(parent, error, "runs=") from None
+    return parent / name
+
+
+def check_run(run: Mapping[str, Any]) -> None:
+    """Raise Inconclusive if this catalogue cannot judge a run with this run.json."""
+    if run["scenario"] not in catalog.names():
+        raise Inconclusive(f"this catalogue has no scenario '{run['scenario']}': {_origin(run)}")
+    known = {RELEASED, *catalog.scenario(run["scenario"]).variants}
+    for variant in run["trials"]:
+        if variant not in known:
+            raise Inconclusive(
+                f"run.json: this catalogue has no variant '{variant}': {_origin(run)}"
+            )
+        try:
+            params_of(run, variant)
+        except (TypeError, ValueError) as error:
+            why = f"this catalogue does not accept its parameters ({error})"
+            raise Inconclusive(f"run.json, {variant}: {why}: {_origin(run)}") from None
+
+
+def _origin(run: Mapping[str, Any]) -> str:
+    """The commit of the catalogue that a run is from."""
+    commit = run["source"]["commit"]
+    return f"it is from the catalogue of commit {commit[:12]}" if commit else "it names no commit"
+
+
+def position_of(run: Mapping[str, Any], variant: str, launch: str, rank: int) -> Position:
+    """The position of a rank of a launch."""
+    trial = run["trials"][variant]
+    return Position(
+        params_of(run, variant),
+        run["seed"],
+        rank,
+        trial["ranks"],
+        Lane(run["lane"]),
+        trial["pins"],
+        launch,
+    )
+
+
+def params_of(run: Mapping[str, Any], variant: str) -> Any:
+    """The scenario's ``Params`` for a trial."""
+    return catalog.load(run["scenario"]).Params(**run["trials"][variant]["params"])
+
+
+NAME = r"\d{8}-\d{6}-\w+-[0-9a-f]{6}"
+"""The name of a run folder. Nothing with another name is touched."""
+
+
+@contextmanager
+def shared(runs: Path) -> Iterator[None]:
+    """Hold a shared lock on the folder of all runs, as every living run does.
+
+    A run that holds it alone first removes what killed runs left unfinished. The lock is on the
+    folder itself, and the kernel frees it with the process.
+    """
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        handle = os.open(runs, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield  # making the run folder fails too, and reports the reason
+        return
+    try:
+        if _locked(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            _remove_unfinished(runs)
+        _locked(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int, mode: int) -> bool:
+    try:
+        fcntl.flock(handle, mode)
+    except OSError:  # another run holds it, or the file system has no locks on folders
+        return False
+    return True
+
+
+def _remove_unfinished(runs: Path) -> None:
+    for folder in runs.glob(".*"):
+        if re.fullmatch(rf"\.{NAME}\.\w+", folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
+    for run in runs.glob("[0-9]*"):
+        if re.fullmatch(NAME, run.name) and not (run / VERDICT_FILE).exists():
+            for file in _unfinished_files(run):
+                file.unlink(missing_ok=True)
+
+
+def _unfinished_files(run: Path) -> Iterator[Path]:
+    yield from run.glob(f".{VERDICT_FILE}.*")
+    for depth in ("*", "*/*"):  # the folder of a trial, or of one of its launches
+        yield from run.glob(f"{depth}/.{EXIT_FILE}.*")
+
+
+RECORDED = "recorded.tar.xz"
+"""The run folder of a recorded run, without logs and checkpoints."""
+
+
+@contextmanager
+def recorded(scenario: str) -> Iterator[Path | None]:
+    """The folder of a scenario's recorded run, until the context ends; None if it has none."""
+    file = catalog.folder(scenario) / RECORDED
+    if not file.is_file():
+        yield None
+        return
+    with TemporaryDirectory(prefix=f"{scenario}-") as temporary:
+        folder = Path(temporary, "recorded")
+        archives.unpack(file, folder)
+        yield folder
+
+
+def kept(scenario: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The evidence of a scenario, by name: run.json with the graded result; newest first."""
+    files = (catalog.folder(scenario) / "evidence").glob("*.json")
+    found = [(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in files]
+    return sorted(found, key=lambda each: str(each[1]["started"]), reverse=True)
+
+
+def insufficient_checks(content: Mapping[str, Any]) -> Mapping[str, bool]:
+    """The insufficient checks of a kept run, and whether each fired in the buggy variant."""
+    for trial in content["result"]["trials"]:
+        if trial["variant"] == BUGGY and trial["insufficient_checks"]:
+            return dict(trial["insufficient_checks"])
+    return {}

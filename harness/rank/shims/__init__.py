@@ -1,0 +1,82 @@
+"""Shims: declared changes of the environment that let an upstream release run on this machine.
+
+Each shim is a named ``Point`` that says which releases and lanes need it, and why. An
+upstream with many shims has a module of its own; those of all others are in ``others``. The parent
+process decides which shims apply and lists them in run.json; each rank installs these and records
+how often each was used. No shim touches the path of a defect.
+
+A process imports upstream with its shims, and only once; one that forks ranks does it for all of
+them.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from harness.bugs.api.spec import Lane, Point
+from harness.rank.shims import deepspeed, megatron, others
+
+POINTS: tuple[Point, ...] = (others.OFFLINE, *others.POINTS, *deepspeed.POINTS, *megatron.POINTS)
+
+
+def needed(pins: Mapping[str, str], lane: Lane) -> list[Point]:
+    """The shims that these releases need on this lane, in the order to install them."""
+    from packaging.specifiers import SpecifierSet
+
+    def applies(point: Point) -> bool:
+        if point is others.OFFLINE:
+            return True
+        version = pins.get(point.upstream)
+        if version is None or lane not in point.lanes:
+            return False
+        return SpecifierSet(point.releases).contains(version, prereleases=True)
+
+    return [point for point in POINTS if applies(point)]
+
+
+def install(names: Iterable[str], uses: Counter[str] | None = None) -> Counter[str]:
+    """Install the named shims in this process; the counter counts their uses from now on."""
+    uses = Counter() if uses is None else uses
+    by_name = {point.name: point for point in POINTS}
+    for name in names:
+        uses[name] = 0
+        by_name[name].install(_counter(uses, name))
+    return uses
+
+
+def _counter(uses: Counter[str], name: str):  # type: ignore[no-untyped-def]
+    def count() -> None:
+        uses[name] += 1
+
+    return count
+
+
+_uses: Counter[str] = Counter()
+"""How often each shim that this process has installed was used."""
+
+
+def import_upstream(points: Iterable[str], modules: Iterable[str]) -> Counter[str]:
+    """Install these shims and import these modules. The counter counts the uses of each shim.
+
+    Does nothing for those that the process, or the one that it was forked from, has already.
+    """
+    missing = [module for module in modules if module not in sys.modules]
+    install([point for point in points if point not in _uses], _uses)
+    for module in missing:
+        importlib.import_module(module)
+    if missing:
+        freeze()
+    return _uses
+
+
+def freeze() -> None:
+    """Exclude everything imported so far from garbage collection: none of it is ever freed.
+
+    DeepSpeed collects four times while it initialises, each time through every module. A forked
+    process also need not copy memory that the collector does not visit.
+    """
+    gc.freeze()

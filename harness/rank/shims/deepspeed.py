@@ -1,0 +1,330 @@
+"""What DeepSpeed's releases need on a newer torch, or on a machine without a GPU.
+
+Torch and DeepSpeed are imported inside the functions: listing the shims must not need them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from harness.bugs.api.spec import Point
+from harness.rank.shims import stand_ins
+from harness.rank.shims.stand_ins import BOTH, CPU, Count
+
+
+def _torch_six(count: Count) -> None:
+    import torch
+
+    six = stand_ins.module("torch._six", count, inf=float("inf"), string_classes=(str, bytes))
+    torch._six = six  # type: ignore[attr-defined]
+
+
+def _collection_types(count: Count) -> None:
+    import collections
+    from collections import abc
+
+    names = {name: getattr(abc, name) for name in abc.__all__}
+    module: Any = collections
+    module.__getattr__ = stand_ins.getter("collections", count, names)
+
+
+def _elastic_names(count: Count) -> None:
+    import importlib
+    import logging
+
+    # A function with the name of the module hides it from attribute access.
+    api: Any = importlib.import_module("torch.distributed.elastic.agent.server.api")
+    lost = {"log": logging.getLogger("torch.distributed.elastic"), "_get_socket_with_port": None}
+    gone = {name: value for name, value in lost.items() if not hasattr(api, name)}
+    if gone:
+        api.__getattr__ = stand_ins.getter(api.__name__, count, gone)
+
+
+def _flatten_helper(count: Count) -> None:
+    import torch._utils
+    from deepspeed.ops.op_builder import UtilsBuilder  # type: ignore[import-not-found]
+
+    helpers = SimpleNamespace(
+        flatten=torch._utils._flatten_dense_tensors, unflatten=torch._utils._unflatten_dense_tensors
+    )
+
+    def load(self: Any, verbose: bool = True) -> SimpleNamespace:
+        count()
+        return helpers
+
+    UtilsBuilder.load = load
+
+
+def _intel_modules(count: Count) -> None:
+    for name in ("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"):
+        stand_ins.module(name, count)
+    count()
+
+
+def _gloo_for_ccl(count: Count) -> None:
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
+
+    def name(self: Any) -> str:
+        count()
+        return "gloo"
+
+    CPU_Accelerator.communication_backend_name = name
+
+
+def _fp16_on_cpu(count: Count) -> None:
+    import torch
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
+
+    # 0.9 does not have this list yet, and nothing in it reads one.
+    supported_dtypes: Any = getattr(CPU_Accelerator, "supported_dtypes", lambda _: [])
+
+    def is_fp16_supported(self: Any) -> bool:
+        count()
+        return True
+
+    def with_fp16(self: Any) -> list[torch.dtype]:
+        count()
+        return list(dict.fromkeys([*supported_dtypes(self), torch.float16]))
+
+    CPU_Accelerator.is_fp16_supported = is_fp16_supported
+    CPU_Accelerator.supported_dtypes = with_fp16
+
+
+def _cpu_events(count: Count) -> None:
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
+
+    def made(kind: type) -> Callable[..., Any]:
+        def make(**options: Any) -> Any:
+            count()
+            return kind(**options)
+
+        return make
+
+    event, stream = made(stand_ins.Event), made(stand_ins.Stream)
+    CPU_Accelerator.Event, CPU_Accelerator.Stream = property(lambda _: event), lambda _: stream()
+    CPU_Accelerator.stream = lambda *_: nullcontext()
+
+
+def _cpu_streams(count: Count) -> None:
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
+
+    def stream(*_: Any) -> stand_ins.Stream:
+        count()
+        return stand_ins.Stream()
+
+    CPU_Accelerator.current_stream = CPU_Accelerator.default_stream = stream
+
+
+def _available(count: Count) -> None:
+    import torch
+
+    stand_ins.replace_for("deepspeed", torch.cuda, "is_available", count, lambda _: True)
+
+
+def _detached_output(count: Count) -> None:
+    import torch
+
+    original = torch.distributed.all_gather_into_tensor
+
+    def gather(
+        output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        if output_tensor.requires_grad:
+            count()
+            output_tensor, input_tensor = output_tensor.detach(), input_tensor.detach()
+        return original(output_tensor, input_tensor, *args, **kwargs)
+
+    torch.distributed.all_gather_into_tensor = gather  # type: ignore[assignment]
+
+
+def _gathers_in_order(count: Count) -> None:
+    import torch
+
+    original = torch.distributed.all_gather_into_tensor
+
+    def gather(*args: Any, **kwargs: Any) -> Any:
+        work = original(*args, **kwargs)
+        if work is not None:
+            count()
+            work.wait()
+        return work
+
+    torch.distributed.all_gather_into_tensor = gather
+
+
+def _shm_comm(count: Count) -> None:
+    import deepspeed  # type: ignore[import-not-found]  # noqa: F401
+
+    # `import deepspeed.comm.torch as x` would give the real torch, which that package imports.
+    comm: ModuleType = sys.modules["deepspeed.comm.torch"]
+    comm.build_shm_op = count  # type: ignore[attr-defined]
+
+
+POINTS = (
+    Point(
+        "deepspeed.torch_six",
+        "deepspeed",
+        "<0.9",
+        BOTH,
+        "torch 2 removed torch._six, from which these releases import the constant inf",
+        _torch_six,
+    ),
+    Point(
+        "deepspeed.collection_types",
+        "deepspeed",
+        "<0.6",
+        BOTH,
+        "Python 3.10 moved the types, such as Mapping, that they take from collections",
+        _collection_types,
+    ),
+    Point(
+        "deepspeed.elastic_names",
+        "deepspeed",
+        ">=0.7,<0.14.5",
+        BOTH,
+        "torch 2.11 removed two names that the (unused) elastic agent imports",
+        _elastic_names,
+    ),
+    Point(
+        "deepspeed.cuda_stand_ins",
+        "deepspeed",
+        "<0.9",
+        CPU,
+        "releases without a CPU accelerator call torch.cuda directly: here its device is the CPU, "
+        "and its events, streams and memory counters do nothing",
+        stand_ins.cuda_on_cpu,
+    ),
+    Point(
+        "deepspeed.cuda_available",
+        "deepspeed",
+        "<0.9",
+        CPU,
+        "they refuse fp16 where torch.cuda is not available: it is reported to them as available",
+        _available,
+    ),
+    Point(
+        "deepspeed.cuda_devices",
+        "deepspeed",
+        "<0.9",
+        CPU,
+        "they make tensors on the device of torch.cuda: they are made on the CPU",
+        partial(stand_ins.made_on_cpu, "deepspeed"),
+    ),
+    Point(
+        "deepspeed.tensor_cuda",
+        "deepspeed",
+        "<0.9",
+        CPU,
+        "they move tensors with Tensor.cuda(): they stay where they are",
+        partial(stand_ins.tensor_cuda, "deepspeed"),
+    ),
+    Point(
+        "deepspeed.cuda_type_names",
+        "deepspeed",
+        "<0.9",
+        CPU,
+        "they reduce only gradients whose Tensor.type() is a torch.cuda name, so that name is "
+        "reported to them, which is untrue",
+        partial(stand_ins.type_names, "deepspeed", "cuda"),
+    ),
+    Point(
+        "deepspeed.cpu_type_names",
+        "deepspeed",
+        ">=0.9,<0.13",
+        CPU,
+        "they reduce only gradients whose Tensor.type() contains the name of the accelerator: "
+        "torch.cpu.FloatTensor, a name that torch has never used for CPU tensors",
+        partial(stand_ins.type_names, "deepspeed", "cpu"),
+    ),
+    Point(
+        "deepspeed.intel_modules",
+        "deepspeed",
+        ">=0.9,<0.14.1",
+        CPU,
+        "their CPU accelerator imports two Intel packages; empty modules replace them",
+        _intel_modules,
+    ),
+    Point(
+        "deepspeed.gloo_for_ccl",
+        "deepspeed",
+        ">=0.9,<0.14.1",
+        CPU,
+        "their CPU accelerator selects oneCCL; gloo is used instead",
+        _gloo_for_ccl,
+    ),
+    Point(
+        "deepspeed.cpu_events",
+        "deepspeed",
+        ">=0.9,<0.10",
+        CPU,
+        "their CPU accelerator has None for events and streams, which their ZeRO optimizer needs",
+        _cpu_events,
+    ),
+    Point(
+        "deepspeed.cpu_streams",
+        "deepspeed",
+        "==0.13.*",
+        CPU,
+        "their CPU accelerator has None for the current stream, for which ZeRO-3 waits",
+        _cpu_streams,
+    ),
+    Point(
+        "deepspeed.fp16_on_cpu",
+        "deepspeed",
+        ">=0.9",
+        CPU,
+        "their CPU accelerator reports that it has no fp16 (later: only with the processor's own "
+        "instructions), so the engine refuses fp16; torch computes it on any CPU, slowly",
+        _fp16_on_cpu,
+    ),
+    Point(
+        "deepspeed.flatten_helper",
+        "deepspeed",
+        "<0.9",
+        BOTH,
+        "at start they compile a C++ helper that calls torch's flatten and unflatten: these are "
+        "called directly, without compiling",
+        _flatten_helper,
+    ),
+    Point(
+        "deepspeed.gather_into_detached",
+        "deepspeed",
+        ">=0.9",
+        CPU,
+        "some gather parameters into a flat buffer that requires grad: NCCL writes into it, gloo "
+        "copies into views of it, which autograd forbids; gloo gets the same memory, detached",
+        _detached_output,
+    ),
+    Point(
+        "deepspeed.gathers_in_order",
+        "deepspeed",
+        ">=0.9",
+        CPU,
+        "when they gather several parameters they wait only for the last one: NCCL works in order, "
+        "gloo does not, so each is waited for",
+        _gathers_in_order,
+    ),
+    Point(
+        "deepspeed.shm_comm",
+        "deepspeed",
+        ">=0.14",
+        CPU,
+        "at start they compile a shared-memory all-reduce, for over half a minute; gloo does not "
+        "need it",
+        _shm_comm,
+    ),
+    Point(
+        "deepspeed.whole_checkpoints",
+        "deepspeed",
+        "<0.17",
+        BOTH,
+        "since torch 2.6 torch.load accepts only plain tensors by default, and the checkpoints of "
+        "these releases contain their own objects",
+        stand_ins.whole_checkpoints,
+    ),
+)

@@ -1,0 +1,169 @@
+"""What megatron-core's releases need on a machine without a GPU, or without NVIDIA's apex.
+
+Shims that change torch affect only calls from megatron-core's own code: DeepSpeed, which runs it in
+other scenarios, and torch itself are not affected. Torch is imported inside the functions.
+"""
+
+from __future__ import annotations
+
+import builtins
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from harness.bugs.api.spec import Point
+from harness.rank import apex
+from harness.rank.shims import stand_ins
+from harness.rank.shims.stand_ins import BOTH, CPU, Count
+
+
+def _eager_compile(count: Count) -> None:
+    import torch
+
+    def compile(model: Any = None, **options: Any) -> Any:
+        count()
+        return (lambda function: function) if model is None else model
+
+    torch.compile = compile  # type: ignore[assignment]
+
+
+def _current_device(count: Count) -> None:
+    import torch
+
+    _for_megatron(torch.cuda, "current_device", count, lambda _: torch.device("cpu"))
+
+
+def _synchronize(count: Count) -> None:
+    import torch
+
+    _for_megatron(torch.cuda, "synchronize", count, lambda *_, **__: None)
+
+
+def _current_stream(count: Count) -> None:
+    import torch
+
+    _for_megatron(torch.cuda, "current_stream", count, lambda *_, **__: stand_ins.Stream())
+
+
+def _for_megatron(owner: Any, name: str, count: Count, substitute: Any) -> None:
+    stand_ins.replace_for("megatron", owner, name, count, substitute)
+
+
+def _apex_optimizers(count: Count) -> None:
+    if apex.installed():
+        return
+    import torch
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise NotImplementedError("a fused kernel of NVIDIA's apex, which is not installed here")
+
+    stand_ins.module("apex", count)
+    stand_ins.module(
+        "apex.optimizers", count, FusedAdam=torch.optim.AdamW, FusedSGD=torch.optim.SGD
+    )
+    stand_ins.module("apex.multi_tensor_apply", count, multi_tensor_applier=refuse)
+    kernels = dict.fromkeys(("multi_tensor_l2norm", "multi_tensor_scale"), refuse)
+    stand_ins.module("amp_C", count, **kernels)
+
+
+def _pkg_resources(count: Count) -> None:
+    import packaging.version
+
+    if find_spec("pkg_resources") is None:
+        stand_ins.module("pkg_resources", count, packaging=packaging)
+
+
+def _undefined_gemm(count: Count) -> None:
+    # Python looks among the builtins for a name that a module does not define.
+    if find_spec("transformer_engine") is None:
+        builtins.te_general_gemm = None  # type: ignore[attr-defined]
+        count()
+
+
+POINTS = (
+    Point(
+        "megatron-core.current_device",
+        "megatron-core",
+        ">=0.4",
+        CPU,
+        "it allocates its buffers on torch.cuda.current_device(): here that returns the CPU",
+        _current_device,
+    ),
+    Point(
+        "megatron-core.synchronize",
+        "megatron-core",
+        ">=0.4",
+        CPU,
+        "it waits for the GPU around its pipeline's messages: here that returns at once",
+        _synchronize,
+    ),
+    Point(
+        "megatron-core.current_stream",
+        "megatron-core",
+        ">=0.19",
+        CPU,
+        "it uses the GPU's stream when it reduces gradients: here that is one that does nothing",
+        _current_stream,
+    ),
+    Point(
+        "megatron-core.cuda_literal",
+        "megatron-core",
+        ">=0.4",
+        CPU,
+        "it makes tensors with the literal device 'cuda': they are made on the CPU",
+        partial(stand_ins.made_on_cpu, "megatron"),
+    ),
+    Point(
+        "megatron-core.tensor_cuda",
+        "megatron-core",
+        ">=0.4",
+        CPU,
+        "it moves tied weights with Tensor.cuda(): they stay where they are",
+        partial(stand_ins.tensor_cuda, "megatron"),
+    ),
+    Point(
+        "megatron-core.cuda_type_names",
+        "megatron-core",
+        ">=0.4",
+        CPU,
+        "its optimizers take only parameters whose Tensor.type() is a torch.cuda name, so that "
+        "name is reported to them, which is untrue",
+        partial(stand_ins.type_names, "megatron", "cuda"),
+    ),
+    Point(
+        "megatron-core.pkg_resources",
+        "megatron-core",
+        ">=0.7,<0.9",
+        BOTH,
+        "they import the package packaging through pkg_resources, which setuptools has removed",
+        _pkg_resources,
+    ),
+    Point(
+        "megatron-core.apex_optimizers",
+        "megatron-core",
+        ">=0.6,<0.10",
+        BOTH,
+        "they import NVIDIA's apex for their optimizers: where it is missing, torch's AdamW and "
+        "SGD stand in for FusedAdam and FusedSGD, and its other kernels raise if they are called; "
+        "where it is installed it is used, and this counts nothing",
+        _apex_optimizers,
+    ),
+    Point(
+        "megatron-core.undefined_gemm",
+        "megatron-core",
+        ">=0.13,<0.17",
+        BOTH,
+        "without Transformer Engine the MoE router stops at the name te_general_gemm, which a "
+        "failed import has left undefined: here it is None, as in 0.17, and torch multiplies",
+        _undefined_gemm,
+    ),
+    Point(
+        "megatron-core.eager_compile",
+        "megatron-core",
+        ">=0.5",
+        CPU,
+        "its functions under torch.compile run as written: loading the compiler takes each rank "
+        "longer than the whole training",
+        _eager_compile,
+    ),
+)

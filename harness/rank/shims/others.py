@@ -1,0 +1,205 @@
+"""What upstreams need that have only a shim or two: Hugging Face's libraries, torch and others.
+
+Torch and upstream are imported inside the functions: listing the shims must not need them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from harness.bugs.api.spec import Point
+from harness.rank.shims import stand_ins
+from harness.rank.shims.stand_ins import BOTH, CPU, Count
+
+NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+"""The signature of the operators whose declarations torchvision needs while it is imported."""
+
+
+def _offline(count: Count) -> None:
+    # Set before anything imports huggingface_hub, which reads the variable once.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    count()
+
+
+def _own_transformers(count: Count, package: str) -> None:
+    """Hide a transformers that does not lie beside this package."""
+    if _folder_of("transformers") not in (None, _folder_of(package)):
+        sys.modules["transformers"] = None  # type: ignore[assignment]
+        count()
+
+
+def _folder_of(package: str) -> Path | None:
+    """The folder that a package would be imported from."""
+    found = find_spec(package)
+    return Path(found.origin).parent.parent if found and found.origin else None
+
+
+def _keras_on_torch(count: Count) -> None:
+    os.environ["KERAS_BACKEND"] = "torch"
+    # No settings of the user are read, and none are written into the home.
+    os.environ["KERAS_HOME"] = os.devnull
+    count()
+
+
+def _sampler_argument(count: Count) -> None:
+    """Let torch's Sampler take an argument, from lhotse's code, as it did."""
+    from torch.utils.data import Sampler
+
+    stand_ins.replace_for("lhotse", Sampler, "__init__", count, lambda *_, **__: None)
+
+
+def _whole_batches(count: Count) -> None:
+    """Let a batch of sends and receives be one operation, which ends when all of them have."""
+    import torch.distributed
+
+    dist: Any = torch.distributed
+    original = dist.batch_isend_irecv
+
+    def together(operations: list[Any]) -> list[Any]:
+        count()
+        return [_Batch(original(operations))]
+
+    dist.batch_isend_irecv = together
+
+
+class _Batch:
+    """Operations that are waited for together."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self.works = works
+
+    def wait(self) -> None:
+        """Wait for all of them."""
+        for work in self.works:
+            work.wait()
+
+
+def _no_handshake(count: Count) -> None:
+    """Let stages of a pipeline begin without the message that NCCL needs to connect."""
+    from torch.distributed import pipelining
+
+    def nothing(_: Any) -> list[Any]:
+        count()
+        return []
+
+    stage: Any = pipelining.PipelineStage
+    stage._get_init_p2p_neighbors_ops = nothing
+
+
+def _torchvision_operators(count: Count) -> None:
+    """Declare the operators, without code for them, if torchvision cannot load its own library."""
+    import torch
+
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:  # operator torchvision::nms does not exist
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for operator in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{operator}", NMS)
+        importlib.import_module("torchvision")
+        count()
+
+
+OFFLINE = Point(
+    "huggingface_hub.offline",
+    "huggingface_hub",
+    "",
+    BOTH,
+    "scenarios make their models and data in code: no library may look on a hub, and a library "
+    "that tries fails",
+    _offline,
+)
+"""For every run, whatever it pins: these libraries also come as dependencies of others."""
+
+POINTS = (
+    Point(
+        "accelerate.own_transformers",
+        "accelerate",
+        "",
+        BOTH,
+        "it imports any transformers that it finds, and one from outside the overlay fails at the "
+        "overlay's older huggingface_hub: that one is hidden",
+        partial(_own_transformers, package="accelerate"),
+    ),
+    Point(
+        "pytorch-lightning.own_transformers",
+        "pytorch-lightning",
+        "<2.2",
+        BOTH,
+        "its torchmetrics imports any transformers that it finds, and one from outside the overlay "
+        "fails at the overlay's other packages: that one is hidden",
+        partial(_own_transformers, package="pytorch_lightning"),
+    ),
+    Point(
+        "transformers.whole_checkpoints",
+        "transformers",
+        "<4.47",
+        BOTH,
+        "torch 2.6 changed torch.load's default, and the Trainer of these releases resumes with "
+        "it from the random states that it saved itself",
+        stand_ins.whole_checkpoints,
+    ),
+    Point(
+        "keras.on_torch",
+        "keras",
+        ">=3",
+        BOTH,
+        "keras chooses its backend when it is imported, and takes TensorFlow by default",
+        _keras_on_torch,
+    ),
+    Point(
+        "lhotse.sampler_argument",
+        "lhotse",
+        "<1.32.2",
+        BOTH,
+        "it makes torch's Sampler with an argument that was never used, and that newer releases "
+        "of torch refuse",
+        _sampler_argument,
+    ),
+    Point(
+        "prodigyopt.tensor_cuda",
+        "prodigyopt",
+        "",
+        CPU,
+        "it moves the two numbers that the ranks add to a GPU: they stay where they are",
+        partial(stand_ins.tensor_cuda, "prodigyopt"),
+    ),
+    Point(
+        "torch.whole_batches",
+        "torch",
+        "<2.9",
+        CPU,
+        "its pipelines wait for the last operation of a batch of sends and receives: NCCL makes "
+        "one operation of a batch, and gloo does not",
+        _whole_batches,
+    ),
+    Point(
+        "torch.no_handshake",
+        "torch",
+        ">=2.9,<2.10",
+        CPU,
+        "the stages of its pipelines first send 8 bytes to a neighbour that expects 4, which gloo "
+        "refuses",
+        _no_handshake,
+    ),
+    *(
+        Point(
+            f"{package}.torchvision_operators",
+            package,
+            releases,
+            BOTH,
+            "it imports torchvision, whose published wheel is for one release of torch and for "
+            "CUDA: beside another torch its operators cannot be loaded, and nothing here calls "
+            "them",
+            _torchvision_operators,
+        )
+        for package, releases in (("lightly", ""), ("litdata", "<0.2.3"), ("open-clip-torch", ""))
+    ),
+)

@@ -1,0 +1,341 @@
+"""Overlays: read-only folders, each with one set of releases and perhaps a defect.
+
+An overlay is built in a temporary folder and renamed into the user's cache. Its name is a digest of
+everything that it is made from. It never changes, so the next use costs milliseconds.
+``OVERLAY/site-packages`` is on a rank's path. ``OVERLAY/overlay.json``, the manifest, lists what is
+installed, and the size and hash of every file, bytecode included. Each use compares the sizes of
+code files; the end of a trial compares the hashes of the files that its ranks loaded, see
+``loaded``. Other files may change: some security software rewrites certifi's certificates.
+
+Most releases of a package have most files in common, so overlays share equal files, see
+``contents``: the second release costs a small part of the disk that the first one does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from harness.bugs import pins
+from harness.bugs.api.spec import Defect
+from harness.bugs.pins import Interpreter, Stack
+from harness.rank import bytecode
+from harness.rank.manifest import INSTALLED, MANIFEST, BuiltFile, DamagedOverlay, read_manifest
+from harness.releases import contents, edits, locks, patches, resolution, uv
+from harness.system.errors import Unsupported
+from harness.system.files import link, locked, new_folder_beside, sha256, write_whole, writing
+from harness.system.installation import refuse_without_torch
+
+FORMAT = 4
+"""Increase it when the same key would make a different folder than before."""
+
+
+SITE = "site-packages"
+"""A name that dill knows. It pickles modules from other folders by value; for pyarrow's that fails
+with "Can't pickle MonthDayNano"."""
+
+
+MAKERS = 2
+"""How many overlays are built at once: one downloads while another is compiled."""
+
+_installing = threading.Semaphore(MAKERS)
+
+
+CODE = re.compile(r"\.(py|pyc|c|cc|cpp|cxx|cu|cuh|h|hpp)$|\.so(\.\d+)*$")
+"""Names of files that a rank executes: Python, bytecode, shared libraries, and the C++ and CUDA
+sources that DeepSpeed compiles when it runs."""
+
+
+SELDOM_IMPORTED = re.compile(r"/tests/|^/transformers/models/(?!auto/)\w+/")
+"""Sources that get no bytecode here, but in each process that imports them. They are most of the
+files of transformers (all models) and of pandas (its tests), and compiling takes longest."""
+
+
+Files = Mapping[str, BuiltFile]
+"""The files of an overlay, by their path in site-packages."""
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """A finished overlay."""
+
+    key: str
+    site: Path
+    """The folder on a rank's path."""
+    lock: str
+    """The installed releases: ``name==version`` lines."""
+    diff: str
+    """The changes of its defects, as a unified diff; empty without a defect."""
+    made: bool = field(default=False, compare=False)
+    """Whether this process has just built it."""
+    files: Files | None = field(default=None, compare=False, repr=False)
+    """Its files; None for the user's own environment, which has no manifest."""
+
+    @property
+    def folder(self) -> Path:
+        return self.site.parent
+
+    def has(self, file: str) -> bool:
+        """Whether it contains a file, by its path in site-packages: other releases may lack it."""
+        return (self.site / file).is_file() if self.files is None else file in self.files
+
+    def hash_of(self, file: str) -> str:
+        """The SHA-256 of one of its files as it was built, not as it is now.
+
+        In the user's own environment it is that of the file as it is now.
+        """
+        return sha256(self.site / file) if self.files is None else self.files[file].sha256
+
+
+def key(stack: Stack, defects: Sequence[Defect] = ()) -> str:
+    """The name of an overlay: a digest of everything that it is made from."""
+    changes = [[d.name, d.file, d.scope, *_code(d.edit)] for d in defects]
+    content = json.dumps(
+        [FORMAT, stack.to_json(), pins.bounds(stack.pins), changes], sort_keys=True
+    )
+    return hashlib.sha256(content.encode()).hexdigest()[:20]
+
+
+def _code(function: Any) -> list[str]:
+    """The source of a function, and the texts that it refers to in its module."""
+    code = function.__code__
+    inner = [each.co_names for each in code.co_consts if isinstance(each, CodeType)]
+    names = sorted({*code.co_names, *itertools.chain(*inner)})
+    values = [function.__globals__.get(name) for name in names]
+    return [inspect.getsource(function), *(value for value in values if isinstance(value, str))]
+
+
+def make(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
+    """Build an overlay unless it exists; returns whether it was built now."""
+    # Polls instead of waiting for the lock: users of the finished overlay hold it shared, perhaps
+    # in another thread of this process, and must not be waited for.
+    name = key(stack, defects)
+    with writing(cache, "HARNESS_CACHE"):
+        while not _is_there(cache, name):
+            with locked(lock_file(cache, name), wait=False) as held:
+                if held and not _is_there(cache, name):
+                    _make_now(name, stack, defects, cache)
+                    return True
+            time.sleep(0.05)
+    return False
+
+
+@contextmanager
+def makers() -> Iterator[ThreadPoolExecutor]:
+    """A pool of MAKERS threads that build overlays.
+
+    Leaving the context stops unfinished builds: it ends uv, and no unfinished folder stays.
+    """
+    threads: set[int] = set()
+    pool = ThreadPoolExecutor(
+        MAKERS, "overlay", initializer=lambda: threads.add(threading.get_ident())
+    )
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        uv.give_up(threads)
+
+
+@contextmanager
+def borrowed(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[Overlay]:
+    """An overlay, built first if it does not exist; nobody can delete it while it is borrowed."""
+    name, made = key(stack, defects), make(stack, defects, cache)
+    with locked(lock_file(cache, name), shared=True):
+        yield _opened(cache, name, made)
+
+
+def _make_now(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> None:
+    if defects or stack.patches:
+        with borrowed(replace(stack, patches=()), (), cache) as base:
+            _make(cache, name, stack, defects, base)
+    else:
+        _make(cache, name, stack, (), None)
+
+
+def _make(
+    cache: Path, name: str, stack: Stack, defects: Sequence[Defect], base: Overlay | None
+) -> None:
+    aside = new_folder_beside(_folder(cache, name))
+    try:
+        site = aside / SITE
+        if base is None:
+            with _installing:
+                text, diff = _install(stack, site), ""
+                files = sealed(site)
+                contents.share(site, files, cache)
+                hashes = {file: made.sha256 for file, made in files.items()}
+                bytecode.remember(hashes, _folder(cache, name) / SITE)
+        else:
+            shutil.copytree(base.site, site, symlinks=True, copy_function=link)
+            text, (diff, edited) = base.lock, _put_in(defects, stack, site, base)
+            files = _with_edits(base, edited, site)
+        manifest = _manifest(name, stack, defects, text, diff, files)
+        write_whole(aside / MANIFEST, json.dumps(manifest) + "\n")
+        try:
+            aside.rename(_folder(cache, name))
+        except OSError:
+            if not _is_there(cache, name):  # another machine was first, where locks do not work
+                raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _install(stack: Stack, site: Path) -> str:
+    for name in set(stack.pins).intersection(pins.SOURCE_ONLY):
+        # Built without torch, DeepSpeed's pipeline would broadcast instead of send, for ever.
+        refuse_without_torch(f"building {name} {stack.pins[name]}")
+    text = resolution.lock(stack)
+    site.mkdir()  # the bugs of a GPU need no package
+    resolution.install(text, stack, site)
+    sources = sorted(site.rglob("*.py"))
+    wanted = [s for s in sources if not SELDOM_IMPORTED.search(f"/{s.relative_to(site)}")]
+    _compile(stack, wanted, site)
+    return text
+
+
+def _compile(stack: Stack, sources: Sequence[Path], site: Path) -> None:
+    if (stack.python, stack.platform) == pins.here():  # otherwise on the machine that unpacks it
+        new = [source for source in sources if not bytecode.copied(source, site)]
+        bytecode.compile_all(new, site)
+
+
+def _put_in(
+    defects: Sequence[Defect], stack: Stack, site: Path, base: Overlay
+) -> tuple[str, set[str]]:
+    """Apply the patches, then the defects; returns the change as a unified diff, and its files."""
+    patched = (patches.paths(text, stack.pins) for text in stack.patches)
+    files = {d.file for d in defects}.union(*patched)
+    for file in {file for file in files if base.has(file)}:
+        if sha256(base.site / file) != base.hash_of(file):
+            raise damaged(base, file)  # otherwise the change would pass for a part of the new one
+    releases = {d.upstream: f"{d.upstream}=={stack.pins[d.upstream]}" for d in defects}
+    texts = [edits.apply_patch(text, site, stack.pins) for text in stack.patches]
+    texts += [edits.apply_defect(d, site, releases[d.upstream]) for d in defects]
+    sources = [site / file for file in sorted(files) if file.endswith(".py")]
+    _compile(stack, [source for source in sources if source.is_file()], site)
+    return "".join(texts), files
+
+
+def _with_edits(base: Overlay, edited: Iterable[str], site: Path) -> dict[str, BuiltFile]:
+    """The files of an overlay with edits: those of its base as built, and the edited ones."""
+    sources = [site / file for file in edited]
+    both = {path for source in sources for path in (source, bytecode.of(source))}
+    ours = {str(p.relative_to(site)): sealed_file(p) for p in both if p.is_file()}
+    gone = {str(path.relative_to(site)) for path in both}
+    return {n: m for n, m in (base.files or {}).items() if n not in gone} | ours
+
+
+def sealed(site: Path) -> dict[str, BuiltFile]:
+    """Make every file under a folder read-only; returns their sizes and hashes.
+
+    Overlays share files by hard links: a change in one would also change the others.
+    """
+    paths = (Path(folder, file) for folder, _, files in os.walk(site) for file in files)
+    return {str(path.relative_to(site)): sealed_file(path) for path in sorted(paths)}
+
+
+def sealed_file(path: Path) -> BuiltFile:
+    """Make a file read-only; returns its size and hash."""
+    path.chmod(path.stat().st_mode & 0o555)
+    return BuiltFile(path.stat().st_size, sha256(path))
+
+
+def _manifest(
+    name: str, stack: Stack, defects: Sequence[Defect], lock: str, diff: str, files: Files
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "key": name,
+        "stack": stack.to_json(),
+        "defects": [d.name for d in defects],
+        "packages": locks.versions(lock),
+        "lock": lock,
+        "diff": diff,
+        "files": files,
+    }
+
+
+def _opened(cache: Path, name: str, made: bool) -> Overlay:
+    folder = _folder(cache, name)
+    manifest = read_manifest(folder)
+    site, files = folder / SITE, manifest["files"]
+    found = Overlay(name, site, manifest["lock"], manifest["diff"], made, files)
+    for file, (size, _) in files.items():
+        if not CODE.search(file):
+            continue
+        try:
+            if os.stat(f"{site}/{file}").st_size == size:
+                continue
+        except OSError:
+            pass
+        raise damaged(found, file)
+    return found
+
+
+def damaged(overlay: Overlay, file: str) -> DamagedOverlay:
+    """One line that says how a file has changed, and what to do."""
+    made = (overlay.files or {}).get(file)
+    was = f"was {made.size} bytes, SHA-256 {made.sha256[:12]}" if made else "did not exist"
+    return DamagedOverlay(
+        f"overlay {overlay.key} is damaged: {file} is not as it was made: then it {was}, now it "
+        f"{_now(overlay.site / file)}; run 'python -m harness clean "
+        f"{overlay.key}' to delete it; the next run builds it again"
+    )
+
+
+def _now(path: Path) -> str:
+    try:
+        stat, content = path.stat(), sha256(path)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stat.st_mtime))
+    links = f", with {stat.st_nlink} hard links" if stat.st_nlink > 1 else ""
+    return f"is {stat.st_size} bytes, SHA-256 {content[:12]}, last written {when}{links}"
+
+
+def installed(interpreter: Interpreter, names: Iterable[str]) -> Overlay:
+    """An interpreter's own packages, if all of these are in its site-packages.
+
+    Raises Unsupported if one is missing or is installed elsewhere, for example in editable mode.
+    """
+    site = Path(interpreter.site)
+    for name in names:
+        if name not in interpreter.packages:
+            raise Unsupported(f"{name} is not installed")
+        folder = Path(interpreter.packages[name].folder)
+        if folder.resolve() != site.resolve():
+            raise Unsupported(f"{name} is installed in {folder}, outside of {site}")
+    return Overlay(INSTALLED, site, "", "")
+
+
+def _folder(cache: Path, name: str) -> Path:
+    return cache / "overlays" / name
+
+
+def _is_there(cache: Path, name: str) -> bool:
+    return os.path.exists(_folder(cache, name))  # also False without permission to look
+
+
+def lock_file(cache: Path, name: str) -> Path:
+    """Lock file: shared while the overlay is in use, exclusive while it is built or deleted."""
+    return cache / "overlays" / f"{name}.lock"
+
+
+def is_made(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
+    """Whether an overlay is in the cache already."""
+    return _is_there(cache, key(stack, defects))

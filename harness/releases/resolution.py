@@ -1,0 +1,161 @@
+"""Resolves pins to the versions of all their dependencies, and installs these.
+
+uv resolves and installs. The package index is the one in the user's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from harness.bugs import pins
+from harness.bugs.api.spec import Scenario
+from harness.bugs.pins import TORCH, Stack, here, is_source
+from harness.releases import locks, releases, sources, torches, uv
+from harness.system.errors import Inconclusive
+from harness.system.machine import cache_folder
+
+BASE = (
+    "torch",
+    "triton",
+    "typing-extensions",
+    "filelock",
+    "fsspec",
+    "jinja2",
+    "markupsafe",
+    "mpmath",
+    "networkx",
+    "setuptools",
+    "sympy",
+)
+"""torch and what it requires: they come from the base environment. Only the overlay of a scenario
+that pins torch has a copy of it."""
+
+
+def stack(
+    scenario: Scenario,
+    pins: Mapping[str, str],
+    cache: Path,
+    *,
+    day: str | None = None,
+    python: str | None = None,
+    platform: str | None = None,
+) -> Stack:
+    """The stack of these pins, with the versions of their lock file if the scenario has one.
+
+    Without one, or with ``day``, the dependencies are those of ``day`` or of
+    ``releases.day_of``.
+    """
+    here_python, here_platform = here()
+    python, platform = python or here_python, platform or here_platform
+    if not set(pins) - {TORCH}:  # a bug of torch itself: nothing to resolve
+        torch = torches.at_hand(pins[TORCH], cache) if pins else None
+        return Stack(dict(pins), day or "", python, platform, torch=torch)
+    if day is None and platform == locks.PLATFORM:
+        lock = locks.find(scenario.locks, pins)
+        if lock and python in lock.pythons:
+            text = locks.lines(lock.versions(python))
+            return Stack(dict(pins), lock.date, python, platform, text)
+    day = day or releases.day_of(scenario, pins, python, cache)
+    return Stack(dict(pins), day, python, platform)
+
+
+def lock(stack: Stack) -> str:
+    """The lock of a stack, ``name==version`` lines: committed, or resolved now. It names torch only
+    if the stack pins it.
+
+    A release that is installed from the wheel of another Python brings no dependencies.
+    """
+    if stack.lock:
+        return stack.lock
+    own, *others = pins.by_python(stack)
+    found = locks.versions(_resolved_soon(own, pins.bounds(stack.pins)))
+    found |= {name: version for name, version in own.packages.items() if is_source(version)}
+    found |= {name: version for part in others for name, version in part.pins.items()}
+    return locks.lines(found | ({TORCH: stack.pins[TORCH]} if stack.torch else {}))
+
+
+def _resolved_soon(stack: Stack, bounds: Sequence[str]) -> str:
+    """Resolve for the stack's day, otherwise for that of its newest pin: a companion may need
+    packages that are younger than the subject."""
+    try:
+        return _resolved(stack, bounds)
+    except Inconclusive:
+        days = (releases.released(*pin, cache_folder()) for pin in stack.packages.items())
+        later = releases.settled(max(days), stack.python)
+        if later <= stack.date:
+            raise
+        return _resolved(replace(stack, date=later), bounds)
+
+
+def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
+    wanted = [*(_requirement(*pin) for pin in stack.packages.items()), *bounds]
+    if not wanted:
+        return ""
+    base = set(BASE) - {Requirement(bound).name for bound in bounds}
+    return uv.run(
+        [
+            *("pip", "compile", "-", "--no-header", "--no-annotate"),
+            *("--exclude-newer", stack.date),
+            *_of_any_day(stack.pins),
+            *uv.wheels_only(stack.pins),
+            *uv.target(stack),
+            *uv.build_options(),
+        ],
+        stdin="\n".join(wanted) + "\n",
+        pins=stack.pins,
+        lists={"--override": uv.left_out(base)},
+    )
+
+
+def _of_any_day(pins: Mapping[str, str]) -> list[str]:
+    # A pin is exact, so its own day does not matter: a companion may be newer than the subject.
+    return [word for name in pins for word in ("--exclude-newer-package", f"{name}=2100-01-01")]
+
+
+def _requirement(name: str, version: str) -> str:
+    """A release, or the wheel of a source, as uv names it."""
+    if not is_source(version):
+        return f"{name}=={version}"
+    return f"{name} @ {Path(sources.of(name, version, cache_folder()).wheel).as_uri()}"
+
+
+def install(lock: str, stack: Stack, site: Path) -> None:
+    """Install exactly the versions of a lock into the folder ``site``, without bytecode.
+
+    The files are copies, not links into uv's cache: an edit of one must not change the other. torch
+    is copied from where it is installed.
+    """
+    if stack.torch:
+        torches.copy(stack.torch, site)
+    own, *others = pins.by_python(stack)
+    theirs = {name: version for part in others for name, version in part.packages.items()}
+    theirs |= {TORCH: stack.pins[TORCH]} if stack.torch else {}
+    ours = {name: version for name, version in locks.versions(lock).items() if name not in theirs}
+    for part, versions in ((own, ours), *((part, part.pins) for part in others)):
+        if versions:
+            _install_part(versions, part, site)
+
+
+def _install_part(versions: Mapping[str, str], stack: Stack, site: Path) -> None:
+    uv.run(
+        [
+            "pip",
+            "install",
+            "-r",
+            "-",
+            "--target",
+            str(site),
+            "--no-deps",
+            "--link-mode",
+            "copy",
+            *uv.wheels_only(stack.pins),
+            *uv.target(stack),
+            *uv.build_options(),
+        ],
+        stdin="".join(f"{_requirement(*pin)}\n" for pin in sorted(versions.items())),
+        pins=stack.pins,
+    )

@@ -1,0 +1,182 @@
+"""Runs uv: its options, its processes, and its error messages in one line each."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from harness.bugs.pins import SOURCE_ONLY, Stack, here, is_source
+from harness.releases import index
+from harness.system import programs
+from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
+
+_BUILD_SHIMS = Path(__file__).with_name("build_shims")
+
+_running: dict[subprocess.Popen[str], int] = {}
+"""The processes of uv, each with the identifier of the thread that waits for it."""
+
+_finding = threading.Lock()
+
+
+def run(
+    arguments: Sequence[str],
+    pins: Mapping[str, str],
+    stdin: str = "",
+    environment: Mapping[str, str] | None = None,
+    lists: Mapping[str, Iterable[str]] | None = None,
+) -> str:
+    """The output of uv. ``pins`` are for the error message; raises a HarnessError if uv fails."""
+    path = os.pathsep.join(filter(None, [str(_BUILD_SHIMS), os.environ.get("PYTHONPATH")]))
+    # DeepSpeed compiles nothing, and adds no commit to its version.
+    variables = {"DS_BUILD_OPS": "0", "DS_BUILD_STRING": "", "PYTHONPATH": path}
+    done = execute(arguments, stdin, {**variables, **(environment or {})}, lists=lists)
+    if done.returncode:
+        raise explained(done.stderr, pins)
+    return done.stdout
+
+
+def execute(
+    arguments: Sequence[str],
+    stdin: str = "",
+    environment: Mapping[str, str] | None = None,
+    lists: Mapping[str, Iterable[str]] | None = None,
+    limit: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run uv for our interpreter, without the configuration of any folder (see ``programs``).
+
+    ``arguments`` begin with a command: ``pip compile``. ``lists`` are the lines of files, by
+    the option that takes the file; they have no name, so that nothing remains if we are killed.
+    Raises subprocess.TimeoutExpired after ``limit`` seconds.
+    """
+    with ExitStack() as files:
+        numbers = [files.enter_context(_unnamed(lines)) for lines in (lists or {}).values()]
+        paths = (f"/proc/self/fd/{number}" for number in numbers)
+        named = [word for pair in zip(lists or (), paths, strict=True) for word in pair]
+        process = files.enter_context(
+            subprocess.Popen(
+                [binary(), *arguments, "--python", sys.executable, *_configuration(), *named],
+                **programs.options(**(environment or {})),
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=numbers,
+            )
+        )
+        _running[process] = threading.get_ident()
+        try:
+            output, errors = process.communicate(stdin, limit)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            _running.pop(process, None)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+@contextmanager
+def _unnamed(lines: Iterable[str]) -> Iterator[int]:
+    """The number of a file in memory with these lines."""
+    with os.fdopen(os.memfd_create("lines"), "w") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.flush()
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        yield file.fileno()
+
+
+def _configuration() -> list[str]:
+    """The option that makes uv read the user's own configuration, and never that of a folder: it
+    names interpreters and indices, and changes resolutions."""
+    if os.environ.get("UV_CONFIG_FILE") or os.environ.get("UV_NO_CONFIG"):
+        return []  # the user has chosen
+    file = index.uv_configuration()
+    return ["--config-file", str(file)] if file else ["--no-config"]
+
+
+def binary() -> str:
+    """The path of uv.
+
+    Overlays are made in several threads. sysconfig, which finds uv, fills its table without a
+    lock, and a second thread would get None.
+    """
+    from uv import find_uv_bin
+
+    with _finding:
+        return find_uv_bin()
+
+
+def give_up(threads: Container[int] | None = None) -> None:
+    """End the uv that these threads wait for, or every uv; the waiting threads see it fail."""
+    for process, thread in list(_running.items()):
+        if threads is None or thread in threads:
+            process.kill()
+
+
+def wheels_only(pins: Mapping[str, str]) -> list[str]:
+    """Options that build nothing from source except SOURCE_ONLY; a checkout has been built.
+
+    Building numpy because a Python has no wheel of it would take an hour and then fail.
+    """
+    built = {name for name, version in pins.items() if is_source(version)}
+    sources = [word for name in SOURCE_ONLY if name not in built for word in ("--no-binary", name)]
+    return ["--only-binary", ":all:", *sources]
+
+
+def target(stack: Stack) -> list[str]:
+    """Options that name the Python and the platform of a stack, if these are not ours."""
+    if (stack.python, stack.platform) == here():
+        return []
+    machine = stack.platform.removeprefix("linux-")
+    return ["--python-version", stack.python, "--python-platform", f"{machine}-manylinux_2_28"]
+
+
+def build_options() -> list[str]:
+    """Options for builds from source: DeepSpeed's setup.py imports torch, from this environment."""
+    sources = [word for name in SOURCE_ONLY for word in ("--no-build-isolation-package", name)]
+    return ["--quiet", *sources]
+
+
+def left_out(names: Iterable[str]) -> list[str]:
+    """Overrides that leave packages out of a resolution: no Python is older than 3."""
+    return [f'{Requirement(name)} ; python_version < "3"' for name in sorted(names)]
+
+
+def explained(stderr: str, pins: Mapping[str, str]) -> HarnessError:
+    """The error for what uv wrote when it failed: one line with the cause and the next step."""
+    text = " ".join(stderr.split())
+    what = " ".join(f"{name}=={version}" for name, version in pins.items())
+    if re.search(r"invalid peer certificate|certificate verify failed|UnknownIssuer", text):
+        return Fault(
+            f"the index's certificate was refused while looking for {what}: if a proxy signs for "
+            "it, name the file of the proxy's authority in SSL_CERT_FILE"
+        )
+    if re.search(r"os error (28|122)\b", text):  # ENOSPC, EDQUOT
+        return Fault(f"no room on the disk to install {what}: free some: {_cause(text)}")
+    unknown = re.search(r"(\S+) was not found in the package registry", text)
+    if unknown and unknown.group(1) in pins:
+        return UserError(f"no package '{unknown.group(1)}' in the index")
+    if re.search(r"network was disabled|error sending request|Failed to fetch|dns error", text):
+        return Fault(
+            f"no network and nothing in the cache for {what}: run once with a network, or use a "
+            "bundle (python -m harness bundle)"
+        )
+    gone = re.search(r"no version of (\S+?)==([^\s,]+)", text)
+    if gone and pins.get(gone.group(1)) == gone.group(2).rstrip("."):
+        return UserError(index.no_release(gone.group(1), pins[gone.group(1)]))
+    if re.search(r"does not satisfy Python|no usable wheels|no wheels", text):
+        python, _ = here()
+        return Unsupported(f"{what} could not be installed for Python {python}: {_cause(text)}")
+    return Inconclusive(f"{what} could not be installed: {_cause(text)}")
+
+
+def _cause(text: str) -> str:
+    cause = text.partition("cause: ")[2] or text
+    return cause if len(cause) <= 400 else cause[:400] + " ..."

@@ -1,0 +1,207 @@
+"""What a checkout or a patch does to the bugs of its package: which are there, back or fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+
+from harness.bugs import catalog, periods, pins
+from harness.bugs.api.spec import BUGGY, RELEASED
+from harness.bugs.cell import Cell, Status
+from harness.releases import sources
+from harness.run import command_line
+from harness.run.executor import find_all
+from harness.run.run_config import ALL, RunConfig
+from harness.system.errors import ExitCode, UserError
+from harness.system.installation import refuse_without_torch
+from harness.system.machine import cache_folder
+from harness.system.terminal import Progress, terminal
+from harness.system.text import count, short
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One bug on a branch, beside the newest release that was tested."""
+
+    cell: Cell
+    release: str
+    """The package and that release."""
+    then: Status | None
+    """Its status; None if no release was tested with a certain result."""
+
+    @property
+    def back(self) -> bool:
+        """Whether the branch has a bug that the newest release does not have."""
+        return self.cell.status is Status.AFFECTED and self.then is Status.NOT_AFFECTED
+
+    @property
+    def exit_code(self) -> int:
+        if not self.cell.status.certain:
+            return ExitCode.INCONCLUSIVE
+        return ExitCode.NOT_AS_EXPECTED if self.back else ExitCode.AS_EXPECTED
+
+    def __str__(self) -> str:
+        now, then = self.cell.status, self.then
+        if self.back:
+            return f"AFFECTED, and {self.release} is not"
+        if now is Status.NOT_AFFECTED and then is Status.AFFECTED:
+            return f"not affected, and {self.release} is: fixed"
+        like = f", like {self.release}" if now is then else ""
+        return f"{now}{like}"
+
+    @property
+    def style(self) -> str:
+        return "red" if self.back else "" if self.cell.status.certain else "yellow"
+
+
+def wanted(words: Sequence[str]) -> bool:
+    """Whether the overrides of ``run`` ask this question: they name a source or a patch, and leave
+    it open which variants run."""
+    given = [word.partition("=") for word in words]
+    if any(key in ("variant", "--cfg", "--help") for key, _, _ in given):
+        return False
+    return any(
+        key == "patch" or (key.startswith("pins.") and sources.is_one(value))
+        for key, _, value in given
+    )
+
+
+def judge(words: Sequence[str]) -> int:
+    """Run scenarios on a source or with a patch, print what is found; returns the exit code."""
+    refuse_without_torch("a run")
+    (selected,) = [w.partition("=")[2] for w in words if w.startswith("scenario=")] or [""]
+    others = [word for word in words if not word.startswith("scenario=")]
+    if any(word.startswith("patch=") for word in words):
+        return _patched(selected, others)
+    named = [word.removeprefix("pins.").partition("=")[0] for word in others if _is_source(word)]
+    names = [n for n in catalog.selected(selected) if set(named) <= set(catalog.scenario(n).pins)]
+    if not names:
+        pinned = " and ".join(named)
+        raise UserError(f"scenario={selected}: none of these scenarios pins {pinned}")
+    configs = [_config(name, others) for name in names]
+    console = terminal()
+    for source in sources.among(configs[0].pins, cache_folder()):
+        console.print(str(source), style="bold")
+    found = sorted(_judged(configs, console), key=lambda one: names.index(one.cell.scenario))
+    return _summed(found, console)
+
+
+def _is_source(word: str) -> bool:
+    return word.startswith("pins.") and sources.is_one(word.partition("=")[2])
+
+
+def _config(name: str, words: Iterable[str]) -> RunConfig:
+    return command_line.compose([f"scenario={name}", f"variant={RELEASED}", *words])
+
+
+def _judged(configs: Sequence[RunConfig], console: Console) -> Iterator[Judged]:
+    """Each bug's status beside that of the newest tested release, printed as it is found."""
+    for cell in _found(configs, console):
+        subject = catalog.scenario(cell.scenario).subject
+        certain = {v: s for v, s in periods.tested(cell.scenario).items() if s.certain}
+        newest = next(reversed(certain), "")
+        judged = Judged(cell, f"{subject} {newest}", certain.get(newest))
+        why = f": {short(cell.reason)}" if judged.back or not cell.status.certain else ""
+        console.print(f"  {cell.scenario}: {judged}{why}", style=judged.style)
+        yield judged
+
+
+def _found(configs: Sequence[RunConfig], console: Console) -> Iterator[Cell]:
+    with Progress(console) as progress:
+        for _, cell in find_all(configs, say=progress.tally):
+            yield cell
+
+
+def _summed(found: Sequence[Judged], console: Console) -> int:
+    """Print how many bugs are there; returns the exit code."""
+    back = sum(one.back for one in found)
+    there = sum(one.cell.status is Status.AFFECTED for one in found) - back
+    absent = sum(one.cell.status is Status.NOT_AFFECTED for one in found)
+    unclear = len(found) - back - there - absent
+    counts = {
+        "not in the newest release": back,
+        "as in the newest release": there,
+        "absent": absent,
+        "without an answer": unclear,
+    }
+    parts = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+    console.print(f"{count(len(found), 'bug')}: {parts}")
+    return ExitCode.worst(one.exit_code for one in found)
+
+
+def _patched(name: str, words: Sequence[str]) -> int:
+    """Whether a patch fixes a bug, and what it does to the other bugs of its package."""
+    if name != ALL:
+        _refuse_edited(name)
+    chosen = catalog.sound() if name == ALL else [name]
+    console = terminal()
+    target = _config(chosen[0], words)
+    if name != ALL and not _covered(target):
+        raise UserError(f"{name} tests only {catalog.scenario(name).releases}")
+    siblings = _siblings(target) if name != ALL else []
+    configs = [target, *(_config(other, words) for other in chosen[1:])]
+    configs += [_sibling(target, other, words) for other in siblings]
+    configs = [config for config in configs if _covered(config)]
+    before = {c.scenario: c for c in _found([replace(x, patches=()) for x in configs], console)}
+    after = {c.scenario: c for c in _found(configs, console)}
+    for other, cell in after.items():
+        console.print(
+            f"  {other}: {before[other].status}; with the patch {cell.status}: {short(cell.reason)}"
+        )
+    broken = [other for other in after if _broken(before[other], after[other])]
+    if name == ALL:
+        text = f"breaks {', '.join(broken)}" if broken else "breaks nothing"
+        console.print(f"the patch {text}")
+        return ExitCode.NOT_AS_EXPECTED if broken else ExitCode.AS_EXPECTED
+    return _verdict(name, before[name], after[name], [b for b in broken if b != name], console)
+
+
+def _refuse_edited(name: str) -> None:
+    """Refuse a bug that no release has: the variant ``released`` would be right without a patch."""
+    scenario = catalog.scenario(name)
+    if scenario.variant(BUGGY).defects:
+        raise UserError(
+            f"no release has {name}, an edit puts it into one: run it with variant={BUGGY}"
+        )
+
+
+def _siblings(config: RunConfig) -> list[str]:
+    """The other scenarios of the package of a scenario."""
+    subject = catalog.scenario(config.scenario).subject
+    return [name for name in catalog.of_package(subject) if name != config.scenario]
+
+
+def _sibling(target: RunConfig, name: str, words: Sequence[str]) -> RunConfig:
+    """The config of another scenario on the same release of the package."""
+    subject = catalog.scenario(target.scenario).subject
+    release = {**catalog.scenario(target.scenario).pins, **target.pins}[subject]
+    others = [word for word in words if not word.startswith(("pins.", "scenario."))]
+    return replace(_config(name, others), pins={subject: release})
+
+
+def _covered(config: RunConfig) -> bool:
+    scenario = catalog.scenario(config.scenario)
+    return pins.covers(scenario, pins.complete(scenario, config.pins))
+
+
+def _broken(before: Cell, after: Cell) -> bool:
+    """Whether a bug is there only with the patch, or can no longer be tested with it."""
+    worse = after.status is Status.AFFECTED or not after.status.certain
+    return before.status is Status.NOT_AFFECTED and worse
+
+
+def _verdict(name: str, before: Cell, after: Cell, broken: Sequence[str], console: Console) -> int:
+    """Print whether the patch fixes the bug; returns the exit code."""
+    also = f", and breaks {', '.join(broken)}" if broken else ""
+    if before.status is not Status.AFFECTED:
+        console.print(f"{name}: nothing to fix: without the patch it is {before.status}{also}")
+        return ExitCode.USER_MISTAKE if before.status.certain else ExitCode.INCONCLUSIVE
+    if not after.status.certain:
+        console.print(f"{name}: no answer with the patch: {after.reason}", style="yellow")
+        return ExitCode.INCONCLUSIVE
+    fixed = after.status is Status.NOT_AFFECTED
+    text = "the patch fixes it" if fixed else "the patch does not fix it"
+    console.print(f"{name}: {text}{also}", style="green" if fixed and not broken else "red")
+    return ExitCode.AS_EXPECTED if fixed and not broken else ExitCode.NOT_AS_EXPECTED

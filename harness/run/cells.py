@@ -1,0 +1,220 @@
+"""Finds cells: reads them from the cache, or runs the variant ``released`` and stores them.
+
+Each is stored under all that its status depends on: the overlay, the scenario's parameters, the
+lane, torch, and our own code.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from harness.bugs import catalog, cell, pins
+from harness.bugs.api.spec import RELEASED, Lane
+from harness.bugs.cell import STATUSES, Cell, Status
+from harness.rank.exits import EXIT_FILE
+from harness.rank.run_folder import RUN_FILE
+from harness.releases import overlay
+from harness.run import job
+from harness.run.job import chosen_pins, stack_of
+from harness.run.results import RunResult
+from harness.run.run import run
+from harness.run.run_config import SLURM, RunConfig
+from harness.run.server_pool import Pool
+from harness.run.verdict_text import last_lines
+from harness.system import machine, store
+from harness.system.code import digest
+from harness.system.errors import ExitCode, Fault, HarnessError, Unsupported, UserError
+from harness.system.files import read_json
+from harness.system.installation import refuse_without_torch
+from harness.system.machine import cache_folder
+from harness.system.terminal import terminal
+
+FORMAT = 4
+"""Increase it when older cells must not be used any more."""
+
+
+def inputs_of(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
+    """All that the status of a cell depends on, as plain JSON values."""
+    here = machine.facts()
+    inputs: dict[str, Any] = {
+        "format": FORMAT,
+        "scenario": config.scenario,
+        "pins": dict(stack.pins),
+        "overlay": overlay.key(stack),
+        "params": asdict(config.params),
+        "seed": config.seed,
+        "threads": config.launch.threads,
+        "lane": str(lane_of(config)),
+        "python": here["python"],
+        "torch": here["torch"],
+        "code": code(config.scenario),
+    }
+    if config.launch.nodes > 1:
+        inputs["nodes"] = config.launch.nodes
+    return inputs
+
+
+def lane_of(config: RunConfig) -> Lane | None:
+    """The lane that a run of this config takes here, or on a node; None if none is supported."""
+    scenario = catalog.scenario(config.scenario)
+    if config.on.where == SLURM:  # this machine may have no GPU
+        lane = Lane(config.launch.lane)
+        return lane if lane in scenario.lanes else None
+    try:
+        launch, ranks = config.launch, scenario.ranks_of("released")
+        return job.choose_lane(scenario, ranks, launch.lane, launch.nodes)
+    except Unsupported:
+        return None
+
+
+@cache
+def code(scenario: str) -> str:
+    """A digest of our own code that the status of a scenario's cells depends on."""
+    ours = (
+        "harness.rank.scenario",
+        "harness.run.launch",
+        "harness.run.grade",
+        "harness.rank.forkserver",
+    )
+    return digest(catalog.places()[scenario], *ours)
+
+
+def read_stored(cache: Path, inputs: Mapping[str, Any]) -> Cell | None:
+    """The stored cell of exactly these inputs; None if there is no valid one."""
+    return store.read(Cell.from_json, cache, inputs)
+
+
+Failed = Callable[[int, HarnessError], object]
+"""Is called with the index of a config and the error that kept its release from being tested."""
+
+
+def room(config: RunConfig) -> int:
+    """How many runs of a scenario this machine has room for at once."""
+    ranks = catalog.scenario(config.scenario).ranks_of(RELEASED)
+    if config.launch.nodes > 1:
+        return 1
+    return job.room(lane_of(config) or Lane.CPU, ranks, config.launch.threads)
+
+
+def make_overlay(config: RunConfig, *, again: bool = False) -> bool:
+    """Build the overlay of a cell. False if it needs none, if the cell is stored, or after an
+    error, which the run will meet again and report."""
+    if config.installed:
+        return False
+    cache = cache_folder()
+    with suppress(HarnessError):
+        stack = stack_of(config, RELEASED, cache)
+        if again or read_stored(cache, inputs_of(config, stack)) is None:
+            with overlay.borrowed(stack, (), cache):
+                return True
+    return False
+
+
+def find(
+    config: RunConfig,
+    cache: Path,
+    *,
+    again: bool = False,
+    stop: threading.Event | None = None,
+    pool: Pool | None = None,
+    faults: bool = False,
+) -> Cell:
+    """The cell of the releases that ``config`` pins: stored, otherwise from a run now.
+
+    With ``faults``, a fault of the machine is raised and yields no cell.
+    """
+    try:
+        inputs = _stored_under(config, cache)
+        if inputs and not again and (stored := read_stored(cache, inputs)):
+            return replace(stored, stored=True)
+        result, folder = run(config, terminal(io.StringIO()), stop, pool)
+    except HarnessError as error:
+        if isinstance(error, UserError) or (faults and isinstance(error, Fault)):
+            raise
+        return not_run(config, error)
+    found = _cell_of(config, result, folder)
+    if inputs and _repeatable(found, folder):
+        store.write(cache, inputs, found.to_json())
+    return found
+
+
+def _stored_under(config: RunConfig, cache: Path) -> dict[str, Any] | None:
+    """The inputs of a cell. None for installed packages: they may change without a new version, so
+    nothing is stored. Raises Unsupported if one is missing."""
+    if config.installed:
+        overlay.installed(config.installed, catalog.scenario(config.scenario).pins)
+        return None
+    refuse_without_torch("a run")  # a stored cell would not help: it is of one torch
+    return inputs_of(config, stack_of(config, RELEASED, cache))
+
+
+def not_run(config: RunConfig, error: HarnessError) -> Cell:
+    """The cell of a release that could not be run."""
+    unsupported = error.exit_code == ExitCode.UNSUPPORTED
+    here = machine.facts()
+    return Cell(
+        config.scenario,
+        chosen_pins(config, RELEASED),
+        Status.UNSUPPORTED if unsupported else Status.INCONCLUSIVE,
+        str(error),
+        str(lane_of(config) or ""),
+        here["python"],
+        here["torch"],
+        _today(),
+    )
+
+
+def _cell_of(config: RunConfig, result: RunResult, folder: Path) -> Cell:
+    (trial,) = result.trials
+    content = read_json(folder / RUN_FILE)
+    status, reason = STATUSES[trial.outcome], trial.reason
+    if trial.finding and trial.finding.another:
+        status = Status.NOT_AFFECTED
+        reason = f"{trial.finding.another} instead: {trial.finding.message}"
+    unclear = status is Status.INCONCLUSIVE
+    return Cell(
+        config.scenario,
+        content["trials"][RELEASED]["pins"],
+        status,
+        reason,
+        content["lane"],
+        content["machine"]["python"],
+        content["machine"]["torch"],
+        _today(),
+        round(trial.seconds, 2),
+        trial.finding.step if trial.finding and status is Status.AFFECTED else None,
+        str(folder),
+        tuple(last_lines(folder, trial)) if unclear else (),
+    )
+
+
+def _repeatable(found: Cell, folder: Path) -> bool:
+    """Whether another run would give the same cell: not after a deadline or an interruption."""
+    if found.status is Status.INCONCLUSIVE:
+        ended = map(read_json, folder.glob(f"{RELEASED}/**/{EXIT_FILE}"))
+        return not any(e["timed_out"] or e["interrupted"] or e["survivors"] for e in ended)
+    return found.status.certain
+
+
+def environment(config: RunConfig) -> tuple[str, ...]:
+    """The environment that a cell of this config would have here, see ``Cell.environment``."""
+    here = machine.facts()
+    return cell.environment(str(lane_of(config) or ""), here["python"], here["torch"])
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%d")
+
+
+def exit_code(cells: Sequence[Cell]) -> int:
+    """3 if a cell is inconclusive, otherwise 0."""
+    unclear = any(found.status is Status.INCONCLUSIVE for found in cells)
+    return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED

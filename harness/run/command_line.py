@@ -1,0 +1,303 @@
+"""Overrides -> RunConfig, composed by Hydra. The only module that imports Hydra.
+
+Hydra composes once, in the parent. Each scenario's ``Params`` is registered as an option of the
+group ``scenario``, so a new scenario needs no YAML.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.bugs import catalog
+from harness.bugs.api.knobs import knobs, meaning
+from harness.bugs.api.spec import RELEASED, Scenario
+from harness.releases import sources
+from harness.run.run_config import (
+    ALL,
+    AUTO,
+    LANES,
+    LOCAL,
+    SLURM,
+    RunConfig,
+    Schema,
+    read,
+    refuse_extras,
+)
+from harness.system.errors import UserError, unknown
+from harness.system.files import ROOT
+from harness.system.installation import PROGRAM
+from harness.system.text import complaint
+
+CONFIGS = str(ROOT / "configs")
+HELP = {"--help", "-h", "--info", "-i"}
+
+
+def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> None:
+    """Run ``arguments`` as a Hydra application that calls ``job`` for each composed configuration.
+
+    ``job`` gets a list with one RunConfig, or with one for each scenario if ``scenario=all``. All
+    of Hydra's command line works, ``--multirun``, ``--cfg``, ``--help``, sweepers, but no launcher:
+    ``job`` must be called here. Raises UserError for what cannot be composed."""
+    if any(word.startswith("hydra/launcher=") for word in arguments):
+        raise UserError("hydra/launcher has no effect here: on=slurm sends runs to Slurm")
+    _register(arguments)
+    begun = False
+    refused: list[Exception] = []
+    done = False
+    sweep: Path | None = None
+
+    @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="config")
+    def task(config: DictConfig) -> None:
+        nonlocal begun, done, sweep
+        begun = True
+        choice = HydraConfig.get()
+        if choice.mode is RunMode.MULTIRUN:
+            sweep = Path(choice.sweep.dir).absolute()
+        try:
+            job(selected(config, choice.runtime.choices["scenario"], choice.overrides.task))
+        except Exception as error:
+            refused.append(error)  # if raised here, Hydra would print another line
+            return
+        done = True
+
+    arguments = [quoted(a) for a in arguments]
+    if HELP & set(arguments) and not any(a.startswith("scenario=") for a in arguments):
+        # Help shows the keys of one scenario. It comes first: --info may take the next word.
+        arguments = [*(f"scenario={n}" for n in catalog.sound()[:1]), *arguments]
+    try:
+        with _as_argv(arguments), _one_line(arguments):
+            task()
+    except ValueError as error:  # Hydra raises it for launch=null, for example
+        if begun:
+            raise
+        raise UserError(f"{' '.join(arguments)}: {error}") from None
+    if refused and sweep and not done:
+        _remove(sweep)
+    if refused:
+        raise refused[0]
+
+
+def _remove(sweep: Path) -> None:
+    """Remove the folder that Hydra made for a sweep without a result, and empty ones above it."""
+    (sweep / "multirun.yaml").unlink(missing_ok=True)
+    with suppress(OSError):
+        for folder in (sweep, sweep.parent, sweep.parent.parent):
+            folder.rmdir()
+
+
+def compose(arguments: Sequence[str]) -> RunConfig:
+    """The RunConfig of the overrides of a single run."""
+    return _composed(arguments, read)
+
+
+Read = TypeVar("Read")
+
+
+def _composed(
+    arguments: Sequence[str], reader: Callable[[DictConfig, str, Sequence[str]], Read]
+) -> Read:
+    """Compose, and call ``reader`` with the configuration, its scenario and its overrides."""
+    _register(arguments)
+    arguments = [quoted(a) for a in arguments]
+    with _one_line(arguments), hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
+        config = hydra.compose("config", overrides=list(arguments), return_hydra_config=True)
+        return reader(config, config.hydra.runtime.choices["scenario"], arguments)
+
+
+def compose_each(names: Iterable[str], words: Sequence[str]) -> list[RunConfig]:
+    """The RunConfigs of several scenarios with the same overrides; broken scenarios come last.
+
+    Hydra composes only once, because that takes 0.1 s.
+    """
+    names, lost = list(names), catalog.broken()
+    sound = [name for name in names if name not in lost]
+    if not sound:
+        catalog.load(names[0])  # raises BrokenScenario
+    if len(sound) == 1:
+        found = [compose([f"scenario={sound[0]}", *words])]
+    else:
+        found = _composed([f"scenario={ALL}", *words], lambda *composed: _several(sound, *composed))
+    return [*found, *(_unread(found[0], name) for name in names if name in lost)]
+
+
+def selected(config: DictConfig, scenario: str, overrides: Sequence[str]) -> list[RunConfig]:
+    """The RunConfigs of a composed configuration: one, or one for each scenario of all or of a
+    package."""
+    of_package = catalog.of_package(scenario)
+    if scenario != ALL and not of_package:
+        return [read(config, scenario, overrides)]
+    variant, names = config.variant, of_package or catalog.sound()
+    fitting = [n for n in names if _has_variant(catalog.load(n).SCENARIO, variant)]
+    if not fitting:
+        raise UserError(f"no scenario has the variant {variant}")
+    chosen = _several(fitting, config, scenario, overrides)
+    broken = () if of_package else catalog.broken()
+    return [*chosen, *(_unread(chosen[0], name) for name in broken)]
+
+
+def _several(
+    names: Iterable[str], config: DictConfig, _: str, overrides: Sequence[str]
+) -> list[RunConfig]:
+    """The RunConfigs of several scenarios, each with its own defaults."""
+    refuse_extras(config, (), ())
+    others = [word for word in overrides if not word.startswith("scenario=")]
+    found = []
+    for name in names:
+        own = config.copy()
+        OmegaConf.set_struct(own, False)
+        own.scenario = OmegaConf.structured(catalog.load(name).Params)
+        found.append(read(own, name, [f"scenario={name}", *others]))
+    return found
+
+
+def _unread(other: RunConfig, name: str) -> RunConfig:
+    """A RunConfig for a broken scenario among others: running it fails with the reason."""
+    return replace(other, scenario=name, params=None, pins={})
+
+
+def _has_variant(scenario: Scenario, variant: Any) -> bool:
+    """Whether a scenario has the variant that was chosen for all; a list must fit every
+    scenario."""
+    return not isinstance(variant, str) or variant in (ALL, RELEASED, *scenario.variants)
+
+
+def quoted(argument: str) -> str:
+    """Quote the value of a pin, because Hydra would read 0.10 as the number 0.1."""
+    key, sign, value = argument.partition("=")
+    if not key.lstrip("+").startswith("pins.") or not sign:
+        return argument
+    if sources.is_one(value):
+        return f"{key}='{value}'"
+    return key + sign + re.sub(r"(?<![\w.'\"])(\d+(?:\.\d+)?)(?![\w.'\"])", r"'\1'", value)
+
+
+def _register(arguments: Sequence[str]) -> None:
+    """Register the scenarios with Hydra. Raises BrokenScenario for a broken one."""
+    store = ConfigStore.instance()
+    if not isinstance(store.repo, _Uncopied):
+        store.repo = _Uncopied(store.repo)
+    store.store(name="schema", node=Schema)
+    for name in catalog.sound():
+        module = catalog.load(name)
+        content = (module, module.Params, tuple(module.SCENARIO.pins))
+        if _registered.get(name) == content:
+            continue
+        try:
+            store.store(group="scenario", name=name, node=_node(name), package="_global_")
+            _registered[name] = content
+        except Exception as error:  # from Params: a default out of bounds, for example
+            catalog.mark_broken(name, complaint(error))
+    nothing: dict[str, Any] = {"scenario": {}, "pins": {}}
+    for name in (*catalog.broken(), *catalog.subjects(), ALL):
+        _registered.pop(name, None)
+        store.store(group="scenario", name=name, node=nothing, package="_global_")
+    for name in catalog.broken():
+        if f"scenario={name}" in arguments:
+            catalog.load(name)
+
+
+class _Uncopied(dict[str, Any]):
+    """Hydra copies its store of configurations 70 times to print its help, 4 s for 118 scenarios.
+    It only reads those copies."""
+
+    def __deepcopy__(self, _: object) -> _Uncopied:
+        return self
+
+
+_registered: dict[str, tuple[object, ...]] = {}
+"""What was registered for each scenario. Registering takes 30 ms, and a command composes often."""
+
+
+def _node(name: str) -> dict[str, Any]:
+    module = catalog.load(name)
+    module.Params()  # refuses a default out of bounds
+    return {
+        "scenario": OmegaConf.structured(module.Params),
+        "pins": dict.fromkeys(module.SCENARIO.pins, AUTO),
+        "hydra": {"help": {"footer": _help(name, module)}},
+    }
+
+
+def _help(name: str, module: ModuleType) -> str:
+    """The parameters of a scenario, for Hydra's ``--help``."""
+    lines = (f"  scenario.{k.name}={k.default}  {meaning(k)}" for k in knobs(module.Params))
+    return "\n".join([f"The parameters of {name}:", *lines])
+
+
+@contextmanager
+def _as_argv(arguments: Sequence[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = [f"{PROGRAM} run", *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _one_line(arguments: Sequence[str]) -> Iterator[None]:
+    """Turn an error of Hydra or OmegaConf about the overrides into a UserError of one line."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints the error and exits
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(_explained(error, arguments)) from None
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+def _explained(error: Exception, arguments: Sequence[str]) -> str:
+    text = str(error)
+    option = re.search(r"Could not find '(\w+)/([^']*)'", text)
+    if option:
+        return unknown(option[1], option[2], _options(option[1]))
+    if "You must specify 'scenario'" in text:
+        return f"name a scenario: scenario=NAME. Choices: {', '.join([*catalog.names(), ALL])}."
+    word = re.search(r"parsing override '([^']+)'\s+missing EQUAL", text)
+    if word:
+        example = word[1] if word[1] in catalog.names() else "bf16_clip"
+        return f"'{word[1]}' is no KEY=VALUE; a scenario is named by scenario={example}"
+    several = re.search(r"Ambiguous value for argument '([^']+)'", text)
+    if several:
+        return f"{several[1]}: several values need --multirun, which runs them one after another"
+    key = re.search(r"Could not override '([^']+)'", text)
+    if key:
+        return unknown("key", key[1], _keys(key[1], arguments))
+    why = str(error.__cause__ or "").partition("\n")[0]
+    line = " ".join(line.strip() for line in text.splitlines() if line.strip())
+    return f"{line}: {why}" if why else line
+
+
+def _options(group: str) -> Sequence[str]:
+    return {"scenario": [*catalog.names(), ALL], "on": (LOCAL, SLURM)}.get(group, LANES)
+
+
+def _keys(path: str, arguments: Sequence[str]) -> list[str]:
+    """The keys that exist beside one that was not found, as they would be typed."""
+    parent, _, _ = path.rpartition(".")
+    # In a sweep, the first choice.
+    chosen = [a.partition(",")[0] for a in arguments if re.match(r"(scenario|launch|on)=", a)]
+    with hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
+        config = hydra.compose("config", overrides=chosen)
+    node = OmegaConf.select(config, parent) if parent else config
+    return [f"{parent}.{key!s}" if parent else str(key) for key in node or ()]

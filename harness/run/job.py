@@ -1,0 +1,140 @@
+"""One run while it is being done: what each step adds, the releases of its variants, its lane."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness.bugs import catalog, pins
+from harness.bugs.api.spec import Lane, Records, Scenario
+from harness.releases import locks, resolution
+from harness.releases.overlay import Overlay
+from harness.run.results import RunResult, TrialResult
+from harness.run.run_config import RunConfig
+from harness.run.server_pool import Pool
+from harness.system import machine
+from harness.system.errors import Unsupported
+from harness.system.terminal import Progress
+
+
+@dataclass
+class Job:
+    """One run while it is being done. Each step adds what the next ones need."""
+
+    config: RunConfig
+    scenario: Scenario
+    cache: Path
+    console: Console
+    progress: Progress
+    resources: ExitStack
+    """Releases the overlays, the run folder's lock and an own pool after the run."""
+    pool: Pool
+    stop: threading.Event
+    """Set from outside, ends the run."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Ends the other trials after one of them has ended the run."""
+    started: float = field(default_factory=time.monotonic)
+    lane: Lane = Lane.CPU
+    overlays: dict[str, Overlay] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Why a variant cannot run here, by variant."""
+    stacks: dict[str, pins.Stack] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
+    """The content of run.json."""
+    folder: Path = Path()
+    trials: list[TrialResult] = field(default_factory=list)
+    records: dict[str, Records] = field(default_factory=dict)
+    """Of the trials that count, by variant."""
+    result: RunResult = field(init=False)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall seconds by step."""
+
+    @property
+    def runnable(self) -> list[str]:
+        """The variants that can run here."""
+        return [variant for variant in self.config.variants if variant not in self.refusals]
+
+    def say(self, what: str, detail: str = "") -> None:
+        """Show progress; raises KeyboardInterrupt if the run must end."""
+        if self.stop.is_set() or self.ended.is_set():
+            raise KeyboardInterrupt
+        self.progress.say(what, detail)
+
+
+@contextmanager
+def job_of(
+    config: RunConfig,
+    console: Console,
+    pool: Pool | None = None,
+    stop: threading.Event | None = None,
+) -> Iterator[Job]:
+    """The job of a run. Leaving the context releases everything that it holds."""
+    with ExitStack() as resources, Progress(console) as progress:
+        yield Job(
+            config,
+            catalog.scenario(config.scenario),
+            machine.cache_folder(),
+            console,
+            progress,
+            resources,
+            pool or resources.enter_context(Pool()),
+            stop or threading.Event(),
+        )
+
+
+def chosen_pins(config: RunConfig, variant: str) -> dict[str, str]:
+    """The releases of a variant: chosen by the user, the variant or the scenario, in that order."""
+    scenario = catalog.scenario(config.scenario)
+    return pins.complete(scenario, {**config.pins, **scenario.pins_of(variant)})
+
+
+def locked(config: RunConfig, variant: str) -> dict[str, str]:
+    """The packages that the lock file of a variant's overlay names; empty if there is none."""
+    python, _ = pins.here()
+    lock = locks.find(catalog.scenario(config.scenario).locks, chosen_pins(config, variant))
+    return lock.versions(python) if lock else {}
+
+
+def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:
+    """The releases of a variant, with the day for which their dependencies are resolved."""
+    scenario = catalog.scenario(config.scenario)
+    if config.installed:
+        installed = config.installed.packages
+        versions = {name: pins.as_pinned(name, installed[name].version) for name in scenario.pins}
+        return pins.Stack(versions, time.strftime("%Y-%m-%d"), *pins.here())
+    found = resolution.stack(scenario, chosen_pins(config, variant), cache, day=config.date)
+    return replace(found, patches=config.patches)
+
+
+def choose_lane(scenario: Scenario, ranks: int, asked: str, nodes: int = 1) -> Lane:
+    """The lane to run ``ranks`` ranks on, split over nodes like this one.
+
+    Raises Unsupported, with the reason, if there is none.
+
+    ``auto`` considers the variant with the most ranks, so that all variants run on one lane.
+    """
+    if asked == "auto":
+        widest = max(scenario.ranks_of(variant) for variant in scenario.variants) / nodes
+        roomy = Lane.GPU in scenario.lanes and len(machine.gpus()) >= widest
+        asked = "gpu" if roomy or Lane.CPU not in scenario.lanes else "cpu"
+    lane = Lane(asked)
+    if lane not in scenario.lanes:
+        raise Unsupported(f"does not run on the {lane} lane")
+    if lane is Lane.GPU and len(machine.gpus()) < (on_each := ranks // nodes):
+        needed = "1 GPU" if on_each == 1 else f"{on_each} GPUs"
+        raise Unsupported(f"needs {needed}, and this machine has {len(machine.gpus())}")
+    return lane
+
+
+def room(lane: Lane, ranks: int, threads: int) -> int:
+    """How many trials of ``ranks`` ranks this machine can run at once; at least 1."""
+    if lane is Lane.GPU:
+        return max(1, len(machine.gpus()) // ranks)
+    return max(1, machine.cores() // (ranks * threads))

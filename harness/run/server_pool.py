@@ -1,0 +1,409 @@
+"""The servers of a command: processes that import once, and fork launches, for all its runs.
+
+A ``TorchServer`` has imported torch. An ``OverlayServer`` is forked from it for an overlay and has
+imported upstream. A ``ForkedLaunch`` is the torchrun of a launch, forked from an OverlayServer. The
+servers themselves run ``forkserver``. A ``Pool`` keeps them for a command.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import psutil
+
+from harness.rank import supervisor
+from harness.system.processes import NO_TOKEN, TOKEN
+
+LOST_AFTER = 5.0
+"""Seconds after which a rank counts as lost, if it is gone and torchrun still waits for it."""
+
+AGENT = "harness.rank.agent"
+"""The module that runs torchrun."""
+
+SHUTDOWN = 5.0
+"""Seconds that a server has to end by itself."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a server must have imported, and in which environment."""
+
+    environment: Mapping[str, str]
+    shims: tuple[str, ...]
+    modules: tuple[str, ...]
+    scenarios: tuple[str, ...]
+    """The names of the scenarios' own modules."""
+    python: str = sys.executable
+    """The interpreter."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The SHA-256 of the overlay's files as they were made; empty without an overlay."""
+
+    @property
+    def key(self) -> str:
+        """Equal for two that the same server fits."""
+        return json.dumps(
+            [
+                self.python,
+                self._variables("HARNESS_LAUNCHED"),
+                self.shims,
+                self.modules,
+                self.scenarios,
+            ]
+        )
+
+    @property
+    def base(self) -> str:
+        """Equal for two that can probably share a torch server. The server checks all files that it
+        has loaded before another overlay uses them."""
+        own = ("HARNESS_LAUNCHED", "PYTHONPATH", "TORCH_EXTENSIONS_DIR")
+        shared = {f: sha for f, sha in self.files.items() if f.partition("/")[0] in TORCH_IMPORTS}
+        looked_for = {file.partition("/")[0] for file in self.files} & set(TORCH_LOOKS_FOR)
+        variables = self._variables(*own), sorted(shared.items()) or self._variables()
+        return json.dumps([self.python, *variables, sorted(looked_for)])
+
+    def _variables(self, *excluded: str) -> list[tuple[str, str]]:
+        return sorted((k, v) for k, v in self.environment.items() if k not in excluded)
+
+
+TORCH_IMPORTS = (
+    "dill",
+    "numpy",
+    "packaging",
+    "psutil",
+    "pynvml",
+    "torch",
+    "tqdm",
+    "typing_extensions.py",
+)
+"""What torch and our own ranks are known to import from an overlay before upstream."""
+
+TORCH_LOOKS_FOR = ("pandas",)
+"""What they are known to look for, and do not import."""
+
+
+class TorchServer:
+    """A process that has imported torch, or is importing it, and is forked for overlays."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.environment = {**wanted.environment, TOKEN: NO_TOKEN}
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = _start_in_a_lasting_thread(
+                [wanted.python, "-m", "harness.rank.forkserver", str(theirs.fileno())],
+                env=self.environment,
+                cwd=wanted.environment["PYTHONPATH"].partition(os.pathsep)[0],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """Let it end, and kill it if it does not; its overlay servers end with it."""
+        self.socket.close()
+        try:
+            self._process.wait(SHUTDOWN)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill it; everything that was forked from it ends with it (see ``supervisor``)."""
+        self._process.kill()
+        self._process.wait()
+
+
+class OverlayServer:
+    """A process that has imported, or is importing, what the launches of an overlay need."""
+
+    def __init__(self, root: TorchServer, wanted: Wanted) -> None:
+        self.root, self.wanted = root, wanted
+        self.forked: list[ForkedLaunch] = []
+        self._pid = 0
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = {
+            "environment": changes(wanted.environment, root.environment),
+            "shims": wanted.shims,
+            "modules": wanted.modules,
+            "scenarios": wanted.scenarios,
+            "files": dict(wanted.files),
+        }
+        with theirs, tempfile.TemporaryFile() as output, tempfile.TemporaryFile("w") as file:
+            json.dump(request, file)
+            file.flush()
+            handles = [theirs.fileno(), output.fileno(), file.fileno()]
+            with suppress(OSError):  # the root has ended: so has this one
+                socket.send_fds(root.socket, [b"overlay"], handles)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it serves, or will once it has imported."""
+        if self._socket.fileno() >= 0:
+            self._receive(0)
+        return self._socket.fileno() >= 0
+
+    def _receive(self, seconds: float) -> None:
+        """Wait so long for its process id, or for its end: then the socket is closed."""
+        try:
+            self._socket.settimeout(seconds)
+            while message := self._message():
+                self._pid = int(message)
+        except (TimeoutError, BlockingIOError):
+            return
+        except OSError:
+            pass  # another thread has closed it meanwhile
+        self._socket.close()
+
+    def _message(self) -> bytes:
+        with suppress(ConnectionError):  # it ended without reading a request
+            return self._socket.recv(64)
+        return b""
+
+    def start(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        arguments: Sequence[str],
+        log: TextIO,
+        agent: str = AGENT,
+    ) -> ForkedLaunch:
+        """Fork torchrun with these arguments, in ``folder``, with its output in ``log``.
+
+        ``agent`` is the module whose ``main`` starts the ranks.
+        """
+        reports, theirs = os.pipe()
+        request = {
+            "folder": str(folder),
+            "agent": agent,
+            "arguments": list(arguments),
+            "token": environment[TOKEN],
+            "environment": changes(environment, self.wanted.environment),
+        }
+        try:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [log.fileno(), theirs])
+        except OSError:
+            pass  # it has ended: so the launch ends as soon as it is polled
+        finally:
+            os.close(theirs)
+        forked = ForkedLaunch(self, reports)
+        self.forked.append(forked)
+        return forked
+
+    @property
+    def busy(self) -> bool:
+        """Whether a launch that was forked from it still runs."""
+        return any(forked.poll() is None for forked in self.forked)
+
+    def close(self) -> None:
+        """Let it end, and kill it if it does not, with everything forked from it."""
+        if self.alive:
+            with suppress(OSError):  # it has ended meanwhile
+                self._socket.shutdown(socket.SHUT_WR)
+            self._receive(SHUTDOWN)
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill it; everything that was forked from it ends with it (see ``supervisor``)."""
+        if not self.alive:
+            return
+        if self._pid:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+        else:  # its root has not forked it yet
+            self.root.kill()
+        self._receive(SHUTDOWN)
+
+
+def changes(environment: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
+    """The variables that differ from ``base``, without those that a forked process sets itself."""
+    own = (TOKEN, supervisor.PARENT)
+    return {k: v for k, v in environment.items() if k not in own and base.get(k) != v}
+
+
+def _start_in_a_lasting_thread(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process from a thread that lives until the process ends.
+
+    The kernel signals the process when the thread that started it ends (see ``supervisor``), and
+    the calling thread may end long before.
+    """
+    process: Future[subprocess.Popen[bytes]] = Future()
+
+    def live() -> None:
+        try:
+            process.set_result(subprocess.Popen(command, **options))
+        except BaseException as error:
+            process.set_exception(error)
+        else:
+            process.result().wait()
+
+    threading.Thread(target=live, name="forkserver", daemon=True).start()
+    return process.result()
+
+
+class ForkedLaunch:
+    """The torchrun of a launch, forked from a server; used like a ``subprocess.Popen``."""
+
+    def __init__(self, server: OverlayServer, reports: int) -> None:
+        self.server = server
+        self.seconds: Mapping[str, float] = {}
+        """The import times of the server: ``torch`` and ``upstream``."""
+        self.pid = 0
+        """The process id of the keeper, as soon as the server reports it."""
+        self._incomplete_since = math.inf
+        self._next_check = 0.0
+        self._code: int | None = None
+        self._reports = reports
+        self._rest = b""
+        self._lock = threading.RLock()  # a pool polls what a thread waits for
+        os.set_blocking(reports, False)
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        with self._lock:
+            while self._code is None:
+                try:
+                    received = os.read(self._reports, 4096)
+                except BlockingIOError:
+                    return None
+                if not received:  # the server has ended, with everything that was forked from it
+                    self._end(-signal.SIGKILL)
+                *lines, self._rest = (self._rest + received).split(b"\n")
+                for line in lines:
+                    self._take(json.loads(line))
+            return self._code
+
+    def wait(self, timeout: float) -> int:
+        """Its exit code; raises subprocess.TimeoutExpired after ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        with selectors.DefaultSelector() as ready:
+            with self._lock:
+                if self._code is None:
+                    ready.register(self._reports, selectors.EVENT_READ)
+            while (code := self.poll()) is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise subprocess.TimeoutExpired("forked", timeout)
+                ready.select(left)
+        return code
+
+    def _take(self, report: dict[str, Any]) -> None:
+        if "code" in report:
+            self._end(report["code"])
+        else:
+            self.pid, self.seconds = report["pid"], report["seconds"]
+
+    def _end(self, code: int) -> None:
+        self._code = code
+        os.close(self._reports)
+
+    def cancel(self) -> None:
+        """Make sure that it does not start later: kill a server that has not forked it yet."""
+        self.poll()
+        if not self.pid:
+            self.server.kill()
+
+    def lost_a_rank(self, ranks: int) -> bool:
+        """Whether one of ``ranks`` started ranks has been gone for LOST_AFTER seconds.
+
+        torchrun waits forever for the value that the function of such a rank should return. Checks
+        once a second at most.
+        """
+        now = time.monotonic()
+        if now < self._next_check or not self.pid:
+            return False
+        self._next_check = now + 1
+        complete = _grandchildren(self.pid) >= ranks
+        self._incomplete_since = math.inf if complete else min(self._incomplete_since, now)
+        return now - self._incomplete_since > LOST_AFTER
+
+
+def _grandchildren(pid: int) -> int:
+    """The number of living processes that the children of this process have started."""
+    try:
+        agents = psutil.Process(pid).children()
+        found = [rank for agent in agents for rank in agent.children()]
+        return sum(rank.status() != psutil.STATUS_ZOMBIE for rank in found)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+SERVERS_A_RUN = 4
+"""The most overlays that the variants of most scenarios have. A server takes 0.3 to 0.7 GB."""
+
+
+@dataclass
+class Pool:
+    """The most recently used servers of a command, at most ``most`` of them.
+
+    Threads may share a pool. Leaving its context ends all servers.
+    """
+
+    most: int = 2 * SERVERS_A_RUN
+    _servers: OrderedDict[str, OverlayServer] = field(default_factory=OrderedDict)
+    _roots: dict[str, TorchServer] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def server(self, wanted: Wanted) -> OverlayServer:
+        """The server that has imported what is wanted; starts one if there is none yet."""
+        with self._lock:
+            found = self._servers.pop(wanted.key, None)
+            if found is None or not found.alive:
+                found = OverlayServer(self._root(wanted), wanted)
+            self._servers[wanted.key] = found
+            spare: list[OverlayServer | TorchServer] = list(self._spare_servers(found))
+            spare += self._spare_roots()
+        for each in spare:
+            each.close()
+        return found
+
+    def _root(self, wanted: Wanted) -> TorchServer:
+        found = self._roots.pop(wanted.base, None)
+        if found is None or not found.alive:
+            found = TorchServer(wanted)
+        self._roots[wanted.base] = found
+        return found
+
+    def _spare_servers(self, used: OverlayServer) -> Iterator[OverlayServer]:
+        idle = [s for s in self._servers.values() if s is not used and not s.busy]
+        for server in idle[: max(0, len(self._servers) - self.most)]:
+            yield self._servers.pop(server.wanted.key)
+
+    def _spare_roots(self) -> Iterator[TorchServer]:
+        used = [server.root for server in self._servers.values()]
+        for base in [base for base, root in self._roots.items() if root not in used]:
+            yield self._roots.pop(base)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            ending: list[OverlayServer | TorchServer] = [
+                *self._servers.values(),
+                *self._roots.values(),
+            ]
+            self._servers.clear()
+            self._roots.clear()
+        for each in ending:
+            each.close()

@@ -1,0 +1,215 @@
+"""The trials of a run: as many at once as fit on the machine, each graded as soon as it ends."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+from harness.bugs import catalog
+from harness.bugs.api.spec import RELEASED, Lane, Records, Scenario
+from harness.bugs.packages import import_name
+from harness.rank.exits import Identity, trial_folder
+from harness.rank.run_folder import last_record
+from harness.rank.shims import needed
+from harness.releases.overlay import Overlay
+from harness.run.grade import grade_trial
+from harness.run.job import Job, room
+from harness.run.launch import RankSettings, launch, rank_environment
+from harness.run.results import TrialResult
+from harness.run.server_pool import OverlayServer, Wanted
+from harness.run.verdict_text import print_failure, print_trial
+from harness.system import machine
+
+
+def content(job: Job, variant: str) -> dict[str, Any]:
+    """What run.json contains of a trial."""
+    scenario, params, stack = job.config.scenario, asdict(job.config.params), job.stacks[variant]
+    trial = trial_content(scenario, variant, params, stack.pins, job.lane) | {"date": stack.date}
+    if variant in job.refusals:
+        return trial | {"unsupported": job.refusals[variant]}
+    overlay = job.overlays[variant]
+    if job.config.detectors:
+        trial |= {"folder": uuid.uuid4().hex}
+    return trial | {
+        "overlay": {
+            "key": overlay.key,
+            "site": str(overlay.site),
+            "made": overlay.made,
+            "lock": overlay.lock.splitlines(),
+            "diff": overlay.diff.splitlines(),
+        },
+        "files": watched(job.scenario, variant, overlay),
+    }
+
+
+def watched(scenario: Scenario, variant: str, overlay: Overlay) -> dict[str, str]:
+    """The hashes of the files with the bug, which every rank must load.
+
+    The variant ``released`` may lack a file. For any other variant a missing file has an empty
+    hash: no rank can load it, so the trial is inconclusive.
+    """
+    files = scenario.watched
+    if variant == RELEASED:
+        files = tuple(file for file in files if overlay.has(file))
+    return {file: overlay.hash_of(file) if overlay.has(file) else "" for file in files}
+
+
+def run_all(job: Job) -> None:
+    """Run and grade the trials, several at once; print the results in the order of the variants."""
+    variants = list(job.record["trials"])
+    with ThreadPoolExecutor(number_at_once(job), "trial") as workers:
+        trials = [workers.submit(_run, job, variant) for variant in variants]
+        try:
+            for trial in trials:
+                result, records = trial.result()
+                job.trials.append(result)
+                if records is not None:
+                    job.records[result.variant] = records
+                print_trial(job.console, result)
+                print_failure(job.console, job.folder, result)
+        except BaseException:
+            job.ended.set()
+            workers.shutdown(cancel_futures=True)
+            raise
+
+
+def number_at_once(job: Job) -> int:
+    """The number of trials that fit on the GPUs or the cores at once, by their ranks.
+
+    Trials over several nodes run one after another: only this machine's GPUs can be leased.
+    """
+    if not job.runnable or job.config.launch.nodes > 1:
+        return 1
+    most = max(job.scenario.ranks_of(variant) for variant in job.runnable)
+    return min(room(job.lane, most, job.config.launch.threads), len(job.runnable))
+
+
+def _run(job: Job, variant: str) -> tuple[TrialResult, Records | None]:
+    """Run a trial, unless it is unsupported here, and grade it; its records if it counts."""
+    if variant not in job.refusals:
+        with _devices(job, variant) as devices:
+            _run_launches(job, variant, devices)
+        if (ran := trial_folder(job.folder, job.record, variant)) != job.folder / variant:
+            ran.rename(job.folder / variant)
+    return grade_trial(job.record, job.folder, variant)
+
+
+@contextmanager
+def _devices(job: Job, variant: str) -> Iterator[list[str]]:
+    """The numbers of the GPUs that a trial has for itself; none on the cpu lane, and none on
+    several nodes, where it uses all that Slurm gave to the job."""
+    if job.lane is Lane.CPU or job.config.launch.nodes > 1:
+        yield []
+        return
+
+    def wait() -> None:
+        job.say("waiting for GPUs that another run is using")
+        time.sleep(0.2)
+
+    ranks = job.scenario.ranks_of(variant)
+    with machine.leased(ranks, machine.own_folder(job.cache, "gpus"), wait) as gpus:
+        yield [gpu.number for gpu in gpus]
+
+
+def _run_launches(job: Job, variant: str, devices: Sequence[str]) -> None:
+    """Run the launches of a trial in order; stop after one that fails."""
+    for name in job.record["trials"][variant]["launches"]:
+        identity = Identity.of(job.record, variant, name)
+        ended = launch(
+            job.folder,
+            trial_folder(job.folder, job.record, variant),
+            identity,
+            replace(_settings(job, variant), devices=tuple(devices)),
+            timeout=job.config.launch.timeout,
+            tick=_progress(job, variant, name),
+            server=server(job, variant),
+        )
+        if ended.code or ended.timed_out:
+            return
+
+
+def _settings(job: Job, variant: str) -> RankSettings:
+    """What a variant's ranks use of the machine, without GPUs.
+
+    Each overlay has its own folder for compiled extensions: those of another one do not load.
+    """
+    overlay = job.overlays[variant]
+    extensions = machine.own_folder(job.cache, "extensions") / overlay.key
+    own, config = job.config.installed, job.config.launch
+    python = own.executable if own else sys.executable
+    return RankSettings(
+        job.lane, overlay.site, extensions, config.threads, python, nodes=config.nodes
+    )
+
+
+def server(job: Job, variant: str) -> OverlayServer | None:
+    """The server that a variant's launches are forked from; None if launches are cold."""
+    if not job.config.launch.warm:
+        return None
+    shims, modules = _imports(job, variant)
+    files, settings = job.overlays[variant].files or {}, _settings(job, variant)
+    wanted = Wanted(
+        rank_environment(settings),
+        shims,
+        modules,
+        tuple(catalog.places()[name] for name in job.config.together or [job.config.scenario]),
+        settings.python,
+        {file: made.sha256 for file, made in files.items()},
+    )
+    return job.pool.server(wanted)
+
+
+def _imports(job: Job, variant: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The shims and modules that a server installs and imports.
+
+    Scenarios that run on the same installed packages share one server, so it imports for all.
+    """
+    chosen: Mapping[str, str] = job.stacks[variant].pins
+    if installed := job.config.installed:
+        names = {pin for name in job.config.together for pin in catalog.scenario(name).pins}
+        chosen = {name: installed.packages[name].version for name in sorted(names)}
+    shims = tuple(point.name for point in needed(chosen, job.lane))
+    return shims, tuple(map(import_name, chosen))
+
+
+def _progress(job: Job, variant: str, name: str) -> Callable[[], None]:
+    """A function that shows the step that rank 0 of a launch has reached."""
+
+    def show() -> None:
+        last = last_record(trial_folder(job.folder, job.record, variant) / name, 0) or {}
+        step = last.get("step")
+        job.say(f"running {variant} {name}".rstrip(), f"step {step}" if step else "")
+
+    return show
+
+
+def trial_content(
+    scenario: str, variant: str, params: Mapping[str, Any], chosen: Mapping[str, str], lane: Lane
+) -> dict[str, Any]:
+    """What follows from the catalogue for a trial with these parameters and pins.
+
+    The variant's own parameters replace those in ``params``. Raises ValueError if the scenario does
+    not accept them.
+    """
+    spec = catalog.scenario(scenario)
+    of_variant = spec.variant(variant)
+    params = {**params, **of_variant.params}
+    catalog.load(scenario).Params(**params)
+    return {
+        "about": spec.about(variant),
+        "expect": of_variant.expect,
+        "triggers": of_variant.triggers,
+        "ranks": spec.ranks_of(variant),
+        "launches": list(spec.launches),
+        "params": params,
+        "pins": dict(chosen),
+        "modules": {name: import_name(name) for name in chosen},
+        "shims": [point.name for point in needed(chosen, lane)],
+        "defects": [defect.name for defect in of_variant.defects],
+    }

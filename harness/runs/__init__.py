@@ -1,1 +1,0 @@
-"""One run: its trials, what their ranks record, and the verdict."""

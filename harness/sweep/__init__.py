@@ -1,1 +1,0 @@
-"""Many runs, and their results together."""

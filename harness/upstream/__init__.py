@@ -1,1 +1,0 @@
-"""Upstream's code: pinned, installed, edited, and made to run here."""
