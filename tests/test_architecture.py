@@ -29,7 +29,7 @@ def test_only_config_imports_hydra() -> None:
 def test_the_page_for_developers_names_every_package() -> None:
     plan = (ROOT / "docs/developers.md").read_text()
     for folder in (file.parent for file in (ROOT / "harness").glob("*/__init__.py")):
-        assert f"harness/{folder.name}/" in plan, f"docs/developers.md does not name {folder.name}"
+        assert f"| `{folder.name}` |" in plan, f"docs/developers.md does not name {folder.name}"
 
 
 PROBE = """

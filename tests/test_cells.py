@@ -87,7 +87,7 @@ def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
     paths = sources(catalog.places()["rope_zero_init"], "harness.run.grade")
     files = {f"{path.parent.name}/{path.name}" for path in paths}
     own = {"rope_zero_init/scenario.py", "transformers/_rope_models.py"}
-    assert own | {"runs/grade.py", "runs/run_folder.py"} <= files
+    assert own | {"run/grade.py", "rank/run_folder.py"} <= files
     assert "bf16_clip/scenario.py" not in files
     assert cells.code("rope_zero_init") != cells.code("bf16_clip")
 

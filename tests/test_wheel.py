@@ -21,7 +21,7 @@ from harness.system.files import ROOT
 
 pytestmark = pytest.mark.slow
 
-PLACES = ("configs", "harness", "scenarios")
+PLACES = ("configs", "harness", "loops", "scenarios")
 LEFT_OUT = {"__pycache__", "recorded.tar.xz"}
 THEIRS = ("harness.py", "configs/__init__.py", "scenarios/__init__.py")
 """Modules of a user, who even has them on the path."""
