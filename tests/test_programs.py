@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.releases import uv
 from harness.system import programs
 from tests.index import Handler, page, served
 
@@ -34,6 +35,27 @@ def test_a_program_takes_nothing_from_the_folder_or_an_active_environment(
     assert options["env"]["UV_CACHE_DIR"] == str(tmp_path / "relative"), "as the user meant it"
     assert options["env"]["MORE"] == "1"
     assert not {"VIRTUAL_ENV", "CONDA_PREFIX", "UV_PYTHON"} & set(options["env"])
+
+
+def test_uv_asks_the_index_of_pips_configuration_if_it_has_none_of_its_own(
+    served: type[Handler], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The names in a company's file are not for the public index."""
+    address = os.environ["PIP_INDEX_URL"]
+    for variable in ("UV_DEFAULT_INDEX", "UV_CONFIG_FILE", "XDG_CONFIG_DIRS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    uv.execute(["pip", "compile", "-"], "by-variable")
+    monkeypatch.delenv("PIP_INDEX_URL")
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "pip.conf").write_text(f"[global]\nindex-url = {address}\n")
+    uv.execute(["pip", "compile", "-"], "by-file")
+    (tmp_path / "uv").mkdir()
+    (tmp_path / "uv" / "uv.toml").write_text(f'index-url = "{address}/of-uv"\n')
+    uv.execute(["pip", "compile", "-"], "own")
+    asked = ["/simple/by-variable/", "/simple/by-file/", "/simple/of-uv/own/"]
+    assert served.requests == asked
 
 
 def test_uv_ends_with_us_and_leaves_no_file(served: type[Handler], tmp_path: Path) -> None:

@@ -140,7 +140,8 @@ up; python_version
 ./up; python_version
 --index-url "x
 --index-url
---extra-index-url http://host/simple ./up"""
+--extra-index-url http://host/simple ./up
+# Editable install with no version control (-r==1.0)"""
 
 
 @pytest.mark.parametrize("line", REFUSED.splitlines())
@@ -254,6 +255,12 @@ def test_a_file_is_read_in_its_encoding_as_pip_does(file: Path, encoding: str) -
     mark = "\ufeff" if encoding.endswith("be") else ""
     file.write_bytes(f"{mark}# größer\r\nup==4.37.2\r\n".encode(encoding))
     assert required(file, ["up"]) == {"up": "4.37.2"}
+
+
+def test_a_file_without_an_end_is_refused(file: Path) -> None:
+    file.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="it has more than 20,000,000 bytes"):
+        read_file(file)
 
 
 def test_files_that_include_each_other_endlessly_are_a_mistake(

@@ -422,6 +422,7 @@ def test_the_delay_is_counted_from_the_first_step_with_the_symptom() -> None:
         (["gradient"], "no detector 'gradient': did you mean gradients"),
         (["missing.py:Detector"], "no file missing.py"),
         (["{own}:Missing"], "has no class Missing"),
+        (["{leaves}:Mine"], "SystemExit: 0"),
         (["{own}:Lazy"], "has no method attach"),
         (["{own}:Half"], "has no method record"),
         (["{own}:NoGroup"], "attach must take group="),
@@ -432,7 +433,9 @@ def test_the_delay_is_counted_from_the_first_step_with_the_symptom() -> None:
 )
 def test_a_mistake_is_one_line(words: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    given = [word.format(own=tmp_path / "own.py") for word in words]
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    files = {"own": tmp_path / "own.py", "leaves": tmp_path / "leaves.py"}
+    given = [word.format(**files) for word in words]
     with pytest.raises(UserError, match=message):
         command.main(given)
 

@@ -157,7 +157,7 @@ class _Reading:
             raise ValueError(f"it contains a number of {DIGITS} digits or more")
         found = self.constraints if constraint else self.required
         if comment := FROZEN_EDITABLE.match(line):
-            name, version = canonicalize_name(comment[1]), comment[2]
+            name, version = canonicalize_name(comment[1], validate=True), comment[2]
             found.add_direct(name, described(name, version, EDITABLE), where)
         elif line.startswith("-"):
             self._option(line, file, where, constraint)

@@ -6,11 +6,12 @@ import codecs
 import re
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from harness.system.documents import json_of, toml_of, yaml_of
+from harness.system.documents import LARGEST, json_of, toml_of, yaml_of
 from harness.system.errors import UserError
 
 STDIN = "standard input"
@@ -65,14 +66,16 @@ def read(name: str) -> PackageFile:
             chosen = tuple(each.strip() for each in named[2].split(",") if each.strip())
             return replace(read_file(Path(named[1])), chosen=chosen)
         return read_file(Path(name))
-    source = PackageFile(STDIN, Path.cwd() / "-", _text(STDIN, sys.stdin.buffer.read))
+    source = PackageFile(
+        STDIN, Path.cwd() / "-", _text(STDIN, lambda: nullcontext(sys.stdin.buffer))
+    )
     if not source.text.strip():
         raise UserError(f"{STDIN} is empty")
     return source
 
 
 def read_file(path: Path) -> PackageFile:
-    return PackageFile(str(path), path.absolute(), _text(str(path), path.read_bytes))
+    return PackageFile(str(path), path.absolute(), _text(str(path), lambda: path.open("rb")))
 
 
 def content_of(name: str, text: str, kind: str) -> Any:
@@ -87,10 +90,13 @@ def content_of(name: str, text: str, kind: str) -> Any:
 READERS = {"JSON": json_of, "YAML": yaml_of, "TOML": toml_of}
 
 
-def _text(name: str, content: Callable[[], bytes]) -> str:
+def _text(name: str, opened: Callable[[], AbstractContextManager[IO[bytes]]]) -> str:
     """A text in the encoding of its byte order mark, as pip reads it; otherwise in UTF-8."""
     try:
-        read = content()
+        with opened() as file:
+            read = file.read(LARGEST + 1)  # never all of it: a link may lead to /dev/zero
+        if len(read) > LARGEST:
+            raise ValueError(f"it has more than {LARGEST:,} bytes")
         mark, encoding = next((m for m in MARKS if read.startswith(m[0])), (b"", "utf-8"))
         return read[len(mark) :].decode(encoding)
     except FileNotFoundError:

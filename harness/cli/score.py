@@ -283,7 +283,7 @@ def _refuse_without_class(found: DetectorConfig) -> None:
         sys.path.insert(0, found.root)
     try:
         kind = getattr(importlib.import_module(found.module), found.kind, None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{found.name}: {type(error).__name__}: {error}") from None
     if not callable(kind):
         raise UserError(f"{found.name}: {found.module} has no class {found.kind}")

@@ -255,10 +255,25 @@ def configured() -> str | None:
 
     Their files are read here, as an environment of uv has no pip that could be asked.
     """
-    for variable in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"):
+    for variable in OF_UV:
         if named := os.environ.get(variable):
             return re.sub(r"^[\w.-]+=(?=\w+:)", "", named)  # uv allows NAME=ADDRESS
-    return _of_uv() or _of_pip()
+    return os.environ.get("PIP_INDEX_URL") or _of_uv() or _of_pip()
+
+
+OF_UV = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
+
+
+def for_uv() -> dict[str, str]:
+    """The variable that gives uv the index of pip's configuration, if its own names none.
+
+    uv does not read pip's files. Without this, the names in a file of a user whose company has an
+    index would go to the public one.
+    """
+    address = None
+    if not any(map(os.environ.get, OF_UV)) and not _of_uv():
+        address = os.environ.get("PIP_INDEX_URL") or _of_pip()
+    return {OF_UV[0]: address} if address else {}
 
 
 def _of_uv() -> str | None:

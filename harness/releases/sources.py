@@ -179,8 +179,9 @@ def _fetched(address: str, cache: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     if not _answers(folder, "rev-parse", "--git-dir") or not (folder / "HEAD").is_file():
         _git(folder, "init", "--quiet", "--bare")
-    _git(folder, "fetch", "--quiet", "--tags", "--force", address, "+refs/heads/*:refs/heads/*")
-    _git(folder, "fetch", "--quiet", address, "HEAD")
+    branches = "+refs/heads/*:refs/heads/*"
+    _git(folder, "fetch", "--quiet", "--tags", "--force", "--", address, branches)
+    _git(folder, "fetch", "--quiet", "--", address, "HEAD")
     head = _git(folder, "rev-parse", "FETCH_HEAD").strip()
     _git(folder, "update-ref", "--no-deref", "HEAD", head)
     return folder

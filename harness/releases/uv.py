@@ -63,7 +63,7 @@ def execute(
         process = files.enter_context(
             subprocess.Popen(
                 [binary(), *arguments, "--python", sys.executable, *_configuration(), *named],
-                **programs.options(**(environment or {})),
+                **programs.options(**{**index.for_uv(), **(environment or {})}),
                 text=True,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -36,7 +36,7 @@ from harness.system.errors import Inconclusive
 from harness.system.files import ROOT
 from harness.system.processes import TOKEN, end_all, handling, members, new_token
 
-RANK = ROOT / "harness" / "runs" / "rank.py"
+RANK = ROOT / "harness" / "rank" / "scenario.py"
 RANK_MODULE = "harness.rank.scenario"
 
 NOT_INHERITED = re.compile(
