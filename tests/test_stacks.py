@@ -136,7 +136,10 @@ def packages(folder: Path) -> Path:
 
 
 def customize(folder: Path, code: str) -> None:
-    (packages(folder) / "sitecustomize.py").write_text(textwrap.dedent(code))
+    """Have an interpreter run code at its start. Debian's has a ``sitecustomize`` that precedes any
+    other."""
+    (packages(folder) / "customize.pth").write_text("import _customized\n")
+    (packages(folder) / "_customized.py").write_text(textwrap.dedent(code))
 
 
 def test_another_interpreter_is_asked_by_its_folder_or_its_program(
