@@ -60,7 +60,7 @@ slurm: $(READY)
 
 # Twenty recorded results, run again: other ones each day.
 confirm: $(READY)
-	$(BIN)/python -m harness confirm launch=cpu
+	$(BIN)/python -m harness confirm lane=cpu
 
 pythons: $(READY)
 	$(BIN)/python -m tests.pythons

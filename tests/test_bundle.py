@@ -26,7 +26,7 @@ set -eu
 python3() {{ "{python}" "$@"; }}
 . {bundle}/activate
 cd {elsewhere}
-python3 -W ignore -m harness run scenario=tied_embedding_training launch=cpu runs={elsewhere}/runs
+python3 -W ignore -m harness run scenario=tied_embedding_training lane=cpu runs={elsewhere}/runs
 """
 
 

@@ -228,7 +228,7 @@ def test_a_release_that_cannot_run_is_reported_with_its_reason_and_not_stored(
         (8, 0, ("launch.threads=4",), 1),
         (64, 8, (), 4),
         (64, 3, (), 1),
-        (64, 8, ("launch=cpu",), 32),
+        (64, 8, ("lane=cpu",), 32),
     ],
 )
 def test_as_many_cells_run_at_once_as_cores_or_gpus_have_room_for(

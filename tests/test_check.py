@@ -264,7 +264,7 @@ def test_the_answers_need_no_torch_no_hydra_and_no_process() -> None:
 def asked(name: str, installed: Environment, *words: str) -> Checked:
     """The status after a run."""
     (found,) = live.statuses(
-        recorded([name], installed), installed, ["launch=cpu", *words], Progress(terminal())
+        recorded([name], installed), installed, ["lane=cpu", *words], Progress(terminal())
     )
     return found
 
@@ -285,7 +285,7 @@ def test_only_unknown_bugs_are_run_if_that_is_wanted(
     upstream: Upstream, record: Recording, tmp_path: Path, capsys: Capture
 ) -> None:
     record(v4_36_2=YES, v4_37_2=NO)
-    words = ["check", f"scenario={ROPE}", "launch=cpu", "--run", "--unknown", "-r"]
+    words = ["check", f"scenario={ROPE}", "lane=cpu", "--run", "--unknown", "-r"]
     assert main([*words, file(tmp_path, "transformers==4.36.2", "deepspeed==0.13.3")]) == 1
     assert upstream.tested == []
     assert main([*words, file(tmp_path, "transformers==4.37.0", "deepspeed==0.13.3")]) == 1

@@ -474,7 +474,7 @@ def test_a_run_folder_that_is_not_here_is_named(
     [
         ([], Shape(2, 0), Lane.CPU),
         (["launch.threads=3"], Shape(6, 0), Lane.CPU),
-        (["launch=gpu"], Shape(2, 2), Lane.GPU),
+        (["lane=gpu"], Shape(2, 2), Lane.GPU),
         (["on.gpus=4"], Shape(2, 4), Lane.GPU),
         (["on.cpus=9"], Shape(9, 0), Lane.CPU),
     ],

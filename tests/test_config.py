@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.run.command_line import compose, quoted
+from harness.run.command_line import compose, understood
 from harness.run.run_config import LANES, LaunchConfig, RunConfig
 from harness.system.errors import UserError
 from scenarios.deepspeed.bf16_clip.scenario import Params
@@ -45,7 +45,11 @@ def test_an_override_is_converted_to_its_type_and_does_not_change_the_next_run()
 
 @pytest.mark.parametrize("lane", LANES)
 def test_each_lane_is_a_file_of_configs(lane: str) -> None:
-    assert composed(f"launch={lane}").launch.lane == lane
+    assert composed(f"lane={lane}").launch.lane == lane
+
+
+def test_the_older_name_of_the_lane_goes_on_working() -> None:
+    assert composed("launch=cpu", "launch.timeout=9").launch.lane == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,7 @@ def test_a_version_is_never_read_as_a_number(version: str) -> None:
     ],
 )
 def test_only_a_pin_that_looks_like_a_number_is_quoted(typed: str, given: str) -> None:
-    assert quoted(typed) == given
+    assert understood(typed) == given
 
 
 def test_the_command_says_how_to_run_it_again() -> None:

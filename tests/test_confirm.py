@@ -91,7 +91,7 @@ def test_a_difference_is_ours_if_the_code_of_the_record_still_gives_it(
 ) -> None:
     old = replace(cell("0.13.0", YES), status=then)
     monkeypatch.setattr(confirmations, "found_at", lambda *_: old)
-    assert main(["confirm", f"scenario={SCENARIO}", "launch=cpu"]) == ExitCode.NOT_AS_EXPECTED
+    assert main(["confirm", f"scenario={SCENARIO}", "lane=cpu"]) == ExitCode.NOT_AS_EXPECTED
     assert sorted(world.versions) == ["0.13.0", "0.13.0", "0.13.1"]  # a difference is run twice
     out = " ".join(capsys.readouterr().out.split())
     assert f"1 as recorded, 1 differ (1 {whose})" in out
@@ -103,7 +103,7 @@ def test_watch_reports_a_difference_and_keeps_the_day(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confirmations, "found_at", lambda *_: cell("0.13.0", YES))
-    words = ["watch", f"scenario={SCENARIO}", "launch=cpu", "--confirm", "2"]
+    words = ["watch", f"scenario={SCENARIO}", "lane=cpu", "--confirm", "2"]
     assert main(words) == ExitCode.NOT_AS_EXPECTED
     with reading(Path("history.sqlite")) as history:
         assert len(history.confirmations()) == 2

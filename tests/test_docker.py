@@ -103,10 +103,10 @@ def nightlies(tmp_path: Path) -> Nightlies:
 
 
 def test_a_nightly_runs_watch_and_site_for_the_mounted_folder(nightlies: Nightlies) -> None:
-    assert nightlies.run("scenario=bf16_clip", "launch=cpu") == (0, "")
+    assert nightlies.run("scenario=bf16_clip", "lane=cpu") == (0, "")
     (watch, environment), (site, _) = nightlies.commands()
     report = nightlies.report
-    assert watch[:3] == ["watch", "scenario=bf16_clip", "launch=cpu"]
+    assert watch[:3] == ["watch", "scenario=bf16_clip", "lane=cpu"]
     assert options(watch) == {
         "--history": f"{report}/history.sqlite",
         "--summary": f"{report}/summary.md",

@@ -44,9 +44,9 @@ from tests.sandbox import (
 )
 
 SCENARIO = "sampler_shards"  # the quickest with two ranks
-BUGGY_ALONE = ("run", f"scenario={SCENARIO}", "variant=buggy", "launch=cpu")
+BUGGY_ALONE = ("run", f"scenario={SCENARIO}", "variant=buggy", "lane=cpu")
 LONG = "scenario.epochs=100000"
-WITHOUT_GPUS = f"run scenario={SCENARIO} launch=gpu"
+WITHOUT_GPUS = f"run scenario={SCENARIO} lane=gpu"
 """If no GPU is visible, this run ends with a verdict without any launch or overlay."""
 DEFECT = "tied_embedding_training"
 """A quick scenario whose buggy variant has a defect: making its overlay needs no package index."""
@@ -265,7 +265,7 @@ def test_ctrl_c_while_an_overlay_is_made_leaves_nothing_of_it(tmp_path: Path) ->
     with lent(DEFECT, "fixed") as overlays:
         base = overlays["fixed"].key
         copy(overlays["fixed"], sandbox.cache)
-    process = sandbox.start("run", f"scenario={DEFECT}", "variant=buggy", "launch=cpu")
+    process = sandbox.start("run", f"scenario={DEFECT}", "variant=buggy", "lane=cpu")
     until(lambda: any(sandbox.cache.glob("overlays/.*/site-packages")), "a copy", process)
     process.send_signal(signal.SIGINT)
     done = ended(process)
@@ -349,7 +349,7 @@ def test_an_overlay_that_lacks_a_file_is_reported(tmp_path: Path, command: Any) 
             copy(each, sandbox.cache)
     missing = catalog.scenario(DEFECT).defects[0].file
     (sandbox.cache / "overlays" / key / overlay.SITE / missing).unlink()
-    done = command(sandbox, "run", f"scenario={DEFECT}", "variant=buggy", "launch=cpu")
+    done = command(sandbox, "run", f"scenario={DEFECT}", "variant=buggy", "lane=cpu")
     assert done.code == ExitCode.INCONCLUSIVE
     assert missing in done.complaint
     assert f"'python -m harness clean {key}'" in done.complaint
@@ -366,7 +366,7 @@ def test_too_few_gpus_are_unsupported_and_reported(
     bare: Sandbox, command: Any, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     set_gpus(monkeypatch, gpus)
-    done = command(bare, "run", "scenario=sampler_shards", "launch=gpu")
+    done = command(bare, "run", "scenario=sampler_shards", "lane=gpu")
     assert done.code == ExitCode.UNSUPPORTED
     assert outcome(bare) == ("unsupported", f"needs 2 GPUs, and this machine has {gpus}")
     assert f"needs 2 GPUs, and this machine has {gpus}" in done.out
@@ -383,7 +383,7 @@ def test_a_run_folder_for_which_there_is_no_room_leaves_nothing(
     """``full`` is what does not fit: the parent, the first file, a trial's folder."""
     set_gpus(monkeypatch, 0)
     _no_room_for(full, monkeypatch)
-    done = command(bare, "run", "scenario=sampler_shards", "launch=gpu")
+    done = command(bare, "run", "scenario=sampler_shards", "lane=gpu")
     monkeypatch.undo()
     assert done.code == ExitCode.INCONCLUSIVE
     assert done.complaint.startswith(f"no room on the disk for {bare.runs}")

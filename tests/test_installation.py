@@ -71,7 +71,7 @@ def test_without_torch_check_keeps_what_was_recorded(
     monkeypatch.setattr(index, "releases", None)
     file = tmp_path / "requirements.txt"
     file.write_text("accelerate==0.28.0\ntorch==2.5.1\n")
-    assert main(["check", BUG, "--run", "launch=cpu", "-r", str(file)]) == 1
+    assert main(["check", BUG, "--run", "lane=cpu", "-r", str(file)]) == 1
     assert "; the run gave no certain status: a run needs torch" in capsys.readouterr().out
     assert not (cache / "overlays").exists()
 

@@ -32,7 +32,7 @@ BUG = "scenario=bf16_clip"
 RUN = ["run", BUG]
 BUNDLE = ["bundle", "rope_zero_init_v5", "--out", "box", "--pins"]
 SITE = ["site", "--out", "box"]
-LACKS_GPUS = "launch=gpu"
+LACKS_GPUS = "lane=gpu"
 """Where no GPU is visible, a run comes to its verdict without a launch."""
 
 
@@ -54,7 +54,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     ([*RUN, "scenario.gradclip=1"], ["no key 'scenario.gradclip'", "scenario.gradient_clipping"]),
     ([*RUN, "launch.timout=1"], ["mean launch.timeout?", "launch.threads"]),
     ([*RUN, "variant=bugy"], ["no variant 'bugy'", "mean buggy?", "fixed, control", "all"]),
-    ([*RUN, "launch=tpu"], ["no launch 'tpu'", "auto, cpu, gpu"]),
+    ([*RUN, "lane=tpu"], ["no lane 'tpu'", "auto, cpu, gpu"]),
     ([*RUN, "seed=abc"], ["seed=abc", "could not be converted to Integer"]),
     ([*RUN, "scenario.lr=fast"], ["scenario.lr=fast", "could not be converted to Float"]),
     ([*RUN, "scenario.optimizer=lion"], ["scenario.optimizer=lion", "choose sgd or adam"]),
@@ -62,7 +62,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     ([*RUN, "pins.torch=2.0"], ["no key 'pins.torch'", "pins.deepspeed, pins.megatron-core"]),
     ([*RUN, "bare"], ["bare"]),
     ([*RUN, "runs=a:b"], ["/a:b contains ':'"]),
-    ([*RUN, "launch=null"], ["launch=null"]),
+    ([*RUN, "lane=null"], ["lane=null"]),
     (["run", "fp16_overflow"], ["'fp16_overflow' is no KEY=VALUE", "scenario=fp16_overflow"]),
     (["run", "nothing"], ["'nothing' is no KEY=VALUE", "scenario=bf16_clip"]),
     (["run", "scenario=bf16_clip,seed_ignored"], ["several values need --multirun"]),
@@ -100,7 +100,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     ([*RUN, "on=slurm", "jobs=2"], ["jobs has no effect with on=slurm: on.most limits"]),
     ([*RUN, "on=slurm", "on.most=0"], ["on.most=0: choose 1 or more"]),
     ([*RUN, "on=slurm", "on.overlays=there"], ["no maker of overlays 'there'"]),
-    ([*RUN, "on=slurm", "on.gpus=2", "launch=cpu"], ["on.gpus has no effect with launch=cpu"]),
+    ([*RUN, "on=slurm", "on.gpus=2", "lane=cpu"], ["on.gpus has no effect with lane=cpu"]),
     ([*RUN, "on=slurm", "+on.nodes=2"], ["on.nodes"]),
     (["models", "llama", "on=slurm", "on.overlays=task"], ["have no effect on models"]),
     (["models", "llama", "on=slurm", "on.stage=true"], ["have no effect on models"]),

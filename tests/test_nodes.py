@@ -40,7 +40,7 @@ from tests.stand_in import stand_in as make_stand_in
 from tests.test_faults import LONG, SLEEPS, faulty_cache
 
 SCENARIO = "sampler_shards"
-TWO = ("run", f"scenario={SCENARIO}", "variant=buggy", "launch=cpu", "launch.nodes=2")
+TWO = ("run", f"scenario={SCENARIO}", "variant=buggy", "lane=cpu", "launch.nodes=2")
 OF = Identity("run", SCENARIO, "buggy", "", 4)
 
 
@@ -473,7 +473,7 @@ def test_two_nodes_have_the_records_of_one(
     """The proof: four ranks, two on each node."""
     monkeypatch.setenv("SLURM_JOB_ID", allocation)
     sandbox = Sandbox.under(tmp_path, machine.cache_folder())
-    command = ("run", "scenario=tied_embedding_order", "launch=cpu")
+    command = ("run", "scenario=tied_embedding_order", "lane=cpu")
     records = []
     for arguments in (("launch.nodes=2",), ("launch.warm=false",)):
         done = sandbox.run(*command, *arguments)

@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Lane, Outcome
+from harness.bugs.pins import Stack, here
 from harness.releases.overlay import Overlay
 from harness.run import command_line, trials
-from harness.run.job import Job
+from harness.run.job import Job, Prepared, RunFolder
 from harness.run.results import TrialResult
 from harness.run.server_pool import Pool
 from harness.system import machine
@@ -45,7 +47,9 @@ class Launches:
         self.together, self.fails = threading.Barrier(2, timeout=10), fails
         self.gpus: dict[str, list[str]] = {}
 
-    def __call__(self, job: Job, variant: str, devices: list[str]) -> None:
+    def __call__(
+        self, job: Job, ready: Prepared, folder: RunFolder, variant: str, devices: list[str]
+    ) -> None:
         self.gpus[variant] = list(devices)
         self.together.wait()
         if variant == self.fails:
@@ -67,15 +71,23 @@ def job(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     console = terminal(io.StringIO())
     with ExitStack() as resources, Pool() as pool:
         progress, scenario = Progress(console), catalog.scenario("bf16_clip")
-        job = Job(composed, scenario, cache, console, progress, resources, pool, threading.Event())
-        job.lane, job.record = Lane.GPU, {"trials": {"buggy": {}, "fixed": {}}}
-        yield job
+        yield Job(composed, scenario, cache, console, progress, resources, pool, threading.Event())
+
+
+def run_all(job: Job) -> None:
+    record: dict[str, Any] = {"trials": {"buggy": {}, "fixed": {}}}
+    trials.run_all(job, prepared(job, Lane.GPU), RunFolder(Path(), record))
+
+
+def prepared(job: Job, lane: Lane) -> Prepared:
+    stack = Stack({}, "2026-01-01", *here())
+    return Prepared(lane, dict.fromkeys(job.config.variants, stack), {}, {})
 
 
 def test_trials_run_at_once_on_different_gpus(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     launches = Launches()
     monkeypatch.setattr(trials, "_run_launches", launches)
-    trials.run_all(job)
+    run_all(job)
     assert sorted(launches.gpus["buggy"] + launches.gpus["fixed"]) == ["0", "1", "2", "3"]
     assert [len(gpus) for gpus in launches.gpus.values()] == [2, 2]
     output = job.console.file.getvalue()  # type: ignore[attr-defined]
@@ -87,7 +99,7 @@ def test_a_trial_that_ends_the_run_ends_the_others(
 ) -> None:
     monkeypatch.setattr(trials, "_run_launches", Launches(fails="buggy"))
     with pytest.raises(Inconclusive, match="no room on the disk"):
-        trials.run_all(job)
+        run_all(job)
     assert job.ended.is_set()
 
 
@@ -99,5 +111,5 @@ def test_the_number_of_trials_at_once_depends_on_gpus_and_cores(
 ) -> None:
     set_gpus(monkeypatch, gpus)
     monkeypatch.setattr(machine, "cores", lambda: cores)
-    job.lane = Lane.GPU if gpus else Lane.CPU
-    assert trials.number_at_once(job) == at_once
+    ready = prepared(job, Lane.GPU if gpus else Lane.CPU)
+    assert trials.number_at_once(job, ready) == at_once

@@ -21,7 +21,7 @@ def test_a_scenario_is_reproduced_from_the_command_line(tmp_path: Path) -> None:
     sandbox = Sandbox.under(tmp_path, cache_folder())
     try:
         with lent("tied_resume_norm", "buggy", "fixed"):
-            done = sandbox.run("run", "scenario=tied_resume_norm", "launch=cpu")
+            done = sandbox.run("run", "scenario=tied_resume_norm", "lane=cpu")
         assert done.code == 0, done
         assert "tied_resume_norm: reproduced" in done.out
         assert sandbox.living() == []

@@ -37,7 +37,7 @@ def runs(
     """The running run of each selected scenario, by the scenario's name."""
     option = request.config.getoption
     folder = option("--runs") or tmp_path_factory.mktemp("runs")
-    options = [f"launch={option('--lane')}", f"runs={folder}", f"jobs={option('--jobs') or 'null'}"]
+    options = [f"lane={option('--lane')}", f"runs={folder}", f"jobs={option('--jobs') or 'null'}"]
     configs = [
         command_line.compose([f"scenario={name}", f"variant=[{','.join(variants)}]", *options])
         for name, variants in selected(request.session.items).items()

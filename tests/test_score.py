@@ -450,7 +450,7 @@ def test_the_list_names_what_there_is_to_see(capsys: pytest.CaptureFixture[str])
 @pytest.mark.scenario
 def test_a_buggy_release_of_deepspeed_is_detected(capsys: pytest.CaptureFixture[str]) -> None:
     """The gradients are in the optimizer's own buffers there."""
-    words = ["scenario=zero2_micro_batches_lost", "launch=cpu", "launch.timeout=120"]
+    words = ["scenario=zero2_micro_batches_lost", "lane=cpu", "launch.timeout=120"]
     assert main(["score", "gradients", *words]) == 0
     assert "zero2_micro_batches_lost, gradients: detected at step 1" in capsys.readouterr().out
 

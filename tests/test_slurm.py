@@ -310,7 +310,7 @@ def test_a_run_prints_the_verdict_and_has_its_exit_code(
     code, out = harness("run", "scenario=sampler_shards", "on=slurm", "on.overlays=job")
     assert code == 0, out
     assert "sampler_shards: reproduced" in out
-    code, out = harness("run", "scenario=sampler_shards", "variant=fixed", "on=slurm", "launch=gpu")
+    code, out = harness("run", "scenario=sampler_shards", "variant=fixed", "on=slurm", "lane=gpu")
     assert code == 2, out
     assert "sbatch refused the tasks: " in out  # no node here has a GPU
 
@@ -341,7 +341,7 @@ def test_bisect_finds_the_flip(harness: Callable[..., tuple[int, str]]) -> None:
 def test_a_run_over_two_nodes_gets_a_job_with_two_nodes(
     harness: Callable[..., tuple[int, str]],
 ) -> None:
-    words = ["scenario=tied_embedding_order", "launch=cpu", "launch.nodes=2", "on=slurm"]
+    words = ["scenario=tied_embedding_order", "lane=cpu", "launch.nodes=2", "on=slurm"]
     code, output = harness("run", *words, "on.time=10")
     assert code == 0, output
     assert "tied_embedding_order: reproduced" in output

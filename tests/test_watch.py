@@ -320,7 +320,7 @@ def test_a_replay_needs_later_days_and_a_history_without_nightlies(
         (["pins.deepspeed=0.13.2"], "no override of watch 'pins.deepspeed'"),
         (["variant=all"], "no override of watch 'variant'"),
         (["--multirun"], "unrecognized arguments: --multirun"),
-        (["launch=tpu"], "Choices: auto, cpu, gpu"),
+        (["lane=tpu"], "Choices: auto, cpu, gpu"),
         (["--summary", "nowhere/night.md"], "no folder nowhere for night.md"),
         (["--junitxml", "nowhere/night.xml"], "no folder nowhere for night.xml"),
         (["--json", "nowhere/night.json"], "no folder nowhere for night.json"),

@@ -140,7 +140,7 @@ COMMANDS = [
     ("check --help", 0, ["usage: distributed-bugs check ", "\n    distributed-bugs check -r"]),
     ("show device_math", 0, ["A GPU divides by a plain number"]),
     ("run --cfg job scenario=sampler_shards", 0, ["accelerate: auto"]),
-    ("run scenario=sampler_shards launch=cpu", 3, ["a run needs torch", " install torch\n"]),
+    ("run scenario=sampler_shards lane=cpu", 3, ["a run needs torch", " install torch\n"]),
     ("site --out site", 3, ["site needs the package altair, ", " install altair vl-"]),
     (
         "matrix scenario=sampler_shards pins.accelerate=0.29.3",

@@ -233,7 +233,7 @@ def _summarize(out: Path, borrowed: Mapping[str, tuple[pins.Stack, Overlay]], py
         console.print(f"  {stack}")
     console.print(
         f"on the other machine:  . {out.name}/activate && "
-        "python3 -m harness run scenario=NAME launch=gpu"
+        "python3 -m harness run scenario=NAME lane=gpu"
     )
 
 

@@ -1,7 +1,7 @@
 """run a scenario's variants and print the verdict
 
     python -m harness run scenario=bf16_clip
-    python -m harness run scenario=bf16_clip scenario.lr=0.5 variant=all launch=gpu seed=3
+    python -m harness run scenario=bf16_clip scenario.lr=0.5 variant=all lane=gpu seed=3
     python -m harness run scenario=all
     python -m harness run scenario=accelerate pins.accelerate=../accelerate   # a checkout, or @REF
     python -m harness run scenario=sampler_shards patch=fix.diff              # does it fix the bug?

@@ -11,7 +11,7 @@ needs them, save(path), load(path) and close(). step returns None, or an alarm: 
 as detected if the detector gives an alarm with the bug, and none in any variant without it.
 docs/detectors.md explains the interface and has the scores of ours.
 
-Overrides are as for run: scenario=A,B or a package (default: all), seed=A,B, launch=cpu, runs=DIR,
+Overrides are as for run: scenario=A,B or a package (default: all), seed=A,B, lane=cpu, runs=DIR,
 jobs=N.
 
 exit codes: 0 no false alarm, 1 a false alarm or a changed training, 2 a mistake in the command, 3

@@ -15,7 +15,7 @@ right training loops of our own on the newest releases instead, and reports whic
 and since which release. --models asks all models of today's newest transformers, accelerate,
 deepspeed and peft instead, and reports which feature became wrong: see the command models.
 
-Overrides are as for run: scenario=A,B (default: all), launch=cpu, runs=DIR, jobs=N, on=slurm. The
+Overrides are as for run: scenario=A,B (default: all), lane=cpu, runs=DIR, jobs=N, on=slurm. The
 exit code is 1 if something got worse.
 """
 
@@ -54,6 +54,7 @@ from harness.system.text import count
 
 KEYS = (
     "scenario",
+    "lane",
     "launch",
     "launch.timeout",
     "launch.threads",

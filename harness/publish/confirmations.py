@@ -134,6 +134,7 @@ def found_at(commit: str, cell: Cell) -> Cell:
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "harness", "matrix", f"scenario={cell.scenario}", *words),
+                # An older commit does not know the name lane=.
                 *(f"launch={cell.lane}", "--again", "--json", "cells.json"),
             ],
             cwd=folder,

@@ -76,14 +76,14 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
             return
         done = True
 
-    arguments = [quoted(a) for a in arguments]
+    arguments = [understood(a) for a in arguments]
     if HELP & set(arguments) and not any(a.startswith("scenario=") for a in arguments):
         # Help shows the keys of one scenario. It comes first: --info may take the next word.
         arguments = [*(f"scenario={n}" for n in catalog.sound()[:1]), *arguments]
     try:
         with _as_argv(arguments), _one_line(arguments):
             task()
-    except ValueError as error:  # Hydra raises it for launch=null, for example
+    except ValueError as error:  # Hydra raises it for lane=null, for example
         if begun:
             raise
         raise UserError(f"{' '.join(arguments)}: {error}") from None
@@ -114,7 +114,7 @@ def _composed(
 ) -> Read:
     """Compose, and call ``reader`` with the configuration, its scenario and its overrides."""
     _register(arguments)
-    arguments = [quoted(a) for a in arguments]
+    arguments = [understood(a) for a in arguments]
     with _one_line(arguments), hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
         config = hydra.compose("config", overrides=list(arguments), return_hydra_config=True)
         return reader(config, config.hydra.runtime.choices["scenario"], arguments)
@@ -177,9 +177,15 @@ def _has_variant(scenario: Scenario, variant: Any) -> bool:
     return not isinstance(variant, str) or variant in (ALL, RELEASED, *scenario.variants)
 
 
-def quoted(argument: str) -> str:
-    """Quote the value of a pin, because Hydra would read 0.10 as the number 0.1."""
+def understood(argument: str) -> str:
+    """An argument as Hydra is to read it.
+
+    The value of a pin is quoted, because Hydra would read 0.10 as the number 0.1. ``launch=``, the
+    older name of ``lane=``, goes on working.
+    """
     key, sign, value = argument.partition("=")
+    if key == "launch":
+        return f"lane={value}"
     if not key.lstrip("+").startswith("pins.") or not sign:
         return argument
     if sources.is_one(value):
@@ -296,7 +302,7 @@ def _keys(path: str, arguments: Sequence[str]) -> list[str]:
     """The keys that exist beside one that was not found, as they would be typed."""
     parent, _, _ = path.rpartition(".")
     # In a sweep, the first choice.
-    chosen = [a.partition(",")[0] for a in arguments if re.match(r"(scenario|launch|on)=", a)]
+    chosen = [a.partition(",")[0] for a in arguments if re.match(r"(scenario|lane|on)=", a)]
     with hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
         config = hydra.compose("config", overrides=chosen)
     node = OmegaConf.select(config, parent) if parent else config

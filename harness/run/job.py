@@ -1,4 +1,4 @@
-"""One run while it is being done: what each step adds, the releases of its variants, its lane."""
+"""A run while it is being done: what its steps use, and what each step hands to the next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.bugs import catalog, pins
 from harness.bugs.api.spec import Lane, Records, Scenario
 from harness.releases import locks, resolution
 from harness.releases.overlay import Overlay
-from harness.run.results import RunResult, TrialResult
+from harness.run.results import TrialResult
 from harness.run.run_config import RunConfig
 from harness.run.server_pool import Pool
 from harness.system import machine
@@ -24,9 +24,9 @@ from harness.system.errors import Unsupported
 from harness.system.terminal import Progress
 
 
-@dataclass
+@dataclass(frozen=True)
 class Job:
-    """One run while it is being done. Each step adds what the next ones need."""
+    """What all steps of a run use."""
 
     config: RunConfig
     scenario: Scenario
@@ -41,31 +41,51 @@ class Job:
     ended: threading.Event = field(default_factory=threading.Event)
     """Ends the other trials after one of them has ended the run."""
     started: float = field(default_factory=time.monotonic)
-    lane: Lane = Lane.CPU
-    overlays: dict[str, Overlay] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)
-    """Why a variant cannot run here, by variant."""
-    stacks: dict[str, pins.Stack] = field(default_factory=dict)
-    record: dict[str, Any] = field(default_factory=dict)
-    """The content of run.json."""
-    folder: Path = Path()
-    trials: list[TrialResult] = field(default_factory=list)
-    records: dict[str, Records] = field(default_factory=dict)
-    """Of the trials that count, by variant."""
-    result: RunResult = field(init=False)
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Wall seconds by step."""
-
-    @property
-    def runnable(self) -> list[str]:
-        """The variants that can run here."""
-        return [variant for variant in self.config.variants if variant not in self.refusals]
 
     def say(self, what: str, detail: str = "") -> None:
         """Show progress; raises KeyboardInterrupt if the run must end."""
         if self.stop.is_set() or self.ended.is_set():
             raise KeyboardInterrupt
         self.progress.say(what, detail)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Where a run runs, and with which releases."""
+
+    lane: Lane
+    stacks: dict[str, pins.Stack]
+    """The releases of each variant."""
+    refusals: dict[str, str]
+    """Why a variant cannot run here, by variant."""
+
+    @property
+    def runnable(self) -> list[str]:
+        """The variants that can run here."""
+        return [variant for variant in self.stacks if variant not in self.refusals]
+
+
+@dataclass(frozen=True)
+class Prepared(Resolved):
+    """The same with an overlay for each variant that can run."""
+
+    overlays: dict[str, Overlay]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run folder, and the content of its run.json."""
+
+    path: Path
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Graded:
+    """The results of the trials, and the records of those that count, by variant."""
+
+    trials: list[TrialResult]
+    records: dict[str, Records]
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -22,7 +22,16 @@ from harness.releases import overlay, overlay_cache
 from harness.releases.overlay import Overlay
 from harness.run import trials
 from harness.run.grade import of_trials
-from harness.run.job import Job, choose_lane, chosen_pins, job_of, stack_of
+from harness.run.job import (
+    Job,
+    Prepared,
+    Resolved,
+    RunFolder,
+    choose_lane,
+    chosen_pins,
+    job_of,
+    stack_of,
+)
 from harness.run.results import RunResult
 from harness.run.run_config import RunConfig
 from harness.run.server_pool import Pool
@@ -48,46 +57,61 @@ def run(
     """
     if config.installed is None:
         refuse_without_torch("a run")
+    seconds: dict[str, float] = {}
     with job_of(config, console or terminal(), pool, stop) as job:
-        for name, step in STEPS:
-            start = time.monotonic()
-            step(job)
-            job.seconds[name] = time.monotonic() - start
-    return job.result, job.folder
+        with _timed(seconds, "resolve"):
+            resolved = resolve(job)
+        with _timed(seconds, "overlay"):
+            ready = prepare(job, resolved)
+        with _timed(seconds, "hold"):
+            job.resources.enter_context(shared(config.runs))
+        with _timed(seconds, "write"):
+            folder = write_run(job, ready)
+        with _timed(seconds, "launch"):
+            graded = trials.run_all(job, ready, folder)
+        with _timed(seconds, "grade"):
+            result = of_trials(config.scenario, graded.trials, graded.records)
+        seconds["total"] = time.monotonic() - job.started
+        write_json(folder.path / VERDICT_FILE, result.to_json() | {"seconds": seconds})
+        print_verdict(job.console, result, seconds["total"], folder.path)
+    return result, folder.path
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
+    """Note the wall seconds of a step."""
+    start = time.monotonic()
+    yield
+    seconds[step] = time.monotonic() - start
 
 
 def prepared(config: RunConfig, pool: Pool) -> None:
     """Make the overlays of a run, and start its servers in ``pool``."""
     with job_of(config, terminal(io.StringIO()), pool) as job:
-        resolve(job)
-        prepare(job)
+        prepare(job, resolve(job))
 
 
-def resolve(job: Job) -> None:
+def resolve(job: Job) -> Resolved:
     """Decide the lane and the releases of each variant."""
     config, scenario = job.config, job.scenario
     most = max(scenario.ranks_of(v) for v in config.variants)
     try:
-        job.lane = choose_lane(scenario, most, config.launch.lane, config.launch.nodes)
+        lane = choose_lane(scenario, most, config.launch.lane, config.launch.nodes)
     except Unsupported as error:
-        job.lane = Lane.GPU if config.launch.lane == "gpu" else Lane.CPU
-        job.refusals = {variant: str(error) for variant in config.variants}
+        lane = Lane.GPU if config.launch.lane == "gpu" else Lane.CPU
+        stacks = {variant: _refused(config, variant) for variant in config.variants}
+        return Resolved(lane, stacks, dict.fromkeys(config.variants, str(error)))
+    stacks, refusals = {}, {}
     for variant in config.variants:
-        if variant in job.refusals:
-            job.stacks[variant] = _refused(config, variant)
-        else:
-            _resolve(job, variant)
-
-
-def _resolve(job: Job, variant: str) -> None:
-    try:
-        job.stacks[variant] = stack_of(job.config, variant, job.cache)
-    except Unsupported as error:  # a torch that is not at hand
-        job.stacks[variant] = _refused(job.config, variant)
-        job.refusals[variant] = str(error)
-        return
-    if not pins.covers(job.scenario, job.stacks[variant].pins):
-        job.refusals[variant] = f"this scenario is about {job.scenario.releases} only"
+        try:
+            stacks[variant] = stack_of(config, variant, job.cache)
+        except Unsupported as error:  # a torch that is not at hand
+            stacks[variant] = _refused(config, variant)
+            refusals[variant] = str(error)
+            continue
+        if not pins.covers(scenario, stacks[variant].pins):
+            refusals[variant] = f"this scenario is about {scenario.releases} only"
+    return Resolved(lane, stacks, refusals)
 
 
 def _refused(config: RunConfig, variant: str) -> pins.Stack:
@@ -95,34 +119,39 @@ def _refused(config: RunConfig, variant: str) -> pins.Stack:
     return pins.Stack(chosen_pins(config, variant), time.strftime("%Y-%m-%d"), *pins.here())
 
 
-def prepare(job: Job) -> None:
+def prepare(job: Job, resolved: Resolved) -> Prepared:
     """Get an overlay for each variant, several at a time, and start the servers."""
     overlay_cache.delete_unfinished(job.cache)
-    if job.config.installed:
-        own = job.config.installed
-        job.overlays = {v: overlay.installed(own, job.stacks[v].pins) for v in job.runnable}
+    ready = Prepared(resolved.lane, resolved.stacks, dict(resolved.refusals), {})
+    if user := job.config.installed:
+        for variant in resolved.runnable:
+            ready.overlays[variant] = overlay.installed(user, resolved.stacks[variant].pins)
     else:
-        _borrow(job, job.runnable)
-    for variant in list(job.overlays)[: machine.cores()]:
-        trials.server(job, variant)  # it imports while the run goes on
+        _borrow(job, ready)
+    for variant in list(ready.overlays)[: machine.cores()]:
+        trials.server(job, ready, variant)  # it imports while the run goes on
+    return ready
 
 
-def _borrow(job: Job, variants: Sequence[str]) -> None:
-    """Hold the overlays of these variants until the run ends; make those that are missing."""
-    wanted = {v: (job.stacks[v], job.scenario.variant(v).defects) for v in variants}
+def _borrow(job: Job, ready: Prepared) -> None:
+    """Hold the overlays of the variants until the run ends; make those that are missing."""
+    defects = {v: job.scenario.variant(v).defects for v in ready.runnable}
     with overlay.makers() as makers:
-        made = {v: makers.submit(overlay.make, *wanted[v], job.cache) for v in variants}
-        for variant, (stack, defects) in wanted.items():
-            if overlay.is_made(stack, defects, job.cache):
+        making = {
+            v: makers.submit(overlay.make, ready.stacks[v], defects[v], job.cache) for v in defects
+        }
+        for variant, made in making.items():
+            stack = ready.stacks[variant]
+            if overlay.is_made(stack, defects[variant], job.cache):
                 job.progress.say("checking the overlays")
             else:
                 job.progress.say(f"making the overlay of {stack} for {variant}")
             try:
-                fresh = made[variant].result()
-                held = job.resources.enter_context(_borrowed(job, stack, defects))
-                job.overlays[variant] = replace(held, made=fresh)
+                fresh = made.result()
+                held = job.resources.enter_context(_borrowed(job, stack, defects[variant]))
+                ready.overlays[variant] = replace(held, made=fresh)
             except Unsupported as error:
-                job.refusals[variant] = str(error)
+                ready.refusals[variant] = str(error)
 
 
 def _borrowed(
@@ -140,12 +169,7 @@ def make_overlay(config: RunConfig, variant: str, cache: Path) -> None:
     overlay.make(stack, catalog.scenario(config.scenario).variant(variant).defects, cache)
 
 
-def hold(job: Job) -> None:
-    """Lock the folder of all runs; remove what killed runs left unfinished there."""
-    job.resources.enter_context(shared(job.config.runs))
-
-
-def write_run(job: Job) -> None:
+def write_run(job: Job, ready: Prepared) -> RunFolder:
     """Make the run folder with run.json, which is all that ranks read."""
     config = job.config
     record = {
@@ -155,32 +179,33 @@ def write_run(job: Job) -> None:
         "command": config.command,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "seed": config.seed,
-        "lane": job.lane,
+        "lane": ready.lane,
         "params": asdict(config.params),
-        "pins": _installed_pins(job) if config.installed else dict(config.pins),
+        "pins": _installed_pins(ready) if config.installed else dict(config.pins),
         "installed": config.installed is not None,
         "launch": asdict(config.launch),
         "source": machine.source(),
-        "machine": machine.facts() | _other_torch(job) | _interpreter(job),
+        "machine": machine.facts() | _other_torch(ready) | _interpreter(job),
         "environment": machine.environment(),
         **({"detectors": [asdict(one) for one in config.detectors]} if config.detectors else {}),
-        "trials": {variant: trials.content(job, variant) for variant in config.variants},
+        "trials": {variant: trials.content(job, ready, variant) for variant in config.variants},
     }
-    job.record = json.loads(json.dumps(record))  # as a reader sees it
+    record = json.loads(json.dumps(record))  # as a reader sees it
     about = "score" if config.detectors else config.scenario  # detectors must not know it
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{about}-{uuid.uuid4().hex[:6]}"
-    job.folder = create_run_folder(config.runs, name, job.record)
-    print_header(job.console, job.record)
+    folder = RunFolder(create_run_folder(config.runs, name, record), record)
+    print_header(job.console, record)
+    return folder
 
 
-def _installed_pins(job: Job) -> dict[str, str]:
+def _installed_pins(ready: Prepared) -> dict[str, str]:
     """The versions of the user's own packages; nobody has chosen them."""
-    return {name: pin for stack in job.stacks.values() for name, pin in stack.pins.items()}
+    return {name: pin for stack in ready.stacks.values() for name, pin in stack.pins.items()}
 
 
-def _other_torch(job: Job) -> dict[str, str]:
+def _other_torch(ready: Prepared) -> dict[str, str]:
     """The torch of a run that pins torch: not always the one that is installed."""
-    pinned = {stack.pins[pins.TORCH] for stack in job.stacks.values() if pins.TORCH in stack.pins}
+    pinned = {stack.pins[pins.TORCH] for stack in ready.stacks.values() if pins.TORCH in stack.pins}
     return {"torch": pinned.pop()} if len(pinned) == 1 else {}
 
 
@@ -191,29 +216,3 @@ def _interpreter(job: Job) -> dict[str, str | None]:
         return {}
     torch = own.packages["torch"].version if "torch" in own.packages else None
     return {"python": own.version, "torch": torch}
-
-
-def judge(job: Job) -> None:
-    """Compare the trials, which are graded, and write verdict.json."""
-    start = time.monotonic()
-    job.result = of_trials(job.config.scenario, job.trials, job.records)
-    now = time.monotonic()
-    seconds = {**job.seconds, "grade": now - start, "total": now - job.started}
-    write_json(job.folder / VERDICT_FILE, job.result.to_json() | {"seconds": seconds})
-
-
-def report(job: Job) -> None:
-    """Print the verdict."""
-    print_verdict(job.console, job.result, time.monotonic() - job.started, job.folder)
-
-
-STEPS: tuple[tuple[str, Callable[[Job], None]], ...] = (
-    ("resolve", resolve),
-    ("overlay", prepare),
-    ("hold", hold),
-    ("write", write_run),
-    ("launch", trials.run_all),
-    ("grade", judge),
-    ("report", report),
-)
-"""The steps of a run, in order."""

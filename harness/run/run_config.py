@@ -30,7 +30,7 @@ AUTO = "auto"
 
 @dataclass
 class LaunchConfig:
-    """How trials are launched. The choices of ``lane`` are ``configs/launch/*.yaml``."""
+    """How trials are launched. The choices of ``lane`` are ``configs/lane/*.yaml``."""
 
     lane: str = "auto"
     timeout: float = 300.0
@@ -64,7 +64,7 @@ class OnConfig:
     cpus: int | None = None
     """Cores of a task; null: one for each thread of its ranks."""
     gpus: int | None = None
-    """GPUs of a task, and the gpu lane; null: with launch=gpu one for each rank, otherwise none."""
+    """GPUs of a task, and the gpu lane; null: with lane=gpu one for each rank, otherwise none."""
     most: int = 64
     """Tasks that run at the same time."""
     array: int = 1000
@@ -205,7 +205,7 @@ def _on(config: DictConfig, launch: LaunchConfig) -> OnConfig:
     if config.jobs is not None:
         raise UserError("jobs has no effect with on=slurm: on.most limits what runs at once")
     if on.gpus and launch.lane == "cpu":
-        raise UserError("on.gpus has no effect with launch=cpu: leave one of them out")
+        raise UserError("on.gpus has no effect with lane=cpu: leave one of them out")
     if launch.lane == "auto":
         launch.lane = "gpu" if on.gpus else "cpu"
     return on

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from harness.bugs import catalog
@@ -19,7 +20,7 @@ from harness.rank.run_folder import last_record
 from harness.rank.shims import needed
 from harness.releases.overlay import Overlay
 from harness.run.grade import grade_trial
-from harness.run.job import Job, room
+from harness.run.job import Graded, Job, Prepared, RunFolder, room
 from harness.run.launch import RankSettings, launch, rank_environment
 from harness.run.results import TrialResult
 from harness.run.server_pool import OverlayServer, Wanted
@@ -27,13 +28,13 @@ from harness.run.verdict_text import print_failure, print_trial
 from harness.system import machine
 
 
-def content(job: Job, variant: str) -> dict[str, Any]:
+def content(job: Job, ready: Prepared, variant: str) -> dict[str, Any]:
     """What run.json contains of a trial."""
-    scenario, params, stack = job.config.scenario, asdict(job.config.params), job.stacks[variant]
-    trial = trial_content(scenario, variant, params, stack.pins, job.lane) | {"date": stack.date}
-    if variant in job.refusals:
-        return trial | {"unsupported": job.refusals[variant]}
-    overlay = job.overlays[variant]
+    scenario, params, stack = job.config.scenario, asdict(job.config.params), ready.stacks[variant]
+    trial = trial_content(scenario, variant, params, stack.pins, ready.lane) | {"date": stack.date}
+    if variant in ready.refusals:
+        return trial | {"unsupported": ready.refusals[variant]}
+    overlay = ready.overlays[variant]
     if job.config.detectors:
         trial |= {"folder": uuid.uuid4().hex}
     return trial | {
@@ -60,51 +61,57 @@ def watched(scenario: Scenario, variant: str, overlay: Overlay) -> dict[str, str
     return {file: overlay.hash_of(file) if overlay.has(file) else "" for file in files}
 
 
-def run_all(job: Job) -> None:
+def run_all(job: Job, ready: Prepared, folder: RunFolder) -> Graded:
     """Run and grade the trials, several at once; print the results in the order of the variants."""
-    variants = list(job.record["trials"])
-    with ThreadPoolExecutor(number_at_once(job), "trial") as workers:
-        trials = [workers.submit(_run, job, variant) for variant in variants]
+    graded = Graded([], {})
+    with ThreadPoolExecutor(number_at_once(job, ready), "trial") as workers:
+        trials = [
+            workers.submit(_run, job, ready, folder, variant) for variant in folder.record["trials"]
+        ]
         try:
             for trial in trials:
                 result, records = trial.result()
-                job.trials.append(result)
+                graded.trials.append(result)
                 if records is not None:
-                    job.records[result.variant] = records
+                    graded.records[result.variant] = records
                 print_trial(job.console, result)
-                print_failure(job.console, job.folder, result)
+                print_failure(job.console, folder.path, result)
         except BaseException:
             job.ended.set()
             workers.shutdown(cancel_futures=True)
             raise
+    return graded
 
 
-def number_at_once(job: Job) -> int:
+def number_at_once(job: Job, ready: Prepared) -> int:
     """The number of trials that fit on the GPUs or the cores at once, by their ranks.
 
     Trials over several nodes run one after another: only this machine's GPUs can be leased.
     """
-    if not job.runnable or job.config.launch.nodes > 1:
+    if not ready.runnable or job.config.launch.nodes > 1:
         return 1
-    most = max(job.scenario.ranks_of(variant) for variant in job.runnable)
-    return min(room(job.lane, most, job.config.launch.threads), len(job.runnable))
+    most = max(job.scenario.ranks_of(variant) for variant in ready.runnable)
+    return min(room(ready.lane, most, job.config.launch.threads), len(ready.runnable))
 
 
-def _run(job: Job, variant: str) -> tuple[TrialResult, Records | None]:
+def _run(
+    job: Job, ready: Prepared, folder: RunFolder, variant: str
+) -> tuple[TrialResult, Records | None]:
     """Run a trial, unless it is unsupported here, and grade it; its records if it counts."""
-    if variant not in job.refusals:
-        with _devices(job, variant) as devices:
-            _run_launches(job, variant, devices)
-        if (ran := trial_folder(job.folder, job.record, variant)) != job.folder / variant:
-            ran.rename(job.folder / variant)
-    return grade_trial(job.record, job.folder, variant)
+    if variant not in ready.refusals:
+        with _devices(job, ready.lane, variant) as devices:
+            _run_launches(job, ready, folder, variant, devices)
+        ran, named = trial_folder(folder.path, folder.record, variant), folder.path / variant
+        if ran != named:
+            ran.rename(named)
+    return grade_trial(folder.record, folder.path, variant)
 
 
 @contextmanager
-def _devices(job: Job, variant: str) -> Iterator[list[str]]:
+def _devices(job: Job, lane: Lane, variant: str) -> Iterator[list[str]]:
     """The numbers of the GPUs that a trial has for itself; none on the cpu lane, and none on
     several nodes, where it uses all that Slurm gave to the job."""
-    if job.lane is Lane.CPU or job.config.launch.nodes > 1:
+    if lane is Lane.CPU or job.config.launch.nodes > 1:
         yield []
         return
 
@@ -117,43 +124,45 @@ def _devices(job: Job, variant: str) -> Iterator[list[str]]:
         yield [gpu.number for gpu in gpus]
 
 
-def _run_launches(job: Job, variant: str, devices: Sequence[str]) -> None:
+def _run_launches(
+    job: Job, ready: Prepared, folder: RunFolder, variant: str, devices: Sequence[str]
+) -> None:
     """Run the launches of a trial in order; stop after one that fails."""
-    for name in job.record["trials"][variant]["launches"]:
-        identity = Identity.of(job.record, variant, name)
+    trial = trial_folder(folder.path, folder.record, variant)
+    for name in folder.record["trials"][variant]["launches"]:
         ended = launch(
-            job.folder,
-            trial_folder(job.folder, job.record, variant),
-            identity,
-            replace(_settings(job, variant), devices=tuple(devices)),
+            folder.path,
+            trial,
+            Identity.of(folder.record, variant, name),
+            replace(_settings(job, ready, variant), devices=tuple(devices)),
             timeout=job.config.launch.timeout,
-            tick=_progress(job, variant, name),
-            server=server(job, variant),
+            tick=_progress(job, trial / name, variant),
+            server=server(job, ready, variant),
         )
         if ended.code or ended.timed_out:
             return
 
 
-def _settings(job: Job, variant: str) -> RankSettings:
+def _settings(job: Job, ready: Prepared, variant: str) -> RankSettings:
     """What a variant's ranks use of the machine, without GPUs.
 
     Each overlay has its own folder for compiled extensions: those of another one do not load.
     """
-    overlay = job.overlays[variant]
+    overlay = ready.overlays[variant]
     extensions = machine.own_folder(job.cache, "extensions") / overlay.key
     own, config = job.config.installed, job.config.launch
     python = own.executable if own else sys.executable
     return RankSettings(
-        job.lane, overlay.site, extensions, config.threads, python, nodes=config.nodes
+        ready.lane, overlay.site, extensions, config.threads, python, nodes=config.nodes
     )
 
 
-def server(job: Job, variant: str) -> OverlayServer | None:
+def server(job: Job, ready: Prepared, variant: str) -> OverlayServer | None:
     """The server that a variant's launches are forked from; None if launches are cold."""
     if not job.config.launch.warm:
         return None
-    shims, modules = _imports(job, variant)
-    files, settings = job.overlays[variant].files or {}, _settings(job, variant)
+    shims, modules = _imports(job, ready, variant)
+    files, settings = ready.overlays[variant].files or {}, _settings(job, ready, variant)
     wanted = Wanted(
         rank_environment(settings),
         shims,
@@ -165,26 +174,25 @@ def server(job: Job, variant: str) -> OverlayServer | None:
     return job.pool.server(wanted)
 
 
-def _imports(job: Job, variant: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _imports(job: Job, ready: Prepared, variant: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The shims and modules that a server installs and imports.
 
     Scenarios that run on the same installed packages share one server, so it imports for all.
     """
-    chosen: Mapping[str, str] = job.stacks[variant].pins
+    chosen: Mapping[str, str] = ready.stacks[variant].pins
     if installed := job.config.installed:
         names = {pin for name in job.config.together for pin in catalog.scenario(name).pins}
         chosen = {name: installed.packages[name].version for name in sorted(names)}
-    shims = tuple(point.name for point in needed(chosen, job.lane))
+    shims = tuple(point.name for point in needed(chosen, ready.lane))
     return shims, tuple(map(import_name, chosen))
 
 
-def _progress(job: Job, variant: str, name: str) -> Callable[[], None]:
+def _progress(job: Job, launched: Path, variant: str) -> Callable[[], None]:
     """A function that shows the step that rank 0 of a launch has reached."""
 
     def show() -> None:
-        last = last_record(trial_folder(job.folder, job.record, variant) / name, 0) or {}
-        step = last.get("step")
-        job.say(f"running {variant} {name}".rstrip(), f"step {step}" if step else "")
+        step = (last_record(launched, 0) or {}).get("step")
+        job.say(f"running {variant} {launched.name}".rstrip(), f"step {step}" if step else "")
 
     return show
 

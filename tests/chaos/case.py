@@ -50,7 +50,7 @@ class Case:
 
     def start(self, *words: str) -> None:
         """Start the run to disturb."""
-        overrides = [f"scenario={self.scenario}", "launch=cpu", *words]
+        overrides = [f"scenario={self.scenario}", "lane=cpu", *words]
         self.begin([sys.executable, "-m", "harness", "run", *overrides])
 
     def begin(self, command: list[str]) -> None:
@@ -219,7 +219,7 @@ def _unfinished(case: Case) -> list[str]:
     """Unfinished files after the next run. It needs GPUs, and so ends within a second."""
     runs = case.sandbox.runs
     if runs.is_dir():
-        _command(case, "run", f"scenario={case.scenario}", "launch=gpu")
+        _command(case, "run", f"scenario={case.scenario}", "lane=gpu")
     found = list(runs.rglob(".*"))
     if case.sandbox.cache.is_relative_to(case.log):  # others may be making overlays in a shared one
         found += case.sandbox.cache.glob("overlays/.*")

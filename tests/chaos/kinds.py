@@ -257,7 +257,7 @@ def _reader_leaves(case: Case) -> None:
 
 def _in_a_shell(case: Case, redirection: str) -> None:
     python = shlex.quote(sys.executable)
-    run = f"{python} -m harness run scenario={case.scenario} launch=cpu {DEADLINE}"
+    run = f"{python} -m harness run scenario={case.scenario} lane=cpu {DEADLINE}"
     case.begin(["bash", "-c", f"{run} {redirection}; exit ${{PIPESTATUS[0]}}"])
 
 

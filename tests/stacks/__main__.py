@@ -11,7 +11,7 @@ from tests.stacks import HERE, STACKS, requirements
 
 def main(stacks: list[str]) -> None:
     for stack in stacks or STACKS:
-        words = ["check", "--run", "--json", "launch=cpu", "-r", requirements(stack)]
+        words = ["check", "--run", "--json", "lane=cpu", "-r", requirements(stack)]
         done = subprocess.run(
             [sys.executable, "-m", "harness", *words], stdout=subprocess.PIPE, text=True
         )
