@@ -45,7 +45,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness import api
+from harness.bugs import api
 
 
 @dataclass
