@@ -70,13 +70,13 @@ def patches(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     from harness.releases.patches import read as read_patch
 
     others = [word for word in words if not word.startswith("patch=")]
-    named = [word.partition("=")[2] for word in words if word.startswith("patch=")]
-    return others, tuple(map(read_patch, named))
+    files = [word.partition("=")[2] for word in words if word.startswith("patch=")]
+    return others, tuple(map(read_patch, files))
 
 
 def pin(word: str, sign: str = "=", like: str = "pins.deepspeed=0.15.4") -> tuple[str, str]:
     """A package and its version from one word; raises UserError where it is none."""
-    name, found, version = word.removeprefix("pins.").partition(sign)
-    if not (found and name and version):
+    name, separator, version = word.removeprefix("pins.").partition(sign)
+    if not (separator and name and version):
         raise UserError(f"'{word}' is no pin: write one like {like}")
     return name, version

@@ -46,8 +46,8 @@ def main(arguments: list[str]) -> int:
 def write(names: Iterable[str]) -> None:
     """Bring the pages of scenarios and those of docs/ up to date. While a scenario is broken, the
     latter stay as they are: they would lack the bug."""
-    made = {name: page(name) for name in names}
-    for name, text in made.items():
+    texts = {name: page(name) for name in names}
+    for name, text in texts.items():
         write_whole(catalog.folder(name) / PAGE, text)
     if names and ADDRESSED[0].is_file():
         _write_address()
@@ -67,8 +67,8 @@ def with_address(text: str) -> str:
 def _write_address() -> None:
     for file in ADDRESSED:
         text = file.read_text(encoding="utf-8")
-        if (made := with_address(text)) != text:
-            write_whole(file, made)
+        if (new_text := with_address(text)) != text:
+            write_whole(file, new_text)
 
 
 def _write_docs() -> None:
@@ -92,6 +92,6 @@ def page(name: str) -> str:
 def _by_hand(name: str) -> str:
     file = catalog.folder(name) / PAGE
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    _, begin, rest = text.partition(BY_HAND)
-    kept = rest.partition(END)[0].strip("\n") if begin else ""
-    return "\n".join([BY_HAND, *([kept] if kept else []), END])
+    _, begin, tail = text.partition(BY_HAND)
+    section = tail.partition(END)[0].strip("\n") if begin else ""
+    return "\n".join([BY_HAND, *([section] if section else []), END])

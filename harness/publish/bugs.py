@@ -97,8 +97,8 @@ class Bug:
     @property
     def parameters(self) -> list[tuple[str, str]]:
         """Each parameter with its default, and its meaning."""
-        found = knobs(catalog.load(self.name).Params)
-        return [(f"scenario.{knob.name}={knob.default}", meaning(knob)) for knob in found]
+        all_knobs = knobs(catalog.load(self.name).Params)
+        return [(f"scenario.{knob.name}={knob.default}", meaning(knob)) for knob in all_knobs]
 
     @property
     def symptom(self) -> str:
@@ -119,8 +119,8 @@ class Bug:
     @cached_property
     def insufficient_checks(self) -> Mapping[str, bool]:
         """The insufficient checks, and whether each fired in the buggy variant."""
-        found = (each.insufficient_checks for each in self.evidence)
-        return next(filter(None, found), {})
+        checks_by_run = (each.insufficient_checks for each in self.evidence)
+        return next(filter(None, checks_by_run), {})
 
     @property
     def statuses(self) -> list[list[str]]:
@@ -133,8 +133,8 @@ class Bug:
         rows = [[package, *_ALIKE]]
         for alike, group in itertools.groupby(cells, key=lambda cell: _alike(package, cell)):
             rows.append([", ".join(cell.pins[package] for cell in group), *alike])
-        told = [any(column[1:]) for column in zip(*rows, strict=True)]
-        return [list(itertools.compress(row, told)) for row in rows]
+        selectors = [any(column[1:]) for column in zip(*rows, strict=True)]
+        return [list(itertools.compress(row, selectors)) for row in rows]
 
     @property
     def mutations(self) -> list[Mapping[str, str]]:

@@ -29,17 +29,17 @@ def finite(value: float | None) -> float | None:
 
 def colours(names: Sequence[str]) -> list[str]:
     """A colour for each name; buggy and fixed have the same colours everywhere."""
-    rest = [name for name in names if name not in OWN]
-    return [OWN.get(name) or OTHERS[rest.index(name) % len(OTHERS)] for name in names]
+    others = [name for name in names if name not in OWN]
+    return [OWN.get(name) or OTHERS[others.index(name) % len(OTHERS)] for name in names]
 
 
 def cycle(values: Sequence[Any], names: Sequence[str]) -> list[Any]:
     return [values[n % len(values)] for n in range(len(names))]
 
 
-def names_of(found: Iterable[str]) -> list[str]:
+def names_of(names: Iterable[str]) -> list[str]:
     """Names in their order, buggy and fixed first."""
-    ordered = list(dict.fromkeys(found))
+    ordered = list(dict.fromkeys(names))
     return sorted(ordered, key=lambda name: (name != BUGGY, name != FIXED, ordered.index(name)))
 
 
@@ -112,27 +112,27 @@ def made(
 
 
 def _spec(drawn: Any, summary: str) -> Spec:
-    made: Spec = drawn.properties(description=summary).to_dict(validate=False)
-    made.pop("config", None)  # the page has its own, for its colour scheme
+    spec: Spec = drawn.properties(description=summary).to_dict(validate=False)
+    spec.pop("config", None)  # the page has its own, for its colour scheme
     tables: dict[str, list[Any]] = {}
-    _name_the_data(made, tables)
-    return made | {"datasets": tables}
+    _name_the_data(spec, tables)
+    return spec | {"datasets": tables}
 
 
 def _name_the_data(part: Any, tables: dict[str, list[Any]]) -> None:
     """Name the rows, so that layers with the same rows share them."""
     if isinstance(part, list):
-        for each in part:
-            _name_the_data(each, tables)
+        for child in part:
+            _name_the_data(child, tables)
     elif isinstance(part, dict):
         rows = part.get("data", {}).get("values")
         if rows is not None:
             name = next((n for n, same in tables.items() if same == rows), f"rows{len(tables)}")
             tables[name] = rows
             part["data"] = {"name": name}
-        for key, each in part.items():
+        for key, child in part.items():
             if key != "data":
-                _name_the_data(each, tables)
+                _name_the_data(child, tables)
 
 
 def text(value: Any) -> str:
@@ -360,18 +360,18 @@ def _by_number(values: Sequence[Any], written: bool) -> Any:
     return alt.Color("value:Q", title=None, scale=shades, legend=legend)
 
 
-def _by_word(words: list[str], wrong: Sequence[str]) -> Any:
+def _by_word(words: list[str], wrong_words: Sequence[str]) -> Any:
     """A colour for each word; words that should not occur have that of the bug."""
-    right = [word for word in words if word not in wrong]
-    colours = dict(zip(right, cycle(OTHERS, right), strict=True))
+    right_words = [word for word in words if word not in wrong_words]
+    colours = dict(zip(right_words, cycle(OTHERS, right_words), strict=True))
     shades = [colours.get(word, "var:--buggy") for word in words]
     return _by(alt.Color, "value", words, shades)
 
 
 def _written(base: Any, picture: Grid) -> Any:
     """The values in their fields, in a readable colour."""
-    found = [_value(value) for *_, value in picture.fields]
-    numbers = [value for value in found if isinstance(value, float)]
+    values = [_value(value) for *_, value in picture.fields]
+    numbers = [value for value in values if isinstance(value, float)]
     middle = (min(numbers, default=0.0) + max(numbers, default=0.0)) / 2
     ink = alt.condition(
         f"datum.value > {middle!r}", alt.value("var:--on-most"), alt.value("var:--on-least")

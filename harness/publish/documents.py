@@ -97,13 +97,13 @@ def _target(target: str, path: str, repository: str) -> str:
         return target
     file, mark, anchor = target.partition("#")
     whole = posixpath.normpath(posixpath.join(posixpath.dirname(path), file))
-    here = posixpath.dirname(address(path))
+    folder = posixpath.dirname(address(path))
     if bug := re.fullmatch(r"scenarios/\w+/(\w+)(/README\.md)?", whole):
-        found = f"bugs/{bug[1]}.html"
+        destination = f"bugs/{bug[1]}.html"
     elif whole in OUTSIDE or (whole.startswith(f"{FOLDER}/") and whole.endswith(".md")):
-        found = address(whole)
+        destination = address(whole)
     elif whole.startswith(f"{FOLDER}/pictures/"):
-        found = whole
+        destination = whole
     else:
         return f"{repository}/blob/main/{whole}{mark}{anchor}"
-    return posixpath.relpath(found, here) + mark + anchor
+    return posixpath.relpath(destination, folder) + mark + anchor

@@ -119,9 +119,9 @@ def newest(results: Iterable[ReleaseResult]) -> dict[tuple[str, str, str], Relea
 
     ``results`` come oldest first.
     """
-    found: dict[tuple[str, str, str], ReleaseResult] = {}
+    by_key: dict[tuple[str, str, str], ReleaseResult] = {}
     for result in results:
-        before = found.get(result.key)
+        before = by_key.get(result.key)
         if not before or result.cell.status.certain or not before.cell.status.certain:
-            found[result.key] = result
-    return found
+            by_key[result.key] = result
+    return by_key

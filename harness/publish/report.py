@@ -42,10 +42,10 @@ def show(console: Console, summary: Summary) -> None:
     console.print(headline(summary), style="bold")
 
 
-def messages(found: Sequence[Change]) -> list[str]:
+def messages(news: Sequence[Change]) -> list[str]:
     """A paragraph for each change, and one for each yanked release with all its scenarios."""
     yanked: dict[tuple[str | None, str | None], list[Change]] = {}
-    for change in found:
+    for change in news:
         if change.kind == changes.YANKED:
             yanked.setdefault((change.package, change.version), []).append(change)
     texts = [
@@ -54,7 +54,7 @@ def messages(found: Sequence[Change]) -> list[str]:
         + "."
         for (package, version), of in yanked.items()
     ]
-    return texts + [change.message for change in found if change.kind != changes.YANKED]
+    return texts + [change.message for change in news if change.kind != changes.YANKED]
 
 
 def headline(summary: Summary) -> str:
@@ -131,12 +131,12 @@ def markdown(summaries: Sequence[Summary]) -> str:
 
 def _section(summary: Summary) -> list[str]:
     worse = changes.worse(summary.changes)
-    rest = [change for change in summary.changes if change not in worse]
+    others = [change for change in summary.changes if change not in worse]
     lines = [f"## {headline(summary)}", ""]
-    for title, found in (("Worse", worse), ("Changed", rest)):
-        if found:
+    for title, news in (("Worse", worse), ("Changed", others)):
+        if news:
             lines += [f"### {title}", ""]
-            lines += [line for text in messages(found) for line in (f"- {_paragraph(text)}", "")]
+            lines += [line for text in messages(news) for line in (f"- {_paragraph(text)}", "")]
     for note in _notes(summary):
         lines += [f"- {_escaped(note)}", ""]
     if rows := _rows(summary):
@@ -154,7 +154,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _escaped(text: str) -> str:
     """A text without markup in Markdown: reasons contain text of upstream."""
     line = " ".join(plain(text).split())
-    return re.sub(r"[\\`*<>\[\]]|\b_|_\b", lambda found: f"\\{found[0]}", line)
+    return re.sub(r"[\\`*<>\[\]]|\b_|_\b", lambda match: f"\\{match[0]}", line)
 
 
 def _paragraph(text: str) -> str:
@@ -171,8 +171,8 @@ def junit(summaries: Sequence[Summary]) -> str:
         suite = ElementTree.SubElement(
             suites, "testsuite", name=name, time=f"{summary.seconds:.1f}"
         )
-        for own in summary.own:
-            _own_case(suite, summary, own)
+        for verdict in summary.own:
+            _own_case(suite, summary, verdict)
         for result in summary.results:
             _release_case(suite, summary, result)
         for tag, attribute in (("failure", "failures"), ("error", "errors"), ("skipped",) * 2):
@@ -182,17 +182,17 @@ def junit(summaries: Sequence[Summary]) -> str:
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _own_case(suite: ElementTree.Element, summary: Summary, own: ScenarioResult) -> None:
-    case = _case(suite, "ours", own.scenario, own.seconds)
-    ours = [c for c in summary.changes if c.scenario == own.scenario and c.package is None]
+def _own_case(suite: ElementTree.Element, summary: Summary, verdict: ScenarioResult) -> None:
+    case = _case(suite, "ours", verdict.scenario, verdict.seconds)
+    ours = [c for c in summary.changes if c.scenario == verdict.scenario and c.package is None]
     worse = changes.worse(ours)
-    code, why = int(own.result["exit_code"]), short(own.reasons)
+    code, why = int(verdict.result["exit_code"]), short(verdict.reasons)
     if worse or code == ExitCode.NOT_AS_EXPECTED:
-        _mark(case, "failure", own.verdict, worse[0].message if worse else why)
+        _mark(case, "failure", verdict.verdict, worse[0].message if worse else why)
     elif code == ExitCode.UNSUPPORTED:
         _mark(case, "skipped", why)
     elif code:
-        _mark(case, "error", own.verdict, why)
+        _mark(case, "error", verdict.verdict, why)
 
 
 def _release_case(suite: ElementTree.Element, summary: Summary, result: ReleaseResult) -> None:

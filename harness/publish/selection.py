@@ -43,13 +43,13 @@ def tests_of(
     ``environment`` is that of the tests, see ``cells.environment``.
     """
     scope = catalog.scenario(scenario)
-    found = []
+    tests = []
     for package in scope.pins:
         testable_ = testable(scope, releases.get(package, ()), day)
         of_package = [result for result in results if result.package == package]
         untested = _uncertain(testable_, of_package, nightlies, environment)
-        found += [ReleaseTest(scenario, release) for release in untested]
-    return found
+        tests += [ReleaseTest(scenario, release) for release in untested]
+    return tests
 
 
 def of_source(source: Source, scenarios: Iterable[str]) -> list[ReleaseTest]:
@@ -86,8 +86,8 @@ def _uncertain(
 
     A release that was recorded as inconclusive in this environment would be so again.
     """
-    tested = {one.version for one in results}
-    settled = {one.version for one in results if _settled(one, nightlies, environment)}
+    tested = {result.version for result in results}
+    settled = {result.version for result in results if _settled(result, nightlies, environment)}
     since = _since(results, nightlies)
     return [
         release
@@ -102,14 +102,14 @@ def _uncertain(
 
 
 def _settled(
-    one: ReleaseResult, nightlies: Mapping[int, Nightly], environment: tuple[str, ...]
+    result: ReleaseResult, nightlies: Mapping[int, Nightly], environment: tuple[str, ...]
 ) -> bool:
     """Whether another run would give the same. What this Python cannot install, it cannot install
     tomorrow; a torch may be installed by then."""
-    recorded = nightlies[one.nightly].kind is NightlyKind.RECORDED
-    unsupported = one.cell.status is Status.UNSUPPORTED and one.package != pins.TORCH
-    here = one.cell.environment == environment
-    return one.cell.status.certain or (here and (recorded or unsupported))
+    recorded = nightlies[result.nightly].kind is NightlyKind.RECORDED
+    unsupported = result.cell.status is Status.UNSUPPORTED and result.package != pins.TORCH
+    ran_here = result.cell.environment == environment
+    return result.cell.status.certain or (ran_here and (recorded or unsupported))
 
 
 def _since(results: Sequence[ReleaseResult], nightlies: Mapping[int, Nightly]) -> str | None:
@@ -119,10 +119,10 @@ def _since(results: Sequence[ReleaseResult], nightlies: Mapping[int, Nightly]) -
     """
     if not results:
         return None
-    first = nightlies[results[0].nightly]
-    if first.kind is not NightlyKind.RECORDED:
-        return first.day
-    recorded = [result for result in results if result.nightly == first.id]
+    first_nightly = nightlies[results[0].nightly]
+    if first_nightly.kind is not NightlyKind.RECORDED:
+        return first_nightly.day
+    recorded = [result for result in results if result.nightly == first_nightly.id]
     return max(recorded, key=lambda result: Version(result.version)).cell.date
 
 
@@ -146,5 +146,5 @@ def _date(scope: Scenario, release: Release, day: str) -> str | None:
     usual = releases.locked_day(scope, _pins(scope, release)) or releases.settled(
         release.day, python
     )
-    then = max(day, releases.first_day(python))
-    return then if then < usual else None
+    resolution_day = max(day, releases.first_day(python))
+    return resolution_day if resolution_day < usual else None
