@@ -46,7 +46,7 @@ StatusOf = Callable[[int], Status]
 
 @dataclass(frozen=True)
 class Flip:
-    """Two releases, by index, whose statuses differ; none between them has a certain one."""
+    """Two releases, by index, whose statuses differ; no release between them has a certain one."""
 
     before: int
     after: int
@@ -210,7 +210,7 @@ def _refuse_uncertain_ends(name: str, commits: Sequence[str], cells: Mapping[int
 def _changes(
     sweep: Sweep, commits: Commits, cells: Mapping[int, Cell], outcome: SearchResult
 ) -> list[BugCommit]:
-    """The commits of the flips, with what they changed of the files with the bug."""
+    """The commits of the flips, with what they changed in the files with the bug."""
     history, watched = commits.history, catalog.scenario(sweep.scenario).watched
     changes = []
     for flip in outcome.flips:
@@ -260,7 +260,7 @@ class _Tester:
                 self.console.print(f"  {hint}")
 
     def _cells_of(self, indices: Sequence[int]) -> Iterator[tuple[int, Cell]]:
-        """The cells of some releases; of a commit that does not build, an inconclusive one."""
+        """The cells of some releases; a commit that does not build has an inconclusive one."""
         configs = {}
         for index in indices:
             try:
@@ -328,8 +328,8 @@ def _how(cells: Collection[Cell]) -> str:
 
 @dataclass(frozen=True)
 class Commits(Sequence[RunConfig]):
-    """A config for each commit of a history. All have the same dependencies, those of the day of
-    the last commit, so a step installs one package."""
+    """A config for each commit of a history. All have the dependencies of the last commit's
+    day, so a step installs one package."""
 
     base: RunConfig
     package: str

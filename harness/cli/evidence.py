@@ -81,5 +81,5 @@ def _steps(folder: Path, ranks: int) -> list[dict[str, Any]]:
 
 
 def _is_kept(name: str, value: Any) -> bool:
-    """Lists, one value for each parameter or sample, stay in the run folder: nothing reads them."""
+    """Lists, with a value for each parameter or sample, are not kept: nothing reads them."""
     return name not in DROPPED and not isinstance(value, (list, dict))

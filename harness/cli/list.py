@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _print(names: Iterable[str]) -> None:
-    """A line for each bug; on a narrow terminal two, so that no name is broken."""
+    """Print a line for each bug, or two on a narrow terminal, so that no name is broken."""
     console, rows = terminal(), [_row(name) for name in names]
     if not console.is_terminal or console.width >= WIDE:
         console.print(table("", ["scenario", "release", "the bug"], rows))
@@ -126,5 +126,5 @@ def summary(name: str) -> dict[str, Any]:
 
 
 def _alive(bug: Alive | None) -> dict[str, str] | None:
-    """The newest release with the bug, and the variant that shows it; null if it has not."""
+    """The newest release with the bug, and the variant that shows it; null if the bug is not alive."""
     return {"release": bug.release, "variant": bug.variant} if bug else None

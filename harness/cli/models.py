@@ -82,8 +82,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _placed(words: Sequence[str]) -> tuple[list[str], OnConfig]:
-    """The words that are not ``on=slurm`` or a setting of it, such as ``on.most=8``, and where the
-    others say that a command runs."""
+    """The words without ``on=slurm`` and its settings, such as ``on.most=8``, and the config of
+    these settings."""
     settings = [word for word in words if re.match(r"\+?on[.=]", word)]
     if not settings:
         return list(words), OnConfig()
@@ -96,8 +96,8 @@ def _placed(words: Sequence[str]) -> tuple[list[str], OnConfig]:
 
 
 def _changed(rows: Sequence[Row], releases: Releases) -> Changed:
-    """How the answers differ from those of the newest recorded release before; UserError if there
-    is none."""
+    """How the answers differ from the newest recorded release before. Raises UserError without
+    such a release."""
     version = releases.packages[SUBJECT]
     if before := recorded.before(releases.packages, {row.model for row in rows}):
         return recorded.changed(rows, before)
@@ -152,7 +152,7 @@ def _parser() -> Arguments:
 
 
 def _relations(words: str, lane: Lane) -> list[str]:
-    """The relations that are named, or all that a lane has: on GPUs those of several ranks."""
+    """The named relations, or all of a lane; on GPUs only relations of several ranks."""
     relations = [n for n, question in QUESTIONS.items() if lane is Lane.CPU or question.ranks > 1]
     names = list(filter(None, words.split(",")))
     for name in names:
@@ -162,7 +162,7 @@ def _relations(words: str, lane: Lane) -> list[str]:
 
 
 def _model_words(words: Sequence[str], head: str) -> list[Word]:
-    """The models that are named, as far as they can be told from types without transformers."""
+    """The named models, checked as far as possible without transformers."""
     models = [parsed(word, head) for word in words]
     for word in models:
         if word.head not in HEADS:

@@ -180,7 +180,7 @@ def parent_folder() -> Path:
 
 
 def folder(pins: Mapping[str, str]) -> str:
-    """The folder of the scenarios of an upstream: that of the first pin, or torch's."""
+    """The folder of an upstream's scenarios, named after the first pin, or torch."""
     return next(iter(pins), "torch").replace("-", "_")
 
 

@@ -44,8 +44,8 @@ def main(arguments: list[str]) -> int:
 
 
 def write(names: Iterable[str]) -> None:
-    """Bring the pages of scenarios and those of docs/ up to date. While a scenario is broken, the
-    latter stay as they are: they would lack the bug."""
+    """Update the pages of scenarios and of docs/. While a scenario is broken, docs/ stays as it is:
+    its pages would lack the bug."""
     texts = {name: page(name) for name in names}
     for name, text in texts.items():
         write_whole(catalog.folder(name) / PAGE, text)
@@ -72,7 +72,7 @@ def _write_address() -> None:
 
 
 def _write_docs() -> None:
-    """The pages of docs/ that are made of all scenarios."""
+    """Write the pages of docs/ that are made from all scenarios."""
     for name, whole in WHOLE.items():
         write_whole(DOCS / name, whole())
     folder = DOCS / "stories"

@@ -327,7 +327,7 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
 
 
 def _patched(options: argparse.Namespace, folder: Path) -> str:
-    """Where the packages are that the patches change; empty without patches."""
+    """The folder with the patched copies of packages; empty without patches."""
     if not options.patches:
         return ""
     names = {name for text in options.patches for name in packages(text)}
@@ -338,7 +338,7 @@ def _patched(options: argparse.Namespace, folder: Path) -> str:
 
 @contextmanager
 def _gpus(settings: Settings, options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    """The numbers of the GPUs, leased from other runs of this harness; none for the CPU."""
+    """The numbers of GPUs that no other run of this harness uses; none for the CPU."""
     if options.launch == Lane.CPU:
         yield ()
         return

@@ -183,7 +183,7 @@ def _summary(name: str, scores: Sequence[Score]) -> str:
 
 
 def _print_harms(detectors: Sequence[DetectorConfig], scores: Sequence[Score]) -> None:
-    """How many of the bugs of each kind that it could watch each detector found."""
+    """Print how many bugs of each kind each detector found, of those that it could watch."""
     harms = [h for h in HARMS if any(catalog.scenario(s.scenario).harm == h for s in scores)]
     rows = []
     for detector in detectors:
@@ -221,11 +221,11 @@ def _print_scenarios(names: Iterable[str]) -> None:
 CLASS = "Detector"
 
 TRAINCHECK = "traincheck"
-"""The detector, and the package that it needs."""
+"""The name of the detector, and of the package that it needs."""
 
 TRAINING = ("attach", "step")
 METHODS = {"judge": ("record", "attach"), "batch": ("attach",)}
-"""The methods that a detector must have besides, if it has one of these; and those of others."""
+"""The methods that a detector with one of these must also have; others must have TRAINING."""
 
 OURS = {
     "accumulation": "the loss of all micro-batches and ranks counts once",
@@ -244,7 +244,7 @@ OURS = {
     "usual/nan": "a usual check: nothing is nan or infinite",
     "usual/weights": "a usual check: the ranks' weights have the same sum",
 }
-"""The detectors that come with this project, and what each says of a right training."""
+"""The detectors that come with this project, and what each claims about correct training."""
 
 
 def detector_named(word: str) -> DetectorConfig:
@@ -274,7 +274,7 @@ def detector_named(word: str) -> DetectorConfig:
 
 def _root(module: ModuleSpec) -> str:
     """The folder that ranks need on their path to import a module, such as one of PYTHONPATH; empty
-    for an installed one, as they have that path."""
+    for an installed module, which they find."""
     where = next(iter(module.submodule_search_locations or ()), module.origin or "")
     folder = str(Path(where).parent.resolve())
     installed = {str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib")}

@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
 
 
 def remedy(name: str, pins_of_user: Mapping[str, str]) -> str:
-    """What we propose to the maintainers of a bug, as a unified diff of these releases, otherwise
-    of those of ``buggy``. Raises UserError if we propose no edit."""
+    """What we propose to the maintainers of a bug, as a unified diff of ``buggy``'s releases, or of
+    the user's where pinned. Raises UserError if we propose no edit."""
     scenario, edits = catalog.scenario(name), catalog.proposal(name)
     if not edits:
         choices = [each for each in catalog.sound() if catalog.proposal(each)]
@@ -106,7 +106,7 @@ def _pins(scenario: Scenario, pins_of_user: Mapping[str, str], variant: str) -> 
 def changes(
     scenario: Scenario, chosen: Mapping[str, Mapping[str, str]], cache: Path
 ) -> Iterator[str]:
-    """Diffs of the files with the bug, from the release of buggy to that of fixed."""
+    """Diffs of the files with the bug, from buggy's release to fixed's."""
     stacks = {v: resolution.stack(scenario, chosen[v], cache) for v in (BUGGY, FIXED)}
     with (
         overlay.borrowed(stacks[BUGGY], (), cache) as buggy,

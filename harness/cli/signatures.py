@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _loops(names: list[str]) -> list[tuple[str, Loop]]:
-    """The scenarios with a loop, of those that are named or of all."""
+    """The named scenarios, or all, that have a loop."""
     loops = []
     for name in names or catalog.sound():
         if name not in catalog.names():

@@ -154,7 +154,7 @@ def _watch(
 
 
 def _source(word: str) -> Source:
-    """The source that ``--source NAME=FOLDER@REF`` names; it is built if that was not done."""
+    """The source that ``--source NAME=FOLDER@REF`` names; it is built if it was not built yet."""
     name, _, value = word.partition("=")
     if name not in (packages := catalog.subjects()):
         raise UserError(unknown("package with bugs", name, packages))
@@ -164,7 +164,7 @@ def _source(word: str) -> Source:
 
 
 def _hunt(options: argparse.Namespace) -> int:
-    """Probe our loops on the newest releases of a day; the exit code."""
+    """Probe our loops on the newest releases of a day; return the exit code."""
     (day,) = days_of(options.as_of) if options.as_of else [today()]
     stacks = _stacks(options.overrides)
     refuse_without_torch("watch --hunt")
@@ -219,7 +219,7 @@ def days_of(expression: str) -> list[str]:
 
 
 def day_of(word: str) -> date:
-    """The day of ``--as-of``; raises UserError for what is none, and for a day in the future."""
+    """The day of ``--as-of``; raises UserError for another text and for a day in the future."""
     try:
         return past_day(word, today())
     except ValueError as error:

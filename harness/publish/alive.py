@@ -17,7 +17,7 @@ from harness.system.text import LINK
 
 @dataclass(frozen=True)
 class AliveBug:
-    """A bug that a release has, as that release's users meet it."""
+    """A bug that a release has, as users of that release see it."""
 
     alive: Alive
     finding: str
@@ -43,7 +43,7 @@ class AliveBug:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What a user of this release asks."""
+        """What a user of this release needs to know, by row."""
         rows = {
             "release": self.release,
             "trigger": self.trigger,
@@ -106,7 +106,7 @@ class AliveBug:
 
 
 def alive_bugs() -> list[AliveBug]:
-    """The bugs that are alive by the recorded runs, most damaging and hardest to notice first."""
+    """The bugs that recorded runs show to be alive, most damaging and hardest to notice first."""
     bugs = [each for name in catalog.sound() if (each := alive(name))]
     return by_harm(AliveBug(each, finding(each)) for each in bugs)
 

@@ -26,7 +26,7 @@ from harness.system.text import count, short
 
 @dataclass(frozen=True)
 class Bug:
-    """A scenario of the catalogue, with what recorded runs showed of it.
+    """A scenario of the catalogue, with the results of its recorded runs.
 
     Texts are our own prose: code is in backticks, addresses are bare or as ``[text](address)``, and
     a line break separates items.
@@ -55,7 +55,7 @@ class Bug:
 
     @cached_property
     def periods(self) -> list[Period]:
-        """The affected releases by the recorded runs alone, as its advisory has them."""
+        """The affected releases, from recorded runs alone, as in its advisory."""
         return periods(self.name)
 
     @property
@@ -102,7 +102,7 @@ class Bug:
 
     @property
     def symptom(self) -> str:
-        """What ``detect`` looks for: an oracle's docstring is that of its scenario."""
+        """What ``detect`` looks for; for an oracle, the docstring of ``documented``."""
         detect = catalog.load(self.name).detect
         return _doc(getattr(getattr(detect, "__self__", None), "documented", detect))
 
@@ -124,8 +124,8 @@ class Bug:
 
     @property
     def statuses(self) -> list[list[str]]:
-        """The status of each tested release, with a row of titles first; equal cells share a row,
-        and a column that says nothing is left out."""
+        """The status of each tested release, after a row of titles. Equal cells share a row; empty
+        columns are left out."""
         cells = affected.of(self.name)
         if not cells:
             return []
@@ -138,7 +138,7 @@ class Bug:
 
     @property
     def mutations(self) -> list[Mapping[str, str]]:
-        """The mutations of the code with the bug, and what became of each."""
+        """The mutations of the code with the bug, and the outcome of each."""
         file = catalog.folder(self.name) / catalog.MUTATIONS
         if not file.is_file():
             return []
@@ -146,7 +146,7 @@ class Bug:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What upstream says of the bug, and what is run of it."""
+        """What upstream says about the bug, and how it is run here."""
         scenario = self.scenario
         chosen = {v: {**scenario.pins, **scenario.pins_of(v)} for v in scenario.variants}
         lanes = " or ".join(lane.value.upper() for lane in scenario.lanes)

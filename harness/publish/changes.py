@@ -59,8 +59,8 @@ def _order(result: ReleaseResult) -> tuple[str, str, Version]:
 
 
 def _lower(result: ReleaseResult, results: Iterable[ReleaseResult]) -> list[ReleaseResult]:
-    """The results of lower releases for the same scenario and package, the nearest first. Before
-    them come, for a source, the sources of earlier nightlies, the newest first."""
+    """The results of lower releases for the same scenario and package, nearest first. For a source,
+    the sources of earlier nightlies come before them, newest first."""
     scenario, package, version = _order(result)
     of_package = [one for one in results if one.key[:2] == (scenario, package)]
     releases = [one for one in of_package if not is_source(one.version)]
@@ -197,9 +197,10 @@ def command(result: ReleaseResult) -> str:
 def of_ours(
     tonight: Sequence[ScenarioResult], before: Sequence[ScenarioResult], day: str
 ) -> list[Change]:
-    """Which of our scenarios no longer reproduce, or do so again; ``before``: earlier nightlies.
+    """Which of our scenarios no longer reproduce, or reproduce again.
 
-    A scenario without an earlier result counts as reproduced, as only those are in the catalogue.
+    ``before`` has the results of earlier nightlies. A scenario without an earlier result counts as
+    reproduced, since the catalogue has only scenarios that reproduce.
     Inconclusive and unsupported verdicts do not count.
     """
     changes = []

@@ -1,6 +1,6 @@
 """Draws each kind of a scenario's picture with Altair, as Vega-Lite: lines, bars, grids.
 
-Colours have names such as ``var:--buggy``, which the page replaces by those of its colour scheme.
+Colours have names such as ``var:--buggy``, which the page replaces by colours of its scheme.
 Colour is never the only difference: lines also have dashes and shapes of points, bars have
 positions, words in a grid have signs, and every chart has a table of its numbers.
 """
@@ -148,7 +148,6 @@ FEW_POINTS = 40
 
 
 def _lines(picture: Lines) -> Chart:
-    """The chart of this picture."""
     points = [(name, x, finite(y)) for name, x, y in picture.points]
     names = names_of(name for name, *_ in points)
     levels = [*(y for *_, y in points if y is not None), *picture.limits.values()]
@@ -259,7 +258,6 @@ FILLED = [1.0, 0.25, 0.65, 0.45, 0.85, 0.1]
 
 
 def _bars(picture: Bars) -> Chart:
-    """The chart of this picture."""
     variants = names_of(variant for variant, *_ in picture.values)
     names = list(dict.fromkeys(name for _, name, _ in picture.values))
     rows = [
@@ -294,7 +292,6 @@ MANY_COLUMNS = 24
 
 
 def _grid(picture: Grid) -> Chart:
-    """The chart of this picture."""
     panels = list(dict.fromkeys(panel for panel, *_ in picture.fields))
     values = [value for *_, value in picture.fields if value is not None]
     words = [value for value in values if isinstance(value, str)]
@@ -361,7 +358,7 @@ def _by_number(values: Sequence[Any], written: bool) -> Any:
 
 
 def _by_word(words: list[str], wrong_words: Sequence[str]) -> Any:
-    """A colour for each word; words that should not occur have that of the bug."""
+    """A colour for each word; words that should not occur get the bug's colour."""
     right_words = [word for word in words if word not in wrong_words]
     colours = dict(zip(right_words, cycle(OTHERS, right_words), strict=True))
     shades = [colours.get(word, "var:--buggy") for word in words]

@@ -1,10 +1,9 @@
-"""Recorded results that are run again: which are due, how a new result differs, and whose that is.
+"""Runs recorded results again: which are due, how a new result differs, and what caused that.
 
 Nothing else notices when a recorded result stops being true: a shim, a scenario or the harness
 changes, and the releases that it breaks are old ones, which nobody runs. A result that differs is
 run again with the code of the commit that recorded it. If that code still gives the recorded
-result, our code has changed it; if it does not, the record was wrong, or its releases are no longer
-what they were.
+result, our code caused the difference. Otherwise the record was wrong, or its releases changed.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from harness.system.text import short
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 SHARE, WITHIN = 0.25, 1e-3
-"""How much a number of a reason may differ: by a share of itself, or by so much. In half precision
+"""How much a number in a reason may differ, relatively or absolutely. In half precision
 some figures depend on the processor: scores overflow at step 89 on one, at step 93 on another."""
 
 RANK = re.compile(r"\brank \d+ failed first")
 UNINSTALLABLE = "could not be installed"
-"""What follows is uv's, and changes with its release and with the index."""
+"""The text after it is uv's, which changes with uv's release and with the index."""
 
 
 def recorded(names: Iterable[str], environment: tuple[str, ...]) -> list[Cell]:
-    """The recorded results of scenarios that were found in an environment like this one, see
-    ``Cell.environment``; in another one the status may differ."""
+    """The recorded results of scenarios in an environment, see ``Cell.environment``. In another
+    environment the status may differ."""
     return [cell for name in names for cell in affected.of(name) if cell.environment == environment]
 
 
@@ -58,10 +57,10 @@ def key(cell: Cell) -> tuple[str, str]:
 def due(
     of: Iterable[Cell], day: str, count: int, days: Mapping[tuple[str, str], str] | None = None
 ) -> list[Cell]:
-    """The results to run again on a day (ISO), those first that were confirmed longest ago.
+    """The results to run again on a day (ISO): those that were confirmed longest ago.
 
-    Every machine chooses the same ones on the same day. ``seen`` has later days, by ``key``. They
-    are returned by releases, since those of one release share an overlay.
+    Every machine chooses the same results on the same day. ``days`` has later days of confirmation,
+    by ``key``. The results are sorted by releases, since results of one release share an overlay.
     """
     later = days or {}
 
@@ -83,7 +82,7 @@ def difference(recorded: Cell, rerun: Cell) -> str:
 
 
 def _reason(cell: Cell) -> str:
-    """A reason without what differs between two runs of the same code."""
+    """A reason without the parts that differ between two runs of the same code."""
     text = affected.reason(cell).partition(UNINSTALLABLE)
     return RANK.sub("a rank failed first", "".join(text[:2]))
 
@@ -99,7 +98,7 @@ def _alike(reason: str, other_reason: str) -> bool:
 def commit_of(cell: Cell) -> str:
     """The commit that recorded a result.
 
-    Raises Inconclusive where there is no history of it.
+    Raises Inconclusive if no commit of this checkout has it.
     """
     file = (catalog.folder(cell.scenario) / affected.FILE).relative_to(ROOT)
     origin = ""
@@ -209,8 +208,7 @@ class Confirmation:
 def confirm(
     bases: Mapping[str, RunConfig], due: Sequence[Cell], say: Callable[[str], object]
 ) -> Iterator[Confirmation]:
-    """Run results again, with the settings of their scenarios in ``bases``; yields them as they
-    end."""
+    """Run results again, with their scenarios' settings in ``bases``; yield each when it ends."""
     configs = [_config(bases[cell.scenario], cell) for cell in due]
     failed: list[Confirmation] = []
 
@@ -241,7 +239,7 @@ def _compared(config: RunConfig, recorded: Cell, rerun: Cell) -> Confirmation:
 
 
 def _origin(config: RunConfig, recorded: Cell) -> tuple[str, str]:
-    """Whose a difference is, and how that is known."""
+    """What caused a difference, our code or the record, and how we know."""
     try:
         again = cells.find(config, cache_folder(), again=True, faults=True)
         if not difference(recorded, again):

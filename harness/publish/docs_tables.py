@@ -45,7 +45,7 @@ def with_part(text: str, part: str, content: str) -> str:
 
 
 def updated(page: str, text: str) -> str:
-    """The text of a page of docs/ with its generated parts made anew."""
+    """The text of a page of docs/ with its parts generated again."""
     for part, content in PARTS[page].items():
         text = with_part(text, part, content())
     return text
@@ -168,7 +168,7 @@ def _release(signature: Signature) -> str:
 
 
 def _broken_relations(signature: Signature) -> str:
-    """What is broken in which layouts; the notes only where nothing is."""
+    """The broken relations with their layouts; the notes if nothing is broken."""
     broken = [sign for sign in signature.shown if not sign.note]
     return "; ".join(_grouped(broken)) or "; ".join(
         f"a note: {markdown(sign.relation)}" for sign in signature.shown
@@ -202,7 +202,7 @@ def _inferred() -> str:
 
 
 def inconclusive() -> str:
-    """Why recorded results are inconclusive: how many have which reason."""
+    """Why recorded results are inconclusive: the number of results for each reason."""
     cells = [(name, cell) for name in catalog.sound() for cell in affected.of(name)]
     uncertain = [each for each in cells if each[1].status is Status.INCONCLUSIVE]
     counts, decided = Counter[str](), Counter[str]()
@@ -228,7 +228,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "ranges.md": {"ranges": _ranges},
     "trust.md": {"inferred": _inferred, "inconclusive": inconclusive},
 }
-"""The generated parts of pages of docs/, and what makes them."""
+"""The generated parts of pages of docs/, with the functions that generate them."""
 
 
 MODEL_SIGNS = {
@@ -266,7 +266,7 @@ class ModelCell:
 
 @dataclass(frozen=True)
 class ModelLine:
-    """A model, and what is known of it."""
+    """A model, and its recorded relations."""
 
     model: str
     cells: tuple[ModelCell, ...]
@@ -277,7 +277,7 @@ class ModelLine:
 
 
 def newest_recorded(head: str = CAUSAL) -> RecordedAnswers | None:
-    """The newest release of transformers whose models with a head were recorded."""
+    """The newest release of transformers with recorded answers for a head."""
     candidates = (record for record in reversed(recorded.all_recorded()) if record.with_head(head))
     return next(candidates, None)
 

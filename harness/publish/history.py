@@ -373,7 +373,7 @@ def _one_line_errors(file: Path) -> Iterator[None]:
 def add_recorded(history: History, timestamp: str) -> None:
     """Add ``affected.json`` of the scenarios without any result, as a nightly of its own kind.
 
-    Results of a nightly that did not finish do not count. ``now`` is the time (ISO, UTC).
+    Results of a nightly that did not finish do not count. ``timestamp`` is ISO, in UTC.
     """
     finished = {nightly.id for nightly in history.nightlies() if nightly.ended}
     have = {r.cell.scenario for r in history.results() if r.nightly in finished}

@@ -1,7 +1,7 @@
 """The inputs of the site: the statuses of releases, the nightlies, the runs with their evidence.
 
 The statuses come from the newest certain results of a history; without one, from ``affected.json``.
-Of run folders, the newest complete run of each scenario that can be graded is shown.
+The site shows the newest complete run of each scenario that can be graded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ShownRun:
 
 
 def folders(paths: Iterable[Path]) -> list[Path]:
-    """The run folders in some folders; each is a run folder, or contains some.
+    """The run folders at these paths; each path is a run folder, or contains some.
 
     Raises UserError for a path that is not a folder.
     """
@@ -229,7 +229,7 @@ class Statuses:
                 yield release
 
     def known(self, scenario: str, package: str, version: str) -> Lookup:
-        """The status of a release: its own, otherwise from its neighbours, see ``infer``."""
+        """The status of a release as tested, otherwise from its neighbours, see ``infer``."""
         results = self.of(scenario, package)
         if version in results:
             own_result = results[version]
@@ -330,7 +330,7 @@ def _nightlies(history: History) -> list[NightlyResults]:
 
 
 def _of_newest(nightlies: Sequence[NightlyResults], warn: Warn) -> list[Path]:
-    """The run folders of the newest nightly that has any, without those that were deleted."""
+    """The run folders of the newest nightly with any; deleted ones are left out."""
     results = next((n.own for n in reversed(nightlies) if any(own.run for own in n.own)), ())
     folders = [Path(own.run) for own in results if own.run]
     for folder in folders:

@@ -1,4 +1,4 @@
-"""The pages of docs/ and of scenarios that are made of content in templates, as Markdown."""
+"""The pages of docs/ and of scenarios that are made from templates, as Markdown."""
 
 from __future__ import annotations
 
@@ -73,6 +73,6 @@ def _facts(rows: Mapping[str, str]) -> str:
 
 
 def _beginning(text: str, lines: int) -> str:
-    """The first lines of a text, with a mark if it goes on."""
+    """The first lines of a text, with dots if more follow."""
     head, tail = text.splitlines()[:lines], text.splitlines()[lines:]
     return "\n".join(head) + (" ..." if tail else "")

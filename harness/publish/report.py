@@ -20,14 +20,14 @@ from harness.system.terminal import table
 from harness.system.text import count, markdown_table, plain, short
 
 SCHEMA = 2
-"""Of the JSON; it rises when a key changes its name or meaning."""
+"""The version of the JSON; it rises when a key changes its name or meaning."""
 
 COLUMNS = ["scenario", "package", "release", "of", "status", "changed", "why not certain"]
 OURS = ["scenario", "verdict", "seconds", "why"]
 
 
 def show(console: Console, summary: Summary) -> None:
-    """Print a table of the results, and the changes, those for the worse last."""
+    """Print a table of the results, then the changes, with changes for the worse last."""
     console.print()
     if rows := _rows(summary):
         console.print(table("", COLUMNS, rows))
@@ -73,7 +73,7 @@ def headline(summary: Summary) -> str:
 
 
 def _ours(summary: Summary) -> str:
-    """The verdicts of our own: ``17 scenarios of ours (16 reproduced, 1 unsupported)``."""
+    """Our own verdicts: ``17 scenarios of ours (16 reproduced, 1 unsupported)``."""
     verdicts = [result.verdict for result in summary.own]
     counts = {verdict: verdicts.count(str(verdict)) for verdict in Verdict}
     parts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
@@ -152,7 +152,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A text without markup in Markdown: reasons contain text of upstream."""
+    """A text with its markup escaped: reasons contain text of upstream."""
     line = " ".join(plain(text).split())
     return re.sub(r"[\\`*<>\[\]]|\b_|_\b", lambda match: f"\\{match[0]}", line)
 

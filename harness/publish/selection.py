@@ -37,10 +37,10 @@ def tests_of(
     day: str,
     environment: tuple[str, ...],
 ) -> list[ReleaseTest]:
-    """The tests of a scenario on ``day``; ``results`` are all that it ever had, oldest first.
+    """The tests of a scenario on ``day``; ``results`` has all of its results, oldest first.
 
     ``releases`` has the known releases of each package, ``nightlies`` all nightlies by number, and
-    ``environment`` is that of the tests, see ``cells.environment``.
+    ``environment`` says where the tests run, see ``cells.environment``.
     """
     scope = catalog.scenario(scenario)
     tests = []
@@ -53,7 +53,7 @@ def tests_of(
 
 
 def of_source(source: Source, scenarios: Iterable[str]) -> list[ReleaseTest]:
-    """The tests of a source: all bugs of its package that it can be tested for."""
+    """The tests of a source, one for each bug of its package that it can be tested for."""
     release = Release(source.name, source.version, source.day)
     return [
         ReleaseTest(name, release)
@@ -81,10 +81,10 @@ def _uncertain(
     nightlies: Mapping[int, Nightly],
     environment: tuple[str, ...],
 ) -> list[Release]:
-    """The releases without a certain result: tested ones, the highest one, and those that appeared
+    """The releases without a certain result that were tested, are the highest one, or appeared
     since the package's first results.
 
-    A release that was recorded as inconclusive in this environment would be so again.
+    A release that is recorded as inconclusive in this environment would be inconclusive again.
     """
     tested = {result.version for result in results}
     settled = {result.version for result in results if _settled(result, nightlies, environment)}
@@ -104,8 +104,8 @@ def _uncertain(
 def _settled(
     result: ReleaseResult, nightlies: Mapping[int, Nightly], environment: tuple[str, ...]
 ) -> bool:
-    """Whether another run would give the same. What this Python cannot install, it cannot install
-    tomorrow; a torch may be installed by then."""
+    """Whether another run would give the same status. What this Python cannot install today, it
+    cannot install tomorrow, except for torch, which the user may install."""
     recorded = nightlies[result.nightly].kind is NightlyKind.RECORDED
     unsupported = result.cell.status is Status.UNSUPPORTED and result.package != pins.TORCH
     ran_here = result.cell.environment == environment
@@ -115,7 +115,7 @@ def _settled(
 def _since(results: Sequence[ReleaseResult], nightlies: Mapping[int, Nightly]) -> str | None:
     """The day of a package's first results; None without results.
 
-    Recorded results may be a choice of releases: they have the day on which the highest was tested.
+    Recorded results may cover only some releases: their day is when the highest was tested.
     """
     if not results:
         return None

@@ -30,7 +30,7 @@ class ShownBug(Bug):
 
     @property
     def known_upstream(self) -> str:
-        """Whether the maintainers know of the bug, which the newest release does not have."""
+        """Whether the maintainers know of the bug, if the newest release does not have it."""
         if self.scenario.known_upstream:
             return "yes"
         if self.scenario.known_in_part:
@@ -50,7 +50,7 @@ class ShownBug(Bug):
 
     @cached_property
     def alive(self) -> AliveBug | None:
-        """The bug as the highest release with a certain status has it; None if it has it not."""
+        """The bug in the highest release with a certain status; None if it is not affected."""
         if self.newest is None:
             return None
         bug = alive_in(self.name, self.newest.version, self.newest.cell.status)
@@ -72,7 +72,7 @@ class ShownBug(Bug):
 
     @property
     def advisory(self) -> str:
-        """The address of its advisory on the site; there is one if it has periods."""
+        """The address of its advisory on the site; it exists if the bug has periods."""
         return f"advisories/{file_name(self.name)}"
 
     @cached_property
@@ -117,7 +117,7 @@ class ShownBug(Bug):
 
     @cached_property
     def evidence(self) -> list[Evidence]:
-        """The run that the pictures show, and the kept ones."""
+        """The run that the pictures show, then the kept runs."""
         shown_evidence = [inputs.of_run(self.shown)] if self.shown else []
         return [*shown_evidence, *inputs.kept_evidence(self.name)]
 

@@ -191,7 +191,7 @@ def choose(watched: NightlyState) -> None:
 
 
 def add_sources(watched: NightlyState) -> None:
-    """Select the bugs of each source's package, except those of which this commit was tested."""
+    """Select the bugs of each source's package that this commit was not tested for."""
     names = [config.scenario for config in _sound(watched.configs)]
     tests = [t for source in watched.sources for t in selection.of_source(source, names)]
     watched.history.add_releases({test.release for test in tests})
@@ -228,7 +228,7 @@ def run_tests(watched: NightlyState) -> None:
 
 
 def confirm_recorded(watched: NightlyState) -> None:
-    """Run recorded results again, and write those that differ as changes. Not in a replay."""
+    """Run recorded results again, and write differences as changes. A replay does not."""
     history, nightly = watched.history, watched.nightly
     bases = {config.scenario: config for config in _sound(watched.configs)}
     days = {each.id: each.day for each in history.nightlies()}
@@ -268,7 +268,7 @@ def _unlike_its_record(confirmation: confirmations.Confirmation) -> Change:
 
 
 def run_ours(watched: NightlyState) -> None:
-    """Run our own scenarios, buggy and fixed. Not in a replay: they run on today's machine."""
+    """Run our own scenarios, buggy and fixed. A replay does not: they run on today's machine."""
     if watched.kind is NightlyKind.REPLAY:
         return
     nightly = watched.nightly

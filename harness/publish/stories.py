@@ -1,6 +1,6 @@
 """Stories, in docs/stories and on the site: several bugs of one piece of upstream's code.
 
-Each is on one axis of releases, from recorded runs.
+Each shows its bugs on one axis of releases, from recorded runs.
 """
 
 from __future__ import annotations
