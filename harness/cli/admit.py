@@ -219,7 +219,7 @@ DEMANDS: tuple[Demand, ...] = (
 
 
 def text(demand: Demand) -> str:
-    """A demand as CONTRIBUTING.md has it."""
+    """The text of a demand, as in CONTRIBUTING.md."""
     return (demand.__doc__ or "").replace("``", "`")
 
 

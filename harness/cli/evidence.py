@@ -58,7 +58,7 @@ def collect(run_folder: Path) -> dict[str, Any]:
         trial.pop("files", None)
         if "overlay" in trial:
             trial["overlay"].pop("site")
-            trial["overlay"].pop("diff")  # upstream's text; `show` makes it anew
+            trial["overlay"].pop("diff")  # upstream's text; `show` makes it again
             trial["overlay"]["lock"] = locks.versions("\n".join(trial["overlay"]["lock"]))
             trial["steps"] = [
                 step

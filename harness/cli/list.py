@@ -126,5 +126,5 @@ def summary(name: str) -> dict[str, Any]:
 
 
 def _alive(bug: Alive | None) -> dict[str, str] | None:
-    """The newest release with the bug, and the variant that shows it; null if the bug is not alive."""
+    """The newest release with the bug, and the variant that shows it; null if there is none."""
     return {"release": bug.release, "variant": bug.variant} if bug else None

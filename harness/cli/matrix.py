@@ -214,7 +214,7 @@ def rows(sweep: Sweep, cells: Sequence[Cell]) -> Table:
 
 
 def grid(sweep: Sweep, cells: Sequence[Cell]) -> Table:
-    """The releases of one package in the rows, those of the other in the columns."""
+    """One package's releases are the rows, the other's are the columns."""
     (down, rows_), (across, columns) = sweep.axes.items()
     status = {(cell.pins[down], cell.pins[across]): str(cell.status) for cell in cells}
     lines = [[row, *(status[row, column] for column in columns)] for row in rows_]

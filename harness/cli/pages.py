@@ -56,7 +56,7 @@ def write(names: Iterable[str]) -> None:
 
 
 def with_address(text: str) -> str:
-    """A text with the address of the repository that pyproject.toml has."""
+    """A text with the repository's address from pyproject.toml."""
     project = toml_of((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     address = project["urls"]["Repository"]
     text = re.sub(rf"https://github\.com/[\w.-]+/{project['name']}\b", address, text)

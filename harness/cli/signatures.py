@@ -74,7 +74,7 @@ def _probed(name: str, variant: str, loop: Loop, pool: Pool) -> ProbeResult:
 
 
 def _judged(name: str) -> tuple[str, int]:
-    """A line about a scenario; 1 if the fixed release alarms, 3 if a layout gave no answer."""
+    """A line about a scenario, and an exit code: 1 for a false alarm, 3 without an answer."""
     signature = signatures.read(catalog.folder(name))
     if signature is None:
         return f"{name}: nothing was recorded", ExitCode.INCONCLUSIVE

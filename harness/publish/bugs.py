@@ -177,7 +177,7 @@ def _alike(package: str, cell: Cell) -> tuple[str, ...]:
 
 
 def _varied(scenario: Scenario, cells: Sequence[Cell]) -> str:
-    """The package of the rows: the one with the most tested releases."""
+    """The package with the most tested releases; these are the rows."""
     return max(scenario.pins, key=lambda name: len({cell.pins[name] for cell in cells}))
 
 

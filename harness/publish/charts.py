@@ -142,7 +142,7 @@ def text(value: Any) -> str:
 
 
 TALL = 260
-"""The height of a chart in pixels; its width is that of the page."""
+"""The height of a chart in pixels; it is as wide as the page."""
 FEW_POINTS = 40
 """With more points, the points of a line are invisible, but still have tooltips."""
 

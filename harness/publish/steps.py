@@ -97,8 +97,8 @@ def today() -> str:
 
 
 def read_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list[Release] | Fault]:
-    """The releases of every package that the scenarios pin; of torch only the one that is
-    installed, unless ``TORCH_INDEX`` offers others."""
+    """The releases of every package that the scenarios pin. Torch has only its installed release,
+    unless ``TORCH_INDEX`` offers others."""
     broken = catalog.broken()
     names = sorted(
         {
