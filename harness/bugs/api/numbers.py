@@ -54,8 +54,8 @@ def projection(got: Any, right: Any) -> Projection:
     """Take a vector apart into a multiple of the right one, and the rest."""
     square = float(right @ right)
     ratio = float(got @ right) / square if square else math.nan
-    rest = got - ratio * right if square else got
-    return Projection(ratio, math.sqrt(square), norm(got), norm(rest))
+    remainder = got - ratio * right if square else got
+    return Projection(ratio, math.sqrt(square), norm(got), norm(remainder))
 
 
 def norm(vector: Any) -> float:

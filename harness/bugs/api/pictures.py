@@ -95,8 +95,8 @@ def bars(
     the records of one."""
 
     def picture(trials: Mapping[str, Any]) -> Iterator[Picture]:
-        found = [(v, *pair) for v, records in trials.items() for pair in values(records)]
-        yield Bars(title, caption, found, x, dict(limits))
+        rows = [(v, *pair) for v, records in trials.items() for pair in values(records)]
+        yield Bars(title, caption, rows, x, dict(limits))
 
     return picture
 
@@ -111,8 +111,8 @@ def grid(
     and the value of each for the records of one. ``options`` are further fields of Grid."""
 
     def picture(trials: Mapping[str, Any]) -> Iterator[Picture]:
-        found = [(v, *one) for v, records in trials.items() for one in fields(records)]
-        yield Grid(title, caption, found, **options)
+        cells = [(v, *cell) for v, records in trials.items() for cell in fields(records)]
+        yield Grid(title, caption, cells, **options)
 
     return picture
 
