@@ -58,8 +58,8 @@ def _why_not(name: str) -> str:
 
 def record(name: str) -> Record:
     """The OSV record of a bug. Raises Inconclusive if no tested release has it."""
-    scenario, affected_periods, cells = catalog.scenario(name), periods(name), affected.of(name)
-    if not affected_periods:
+    scenario, spans, cells = catalog.scenario(name), periods(name), affected.of(name)
+    if not spans:
         raise Inconclusive(f"no tested release has {name}")
     days = sorted(cell.date for cell in cells)
     return {
@@ -77,7 +77,7 @@ def record(name: str) -> Record:
                     "purl": f"pkg:pypi/{scenario.subject}",
                 },
                 "ranges": [
-                    *({"type": "ECOSYSTEM", "events": _events(period)} for period in affected_periods),
+                    *({"type": "ECOSYSTEM", "events": _events(period)} for period in spans),
                     *map(_commits, commits.spans(name)),
                 ],
                 "versions": [v for v, s in tested(name).items() if s is Status.AFFECTED],

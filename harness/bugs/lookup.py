@@ -58,19 +58,19 @@ def neighbours(tested: Mapping[Point, Iterable[Status]], target: Point) -> Neigh
         certain = {p: {s for s in of if s.certain} for p, of in points.items()}
         points = {point: statuses for point, statuses in certain.items() if statuses}
     older, newer = _nearest(points, target, newer=False), _nearest(points, target, newer=True)
-    nearest_statuses = frozenset(s for point in (*older, *newer) for s in _certain_first(points[point]))
-    return Neighbours(older, newer, nearest_statuses, tuple(_differing(points, target, nearest_statuses)))
+    of_nearest = frozenset(s for point in (*older, *newer) for s in _certain_first(points[point]))
+    return Neighbours(older, newer, of_nearest, tuple(_differing(points, target, of_nearest)))
 
 
 def _differing(
-    points: Mapping[Point, set[Status]], target: Point, nearest_statuses: frozenset[Status]
+    points: Mapping[Point, set[Status]], target: Point, of_nearest: frozenset[Status]
 ) -> Iterator[Point]:
     """The second points on both sides, of one package, that certainly differ from the first."""
     if len(target) > 1 or target in points or _same_series(points, target):
         return
     before, after = sorted(p for p in points if p < target), sorted(p for p in points if p > target)
     for point in (*before[-2:-1], *after[1:2]):
-        if any(status.certain and status not in nearest_statuses for status in points[point]):
+        if any(status.certain and status not in of_nearest for status in points[point]):
             yield point
 
 
@@ -172,10 +172,10 @@ def lookup(name: str, have: Mapping[str, str]) -> Lookup:
 def _absent(scenario: Scenario, target: Mapping[str, Version]) -> str:
     """Why these releases cannot have the bug, by upstream's own history; empty if it may be."""
     for absence in scenario.absent:
-        requirement = Requirement(absence.releases)
-        if requirement.name in target and requirement.specifier.contains(target[requirement.name], prereleases=True):
+        scope = Requirement(absence.releases)
+        if scope.name in target and scope.specifier.contains(target[scope.name], prereleases=True):
             link = f" ({absence.link})" if absence.link else ""
-            return f"{requirement.name} {target[requirement.name]} cannot have it: {absence.why}{link}"
+            return f"{scope.name} {target[scope.name]} cannot have it: {absence.why}{link}"
     return ""
 
 
@@ -185,11 +185,11 @@ def infer(tested: Iterable[tuple[str, Status]], version: str) -> Lookup:
     points: dict[Point, set[Status]] = {}
     for release, status in tested:
         points.setdefault((Version(release),), set()).add(status)
-    surroundings = neighbours(points, (Version(version),))
-    if surroundings.status is None:
+    sides = neighbours(points, (Version(version),))
+    if sides.status is None:
         return Lookup(None, "")
-    ((older,),), ((newer,),) = surroundings.older, surroundings.newer
-    return Lookup(surroundings.status, f"as {older} and {newer} are; not tested itself")
+    ((older,),), ((newer,),) = sides.older, sides.newer
+    return Lookup(sides.status, f"as {older} and {newer} are; not tested itself")
 
 
 def why_affected(name: str, have: Mapping[str, str]) -> str:
@@ -214,19 +214,19 @@ def _between(
     packages: Sequence[str], target: Point, tested: Mapping[Point, Iterable[Status]]
 ) -> Lookup:
     """The result of the nearest tested releases on both sides, if they agree."""
-    surroundings, label = neighbours(tested, target), _label(packages, target)
-    if not surroundings.older or not surroundings.newer:
+    sides, label = neighbours(tested, target), _label(packages, target)
+    if not sides.older or not sides.newer:
         return _outside(packages, target, tested)
-    if surroundings.differing and len(surroundings.statuses) == 1:
-        points = [*_around(surroundings), *surroundings.differing]
+    if sides.differing and len(sides.statuses) == 1:
+        points = [*_around(sides), *sides.differing]
         words = listed([f"{_label(packages, p)} ({_or(tested[p])})" for p in points])
         return Lookup(None, f"{label} was not tested, and releases around it differ: {words}")
-    if surroundings.status is None:
-        around = listed([f"{_label(packages, p)} ({_or(tested[p])})" for p in _around(surroundings)])
+    if sides.status is None:
+        around = listed([f"{_label(packages, p)} ({_or(tested[p])})" for p in _around(sides)])
         return Lookup(None, f"{label} was not tested, and its neighbours differ: {around}")
-    around = listed([_label(packages, point) for point in _around(surroundings)])
-    has = f"all {_have(surroundings.status)}" if len(_around(surroundings)) > 2 else f"both {_have(surroundings.status)}"
-    return Lookup(surroundings.status, f"{label} was not tested, but {around} {has} the bug")
+    around = listed([_label(packages, point) for point in _around(sides)])
+    has = f"all {_have(sides.status)}" if len(_around(sides)) > 2 else f"both {_have(sides.status)}"
+    return Lookup(sides.status, f"{label} was not tested, but {around} {has} the bug")
 
 
 def _has(status: Status) -> str:
@@ -237,8 +237,8 @@ def _have(status: Status) -> str:
     return "have" if status is Status.AFFECTED else "do not have"
 
 
-def _around(surroundings: Neighbours) -> list[Point]:
-    return list(dict.fromkeys((*surroundings.older, *surroundings.newer)))
+def _around(sides: Neighbours) -> list[Point]:
+    return list(dict.fromkeys((*sides.older, *sides.newer)))
 
 
 def _outside(

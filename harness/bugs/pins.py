@@ -216,7 +216,7 @@ def by_python(stack: Stack) -> list[Stack]:
     for name, pythons in pythons_of.items():
         if stack.python not in pythons:
             pins_by_python.setdefault(pythons[-1], {})[name] = stack.pins[name]
-    names_elsewhere = {name for pins in pins_by_python.values() for name in pins}
-    own_pins = {name: version for name, version in stack.pins.items() if name not in names_elsewhere}
+    split_names = {name for pins in pins_by_python.values() for name in pins}
+    own_pins = {name: version for name, version in stack.pins.items() if name not in split_names}
     others = [replace(stack, pins=pins, python=python) for python, pins in pins_by_python.items()]
     return [replace(stack, pins=own_pins), *others]

@@ -32,8 +32,8 @@ def nearest(name: str, installed: str) -> str | None:
     A release that has the bug with one of its tested companions counts as affected.
     """
     free = [Version(v) for v, status in tested(name).items() if status is Status.NOT_AFFECTED]
-    version = Version(installed)
-    newer, older = [v for v in free if v > version], [v for v in free if v < version]
+    base = Version(installed)
+    newer, older = [v for v in free if v > base], [v for v in free if v < base]
     choice = min(newer, default=None) or max(older, default=None)
     return str(choice) if choice else None
 
@@ -86,9 +86,9 @@ def advice(
     ``found`` are the bugs of the installed release, ``others`` further bugs of the package that
     count. None if no tested release has fewer bugs.
     """
-    version = Version(installed)
+    base = Version(installed)
     of_bug = {name: tested(name) for name in (*own_bugs, *others)}
-    releases = {Version(v) for name in own_bugs for v in of_bug[name]} - {version}
+    releases = {Version(v) for name in own_bugs for v in of_bug[name]} - {base}
 
     def status(name: str, release: Version) -> Status | None:
         return lookup.infer(of_bug[name].items(), str(release)).status
@@ -102,8 +102,8 @@ def advice(
     def bugs(candidate: Advice) -> int:
         return len(candidate.remaining) + len(candidate.new)
 
-    newer = sorted(release for release in releases if release > version)
-    older = [release for release in releases if release < version and release.major == version.major]
+    newer = sorted(release for release in releases if release > base)
+    older = [release for release in releases if release < base and release.major == base.major]
     older.sort(reverse=True)
     for side in (newer, older):
         best = min(map(of_release, side), key=bugs, default=None)  # the first of equals is nearest

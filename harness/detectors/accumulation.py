@@ -73,8 +73,8 @@ class Detector:
     def _count(self, module: nn.Module, _: Any) -> None:
         self._calls += module.training and torch.is_grad_enabled()
 
-    def _called(self, module: nn.Module, _: Any, named: dict[str, Any], output: Any) -> None:
-        logits, labels = getattr(output, "logits", None), named.get("labels")
+    def _called(self, module: nn.Module, _: Any, keywords: dict[str, Any], output: Any) -> None:
+        logits, labels = getattr(output, "logits", None), keywords.get("labels")
         if isinstance(output, dict):
             logits = output.get("logits", logits)
         if not (isinstance(logits, Tensor) and logits.requires_grad):
@@ -95,19 +95,19 @@ class Detector:
             return
         classes = logits.shape[-1]
         for shift in (1, 0) if logits.dim() == 3 else (0,):
-            kept = logits[:, :-1] if shift else logits
-            found = gradient[:, :-1] if shift else gradient
+            predictions = logits[:, :-1] if shift else logits
+            gradients = gradient[:, :-1] if shift else gradient
             classed = (labels[:, 1:] if shift else labels).flatten()
-            there = (classed != IGNORED).nonzero().flatten()
-            if not len(there):
+            places = (classed != IGNORED).nonzero().flatten()
+            if not len(places):
                 continue
-            at = int(there[0])
-            right = kept.reshape(-1, classes)[at].float().softmax(-1)
-            right[classed[at]] -= 1
-            right, mine = right / len(there), found.reshape(-1, classes)[at].float()
-            lengths = float(right.norm()) * float(mine.norm())
-            if lengths and float(right @ mine) / lengths > STRAIGHT:
-                self._weights.append(float(right @ mine / (right @ right)))
+            at = int(places[0])
+            expected = predictions.reshape(-1, classes)[at].float().softmax(-1)
+            expected[classed[at]] -= 1
+            expected, mine = expected / len(places), gradients.reshape(-1, classes)[at].float()
+            lengths = float(expected.norm()) * float(mine.norm())
+            if lengths and float(expected @ mine) / lengths > STRAIGHT:
+                self._weights.append(float(expected @ mine / (expected @ expected)))
                 return
         self._unknown = True
 
@@ -117,20 +117,20 @@ class Detector:
         if gradient is None:
             return
         flat = gradient.reshape(-1, gradient.shape[-1]).float()
-        there = flat.abs().sum(-1).nonzero().flatten()
-        if not len(there):
+        places = flat.abs().sum(-1).nonzero().flatten()
+        if not len(places):
             return
         rows = logits.reshape(flat.shape).float()
-        slopes = [_slope(flat[at], rows[at].softmax(-1)) for at in there[:: -(-len(there) // 4)]]
+        slopes = [_slope(flat[at], rows[at].softmax(-1)) for at in places[:: -(-len(places) // 4)]]
         least, most = min(slopes), max(slopes)
         if least > 0 and most - least <= NEAR * most:  # no mean, if the positions count unequally
-            self._weights.append(most * len(there))
+            self._weights.append(most * len(places))
         else:
             self._unknown = True
 
     def step(self, number: int) -> list[str]:
-        found = [self._counted(), self._cadence()]
-        return [one for one in found if one]
+        alarms = [self._counted(), self._cadence()]
+        return [alarm for alarm in alarms if alarm]
 
     def _cadence(self) -> str:
         calls, self._calls = self._calls, 0
@@ -155,9 +155,9 @@ def _slope(gradient: Tensor, share: Tensor) -> float:
     """How many times the probabilities, but for a constant, the gradient of all classes but the
     right one is; 0 if it has another direction."""
     others = torch.arange(len(gradient), device=gradient.device) != gradient.argmin()
-    found, right = gradient[others], share[others]
-    found, right = found - found.mean(), right - right.mean()
-    lengths = float(found.norm() * right.norm())
-    if not lengths or float(found @ right) / lengths <= STRAIGHT:
+    measured, expected = gradient[others], share[others]
+    measured, expected = measured - measured.mean(), expected - expected.mean()
+    lengths = float(measured.norm() * expected.norm())
+    if not lengths or float(measured @ expected) / lengths <= STRAIGHT:
         return 0.0
-    return float(found @ right / (right @ right))
+    return float(measured @ expected / (expected @ expected))

@@ -204,10 +204,10 @@ def torchrun_arguments(
     interpreter. With several nodes, the agent of each adds its own (see ``node_agent``). Static:
     otherwise torchrun orders the nodes by address and process id, and the ranks of a node by that.
     """
-    one = ["--standalone", "--local-addr=127.0.0.1"]  # the host may not know its own name
+    standalone = ["--standalone", "--local-addr=127.0.0.1"]  # the host may not know its own name
     log = f"--log-dir={folder / 'elastic'}"
     return [
-        *([*one, log] if nodes == 1 else [f"--nnodes={nodes}", *STATIC]),
+        *([*standalone, log] if nodes == 1 else [f"--nnodes={nodes}", *STATIC]),
         f"--nproc-per-node={ranks // nodes}",
         "--max-restarts=0",
         f"--monitor-interval={MONITOR_SECONDS}",
@@ -227,12 +227,12 @@ def _cleaned_up(ended: Exit, token: str, folder: Path, process: Process | None) 
         if step:
             step.end()
         survivors = end_all(token)  # srun too, if it hangs
-    left = step.finish() if step else ""
+    complaint = step.finish() if step else ""
     _flatten_logs(folder)
     reason = _reason(folder / "torchrun.log") if ended.code and not ended.interrupted else ""
     if step and ended.code and not (reason or ended.timed_out or ended.interrupted):
         reason = step.reason()
-    reason = left or reason
+    reason = complaint or reason
     return replace(ended, survivors=survivors, failure=_failure(folder), reason=reason)
 
 
@@ -357,22 +357,22 @@ def _reason(log: Path) -> str:
     With a low limit of open files, the limit is added: torchrun may only report "Failed to init uv
     loop".
     """
-    found = REASON.search(log.read_text(errors="replace")) if log.is_file() else None
+    line = REASON.search(log.read_text(errors="replace")) if log.is_file() else None
     few = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     limit = f"; a process may open {few} files here (ulimit -n)" if few < FEW_FILES else ""
-    return found[1].strip() + limit if found else ""
+    return line[1].strip() + limit if line else ""
 
 
 def _exits(log: Path) -> list[tuple[int, int]]:
     """Rank and exit code of every failed rank in torchrun's log."""
     if not log.is_file():
         return []
-    found = re.findall(
+    pairs = re.findall(
         r"^\s*rank\s*:\s*(\d+).*\n\s*exitcode\s*:\s*(-?\d+)",
         log.read_text(errors="replace"),
         re.MULTILINE,
     )
-    return [(int(rank), int(code)) for rank, code in found]
+    return [(int(rank), int(code)) for rank, code in pairs]
 
 
 def _error(path: Path) -> dict[str, Any]:

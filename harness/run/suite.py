@@ -63,7 +63,7 @@ def started_ahead(
         overlay.makers() as makers,
         ThreadPoolExecutor(jobs, "run") as runners,
     ):
-        made = [makers.submit(make, config) for config in configs]
+        futures = [makers.submit(make, config) for config in configs]
 
         def prepare_when_made(index: int, needed: Future[bool]) -> None:
             if not stop.is_set() and needed.result():
@@ -71,10 +71,10 @@ def started_ahead(
 
         def look_ahead(index: int) -> None:
             if index < len(configs):
-                made[index].add_done_callback(partial(prepare_when_made, index))
+                futures[index].add_done_callback(partial(prepare_when_made, index))
 
         def run(index: int) -> T:
-            made[index].result()
+            futures[index].result()
             look_ahead(index + jobs + ahead - 1)
             return do(index, stop, pool)
 
@@ -174,8 +174,8 @@ def _beside_torch(config: RunConfig) -> list[list[tuple[str, str]]]:
         return []
     versions = (locked(config, variant) for variant in config.variants)
     return sorted(
-        [(name, version) for name, version in sorted(found.items()) if name in TORCH_IMPORTS]
-        for found in versions
+        [(name, version) for name, version in sorted(packages.items()) if name in TORCH_IMPORTS]
+        for packages in versions
     )
 
 
@@ -184,8 +184,8 @@ def run_in_block(
 ) -> tuple[str, Done]:
     """Run one scenario; returns its output as one block, to be printed when it has ended."""
     block = io.StringIO()
-    done = _run_one(config, terminal(block), stop, pool)
-    return block.getvalue(), done
+    ending = _run_one(config, terminal(block), stop, pool)
+    return block.getvalue(), ending
 
 
 def _run_one(
@@ -200,8 +200,8 @@ def _run_one(
     except UserError:
         raise
     except Exception as error:  # a fault in one scenario must not end the others
-        done = not_run(config.scenario, error, console)
-        return replace(done, seconds=time.monotonic() - started)
+        ending = not_run(config.scenario, error, console)
+        return replace(ending, seconds=time.monotonic() - started)
     return Done(result, time.monotonic() - started, folder)
 
 

@@ -71,9 +71,9 @@ class Checklist:
             self._end(name, kind, step)
         else:
             self._next(name, kind, step)
-        mistake = wrong_facts(kind.facts_of(self.counts.get(name, 1) - 1), record)
-        if mistake:
-            raise BrokenPlan(f"{describe(name, step)}: {mistake}")
+        error = wrong_facts(kind.facts_of(self.counts.get(name, 1) - 1), record)
+        if error:
+            raise BrokenPlan(f"{describe(name, step)}: {error}")
 
     def _next(self, name: str, kind: Kind, step: int | None) -> None:
         number = self.counts.get(name, 0)

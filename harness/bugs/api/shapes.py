@@ -111,7 +111,7 @@ def many(shape: Shape, count: int | None = None, *, least: int = 0) -> Shape:
             return f"has {entries}, expected {count}"
         if len(value) < least:
             return f"has {entries}, expected at least {least}"
-        return next((f"[{n}] {mistake}" for n, entry in enumerate(value) if (mistake := shape(entry))), "")
+        return next((f"[{n}] {error}" for n, one in enumerate(value) if (error := shape(one))), "")
 
     return check
 
@@ -127,7 +127,7 @@ def by_name(shape: Shape, *, least: int = 0) -> Shape:
         odd = next((name for name in value if LINE(name)), None)
         if odd is not None:
             return f"has the name {_short(odd)}, expected one line of text"
-        return next((f"{n} {mistake}" for n, entry in value.items() if (mistake := shape(entry))), "")
+        return next((f"{n} {error}" for n, one in value.items() if (error := shape(one))), "")
 
     return check
 
@@ -173,8 +173,8 @@ def held(shapes: Facts) -> Shape:
             if name not in value:
                 if not isinstance(shape, optional):
                     return f"{name} is missing"
-            elif mistake := shape(value[name]):
-                return f"{name} {mistake}"
+            elif error := shape(value[name]):
+                return f"{name} {error}"
         return ""
 
     return check
