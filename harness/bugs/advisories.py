@@ -22,7 +22,7 @@ from harness.system.text import LINK, markdown
 SCHEMA = "1.7.4"
 """The version of the format."""
 PREFIX = "x_distributed-bugs-"
-"""Of every id. The format reserves ``x_`` for databases that are not registered."""
+"""The prefix of every id. The format reserves ``x_`` for databases that are not registered."""
 NOTE = (
     "All events are tested releases; `versions` lists the affected ones. A release between two "
     "events may not have been tested itself."

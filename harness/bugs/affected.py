@@ -22,7 +22,7 @@ from harness.system.files import write_whole, writing
 
 FILE = "affected.json"
 FIELDS = ("status", "reason", "step", "lane", "python", "torch", "date")
-"""What is kept of a cell besides its pins and, if it was confirmed, that day."""
+"""The fields of a cell in its file, besides its pins and the day of a confirmation."""
 
 OVERLAY = re.compile(r"/\S*/site-packages/")
 """The path of an overlay on this machine, which means nothing on another one."""

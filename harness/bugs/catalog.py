@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
 ORACLE = ("plan", "detect", "exercised", "insufficient_checks", "picture", "agree")
-"""What a scenario takes from its ``oracle``, if it has one, where it does not define it itself."""
+"""What the ``oracle`` of a scenario supplies, unless the scenario defines it itself."""
 ALL = "all"
 """The word for all scenarios, and for all variants."""
 

@@ -1,4 +1,4 @@
-"""The commits that introduced a bug and that fixed it: found by bisect, recorded beside the ranges.
+"""The commits that introduced a bug and that fixed it, as bisect found them.
 
 ``commits.json`` in a scenario's folder has them; ``python -m harness bisect ... --record`` writes
 it. Never edit it.

@@ -1,7 +1,7 @@
 """The status of releases for a bug, from recorded runs; nothing is run.
 
 Releases that were not tested get the status of the nearest tested ones around them, if these agree.
-How often that is wrong is counted: each recorded status is inferred from all others.
+To count how often that is wrong, each recorded status is inferred from all others.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def neighbours(tested: Mapping[Point, Iterable[Status]], target: Point) -> Neigh
 def _differing(
     points: Mapping[Point, set[Status]], target: Point, of_nearest: frozenset[Status]
 ) -> Iterator[Point]:
-    """The second points on both sides, of one package, that certainly differ from the first."""
+    """For one package: the second points on both sides, if they certainly differ from the first."""
     if len(target) > 1 or target in points or _same_series(points, target):
         return
     before, after = sorted(p for p in points if p < target), sorted(p for p in points if p > target)
@@ -75,8 +75,8 @@ def _differing(
 
 
 def _same_series(points: Iterable[Point], target: Point) -> bool:
-    """Whether both neighbours of a release are of its own series, 4.57.1 and 4.57.6 of 4.57.3:
-    then a difference beyond them does not matter."""
+    """Whether both neighbours of a release are in its own series, as 4.57.1 and 4.57.6 are for
+    4.57.3: then a difference beyond them does not matter."""
     (version,) = target
     series = [p for p in points if p[0].release[:2] == version.release[:2]]
     return any(p < target for p in series) and any(p > target for p in series)
@@ -88,7 +88,7 @@ def _certain_first(statuses: set[Status]) -> set[Status]:
 
 
 def _nearest(points: Iterable[Point], target: Point, *, newer: bool) -> tuple[Point, ...]:
-    """The points nearest to ``here`` of those that are newer (or older) in every package."""
+    """The points nearest to ``target`` among those that are newer (or older) in every package."""
     if len(target) == 1:  # the usual case, and a site asks thousands of times
         of_one = [point for point in points if (point >= target if newer else point <= target)]
         return (min(of_one) if newer else max(of_one),) if of_one else ()
@@ -144,8 +144,8 @@ class Lookup:
 def lookup(name: str, have: Mapping[str, str]) -> Lookup:
     """The status of releases for a scenario: their own, otherwise that of their neighbours.
 
-    ``have`` are releases by package. Several packages that decide are looked up together, see
-    ``neighbours``; packages that do not decide are ignored.
+    ``have`` are releases by package. All packages that decide are looked up together, see
+    ``neighbours``; the others are ignored.
     """
     scenario = catalog.scenario(name)
     packages = [package for package in scenario.deciding if package in have]
@@ -170,7 +170,7 @@ def lookup(name: str, have: Mapping[str, str]) -> Lookup:
 
 
 def _absent(scenario: Scenario, target: Mapping[str, Version]) -> str:
-    """Why these releases cannot have the bug, by upstream's own history; empty if it may be."""
+    """Why these releases cannot have the bug, by upstream's own history; empty if they may."""
     for absence in scenario.absent:
         scope = Requirement(absence.releases)
         if scope.name in target and scope.specifier.contains(target[scope.name], prereleases=True):
@@ -193,7 +193,7 @@ def infer(tested: Iterable[tuple[str, Status]], version: str) -> Lookup:
 
 
 def why_affected(name: str, have: Mapping[str, str]) -> str:
-    """What says that these releases have the bug; empty if they do not, or if it is not known."""
+    """Why these releases have the bug; empty if they do not have it, or if it is not known."""
     answer = lookup(name, have)
     return answer.why if answer.status is Status.AFFECTED else ""
 

@@ -79,11 +79,11 @@ class Advice:
 def advice(
     package: str, installed: str, own_bugs: Sequence[str], others: Iterable[str]
 ) -> Advice | None:
-    """The newer release of a package with the fewest bugs, the nearest of those. If no newer one
-    has fewer bugs than the installed one, an older one is chosen in the same way, of the same major
-    release: nobody goes back by more to be rid of a bug.
+    """The nearest newer release of a package with the fewest bugs. If no newer release has fewer
+    bugs than the installed one, it is an older release of the same major version; nobody downgrades
+    further to avoid one bug.
 
-    ``found`` are the bugs of the installed release, ``others`` further bugs of the package that
+    ``own_bugs`` are the bugs of the installed release, ``others`` further bugs of the package that
     count. None if no tested release has fewer bugs.
     """
     base = Version(installed)

@@ -10,8 +10,8 @@ it k, n or 1 / k.
     print(detector.step(number))           # after each step of the optimizer: None, or an alarm
 
 For models whose output has ``logits``: their gradient, at one position, is compared with that of
-the mean cross-entropy, with label smoothing or without. Other losses have another direction there,
-and are left out.
+the mean cross-entropy, with label smoothing or without. The gradients of other losses have
+another direction there, and are left out.
 
 Steps that suddenly have fewer micro-batches are an alarm, too.
 """
@@ -67,7 +67,7 @@ class Detector:
         model.register_forward_hook(self._called, with_kwargs=True)
 
     def _forget(self) -> None:
-        """A step was skipped: no other one uses its micro-batches."""
+        """Forget a skipped step: no other step uses its micro-batches."""
         self._weights, self._unknown, self._calls = [0.0], False, 0
 
     def _count(self, module: nn.Module, _: Any) -> None:
@@ -89,8 +89,8 @@ class Detector:
             logits.register_hook(lambda gradient: self._weigh(gradient, logits.detach(), labels))
 
     def _weigh(self, gradient: Tensor | None, logits: Tensor, labels: Tensor) -> None:
-        """Compare the gradient at one position with that of the mean; for labels that the loss
-        shifts, as all causal models do, or for those that stand where they are."""
+        """Compare the gradient at one position with that of the mean; first for labels that the
+        loss shifts, as in all causal models, then for labels in place."""
         if gradient is None:
             return
         classes = logits.shape[-1]
@@ -152,8 +152,8 @@ class Detector:
 
 
 def _slope(gradient: Tensor, share: Tensor) -> float:
-    """How many times the probabilities, but for a constant, the gradient of all classes but the
-    right one is; 0 if it has another direction."""
+    """The factor from the probabilities to the gradient, without the right class and up to a
+    constant; 0 if the gradient has another direction."""
     others = torch.arange(len(gradient), device=gradient.device) != gradient.argmin()
     measured, expected = gradient[others], share[others]
     measured, expected = measured - measured.mean(), expected - expected.mean()

@@ -9,8 +9,8 @@ the backward pass, before any reduction, and at what the optimizer used.
     detector.attach(model, optimizer)      # before the first forward pass, on every rank
     print(detector.step(number))           # after each step of the optimizer: None, or an alarm
 
-The ranks of which the mean is taken are those that had the same weights at first. What a rank has
-only a shard of is left out. Of DeepSpeed's ZeRO 1 and 2 and its optimizer for bf16, each rank looks
+The mean is taken over the ranks that had the same weights at first. Parameters that a rank has only
+a shard of are left out. With DeepSpeed's ZeRO 1 and 2 and its optimizer for bf16, each rank looks
 at the part that it updates; weights that stages of a pipeline share are left out. A gradient may
 be shorter than the mean, by clipping or a loss scale, but not longer.
 """
@@ -72,7 +72,7 @@ class Detector:
         self._sums[number] = part if before is None else before + part
 
     def _forget(self) -> None:
-        """A step was skipped: no other one uses its gradients."""
+        """Forget a skipped step: no other step uses its gradients."""
         self._sums = [None] * len(self._found)
 
     def _before(self) -> None:
@@ -127,8 +127,8 @@ class Detector:
         return self._compare(pairs, largest) if pairs else None
 
     def _compare(self, pairs: Sequence[tuple[Sampled, Any, Any]], largest: float) -> str | None:
-        """``largest`` is the length of a rank's own gradient, to which rounding is in proportion:
-        the mean of gradients that cancel each other is short."""
+        """``largest`` is the length of the longest gradient of a rank. Rounding is in proportion to
+        it: the mean of gradients that cancel each other is short."""
         actual = numpy.concatenate([part for _, part, _ in pairs])
         expected = numpy.concatenate([part for *_, part in pairs])
         if not (numpy.isfinite(actual).all() and expected.any()):
@@ -165,7 +165,7 @@ def _copies(optimizer: Any) -> Iterator[tuple[int, Tensor]]:
 
 
 def _within(part: Tensor, optimizer: Any) -> tuple[Tensor | None, int]:
-    """The tensor that the optimizer updates and a part lies in, and where, in values."""
+    """The optimizer's tensor that contains a part, and the part's offset in it, in values."""
     for group in optimizer.param_groups:
         for whole in group["params"]:
             offset = (part.data_ptr() - whole.data_ptr()) // whole.element_size()

@@ -1,4 +1,4 @@
-"""Compares replicas: parameters of which every rank of a group has a copy.
+"""Compares replicas: parameters that every rank of a group has a copy of.
 
 The BLOOM-176B training found this bug late: layer-norm weights are replicated across
 tensor-parallel ranks, each rank updates its own copy, and the usual logs do not show when they
@@ -84,10 +84,10 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 class Detector:
-    """Checks after each step that what all ranks had a copy of at first is still equal.
+    """Checks after each step that parameters that were equal on all ranks at first still are.
 
-    It looks at a few values of each parameter, at other ones in each step; with Megatron's tensor
-    parallelism also at what its ranks do not split.
+    It looks at a few values of each parameter, at others in each step; with Megatron's tensor
+    parallelism also at the parameters that its ranks do not split.
     """
 
     def attach(

@@ -84,8 +84,8 @@ class Detector:
         return [alarm for alarm in alarms if alarm]
 
     def _again(self) -> str:
-        """The rest of a resumed epoch has other rows than its part before the save, but for those
-        that were fetched ahead."""
+        """The rest of a resumed epoch must not repeat rows from before the save, except those that
+        were fetched ahead."""
         again, self._resumed = self._resumed & set(self._rows), set()
         if len(set(self._rows)) < APART * len(self._rows) or len(again) <= AHEAD * self._largest:
             return ""
@@ -101,7 +101,7 @@ class Detector:
         return f"the epoch has {self._batches} batches, and the loader says {total}"
 
     def _shared(self) -> str:
-        """Rows that several ranks got, but for those that fill up the last batches."""
+        """Several ranks must not get the same rows, except those that fill up the last batches."""
         every = from_all((self._rows, self._largest), self._group)
         ranks = [set(rows) for rows, _ in every]
         largest = max(size for _, size in every)
@@ -124,8 +124,8 @@ class Detector:
 
 
 def digests(batch: Any) -> Iterator[bytes]:
-    """A digest of each row of a batch: of what has the same first dimension as its first tensor, or
-    of the elements of a list."""
+    """A digest of each row of a batch: of the tensors with the same first dimension as the first
+    one, or of the elements of a list."""
     leaves = list(_leaves(batch))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
     if not tensors:

@@ -24,7 +24,7 @@ SIZE = 64
 
 
 SHARDED = ("to_local", "ds_tensor", "_is_flat_param")
-"""What shards of FSDP2 or tensor parallelism, of ZeRO 3 and of FSDP1 have."""
+"""The attributes of shards of FSDP2 or tensor parallelism, of ZeRO 3 and of FSDP1."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Sampled:
 
 
 def samples(module: nn.Module, size: int = SIZE) -> Iterator[Sampled]:
-    """What is trained of a module, if this rank has it whole: no shards of FSDP, ZeRO 3 or tensor
-    parallelism by DTensor."""
+    """The trained parameters of a module that this rank has whole: no shards of FSDP, ZeRO 3 or
+    tensor parallelism by DTensor."""
     for name, parameter in module.named_parameters():
         whole = not any(hasattr(parameter, mark) for mark in SHARDED)
         if (
@@ -95,7 +95,7 @@ def scaling(optimizer: torch.optim.Optimizer) -> Scaling:
 
 
 def _overflowed(optimizer: Any) -> bool:
-    """Whether the step that begins will change nothing: a fused one is called also then."""
+    """Whether the step that begins will change nothing: a fused step is called nevertheless."""
     return bool(getattr(optimizer, "found_inf", None))
 
 
@@ -105,7 +105,7 @@ def gradient_scale(optimizer: Any) -> float:
 
 
 def _watch_scalers() -> None:
-    """Have GradScalers say which steps they skip: no hook of an optimizer sees that."""
+    """Let GradScalers report which steps they skip: no hook of an optimizer sees that."""
     kind: Any = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
     step = kind.step
     if getattr(step, "tells", False):
@@ -128,8 +128,8 @@ def _watch_scalers() -> None:
 
 
 def before_step(optimizer: torch.optim.Optimizer, look: Callable[[], None]) -> None:
-    """Have ``look`` called when the gradients of a step are there: before the step, or after the
-    closure that it is given, as Lightning does. Not before one that a GradScaler skips."""
+    """Call ``look`` when the gradients of a step are ready: before the step, or after its closure,
+    as with Lightning. It is not called before a step that a GradScaler skips."""
     scaling(optimizer)
 
     def hook(_: Any, arguments: Any, keywords: Any) -> Any:
@@ -151,7 +151,7 @@ def before_step(optimizer: torch.optim.Optimizer, look: Callable[[], None]) -> N
 
 
 class Replicas:
-    """The ranks that had the same copy of what is trained when a model was first seen.
+    """The ranks that had the same trained parameters when a model was first seen.
 
     Ranks need not come here at the same time, as stages of a pipeline do not. So they ask each
     other only in ``gathered``, which all of them call after a step. Megatron marks what tensor
@@ -168,7 +168,7 @@ class Replicas:
         self._ranks: list[int] | None = None
 
     def gathered(self, mine: numpy.ndarray, group: dist.ProcessGroup | None) -> list[numpy.ndarray]:
-        """What the ranks with the same copies have, this one among them. A collective call."""
+        """The values of the ranks with the same copies, this rank included. A collective call."""
         if self._ranks is None:
             names = [(s.name, tuple(s.parameter.shape)) for s in self.found]
             every = from_all((names, self._first.tobytes()), group)

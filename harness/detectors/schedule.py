@@ -81,8 +81,7 @@ class Detector:
         return ""
 
     def _too_often(self) -> str:
-        """A schedule goes on by one, or by the number of ranks, which accelerate multiplies it
-        with."""
+        """A schedule advances by one step, or with accelerate by the number of ranks."""
         if self._schedulers is None:
             self._schedulers = self._find_schedulers()
             self._counts = list(map(_count, self._schedulers))
@@ -104,7 +103,7 @@ class Detector:
         ]
 
     def _dip(self, number: int) -> str:
-        """No schedule has its lowest rate at the second step, and higher ones around it."""
+        """No schedule has its lowest rate at the second step, and higher rates around it."""
         if number != 3 or len(self._rates) < 3:
             return ""
         for initial, second, third in zip(*self._rates[:3], strict=True):

@@ -54,7 +54,7 @@ class StateChange:
 
 
 def master_copy(parameter: Tensor) -> Tensor | None:
-    """This rank's fp32 copy of a bf16 or fp16 parameter, in its shape if whole; None if none.
+    """This rank's fp32 copy of a bf16 or fp16 parameter, in its shape if whole; None without one.
 
     DeepSpeed's BF16_Optimizer and ZeRO 1 and 2 leave it on the parameter, as ``_hp_mapping``. Where
     the optimizer is partitioned it is the fragment that this rank holds, flat.
@@ -253,8 +253,8 @@ ROUNDING = 2**-8
 
 
 def _unexplained(changes: Sequence[StateChange]) -> Iterator[StateChange]:
-    """Without what a load of the weights alone does: moments are gone, or begin again, and fp32
-    copies are rounded."""
+    """The changes that a load of the weights alone does not explain: after one, moments are gone or
+    begin again, and fp32 copies are rounded."""
     again = any(c.name.endswith("(step)") and c.after < c.before for c in changes)
     for change in changes:
         if again and change.name.endswith(")") and not change.name.endswith(MASTER):

@@ -29,7 +29,7 @@ Copy = tuple[str, Tensor, "dist.ProcessGroup | None"]
 
 
 def tied_copies(module: nn.Module, masters: bool = False) -> Iterator[Copy]:
-    """The tied weights of which this rank holds a copy, of a DeepSpeed PipelineModule.
+    """The tied weights of a DeepSpeed PipelineModule that this rank holds a copy of.
 
     They are those that its TiedLayerSpecs name as ``tied_weight_attr``: nothing else of a tied
     module is meant to stay equal. Yields nothing on a stage without a copy, or where one stage

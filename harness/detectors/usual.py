@@ -1,6 +1,6 @@
 """The checks that most training loops have: norms, losses, nan, and a sum of the weights.
 
-They stand here to be compared with others: ``score`` shows how many bugs they miss.
+They are here for comparison: ``score`` shows how many bugs they miss.
 """
 
 from __future__ import annotations

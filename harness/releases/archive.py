@@ -80,7 +80,7 @@ def _packed(source: Overlay) -> Iterator[str]:
 
 
 def _is_bytecode(path: str) -> bool:
-    """The other machine compiles by itself."""
+    """Whether a file is bytecode, which the other machine compiles itself."""
     return "__pycache__" in path.split("/")
 
 

@@ -79,7 +79,7 @@ def edited(defect: Defect, source: str, release: str) -> str:
 
 
 def _misfit(defect: Defect, message: str) -> HarnessError:
-    """The error of an edit that does not match: expected where the defect says what it fits."""
+    """The error of an edit that does not match; Unsupported if the defect says what it fits."""
     return Unsupported(f"{message}; it fits {defect.fits}") if defect.fits else DefectError(message)
 
 

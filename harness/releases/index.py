@@ -67,7 +67,7 @@ class Release:
 def allows_here(pythons: str) -> bool:
     """Whether a specifier of Pythons, such as ``>=3.10``, allows this one.
 
-    One that is not valid allows any: old releases were not checked, and Poetry has its own.
+    An invalid one allows any: old releases were not checked, and Poetry has its own syntax.
     """
     try:
         return SpecifierSet(pythons).contains(platform.python_version(), prereleases=True)
@@ -104,7 +104,7 @@ def releases(package: str, indices: Sequence[str | None] = ()) -> list[Release]:
 
 def installable(package: str, day: str = "", indices: Sequence[str | None] = ()) -> list[Release]:
     """The releases that this Python can install, lowest version first, without pre-releases and
-    yanked releases; with a ``day`` (ISO), those that were there by then."""
+    yanked releases; with a ``day`` (ISO), those uploaded by then."""
     return [
         release
         for release in releases(package, indices)
@@ -289,7 +289,7 @@ def _of_uv() -> str | None:
 
 
 def uv_configuration() -> Path | None:
-    """The file of the user's, otherwise the machine's configuration of uv; never a folder's."""
+    """The user's configuration file of uv, otherwise the machine's; never that of a folder."""
     if path := os.environ.get("UV_CONFIG_FILE"):
         return Path(path).absolute()
     folders = [_configuration(), *_machines(), Path("/etc")]
@@ -298,7 +298,7 @@ def uv_configuration() -> Path | None:
 
 
 def _of_pip() -> str | None:
-    """The index of pip's configuration files, of which later ones override earlier ones."""
+    """The index in pip's configuration files; later files override earlier ones."""
     path = os.environ.get("PIP_CONFIG_FILE")
     if path == os.devnull:
         return None

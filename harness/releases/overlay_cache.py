@@ -95,7 +95,7 @@ def borrowed_copy(
 
 
 def _copy(shared: Path, disk: Path, name: str) -> None:
-    """Copy an overlay to the disk, unless it is there; removes those that were not used lately."""
+    """Copy an overlay to the disk, unless it is there; remove copies that were not used lately."""
     target = disk / "overlays" / name
     with writing(disk, "TMPDIR"), locked(overlay.lock_file(disk, name)):
         if not target.is_dir():

@@ -72,7 +72,7 @@ def is_one(value: str) -> bool:
 
 
 def pinned(name: str, value: str, cache: Path) -> str:
-    """The version under which a source is pinned; it is built first if that was not done.
+    """The version under which a source is pinned; it is built first if the cache lacks it.
 
     Raises UserError for a folder that is no checkout of this package and for an unknown commit, and
     Inconclusive if it does not build.
@@ -113,7 +113,7 @@ def among(pins: Mapping[str, str], cache: Path) -> list[Source]:
 
 @dataclass(frozen=True)
 class CommitRange:
-    """The commits of a package between two of them."""
+    """The commits of a package from one to another."""
 
     repository: Path
     commits: tuple[str, ...]
@@ -197,7 +197,7 @@ def _commit(name: str, repository: Path, ref: str) -> str:
 
 
 def _copy_commit(repository: Path, commit: str, copy: Path) -> None:
-    """Write the files of a commit; of the part of the repository in which the folder is."""
+    """Write the files of a commit; only those below the folder, if it is not the whole."""
     prefix = _git(repository, "rev-parse", "--show-prefix").strip()
     tree = f"{commit}:{prefix}" if prefix else commit
     without = [f":(exclude,literal){path}" for path in _not_there(repository, tree)]
@@ -287,7 +287,7 @@ def _built(
 
 
 def _wheel(name: str, copy: Path, folder: Path, version: str) -> Path:
-    """Build the wheel of a package; ``version`` is for one that would ask git for its own."""
+    """Build the wheel of a package; ``version`` is for one that would ask git for a version."""
     if not any((copy / file).is_file() for file in ("pyproject.toml", "setup.py")):
         raise UserError(f"the source of {name} has neither pyproject.toml nor setup.py")
     words = ["build", "--wheel", "--out-dir", str(folder), *uv.build_options(), str(copy)]
@@ -343,5 +343,5 @@ def _run(
 
 
 def _environment() -> dict[str, str]:
-    """git writes nothing to a checkout that it only reads, and asks no questions."""
+    """An environment in which git writes nothing to a checkout, and asks no questions."""
     return dict(os.environ, GIT_OPTIONAL_LOCKS="0", GIT_TERMINAL_PROMPT="0")

@@ -93,7 +93,7 @@ def _unnamed(lines: Iterable[str]) -> Iterator[int]:
 
 
 def _configuration() -> list[str]:
-    """The option that makes uv read the user's own configuration, and never that of a folder: it
+    """The option that makes uv read the user's own configuration, and never that of a folder, which
     names interpreters and indices, and changes resolutions."""
     if os.environ.get("UV_CONFIG_FILE") or os.environ.get("UV_NO_CONFIG"):
         return []  # the user has chosen

@@ -184,7 +184,7 @@ class Batch:
         return task.end.by_slurm or gone >= GRACE
 
     def _lost(self, array: _Array, task: _Task) -> Lost | None:
-        """Let a lost task be submitted again; after TRIES times it is lost, with the reason."""
+        """Let a lost task be submitted again; after TRIES times return Lost, with the reason."""
         if task.tries >= TRIES:
             return Lost(f"lost {task.tries} times: {_why(array, task)}")
         self.lost += 1
@@ -218,7 +218,7 @@ class Batch:
         return room
 
     def _submit(self, room: int) -> None:
-        """Submit an array of waiting tasks with the same shape, for so much room."""
+        """Submit an array of waiting tasks with the same shape; ``room`` of them run at once."""
         if self.first and not self._after:
             do, work = self.first
             self._after, _ = self._submitted(do, [work], 1)
@@ -295,7 +295,7 @@ def _names(folder: Path) -> Collection[str]:
 
 
 def _delete_old(folder: Path) -> None:
-    """Delete the folders of commands that were killed long ago. A living one touches its own."""
+    """Delete the folders of commands that were killed long ago. A running one touches its folder."""
     with suppress(OSError):
         for subfolder in folder.iterdir():
             if time.time() - subfolder.stat().st_mtime > KEPT:
@@ -303,13 +303,13 @@ def _delete_old(folder: Path) -> None:
 
 
 def _failed(traceback: str) -> Fault:
-    """A task that ended with an error of ours, which no run has: it says nothing about a bug."""
+    """The fault of a task that failed in our own code: it says nothing about a bug."""
     lines = traceback.strip().splitlines() or ["no message"]
     return Fault(f"the task failed on its node: {short(lines[-1], 300)}")
 
 
 def _why(array: _Array, task: _Task) -> str:
-    """Slurm's words about a lost task, and its own last ones."""
+    """What Slurm says about a lost task, and the last line of the task's log."""
     words = slurm.last_words(array.folder, task.name)
     slurms = f"Slurm task {task.name}: {task.end.words if task.end else 'gone'}"
     if words is None:

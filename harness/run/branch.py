@@ -23,7 +23,7 @@ from harness.system.text import count, short
 
 @dataclass(frozen=True)
 class Judged:
-    """One bug on a branch, beside the newest release that was tested."""
+    """One bug on a branch, compared with the newest tested release."""
 
     cell: Cell
     release: str
@@ -57,8 +57,7 @@ class Judged:
 
 
 def wanted(words: Sequence[str]) -> bool:
-    """Whether the overrides of ``run`` ask this question: they name a source or a patch, and leave
-    it open which variants run."""
+    """Whether the overrides of ``run`` name a source or a patch, and do not choose variants."""
     pairs = [word.partition("=") for word in words]
     if any(key in ("variant", "--cfg", "--help") for key, _, _ in pairs):
         return False
@@ -97,7 +96,7 @@ def _config(name: str, words: Iterable[str]) -> RunConfig:
 
 
 def _judged(configs: Sequence[RunConfig], console: Console) -> Iterator[Judged]:
-    """Each bug's status beside that of the newest tested release, printed as it is found."""
+    """Compare each bug's status with that of the newest tested release, and print it at once."""
     for cell in _cells(configs, console):
         subject = catalog.scenario(cell.scenario).subject
         certain = {v: s for v, s in periods.tested(cell.scenario).items() if s.certain}
@@ -115,7 +114,7 @@ def _cells(configs: Sequence[RunConfig], console: Console) -> Iterator[Cell]:
 
 
 def _summed(bugs: Sequence[Judged], console: Console) -> int:
-    """Print how many bugs are there; returns the exit code."""
+    """Print how many bugs are new, unchanged or absent; returns the exit code."""
     back = sum(bug.back for bug in bugs)
     as_before = sum(bug.cell.status is Status.AFFECTED for bug in bugs) - back
     absent = sum(bug.cell.status is Status.NOT_AFFECTED for bug in bugs)

@@ -100,8 +100,8 @@ def _results(
 
 
 def _make_overlays(configs: Sequence[RunConfig], say: Say) -> dict[int, HarnessError]:
-    """Make the overlays of configs. Returns those that cannot run, with the reason: a node, which
-    perhaps has no network, would give another one."""
+    """Make the overlays of configs. Returns why configs cannot run, by index: a node, perhaps
+    without a network, would give another reason."""
     folder, why = cache_folder(), {}
     with overlay.makers() as makers:
         futures = [
@@ -123,7 +123,7 @@ def _make_overlays(configs: Sequence[RunConfig], say: Say) -> dict[int, HarnessE
 
 
 def overlays_task(configs: Sequence[RunConfig]) -> None:
-    """What a node does before the others: it makes all overlays. A task meets an error again."""
+    """Make all overlays on a node, before the other tasks run. A task meets an error again."""
     end_with_a_signal()
     _make_overlays(configs, _silent)
 

@@ -301,7 +301,7 @@ def _options(group: str) -> Sequence[str]:
 
 
 def _keys(path: str, arguments: Sequence[str]) -> list[str]:
-    """The keys that exist beside one that was not found, as they would be typed."""
+    """The keys next to one that does not exist, as a user would type them."""
     parent, _, _ = path.rpartition(".")
     # In a sweep, the first choice.
     chosen = [a.partition(",")[0] for a in arguments if re.match(r"(scenario|lane|on)=", a)]

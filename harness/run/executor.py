@@ -22,8 +22,7 @@ from harness.system.terminal import terminal
 from harness.system.text import count
 
 AHEAD = 2
-"""For how many cells after the running ones the imports are done: these take longer than most
-trials."""
+"""How many cells after the running ones import early: imports take longer than most trials."""
 
 
 def find_all(

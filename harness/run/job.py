@@ -67,7 +67,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Prepared(Resolved):
-    """The same with an overlay for each variant that can run."""
+    """A resolved run, with an overlay for each variant that can run."""
 
     overlays: dict[str, Overlay]
 

@@ -1,9 +1,9 @@
 """A launch over several nodes: one torchrun agent on each, started by ``srun`` in an allocation.
 
 The harness holds the standard input of srun, which Slurm connects to the agents of all nodes. A
-line asks them for stack traces. When it ends, each agent kills everything below it and leaves. So
-nothing is left on any node, even if the harness is killed: the kernel closes its end. srun returns
-when all agents have left. ``node_agent`` is what runs on each node.
+line asks them for stack traces. When the input ends, each agent kills everything below it and
+leaves. So nothing is left on any node, even if the harness is killed: the kernel closes its end.
+srun returns when all agents have left. Each node runs ``node_agent``.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ class Step:
         return steps
 
     def _ids(self) -> list[str]:
-        """Slurm's names of this step, while it is there: ``12.3``."""
+        """Slurm's names of this step, while it exists: ``12.3``."""
         output = _run("squeue", "--noheader", "--steps", f"--jobs={self.job}", "--format=%i %j")
         lines = [line.split() for line in output.splitlines()]
         return [line[0] for line in lines if line[1:] == [self.name]]
 
     def _collect(self) -> None:
-        """Make the files that the agents left look like those of one: the log, and the folders of
+        """Make the agents' files look like the files of one agent: the log, and the folders of
         the ranks, which torchrun names by LOCAL_RANK."""
         with suppress(OSError), TemporaryDirectory(dir=self.folder):
             pass  # on NFS, this host sees what others wrote once it has changed the folder itself

@@ -66,5 +66,5 @@ class RunResult:
 
 
 def _by_name(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields by name; that of another bug only if there is one."""
+    """The fields by name, without an empty ``another``."""
     return {name: value for name, value in fields if value or name != "another"}

@@ -217,7 +217,7 @@ _HERE = vars(OnConfig())
 def _check_nodes(
     launch: LaunchConfig, on: OnConfig, scenario: str, variants: Sequence[str]
 ) -> None:
-    """Several nodes must be there, and each gets the same number of ranks. They launch cold."""
+    """Refuse missing nodes, and nodes with unequal numbers of ranks. Several nodes launch cold."""
     nodes = launch.nodes
     if nodes < 1:
         raise UserError(f"launch.nodes={nodes}: choose 1 or more")
@@ -249,8 +249,8 @@ def _release(name: str, value: str) -> str:
 
 
 def _with_torch(pins: dict[str, str], default: Iterable[str]) -> dict[str, str]:
-    """The pins with the release of torch that is installed, where a scenario pins torch and the
-    user names no other."""
+    """The pins; with the installed release of torch, if the scenario pins torch and the user does
+    not."""
     installed = torches.installed()
     if TORCH not in default or installed is None:
         return pins

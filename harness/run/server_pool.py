@@ -57,7 +57,7 @@ class Wanted:
 
     @property
     def key(self) -> str:
-        """Equal for two that the same server fits."""
+        """Equal for two needs that the same server meets."""
         return json.dumps(
             [
                 self.python,
@@ -70,8 +70,8 @@ class Wanted:
 
     @property
     def base(self) -> str:
-        """Equal for two that can probably share a torch server. The server checks all files that it
-        has loaded before another overlay uses them."""
+        """Equal for two needs that can probably share a torch server. The server checks all files
+        that it has loaded before another overlay uses them."""
         excluded_names = ("HARNESS_LAUNCHED", "PYTHONPATH", "TORCH_EXTENSIONS_DIR")
         shared = {f: sha for f, sha in self.files.items() if f.partition("/")[0] in TORCH_IMPORTS}
         looked_for = {file.partition("/")[0] for file in self.files} & set(TORCH_LOOKS_FOR)
@@ -95,7 +95,7 @@ TORCH_IMPORTS = (
 """What torch and our own ranks are known to import from an overlay before upstream."""
 
 TORCH_LOOKS_FOR = ("pandas",)
-"""What they are known to look for, and do not import."""
+"""What they are known to look for without importing it."""
 
 
 class TorchServer:
@@ -164,7 +164,7 @@ class OverlayServer:
         return self._socket.fileno() >= 0
 
     def _receive(self, seconds: float) -> None:
-        """Wait so long for its process id, or for its end: then the socket is closed."""
+        """Wait for its process id, or for its end: then the socket is closed."""
         try:
             self._socket.settimeout(seconds)
             while message := self._message():
@@ -365,7 +365,7 @@ class Pool:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def server(self, needs: Wanted) -> OverlayServer:
-        """The server that has imported what is wanted; starts one if there is none yet."""
+        """The server that has imported what is needed; starts one if there is none yet."""
         with self._lock:
             server = self._servers.pop(needs.key, None)
             if server is None or not server.alive:

@@ -174,7 +174,7 @@ class Waiting(NamedTuple):
 
 @dataclass
 class Queue:
-    """Looks at Slurm's queue, seldom."""
+    """Looks at Slurm's queue, but not often."""
 
     looks: int = 0
     _begun: float = field(default_factory=time.monotonic)
@@ -182,8 +182,8 @@ class Queue:
     _answered: float = field(default_factory=time.monotonic)
 
     def look(self, name: str) -> Mapping[str, Waiting] | None:
-        """The tasks of a command that are in the queue, by Slurm's name of them; None if it is not
-        yet time for a look, or without an answer.
+        """The tasks of a command that are in the queue, by Slurm's name of them; None if it is
+        too early for a look, or if there is no answer.
 
         Raises Unreachable if the controller has not answered for SILENT seconds.
         """
@@ -211,7 +211,7 @@ def _queued(name: str) -> tuple[dict[str, Waiting] | None, str]:
 
 
 def tasks_of(text: str) -> dict[str, Waiting]:
-    """The tasks in what squeue printed; lines that are not of a task are ignored."""
+    """The tasks that squeue printed; other lines are ignored."""
     lines = (line.split(None, 2) for line in text.splitlines())
     return {parts[0]: Waiting(parts[1], " ".join(parts[2:])) for parts in lines if len(parts) > 1}
 

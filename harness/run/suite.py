@@ -99,7 +99,7 @@ class Done:
     """None if there was nothing to grade."""
 
     def row(self) -> list[str]:
-        """Its row of the table, see ``report.summary``."""
+        """Its row of the table, see ``verdict_text.summary``."""
         run = read_json(self.folder / RUN_FILE) if self.folder else None
         return summary_row(self.result, run, self.seconds)
 
@@ -116,7 +116,7 @@ def started(
     """Start runs, as many at once as ``jobs`` or the GPUs allow; yields their futures, in the order
     of the configs. Leaving the context ends running ones.
 
-    A result is what the run printed and how it ended. One at a time print to ``console`` at once.
+    A result is what the run printed and how it ended. A single run at a time prints to ``console``.
     """
     jobs, order = _jobs(configs), _order(configs)
     ordered = [configs[index] for index in order]
@@ -168,8 +168,8 @@ def _width(config: RunConfig) -> int:
 
 
 def _beside_torch(config: RunConfig) -> list[list[tuple[str, str]]]:
-    """What torch imports from the overlays of a run. Overlays that have the same share a process
-    that has imported torch."""
+    """What torch imports from the overlays of a run. Overlays with the same packages share a
+    process that has imported torch."""
     if config.params is None:
         return []
     versions = (locked(config, variant) for variant in config.variants)
@@ -206,7 +206,7 @@ def _run_one(
 
 
 def not_run(scenario: str, error: Exception, console: Console) -> Done:
-    """How a scenario ended that an error kept from being graded; prints the error."""
+    """The ending of a scenario that an error kept from being graded; prints the error."""
     why = str(error) if isinstance(error, HarnessError) else complaint(error)
     console.print(f"{scenario}: {why}")
     unsupported = isinstance(error, Unsupported)

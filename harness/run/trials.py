@@ -29,7 +29,7 @@ from harness.system import machine
 
 
 def content(job: Job, ready: Prepared, variant: str) -> dict[str, Any]:
-    """What run.json contains of a trial."""
+    """The entry of a trial in run.json."""
     scenario, params, stack = job.config.scenario, asdict(job.config.params), ready.stacks[variant]
     trial = trial_content(scenario, variant, params, stack.pins, ready.lane) | {"date": stack.date}
     if variant in ready.refusals:
@@ -146,7 +146,7 @@ def _run_launches(
 def _settings(job: Job, ready: Prepared, variant: str) -> RankSettings:
     """What a variant's ranks use of the machine, without GPUs.
 
-    Each overlay has its own folder for compiled extensions: those of another one do not load.
+    Each overlay has its own folder for compiled extensions: another overlay cannot load them.
     """
     overlay = ready.overlays[variant]
     extensions = machine.own_folder(job.cache, "extensions") / overlay.key

@@ -86,7 +86,7 @@ def _why(exit_: Exit) -> str:
 
 
 def _check_identities(records: Records, identity: Identity, nodes: int) -> None:
-    """Each rank's file is from this launch, and was written on its node's host."""
+    """Check that each rank's file is from this launch, and was written on its node's host."""
     ranks_by_node: dict[int, int] = {}
     for rank in records.ranks:
         begin = records.by_rank[rank][0]
@@ -102,7 +102,7 @@ def _check_identities(records: Records, identity: Identity, nodes: int) -> None:
 
 
 def _check_plans(records: Records, plans: Mapping[int, Plan]) -> None:
-    """Each rank wrote exactly its planned records, and facts that ranks share are the same."""
+    """Check that each rank wrote exactly its planned records, and that shared facts are equal."""
     for rank, plan in plans.items():
         _check_complete(rank, plan, records.by_rank[rank])
     try:
@@ -146,7 +146,7 @@ def call(
 
 
 def _check_machine(records: Records, machine: Mapping[str, Any]) -> None:
-    """Ranks ran the Python, the torch and the number of threads that run.json names."""
+    """Check that ranks ran the Python, the torch and the number of threads that run.json names."""
     for start in records.of("start"):
         for name in ("python", "torch", "threads"):
             # torch may add its build, 2.11.0+cu130, where it is installed as 2.11.0.
@@ -157,7 +157,7 @@ def _check_machine(records: Records, machine: Mapping[str, Any]) -> None:
 
 
 def _check_upstream(records: Records, trial: Mapping[str, Any]) -> None:
-    """Each rank ran the pinned code of the trial's overlay, with every file as it was made."""
+    """Check that each rank ran the pinned code of its overlay, with every file as it was made."""
     site, key = Path(trial["overlay"]["site"]), trial["overlay"]["key"]
     for rank in records.ranks:
         (upstream,) = records.of("upstream", rank)

@@ -134,7 +134,7 @@ def by_name(shape: Shape, *, least: int = 0) -> Shape:
 
 @dataclass(frozen=True)
 class _Marked:
-    """A fact of this shape that has another property, too."""
+    """A shape with a further property."""
 
     shape: Shape
 
