@@ -13,7 +13,7 @@ For models whose output has ``logits``: their gradient, at one position, is comp
 the mean cross-entropy, with label smoothing or without. The gradients of other losses have
 another direction there, and are left out.
 
-Steps that suddenly have fewer micro-batches are an alarm, too.
+Steps that suddenly have fewer micro-batches are also an alarm.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ of each row, and compares an epoch with the earlier ones, and with those of the 
             ...
         print(detector.epoch_end(epoch))   # None, or an alarm
 
-Ranks that all read the same rows, as those of tensor parallelism do, are no fault. Rows that equal
+Ranks may all read the same rows, as with tensor parallelism. Rows that equal
 each other are not told apart: where a rank sees many of them in an epoch, nothing is compared.
 """
 

@@ -70,7 +70,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
     """Every parameter and buffer that this rank holds, by name, and the master copies: no copies.
 
     ``model`` is a module, or a wrapper around one that has it as ``module`` (DeepSpeedEngine, DDP);
-    names are then those of the inner one. A parameter that ZeRO 3 has partitioned is this rank's
+    names are then the inner module's. A parameter that ZeRO 3 has partitioned is this rank's
     shard. With ``optimizer`` its moments come too, and the tensors that it updates where those are
     not the model's own, as ``optimizer.GROUP.INDEX``.
     """

@@ -21,7 +21,7 @@ FOLDER = "contents"
 def share(site: Path, files: Mapping[str, BuiltFile], cache: Path) -> None:
     """Replace files of a new overlay by links to equal files of others, and keep them for the next.
 
-    ``files`` are those of the folder ``site``. Where the file system has no links, or the cache
+    ``files`` are the files of ``site``. Where the file system has no links, or the cache
     belongs to another user, the overlay keeps files of its own.
     """
     for name, entry in files.items():

@@ -96,7 +96,7 @@ class Overlay:
     def hash_of(self, file: str) -> str:
         """The SHA-256 of one of its files as it was built, not as it is now.
 
-        In the user's own environment it is that of the file as it is now.
+        In the user's own environment the file is hashed as it is now.
         """
         return sha256(self.site / file) if self.files is None else self.files[file].sha256
 
@@ -232,7 +232,7 @@ def _put_in(
 
 
 def _with_edits(base: Overlay, edited: Iterable[str], site: Path) -> dict[str, BuiltFile]:
-    """The files of an overlay with edits: those of its base as built, and the edited ones."""
+    """The files of an overlay with edits: its base's files as built, and the edited files."""
     sources = [site / file for file in edited]
     both = {path for source in sources for path in (source, bytecode.of(source))}
     ours = {str(p.relative_to(site)): sealed_file(p) for p in both if p.is_file()}

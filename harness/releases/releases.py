@@ -7,7 +7,7 @@
     A,B,...       these, and any of the above
 
 No range contains yanked releases or pre-releases. ``pins.torch=installed`` is the installed torch.
-Days are ISO dates: that of a release, and the one that its dependencies are resolved for.
+Days are ISO dates: the day of a release, and the day that its dependencies are resolved for.
 """
 
 from __future__ import annotations

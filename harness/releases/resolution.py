@@ -46,7 +46,7 @@ def stack(
 ) -> Stack:
     """The stack of these pins, with the versions of their lock file if the scenario has one.
 
-    Without one, or with ``day``, the dependencies are those of ``day`` or of
+    Without a lock file, or with ``day``, they are resolved for ``day``, otherwise for
     ``releases.day_of``.
     """
     here_python, here_platform = here()
@@ -79,7 +79,7 @@ def lock(stack: Stack) -> str:
 
 
 def _resolved_soon(stack: Stack, bounds: Sequence[str]) -> str:
-    """Resolve for the stack's day, otherwise for that of its newest pin: a companion may need
+    """Resolve for the stack's day, otherwise for the day of its newest pin: a companion may need
     packages that are younger than the subject."""
     try:
         return _resolved(stack, bounds)

@@ -295,7 +295,7 @@ def _names(folder: Path) -> Collection[str]:
 
 
 def _delete_old(folder: Path) -> None:
-    """Delete the folders of commands that were killed long ago. A running one touches its folder."""
+    """Delete the folders of commands that were killed long ago; running ones touch theirs."""
     with suppress(OSError):
         for subfolder in folder.iterdir():
             if time.time() - subfolder.stat().st_mtime > KEPT:

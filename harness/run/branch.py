@@ -1,4 +1,4 @@
-"""What a checkout or a patch does to the bugs of its package: which are there, back or fixed."""
+"""What a checkout or a patch does to the bugs of its package: which remain, return or are fixed."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def resolve(job: Job) -> Resolved:
     for variant in config.variants:
         try:
             stacks[variant] = stack_of(config, variant, job.cache)
-        except Unsupported as error:  # a torch that is not at hand
+        except Unsupported as error:  # a torch that is not available
             stacks[variant] = _refused(config, variant)
             refusals[variant] = str(error)
             continue

@@ -105,7 +105,7 @@ class Done:
 
 
 def run_alone(config: RunConfig) -> int:
-    """Run one scenario, whose errors are those of the command; returns the exit code."""
+    """Run one scenario; its errors end the command. Returns the exit code."""
     return run(config)[0].exit_code
 
 

@@ -233,7 +233,7 @@ class Scenario:
 
     @property
     def deciding(self) -> tuple[str, ...]:
-        """The packages whose releases are looked up: the subject, and what matters beside it."""
+        """The packages whose releases are looked up: the subject, and others that matter."""
         return self.decided_by or tuple(name for name in self.pins if name not in self.vehicles)
 
     def variant(self, name: str) -> Variant:
@@ -297,7 +297,7 @@ class Finding:
 class Exercise:
     """Whether the trigger occurred, and how, or why not. It says nothing about the symptom.
 
-    ``&`` joins two conditions; the text is then that of the first one that is not met.
+    ``&`` joins two conditions; its text is the text of the first one that is not met.
     """
 
     met: bool
