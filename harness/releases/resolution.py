@@ -46,7 +46,7 @@ def stack(
 ) -> Stack:
     """The stack of these pins, with the versions of their lock file if the scenario has one.
 
-    Without a lock file, or with ``day``, they are resolved for ``day``, otherwise for
+    Without a lock file, or with ``day``, dependencies are resolved for ``day`` or for
     ``releases.day_of``.
     """
     here_python, here_platform = here()
