@@ -1,7 +1,8 @@
 """pytest for scenarios: ``pytest -m scenario`` runs every variant of every scenario.
 
 Each variant is one test, and each scenario has one more for its verdict. ``--lane`` decides where
-they run: the GPUs of a box that has enough, else the CPU. ``--jobs`` decides how many at once.
+they run: on GPUs if the machine has enough, otherwise on the CPU. ``--jobs`` decides how many at
+once.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         warn("interrupted; every process of the run was ended")
         return _flushed(INTERRUPTED)
-    except SystemExit as left:  # argparse and Hydra do that after --help
-        return _flushed(ExitCode.INCONCLUSIVE if left.code else ExitCode.AS_EXPECTED)
+    except SystemExit as exit_request:  # argparse and Hydra raise it after --help
+        return _flushed(ExitCode.INCONCLUSIVE if exit_request.code else ExitCode.AS_EXPECTED)
     except Exception as error:
         if debug:
             print_errors("".join(traceback.format_exception(error)).rstrip())
@@ -107,7 +107,7 @@ def _dispatch(arguments: list[str]) -> int:
         )
         print(as_typed(usage), end="")
         return ExitCode.AS_EXPECTED if arguments else ExitCode.USER_MISTAKE
-    command, *rest = arguments
+    command, *words = arguments
     if command == "--version":
         from harness.system.machine import release_of, source
 
@@ -118,7 +118,7 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(unknown("command", command, commands()))
     if command in IN_A_CHECKOUT:
         refuse_without_checkout(command)
-    code: int = _imported(command).main(rest)
+    code: int = _imported(command).main(words)
     return code
 
 

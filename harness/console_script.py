@@ -12,6 +12,6 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Run the command line of this process. Folders of the user's with our names do no harm."""
+    """Run the command line of this process. A user's folders with our names have no effect."""
     sys.path.insert(0, str(Path(__file__).parent))
     runpy.run_module("harness", run_name="__main__")

@@ -22,7 +22,7 @@ from harness.system.text import LINK, markdown
 SCHEMA = "1.7.4"
 """The version of the format."""
 PREFIX = "x_distributed-bugs-"
-"""Of every id. The format reserves ``x_`` for databases that are not registered."""
+"""The prefix of every id. The format reserves ``x_`` for databases that are not registered."""
 NOTE = (
     "All events are tested releases; `versions` lists the affected ones. A release between two "
     "events may not have been tested itself."
@@ -58,8 +58,8 @@ def _why_not(name: str) -> str:
 
 def record(name: str) -> Record:
     """The OSV record of a bug. Raises Inconclusive if no tested release has it."""
-    scenario, found, cells = catalog.scenario(name), periods(name), affected.of(name)
-    if not found:
+    scenario, spans, cells = catalog.scenario(name), periods(name), affected.of(name)
+    if not spans:
         raise Inconclusive(f"no tested release has {name}")
     days = sorted(cell.date for cell in cells)
     return {
@@ -77,7 +77,7 @@ def record(name: str) -> Record:
                     "purl": f"pkg:pypi/{scenario.subject}",
                 },
                 "ranges": [
-                    *({"type": "ECOSYSTEM", "events": _events(each)} for each in found),
+                    *({"type": "ECOSYSTEM", "events": _events(period)} for period in spans),
                     *map(_commits, commits.spans(name)),
                 ],
                 "versions": [v for v, s in tested(name).items() if s is Status.AFFECTED],
@@ -105,8 +105,8 @@ def _timestamp(day: str) -> str:
 
 def _details(name: str, scenario: Scenario) -> str:
     paragraphs = (" ".join(part.split()) for part in catalog.story(name).split("\n\n"))
-    more = (f"Only with {scenario.trigger}.", f"Remedy: {remedies.of(name)}.", NOTE)
-    return markdown("\n\n".join([*paragraphs, *more]))
+    notes = (f"Only with {scenario.trigger}.", f"Remedy: {remedies.of(name)}.", NOTE)
+    return markdown("\n\n".join([*paragraphs, *notes]))
 
 
 def _events(period: Period) -> list[dict[str, str]]:
@@ -136,12 +136,12 @@ def _references(scenario: Scenario) -> Iterator[dict[str, str]]:
 
 def _alive(name: str, scenario: Scenario) -> dict[str, str] | None:
     """The newest release that has the bug, and the trigger that shows it there."""
-    found = alive(name)
-    if found is None:
+    bug = alive(name)
+    if bug is None:
         return None
-    own = found.variant == RELEASED
-    trigger = scenario.trigger if own else scenario.about(found.variant)
-    return {"release": found.release, "trigger": trigger}
+    is_released = bug.variant == RELEASED
+    trigger = scenario.trigger if is_released else scenario.about(bug.variant)
+    return {"release": bug.release, "trigger": trigger}
 
 
 def _runs(scenario: Scenario, cells: Sequence[Cell]) -> list[Record]:

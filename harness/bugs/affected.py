@@ -22,7 +22,7 @@ from harness.system.files import write_whole, writing
 
 FILE = "affected.json"
 FIELDS = ("status", "reason", "step", "lane", "python", "torch", "date")
-"""What is kept of a cell besides its pins and, if it was confirmed, that day."""
+"""The fields of a cell in its file, besides its pins and the day of a confirmation."""
 
 OVERLAY = re.compile(r"/\S*/site-packages/")
 """The path of an overlay on this machine, which means nothing on another one."""
@@ -40,14 +40,14 @@ def record(cells: Iterable[Cell]) -> None:
 
 
 def _record(scenario: str, cells: Iterable[Cell]) -> None:
-    known = of(scenario)
+    content = of(scenario)
     for cell in cells:
-        same = next((old for old in known if old.pins == cell.pins), None)
-        if same and same.status.certain and not cell.status.certain:
+        predecessor = next((old for old in content if old.pins == cell.pins), None)
+        if predecessor and predecessor.status.certain and not cell.status.certain:
             continue
-        known = [old for old in known if old is not same] + [cell]
+        content = [old for old in content if old is not predecessor] + [cell]
     scope = catalog.scenario(scenario)
-    _write(scenario, sorted((c for c in known if pins.covers(scope, c.pins)), key=_order))
+    _write(scenario, sorted((c for c in content if pins.covers(scope, c.pins)), key=_order))
 
 
 def of(scenario: str) -> list[Cell]:
@@ -56,18 +56,18 @@ def of(scenario: str) -> list[Cell]:
     if not file.is_file():
         return []
     return [
-        Cell(**{**kept, "scenario": scenario, "status": Status(kept["status"])})
-        for kept in json.loads(file.read_text(encoding="utf-8"))
+        Cell(**{**row, "scenario": scenario, "status": Status(row["status"])})
+        for row in json.loads(file.read_text(encoding="utf-8"))
     ]
 
 
 @cache
 def tested_releases(package: str) -> tuple[str, ...]:
     """The releases of a package that were tested with any bug, oldest first."""
-    found = {
+    versions = {
         cell.pins[package] for name in catalog.sound() for cell in of(name) if package in cell.pins
     }
-    return tuple(sorted(found, key=Version))
+    return tuple(sorted(versions, key=Version))
 
 
 def confirm(cells: Iterable[Cell]) -> None:
@@ -75,17 +75,17 @@ def confirm(cells: Iterable[Cell]) -> None:
     ordered = sorted(cells, key=lambda cell: cell.scenario)
     for scenario, of_one in itertools.groupby(ordered, key=lambda cell: cell.scenario):
         days = {tuple(sorted(cell.pins.items())): cell.date for cell in of_one}
-        known = []
+        content = []
         for cell in of(scenario):
             day = days.get(tuple(sorted(cell.pins.items())), "")
-            known.append(replace(cell, confirmed=day) if day > cell.last_seen else cell)
-        _write(scenario, known)
+            content.append(replace(cell, confirmed=day) if day > cell.last_seen else cell)
+        _write(scenario, content)
 
 
 def _write(scenario: str, cells: Sequence[Cell]) -> None:
     file = catalog.folder(scenario) / FILE
     with writing(file, "checkout"):
-        write_whole(file, json.dumps([_kept(cell) for cell in cells], indent=1) + "\n")
+        write_whole(file, json.dumps([_entry(cell) for cell in cells], indent=1) + "\n")
 
 
 def reason(cell: Cell) -> str:
@@ -93,11 +93,11 @@ def reason(cell: Cell) -> str:
     return OVERLAY.sub("", (cell.reason.splitlines() or [""])[0])
 
 
-def _kept(cell: Cell) -> dict[str, Any]:
+def _entry(cell: Cell) -> dict[str, Any]:
     fields = cell.to_json()
     confirmed = {"confirmed": cell.confirmed} if cell.confirmed else {}
-    kept = {name: fields[name] for name in FIELDS} | {"reason": reason(cell)}
-    return {"pins": dict(cell.pins)} | kept | confirmed
+    selection = {name: fields[name] for name in FIELDS} | {"reason": reason(cell)}
+    return {"pins": dict(cell.pins)} | selection | confirmed
 
 
 def _order(cell: Cell) -> list[Version]:

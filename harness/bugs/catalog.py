@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
 ORACLE = ("plan", "detect", "exercised", "insufficient_checks", "picture", "agree")
-"""What a scenario takes from its ``oracle``, if it has one, where it does not define it itself."""
+"""What the ``oracle`` of a scenario supplies, unless the scenario defines it itself."""
 ALL = "all"
 """The word for all scenarios, and for all variants."""
 
@@ -49,20 +49,20 @@ class BrokenScenario(HarnessError):
 def places() -> dict[str, str]:
     """The module of each scenario, by name: ``scenarios.deepspeed.bf16_clip.scenario``. Sorted."""
     return {
-        name: f"scenarios.{found[0].parent.name}.{name}.{MODULE}"
-        for name, found in _found().items()
+        name: f"scenarios.{folders[0].parent.name}.{name}.{MODULE}"
+        for name, folders in _folders().items()
     }
 
 
 @cache
-def _found() -> dict[str, list[Path]]:
+def _folders() -> dict[str, list[Path]]:
     """The folders of each name. More than one folder for a name is a mistake."""
-    found: dict[str, list[Path]] = {}
+    folders: dict[str, list[Path]] = {}
     for upstream in _packages(map(Path, scenarios.__path__)):
         if upstream.name != COMMON:
             for folder in _packages([upstream]):
-                found.setdefault(folder.name, []).append(folder)
-    return dict(sorted(found.items()))
+                folders.setdefault(folder.name, []).append(folder)
+    return dict(sorted(folders.items()))
 
 
 def _packages(folders: Iterable[Path]) -> list[Path]:
@@ -78,7 +78,7 @@ def _packages(folders: Iterable[Path]) -> list[Path]:
 def forget() -> None:
     """Look for the scenarios again, after modules were added or removed."""
     places.cache_clear()
-    _found.cache_clear()
+    _folders.cache_clear()
     _broken.clear()
 
 
@@ -99,19 +99,19 @@ def sound() -> tuple[str, ...]:
 
 def broken() -> dict[str, str]:
     """Why scenarios cannot be used, by name."""
-    found = {}
+    reasons = {}
     for name in names():
         try:
             load(name)
         except BrokenScenario as error:
-            found[name] = str(error)
-    return found
+            reasons[name] = str(error)
+    return reasons
 
 
 def load(name: str) -> ModuleType:
     """The module of one scenario. Raises UserError, with the choices, if there is none, and
     BrokenScenario if it cannot be used."""
-    place = _known(name, places())
+    place = _lookup(name, places())
     if name not in _broken:
         try:
             module = _with_oracle(importlib.import_module(place))
@@ -139,8 +139,8 @@ def _unfit(name: str, module: ModuleType) -> str:
         return f"it lacks {', '.join(missing)}"
     if not (isinstance(module.SCENARIO, Scenario) and is_dataclass(module.Params)):
         return "SCENARIO must be a Scenario, and Params a dataclass"
-    if len(_found()[name]) > 1:
-        upstreams = [folder.parent.name for folder in _found()[name]]
+    if len(_folders()[name]) > 1:
+        upstreams = [folder.parent.name for folder in _folders()[name]]
         return f"{' and '.join(upstreams)} both have a scenario of this name"
     return ""
 
@@ -162,20 +162,20 @@ def _line_of(error: BaseException) -> str:
 
 def mark_broken(name: str, why: str) -> None:
     """Count a scenario as broken, also for a mistake that shows only when it is used."""
-    own = file(name)
-    _broken[name] = why if why.startswith(own) else f"{own}: {why}"
+    path = file(name)
+    _broken[name] = why if why.startswith(path) else f"{path}: {why}"
 
 
 def folder(name: str) -> Path:
     """The folder with everything about one scenario: ``scenarios/deepspeed/bf16_clip``. Raises
     UserError, with the choices, if there is no such scenario."""
-    return _known(name, _found())[0]
+    return _lookup(name, _folders())[0]
 
 
-def _known(name: str, found: Mapping[str, T]) -> T:
-    if name not in found:
+def _lookup(name: str, by_name: Mapping[str, T]) -> T:
+    if name not in by_name:
         raise UserError(unknown("scenario", name, names()))
-    return found[name]
+    return by_name[name]
 
 
 def file(name: str) -> str:
@@ -185,9 +185,9 @@ def file(name: str) -> str:
 
 def scenario(name: str) -> Scenario:
     """The metadata of one scenario."""
-    found: Scenario = load(name).SCENARIO
+    metadata: Scenario = load(name).SCENARIO
     title = story(name).partition("\n")[0].rstrip(".")
-    return replace(found, title=title, locks=folder(name) / "locks")
+    return replace(metadata, title=title, locks=folder(name) / "locks")
 
 
 def story(name: str) -> str:
@@ -205,8 +205,8 @@ def proposal(name: str) -> tuple[Defect, ...]:
     otherwise those of ``fixed``; empty if it has neither."""
     if (folder(name) / f"{PROPOSAL}.py").is_file():
         module = importlib.import_module(places()[name].replace(f".{MODULE}", f".{PROPOSAL}"))
-        found: tuple[Defect, ...] = module.PROPOSAL
-        return found
+        defects: tuple[Defect, ...] = module.PROPOSAL
+        return defects
     return scenario(name).variant(FIXED).defects
 
 
@@ -230,7 +230,7 @@ def selected(word: str) -> list[str]:
     the choices, if there is none."""
     if word == ALL:
         return list(sound())
-    if found := of_package(word):
-        return found
+    if selection := of_package(word):
+        return selection
     load(word)
     return [word]

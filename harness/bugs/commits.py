@@ -1,4 +1,4 @@
-"""The commits that introduced a bug and that fixed it: found by bisect, recorded beside the ranges.
+"""The commits that introduced a bug and that fixed it, as bisect found them.
 
 ``commits.json`` in a scenario's folder has them; ``python -m harness bisect ... --record`` writes
 it. Never edit it.
@@ -73,8 +73,8 @@ class BugCommit:
     @property
     def pull(self) -> str:
         """The pull request that the title names; empty if it names none."""
-        found = re.search(r"\(#(\d+)\)", self.title)
-        return f"{self.repository}/pull/{found[1]}" if found else ""
+        number = re.search(r"\(#(\d+)\)", self.title)
+        return f"{self.repository}/pull/{number[1]}" if number else ""
 
     @property
     def did(self) -> str:
@@ -93,22 +93,22 @@ def of(scenario: str) -> list[BugCommit]:
     return [
         BugCommit(
             **{
-                **kept,
-                "status": Status(kept["status"]),
-                "files": tuple(kept["files"]),
-                "skipped": tuple(kept["skipped"]),
+                **row,
+                "status": Status(row["status"]),
+                "files": tuple(row["files"]),
+                "skipped": tuple(row["skipped"]),
             }
         )
-        for kept in json.loads(file.read_text(encoding="utf-8"))
+        for row in json.loads(file.read_text(encoding="utf-8"))
     ]
 
 
-def record(scenario: str, found: Sequence[BugCommit]) -> None:
+def record(scenario: str, changes: Sequence[BugCommit]) -> None:
     """Add commits to a scenario's file; a search that found none leaves it as it is."""
-    if not found:
+    if not changes:
         return
-    known = {change.commit: change for change in (*of(scenario), *found)}
-    ordered = sorted(known.values(), key=lambda change: change.day)
+    by_commit = {change.commit: change for change in (*of(scenario), *changes)}
+    ordered = sorted(by_commit.values(), key=lambda change: change.day)
     file = catalog.folder(scenario) / FILE
     with writing(file, "checkout"):
         write_whole(file, json.dumps([asdict(change) for change in ordered], indent=1) + "\n")
@@ -116,10 +116,10 @@ def record(scenario: str, found: Sequence[BugCommit]) -> None:
 
 def spans(scenario: str) -> list[tuple[BugCommit, BugCommit | None]]:
     """Each commit that introduced the bug, with the one that fixed it; None if none did."""
-    found: list[tuple[BugCommit, BugCommit | None]] = []
+    pairs: list[tuple[BugCommit, BugCommit | None]] = []
     for change in of(scenario):
         if change.status is Status.AFFECTED:
-            found.append((change, None))
-        elif found and found[-1][1] is None:
-            found[-1] = (found[-1][0], change)
-    return found
+            pairs.append((change, None))
+        elif pairs and pairs[-1][1] is None:
+            pairs[-1] = (pairs[-1][0], change)
+    return pairs

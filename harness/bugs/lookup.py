@@ -1,7 +1,7 @@
 """The status of releases for a bug, from recorded runs; nothing is run.
 
 Releases that were not tested get the status of the nearest tested ones around them, if these agree.
-How often that is wrong is counted: each recorded status is inferred from all others.
+To count how often that is wrong, each recorded status is inferred from all others.
 """
 
 from __future__ import annotations
@@ -47,39 +47,39 @@ class Neighbours:
         return status if status.certain else None
 
 
-def neighbours(tested: Mapping[Point, Iterable[Status]], here: Point) -> Neighbours:
+def neighbours(tested: Mapping[Point, Iterable[Status]], target: Point) -> Neighbours:
     """The neighbours of a point. A point itself is its own neighbour, if it was tested.
 
     Of one package, a release without a certain status is a neighbour like any other. Of several,
     such points do not count: often two releases cannot even be installed together.
     """
     points = {point: set(statuses) for point, statuses in tested.items()}
-    if len(here) > 1:
+    if len(target) > 1:
         certain = {p: {s for s in of if s.certain} for p, of in points.items()}
         points = {point: statuses for point, statuses in certain.items() if statuses}
-    older, newer = _nearest(points, here, newer=False), _nearest(points, here, newer=True)
-    found = frozenset(s for point in (*older, *newer) for s in _certain_first(points[point]))
-    return Neighbours(older, newer, found, tuple(_differing(points, here, found)))
+    older, newer = _nearest(points, target, newer=False), _nearest(points, target, newer=True)
+    of_nearest = frozenset(s for point in (*older, *newer) for s in _certain_first(points[point]))
+    return Neighbours(older, newer, of_nearest, tuple(_differing(points, target, of_nearest)))
 
 
 def _differing(
-    points: Mapping[Point, set[Status]], here: Point, found: frozenset[Status]
+    points: Mapping[Point, set[Status]], target: Point, of_nearest: frozenset[Status]
 ) -> Iterator[Point]:
-    """The second points on both sides, of one package, that certainly differ from the first."""
-    if len(here) > 1 or here in points or _same_series(points, here):
+    """For one package: the second points on both sides, if they certainly differ from the first."""
+    if len(target) > 1 or target in points or _same_series(points, target):
         return
-    before, after = sorted(p for p in points if p < here), sorted(p for p in points if p > here)
+    before, after = sorted(p for p in points if p < target), sorted(p for p in points if p > target)
     for point in (*before[-2:-1], *after[1:2]):
-        if any(status.certain and status not in found for status in points[point]):
+        if any(status.certain and status not in of_nearest for status in points[point]):
             yield point
 
 
-def _same_series(points: Iterable[Point], here: Point) -> bool:
-    """Whether both neighbours of a release are of its own series, 4.57.1 and 4.57.6 of 4.57.3:
-    then a difference beyond them does not matter."""
-    (version,) = here
+def _same_series(points: Iterable[Point], target: Point) -> bool:
+    """Whether both neighbours of a release are in its own series, as 4.57.1 and 4.57.6 are for
+    4.57.3: then a difference beyond them does not matter."""
+    (version,) = target
     series = [p for p in points if p[0].release[:2] == version.release[:2]]
-    return any(p < here for p in series) and any(p > here for p in series)
+    return any(p < target for p in series) and any(p > target for p in series)
 
 
 def _certain_first(statuses: set[Status]) -> set[Status]:
@@ -87,17 +87,17 @@ def _certain_first(statuses: set[Status]) -> set[Status]:
     return {status for status in statuses if status.certain} or statuses
 
 
-def _nearest(points: Iterable[Point], here: Point, *, newer: bool) -> tuple[Point, ...]:
-    """The points nearest to ``here`` of those that are newer (or older) in every package."""
-    if len(here) == 1:  # the usual case, and a site asks thousands of times
-        of_one = [point for point in points if (point >= here if newer else point <= here)]
+def _nearest(points: Iterable[Point], target: Point, *, newer: bool) -> tuple[Point, ...]:
+    """The points nearest to ``target`` among those that are newer (or older) in every package."""
+    if len(target) == 1:  # the usual case, and a site asks thousands of times
+        of_one = [point for point in points if (point >= target if newer else point <= target)]
         return (min(of_one) if newer else max(of_one),) if of_one else ()
 
-    def beyond(one: Point, other: Point) -> bool:
-        pairs = zip(one, other, strict=True)
+    def beyond(candidate: Point, limit: Point) -> bool:
+        pairs = zip(candidate, limit, strict=True)
         return all(a >= b if newer else a <= b for a, b in pairs)
 
-    side = [point for point in points if beyond(point, here)]
+    side = [point for point in points if beyond(point, target)]
     return tuple(sorted(p for p in side if not any(q != p and beyond(p, q) for q in side)))
 
 
@@ -119,8 +119,8 @@ def judged(name: str) -> Iterator[tuple[Point, str]]:
         certain = {status for status in statuses if status.certain}
         if len(certain) == 1:
             others = {other: of for other, of in tested.items() if other != point}
-            found = neighbours(others, point).status
-            yield point, UNKNOWN if found is None else RIGHT if found in certain else WRONG
+            inference = neighbours(others, point).status
+            yield point, UNKNOWN if inference is None else RIGHT if inference in certain else WRONG
 
 
 def judged_counts(name: str) -> Counter[str]:
@@ -144,13 +144,13 @@ class Lookup:
 def lookup(name: str, have: Mapping[str, str]) -> Lookup:
     """The status of releases for a scenario: their own, otherwise that of their neighbours.
 
-    ``have`` are releases by package. Several packages that decide are looked up together, see
-    ``neighbours``; packages that do not decide are ignored.
+    ``have`` are releases by package. All packages that decide are looked up together, see
+    ``neighbours``; the others are ignored.
     """
     scenario = catalog.scenario(name)
     packages = [package for package in scenario.deciding if package in have]
     try:
-        here = tuple(Version(have[package]) for package in packages)
+        target = tuple(Version(have[package]) for package in packages)
     except InvalidVersion as error:
         return Lookup(None, str(error))
     cells: dict[Point, list[Cell]] = {}
@@ -158,24 +158,24 @@ def lookup(name: str, have: Mapping[str, str]) -> Lookup:
         cells.setdefault(tuple(Version(cell.pins[p]) for p in packages), []).append(cell)
     if not packages or not cells:
         return Lookup(None, "no results are recorded; check --run can tell")
-    own = _own(_named(packages, here), cells[here]) if here in cells else None
-    if own and own.status:
-        return own
-    if why := _absent(scenario, dict(zip(packages, here, strict=True))):
+    measurement = _measurement(_label(packages, target), cells[target]) if target in cells else None
+    if measurement and measurement.status:
+        return measurement
+    if why := _absent(scenario, dict(zip(packages, target, strict=True))):
         return Lookup(Status.NOT_AFFECTED, why)
-    if own:
-        return own
+    if measurement:
+        return measurement
     tested = {point: {cell.status for cell in of} for point, of in cells.items()}
-    return _between(packages, here, tested)
+    return _between(packages, target, tested)
 
 
-def _absent(scenario: Scenario, here: Mapping[str, Version]) -> str:
-    """Why these releases cannot have the bug, by upstream's own history; empty if it may be."""
-    for each in scenario.absent:
-        wanted = Requirement(each.releases)
-        if wanted.name in here and wanted.specifier.contains(here[wanted.name], prereleases=True):
-            link = f" ({each.link})" if each.link else ""
-            return f"{wanted.name} {here[wanted.name]} cannot have it: {each.why}{link}"
+def _absent(scenario: Scenario, target: Mapping[str, Version]) -> str:
+    """Why these releases cannot have the bug, by upstream's own history; empty if they may."""
+    for absence in scenario.absent:
+        scope = Requirement(absence.releases)
+        if scope.name in target and scope.specifier.contains(target[scope.name], prereleases=True):
+            link = f" ({absence.link})" if absence.link else ""
+            return f"{scope.name} {target[scope.name]} cannot have it: {absence.why}{link}"
     return ""
 
 
@@ -183,50 +183,50 @@ def infer(tested: Iterable[tuple[str, Status]], version: str) -> Lookup:
     """The status of a release of one package: that of both neighbours if they agree. ``tested`` has
     versions with their statuses."""
     points: dict[Point, set[Status]] = {}
-    for each, status in tested:
-        points.setdefault((Version(each),), set()).add(status)
-    found = neighbours(points, (Version(version),))
-    if found.status is None:
+    for release, status in tested:
+        points.setdefault((Version(release),), set()).add(status)
+    sides = neighbours(points, (Version(version),))
+    if sides.status is None:
         return Lookup(None, "")
-    ((older,),), ((newer,),) = found.older, found.newer
-    return Lookup(found.status, f"as {older} and {newer} are; not tested itself")
+    ((older,),), ((newer,),) = sides.older, sides.newer
+    return Lookup(sides.status, f"as {older} and {newer} are; not tested itself")
 
 
 def why_affected(name: str, have: Mapping[str, str]) -> str:
-    """What says that these releases have the bug; empty if they do not, or if it is not known."""
-    found = lookup(name, have)
-    return found.why if found.status is Status.AFFECTED else ""
+    """Why these releases have the bug; empty if they do not have it, or if it is not known."""
+    answer = lookup(name, have)
+    return answer.why if answer.status is Status.AFFECTED else ""
 
 
-def _own(named: str, cells: Sequence[Cell]) -> Lookup:
+def _measurement(label: str, cells: Sequence[Cell]) -> Lookup:
     """The result of exactly these releases."""
     statuses = {cell.status for cell in cells if cell.status.certain}
     if len(statuses) == 1:
         (status,) = statuses
         day = max(cell.last_seen for cell in cells)
-        return Lookup(status, f"{named} was tested on {day}: {_has(status)} the bug", tested=True)
+        return Lookup(status, f"{label} was tested on {day}: {_has(status)} the bug", tested=True)
     if statuses:
-        return Lookup(None, f"{named} was tested with different results")
-    return Lookup(None, f"{named} was tested, without a certain result: {short(cells[0].reason)}")
+        return Lookup(None, f"{label} was tested with different results")
+    return Lookup(None, f"{label} was tested, without a certain result: {short(cells[0].reason)}")
 
 
 def _between(
-    packages: Sequence[str], here: Point, tested: Mapping[Point, Iterable[Status]]
+    packages: Sequence[str], target: Point, tested: Mapping[Point, Iterable[Status]]
 ) -> Lookup:
     """The result of the nearest tested releases on both sides, if they agree."""
-    found, named = neighbours(tested, here), _named(packages, here)
-    if not found.older or not found.newer:
-        return _outside(packages, here, tested)
-    if found.differing and len(found.statuses) == 1:
-        points = [*_around(found), *found.differing]
-        words = listed([f"{_named(packages, p)} ({_or(tested[p])})" for p in points])
-        return Lookup(None, f"{named} was not tested, and releases around it differ: {words}")
-    if found.status is None:
-        around = listed([f"{_named(packages, p)} ({_or(tested[p])})" for p in _around(found)])
-        return Lookup(None, f"{named} was not tested, and its neighbours differ: {around}")
-    around = listed([_named(packages, point) for point in _around(found)])
-    has = f"all {_have(found.status)}" if len(_around(found)) > 2 else f"both {_have(found.status)}"
-    return Lookup(found.status, f"{named} was not tested, but {around} {has} the bug")
+    sides, label = neighbours(tested, target), _label(packages, target)
+    if not sides.older or not sides.newer:
+        return _outside(packages, target, tested)
+    if sides.differing and len(sides.statuses) == 1:
+        points = [*_around(sides), *sides.differing]
+        words = listed([f"{_label(packages, p)} ({_or(tested[p])})" for p in points])
+        return Lookup(None, f"{label} was not tested, and releases around it differ: {words}")
+    if sides.status is None:
+        around = listed([f"{_label(packages, p)} ({_or(tested[p])})" for p in _around(sides)])
+        return Lookup(None, f"{label} was not tested, and its neighbours differ: {around}")
+    around = listed([_label(packages, point) for point in _around(sides)])
+    has = f"all {_have(sides.status)}" if len(_around(sides)) > 2 else f"both {_have(sides.status)}"
+    return Lookup(sides.status, f"{label} was not tested, but {around} {has} the bug")
 
 
 def _has(status: Status) -> str:
@@ -237,26 +237,26 @@ def _have(status: Status) -> str:
     return "have" if status is Status.AFFECTED else "do not have"
 
 
-def _around(found: Neighbours) -> list[Point]:
-    return list(dict.fromkeys((*found.older, *found.newer)))
+def _around(sides: Neighbours) -> list[Point]:
+    return list(dict.fromkeys((*sides.older, *sides.newer)))
 
 
 def _outside(
-    packages: Sequence[str], here: Point, tested: Mapping[Point, Iterable[Status]]
+    packages: Sequence[str], target: Point, tested: Mapping[Point, Iterable[Status]]
 ) -> Lookup:
     """Why releases that are not between tested ones are unknown."""
     for at, package in enumerate(packages):
         ordered = sorted(tested, key=itemgetter(at))
         for point, word in ((ordered[-1], "newest"), (ordered[0], "oldest")):
-            if (here[at] > point[at]) if word == "newest" else (here[at] < point[at]):
-                known = f"{package} {point[at]}, the {word} tested, is {_or(tested[point])}"
-                why = f"{_named(packages, here)} was not tested; {known}"
-                one = set(tested[point])
-                return Lookup(None, why, nearest=one.pop() if len(one) == 1 else None)
-    return Lookup(None, f"{_named(packages, here)} was not tested, nor releases around it")
+            if (target[at] > point[at]) if word == "newest" else (target[at] < point[at]):
+                edge = f"{package} {point[at]}, the {word} tested, is {_or(tested[point])}"
+                why = f"{_label(packages, target)} was not tested; {edge}"
+                statuses = set(tested[point])
+                return Lookup(None, why, nearest=statuses.pop() if len(statuses) == 1 else None)
+    return Lookup(None, f"{_label(packages, target)} was not tested, nor releases around it")
 
 
-def _named(packages: Sequence[str], point: Point) -> str:
+def _label(packages: Sequence[str], point: Point) -> str:
     return " with ".join(f"{n} {version}" for n, version in zip(packages, point, strict=True))
 
 

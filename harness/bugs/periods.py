@@ -38,12 +38,12 @@ class Period:
 
     def __str__(self) -> str:
         """For example ``0.25.0 to 0.29.3; 0.30.0 is not affected``."""
-        first = self.first if self.before else f"{self.first} (or earlier)"
+        start = self.first if self.before else f"{self.first} (or earlier)"
         if self.alive:
-            return f"{first} to {self.last}, the newest tested"
-        last = f"to {self.last}" if len(self.releases) > 1 else ""
+            return f"{start} to {self.last}, the newest tested"
+        to_last = f"to {self.last}" if len(self.releases) > 1 else ""
         end = f"; {self.after} is not affected" if self.after else " (or later)"
-        return f"{first} {last}".rstrip() + end
+        return f"{start} {to_last}".rstrip() + end
 
 
 def tested(name: str) -> dict[str, Status]:
@@ -52,11 +52,11 @@ def tested(name: str) -> dict[str, Status]:
     Results with different releases of its other packages count as one: affected, if one of them is.
     """
     subject = next(iter(catalog.scenario(name).pins), None)
-    found: dict[str, list[Status]] = {}
+    by_version: dict[str, list[Status]] = {}
     for cell in affected.of(name):
         if subject:
-            found.setdefault(cell.pins[subject], []).append(cell.status)
-    ordered = sorted(found.items(), key=lambda item: Version(item[0]))
+            by_version.setdefault(cell.pins[subject], []).append(cell.status)
+    ordered = sorted(by_version.items(), key=lambda item: Version(item[0]))
     return {version: _together(statuses) for version, statuses in ordered}
 
 
@@ -74,12 +74,12 @@ def periods(name: str) -> list[Period]:
         for status, group in itertools.groupby(statuses.items(), key=lambda item: item[1])
     ]
     certain = [version for version, status in statuses.items() if status.certain]
-    found = []
+    spans = []
     for at, (status, versions) in enumerate(groups):
         if status is Status.AFFECTED:
             before = groups[at - 1] if at else None
             after = groups[at + 1] if at + 1 < len(groups) else None
-            found.append(
+            spans.append(
                 Period(
                     versions,
                     before[1][-1] if before and before[0] is Status.NOT_AFFECTED else None,
@@ -87,7 +87,7 @@ def periods(name: str) -> list[Period]:
                     versions[-1] == certain[-1],
                 )
             )
-    return found
+    return spans
 
 
 def newest(name: str) -> tuple[str, Status] | None:
@@ -108,8 +108,8 @@ class Alive:
 
 def alive(name: str) -> Alive | None:
     """Whether the newest tested release has the bug, see ``alive_in``."""
-    found = newest(name)
-    return alive_in(name, *found) if found else None
+    pair = newest(name)
+    return alive_in(name, *pair) if pair else None
 
 
 def alive_in(name: str, release: str, status: Status) -> Alive | None:
@@ -118,9 +118,9 @@ def alive_in(name: str, release: str, status: Status) -> Alive | None:
     if status is Status.AFFECTED:
         return Alive(name, release, RELEASED)
     scenario = catalog.scenario(name)
-    for variant, each in scenario.variants.items():
+    for variant, definition in scenario.variants.items():
         pins: Mapping[str, Any] = {**scenario.pins, **scenario.pins_of(variant)}
-        shows = each.expect is Outcome.SYMPTOM and not each.defects
+        shows = definition.expect is Outcome.SYMPTOM and not definition.defects
         if shows and pins[scenario.subject] == release:
             return Alive(name, release, variant)
     return None

@@ -128,16 +128,16 @@ def is_pinned(name: str, installed: str, version: str) -> bool:
     return as_pinned(name, installed) == version
 
 
-def complete(scenario: Scenario, given: Mapping[str, str]) -> dict[str, str]:
+def complete(scenario: Scenario, requested: Mapping[str, str]) -> dict[str, str]:
     """All pins of a scenario: the user's, then their companions, then the scenario's defaults."""
-    unknown = sorted(set(given) - set(scenario.pins))
+    unknown = sorted(set(requested) - set(scenario.pins))
     if unknown:
         choices = ", ".join(scenario.pins) or "none"
         raise UserError(f"no pin '{unknown[0]}' in this scenario. Choices: {choices}.")
-    pins = {**scenario.pins, **{name: _version(name, text) for name, text in given.items()}}
+    pins = {**scenario.pins, **{name: _version(name, text) for name, text in requested.items()}}
     for companion in scenario.companions:
         if matches(companion.when, pins):
-            pins.update({k: v for k, v in companion.pins.items() if k not in given})
+            pins.update({k: v for k, v in companion.pins.items() if k not in requested})
     return {name: as_pinned(name, _version(name, version)) for name, version in pins.items()}
 
 
@@ -208,15 +208,15 @@ def by_python(stack: Stack) -> list[Stack]:
 
     See WHEELS_OF. The first part may have no pins.
     """
-    other: dict[str, dict[str, str]] = {}
+    pins_by_python: dict[str, dict[str, str]] = {}
     pythons_of: dict[str, tuple[str, ...]] = {}
     for when, pythons in WHEELS_OF.items():
         if matches(when, stack.pins):
             pythons_of.setdefault(Requirement(when).name, pythons)  # the first that matches
     for name, pythons in pythons_of.items():
         if stack.python not in pythons:
-            other.setdefault(pythons[-1], {})[name] = stack.pins[name]
-    moved = {name for pins in other.values() for name in pins}
-    own = {name: version for name, version in stack.pins.items() if name not in moved}
-    others = [replace(stack, pins=pins, python=python) for python, pins in other.items()]
-    return [replace(stack, pins=own), *others]
+            pins_by_python.setdefault(pythons[-1], {})[name] = stack.pins[name]
+    split_names = {name for pins in pins_by_python.values() for name in pins}
+    own_pins = {name: version for name, version in stack.pins.items() if name not in split_names}
+    others = [replace(stack, pins=pins, python=python) for python, pins in pins_by_python.items()]
+    return [replace(stack, pins=own_pins), *others]

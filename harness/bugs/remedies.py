@@ -32,21 +32,21 @@ def nearest(name: str, installed: str) -> str | None:
     A release that has the bug with one of its tested companions counts as affected.
     """
     free = [Version(v) for v, status in tested(name).items() if status is Status.NOT_AFFECTED]
-    here = Version(installed)
-    newer, older = [v for v in free if v > here], [v for v in free if v < here]
-    found = min(newer, default=None) or max(older, default=None)
-    return str(found) if found else None
+    base = Version(installed)
+    newer, older = [v for v in free if v > base], [v for v in free if v < base]
+    choice = min(newer, default=None) or max(older, default=None)
+    return str(choice) if choice else None
 
 
 def _any(name: str) -> str:
     """The releases to use, for users of any affected release: after its last period, or before."""
-    found = periods(name)
-    if not found:
+    spans = periods(name)
+    if not spans:
         return ""
     statuses = tested(name).items()
     free = [Version(version) for version, status in statuses if status is Status.NOT_AFFECTED]
-    last, first = Version(found[-1].last), Version(found[-1].first)
-    after, before = [v for v in free if v > last], [v for v in free if v < first]
+    end, start = Version(spans[-1].last), Version(spans[-1].first)
+    after, before = [v for v in free if v > end], [v for v in free if v < start]
     if after:
         return f"{after[0]} or later"
     return str(before[-1]) if before else ""
@@ -77,36 +77,36 @@ class Advice:
 
 
 def advice(
-    package: str, installed: str, found: Sequence[str], others: Iterable[str]
+    package: str, installed: str, own_bugs: Sequence[str], others: Iterable[str]
 ) -> Advice | None:
-    """The newer release of a package with the fewest bugs, the nearest of those. If no newer one
-    has fewer bugs than the installed one, an older one is chosen in the same way, of the same major
-    release: nobody goes back by more to be rid of a bug.
+    """The nearest newer release of a package with the fewest bugs. If no newer release has fewer
+    bugs than the installed one, it is an older release of the same major version; nobody downgrades
+    further to avoid one bug.
 
-    ``found`` are the bugs of the installed release, ``others`` further bugs of the package that
+    ``own_bugs`` are the bugs of the installed release, ``others`` further bugs of the package that
     count. None if no tested release has fewer bugs.
     """
-    here = Version(installed)
-    of_bug = {name: tested(name) for name in (*found, *others)}
-    releases = {Version(v) for name in found for v in of_bug[name]} - {here}
+    base = Version(installed)
+    of_bug = {name: tested(name) for name in (*own_bugs, *others)}
+    releases = {Version(v) for name in own_bugs for v in of_bug[name]} - {base}
 
     def status(name: str, release: Version) -> Status | None:
         return lookup.infer(of_bug[name].items(), str(release)).status
 
     def of_release(release: Version) -> Advice:
-        free = [n for n in found if status(n, release) is Status.NOT_AFFECTED]
+        free = [n for n in own_bugs if status(n, release) is Status.NOT_AFFECTED]
         new = [n for n in others if status(n, release) is Status.AFFECTED]
-        rest = tuple(name for name in found if name not in free)
-        return Advice(package, str(release), tuple(free), rest, tuple(new))
+        remaining = tuple(name for name in own_bugs if name not in free)
+        return Advice(package, str(release), tuple(free), remaining, tuple(new))
 
-    def bugs(one: Advice) -> int:
-        return len(one.remaining) + len(one.new)
+    def bugs(candidate: Advice) -> int:
+        return len(candidate.remaining) + len(candidate.new)
 
-    newer = sorted(release for release in releases if release > here)
-    older = [release for release in releases if release < here and release.major == here.major]
+    newer = sorted(release for release in releases if release > base)
+    older = [release for release in releases if release < base and release.major == base.major]
     older.sort(reverse=True)
     for side in (newer, older):
         best = min(map(of_release, side), key=bugs, default=None)  # the first of equals is nearest
-        if best and bugs(best) < len(found):
+        if best and bugs(best) < len(own_bugs):
             return best
     return None

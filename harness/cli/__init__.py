@@ -33,7 +33,7 @@ USERS = (
     "advisories",
     "grade",
 )
-"""The commands that people use who only want to know about bugs; the others are for maintainers."""
+"""The commands for people who only want to know about bugs; the others are for maintainers."""
 
 IN_A_CHECKOUT = ("admit", "bench", "evidence", "lock", "new", "pages")
 """The commands that write into the checkout, or need what only a checkout has."""
@@ -66,17 +66,17 @@ class Arguments(argparse.ArgumentParser):
 
 
 def patches(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The words that are not ``patch=FILE``, and the texts of the patches that the others name."""
+    """The words that are not ``patch=FILE``, and the texts of the patches that are named."""
     from harness.releases.patches import read as read_patch
 
     others = [word for word in words if not word.startswith("patch=")]
-    named = [word.partition("=")[2] for word in words if word.startswith("patch=")]
-    return others, tuple(map(read_patch, named))
+    files = [word.partition("=")[2] for word in words if word.startswith("patch=")]
+    return others, tuple(map(read_patch, files))
 
 
 def pin(word: str, sign: str = "=", like: str = "pins.deepspeed=0.15.4") -> tuple[str, str]:
-    """A package and its version from one word; raises UserError where it is none."""
-    name, found, version = word.removeprefix("pins.").partition(sign)
-    if not (found and name and version):
+    """A package and its version from one word; raises UserError if it is not a pin."""
+    name, separator, version = word.removeprefix("pins.").partition(sign)
+    if not (separator and name and version):
         raise UserError(f"'{word}' is no pin: write one like {like}")
     return name, version

@@ -45,8 +45,8 @@ def _words(prefix: str, parsed_args: argparse.Namespace, **_: object) -> Iterabl
     if parsed_args.command in BY_NAME:
         return catalog.names()
     if parsed_args.command not in BY_OVERRIDE:
-        found: Iterable[str] = FilesCompleter()(prefix)
-        return found
+        files: Iterable[str] = FilesCompleter()(prefix)
+        return files
     if not prefix.startswith(OVERRIDE):
         return [OVERRIDE]
     return [OVERRIDE + name for name in (ALL, *catalog.names())]

@@ -103,18 +103,18 @@ def files(name: str, scenario: Scenario) -> str:
 
 def lock_files(name: str, scenario: Scenario) -> str:
     """``locks/`` has a lock file for each set of releases that a variant runs on"""
-    wanted = {}
+    pins_by_path = {}
     for variant in scenario.variants:
         chosen = pins.complete(scenario, scenario.pins_of(variant))
         if set(chosen) - {pins.TORCH}:
-            wanted[locks.file(catalog.folder(name) / "locks", chosen)] = chosen
-    there = set((catalog.folder(name) / "locks").glob("*"))
-    for path in sorted(wanted.keys() ^ there):
-        what = "is missing" if path in wanted else "fits no variant"
-        raise Missing(f"locks/{path.name} {what}: python -m harness lock {name}")
-    for path, chosen in wanted.items():
+            pins_by_path[locks.file(catalog.folder(name) / "locks", chosen)] = chosen
+    paths = set((catalog.folder(name) / "locks").glob("*"))
+    for path in sorted(pins_by_path.keys() ^ paths):
+        problem = "is missing" if path in pins_by_path else "fits no variant"
+        raise Missing(f"locks/{path.name} {problem}: python -m harness lock {name}")
+    for path, chosen in pins_by_path.items():
         _check_lock(name, path, chosen)
-    return count(len(wanted), "file")
+    return count(len(pins_by_path), "file")
 
 
 def _check_lock(name: str, path: Path, chosen: dict[str, str]) -> None:
@@ -145,10 +145,10 @@ def recorded_run(name: str, scenario: Scenario) -> str:
     """``recorded.tar.xz`` is a reproduced CPU run; a bug for GPUs has one in ``evidence/``"""
     folder = catalog.folder(name)
     if Lane.CPU not in scenario.lanes:
-        kept = list((folder / "evidence").glob("*.json"))
-        if not kept:
+        evidence = list((folder / "evidence").glob("*.json"))
+        if not evidence:
             raise Missing("no evidence: python -m harness evidence RUN NAME")
-        return count(len(kept), "run")
+        return count(len(evidence), "run")
     with run_folder.recorded(name) as run:
         if run is None:
             raise Missing("no recorded run: python -m tests.record RUN")
@@ -171,9 +171,9 @@ def mutations(name: str, scenario: Scenario) -> str:
     if not (folder / catalog.MUTATIONS).is_file():
         raise Missing(f"they were never run: python -m tests.mutations {name}")
     rows = json.loads((folder / catalog.MUTATIONS).read_text(encoding="utf-8")).values()
-    wrong = [row["about"] for row in rows if row["outcome"] != Outcome.INCONCLUSIVE]
-    if wrong:
-        raise Missing(f"not inconclusive: {wrong[0]}")
+    conclusive_mutations = [row["about"] for row in rows if row["outcome"] != Outcome.INCONCLUSIVE]
+    if conclusive_mutations:
+        raise Missing(f"not inconclusive: {conclusive_mutations[0]}")
     return count(len(rows), "mutation")
 
 
@@ -219,7 +219,7 @@ DEMANDS: tuple[Demand, ...] = (
 
 
 def text(demand: Demand) -> str:
-    """A demand as CONTRIBUTING.md has it."""
+    """The text of a demand, as in CONTRIBUTING.md."""
     return (demand.__doc__ or "").replace("``", "`")
 
 
@@ -250,23 +250,23 @@ class Gate:
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
-    first, console = _config(parser.parse_intermixed_args(arguments).overrides), terminal()
-    demands = [Gate(*demand) for demand in checked(first.scenario)]
+    config, console = _config(parser.parse_intermixed_args(arguments).overrides), terminal()
+    demands = [Gate(*demand) for demand in checked(config.scenario)]
     unmet = [demand for demand in demands if not demand.passed]
     if unmet:
-        _report(console, first.scenario, unmet)
+        _report(console, config.scenario, unmet)
         return ExitCode.NOT_AS_EXPECTED
-    other_seed = _narrow(replace(first, seed=first.seed + 1))
-    *runs, (other, _) = _runs([*_repeats(first), other_seed], console)
+    other_seed = _narrow(replace(config, seed=config.seed + 1))
+    *runs, (seed_result, _) = _runs([*_repeats(config), other_seed], console)
     repeats = [result for result, _ in runs]
     if repeats[0].verdict is Verdict.UNSUPPORTED:
-        console.print(f"{first.scenario}: cannot run on this machine")
+        console.print(f"{config.scenario}: cannot run on this machine")
         return ExitCode.UNSUPPORTED
     folders = [folder for _, folder in runs]
-    found = [Gate("its folder meets every demand", True, count(len(demands), "demand"))]
-    found += [*gates(repeats, other), claimed(folders[0]), recorded_alike(folders)]
-    _report(console, first.scenario, found)
-    passed = all(gate.passed for gate in found)
+    conditions = [Gate("its folder meets every demand", True, count(len(demands), "demand"))]
+    conditions += [*gates(repeats, seed_result), claimed(folders[0]), recorded_alike(folders)]
+    _report(console, config.scenario, conditions)
+    passed = all(gate.passed for gate in conditions)
     return ExitCode.AS_EXPECTED if passed else ExitCode.NOT_AS_EXPECTED
 
 
@@ -296,29 +296,33 @@ def _runs(configs: Sequence[RunConfig], console: Console) -> list[tuple[RunResul
     return [(result, folder) for result, folder in folders if folder]
 
 
-def _repeats(first: RunConfig) -> Iterator[RunConfig]:
+def _repeats(config: RunConfig) -> Iterator[RunConfig]:
     """All variants once, then only buggy and fixed; the last time with cold launches."""
-    yield first
+    yield config
     for _ in range(REPEATS - 2):
-        yield _narrow(first)
-    yield replace(_narrow(first), launch=replace(first.launch, warm=False))
+        yield _narrow(config)
+    yield replace(_narrow(config), launch=replace(config.launch, warm=False))
 
 
-def _narrow(asked: RunConfig) -> RunConfig:
-    return replace(asked, variants=(BUGGY, FIXED))
+def _narrow(config: RunConfig) -> RunConfig:
+    return replace(config, variants=(BUGGY, FIXED))
 
 
-def gates(repeats: Sequence[RunResult], other: RunResult) -> Iterator[Gate]:
+def gates(repeats: Sequence[RunResult], seed_result: RunResult) -> Iterator[Gate]:
     """The conditions on the repeated runs, and on the run with another seed."""
-    yield _same(BUGGY, Outcome.SYMPTOM, "shows the documented symptom", repeats)
-    yield _same(FIXED, Outcome.CLEAN, "is clean, and the trigger occurred", repeats)
+    yield _gate_of(BUGGY, Outcome.SYMPTOM, "shows the documented symptom", repeats)
+    yield _gate_of(FIXED, Outcome.CLEAN, "is clean, and the trigger occurred", repeats)
     others = [t for t in repeats[0].trials if t.variant not in (BUGGY, FIXED)]
-    wrong = [f"{t.variant} {t.outcome}, expected {t.expected}" for t in others if not t.as_expected]
+    mismatches = [
+        f"{t.variant} {t.outcome}, expected {t.expected}" for t in others if not t.as_expected
+    ]
     outcomes = ", ".join(f"{t.variant} {t.outcome}" for t in others)
-    yield Gate("the other variants are as expected", not wrong, "; ".join(wrong) or outcomes)
-    yield Gate("the verdict is the same with another seed", *_verdict(other))
-    yield _quiet([*repeats, other])
-    disagreements = {reason for result in [*repeats, other] for reason in result.reasons}
+    yield Gate(
+        "the other variants are as expected", not mismatches, "; ".join(mismatches) or outcomes
+    )
+    yield Gate("the verdict is the same with another seed", *_verdict(seed_result))
+    yield _quiet([*repeats, seed_result])
+    disagreements = {reason for result in [*repeats, seed_result] for reason in result.reasons}
     yield Gate("its variants agree where they must", not disagreements, "; ".join(disagreements))
 
 
@@ -345,12 +349,12 @@ def recorded_alike(folders: Sequence[Path]) -> Gate:
     """
     name = "a cold launch records the same as a forked one, bit by bit"
     try:
-        first, *others, cold = map(_facts, folders)
+        forked, *others, cold = map(_facts, folders)
     except HarnessError as error:
         return Gate(name, False, str(error))
-    if any(other != first for other in others):
+    if any(other_forked != forked for other_forked in others):
         return Gate(name, True, "not comparable: two forked launches recorded different facts")
-    differ = [pair for pair in zip_longest(first, cold) if pair[0] != pair[1]]
+    differ = [pair for pair in zip_longest(forked, cold) if pair[0] != pair[1]]
     if differ:
         ours, theirs = differ[0]
         return Gate(name, False, f"{len(differ)} records differ; forked {ours}, cold {theirs}")
@@ -366,7 +370,7 @@ def _facts(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _same(variant: str, expected: Outcome, about: str, repeats: Sequence[RunResult]) -> Gate:
+def _gate_of(variant: str, expected: Outcome, about: str, repeats: Sequence[RunResult]) -> Gate:
     """Whether a variant had the expected outcome every time; flaky if only sometimes."""
     outcomes = [trial.outcome for trial in _trials(repeats, variant)]
     name = f"{variant} {about}, {REPEATS} times"
@@ -378,8 +382,8 @@ def _same(variant: str, expected: Outcome, about: str, repeats: Sequence[RunResu
 
 def _steps(repeats: Sequence[RunResult], variant: str) -> str:
     """The steps of the symptom, if they differ between runs."""
-    seen = [t.finding.step for t in _trials(repeats, variant) if t.finding]
-    return f" (at steps {', '.join(map(str, seen))})" if len(set(seen)) > 1 else ""
+    steps = [t.finding.step for t in _trials(repeats, variant) if t.finding]
+    return f" (at steps {', '.join(map(str, steps))})" if len(set(steps)) > 1 else ""
 
 
 def _trials(results: Sequence[RunResult], variant: str) -> list[TrialResult]:
@@ -401,11 +405,11 @@ def _quiet(results: Sequence[RunResult]) -> Gate:
     return Gate("no detector fires where nothing is wrong", not alarms, why)
 
 
-def _report(console: Console, scenario: str, found: Sequence[Gate]) -> None:
-    rows = [["passed" if g.passed else "FAILED", g.name, g.why] for g in found]
+def _report(console: Console, scenario: str, conditions: Sequence[Gate]) -> None:
+    rows = [["passed" if g.passed else "FAILED", g.name, g.why] for g in conditions]
     console.print()
     console.print(table("", ["", "gate", ""], rows))
-    passed = all(gate.passed for gate in found)
+    passed = all(gate.passed for gate in conditions)
     console.print(
         f"{scenario}: {'admitted' if passed else 'not admitted'}",
         style="bold green" if passed else "bold red",

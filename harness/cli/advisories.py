@@ -32,9 +32,9 @@ def main(arguments: list[str]) -> int:
         help="a new or empty folder, or a set of advisories to replace",
     )
     out, console = parser.parse_args(arguments).out, terminal()
-    made = advisories.files()
-    replace_folder(out.resolve(), made, ADVISORIES)
-    console.print(f"{count(len(made), 'record')}: {out}")
+    records = advisories.files()
+    replace_folder(out.resolve(), records, ADVISORIES)
+    console.print(f"{count(len(records), 'record')}: {out}")
     if missing := advisories.without():
         console.print(f"no record for {count(len(missing), 'bug')}: {_reasons(missing)}")
     for name, why in catalog.broken().items():

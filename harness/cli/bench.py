@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 def measure(name: str, rounds: int, folder: Path) -> None:
     """Run a scenario ``rounds`` times with each kind of launch, in turns, and print the parts."""
-    made = _overlay_seconds(catalog.scenario(name), folder / "cache")
+    overlays = _overlay_seconds(catalog.scenario(name), folder / "cache")
     _run(name, folder / "first", [])  # installs the overlays and fills the page cache
     walls: dict[str, list[float]] = {how: [] for how in HOW}
     runs: dict[str, list[Path]] = {how: [] for how in HOW}
@@ -73,7 +73,7 @@ def measure(name: str, rounds: int, folder: Path) -> None:
             seconds, run = _timed(partial(_run, name, folder / f"{how}{number}", [word]))
             walls[how].append(seconds)
             runs[how].append(run)
-    _print_parts(name, walls, runs, made)
+    _print_parts(name, walls, runs, overlays)
 
 
 def _run(name: str, runs: Path, words: Sequence[str]) -> Path:
@@ -82,9 +82,9 @@ def _run(name: str, runs: Path, words: Sequence[str]) -> Path:
 
 
 def _harness(*words: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "harness", *words], stdout=subprocess.DEVNULL)
-    if done.returncode not in (ExitCode.AS_EXPECTED, ExitCode.INCONCLUSIVE):
-        raise Inconclusive(f"{' '.join(words)} ended with exit code {done.returncode}")
+    process = subprocess.run([sys.executable, "-m", "harness", *words], stdout=subprocess.DEVNULL)
+    if process.returncode not in (ExitCode.AS_EXPECTED, ExitCode.INCONCLUSIVE):
+        raise Inconclusive(f"{' '.join(words)} ended with exit code {process.returncode}")
 
 
 def _overlay_seconds(scenario: Scenario, cache: Path) -> dict[str, float]:
@@ -107,7 +107,10 @@ def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _print_parts(
-    name: str, walls: dict[str, list[float]], runs: dict[str, list[Path]], made: dict[str, float]
+    name: str,
+    walls: dict[str, list[float]],
+    runs: dict[str, list[Path]],
+    overlays: dict[str, float],
 ) -> None:
     parts = {how: [_parts(run) for run in of] for how, of in runs.items()}
     names = list(dict.fromkeys(part for runs in parts.values() for run in runs for part in run))
@@ -116,8 +119,8 @@ def _print_parts(
         [part, *(_median([one.get(part, 0.0) for one in parts[how]]) for how in HOW)]
         for part in names
     ]
-    rows.append(["an overlay, installed", f"{made['made']:.3f}", ""])
-    rows.append(["an overlay, checked", f"{made['checked']:.3f}", ""])
+    rows.append(["an overlay, installed", f"{overlays['made']:.3f}", ""])
+    rows.append(["an overlay, checked", f"{overlays['checked']:.3f}", ""])
     title = f"{name}: wall seconds, median of {len(walls['cold'])}"
     terminal().print(table(title, ["", *HOW], rows))
 
@@ -137,10 +140,10 @@ def _parts(run: Path) -> dict[str, float]:
         phases[phase] = phases.get(phase, 0.0) + sum({s[phase] for s in once if phase in s})
     for phase in phases:
         parts[f"  all trials: {STARTING.get(phase) or OWN.get(phase) or phase}"] = phases[phase]
-    own = sum(seconds for phase, seconds in phases.items() if phase not in STARTING)
+    own_seconds = sum(seconds for phase, seconds in phases.items() if phase not in STARTING)
     recorded = sum(sum(trial["phases"].values()) for trial in trials)
     parts["  all trials: leaving"] = sum(trial["seconds"] for trial in trials) - recorded
-    parts["launch over the ranks' own work"] = verdict["seconds"]["launch"] / own
+    parts["launch over the ranks' own work"] = verdict["seconds"]["launch"] / own_seconds
     return parts
 
 
@@ -156,8 +159,8 @@ def _print_commands(
     for number, words in enumerate(commands):
         medians = []
         for word in ways.values():
-            more = [f"runs={folder / str(number)}", word] if word else []
-            seconds = [_timed(partial(_harness, *words, *more))[0] for _ in range(rounds)]
+            overrides = [f"runs={folder / str(number)}", word] if word else []
+            seconds = [_timed(partial(_harness, *words, *overrides))[0] for _ in range(rounds)]
             medians.append(_median(seconds))
         rows.append([" ".join(words), *medians])
     terminal().print(table(f"\n{title}: wall seconds, median of {rounds}", ["", *ways], rows))

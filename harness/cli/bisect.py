@@ -46,7 +46,7 @@ StatusOf = Callable[[int], Status]
 
 @dataclass(frozen=True)
 class Flip:
-    """Two releases, by index, whose statuses differ; none between them has a certain one."""
+    """Two releases, by index, whose statuses differ; no release between them has a certain one."""
 
     before: int
     after: int
@@ -151,10 +151,10 @@ def main(arguments: list[str]) -> int:
     apart = usual if options.apart is None else options.apart
     if apart < 1:
         raise UserError("--apart must be at least 1")
-    first = f"every {apart}th is" if apart < len(releases) else "both ends are"
+    sample = f"every {apart}th is" if apart < len(releases) else "both ends are"
     console.print(
         f"{sweep.scenario}: {name} {releases[0]} to {releases[-1]}, {len(releases)} "
-        f"{'commits' if commits else 'releases'}; {'all are' if apart == 1 else f'first {first}'} "
+        f"{'commits' if commits else 'releases'}; {'all are' if apart == 1 else f'first {sample}'} "
         "tested",
         style="bold",
     )
@@ -165,9 +165,9 @@ def main(arguments: list[str]) -> int:
         tester.find(search.first)
         if commits:
             _refuse_uncertain_ends(name, releases, cells)
-        found = search.run()
-    _report(console, sweep, cells, found)
-    changes = _changes(sweep, commits, cells, found) if commits else []
+        outcome = search.run()
+    _report(console, sweep, cells, outcome)
+    changes = _changes(sweep, commits, cells, outcome) if commits else []
     for change in changes:
         _print_change(console, change)
     if options.record:
@@ -185,17 +185,17 @@ def main(arguments: list[str]) -> int:
 def _commits(words: Sequence[str]) -> Sweep | None:
     """The sweep over the commits that a pin names; None if no pin does."""
     pins = [word.removeprefix("pins.").partition("=") for word in words if word.startswith("pins.")]
-    named = [(name, value) for name, _, value in pins if sources.is_history(value)]
-    if not named:
+    commit_pins = [(name, value) for name, _, value in pins if sources.is_history(value)]
+    if not commit_pins:
         return None
-    if len(named) > 1:
+    if len(commit_pins) > 1:
         raise UserError("bisect goes through the commits of one package")
     refuse_without_torch("bisect")
-    ((name, value),) = named
+    ((name, value),) = commit_pins
     others = [word for word in words if word != f"pins.{name}={value}"]
     base = command_line.compose([*others, f"variant={RELEASED}"])
-    if name not in (known := catalog.scenario(base.scenario).pins):
-        raise UserError(unknown("pin of this scenario", name, known))
+    if name not in (pins_of_scenario := catalog.scenario(base.scenario).pins):
+        raise UserError(unknown("pin of this scenario", name, pins_of_scenario))
     configs = Commits(base, name, sources.history(name, value, cache_folder()))
     short = [commit[: sources.SHORT] for commit in configs.history.commits]
     return Sweep(base.scenario, {name: short}, configs)
@@ -208,12 +208,12 @@ def _refuse_uncertain_ends(name: str, commits: Sequence[str], cells: Mapping[int
 
 
 def _changes(
-    sweep: Sweep, commits: Commits, cells: Mapping[int, Cell], found: SearchResult
+    sweep: Sweep, commits: Commits, cells: Mapping[int, Cell], outcome: SearchResult
 ) -> list[BugCommit]:
-    """The commits of the flips, with what they changed of the files with the bug."""
+    """The commits of the flips, with what they changed in the files with the bug."""
     history, watched = commits.history, catalog.scenario(sweep.scenario).watched
     changes = []
-    for flip in found.flips:
+    for flip in outcome.flips:
         commit = history.commits[flip.after]
         files = [f for f in history.changed(commit) if any(f.endswith(w) for w in watched)]
         skipped = history.commits[flip.before + 1 : flip.after]
@@ -248,9 +248,9 @@ class _Tester:
         """Find and print the cells of some releases, as many at once as there is room for."""
         ((name, releases),) = self.sweep.axes.items()
         if self.console.is_terminal:
-            named = releases[indices[0]] if len(indices) == 1 else f"{len(indices)} releases"
-            self.progress.say(f"testing {name} {named}")
-        for index, cell in self._found(indices):
+            label = releases[indices[0]] if len(indices) == 1 else f"{len(indices)} releases"
+            self.progress.say(f"testing {name} {label}")
+        for index, cell in self._cells_of(indices):
             self.cells[index] = cell
             line = f"  {name} {releases[index]}: {describe(cell)}"
             self.console.print(line, style=STYLES[cell.status])
@@ -259,8 +259,8 @@ class _Tester:
                     raise Fault(hint)
                 self.console.print(f"  {hint}")
 
-    def _found(self, indices: Sequence[int]) -> Iterator[tuple[int, Cell]]:
-        """The cells of some releases; of a commit that does not build, an inconclusive one."""
+    def _cells_of(self, indices: Sequence[int]) -> Iterator[tuple[int, Cell]]:
+        """The cells of some releases; a commit that does not build has an inconclusive one."""
         configs = {}
         for index in indices:
             try:
@@ -284,15 +284,15 @@ class _Tester:
         return self.cells[index].status
 
 
-def _report(console: Console, sweep: Sweep, cells: dict[int, Cell], found: SearchResult) -> None:
+def _report(console: Console, sweep: Sweep, cells: dict[int, Cell], outcome: SearchResult) -> None:
     ((name, releases),) = sweep.axes.items()
-    what = "commit" if isinstance(sweep.configs, Commits) else "release"
+    unit = "commit" if isinstance(sweep.configs, Commits) else "release"
     console.print()
     certain = sorted(index for index, cell in cells.items() if cell.status.certain)
     if not certain:
-        console.print(f"no {what} has a certain status")
-    starts = [certain[0], *(flip.after for flip in found.flips)] if certain else []
-    ends = [*(flip.before for flip in found.flips), certain[-1]] if certain else []
+        console.print(f"no {unit} has a certain status")
+    starts = [certain[0], *(flip.after for flip in outcome.flips)] if certain else []
+    ends = [*(flip.before for flip in outcome.flips), certain[-1]] if certain else []
     for start, end in zip(starts, ends, strict=True):
         status = cells[start].status
         others = sorted(n for n in cells if start < n < end and not cells[n].status.certain)
@@ -301,7 +301,7 @@ def _report(console: Console, sweep: Sweep, cells: dict[int, Cell], found: Searc
         console.print(
             f"{name} {releases[start]} to {releases[end]}: {status}{note}", style=STYLES[status]
         )
-    for flip in found.flips:
+    for flip in outcome.flips:
         between = releases[flip.before + 1 : flip.after]
         unclear = f"not certain between: {', '.join(between)}"
         where = "neighbours" if flip.adjacent else unclear
@@ -309,11 +309,11 @@ def _report(console: Console, sweep: Sweep, cells: dict[int, Cell], found: Searc
             f"flips from {cells[flip.before].status} to {cells[flip.after].status} between "
             f"{releases[flip.before]} and {releases[flip.after]} ({where})"
         )
-    console.print(f"tried {len(cells)} of {count(len(releases), what)}: {_how(cells.values())}")
-    if found.gap:
+    console.print(f"tried {len(cells)} of {count(len(releases), unit)}: {_how(cells.values())}")
+    if outcome.gap:
         console.print(
-            f"up to {count(found.gap, what)} in a row between equal ones "
-            f"{'was' if found.gap == 1 else 'were'} not tested: "
+            f"up to {count(outcome.gap, unit)} in a row between equal ones "
+            f"{'was' if outcome.gap == 1 else 'were'} not tested: "
             "a bug that came and went there is not found (--apart 1 tests all)"
         )
 
@@ -328,8 +328,8 @@ def _how(cells: Collection[Cell]) -> str:
 
 @dataclass(frozen=True)
 class Commits(Sequence[RunConfig]):
-    """A config for each commit of a history. All have the same dependencies, those of the day of
-    the last commit, so a step installs one package."""
+    """A config for each commit of a history. All have the dependencies of the last commit's
+    day, so a step installs one package."""
 
     base: RunConfig
     package: str

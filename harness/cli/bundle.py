@@ -102,17 +102,17 @@ def main(arguments: list[str]) -> int:
     source = machine.source()  # before this creates files
     _check_releases(scenarios, releases)
     cache = cache_folder()
-    with ExitStack() as kept:
+    with ExitStack() as leases:
         borrowed = {}
-        for stack, defects in _wanted(scenarios, releases, cache, python, platform):
+        for stack, defects in _stacks(scenarios, releases, cache, python, platform):
             try:
-                found = kept.enter_context(overlay.borrowed(stack, defects, cache))
+                borrowed_overlay = leases.enter_context(overlay.borrowed(stack, defects, cache))
             except DefectError as error:
                 if not _is_extra(stack, releases):
                     raise
                 terminal().print(f"not included, a release of --pins: {error}")
                 continue
-            borrowed[found.key] = (stack, found)
+            borrowed[borrowed_overlay.key] = (stack, borrowed_overlay)
         contents = {
             "format": FORMAT,
             "source": source,
@@ -128,14 +128,14 @@ def main(arguments: list[str]) -> int:
 
 
 def _check_releases(scenarios: Sequence[str], releases: Mapping[str, Sequence[str]]) -> None:
-    known = {pin for name in scenarios for pin in catalog.scenario(name).pins}
+    packages = {pin for name in scenarios for pin in catalog.scenario(name).pins}
     for name in releases:
-        if name not in known:
-            raise UserError(unknown("pin of these scenarios", name, sorted(known)))
-    wanted = [each for name in scenarios for each in _choices(catalog.scenario(name), releases)]
+        if name not in packages:
+            raise UserError(unknown("pin of these scenarios", name, sorted(packages)))
+    choices = [each for name in scenarios for each in _choices(catalog.scenario(name), releases)]
     for name, versions in releases.items():
         for version in versions:
-            if not any(given.get(name) == version for given in wanted):
+            if not any(choice.get(name) == version for choice in choices):
                 about = (catalog.scenario(scenario).releases for scenario in scenarios)
                 raise UserError(f"{name} {version}: these scenarios test {', '.join(about)} only")
 
@@ -144,7 +144,7 @@ def _is_extra(stack: pins.Stack, releases: Mapping[str, Sequence[str]]) -> bool:
     return any(stack.pins.get(name) in versions for name, versions in releases.items())
 
 
-def _wanted(
+def _stacks(
     scenarios: Sequence[str],
     releases: Mapping[str, Sequence[str]],
     cache: Path,
@@ -155,9 +155,9 @@ def _wanted(
     tag = pins.platform_tag(platform)
     for name in scenarios:
         scenario = catalog.scenario(name)
-        for given in _choices(scenario, releases):
+        for choice in _choices(scenario, releases):
             for variant in (*scenario.variants, RELEASED):
-                chosen = pins.complete(scenario, {**given, **scenario.pins_of(variant)})
+                chosen = pins.complete(scenario, {**choice, **scenario.pins_of(variant)})
                 if pins.TORCH in chosen:
                     continue  # that machine makes it, from its own torch
                 stack = resolution.stack(scenario, chosen, cache, python=python, platform=tag)
@@ -166,12 +166,12 @@ def _wanted(
 
 def _choices(scenario: Scenario, releases: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
     """No pins, and each combination of ``releases`` that the scenario can test."""
-    named = {name: versions for name, versions in releases.items() if name in scenario.pins}
+    axes = {name: versions for name, versions in releases.items() if name in scenario.pins}
     yield {}
-    for each in product(*named.values()) if named else ():
-        given = dict(zip(named, each, strict=True))
-        if pins.covers(scenario, {**scenario.pins, **given}):
-            yield given
+    for combination in product(*axes.values()) if axes else ():
+        choice = dict(zip(axes, combination, strict=True))
+        if pins.covers(scenario, {**scenario.pins, **choice}):
+            yield choice
 
 
 def _fill(
@@ -205,7 +205,7 @@ def _fill(
 
 
 def _install_needed(needed: Sequence[str], site: Path, python: str, platform: str) -> None:
-    done = uv.execute(
+    process = uv.execute(
         [
             *("pip", "install", "--quiet", "--target", str(site.absolute())),
             *("--python-version", python, "--python-platform", platform),
@@ -213,9 +213,9 @@ def _install_needed(needed: Sequence[str], site: Path, python: str, platform: st
             *needed,
         ]
     )
-    if done.returncode:
+    if process.returncode:
         raise Inconclusive(
-            f"cannot download the harness's dependencies: {' '.join(done.stderr.split())}"
+            f"cannot download the harness's dependencies: {' '.join(process.stderr.split())}"
         )
 
 

@@ -19,15 +19,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="only show")
     options = parser.parse_args(arguments)
     cache, console = cache_folder(), terminal()
-    found = {folder.name: folder for folder in overlay_cache.folders(cache)}
+    folders = {folder.name: folder for folder in overlay_cache.folders(cache)}
     for key in options.overlay:
-        if key not in found:
-            raise UserError(unknown("overlay", key, found))
-    chosen = list(options.overlay or found)
-    own = {key: _megabytes(overlay_cache.own_use(found[key])) for key in chosen}
-    rows = [[key, own[key], _contents(found[key])] for key in chosen]
-    used = overlay_cache.disk_use(cache)
-    title = f"{cache}: {_megabytes(used)}"
+        if key not in folders:
+            raise UserError(unknown("overlay", key, folders))
+    chosen = list(options.overlay or folders)
+    sizes = {key: _megabytes(overlay_cache.own_use(folders[key])) for key in chosen}
+    rows = [[key, sizes[key], _contents(folders[key])] for key in chosen]
+    size_before = overlay_cache.disk_use(cache)
+    title = f"{cache}: {_megabytes(size_before)}"
     console.print(table(title, ["overlay", "of its own", "contains"], rows))
     if options.dry_run:
         return ExitCode.AS_EXPECTED
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         overlay_cache.delete_unfinished(cache)
         archive.sweep(cache)
         freed = overlay_cache.delete(cache, *chosen)
-    size = _megabytes(used - overlay_cache.disk_use(cache))
+    size = _megabytes(size_before - overlay_cache.disk_use(cache))
     console.print(f"freed {len(freed)} of {len(chosen)}: {size}")
     for key in set(chosen) - set(freed):
         console.print(f"{key} is in use")

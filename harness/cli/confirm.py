@@ -54,41 +54,43 @@ def main(arguments: list[str]) -> int:
         refuse_without_checkout("--record")
     configs = configs_of(options.overrides)
     refuse_without_torch("confirm")
-    done = _confirmed(configs, options.day, None if options.all else options.count)
+    reruns = _confirmed(configs, options.day, None if options.all else options.count)
     if options.json:
         with writing(options.json, "file"):
-            write_whole(options.json, json.dumps([one.to_json() for one in done], indent=1) + "\n")
+            write_whole(
+                options.json, json.dumps([rerun.to_json() for rerun in reruns], indent=1) + "\n"
+            )
     if options.record:
         from harness.cli import pages
 
-        affected.confirm(one.found for one in done if one.found and not one.difference)
-        pages.write(sorted({one.recorded.scenario for one in done}))
-    return ExitCode.worst(one.exit_code for one in done)
+        affected.confirm(rerun.found for rerun in reruns if rerun.found and not rerun.difference)
+        pages.write(sorted({rerun.recorded.scenario for rerun in reruns}))
+    return ExitCode.worst(rerun.exit_code for rerun in reruns)
 
 
 def _confirmed(configs: Sequence[RunConfig], day: str, most: int | None) -> list[Confirmation]:
     """Run the results that are due, and print each as it ends."""
-    console, here = terminal(), environment(configs[0])
-    known = confirmations.recorded([config.scenario for config in configs], here)
-    if not known:
-        lane, python, torch = here
+    console, surroundings = terminal(), environment(configs[0])
+    cells = confirmations.recorded([config.scenario for config in configs], surroundings)
+    if not cells:
+        lane, python, torch = surroundings
         raise Unsupported(
             f"no result was recorded on {lane} with Python {python} and torch {torch}"
         )
-    due = confirmations.due(known, day, most or len(known))
-    console.print(f"{len(due)} of {count(len(known), 'recorded result')}", style="bold")
-    done = []
+    due = confirmations.due(cells, day, most or len(cells))
+    console.print(f"{len(due)} of {count(len(cells), 'recorded result')}", style="bold")
+    reruns = []
     with Progress(console) as progress:
-        for one in confirm({config.scenario: config for config in configs}, due, progress.tally):
-            done.append(one)
-            style = "red" if one.exit_code else ""
-            console.print(f"  [{len(done)}/{len(due)}] {one}", style=style)
-    differing = [one for one in done if one.difference]
-    whose = [one.whose for one in differing]
-    parts = ", ".join(f"{whose.count(name)} {name}" for name in dict.fromkeys(whose))
+        for rerun in confirm({config.scenario: config for config in configs}, due, progress.tally):
+            reruns.append(rerun)
+            style = "red" if rerun.exit_code else ""
+            console.print(f"  [{len(reruns)}/{len(due)}] {rerun}", style=style)
+    differing = [rerun for rerun in reruns if rerun.difference]
+    origins = [rerun.whose for rerun in differing]
+    parts = ", ".join(f"{origins.count(name)} {name}" for name in dict.fromkeys(origins))
     differ = f"{len(differing)} differ" + (f" ({parts})" if parts else "")
-    failed = sum(one.found is None for one in done)
-    same = len(done) - len(differing) - failed
+    failed = sum(rerun.found is None for rerun in reruns)
+    confirmed_count = len(reruns) - len(differing) - failed
     tail = f", {failed} could not be run" if failed else ""
-    console.print(f"{same} as recorded, {differ}{tail}", style="bold")
-    return done
+    console.print(f"{confirmed_count} as recorded, {differ}{tail}", style="bold")
+    return reruns

@@ -40,13 +40,13 @@ def keep(run_folder: Path, name: str) -> None:
     The run is graded again. Raises Inconclusive for a folder that is not the record of a run.
     """
     try:
-        kept = collect(run_folder)
+        content = collect(run_folder)
     except (KeyError, TypeError, AttributeError, IndexError, StopIteration) as error:
         raise Inconclusive(f"{run_folder} is not the record of a run: {error!r}") from None
-    folder = catalog.folder(kept["scenario"]) / "evidence"
+    folder = catalog.folder(content["scenario"]) / "evidence"
     with writing(folder, "checkout"):
         folder.mkdir(exist_ok=True)
-        write_whole(folder / f"{name}.json", json.dumps(kept, indent=1) + "\n")
+        write_whole(folder / f"{name}.json", json.dumps(content, indent=1) + "\n")
 
 
 def collect(run_folder: Path) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def collect(run_folder: Path) -> dict[str, Any]:
         trial.pop("files", None)
         if "overlay" in trial:
             trial["overlay"].pop("site")
-            trial["overlay"].pop("diff")  # upstream's text; `show` makes it anew
+            trial["overlay"].pop("diff")  # upstream's text; `show` makes it again
             trial["overlay"]["lock"] = locks.versions("\n".join(trial["overlay"]["lock"]))
             trial["steps"] = [
                 step
@@ -77,9 +77,9 @@ def collect(run_folder: Path) -> dict[str, Any]:
 
 def _steps(folder: Path, ranks: int) -> list[dict[str, Any]]:
     steps = read_records(folder, ranks).of("step", 0)
-    return [{k: v for k, v in step.items() if _kept(k, v)} for step in steps]
+    return [{k: v for k, v in step.items() if _is_kept(k, v)} for step in steps]
 
 
-def _kept(name: str, value: Any) -> bool:
-    """Lists, one value for each parameter or sample, stay in the run folder: nothing reads them."""
+def _is_kept(name: str, value: Any) -> bool:
+    """Lists, with a value for each parameter or sample, are not kept: nothing reads them."""
     return name not in DROPPED and not isinstance(value, (list, dict))

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _print(names: Iterable[str]) -> None:
-    """A line for each bug; on a narrow terminal two, so that no name is broken."""
+    """Print a line for each bug, or two on a narrow terminal, so that no name is broken."""
     console, rows = terminal(), [_row(name) for name in names]
     if not console.is_terminal or console.width >= WIDE:
         console.print(table("", ["scenario", "release", "the bug"], rows))
@@ -61,15 +61,15 @@ def _chosen(options: Any) -> list[str]:
     _check("upstream", options.upstream, upstreams)
     _check("harm", options.harm, HARMS)
     _check("visibility", options.visibility, VISIBILITIES)
-    asked = (options.upstream, options.harm, options.visibility, options.alive or None)
-    if not any(asked):
+    conditions = (options.upstream, options.harm, options.visibility, options.alive or None)
+    if not any(conditions):
         return list(catalog.names())
     return [name for name in catalog.sound() if _meets(name, options)]
 
 
-def _check(what: str, given: str | None, choices: Iterable[str]) -> None:
-    if given is not None and given not in choices:
-        raise UserError(unknown(what, given, choices))
+def _check(option: str, choice: str | None, choices: Iterable[str]) -> None:
+    if choice is not None and choice not in choices:
+        raise UserError(unknown(option, choice, choices))
 
 
 def _meets(name: str, options: Any) -> bool:
@@ -125,6 +125,6 @@ def summary(name: str) -> dict[str, Any]:
     }
 
 
-def _alive(found: Alive | None) -> dict[str, str] | None:
-    """The newest release with the bug, and the variant that shows it; null if it has not."""
-    return {"release": found.release, "variant": found.variant} if found else None
+def _alive(bug: Alive | None) -> dict[str, str] | None:
+    """The newest release with the bug, and the variant that shows it; null if there is none."""
+    return {"release": bug.release, "variant": bug.variant} if bug else None

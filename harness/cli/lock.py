@@ -37,9 +37,9 @@ def write(name: str) -> None:
     texts = {}
     for stack in stacks(name):
         path = locks.file(folder, stack.pins)
-        found = resolved(stack)
-        texts[path] = locks.text(str(stack), stack.date, name, found)
-        console.print(f"{name}: {path.name}, for Python {', '.join(found)}")
+        by_python = resolved(stack)
+        texts[path] = locks.text(str(stack), stack.date, name, by_python)
+        console.print(f"{name}: {path.name}, for Python {', '.join(by_python)}")
     if texts:
         folder.mkdir(parents=True, exist_ok=True)
         write_all(texts)
@@ -50,11 +50,11 @@ def write(name: str) -> None:
 def stacks(name: str) -> Iterator[Stack]:
     """The stacks that the variants of a scenario run on, each once."""
     scenario = catalog.scenario(name)
-    seen: list[Mapping[str, str]] = []
+    earlier_pins: list[Mapping[str, str]] = []
     for variant in scenario.variants:
         chosen = pins.complete(scenario, scenario.pins_of(variant))
-        if chosen and chosen not in seen:
-            seen.append(chosen)
+        if chosen and chosen not in earlier_pins:
+            earlier_pins.append(chosen)
             day = releases.day_of(scenario, chosen, pins.here()[0], cache_folder())
             yield Stack(chosen, day, *pins.here())
 
@@ -64,15 +64,15 @@ def resolved(stack: Stack) -> dict[str, dict[str, str]]:
 
     A Python that is newer than the stack's day is resolved for its own first day instead.
     """
-    found = {}
+    by_python = {}
     for python in locks.PYTHONS:
         for day in dict.fromkeys((stack.date, max(stack.date, releases.first_day(python)))):
             try:
                 lock = resolution.lock(Stack(stack.pins, day, python, locks.PLATFORM))
             except Unsupported:
                 continue
-            found[python] = locks.versions(lock)
+            by_python[python] = locks.versions(lock)
             break
-    if not found:
+    if not by_python:
         raise Unsupported(f"{stack} cannot be installed for Python {', '.join(locks.PYTHONS)}")
-    return found
+    return by_python

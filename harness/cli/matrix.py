@@ -90,11 +90,11 @@ def sweep_of(command: str, words: Sequence[str]) -> Sweep:
 
 
 def _scenario(command: str, words: Sequence[str]) -> Scenario:
-    named = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
-    if len(named) != 1 or named[0] == ALL:
+    names = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
+    if len(names) != 1 or names[0] == ALL:
         choices = ", ".join(catalog.names())
         raise UserError(f"{command} tests one scenario: scenario=NAME. Choices: {choices}.")
-    return catalog.scenario(named[0])
+    return catalog.scenario(names[0])
 
 
 def _pinned(base: RunConfig, chosen: Mapping[str, str]) -> RunConfig:
@@ -139,7 +139,7 @@ def main(arguments: list[str]) -> int:
 
 def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Cell]:
     """The cells of a sweep in its order, each printed as soon as it is known."""
-    found: dict[int, Cell] = {}
+    by_index: dict[int, Cell] = {}
     clock = Clock(len(sweep.configs))
     cells = count(len(sweep.configs), "cell")
     console.print(f"{sweep.scenario}: {cells}, as released", style="bold")
@@ -149,14 +149,14 @@ def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Cell]:
             progress.say("testing", clock.left())
         jobs = sweep.configs[0].jobs
         for index, cell in find_all(sweep.configs, again=again, jobs=jobs, say=progress.tally):
-            found[index] = cell
+            by_index[index] = cell
             clock.tick(cell)
             console.print(f"  {_line(sweep, cell)}  {clock.left()}", style=STYLES[cell.status])
             if not cell.status.certain and cell.run and Path(cell.run).is_dir():
                 console.print(f"    {cell.run}")
             if hint := streak.hint(cell):
                 console.print(f"  {hint}")
-    return [found[index] for index in sorted(found)]
+    return [by_index[index] for index in sorted(by_index)]
 
 
 class Clock:
@@ -172,13 +172,13 @@ class Clock:
 
     def left(self) -> str:
         """``[3/48, 4 min left]``; stored cells cost no time, and are not counted."""
-        rest = self.cells - self.done
+        remaining_cells = self.cells - self.done
         count = f"{self.done}/{self.cells}"
-        if not rest or not self.run:
+        if not remaining_cells or not self.run:
             return f"[{count}]"
-        seconds = (time.monotonic() - self.started) / self.run * rest
-        left = f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
-        return f"[{count}, {left} left]"
+        seconds = (time.monotonic() - self.started) / self.run * remaining_cells
+        estimate = f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+        return f"[{count}, {estimate} left]"
 
 
 def _line(sweep: Sweep, cell: Cell) -> str:
@@ -214,7 +214,7 @@ def rows(sweep: Sweep, cells: Sequence[Cell]) -> Table:
 
 
 def grid(sweep: Sweep, cells: Sequence[Cell]) -> Table:
-    """The releases of one package in the rows, those of the other in the columns."""
+    """One package's releases are the rows, the other's are the columns."""
     (down, rows_), (across, columns) = sweep.axes.items()
     status = {(cell.pins[down], cell.pins[across]): str(cell.status) for cell in cells}
     lines = [[row, *(status[row, column] for column in columns)] for row in rows_]

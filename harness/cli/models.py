@@ -64,14 +64,14 @@ def main(arguments: list[str]) -> int:
         raise UserError("--record keeps what was asked on a CPU: leave --launch gpu out")
     if options.newest and pins:
         raise UserError("--newest chooses all releases: leave --pins out")
-    named = _named(options.models, options.head)
+    words = _model_words(options.models, options.head)
     refuse_without_torch("models")
     pins = stack.newest() if options.newest else pins
     began = time.monotonic()
     with stack.found(pins, changes) as releases:
-        models = _models(named, options.head, releases)
+        models = _models(words, options.head, releases)
         asking = Asking(releases, models, relations, again=options.again, lane=lane)
-        rows = _asked(options, asking, on)
+        rows = _ask_models(options, asking, on)
         changed = _changed(rows, releases) if options.changes else None
         _write(options, rows, releases, time.monotonic() - began, changed)
         if options.record:
@@ -82,22 +82,22 @@ def main(arguments: list[str]) -> int:
 
 
 def _placed(words: Sequence[str]) -> tuple[list[str], OnConfig]:
-    """The words that are not ``on=slurm`` or a setting of it, such as ``on.most=8``, and where the
-    others say that a command runs."""
-    own = [word for word in words if re.match(r"\+?on[.=]", word)]
-    if not own:
+    """The words without ``on=slurm`` and its settings, such as ``on.most=8``, and the config of
+    these settings."""
+    settings = [word for word in words if re.match(r"\+?on[.=]", word)]
+    if not settings:
         return list(words), OnConfig()
     from harness.run import command_line  # imports Hydra
 
-    on = command_line.compose([f"scenario={catalog.sound()[0]}", *own]).on
+    on = command_line.compose([f"scenario={catalog.sound()[0]}", *settings]).on
     if on.overlays != HERE or on.stage:  # all models have one overlay, made before
         raise UserError("on.overlays and on.stage have no effect on models: leave them out")
-    return [word for word in words if word not in own], on
+    return [word for word in words if word not in settings], on
 
 
 def _changed(rows: Sequence[Row], releases: Releases) -> Changed:
-    """How the answers differ from those of the newest recorded release before; UserError if there
-    is none."""
+    """How the answers differ from the newest recorded release before. Raises UserError without
+    such a release."""
     version = releases.packages[SUBJECT]
     if before := recorded.before(releases.packages, {row.model for row in rows}):
         return recorded.changed(rows, before)
@@ -152,45 +152,45 @@ def _parser() -> Arguments:
 
 
 def _relations(words: str, lane: Lane) -> list[str]:
-    """The relations that are named, or all that a lane has: on GPUs those of several ranks."""
-    known = [n for n, question in QUESTIONS.items() if lane is Lane.CPU or question.ranks > 1]
-    named = list(filter(None, words.split(",")))
-    for name in named:
-        if name not in known:
-            raise UserError(unknown("relation", name, known))
-    return [name for name in known if name in named or not named]
+    """The named relations, or all of a lane; on GPUs only relations of several ranks."""
+    relations = [n for n, question in QUESTIONS.items() if lane is Lane.CPU or question.ranks > 1]
+    names = list(filter(None, words.split(",")))
+    for name in names:
+        if name not in relations:
+            raise UserError(unknown("relation", name, relations))
+    return [name for name in relations if name in names or not names]
 
 
-def _named(words: Sequence[str], head: str) -> list[Word]:
-    """The models that are named, as far as they can be told from types without transformers."""
-    named = [parsed(word, head) for word in words]
-    for word in named:
+def _model_words(words: Sequence[str], head: str) -> list[Word]:
+    """The named models, checked as far as possible without transformers."""
+    models = [parsed(word, head) for word in words]
+    for word in models:
         if word.head not in HEADS:
             raise UserError(unknown("head", word.head, HEADS))
         if word.is_file:
             _refuse_unfit(word)
-    return named
+    return models
 
 
-def _models(named: Sequence[Word], head: str, releases: Releases) -> list[str]:
+def _models(words: Sequence[Word], head: str, releases: Releases) -> list[str]:
     """The models to ask; all types with the head if none is named."""
-    for word in named:
+    for word in words:
         if not word.is_file:
             _refuse_unknown(word, releases)
-    known = named or [Word(name, head=head) for name in architectures.names(releases.site, head)]
-    return list(dict.fromkeys(map(str, known)))
+    chosen = words or [Word(name, head=head) for name in architectures.names(releases.site, head)]
+    return list(dict.fromkeys(map(str, chosen)))
 
 
 def _refuse_unknown(word: Word, releases: Releases) -> None:
     """Refuse a type that transformers does not have with this head."""
-    known = architectures.names(releases.site, word.head)
-    if word.model in known:
+    types = architectures.names(releases.site, word.head)
+    if word.model in types:
         return
     others = [h for h in HEADS if word.model in architectures.names(releases.site, h)]
     if others:
         choices = ", ".join(f"{word.model}:{head}" for head in others)
         raise UserError(f"{word.model} has no head {word.head}: name {choices}")
-    raise UserError(unknown("model", word.model, known))
+    raise UserError(unknown("model", word.model, types))
 
 
 def _refuse_unfit(word: Word) -> None:
@@ -213,25 +213,25 @@ def _refuse_no_config(file: Path) -> None:
         raise UserError(f"{file} is no config.json of transformers: it has no model_type")
 
 
-def _asked(options: argparse.Namespace, asking: Asking, on: OnConfig) -> list[Row]:
+def _ask_models(options: argparse.Namespace, asking: Asking, on: OnConfig) -> list[Row]:
     console = terminal(sys.stderr if options.json == STANDARD_OUTPUT else None)
     models, relations = count(len(asking.models), "model"), count(len(asking.relations), "relation")
     console.print(f"{asking.releases}: {models}, {relations}", style="bold")
-    total, done, wrong = len(asking.models) * len(asking.relations), 0, 0
+    total, number, mistakes = len(asking.models) * len(asking.relations), 0, 0
     with Progress(console) as progress:
         progress.say("asking")
 
-        def each(row: Row) -> None:
-            nonlocal done, wrong
-            done += 1
-            wrong += row.answer.status is AnswerStatus.WRONG
-            progress.tally(f"{done}/{total} cells, {wrong} wrong; {row.model} {row.relation}")
+        def report_row(row: Row) -> None:
+            nonlocal number, mistakes
+            number += 1
+            mistakes += row.answer.status is AnswerStatus.WRONG
+            progress.tally(f"{number}/{total} cells, {mistakes} wrong; {row.model} {row.relation}")
 
         if on.where == SLURM:
             from harness.models import tasks  # submitit may not be installed
 
-            return ask(asking, each, partial(tasks.rows, on=on, say=progress.tally))
-        return ask(asking, each)
+            return ask(asking, report_row, partial(tasks.rows, on=on, say=progress.tally))
+        return ask(asking, report_row)
 
 
 def _write(

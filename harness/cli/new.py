@@ -180,7 +180,7 @@ def parent_folder() -> Path:
 
 
 def folder(pins: Mapping[str, str]) -> str:
-    """The folder of the scenarios of an upstream: that of the first pin, or torch's."""
+    """The folder of an upstream's scenarios, named after the first pin, or torch."""
     return next(iter(pins), "torch").replace("-", "_")
 
 
@@ -225,10 +225,10 @@ def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> Iterat
         day = releases.released(subject, chosen[subject], cache)
         stacks.append(Stack(dict(chosen), releases.settled(day, python), python, platform))
     with (
-        overlay.borrowed(stacks[0], (), cache) as first,
-        overlay.borrowed(stacks[1], (), cache) as second,
+        overlay.borrowed(stacks[0], (), cache) as overlay_before,
+        overlay.borrowed(stacks[1], (), cache) as overlay_after,
     ):
-        texts = [_sources(lent.site, subject) for lent in (first, second)]
+        texts = [_sources(lent.site, subject) for lent in (overlay_before, overlay_after)]
     for file in sorted(texts[0].keys() | texts[1].keys()):
         if texts[0].get(file) != texts[1].get(file):
             yield file
@@ -236,22 +236,22 @@ def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> Iterat
 
 def _sources(site: Path, package: str) -> dict[str, bytes]:
     """The content of each Python file of a package, by its path in site-packages."""
-    (found,) = distributions(name=package, path=[str(site)])
-    names = [str(file) for file in found.files or () if file.suffix == ".py"]
+    (distribution,) = distributions(name=package, path=[str(site)])
+    names = [str(file) for file in distribution.files or () if file.suffix == ".py"]
     names = [name for name in names if not re.search(r"(^|/)(tests?|test_utils|commands)/", name)]
     return {name: (site / name).read_bytes() for name in names if (site / name).is_file()}
 
 
-def _like(other: str, chosen: Mapping[str, str], fixed: str | None) -> str:
+def _like(original: str, chosen: Mapping[str, str], fixed: str | None) -> str:
     """The text of another scenario's module, with these releases and a title that is unfinished."""
-    catalog.load(other)
-    text = (catalog.folder(other) / f"{catalog.MODULE}.py").read_text(encoding="utf-8")
+    catalog.load(original)
+    text = (catalog.folder(original) / f"{catalog.MODULE}.py").read_text(encoding="utf-8")
     fields = {"pins": _literal(chosen)} if chosen else {}
     if fixed:
         fields |= {"files": _files(chosen, fixed), "variants": _variants(chosen, fixed)}
     for field in fields:
         text = _with_field(text, field, fields[field])
-    return text.replace('"""', f'"""{UNFINISHED}: a copy of {other}. ', 1)
+    return text.replace('"""', f'"""{UNFINISHED}: a copy of {original}. ', 1)
 
 
 def _with_field(text: str, name: str, value: str) -> str:

@@ -44,10 +44,10 @@ def main(arguments: list[str]) -> int:
 
 
 def write(names: Iterable[str]) -> None:
-    """Bring the pages of scenarios and those of docs/ up to date. While a scenario is broken, the
-    latter stay as they are: they would lack the bug."""
-    made = {name: page(name) for name in names}
-    for name, text in made.items():
+    """Update the pages of scenarios and of docs/. While a scenario is broken, docs/ stays as it is:
+    its pages would lack the bug."""
+    texts = {name: page(name) for name in names}
+    for name, text in texts.items():
         write_whole(catalog.folder(name) / PAGE, text)
     if names and ADDRESSED[0].is_file():
         _write_address()
@@ -56,7 +56,7 @@ def write(names: Iterable[str]) -> None:
 
 
 def with_address(text: str) -> str:
-    """A text with the address of the repository that pyproject.toml has."""
+    """A text with the repository's address from pyproject.toml."""
     project = toml_of((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     address = project["urls"]["Repository"]
     text = re.sub(rf"https://github\.com/[\w.-]+/{project['name']}\b", address, text)
@@ -67,12 +67,12 @@ def with_address(text: str) -> str:
 def _write_address() -> None:
     for file in ADDRESSED:
         text = file.read_text(encoding="utf-8")
-        if (made := with_address(text)) != text:
-            write_whole(file, made)
+        if (new_text := with_address(text)) != text:
+            write_whole(file, new_text)
 
 
 def _write_docs() -> None:
-    """The pages of docs/ that are made of all scenarios."""
+    """Write the pages of docs/ that are made from all scenarios."""
     for name, whole in WHOLE.items():
         write_whole(DOCS / name, whole())
     folder = DOCS / "stories"
@@ -92,6 +92,6 @@ def page(name: str) -> str:
 def _by_hand(name: str) -> str:
     file = catalog.folder(name) / PAGE
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    _, begin, rest = text.partition(BY_HAND)
-    kept = rest.partition(END)[0].strip("\n") if begin else ""
-    return "\n".join([BY_HAND, *([kept] if kept else []), END])
+    _, begin, tail = text.partition(BY_HAND)
+    section = tail.partition(END)[0].strip("\n") if begin else ""
+    return "\n".join([BY_HAND, *([section] if section else []), END])

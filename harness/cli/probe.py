@@ -118,12 +118,12 @@ def _parted(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
 
 def _parser() -> Arguments:
     parser, usual = Arguments(__name__), Settings()
-    option, shown = parser.add_argument, "(default: %(default)s)"
+    option, note = parser.add_argument, "(default: %(default)s)"
     option(
         "--rows",
         type=whole_number(1, 10_000_000),
         default=usual.rows,
-        help=f"rows of a step {shown}",
+        help=f"rows of a step {note}",
     )
     option(
         "--ranks", type=whole_number(2, MOST_RANKS), help="(default: 2, or twice --reference-ranks)"
@@ -132,18 +132,16 @@ def _parser() -> Arguments:
         "--reference-ranks",
         type=whole_number(1, MOST_RANKS),
         default=usual.reference_ranks,
-        help=f"for a script that does not run on one rank {shown}",
+        help=f"for a script that does not run on one rank {note}",
     )
-    option(
-        "-k", "--k", type=whole_number(2, 10_000), default=usual.k, help=f"micro-batches {shown}"
-    )
+    option("-k", "--k", type=whole_number(2, 10_000), default=usual.k, help=f"micro-batches {note}")
     option(
         "--steps",
         type=whole_number(2, 100_000),
         default=usual.steps,
-        help=f"of the optimizer {shown}",
+        help=f"of the optimizer {note}",
     )
-    option("--at", type=whole_number(1, 100_000), default=usual.at, help=f"step to save at {shown}")
+    option("--at", type=whole_number(1, 100_000), default=usual.at, help=f"step to save at {note}")
     option("--save", metavar="ARGS", help="arguments with which the script saves; may be ''")
     option("--resume", metavar="ARGS", help="arguments with which it resumes; may be ''")
     option("--other-seed", default="", metavar="ARGS", help="arguments that set another seed")
@@ -207,9 +205,9 @@ def _parser() -> Arguments:
     return parser
 
 
-def _interpreter(named: str) -> str:
+def _interpreter(name_or_path: str) -> str:
     """The interpreter of --python: the servers that start it have another working folder."""
-    return os.path.abspath(environment.executable(Path(shutil.which(named) or named)))
+    return os.path.abspath(environment.executable(Path(shutil.which(name_or_path) or name_or_path)))
 
 
 def _settings(options: argparse.Namespace) -> Settings:
@@ -270,9 +268,9 @@ def _refuse_blind(chosen: Target, settings: Settings) -> None:
         settings.save or "",
         settings.resume or "",
     ]
-    named = names(words)
+    placeholders = names(words)
     only_relations = settings.relations and not settings.layouts
-    if not (only_relations or named & {"rows", "total"} or settings.same_rows):
+    if not (only_relations or placeholders & {"rows", "total"} or settings.same_rows):
         raise UserError(
             "the script must be given {rows}, the size of a micro-batch on one rank: for example "
             "train.py --batch-size {rows} --accum {k}, or --set batch_size={rows} before train.py "
@@ -298,10 +296,10 @@ def _misplaced(chosen: Target, complaint: str | None = None) -> list[str]:
         ]
     if not meant:
         return []
-    one = "it is" if len(set(meant)) == 1 else "they are"
+    clause = "it is" if len(set(meant)) == 1 else "they are"
     return [
-        f"{', '.join(dict.fromkeys(meant))} after the script: {one} the script's. Write options of "
-        "probe before the script"
+        f"{', '.join(dict.fromkeys(meant))} after the script: {clause} the script's. Write options "
+        "of probe before the script"
     ]
 
 
@@ -325,28 +323,28 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
             with Runner(
                 chosen, settings, *where, limit, pool, site, numbers, as_written=written
             ) as runner:
-                return probe(runner, settings, lambda found: progress.done(status(found)))
+                return probe(runner, settings, lambda answer: progress.done(status(answer)))
 
 
 def _patched(options: argparse.Namespace, folder: Path) -> str:
-    """Where the packages are that the patches change; empty without patches."""
+    """The folder with the patched copies of packages; empty without patches."""
     if not options.patches:
         return ""
     names = {name for text in options.patches for name in packages(text)}
-    own = environment.of_interpreter(Path(options.python), names).interpreter
-    edits.patched_copies(options.patches, own.packages if own else {}, folder)
+    interpreter = environment.of_interpreter(Path(options.python), names).interpreter
+    edits.patched_copies(options.patches, interpreter.packages if interpreter else {}, folder)
     return str(folder)
 
 
 @contextmanager
 def _gpus(settings: Settings, options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    """The numbers of the GPUs, leased from other runs of this harness; none for the CPU."""
+    """The numbers of GPUs that no other run of this harness uses; none for the CPU."""
     if options.launch == Lane.CPU:
         yield ()
         return
     folder = own_folder(cache_folder(), "gpus")
-    with leased(settings.ranks, folder, lambda: time.sleep(1)) as found:
-        yield tuple(gpu.number for gpu in found)
+    with leased(settings.ranks, folder, lambda: time.sleep(1)) as leased_gpus:
+        yield tuple(gpu.number for gpu in leased_gpus)
 
 
 def _write(answers: Answers, began: float, options: argparse.Namespace) -> None:

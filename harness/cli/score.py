@@ -63,20 +63,20 @@ def main(arguments: list[str]) -> int:
     if not words:
         raise UserError("name a detector: FILE.py:CLASS, or one of " + ", ".join(OURS))
     refuse_without_torch("score")
-    found = [detector_named(word) for word in dict.fromkeys(words)]
+    detectors = [detector_named(word) for word in dict.fromkeys(words)]
     if options.cost:
-        _print_costs(found)
+        _print_costs(detectors)
         return ExitCode.AS_EXPECTED
     with _runs(others) as runs:
         words = ["variant=all", *others, *runs]
         configs = [command_line.compose([f"scenario={name}", *words]) for name in names]
-        scores = _scored(Scoring(found, configs, seeds))
-    for detector in found:
+        scores = _scored(Scoring(detectors, configs, seeds))
+    for detector in detectors:
         terminal().print(
             _summary(detector.name, [s for s in scores if s.detector == detector.name])
         )
     if len(names) > 1:
-        _print_harms(found, scores)
+        _print_harms(detectors, scores)
     if options.json:
         with writing(options.json, "--json"):
             write_whole(options.json, json.dumps([asdict(one) for one in scores], indent=1) + "\n")
@@ -84,10 +84,10 @@ def main(arguments: list[str]) -> int:
 
 
 def exit_code(scores: Sequence[Score]) -> int:
-    found = Counter(score.found for score in scores)
-    if found[Detection.FALSE_ALARM] or found[Detection.DISTURBS]:
+    counts = Counter(score.found for score in scores)
+    if counts[Detection.FALSE_ALARM] or counts[Detection.DISTURBS]:
         return ExitCode.NOT_AS_EXPECTED
-    answered = found[Detection.DETECTED] + found[Detection.MISSED]
+    answered = counts[Detection.DETECTED] + counts[Detection.MISSED]
     return ExitCode.AS_EXPECTED if answered else ExitCode.INCONCLUSIVE
 
 
@@ -139,36 +139,40 @@ def _runs(overrides: Iterable[str]) -> Iterator[list[str]]:
 
 def _scored(scoring: Scoring) -> list[Score]:
     console = terminal()
-    total, done = len(scoring.configs) * len(scoring.detectors), 0
+    total, scores_done = len(scoring.configs) * len(scoring.detectors), 0
     with Progress(console) as progress:
         progress.say("scoring")
 
-        def each(one: Score) -> None:
-            nonlocal done
-            done += 1
-            console.print(_line(one), style=STYLES.get(one.found))
-            progress.tally(f"{done}/{total}")
+        def report_score(score: Score) -> None:
+            nonlocal scores_done
+            scores_done += 1
+            console.print(_line(score), style=STYLES.get(score.found))
+            progress.tally(f"{scores_done}/{total}")
 
-        found = scored(scoring, each)
-    judged = without_others(found)
-    for before, one in zip(found, judged, strict=True):
-        if one is not before:
-            console.print(_line(one), style=STYLES.get(one.found))
+        scores = scored(scoring, report_score)
+    judged = without_others(scores)
+    for before, score in zip(scores, judged, strict=True):
+        if score is not before:
+            console.print(_line(score), style=STYLES.get(score.found))
     return judged
 
 
-def _line(one: Score) -> str:
+def _line(score: Score) -> str:
     at = (
-        "" if one.step is None else f" at step {one.step}" if one.step else " before the first step"
+        ""
+        if score.step is None
+        else f" at step {score.step}"
+        if score.step
+        else " before the first step"
     )
-    at += f", {count(one.late, 'step')} late" if one.late and one.late > 0 else ""
-    why = f": {short(one.reason)}" if one.reason else ""
-    return f"  {one.scenario}, {one.detector}: {one.found}{at}{why}"
+    at += f", {count(score.late, 'step')} late" if score.late and score.late > 0 else ""
+    why = f": {short(score.reason)}" if score.reason else ""
+    return f"  {score.scenario}, {score.detector}: {score.found}{at}{why}"
 
 
 def _summary(name: str, scores: Sequence[Score]) -> str:
-    found = Counter(score.found for score in scores)
-    parts = [f"{found[kind]} {kind}" for kind in Detection if found[kind]]
+    counts = Counter(score.found for score in scores)
+    parts = [f"{counts[kind]} {kind}" for kind in Detection if counts[kind]]
     parts = [part + "s" if part.endswith("alarm") and part[:2] != "1 " else part for part in parts]
     late = [max(0, s.late) for s in scores if s.late is not None]
     calls = sum(t.calls for s in scores for t in s.trials)
@@ -178,11 +182,11 @@ def _summary(name: str, scores: Sequence[Score]) -> str:
     return text + (f"; {1000 * seconds / calls:.2f} ms a step" if calls else "")
 
 
-def _print_harms(found: Sequence[DetectorConfig], scores: Sequence[Score]) -> None:
-    """How many of the bugs of each kind that it could watch each detector found."""
+def _print_harms(detectors: Sequence[DetectorConfig], scores: Sequence[Score]) -> None:
+    """Print how many bugs of each kind each detector found, of those that it could watch."""
     harms = [h for h in HARMS if any(catalog.scenario(s.scenario).harm == h for s in scores)]
     rows = []
-    for detector in found:
+    for detector in detectors:
         cells = []
         for harm in harms:
             of = [
@@ -190,14 +194,14 @@ def _print_harms(found: Sequence[DetectorConfig], scores: Sequence[Score]) -> No
                 for s in scores
                 if s.detector == detector.name and catalog.scenario(s.scenario).harm == harm
             ]
-            seen = len(of) - of.count(Detection.NOT_APPLICABLE)
-            cells.append(f"{of.count(Detection.DETECTED)} of {seen}")
+            watched_count = len(of) - of.count(Detection.NOT_APPLICABLE)
+            cells.append(f"{of.count(Detection.DETECTED)} of {watched_count}")
         rows.append([detector.name, *cells])
     terminal().print(table("Detected, by what the bug does", ["detector", *harms], rows))
 
 
-def _print_costs(found: Sequence[DetectorConfig]) -> None:
-    step, costs = cost.measured(found)
+def _print_costs(detectors: Sequence[DetectorConfig]) -> None:
+    step, costs = cost.measured(detectors)
     rows = [[one.detector, f"{one.milliseconds:.2f}", f"{one.share:.2%}"] for one in costs]
     title = f"a step takes {step:.0f} ms"
     terminal().print(table(title, ["detector", "ms a step", "of a step"], rows))
@@ -217,11 +221,11 @@ def _print_scenarios(names: Iterable[str]) -> None:
 CLASS = "Detector"
 
 TRAINCHECK = "traincheck"
-"""The detector, and the package that it needs."""
+"""The name of the detector, and of the package that it needs."""
 
 TRAINING = ("attach", "step")
 METHODS = {"judge": ("record", "attach"), "batch": ("attach",)}
-"""The methods that a detector must have besides, if it has one of these; and those of others."""
+"""The methods that a detector with one of these must also have; others must have TRAINING."""
 
 OURS = {
     "accumulation": "the loss of all micro-batches and ranks counts once",
@@ -240,7 +244,7 @@ OURS = {
     "usual/nan": "a usual check: nothing is nan or infinite",
     "usual/weights": "a usual check: the ranks' weights have the same sum",
 }
-"""The detectors that come with this project, and what each says of a right training."""
+"""The detectors that come with this project, and what each claims about correct training."""
 
 
 def detector_named(word: str) -> DetectorConfig:
@@ -258,38 +262,38 @@ def detector_named(word: str) -> DetectorConfig:
     if file.is_file():
         module = file.stem if place.endswith(".py") else place
         root = file.parent if place.endswith(".py") else Path()
-        found = DetectorConfig(word, module, kind, str(root.resolve()))
+        detector = DetectorConfig(word, module, kind, str(root.resolve()))
     elif not place.endswith(".py") and (spec := importlib.util.find_spec(place.partition(".")[0])):
-        found = DetectorConfig(word, place, kind, _root(spec))
+        detector = DetectorConfig(word, place, kind, _root(spec))
     else:
-        what = "file" if place.endswith(".py") else "module"
-        raise UserError(f"no {what} {place} for {word}: name FILE.py:CLASS or MODULE:CLASS")
-    _refuse_without_class(found)
-    return found
+        noun = "file" if place.endswith(".py") else "module"
+        raise UserError(f"no {noun} {place} for {word}: name FILE.py:CLASS or MODULE:CLASS")
+    _refuse_without_class(detector)
+    return detector
 
 
 def _root(module: ModuleSpec) -> str:
     """The folder that ranks need on their path to import a module, such as one of PYTHONPATH; empty
-    for an installed one, as they have that path."""
+    for an installed module, which they find."""
     where = next(iter(module.submodule_search_locations or ()), module.origin or "")
     folder = str(Path(where).parent.resolve())
     installed = {str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib")}
     return "" if folder in installed else folder
 
 
-def _refuse_without_class(found: DetectorConfig) -> None:
+def _refuse_without_class(detector: DetectorConfig) -> None:
     """Import the detector here, so that a mistake in it is one line before anything runs."""
-    if found.root and found.root not in sys.path:
-        sys.path.insert(0, found.root)
+    if detector.root and detector.root not in sys.path:
+        sys.path.insert(0, detector.root)
     try:
-        kind = getattr(importlib.import_module(found.module), found.kind, None)
+        kind = getattr(importlib.import_module(detector.module), detector.kind, None)
     except (Exception, SystemExit) as error:
-        raise UserError(f"{found.name}: {type(error).__name__}: {error}") from None
+        raise UserError(f"{detector.name}: {type(error).__name__}: {error}") from None
     if not callable(kind):
-        raise UserError(f"{found.name}: {found.module} has no class {found.kind}")
-    wanted = next((methods for one, methods in METHODS.items() if hasattr(kind, one)), ())
-    if missing := [name for name in wanted or TRAINING if not hasattr(kind, name)]:
-        raise UserError(f"{found.name} has no method {missing[0]}: docs/detectors.md")
+        raise UserError(f"{detector.name}: {detector.module} has no class {detector.kind}")
+    required_methods = next((methods for one, methods in METHODS.items() if hasattr(kind, one)), ())
+    if missing := [name for name in required_methods or TRAINING if not hasattr(kind, name)]:
+        raise UserError(f"{detector.name} has no method {missing[0]}: docs/detectors.md")
     parameters = inspect.signature(kind.attach).parameters.values()
     if not any(p.name == "group" or p.kind is p.VAR_KEYWORD for p in parameters):
-        raise UserError(f"{found.name}: attach must take group=: docs/detectors.md")
+        raise UserError(f"{detector.name}: attach must take group=: docs/detectors.md")

@@ -36,37 +36,37 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--patch", action="store_true", help="print our remedy alone, as a diff")
     options = parser.parse_intermixed_args(arguments)
-    given = dict(map(pin, options.pins))
+    pins_of_user = dict(map(pin, options.pins))
     scenario = catalog.scenario(options.scenario)
-    for name in given:
+    for name in pins_of_user:
         if name not in scenario.pins:
             raise UserError(unknown(f"pin of {options.scenario}", name, scenario.pins))
-    pins.complete(scenario, given)  # refuses a bad version before anything is printed
+    pins.complete(scenario, pins_of_user)  # refuses a bad version before anything is printed
     if options.patch:
-        print(remedy(options.scenario, given), end="")
+        print(remedy(options.scenario, pins_of_user), end="")
         return ExitCode.AS_EXPECTED
     console = terminal()
     _print_story(console, options.scenario, scenario)
-    _print_upstream(console, scenario, given)
+    _print_upstream(console, scenario, pins_of_user)
     return ExitCode.AS_EXPECTED
 
 
-def remedy(name: str, given: Mapping[str, str]) -> str:
-    """What we propose to the maintainers of a bug, as a unified diff of these releases, otherwise
-    of those of ``buggy``. Raises UserError if we propose no edit."""
+def remedy(name: str, pins_of_user: Mapping[str, str]) -> str:
+    """What we propose to the maintainers of a bug, as a unified diff of ``buggy``'s releases, or of
+    the user's where pinned. Raises UserError if we propose no edit."""
     scenario, edits = catalog.scenario(name), catalog.proposal(name)
     if not edits:
-        known = [each for each in catalog.sound() if catalog.proposal(each)]
-        raise UserError(f"we propose no edit for {name}. Choices: {', '.join(known)}.")
-    stack = resolution.stack(scenario, _pins(scenario, given, BUGGY), cache_folder())
-    with overlay.borrowed(stack, edits, cache_folder()) as lent:
-        return lent.diff
+        choices = [each for each in catalog.sound() if catalog.proposal(each)]
+        raise UserError(f"we propose no edit for {name}. Choices: {', '.join(choices)}.")
+    stack = resolution.stack(scenario, _pins(scenario, pins_of_user, BUGGY), cache_folder())
+    with overlay.borrowed(stack, edits, cache_folder()) as borrowed_overlay:
+        return borrowed_overlay.diff
 
 
 def _print_story(console: Console, name: str, scenario: Scenario) -> None:
     console.print(catalog.story(name))
-    first, *others = scenario.report
-    console.print(f"\nreport    {first}", *(f"\n          {report}" for report in others), sep="")
+    source, *others = scenario.report
+    console.print(f"\nreport    {source}", *(f"\n          {report}" for report in others), sep="")
     console.print(f"fix       {scenario.fix}\nsymptom   {scenario.symptom}")
     console.print(f"trigger   only with {scenario.trigger}")
     console.print(f"remedy    {as_typed(remedies.of(name))}")
@@ -74,13 +74,13 @@ def _print_story(console: Console, name: str, scenario: Scenario) -> None:
     for variant, v in scenario.variants.items():
         console.print(f"  {variant:<10} expected {v.expect!s:<8} {scenario.about(variant)}")
     console.print("\nparameters")
-    for each in knobs(catalog.load(name).Params):
-        console.print(f"  scenario.{each.name}={each.default}  {meaning(each)}")
+    for knob in knobs(catalog.load(name).Params):
+        console.print(f"  scenario.{knob.name}={knob.default}  {meaning(knob)}")
 
 
-def _print_upstream(console: Console, scenario: Scenario, given: Mapping[str, str]) -> None:
+def _print_upstream(console: Console, scenario: Scenario, pins_of_user: Mapping[str, str]) -> None:
     cache = cache_folder()
-    chosen = {v: _pins(scenario, given, v) for v in scenario.variants}
+    chosen = {v: _pins(scenario, pins_of_user, v) for v in scenario.variants}
     stack = resolution.stack(scenario, chosen[BUGGY], cache)
     day = f"; dependencies of {stack.date}" if stack.date else ""
     console.print(f"\npins      {releases(chosen)}{day}")
@@ -90,8 +90,8 @@ def _print_upstream(console: Console, scenario: Scenario, given: Mapping[str, st
             console.print(f"  {point.name}: {point.why}")
     for defect in scenario.defects:
         console.print(f"\ndefect {defect.name}: {defect.about}\n")
-        with overlay.borrowed(stack, (defect,), cache) as lent:
-            console.print(lent.diff, end="")
+        with overlay.borrowed(stack, (defect,), cache) as borrowed_overlay:
+            console.print(borrowed_overlay.diff, end="")
     if scenario.files and chosen[BUGGY] != chosen[FIXED]:
         before, after = (pins.describe(chosen[variant]) for variant in (BUGGY, FIXED))
         console.print(f"\nwhat changed from {before} to {after}\n")
@@ -99,14 +99,14 @@ def _print_upstream(console: Console, scenario: Scenario, given: Mapping[str, st
             console.print(text, end="")
 
 
-def _pins(scenario: Scenario, given: Mapping[str, str], variant: str) -> dict[str, str]:
-    return pins.complete(scenario, {**scenario.pins_of(variant), **given})
+def _pins(scenario: Scenario, pins_of_user: Mapping[str, str], variant: str) -> dict[str, str]:
+    return pins.complete(scenario, {**scenario.pins_of(variant), **pins_of_user})
 
 
 def changes(
     scenario: Scenario, chosen: Mapping[str, Mapping[str, str]], cache: Path
 ) -> Iterator[str]:
-    """Diffs of the files with the bug, from the release of buggy to that of fixed."""
+    """Diffs of the files with the bug, from buggy's release to fixed's."""
     stacks = {v: resolution.stack(scenario, chosen[v], cache) for v in (BUGGY, FIXED)}
     with (
         overlay.borrowed(stacks[BUGGY], (), cache) as buggy,

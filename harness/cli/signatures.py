@@ -35,8 +35,8 @@ def main(arguments: list[str]) -> int:
     with Pool() as pool, Progress(console) as progress:
         for name, loop in _loops(options.scenario):
             progress.say(f"probing the loop of {name}")
-            found = {variant: _probed(name, variant, loop, pool) for variant in VARIANTS}
-            signatures.write(catalog.folder(name), found)
+            by_variant = {variant: _probed(name, variant, loop, pool) for variant in VARIANTS}
+            signatures.write(catalog.folder(name), by_variant)
             line, code = _judged(name)
             console.print(line)
             codes.append(code)
@@ -44,17 +44,17 @@ def main(arguments: list[str]) -> int:
 
 
 def _loops(names: list[str]) -> list[tuple[str, Loop]]:
-    """The scenarios with a loop, of those that are named or of all."""
-    found = []
+    """The named scenarios, or all, that have a loop."""
+    loops = []
     for name in names or catalog.sound():
         if name not in catalog.names():
             raise UserError(unknown("scenario", name, catalog.names()))
         signature = signatures.read(catalog.folder(name))
         if signature is not None and signature.loop is not None:
-            found.append((name, signature.loop))
+            loops.append((name, signature.loop))
         elif names:
             raise UserError(f"{name} has no loop in its {signatures.FILE}")
-    return found
+    return loops
 
 
 def _probed(name: str, variant: str, loop: Loop, pool: Pool) -> ProbeResult:
@@ -63,10 +63,10 @@ def _probed(name: str, variant: str, loop: Loop, pool: Pool) -> ProbeResult:
 
     scenario, cache = catalog.scenario(name), cache_folder()
     stack = resolution.stack(scenario, pins.complete(scenario, scenario.pins_of(variant)), cache)
-    with overlay.borrowed(stack, scenario.variant(variant).defects, cache) as made:
+    with overlay.borrowed(stack, scenario.variant(variant).defects, cache) as borrowed_overlay:
         versions, today = str(torch.__version__), date.today().isoformat()
         try:
-            answers = Prober(pool, made.site)(loop)
+            answers = Prober(pool, borrowed_overlay.site)(loop)
         except Inconclusive as error:
             why = str(error).partition("\n")[0]
             return ProbeResult(stack.pins, versions, today, {}, no_answer=why)
@@ -74,20 +74,20 @@ def _probed(name: str, variant: str, loop: Loop, pool: Pool) -> ProbeResult:
 
 
 def _judged(name: str) -> tuple[str, int]:
-    """A line about a scenario; 1 if the fixed release alarms, 3 if a layout gave no answer."""
+    """A line about a scenario, and an exit code: 1 for a false alarm, 3 without an answer."""
     signature = signatures.read(catalog.folder(name))
     if signature is None:
         return f"{name}: nothing was recorded", ExitCode.INCONCLUSIVE
     if signature.false_alarms:
-        relations = ", ".join(one.relation for one in signature.false_alarms)
+        relations = ", ".join(sign.relation for sign in signature.false_alarms)
         return (
             f"{name}: the fixed release has a broken relation: {relations}",
             ExitCode.NOT_AS_EXPECTED,
         )
     if signature.silent:
         return f"{name}: no answer: {signature.silent}", ExitCode.INCONCLUSIVE
-    first = ", ".join(
-        f"{one.layout or 'note'}: {one.relation}" + (f" x {one.times}" if one.times else "")
-        for one in signature.shown
+    shown_relations = ", ".join(
+        f"{sign.layout or 'note'}: {sign.relation}" + (f" x {sign.times}" if sign.times else "")
+        for sign in signature.shown
     )
-    return f"{name}: {first or 'not found'}", ExitCode.AS_EXPECTED
+    return f"{name}: {shown_relations or 'not found'}", ExitCode.AS_EXPECTED

@@ -52,9 +52,9 @@ def main(arguments: list[str]) -> int:
     refuse_unless_ours(out, SITE)
     history = options.history or (HISTORY if HISTORY.is_file() else None)
     material = collect(history, options.runs, console.print)
-    made = pages(material)
-    replace_folder(out, made, SITE)
-    bugs = sum(name.startswith("bugs/") for name in made)
+    files = pages(material)
+    replace_folder(out, files, SITE)
+    bugs = sum(name.startswith("bugs/") for name in files)
     console.print(
         f"{count(bugs, 'bug')}, {len(material.shown)} with a run, "
         f"{len(material.nightlies)} {'nightly' if len(material.nightlies) == 1 else 'nightlies'}: "

@@ -123,8 +123,8 @@ def main(arguments: list[str]) -> int:
     refuse_without_torch("watch")
     if days and options.source:
         raise UserError("--source tests today's code: leave --as-of out")
-    found = [_source(word) for word in options.source]
-    summaries = _watch(options.history, days, configs, options.confirm, found)
+    checkouts = [_source(word) for word in options.source]
+    summaries = _watch(options.history, days, configs, options.confirm, checkouts)
     report.write(summaries, files)
     return ExitCode.worst(summary.exit_code for summary in summaries)
 
@@ -139,47 +139,47 @@ def _watch(
     """Run today's nightly, or replay days, and report each."""
     console, kind = terminal(), NightlyKind.REPLAY if days else NightlyKind.NIGHTLY
     with writing(file) as history:
-        days = _left(history, days) if days else [today()]
-        found = read_index(configs, console)
+        days = _days_left(history, days) if days else [today()]
+        index = read_index(configs, console)
         names = count(len(configs), "scenario") if len(configs) > 1 else configs[0].scenario
         summaries = []
         for day in days:
             console.print(f"{kind.word} of {day}: {names}", style="bold")
             for source in checkouts:
                 console.print(str(source))
-            nightly = NightlyState(history, kind, day, configs, found, console, most, checkouts)
+            nightly = NightlyState(history, kind, day, configs, index, console, most, checkouts)
             summaries.append(watch(nightly))
             report.show(console, summaries[-1])
     return summaries
 
 
 def _source(word: str) -> Source:
-    """The source that ``--source NAME=FOLDER@REF`` names; it is built if that was not done."""
+    """The source that ``--source NAME=FOLDER@REF`` names; it is built if it was not built yet."""
     name, _, value = word.partition("=")
-    if name not in (known := catalog.subjects()):
-        raise UserError(unknown("package with bugs", name, known))
+    if name not in (packages := catalog.subjects()):
+        raise UserError(unknown("package with bugs", name, packages))
     if not sources.is_one(value):
         raise UserError(f"--source {word}: name a checkout, such as {name}=../{name}@main")
     return sources.of(name, sources.pinned(name, value, cache_folder()), cache_folder())
 
 
 def _hunt(options: argparse.Namespace) -> int:
-    """Probe our loops on the newest releases of a day; the exit code."""
+    """Probe our loops on the newest releases of a day; return the exit code."""
     (day,) = days_of(options.as_of) if options.as_of else [today()]
     stacks = _stacks(options.overrides)
     refuse_without_torch("watch --hunt")
-    console, found = terminal(), []
+    console, hunts = terminal(), []
     with Pool() as pool, Progress(console) as progress:
         hunter = Hunter(pool, progress.say, time.monotonic() + options.budget)
         for stack in stacks:
-            found.append(hunter.hunt(stack, day))
-            for line in hunt.text(found[-1]):
+            hunts.append(hunter.hunt(stack, day))
+            for line in hunt.text(hunts[-1]):
                 console.print(line, highlight=False)
     if options.summary:
-        write_whole(options.summary, hunt.markdown_page(day, found))
+        write_whole(options.summary, hunt.markdown_page(day, hunts))
     if options.json:
-        write_whole(options.json, json.dumps(hunt.as_json(day, found), indent=1) + "\n")
-    return hunt.exit_code(found)
+        write_whole(options.json, json.dumps(hunt.as_json(day, hunts), indent=1) + "\n")
+    return hunt.exit_code(hunts)
 
 
 def _stacks(words: Sequence[str]) -> list[HuntedStack]:
@@ -187,17 +187,17 @@ def _stacks(words: Sequence[str]) -> list[HuntedStack]:
     names = [name for word in words for name in word.partition("=")[2].split(",")]
     if any(word.partition("=")[0] != "stack" for word in words):
         raise UserError("a hunt has one override, stack=NAME,...")
-    known = {stack.name: stack for stack in STACKS}
+    by_name = {stack.name: stack for stack in STACKS}
     for name in names:
-        if name not in known:
-            raise UserError(unknown("stack", name, known))
-    return [known[name] for name in names] or list(STACKS)
+        if name not in by_name:
+            raise UserError(unknown("stack", name, by_name))
+    return [by_name[name] for name in names] or list(STACKS)
 
 
-def _left(history: History, days: Sequence[str]) -> Sequence[str]:
+def _days_left(history: History, days: Sequence[str]) -> Sequence[str]:
     """The days that were not replayed yet: a command that was killed continues."""
-    done = {n.day for n in history.nightlies() if n.kind is NightlyKind.REPLAY and n.ended}
-    return [day for day in days if day not in done] or days[-1:]
+    replayed_days = {n.day for n in history.nightlies() if n.kind is NightlyKind.REPLAY and n.ended}
+    return [day for day in days if day not in replayed_days] or days[-1:]
 
 
 def days_of(expression: str) -> list[str]:
@@ -205,21 +205,21 @@ def days_of(expression: str) -> list[str]:
 
     Raises UserError for a text that is not a day, for a day in the future, and for no day at all.
     """
-    first, *rest = expression.split(":")
-    if not rest:
-        return [day_of(first).isoformat()]
-    if len(rest) != 2 or not re.fullmatch(r"[1-9]\d{0,4}", rest[1]):
+    start, *words = expression.split(":")
+    if not words:
+        return [day_of(start).isoformat()]
+    if len(words) != 2 or not re.fullmatch(r"[1-9]\d{0,4}", words[1]):
         raise UserError(
             f"--as-of {expression}: write a day, 2024-03-04, or 2024-02-12:2024-03-18:7"
         )
-    begin, end, step = day_of(first), day_of(rest[0]), timedelta(days=int(rest[1]))
+    begin, end, step = day_of(start), day_of(words[0]), timedelta(days=int(words[1]))
     if end < begin:
         raise UserError(f"--as-of {expression}: {end} is before {begin}")
     return [(begin + n * step).isoformat() for n in range((end - begin) // step + 1)]
 
 
 def day_of(word: str) -> date:
-    """The day of ``--as-of``; raises UserError for what is none, and for a day in the future."""
+    """The day of ``--as-of``; raises UserError for another text and for a day in the future."""
     try:
         return past_day(word, today())
     except ValueError as error:
@@ -228,20 +228,20 @@ def day_of(word: str) -> date:
 
 def configs_of(words: Sequence[str]) -> list[RunConfig]:
     """A config for each named scenario, or for all of them."""
-    named, others = None, []
+    selection, others = None, []
     for word in words:
         key, _, value = word.partition("=")
         if key not in KEYS and not key.startswith("on."):
             raise UserError(unknown("override of watch", key, KEYS))
         if key == "scenario":
-            named = value
+            selection = value
         else:
             others.append(word)
-    names = list(catalog.names()) if named in (None, ALL) else _named(named or "")
+    names = list(catalog.names()) if selection in (None, ALL) else _scenario_names(selection or "")
     return command_line.compose_each(names, others)
 
 
-def _named(value: str) -> list[str]:
+def _scenario_names(value: str) -> list[str]:
     names = list(dict.fromkeys(filter(None, value.split(","))))
     for name in names or [value]:
         if name not in catalog.names():

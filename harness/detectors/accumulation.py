@@ -10,10 +10,10 @@ it k, n or 1 / k.
     print(detector.step(number))           # after each step of the optimizer: None, or an alarm
 
 For models whose output has ``logits``: their gradient, at one position, is compared with that of
-the mean cross-entropy, with label smoothing or without. Other losses have another direction there,
-and are left out.
+the mean cross-entropy, with label smoothing or without. The gradients of other losses have
+another direction there, and are left out.
 
-Steps that suddenly have fewer micro-batches are an alarm, too.
+Steps that suddenly have fewer micro-batches are also an alarm.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class Detector:
         model.register_forward_hook(self._called, with_kwargs=True)
 
     def _forget(self) -> None:
-        """A step was skipped: no other one uses its micro-batches."""
+        """Forget a skipped step: no other step uses its micro-batches."""
         self._weights, self._unknown, self._calls = [0.0], False, 0
 
     def _count(self, module: nn.Module, _: Any) -> None:
         self._calls += module.training and torch.is_grad_enabled()
 
-    def _called(self, module: nn.Module, _: Any, named: dict[str, Any], output: Any) -> None:
-        logits, labels = getattr(output, "logits", None), named.get("labels")
+    def _called(self, module: nn.Module, _: Any, keywords: dict[str, Any], output: Any) -> None:
+        logits, labels = getattr(output, "logits", None), keywords.get("labels")
         if isinstance(output, dict):
             logits = output.get("logits", logits)
         if not (isinstance(logits, Tensor) and logits.requires_grad):
@@ -89,25 +89,25 @@ class Detector:
             logits.register_hook(lambda gradient: self._weigh(gradient, logits.detach(), labels))
 
     def _weigh(self, gradient: Tensor | None, logits: Tensor, labels: Tensor) -> None:
-        """Compare the gradient at one position with that of the mean; for labels that the loss
-        shifts, as all causal models do, or for those that stand where they are."""
+        """Compare the gradient at one position with that of the mean; first for labels that the
+        loss shifts, as in all causal models, then for labels in place."""
         if gradient is None:
             return
         classes = logits.shape[-1]
         for shift in (1, 0) if logits.dim() == 3 else (0,):
-            kept = logits[:, :-1] if shift else logits
-            found = gradient[:, :-1] if shift else gradient
+            predictions = logits[:, :-1] if shift else logits
+            gradients = gradient[:, :-1] if shift else gradient
             classed = (labels[:, 1:] if shift else labels).flatten()
-            there = (classed != IGNORED).nonzero().flatten()
-            if not len(there):
+            places = (classed != IGNORED).nonzero().flatten()
+            if not len(places):
                 continue
-            at = int(there[0])
-            right = kept.reshape(-1, classes)[at].float().softmax(-1)
-            right[classed[at]] -= 1
-            right, mine = right / len(there), found.reshape(-1, classes)[at].float()
-            lengths = float(right.norm()) * float(mine.norm())
-            if lengths and float(right @ mine) / lengths > STRAIGHT:
-                self._weights.append(float(right @ mine / (right @ right)))
+            at = int(places[0])
+            expected = predictions.reshape(-1, classes)[at].float().softmax(-1)
+            expected[classed[at]] -= 1
+            expected, mine = expected / len(places), gradients.reshape(-1, classes)[at].float()
+            lengths = float(expected.norm()) * float(mine.norm())
+            if lengths and float(expected @ mine) / lengths > STRAIGHT:
+                self._weights.append(float(expected @ mine / (expected @ expected)))
                 return
         self._unknown = True
 
@@ -117,20 +117,20 @@ class Detector:
         if gradient is None:
             return
         flat = gradient.reshape(-1, gradient.shape[-1]).float()
-        there = flat.abs().sum(-1).nonzero().flatten()
-        if not len(there):
+        places = flat.abs().sum(-1).nonzero().flatten()
+        if not len(places):
             return
         rows = logits.reshape(flat.shape).float()
-        slopes = [_slope(flat[at], rows[at].softmax(-1)) for at in there[:: -(-len(there) // 4)]]
+        slopes = [_slope(flat[at], rows[at].softmax(-1)) for at in places[:: -(-len(places) // 4)]]
         least, most = min(slopes), max(slopes)
         if least > 0 and most - least <= NEAR * most:  # no mean, if the positions count unequally
-            self._weights.append(most * len(there))
+            self._weights.append(most * len(places))
         else:
             self._unknown = True
 
     def step(self, number: int) -> list[str]:
-        found = [self._counted(), self._cadence()]
-        return [one for one in found if one]
+        alarms = [self._counted(), self._cadence()]
+        return [alarm for alarm in alarms if alarm]
 
     def _cadence(self) -> str:
         calls, self._calls = self._calls, 0
@@ -152,12 +152,12 @@ class Detector:
 
 
 def _slope(gradient: Tensor, share: Tensor) -> float:
-    """How many times the probabilities, but for a constant, the gradient of all classes but the
-    right one is; 0 if it has another direction."""
+    """The factor from the probabilities to the gradient, without the right class and up to a
+    constant; 0 if the gradient has another direction."""
     others = torch.arange(len(gradient), device=gradient.device) != gradient.argmin()
-    found, right = gradient[others], share[others]
-    found, right = found - found.mean(), right - right.mean()
-    lengths = float(found.norm() * right.norm())
-    if not lengths or float(found @ right) / lengths <= STRAIGHT:
+    measured, expected = gradient[others], share[others]
+    measured, expected = measured - measured.mean(), expected - expected.mean()
+    lengths = float(measured.norm() * expected.norm())
+    if not lengths or float(measured @ expected) / lengths <= STRAIGHT:
         return 0.0
-    return float(found @ right / (right @ right))
+    return float(measured @ expected / (expected @ expected))

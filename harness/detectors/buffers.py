@@ -63,15 +63,15 @@ def buffer_differences(
     host once. Returns an empty list if all agree.
     """
     expected = dict(reference.named_buffers())
-    found = []
+    differences = []
     for name, buffer in module.named_buffers():
         pair = expected.get(name, expected.get(re.sub(r"(?<=\.)\d+(?=\.)", "0", name)))
         if pair is None:
             raise ValueError(f"the reference has no buffer {name}, nor one of the first layer")
         different = difference(name, buffer, pair, tolerance)
         if different is not None:
-            found.append(different)
-    return found
+            differences.append(different)
+    return differences
 
 
 def difference(

@@ -9,8 +9,8 @@ the backward pass, before any reduction, and at what the optimizer used.
     detector.attach(model, optimizer)      # before the first forward pass, on every rank
     print(detector.step(number))           # after each step of the optimizer: None, or an alarm
 
-The ranks of which the mean is taken are those that had the same weights at first. What a rank has
-only a shard of is left out. Of DeepSpeed's ZeRO 1 and 2 and its optimizer for bf16, each rank looks
+The mean is taken over the ranks that had the same weights at first. Parameters that a rank has only
+a shard of are left out. With DeepSpeed's ZeRO 1 and 2 and its optimizer for bf16, each rank looks
 at the part that it updates; weights that stages of a pipeline share are left out. A gradient may
 be shorter than the mean, by clipping or a loss scale, but not longer.
 """
@@ -53,82 +53,90 @@ class Detector:
         self._found = [s for s in self._replicas.found if compared and self._averaged(s, optimizer)]
         self._sums: list[Tensor | None] = [None] * len(self._found)
         self._used: list[Tensor | None] = [None] * len(self._found)
-        for number, one in enumerate(self._found):
-            one.parameter.register_hook(lambda grad, n=number: self._computed(n, grad))
+        for number, sample in enumerate(self._found):
+            sample.parameter.register_hook(lambda grad, n=number: self._computed(n, grad))
         if self._base is not None and self._found:
             before_step(self._base, self._before)
             scaling(self._base).skip.append(self._forget)
 
-    def _averaged(self, one: Sampled, optimizer: Any) -> bool:
+    def _averaged(self, sample: Sampled, optimizer: Any) -> bool:
         """Whether the step's gradient of a parameter is the ranks' mean, and can be found."""
-        shared = "tied_modules." in one.name or getattr(one.parameter, "allreduce", True) is False
-        known = optimizer is self._base or id(one.parameter) in self._copies
-        return (known or hasattr(one.parameter, "_hp_mapping")) and not shared
+        shared = (
+            "tied_modules." in sample.name or getattr(sample.parameter, "allreduce", True) is False
+        )
+        is_reachable = optimizer is self._base or id(sample.parameter) in self._copies
+        return (is_reachable or hasattr(sample.parameter, "_hp_mapping")) and not shared
 
     def _computed(self, number: int, gradient: Tensor) -> None:
         part, before = self._found[number].of(gradient), self._sums[number]
         self._sums[number] = part if before is None else before + part
 
     def _forget(self) -> None:
-        """A step was skipped: no other one uses its gradients."""
+        """Forget a skipped step: no other step uses its gradients."""
         self._sums = [None] * len(self._found)
 
     def _before(self) -> None:
-        self._used = [self._gradient(one) for one in self._found]
+        self._used = [self._gradient(sample) for sample in self._found]
 
-    def _gradient(self, one: Sampled) -> Tensor | None:
+    def _gradient(self, sample: Sampled) -> Tensor | None:
         """The gradient that the optimizer uses, at the sample; nan where this rank does not have
         it."""
-        mapping = getattr(one.parameter, "_hp_mapping", None)
-        if mapping is None and hasattr(one.parameter, "_hp_mapping"):
+        mapping = getattr(sample.parameter, "_hp_mapping", None)
+        if mapping is None and hasattr(sample.parameter, "_hp_mapping"):
             return None  # another rank updates all of it
         if mapping is None:
-            grad = self._copies.get(id(one.parameter), one.parameter).grad
-            return None if grad is None or grad.is_sparse else one.of(grad)
+            grad = self._copies.get(id(sample.parameter), sample.parameter).grad
+            return None if grad is None or grad.is_sparse else sample.of(grad)
         part, address = mapping.hp_fragment, mapping.lp_fragment_address
         whole, offset = _within(part, self._base)
         if whole is None or whole.grad is None:
             return None
-        at = one.positions.cpu() - address.start
+        at = sample.positions.cpu() - address.start
         inside = (at >= 0) & (at < address.numel)
-        found = torch.full((len(at),), math.nan)
+        gradient = torch.full((len(at),), math.nan)
         places = (offset + at[inside]).to(whole.grad.device)
-        found[inside] = whole.grad.reshape(-1)[places].float().cpu()
-        return found
+        gradient[inside] = whole.grad.reshape(-1)[places].float().cpu()
+        return gradient
 
     def step(self, number: int) -> str | None:
         sizes = [len(s.positions) for s in self._found]
         sums = [
-            torch.full((n,), math.nan) if one is None else one
-            for one, n in zip(self._sums, sizes, strict=True)
+            torch.full((n,), math.nan) if sample is None else sample
+            for sample, n in zip(self._sums, sizes, strict=True)
         ]
         computed = self._replicas.gathered(values(sums), self._group)
         self._forget()
         if not sizes:
             return None
-        right = numpy.mean(computed, axis=0, dtype=numpy.float64)
+        expected = numpy.mean(computed, axis=0, dtype=numpy.float64)
         ends: Any = numpy.cumsum(sizes)[:-1]
         pairs = []
-        for one, now, mean in zip(self._found, self._used, numpy.split(right, ends), strict=True):
-            if now is not None and numpy.isfinite(mean).all():
-                there = now.double().cpu().numpy()
-                has = ~numpy.isnan(there) if hasattr(one.parameter, "_hp_mapping") else slice(None)
-                pairs.append((one, there[has], mean[has]))
+        for sample, gradient, mean in zip(
+            self._found, self._used, numpy.split(expected, ends), strict=True
+        ):
+            if gradient is not None and numpy.isfinite(mean).all():
+                actual = gradient.double().cpu().numpy()
+                has = (
+                    ~numpy.isnan(actual)
+                    if hasattr(sample.parameter, "_hp_mapping")
+                    else slice(None)
+                )
+                pairs.append((sample, actual[has], mean[has]))
         self._used = [None] * len(self._found)
-        largest = max(_length(one[numpy.isfinite(one)]) for one in computed)
+        largest = max(_length(sample[numpy.isfinite(sample)]) for sample in computed)
         return self._compare(pairs, largest) if pairs else None
 
     def _compare(self, pairs: Sequence[tuple[Sampled, Any, Any]], largest: float) -> str | None:
-        """``largest`` is the length of a rank's own gradient, to which rounding is in proportion:
-        the mean of gradients that cancel each other is short."""
-        used = numpy.concatenate([one for _, one, _ in pairs])
-        right = numpy.concatenate([one for *_, one in pairs])
-        if not (numpy.isfinite(used).all() and right.any()):
+        """``largest`` is the length of the longest gradient of a rank. Rounding is in proportion to
+        it: the mean of gradients that cancel each other is short."""
+        actual = numpy.concatenate([part for _, part, _ in pairs])
+        expected = numpy.concatenate([part for *_, part in pairs])
+        if not (numpy.isfinite(actual).all() and expected.any()):
             return None
         near = NEAR if all(s.parameter.dtype == torch.float32 for s, *_ in pairs) else COARSE
-        ratio = float(used @ right / (right @ right))
-        rounding = near * max(_length(used), ratio * largest)
-        if _length(used - ratio * right) > rounding or not used.any():
+        ratio = float(actual @ expected / (expected @ expected))
+        rounding = near * max(_length(actual), ratio * largest)
+        if _length(actual - ratio * expected) > rounding or not actual.any():
             worst = max(
                 pairs, key=lambda pair: _length(pair[1] - pair[2]) / (_length(pair[2]) or 1)
             )
@@ -157,7 +165,7 @@ def _copies(optimizer: Any) -> Iterator[tuple[int, Tensor]]:
 
 
 def _within(part: Tensor, optimizer: Any) -> tuple[Tensor | None, int]:
-    """The tensor that the optimizer updates and a part lies in, and where, in values."""
+    """The optimizer's tensor that contains a part, and the part's offset in it, in values."""
     for group in optimizer.param_groups:
         for whole in group["params"]:
             offset = (part.data_ptr() - whole.data_ptr()) // whole.element_size()

@@ -89,8 +89,8 @@ class Headroom:
             return
         lowest, highest = tensor.detach().aminmax()
         largest = torch.maximum(-lowest, highest).float()
-        seen = self._largest.get(name)
-        self._largest[name] = largest if seen is None else torch.maximum(seen, largest)
+        previous = self._largest.get(name)
+        self._largest[name] = largest if previous is None else torch.maximum(previous, largest)
 
     def step(self) -> list[Reading]:
         """End a step: a reading for each tensor observed in it, in the order of observation.

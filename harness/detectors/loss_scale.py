@@ -44,12 +44,12 @@ class Detector:
         skipped = before is not None and bool(getattr(self._optimizer, "overflow", False))
         self._row = self._row + 1 if skipped else 0
         self._least = self._least + 1 if skipped and self._scale == before else 0
-        found = []
+        alarms = []
         if self._row == ROW:
-            found.append(f"{ROW} steps in a row overflowed: no loss scale helps")
+            alarms.append(f"{ROW} steps in a row overflowed: no loss scale helps")
         if self._least == AT_LEAST:
-            found.append(f"{AT_LEAST} steps in a row overflowed at the smallest scale")
-        return found
+            alarms.append(f"{AT_LEAST} steps in a row overflowed at the smallest scale")
+        return alarms
 
 
 def _scale(optimizer: Any) -> float | None:

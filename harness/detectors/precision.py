@@ -55,14 +55,14 @@ class Detector:
         ]
 
     def step(self, number: int) -> str | None:
-        moved = sum(int(((_some(p) != was) & has).sum()) for p, was, has in self._before)
+        count = sum(int(((_some(p) != was) & has).sum()) for p, was, has in self._before)
         total = sum(int(has.sum()) for *_, has in self._before)
         self._before = []
-        self._row = self._row + 1 if total and moved < MOVED * total else 0
+        self._row = self._row + 1 if total and count < MOVED * total else 0
         if self._row != ROW:
             return None
         return (
-            f"the last {ROW} steps moved less than half of the weights: {moved} of {total} values"
+            f"the last {ROW} steps moved less than half of the weights: {count} of {total} values"
         )
 
 

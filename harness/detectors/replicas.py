@@ -1,4 +1,4 @@
-"""Compares replicas: parameters of which every rank of a group has a copy.
+"""Compares replicas: parameters that every rank of a group has a copy of.
 
 The BLOOM-176B training found this bug late: layer-norm weights are replicated across
 tensor-parallel ranks, each rank updates its own copy, and the usual logs do not show when they
@@ -51,28 +51,28 @@ def replica_differences(
     order, and every rank gets the same result. Costs one all-gather of all tensors for each dtype.
     Returns an empty list if all copies agree.
     """
-    named = [(name, tensor.detach().contiguous()) for name, tensor in tensors]
-    found = []
-    for dtype in dict.fromkeys(tensor.dtype for _, tensor in named):
-        found += _compare([(n, t) for n, t in named if t.dtype == dtype], group)
-    order = {name: index for index, (name, _) in enumerate(named)}
-    return sorted(found, key=lambda difference: order[difference.name])
+    pairs = [(name, tensor.detach().contiguous()) for name, tensor in tensors]
+    differences = []
+    for dtype in dict.fromkeys(tensor.dtype for _, tensor in pairs):
+        differences += _compare([(n, t) for n, t in pairs if t.dtype == dtype], group)
+    order = {name: index for index, (name, _) in enumerate(pairs)}
+    return sorted(differences, key=lambda difference: order[difference.name])
 
 
-def _compare(named: list[tuple[str, Tensor]], group: dist.ProcessGroup | None) -> list[Difference]:
-    flat = torch.cat([tensor.reshape(-1) for _, tensor in named])
+def _compare(pairs: list[tuple[str, Tensor]], group: dist.ProcessGroup | None) -> list[Difference]:
+    flat = torch.cat([tensor.reshape(-1) for _, tensor in pairs])
     copies = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
     dist.all_gather(copies, flat, group=group)
-    sizes = [tensor.numel() for _, tensor in named]
+    sizes = [tensor.numel() for _, tensor in pairs]
     split = [copy.split(sizes) for copy in copies]
-    found = []
-    for index, (name, _) in enumerate(named):
+    differences = []
+    for index, (name, _) in enumerate(pairs):
         reference, *others = (pieces[index] for pieces in split)
-        ranks = [r for r, other in enumerate(others, 1) if not _same_bits(reference, other)]
+        ranks = [r for r, peer in enumerate(others, 1) if not _same_bits(reference, peer)]
         if ranks:
             greatest = max(_distance(reference, split[r][index]) for r in ranks)
-            found.append(Difference(name, tuple(ranks), greatest))
-    return found
+            differences.append(Difference(name, tuple(ranks), greatest))
+    return differences
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
@@ -84,10 +84,10 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 class Detector:
-    """Checks after each step that what all ranks had a copy of at first is still equal.
+    """Checks after each step that parameters that were equal on all ranks at first still are.
 
-    It looks at a few values of each parameter, at other ones in each step; with Megatron's tensor
-    parallelism also at what its ranks do not split.
+    It looks at a few values of each parameter, at others in each step; with Megatron's tensor
+    parallelism also at the parameters that its ranks do not split.
     """
 
     def attach(
@@ -99,24 +99,24 @@ class Detector:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._copies = [(Replicas(model), group)]
-        if (other := tensor_parallel()) is not None:
-            self._copies.append((Replicas(model), other))
+        if (tensor_group := tensor_parallel()) is not None:
+            self._copies.append((Replicas(model), tensor_group))
 
     def step(self, number: int) -> list[str]:
-        found = [_compared(number, *each) for each in self._copies]
-        return [one for one in found if one]
+        alarms = [_compared(number, *copies) for copies in self._copies]
+        return [alarm for alarm in alarms if alarm]
 
 
 def _compared(number: int, replicas: Replicas, group: dist.ProcessGroup | None) -> str:
     """How the copies in a group differ at this step; empty if they do not. A collective call."""
-    found = replicas.found
-    mine = values(s.moved(number).bits() for s in found)
-    first, *others = replicas.gathered(mine, group)
-    wrong = [one.view("int32") != first.view("int32") for one in others]
+    samples = replicas.found
+    mine = values(s.moved(number).bits() for s in samples)
+    reference, *others = replicas.gathered(mine, group)
+    mismatches = [sample.view("int32") != reference.view("int32") for sample in others]
     names, at = [], 0
-    for one in found:
-        end = at + len(one.positions)
-        names += [one.name] if any(each[at:end].any() for each in wrong) else []
+    for sample in samples:
+        end = at + len(sample.positions)
+        names += [sample.name] if any(mismatch[at:end].any() for mismatch in mismatches) else []
         at = end
     if not names:
         return ""

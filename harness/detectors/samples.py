@@ -13,7 +13,7 @@ of each row, and compares an epoch with the earlier ones, and with those of the 
             ...
         print(detector.epoch_end(epoch))   # None, or an alarm
 
-Ranks that all read the same rows, as those of tensor parallelism do, are no fault. Rows that equal
+Ranks may all read the same rows, as with tensor parallelism. Rows that equal
 each other are not told apart: where a rank sees many of them in an epoch, nothing is compared.
 """
 
@@ -80,12 +80,12 @@ class Detector:
         self._batches += 1
 
     def epoch_end(self, number: int) -> list[str]:
-        found = [self._short(number), self._shared(), self._repeated(number), self._again()]
-        return [one for one in found if one]
+        alarms = [self._short(number), self._shared(), self._repeated(number), self._again()]
+        return [alarm for alarm in alarms if alarm]
 
     def _again(self) -> str:
-        """The rest of a resumed epoch has other rows than its part before the save, but for those
-        that were fetched ahead."""
+        """The rest of a resumed epoch must not repeat rows from before the save, except those that
+        were fetched ahead."""
         again, self._resumed = self._resumed & set(self._rows), set()
         if len(set(self._rows)) < APART * len(self._rows) or len(again) <= AHEAD * self._largest:
             return ""
@@ -95,13 +95,13 @@ class Detector:
         """An epoch that has not begun in its middle must have all batches of the loader."""
         if not self._batches:
             return "the epoch has no batch"
-        wanted = _length(self._loader)
-        if number == 1 or not wanted or self._batches >= wanted:
+        total = _length(self._loader)
+        if number == 1 or not total or self._batches >= total:
             return ""
-        return f"the epoch has {self._batches} batches, and the loader says {wanted}"
+        return f"the epoch has {self._batches} batches, and the loader says {total}"
 
     def _shared(self) -> str:
-        """Rows that several ranks got, but for those that fill up the last batches."""
+        """Several ranks must not get the same rows, except those that fill up the last batches."""
         every = from_all((self._rows, self._largest), self._group)
         ranks = [set(rows) for rows, _ in every]
         largest = max(size for _, size in every)
@@ -119,20 +119,20 @@ class Detector:
         rows = tuple(self._rows)
         if len(set(rows)) < max(FEW, APART * len(rows)) or not _shuffles(self._loader):
             return ""
-        same, self._earlier = rows == self._earlier, rows
-        return f"epoch {number} has the rows in the order of the epoch before it" if same else ""
+        equal, self._earlier = rows == self._earlier, rows
+        return f"epoch {number} has the rows in the order of the epoch before it" if equal else ""
 
 
 def digests(batch: Any) -> Iterator[bytes]:
-    """A digest of each row of a batch: of what has the same first dimension as its first tensor, or
-    of the elements of a list."""
+    """A digest of each row of a batch: of the tensors with the same first dimension as the first
+    one, or of the elements of a list."""
     leaves = list(_leaves(batch))
-    tensors = [one for one in leaves if isinstance(one, Tensor) and one.dim()]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
     if not tensors:
-        yield from (blake2b(repr(one).encode(), digest_size=8).digest() for one in leaves)
+        yield from (blake2b(repr(leaf).encode(), digest_size=8).digest() for leaf in leaves)
         return
     count = len(tensors[0])
-    parts = [_some(one) for one in tensors if len(one) == count]
+    parts = [_some(leaf) for leaf in tensors if len(leaf) == count]
     for row in range(count):
         joined = b"".join(part[row].numpy().tobytes() for part in parts)
         yield blake2b(joined, digest_size=8).digest()
@@ -150,8 +150,8 @@ def _leaves(batch: Any) -> Iterator[Any]:
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
-        for one in batch:
-            yield from _leaves(one)
+        for child in batch:
+            yield from _leaves(child)
     elif hasattr(batch, "__dict__") and not isinstance(batch, Tensor):
         yield from _leaves(vars(batch))
     else:
@@ -173,16 +173,16 @@ def _shuffles(loader: Any) -> bool:
     dataset = getattr(loader, "dataset", None)
     if isinstance(dataset, torch.utils.data.IterableDataset):
         return hasattr(dataset, "set_epoch") and getattr(dataset, "shuffle", True) is not False
-    in_order = any(isinstance(one, torch.utils.data.SequentialSampler) for one in samplers)
-    return not (in_order or any(getattr(one, "shuffle", True) is False for one in samplers))
+    in_order = any(isinstance(sampler, torch.utils.data.SequentialSampler) for sampler in samplers)
+    return not (in_order or any(getattr(sampler, "shuffle", True) is False for sampler in samplers))
 
 
 def _chain(loader: Any) -> Iterable[Any]:
     """The samplers of a loader, one within the other."""
-    found = loader
+    link = loader
     while True:
-        inner = getattr(found, "batch_sampler", None)
-        found = getattr(found, "sampler", None) if inner is None else inner
-        if found is None:
+        inner = getattr(link, "batch_sampler", None)
+        link = getattr(link, "sampler", None) if inner is None else inner
+        if link is None:
             return
-        yield found
+        yield link

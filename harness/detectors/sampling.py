@@ -24,7 +24,7 @@ SIZE = 64
 
 
 SHARDED = ("to_local", "ds_tensor", "_is_flat_param")
-"""What shards of FSDP2 or tensor parallelism, of ZeRO 3 and of FSDP1 have."""
+"""The attributes of shards of FSDP2 or tensor parallelism, of ZeRO 3 and of FSDP1."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Sampled:
 
 
 def samples(module: nn.Module, size: int = SIZE) -> Iterator[Sampled]:
-    """What is trained of a module, if this rank has it whole: no shards of FSDP, ZeRO 3 or tensor
-    parallelism by DTensor."""
+    """The trained parameters of a module that this rank has whole: no shards of FSDP, ZeRO 3 or
+    tensor parallelism by DTensor."""
     for name, parameter in module.named_parameters():
         whole = not any(hasattr(parameter, mark) for mark in SHARDED)
         if (
@@ -84,10 +84,10 @@ _SCALINGS: WeakKeyDictionary[torch.optim.Optimizer, Scaling] = WeakKeyDictionary
 def scaling(optimizer: torch.optim.Optimizer) -> Scaling:
     """What GradScalers do with the steps of an optimizer, from the first call on."""
     if optimizer not in _SCALINGS:
-        found = _SCALINGS[optimizer] = Scaling()
+        record = _SCALINGS[optimizer] = Scaling()
 
         def count(*_: Any) -> None:
-            found.taken += not _overflowed(optimizer)
+            record.taken += not _overflowed(optimizer)
 
         optimizer.register_step_pre_hook(count)
         _watch_scalers()
@@ -95,7 +95,7 @@ def scaling(optimizer: torch.optim.Optimizer) -> Scaling:
 
 
 def _overflowed(optimizer: Any) -> bool:
-    """Whether the step that begins will change nothing: a fused one is called also then."""
+    """Whether the step that begins will change nothing: a fused step is called nevertheless."""
     return bool(getattr(optimizer, "found_inf", None))
 
 
@@ -105,35 +105,35 @@ def gradient_scale(optimizer: Any) -> float:
 
 
 def _watch_scalers() -> None:
-    """Have GradScalers say which steps they skip: no hook of an optimizer sees that."""
+    """Let GradScalers report which steps they skip: no hook of an optimizer sees that."""
     kind: Any = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
     step = kind.step
     if getattr(step, "tells", False):
         return
 
     @functools.wraps(step)
-    def told(scaler: Any, optimizer: Any, *arguments: Any, **named: Any) -> Any:
+    def watched_step(scaler: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
         if not scaler.is_enabled() or optimizer not in _SCALINGS:
-            return step(scaler, optimizer, *arguments, **named)
-        found = _SCALINGS[optimizer]
-        taken, found.loss_scale = found.taken, scaler.get_scale()
-        value = step(scaler, optimizer, *arguments, **named)
-        if found.taken == taken:
-            for skip in found.skip:
+            return step(scaler, optimizer, *arguments, **keywords)
+        record = _SCALINGS[optimizer]
+        before, record.loss_scale = record.taken, scaler.get_scale()
+        value = step(scaler, optimizer, *arguments, **keywords)
+        if record.taken == before:
+            for skip in record.skip:
                 skip()
         return value
 
-    told.tells = True  # type: ignore[attr-defined]
-    kind.step = told
+    watched_step.tells = True  # type: ignore[attr-defined]
+    kind.step = watched_step
 
 
 def before_step(optimizer: torch.optim.Optimizer, look: Callable[[], None]) -> None:
-    """Have ``look`` called when the gradients of a step are there: before the step, or after the
-    closure that it is given, as Lightning does. Not before one that a GradScaler skips."""
+    """Call ``look`` when the gradients of a step are ready: before the step, or after its closure,
+    as with Lightning. It is not called before a step that a GradScaler skips."""
     scaling(optimizer)
 
-    def hook(_: Any, arguments: Any, named: Any) -> Any:
-        closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+    def hook(_: Any, arguments: Any, keywords: Any) -> Any:
+        closure = arguments[1] if len(arguments) > 1 else keywords.get("closure")
         if _overflowed(optimizer):
             return None
         if closure is None:
@@ -151,7 +151,7 @@ def before_step(optimizer: torch.optim.Optimizer, look: Callable[[], None]) -> N
 
 
 class Replicas:
-    """The ranks that had the same copy of what is trained when a model was first seen.
+    """The ranks that had the same trained parameters when a model was first seen.
 
     Ranks need not come here at the same time, as stages of a pipeline do not. So they ask each
     other only in ``gathered``, which all of them call after a step. Megatron marks what tensor
@@ -159,21 +159,21 @@ class Replicas:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        found = list(samples(module))
-        split = [getattr(s.parameter, "tensor_model_parallel", False) for s in found]
+        sampled = list(samples(module))
+        split = [getattr(s.parameter, "tensor_model_parallel", False) for s in sampled]
         self.split = any(split) or tensor_parallel() is not None
         """Whether tensor parallelism splits others."""
-        self.found = [s for s, is_split in zip(found, split, strict=True) if not is_split]
+        self.found = [s for s, is_split in zip(sampled, split, strict=True) if not is_split]
         self._first = values(s.bits() for s in self.found)
         self._ranks: list[int] | None = None
 
     def gathered(self, mine: numpy.ndarray, group: dist.ProcessGroup | None) -> list[numpy.ndarray]:
-        """What the ranks with the same copies have, this one among them. A collective call."""
+        """The values of the ranks with the same copies, this rank included. A collective call."""
         if self._ranks is None:
             names = [(s.name, tuple(s.parameter.shape)) for s in self.found]
             every = from_all((names, self._first.tobytes()), group)
-            own = every[_rank(group)]
-            self._ranks = [rank for rank, one in enumerate(every) if one == own]
+            ours = every[_rank(group)]
+            self._ranks = [rank for rank, theirs in enumerate(every) if theirs == ours]
         every = from_all(mine, group)
         return [every[rank] for rank in self._ranks]
 
@@ -189,7 +189,7 @@ def tensor_parallel() -> dist.ProcessGroup | None:
 
 def values(tensors: Iterable[Tensor]) -> numpy.ndarray:
     """The values of some tensors, one after the other, in fp32."""
-    parts = [one.detach().float().cpu().numpy() for one in tensors]
+    parts = [tensor.detach().float().cpu().numpy() for tensor in tensors]
     return numpy.concatenate(parts) if parts else numpy.zeros(0, numpy.float32)
 
 

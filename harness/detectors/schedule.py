@@ -50,74 +50,73 @@ class Detector:
         self._schedulers: list[Any] | None = None
         self._counts: list[int] = []
         self._still = 0
-        self._rates = [self._now()]
+        self._rates = [self._read_rates()]
         self._saved: list[float] | None = None
 
-    def _now(self) -> list[float]:
+    def _read_rates(self) -> list[float]:
         return [float(group["lr"]) for group in getattr(self._optimizer, "param_groups", [])]
 
     def save(self, path: Any) -> None:
-        Path(path, FILE).write_text(json.dumps(self._now()))
+        Path(path, FILE).write_text(json.dumps(self._read_rates()))
 
     def load(self, path: Any) -> None:
         file = Path(path, FILE)
         self._saved = json.loads(file.read_text()) if file.exists() else None
-        self._rates = [self._now()]
+        self._rates = [self._read_rates()]
 
     def step(self, number: int) -> list[str]:
-        found = [self._resumed(), self._too_often(), self._first(number), self._unmoved()]
-        self._rates.append(self._now())
-        return [one for one in found if one]
+        alarms = [self._resumed(), self._too_often(), self._dip(number), self._unmoved()]
+        self._rates.append(self._read_rates())
+        return [alarm for alarm in alarms if alarm]
 
     def _resumed(self) -> str:
         """The first step after a load has the rate that was next at the save."""
         saved, self._saved = self._saved, None
-        used = self._rates[-1]
-        if saved is None or len(saved) != len(used):
+        rates = self._rates[-1]
+        if saved is None or len(saved) != len(rates):
             return ""
-        for before, after in zip(saved, used, strict=True):
+        for before, after in zip(saved, rates, strict=True):
             if not _near(before, after):
                 return f"the rate was {before:.4g} at the save, and {after:.4g} after the load"
         return ""
 
     def _too_often(self) -> str:
-        """A schedule goes on by one, or by the number of ranks, which accelerate multiplies it
-        with."""
+        """A schedule advances by one step, or with accelerate by the number of ranks."""
         if self._schedulers is None:
-            self._schedulers = self._found()
+            self._schedulers = self._find_schedulers()
             self._counts = list(map(_count, self._schedulers))
             return ""
         counts = list(map(_count, self._schedulers))
         steps = [now - before for now, before in zip(counts, self._counts, strict=True)]
         self._counts = counts
         ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        wrong = [one for one in steps if one > 1 and one != ranks]
-        return f"the schedule went on {wrong[0]} times in one step" if wrong else ""
+        jumps = [advance for advance in steps if advance > 1 and advance != ranks]
+        return f"the schedule went on {jumps[0]} times in one step" if jumps else ""
 
-    def _found(self) -> list[Any]:
+    def _find_schedulers(self) -> list[Any]:
         inner = getattr(self._optimizer, "optimizer", self._optimizer)
         return [
-            one
-            for one in gc.get_objects()
-            if issubclass(type(one), lr_scheduler.LRScheduler)  # isinstance() asks proxies
-            and getattr(one, "optimizer", None) in (self._optimizer, inner)
+            scheduler
+            for scheduler in gc.get_objects()
+            if issubclass(type(scheduler), lr_scheduler.LRScheduler)  # isinstance() asks proxies
+            and getattr(scheduler, "optimizer", None) in (self._optimizer, inner)
         ]
 
-    def _first(self, number: int) -> str:
-        """No schedule has its lowest rate at the second step, and higher ones around it."""
+    def _dip(self, number: int) -> str:
+        """No schedule has its lowest rate at the second step, and higher rates around it."""
         if number != 3 or len(self._rates) < 3:
             return ""
-        for first, second, third in zip(*self._rates[:3], strict=True):
-            if first > second * (1 + NEAR) and third > second * (1 + NEAR):
+        for initial, second, third in zip(*self._rates[:3], strict=True):
+            if initial > second * (1 + NEAR) and third > second * (1 + NEAR):
                 return (
-                    f"the first step had the rate {first:.4g}, the next {second:.4g}, {third:.4g}"
+                    f"the first step had the rate {initial:.4g}, the next {second:.4g}, {third:.4g}"
                 )
         return ""
 
     def _unmoved(self) -> str:
-        names = [type(one).__name__ for one in self._schedulers or ()]
+        names = [type(scheduler).__name__ for scheduler in self._schedulers or ()]
         alone = len(names) == 1 and names[0] in MOVING  # others may be parts of one
-        self._still = self._still + 1 if alone and self._now() == self._rates[-1] else 0
+        self._still = self._still + 1 if alone and self._read_rates() == self._rates[-1] else 0
         return f"{names[0]} does not change the rate" if self._still == STILL else ""
 
 
@@ -126,5 +125,5 @@ def _count(scheduler: Any) -> int:
     return int(getattr(scheduler, "_step_count", scheduler.last_epoch))
 
 
-def _near(one: float, other: float) -> bool:
-    return abs(one - other) <= NEAR * max(abs(one), abs(other))
+def _near(rate: float, reference: float) -> bool:
+    return abs(rate - reference) <= NEAR * max(abs(rate), abs(reference))

@@ -54,7 +54,7 @@ class StateChange:
 
 
 def master_copy(parameter: Tensor) -> Tensor | None:
-    """This rank's fp32 copy of a bf16 or fp16 parameter, in its shape if whole; None if none.
+    """This rank's fp32 copy of a bf16 or fp16 parameter, in its shape if whole; None without one.
 
     DeepSpeed's BF16_Optimizer and ZeRO 1 and 2 leave it on the parameter, as ``_hp_mapping``. Where
     the optimizer is partitioned it is the fragment that this rank holds, flat.
@@ -70,7 +70,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
     """Every parameter and buffer that this rank holds, by name, and the master copies: no copies.
 
     ``model`` is a module, or a wrapper around one that has it as ``module`` (DeepSpeedEngine, DDP);
-    names are then those of the inner one. A parameter that ZeRO 3 has partitioned is this rank's
+    names are then the inner module's. A parameter that ZeRO 3 has partitioned is this rank's
     shard. With ``optimizer`` its moments come too, and the tensors that it updates where those are
     not the model's own, as ``optimizer.GROUP.INDEX``.
     """
@@ -87,9 +87,9 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
 
 def state_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[StateChange]:
     """The tensors that differ between two states, in the order of ``before``, then new ones."""
-    found = [_change(name, was, after.get(name)) for name, was in before.items()]
+    changes = [_change(name, was, after.get(name)) for name, was in before.items()]
     new = [StateChange(name, "is new") for name in after if name not in before]
-    return [change for change in found if change is not None] + new
+    return [change for change in changes if change is not None] + new
 
 
 def dump_state(
@@ -139,7 +139,7 @@ def dump_changes(
     if ranks != others or not ranks:
         raise ValueError(f"{before} has dumps of ranks {ranks}, {after} of {others}")
     changes = {r: state_changes(read_dump(before, r), read_dump(after, r)) for r in ranks}
-    return {rank: found for rank, found in changes.items() if found}
+    return {rank: of_rank for rank, of_rank in changes.items() if of_rank}
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -149,32 +149,32 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, Tensor]:
-    own = {id(parameter): name for name, parameter in module.named_parameters()}
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
     state = {}
     for g, group in enumerate(optimizer.param_groups):
         for p, parameter in enumerate(group["params"]):
-            name = own.get(id(parameter), f"optimizer.{g}.{p}")
-            if id(parameter) not in own:
+            name = names.get(id(parameter), f"optimizer.{g}.{p}")
+            if id(parameter) not in names:
                 state[name] = parameter.detach()
             moments = optimizer.state.get(parameter, {})
             state |= {f"{name} ({k})": v for k, v in moments.items() if isinstance(v, Tensor)}
     return state
 
 
-def _change(name: str, was: Tensor, now: Tensor | None) -> StateChange | None:
-    if now is None:
+def _change(name: str, was: Tensor, loaded: Tensor | None) -> StateChange | None:
+    if loaded is None:
         return StateChange(name, GONE)
-    if was.shape != now.shape or was.dtype != now.dtype:
-        kinds = [f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in (was, now)]
+    if was.shape != loaded.shape or was.dtype != loaded.dtype:
+        kinds = [f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in (was, loaded)]
         return StateChange(name, f"was {kinds[0]}, is {kinds[1]}")
-    if torch.equal(_bits(was), _bits(now)):
+    if torch.equal(_bits(was), _bits(loaded)):
         return None
-    distance = (was.double() - now.double()).abs().reshape(-1)
+    distance = (was.double() - loaded.double()).abs().reshape(-1)
     index = int(distance.nan_to_num(nan=-1.0).argmax())
     greatest = float(distance[index])
     place = tuple(int(i) for i in torch.unravel_index(torch.tensor(index), was.shape))
-    before, after = (float(t.reshape(-1)[index]) for t in (was, now))
-    differing = int((_bits(was) != _bits(now)).reshape(was.numel(), -1).any(dim=1).sum())
+    before, after = (float(t.reshape(-1)[index]) for t in (was, loaded))
+    differing = int((_bits(was) != _bits(loaded)).reshape(was.numel(), -1).any(dim=1).sum())
     about = (
         f"{differing} of {was.numel()} values differ, by up to {greatest:.3g}: at {list(place)} "
         f"{before:.5g} before, {after:.5g} after"
@@ -204,8 +204,8 @@ def main() -> int:
         print("usage: python -m harness.detectors.state BEFORE AFTER", file=sys.stderr)
         return 2
     changes = dump_changes(*sys.argv[1:])
-    for rank, found in changes.items():
-        for change in found:
+    for rank, of_rank in changes.items():
+        for change in of_rank:
             print(f"rank {rank}: {change}")
     return 1 if changes else 0
 
@@ -228,8 +228,8 @@ class Detector:
     ) -> None:
         self._model = model
         inner = getattr(optimizer, "optimizer", None)  # within DeepSpeed's
-        found = (one for one in (optimizer, inner) if isinstance(one, torch.optim.Optimizer))
-        self._optimizer = next(found, None)
+        parts = (part for part in (optimizer, inner) if isinstance(part, torch.optim.Optimizer))
+        self._optimizer = next(parts, None)
         self._rates = optimizer.param_groups
 
     def step(self, number: int) -> None: ...
@@ -253,8 +253,8 @@ ROUNDING = 2**-8
 
 
 def _unexplained(changes: Sequence[StateChange]) -> Iterator[StateChange]:
-    """Without what a load of the weights alone does: moments are gone, or begin again, and fp32
-    copies are rounded."""
+    """The changes that a load of the weights alone does not explain: after one, moments are gone or
+    begin again, and fp32 copies are rounded."""
     again = any(c.name.endswith("(step)") and c.after < c.before for c in changes)
     for change in changes:
         if again and change.name.endswith(")") and not change.name.endswith(MASTER):

@@ -29,7 +29,7 @@ Copy = tuple[str, Tensor, "dist.ProcessGroup | None"]
 
 
 def tied_copies(module: nn.Module, masters: bool = False) -> Iterator[Copy]:
-    """The tied weights of which this rank holds a copy, of a DeepSpeed PipelineModule.
+    """The tied weights of a DeepSpeed PipelineModule that this rank holds a copy of.
 
     They are those that its TiedLayerSpecs name as ``tied_weight_attr``: nothing else of a tied
     module is meant to stay equal. Yields nothing on a stage without a copy, or where one stage
@@ -39,8 +39,8 @@ def tied_copies(module: nn.Module, masters: bool = False) -> Iterator[Copy]:
     """
     comms: dict[str, dict[str, Any]] = getattr(module, "tied_comms", {})
     for key, comm in comms.items():
-        named = comm["weight_attr"]
-        for attribute in [named] if isinstance(named, str) else named:
+        attributes = comm["weight_attr"]
+        for attribute in [attributes] if isinstance(attributes, str) else attributes:
             weight = comm["module"]
             for part in attribute.split("."):
                 weight = getattr(weight, part)
@@ -97,8 +97,12 @@ class Detector:
 
     def step(self, number: int) -> str | None:
         sampled = [(name, _some(copy, number), group) for name, copy, group in self._copies]
-        found = tied_differences(sampled)
-        return f"the copies of {found[0].name} differ by {found[0].greatest:.3g}" if found else None
+        differences = tied_differences(sampled)
+        return (
+            f"the copies of {differences[0].name} differ by {differences[0].greatest:.3g}"
+            if differences
+            else None
+        )
 
 
 def _some(tensor: Tensor, number: int) -> Tensor:

@@ -58,7 +58,7 @@ class Detector:
 
         with _silent():
             results = check_engine(_trace(run), self._rules, check_relation_first=False)
-        broken = [one.invariant.text_description for one in results if not one.check_passed]
+        broken = [check.invariant.text_description for check in results if not check.check_passed]
         if not broken:
             return None
         return f"{len(broken)} of {len(self._rules)} rules are broken: {broken[0]}"

@@ -53,15 +53,15 @@ class Detector:
             if _kinds(updated) == _kinds(trained):
                 return "the optimizer updates none of the model's parameters, but copies of them"
             return None  # fp32 copies, or shards
-        own = {id(p) for p in model.parameters()}
-        foreign = sum(key not in own for key in groups)
+        ids = {id(p) for p in model.parameters()}
+        foreign = sum(key not in ids for key in groups)
         missing = [
             name for name, p in model.named_parameters() if p.requires_grad and id(p) not in groups
         ]
         if foreign and missing:
             return f"the optimizer updates {foreign} tensors of no model, and not {missing[0]}"
-        found = list(samples(model))
-        self._found = [(s, groups[id(s.parameter)]) for s in found if id(s.parameter) in groups]
+        sampled = list(samples(model))
+        self._found = [(s, groups[id(s.parameter)]) for s in sampled if id(s.parameter) in groups]
         before_step(optimizer, self._look)
         return None
 
@@ -71,21 +71,21 @@ class Detector:
             for s, group in self._found  # a scheduler may change the group before step() is called
         ]
 
-    def _gradient(self, one: Sampled) -> Tensor | None:
-        gradient = one.parameter.grad
+    def _gradient(self, sample: Sampled) -> Tensor | None:
+        gradient = sample.parameter.grad
         if gradient is None or gradient.is_sparse:
             return None
-        return one.of(gradient) / gradient_scale(self._optimizer)
+        return sample.of(gradient) / gradient_scale(self._optimizer)
 
-    def _state(self, one: Sampled) -> dict[str, Any]:
+    def _state(self, sample: Sampled) -> dict[str, Any]:
         if scaling(self._optimizer).taken == 1 and not (self._stepped or self._resumed):
             return {}  # what a skipped step has left must not matter
-        state = self._optimizer.state.get(one.parameter, {})
+        state = self._optimizer.state.get(sample.parameter, {})
         return {
-            key: one.of(value) if value.shape == one.parameter.shape else float(value)
+            key: sample.of(value) if value.shape == sample.parameter.shape else float(value)
             for key, value in state.items()
             if isinstance(value, torch.Tensor)
-            and (value.numel() == 1 or value.shape == one.parameter.shape)
+            and (value.numel() == 1 or value.shape == sample.parameter.shape)
         }
 
     def load(self, path: Any) -> None:
@@ -94,14 +94,16 @@ class Detector:
     def step(self, number: int) -> str | None:
         if number == 1 and self._stepped and not self._resumed:
             return "the optimizer had taken a step before the training's first one"
-        for (one, _), (weights, gradient, state, group) in zip(
+        for (sample, _), (weights, gradient, state, group) in zip(
             self._found, self._before, strict=False
         ):
             if gradient is None or not bool(gradient.isfinite().all()):
                 continue
-            moved = one.of(one.parameter) - weights
-            right = _formula(type(self._optimizer), group, weights, gradient, state)
-            if alarm := _judged(one.name, moved, right, weights, one.parameter.dtype, group):
+            actual = sample.of(sample.parameter) - weights
+            expected = _formula(type(self._optimizer), group, weights, gradient, state)
+            if alarm := _judged(
+                sample.name, actual, expected, weights, sample.parameter.dtype, group
+            ):
                 return alarm
         return None
 
@@ -119,21 +121,23 @@ def _stepped(optimizer: Any) -> bool:
 
 def _judged(
     name: str,
-    moved: Tensor,
-    right: Tensor | None,
+    actual: Tensor,
+    expected: Tensor | None,
     weights: Tensor,
     dtype: torch.dtype,
     group: dict[str, Any],
 ) -> str | None:
     rounding = ROUNDING * torch.finfo(dtype).eps * weights.abs().max() + 1e-12
-    if right is None:
+    if expected is None:
         return None
-    off = (moved - right).abs().max()
-    if float(off) <= max(float(rounding), NEAR * float(right.abs().max())):
+    off = (actual - expected).abs().max()
+    if float(off) <= max(float(rounding), NEAR * float(expected.abs().max())):
         return None
-    if not float(moved.abs().max()):
+    if not float(actual.abs().max()):
         return f"{name} was not moved by the step, although it has a gradient"
-    ratio = float(moved @ right / (right @ right)) if float(right.norm()) else float("inf")
+    ratio = (
+        float(actual @ expected / (expected @ expected)) if float(expected.norm()) else float("inf")
+    )
     return f"{name} moved {ratio:.4g} times as far as the optimizer's formula says"
 
 
@@ -147,8 +151,8 @@ def _formula(
         gradient = gradient + decay * weights
         if group["momentum"]:
             buffer = state.get("momentum_buffer")
-            kept = gradient * (1 - group["dampening"])
-            buffer = gradient if buffer is None else group["momentum"] * buffer + kept
+            contribution = gradient * (1 - group["dampening"])
+            buffer = gradient if buffer is None else group["momentum"] * buffer + contribution
             gradient = gradient + group["momentum"] * buffer if group["nesterov"] else buffer
         return -rate * gradient
     if kind not in (torch.optim.Adam, torch.optim.AdamW) or group.get("amsgrad"):
@@ -156,8 +160,8 @@ def _formula(
     apart = kind is torch.optim.AdamW or group.get("decoupled_weight_decay", False)
     shrunk = -rate * decay * weights if apart else 0 * weights
     gradient = gradient if apart else gradient + decay * weights
-    (first, second), count = group["betas"], state.get("step", 0.0) + 1
-    mean = first * state.get("exp_avg", 0 * weights) + (1 - first) * gradient
-    square = second * state.get("exp_avg_sq", 0 * weights) + (1 - second) * gradient**2
-    root = (square / (1 - second**count)).sqrt() + group["eps"]
-    return shrunk - rate * mean / (1 - first**count) / root
+    (beta1, beta2), count = group["betas"], state.get("step", 0.0) + 1
+    mean = beta1 * state.get("exp_avg", 0 * weights) + (1 - beta1) * gradient
+    square = beta2 * state.get("exp_avg_sq", 0 * weights) + (1 - beta2) * gradient**2
+    root = (square / (1 - beta2**count)).sqrt() + group["eps"]
+    return shrunk - rate * mean / (1 - beta1**count) / root

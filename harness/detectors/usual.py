@@ -1,6 +1,6 @@
 """The checks that most training loops have: norms, losses, nan, and a sum of the weights.
 
-They stand here to be compared with others: ``score`` shows how many bugs they miss.
+They are here for comparison: ``score`` shows how many bugs they miss.
 """
 
 from __future__ import annotations
@@ -90,26 +90,26 @@ class Weights(_Watching):
     def _sum(self) -> float:
         return sum(float(_local(p).detach().double().sum()) for p in self.model.parameters())
 
-    def _same(self, total: float) -> bool:
-        first, *others = from_all(numpy.float32(total), self.group)
-        return all(one == first for one in others)
+    def _agree(self, total: float) -> bool:
+        reference, *others = from_all(numpy.float32(total), self.group)
+        return all(peer == reference for peer in others)
 
     def step(self, number: int) -> str | None:
         if self._equal is None:
-            self._equal = self._same(self._first)
-        same = self._same(self._sum())
-        return "the ranks' weights differ" if self._equal and not same else None
+            self._equal = self._agree(self._first)
+        equal = self._agree(self._sum())
+        return "the ranks' weights differ" if self._equal and not equal else None
 
 
-def _unusual(what: str, values: list[float], times: float) -> str | None:
+def _unusual(name: str, values: list[float], times: float) -> str | None:
     if not values:
         return None
-    *before, now = values
-    if not math.isfinite(now):
-        return f"the {what} is {now}"
+    *before, latest = values
+    if not math.isfinite(latest):
+        return f"the {name} is {latest}"
     usual = statistics.median(before) if len(before) >= WARM else None
-    if usual is not None and now > times * usual > 0:
-        return f"the {what} is {now:.4g}, and {usual:.4g} usually"
+    if usual is not None and latest > times * usual > 0:
+        return f"the {name} is {latest:.4g}, and {usual:.4g} usually"
     return None
 
 

@@ -17,7 +17,7 @@ from harness.system.text import LINK
 
 @dataclass(frozen=True)
 class AliveBug:
-    """A bug that a release has, as that release's users meet it."""
+    """A bug that a release has, as users of that release see it."""
 
     alive: Alive
     finding: str
@@ -43,7 +43,7 @@ class AliveBug:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What a user of this release asks."""
+        """What a user of this release needs to know, by row."""
         rows = {
             "release": self.release,
             "trigger": self.trigger,
@@ -59,8 +59,8 @@ class AliveBug:
     @property
     def trigger(self) -> str:
         """What a run must do to meet the bug."""
-        own = self.alive.variant == RELEASED
-        return self.scenario.trigger if own else self.scenario.about(self.alive.variant)
+        as_published = self.alive.variant == RELEASED
+        return self.scenario.trigger if as_published else self.scenario.about(self.alive.variant)
 
     @property
     def remedy(self) -> str:
@@ -70,14 +70,14 @@ class AliveBug:
     @property
     def command(self) -> str:
         """The command that shows the bug."""
-        scenario, found = self.scenario, self.alive
+        scenario, bug = self.scenario, self.alive
         run = f"python -m harness run scenario={self.name}"
-        if found.variant != RELEASED:
-            return f"{run} variant={found.variant}"
+        if bug.variant != RELEASED:
+            return f"{run} variant={bug.variant}"
         pins = {**scenario.pins, **scenario.pins_of(BUGGY)}
-        if pins[scenario.subject] == found.release and not scenario.variant(BUGGY).defects:
+        if pins[scenario.subject] == bug.release and not scenario.variant(BUGGY).defects:
             return run
-        return f"{run} variant=released pins.{scenario.subject}={found.release}"
+        return f"{run} variant=released pins.{scenario.subject}={bug.release}"
 
     @property
     def known(self) -> str:
@@ -106,9 +106,9 @@ class AliveBug:
 
 
 def alive_bugs() -> list[AliveBug]:
-    """The bugs that are alive by the recorded runs, most damaging and hardest to notice first."""
-    found = [each for name in catalog.sound() if (each := alive(name))]
-    return by_harm(AliveBug(each, finding(each)) for each in found)
+    """The bugs that recorded runs show to be alive, most damaging and hardest to notice first."""
+    bugs = [each for name in catalog.sound() if (each := alive(name))]
+    return by_harm(AliveBug(each, finding(each)) for each in bugs)
 
 
 def by_harm(bugs: Iterable[AliveBug]) -> list[AliveBug]:
@@ -121,17 +121,17 @@ def by_harm(bugs: Iterable[AliveBug]) -> list[AliveBug]:
     return sorted(bugs, key=order)
 
 
-def finding(found: Alive) -> str:
+def finding(bug: Alive) -> str:
     """The first line of what the recorded run on a release showed."""
-    if found.variant == RELEASED:
-        subject = catalog.scenario(found.scenario).subject
+    if bug.variant == RELEASED:
+        subject = catalog.scenario(bug.scenario).subject
         reasons = [
             cell.reason
-            for cell in affected.of(found.scenario)
-            if cell.pins[subject] == found.release and cell.status is Status.AFFECTED
+            for cell in affected.of(bug.scenario)
+            if cell.pins[subject] == bug.release and cell.status is Status.AFFECTED
         ]
     else:
-        with run_folder.recorded(found.scenario) as run:
+        with run_folder.recorded(bug.scenario) as run:
             trials = grade(run).trials if run else ()
-        reasons = [trial.reason for trial in trials if trial.variant == found.variant]
+        reasons = [trial.reason for trial in trials if trial.variant == bug.variant]
     return next((reason.partition("\n")[0] for reason in reasons), "")

@@ -26,7 +26,7 @@ from harness.system.text import count, short
 
 @dataclass(frozen=True)
 class Bug:
-    """A scenario of the catalogue, with what recorded runs showed of it.
+    """A scenario of the catalogue, with the results of its recorded runs.
 
     Texts are our own prose: code is in backticks, addresses are bare or as ``[text](address)``, and
     a line break separates items.
@@ -55,7 +55,7 @@ class Bug:
 
     @cached_property
     def periods(self) -> list[Period]:
-        """The affected releases by the recorded runs alone, as its advisory has them."""
+        """The affected releases, from recorded runs alone, as in its advisory."""
         return periods(self.name)
 
     @property
@@ -97,12 +97,12 @@ class Bug:
     @property
     def parameters(self) -> list[tuple[str, str]]:
         """Each parameter with its default, and its meaning."""
-        found = knobs(catalog.load(self.name).Params)
-        return [(f"scenario.{knob.name}={knob.default}", meaning(knob)) for knob in found]
+        all_knobs = knobs(catalog.load(self.name).Params)
+        return [(f"scenario.{knob.name}={knob.default}", meaning(knob)) for knob in all_knobs]
 
     @property
     def symptom(self) -> str:
-        """What ``detect`` looks for: an oracle's docstring is that of its scenario."""
+        """What ``detect`` looks for; for an oracle, the docstring of ``documented``."""
         detect = catalog.load(self.name).detect
         return _doc(getattr(getattr(detect, "__self__", None), "documented", detect))
 
@@ -119,13 +119,13 @@ class Bug:
     @cached_property
     def insufficient_checks(self) -> Mapping[str, bool]:
         """The insufficient checks, and whether each fired in the buggy variant."""
-        found = (each.insufficient_checks for each in self.evidence)
-        return next(filter(None, found), {})
+        checks_by_run = (each.insufficient_checks for each in self.evidence)
+        return next(filter(None, checks_by_run), {})
 
     @property
     def statuses(self) -> list[list[str]]:
-        """The status of each tested release, with a row of titles first; equal cells share a row,
-        and a column that says nothing is left out."""
+        """The status of each tested release, after a row of titles. Equal cells share a row; empty
+        columns are left out."""
         cells = affected.of(self.name)
         if not cells:
             return []
@@ -133,12 +133,12 @@ class Bug:
         rows = [[package, *_ALIKE]]
         for alike, group in itertools.groupby(cells, key=lambda cell: _alike(package, cell)):
             rows.append([", ".join(cell.pins[package] for cell in group), *alike])
-        told = [any(column[1:]) for column in zip(*rows, strict=True)]
-        return [list(itertools.compress(row, told)) for row in rows]
+        selectors = [any(column[1:]) for column in zip(*rows, strict=True)]
+        return [list(itertools.compress(row, selectors)) for row in rows]
 
     @property
     def mutations(self) -> list[Mapping[str, str]]:
-        """The mutations of the code with the bug, and what became of each."""
+        """The mutations of the code with the bug, and the outcome of each."""
         file = catalog.folder(self.name) / catalog.MUTATIONS
         if not file.is_file():
             return []
@@ -146,7 +146,7 @@ class Bug:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What upstream says of the bug, and what is run of it."""
+        """What upstream says about the bug, and how it is run here."""
         scenario = self.scenario
         chosen = {v: {**scenario.pins, **scenario.pins_of(v)} for v in scenario.variants}
         lanes = " or ".join(lane.value.upper() for lane in scenario.lanes)
@@ -177,7 +177,7 @@ def _alike(package: str, cell: Cell) -> tuple[str, ...]:
 
 
 def _varied(scenario: Scenario, cells: Sequence[Cell]) -> str:
-    """The package of the rows: the one with the most tested releases."""
+    """The package with the most tested releases; these are the rows."""
     return max(scenario.pins, key=lambda name: len({cell.pins[name] for cell in cells}))
 
 

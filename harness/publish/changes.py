@@ -42,27 +42,27 @@ def of_releases(
     A release is compared with the nearest lower version of its package that has a result for the
     same scenario. So a late patch of an old branch is compared within its branch.
     """
-    known = newest([*before, *tonight])
+    newest_results = newest([*before, *tonight])
     earlier = newest(before)
-    found = []
+    changes = []
     for result in sorted(tonight, key=_order):
-        own = earlier.get(result.key)
-        lower = _lower(result, known.values())
-        if kind := _kind(result, own, lower):
-            reference = _reference(kind, own, lower)
-            found.append(_change(kind, result, reference, releases, day))
-    return found
+        previous = earlier.get(result.key)
+        lower = _lower(result, newest_results.values())
+        if kind := _kind(result, previous, lower):
+            reference = _reference(kind, previous, lower)
+            changes.append(_change(kind, result, reference, releases, day))
+    return changes
 
 
 def _order(result: ReleaseResult) -> tuple[str, str, Version]:
     return result.cell.scenario, result.package, Version(result.version)
 
 
-def _lower(result: ReleaseResult, known: Iterable[ReleaseResult]) -> list[ReleaseResult]:
-    """The results of lower releases for the same scenario and package, the nearest first. Before
-    them come, for a source, the sources of earlier nightlies, the newest first."""
+def _lower(result: ReleaseResult, results: Iterable[ReleaseResult]) -> list[ReleaseResult]:
+    """The results of lower releases for the same scenario and package, nearest first. For a source,
+    the sources of earlier nightlies come before them, newest first."""
     scenario, package, version = _order(result)
-    of_package = [one for one in known if one.key[:2] == (scenario, package)]
+    of_package = [one for one in results if one.key[:2] == (scenario, package)]
     releases = [one for one in of_package if not is_source(one.version)]
     below = [one for one in releases if Version(one.version) < version]
     earlier = [one for one in of_package if one not in releases and one.nightly < result.nightly]
@@ -75,18 +75,18 @@ def _lower(result: ReleaseResult, known: Iterable[ReleaseResult]) -> list[Releas
 
 
 def _kind(
-    result: ReleaseResult, own: ReleaseResult | None, lower: Sequence[ReleaseResult]
+    result: ReleaseResult, previous: ReleaseResult | None, lower: Sequence[ReleaseResult]
 ) -> str | None:
     """The kind of a change; None without a change, or without a result to compare with."""
     if not result.cell.status.certain:
-        if own is not None or not _nearest_is_certain(lower):
+        if previous is not None or not _nearest_is_certain(lower):
             return None  # reported before, or no change
         unsupported = result.cell.status is Status.UNSUPPORTED
         return UNSUPPORTED_HERE if unsupported else NO_LONGER_CERTAIN
     reference = next((one for one in lower if one.cell.status.certain), None)
     if reference and reference.cell.status is not result.cell.status:
         return NOW_AFFECTED if result.cell.status is Status.AFFECTED else NO_LONGER_AFFECTED
-    was_unknown = (own and not own.cell.status.certain) or (
+    was_unknown = (previous and not previous.cell.status.certain) or (
         lower and not _nearest_is_certain(lower)
     )
     return CERTAIN_AGAIN if was_unknown else None
@@ -97,11 +97,11 @@ def _nearest_is_certain(lower: Sequence[ReleaseResult]) -> bool:
 
 
 def _reference(
-    kind: str, own: ReleaseResult | None, lower: Sequence[ReleaseResult]
+    kind: str, previous: ReleaseResult | None, lower: Sequence[ReleaseResult]
 ) -> ReleaseResult:
     """The result that a changed one is compared with."""
     if kind == CERTAIN_AGAIN:
-        return own if own and not own.cell.status.certain else lower[0]
+        return previous if previous and not previous.cell.status.certain else lower[0]
     return next(one for one in lower if one.cell.status.certain)
 
 
@@ -197,56 +197,57 @@ def command(result: ReleaseResult) -> str:
 def of_ours(
     tonight: Sequence[ScenarioResult], before: Sequence[ScenarioResult], day: str
 ) -> list[Change]:
-    """Which of our scenarios no longer reproduce, or do so again; ``before``: earlier nightlies.
+    """Which of our scenarios no longer reproduce, or reproduce again.
 
-    A scenario without an earlier result counts as reproduced, as only those are in the catalogue.
+    ``before`` has the results of earlier nightlies. A scenario without an earlier result counts as
+    reproduced, since the catalogue has only scenarios that reproduce.
     Inconclusive and unsupported verdicts do not count.
     """
-    found = []
+    changes = []
     for result in tonight:
         earlier = [old.verdict for old in before if old.scenario == result.scenario]
-        last = next((v for v in reversed(earlier) if v in _CLEAR), str(Verdict.REPRODUCED))
-        if result.verdict in _CLEAR and result.verdict != last:
-            found.append(_change_of_ours(result, last, day))
-    return found
+        last_verdict = next((v for v in reversed(earlier) if v in _CLEAR), str(Verdict.REPRODUCED))
+        if result.verdict in _CLEAR and result.verdict != last_verdict:
+            changes.append(_change_of_ours(result, last_verdict, day))
+    return changes
 
 
 _CLEAR = (str(Verdict.REPRODUCED), str(Verdict.NOT_REPRODUCED))
 
 
-def _change_of_ours(result: ScenarioResult, last: str, day: str) -> Change:
+def _change_of_ours(result: ScenarioResult, last_verdict: str, day: str) -> Change:
     name, verdict = result.scenario, result.verdict
     see = f"{SEE}python -m harness run scenario={name}"
     if verdict == str(Verdict.REPRODUCED):
         message = f"{name} reproduces again. {see}"
-        return Change(REPRODUCES_AGAIN, name, None, None, last, verdict, message)
+        return Change(REPRODUCES_AGAIN, name, None, None, last_verdict, verdict, message)
     message = (
         f"{name} no longer reproduces on the releases that it pins: "
         f"{result.reasons or 'see its run'}. These releases did not change, so torch, the machine "
         f"or this harness did. First seen in the nightly of {day}. {see}"
     )
-    return Change(NO_LONGER_REPRODUCES, name, None, None, last, verdict, message)
+    return Change(NO_LONGER_REPRODUCES, name, None, None, last_verdict, verdict, message)
 
 
 def of_yanked(
-    now: Iterable[Release], before: Releases, results: Sequence[ReleaseResult]
+    releases: Iterable[Release], before: Releases, results: Sequence[ReleaseResult]
 ) -> list[Change]:
     """The releases that were yanked since ``before``, for each scenario that has a result."""
-    known = newest(results)
-    found = []
-    for release in now:
+    newest_results = newest(results)
+    changes = []
+    for release in releases:
         old = before.get((release.package, release.version))
         if not (release.yanked and old and not old.yanked):
             continue
-        for (scenario, package, version), result in sorted(known.items()):
+        for (scenario, package, version), result in sorted(newest_results.items()):
             if (package, version) == (release.package, release.version):
                 status = str(result.cell.status)
                 message = (
                     f"{package} {version} ({release.day}) was yanked and is no longer tested. "
                     f"Its last status for {scenario} stays: {status}."
                 )
-                found.append(Change(YANKED, scenario, package, version, status, YANKED, message))
-    return found
+                changes.append(Change(YANKED, scenario, package, version, status, YANKED, message))
+    return changes
 
 
 def worse(changes: Iterable[Change]) -> list[Change]:

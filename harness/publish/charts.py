@@ -1,6 +1,6 @@
 """Draws each kind of a scenario's picture with Altair, as Vega-Lite: lines, bars, grids.
 
-Colours have names such as ``var:--buggy``, which the page replaces by those of its colour scheme.
+Colours have names such as ``var:--buggy``, which the page replaces by colours of its scheme.
 Colour is never the only difference: lines also have dashes and shapes of points, bars have
 positions, words in a grid have signs, and every chart has a table of its numbers.
 """
@@ -29,17 +29,17 @@ def finite(value: float | None) -> float | None:
 
 def colours(names: Sequence[str]) -> list[str]:
     """A colour for each name; buggy and fixed have the same colours everywhere."""
-    rest = [name for name in names if name not in OWN]
-    return [OWN.get(name) or OTHERS[rest.index(name) % len(OTHERS)] for name in names]
+    others = [name for name in names if name not in OWN]
+    return [OWN.get(name) or OTHERS[others.index(name) % len(OTHERS)] for name in names]
 
 
 def cycle(values: Sequence[Any], names: Sequence[str]) -> list[Any]:
     return [values[n % len(values)] for n in range(len(names))]
 
 
-def names_of(found: Iterable[str]) -> list[str]:
+def names_of(names: Iterable[str]) -> list[str]:
     """Names in their order, buggy and fixed first."""
-    ordered = list(dict.fromkeys(found))
+    ordered = list(dict.fromkeys(names))
     return sorted(ordered, key=lambda name: (name != BUGGY, name != FIXED, ordered.index(name)))
 
 
@@ -112,27 +112,27 @@ def made(
 
 
 def _spec(drawn: Any, summary: str) -> Spec:
-    made: Spec = drawn.properties(description=summary).to_dict(validate=False)
-    made.pop("config", None)  # the page has its own, for its colour scheme
+    spec: Spec = drawn.properties(description=summary).to_dict(validate=False)
+    spec.pop("config", None)  # the page has its own, for its colour scheme
     tables: dict[str, list[Any]] = {}
-    _name_the_data(made, tables)
-    return made | {"datasets": tables}
+    _name_the_data(spec, tables)
+    return spec | {"datasets": tables}
 
 
 def _name_the_data(part: Any, tables: dict[str, list[Any]]) -> None:
     """Name the rows, so that layers with the same rows share them."""
     if isinstance(part, list):
-        for each in part:
-            _name_the_data(each, tables)
+        for child in part:
+            _name_the_data(child, tables)
     elif isinstance(part, dict):
         rows = part.get("data", {}).get("values")
         if rows is not None:
             name = next((n for n, same in tables.items() if same == rows), f"rows{len(tables)}")
             tables[name] = rows
             part["data"] = {"name": name}
-        for key, each in part.items():
+        for key, child in part.items():
             if key != "data":
-                _name_the_data(each, tables)
+                _name_the_data(child, tables)
 
 
 def text(value: Any) -> str:
@@ -142,13 +142,12 @@ def text(value: Any) -> str:
 
 
 TALL = 260
-"""The height of a chart in pixels; its width is that of the page."""
+"""The height of a chart in pixels; it is as wide as the page."""
 FEW_POINTS = 40
 """With more points, the points of a line are invisible, but still have tooltips."""
 
 
 def _lines(picture: Lines) -> Chart:
-    """The chart of this picture."""
     points = [(name, x, finite(y)) for name, x, y in picture.points]
     names = names_of(name for name, *_ in points)
     levels = [*(y for *_, y in points if y is not None), *picture.limits.values()]
@@ -259,7 +258,6 @@ FILLED = [1.0, 0.25, 0.65, 0.45, 0.85, 0.1]
 
 
 def _bars(picture: Bars) -> Chart:
-    """The chart of this picture."""
     variants = names_of(variant for variant, *_ in picture.values)
     names = list(dict.fromkeys(name for _, name, _ in picture.values))
     rows = [
@@ -294,7 +292,6 @@ MANY_COLUMNS = 24
 
 
 def _grid(picture: Grid) -> Chart:
-    """The chart of this picture."""
     panels = list(dict.fromkeys(panel for panel, *_ in picture.fields))
     values = [value for *_, value in picture.fields if value is not None]
     words = [value for value in values if isinstance(value, str)]
@@ -360,18 +357,18 @@ def _by_number(values: Sequence[Any], written: bool) -> Any:
     return alt.Color("value:Q", title=None, scale=shades, legend=legend)
 
 
-def _by_word(words: list[str], wrong: Sequence[str]) -> Any:
-    """A colour for each word; words that should not occur have that of the bug."""
-    right = [word for word in words if word not in wrong]
-    colours = dict(zip(right, cycle(OTHERS, right), strict=True))
+def _by_word(words: list[str], wrong_words: Sequence[str]) -> Any:
+    """A colour for each word; words that should not occur get the bug's colour."""
+    right_words = [word for word in words if word not in wrong_words]
+    colours = dict(zip(right_words, cycle(OTHERS, right_words), strict=True))
     shades = [colours.get(word, "var:--buggy") for word in words]
     return _by(alt.Color, "value", words, shades)
 
 
 def _written(base: Any, picture: Grid) -> Any:
     """The values in their fields, in a readable colour."""
-    found = [_value(value) for *_, value in picture.fields]
-    numbers = [value for value in found if isinstance(value, float)]
+    values = [_value(value) for *_, value in picture.fields]
+    numbers = [value for value in values if isinstance(value, float)]
     middle = (min(numbers, default=0.0) + max(numbers, default=0.0)) / 2
     ink = alt.condition(
         f"datum.value > {middle!r}", alt.value("var:--on-most"), alt.value("var:--on-least")

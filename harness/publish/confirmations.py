@@ -1,10 +1,9 @@
-"""Recorded results that are run again: which are due, how a new result differs, and whose that is.
+"""Runs recorded results again: which are due, how a new result differs, and what caused that.
 
 Nothing else notices when a recorded result stops being true: a shim, a scenario or the harness
 changes, and the releases that it breaks are old ones, which nobody runs. A result that differs is
 run again with the code of the commit that recorded it. If that code still gives the recorded
-result, our code has changed it; if it does not, the record was wrong, or its releases are no longer
-what they were.
+result, our code caused the difference. Otherwise the record was wrong, or its releases changed.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from harness.system.text import short
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 SHARE, WITHIN = 0.25, 1e-3
-"""How much a number of a reason may differ: by a share of itself, or by so much. In half precision
+"""How much a number in a reason may differ, relatively or absolutely. In half precision
 some figures depend on the processor: scores overflow at step 89 on one, at step 93 on another."""
 
 RANK = re.compile(r"\brank \d+ failed first")
 UNINSTALLABLE = "could not be installed"
-"""What follows is uv's, and changes with its release and with the index."""
+"""The text after it is uv's, which changes with uv's release and with the index."""
 
 
 def recorded(names: Iterable[str], environment: tuple[str, ...]) -> list[Cell]:
-    """The recorded results of scenarios that were found in an environment like this one, see
-    ``Cell.environment``; in another one the status may differ."""
+    """The recorded results of scenarios in an environment, see ``Cell.environment``. In another
+    environment the status may differ."""
     return [cell for name in names for cell in affected.of(name) if cell.environment == environment]
 
 
@@ -56,14 +55,14 @@ def key(cell: Cell) -> tuple[str, str]:
 
 
 def due(
-    of: Iterable[Cell], day: str, count: int, seen: Mapping[tuple[str, str], str] | None = None
+    of: Iterable[Cell], day: str, count: int, days: Mapping[tuple[str, str], str] | None = None
 ) -> list[Cell]:
-    """The results to run again on a day (ISO), those first that were confirmed longest ago.
+    """The results to run again on a day (ISO): those that were confirmed longest ago.
 
-    Every machine chooses the same ones on the same day. ``seen`` has later days, by ``key``. They
-    are returned by releases, since those of one release share an overlay.
+    Every machine chooses the same results on the same day. ``days`` has later days of confirmation,
+    by ``key``. The results are sorted by releases, since results of one release share an overlay.
     """
-    later = seen or {}
+    later = days or {}
 
     def order(cell: Cell) -> tuple[str, str]:
         text = "\n".join([day, *key(cell)])
@@ -73,53 +72,53 @@ def due(
     return sorted(sorted(of, key=order)[:count], key=lambda cell: key(cell)[::-1])
 
 
-def difference(recorded: Cell, found: Cell) -> str:
+def difference(recorded: Cell, rerun: Cell) -> str:
     """How today's result of the same releases differs from a recorded one; empty if it does not."""
-    if found.status is not recorded.status:
-        return f"{found.status}, recorded as {recorded.status}"
-    if found.status is not Status.UNSUPPORTED and not _alike(_reason(found), _reason(recorded)):
-        return f"{found.status} as recorded, but for another reason"
+    if rerun.status is not recorded.status:
+        return f"{rerun.status}, recorded as {recorded.status}"
+    if rerun.status is not Status.UNSUPPORTED and not _alike(_reason(rerun), _reason(recorded)):
+        return f"{rerun.status} as recorded, but for another reason"
     return ""
 
 
 def _reason(cell: Cell) -> str:
-    """A reason without what differs between two runs of the same code."""
+    """A reason without the parts that differ between two runs of the same code."""
     text = affected.reason(cell).partition(UNINSTALLABLE)
     return RANK.sub("a rank failed first", "".join(text[:2]))
 
 
-def _alike(one: str, other: str) -> bool:
+def _alike(reason: str, other_reason: str) -> bool:
     """Whether two texts have the same words, and numbers that are nearly equal."""
-    if NUMBER.split(one) != NUMBER.split(other):
+    if NUMBER.split(reason) != NUMBER.split(other_reason):
         return False
-    pairs = zip(NUMBER.findall(one), NUMBER.findall(other), strict=True)
+    pairs = zip(NUMBER.findall(reason), NUMBER.findall(other_reason), strict=True)
     return all(near(float(a), float(b), share=SHARE, within=WITHIN) for a, b in pairs)
 
 
 def commit_of(cell: Cell) -> str:
     """The commit that recorded a result.
 
-    Raises Inconclusive where there is no history of it.
+    Raises Inconclusive if no commit of this checkout has it.
     """
     file = (catalog.folder(cell.scenario) / affected.FILE).relative_to(ROOT)
-    found = ""
+    origin = ""
     # With its name in each commit: a scenario's folder may have moved.
     names = _git("log", "--follow", "--name-only", "--format=%H", "--", str(file)).split()
     for commit, name in zip(names[::2], names[1::2], strict=True):
         if not _has(_git("show", f"{commit}:{name}"), cell):
             break
-        found = commit
-    if not found:
+        origin = commit
+    if not origin:
         raise Inconclusive("the recorded result is not committed")
-    return found
+    return origin
 
 
 def _has(text: str, cell: Cell) -> bool:
     """Whether a file has this result."""
-    kept = {"pins": cell.pins, "status": cell.status, "date": cell.date, "reason": cell.reason}
+    fields = {"pins": cell.pins, "status": cell.status, "date": cell.date, "reason": cell.reason}
     # Older files say "answer" where newer ones say "status".
     facts = ({"status": fact.get("answer"), **fact} for fact in json.loads(text))
-    return any(kept.items() <= fact.items() for fact in facts)
+    return any(fields.items() <= fact.items() for fact in facts)
 
 
 def found_at(commit: str, cell: Cell) -> Cell:
@@ -129,9 +128,9 @@ def found_at(commit: str, cell: Cell) -> Cell:
     """
     with tempfile.TemporaryDirectory() as folder:
         _unpack(commit, Path(folder))
-        named = catalog.scenario(cell.scenario).pins
-        words = [f"pins.{name}={v}" for name, v in cell.pins.items() if name in named]
-        done = subprocess.run(
+        scenario_pins = catalog.scenario(cell.scenario).pins
+        words = [f"pins.{name}={v}" for name, v in cell.pins.items() if name in scenario_pins]
+        process = subprocess.run(
             [
                 *(sys.executable, "-m", "harness", "matrix", f"scenario={cell.scenario}", *words),
                 # An older commit does not know the name lane=.
@@ -143,11 +142,11 @@ def found_at(commit: str, cell: Cell) -> Cell:
             check=False,
         )
         try:
-            (found,) = json.loads(Path(folder, "cells.json").read_text(encoding="utf-8"))
-            return Cell.from_json(found)
+            (fields,) = json.loads(Path(folder, "cells.json").read_text(encoding="utf-8"))
+            return Cell.from_json(fields)
         except (OSError, ValueError):
-            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            raise Inconclusive(f"the code of {commit[:8]} did not run: {last}") from None
+            last_line = (process.stderr.strip().splitlines() or ["no output"])[-1]
+            raise Inconclusive(f"the code of {commit[:8]} did not run: {last_line}") from None
 
 
 def _unpack(commit: str, folder: Path) -> None:
@@ -158,12 +157,12 @@ def _unpack(commit: str, folder: Path) -> None:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise Inconclusive(f"no history of this checkout: {done.stderr.strip()}")
-    return done.stdout
+    if process.returncode:
+        raise Inconclusive(f"no history of this checkout: {process.stderr.strip()}")
+    return process.stdout
 
 
 OURS, THE_RECORDS, UNKNOWN = "ours", "the record's", "of unknown origin"
@@ -193,8 +192,8 @@ class Confirmation:
             return f"{name}: could not be run: {self.why}"
         if not self.difference:
             return f"{name}: {self.found.status}, as recorded"
-        now = short(self.found.reason.splitlines()[0] if self.found.reason else "")
-        return f"{name}: {self.difference}: {now}; the difference is {self.whose}: {self.why}"
+        reason = short(self.found.reason.splitlines()[0] if self.found.reason else "")
+        return f"{name}: {self.difference}: {reason}; the difference is {self.whose}: {self.why}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -209,8 +208,7 @@ class Confirmation:
 def confirm(
     bases: Mapping[str, RunConfig], due: Sequence[Cell], say: Callable[[str], object]
 ) -> Iterator[Confirmation]:
-    """Run results again, with the settings of their scenarios in ``bases``; yields them as they
-    end."""
+    """Run results again, with their scenarios' settings in ``bases``; yield each when it ends."""
     configs = [_config(bases[cell.scenario], cell) for cell in due]
     failed: list[Confirmation] = []
 
@@ -218,9 +216,9 @@ def confirm(
         failed.append(Confirmation(due[number], None, why=str(error)))
 
     jobs = configs[0].jobs
-    found = executor.find_all(configs, again=True, jobs=jobs, failed=fail, say=say)
-    with closing(found):
-        for number, cell in found:
+    results = executor.find_all(configs, again=True, jobs=jobs, failed=fail, say=say)
+    with closing(results):
+        for number, cell in results:
             while failed:
                 yield failed.pop()
             yield _compared(configs[number], due[number], cell)
@@ -229,27 +227,27 @@ def confirm(
 
 def _config(base: RunConfig, cell: Cell) -> RunConfig:
     """The config of a recorded result. Pins that follow from others are recorded, too."""
-    named = catalog.scenario(cell.scenario).pins
-    pins = {name: version for name, version in cell.pins.items() if name in named}
+    scenario_pins = catalog.scenario(cell.scenario).pins
+    pins = {name: version for name, version in cell.pins.items() if name in scenario_pins}
     return replace(base, variants=(RELEASED,), pins=pins)
 
 
-def _compared(config: RunConfig, recorded: Cell, found: Cell) -> Confirmation:
-    differs = difference(recorded, found)
-    whose, why = _origin(config, recorded) if differs else ("", "")
-    return Confirmation(recorded, found, differs, whose, why)
+def _compared(config: RunConfig, recorded: Cell, rerun: Cell) -> Confirmation:
+    differs = difference(recorded, rerun)
+    origin, why = _origin(config, recorded) if differs else ("", "")
+    return Confirmation(recorded, rerun, differs, origin, why)
 
 
 def _origin(config: RunConfig, recorded: Cell) -> tuple[str, str]:
-    """Whose a difference is, and how that is known."""
+    """What caused a difference, our code or the record, and how we know."""
     try:
         again = cells.find(config, cache_folder(), again=True, faults=True)
         if not difference(recorded, again):
             return OURS, "a second run gave the recorded result, so ours cannot be repeated"
         commit = commit_of(recorded)
-        then = difference(recorded, found_at(commit, recorded))
+        old_difference = difference(recorded, found_at(commit, recorded))
     except (Inconclusive, Fault) as error:
         return UNKNOWN, str(error)
-    if then:
-        return THE_RECORDS, f"the code of {commit[:8]}, which recorded it, gives {then}"
+    if old_difference:
+        return THE_RECORDS, f"the code of {commit[:8]}, which recorded it, gives {old_difference}"
     return OURS, f"the code of {commit[:8]}, which recorded it, still gives the recorded result"

@@ -38,14 +38,14 @@ def with_part(text: str, part: str, content: str) -> str:
     """A text with new content between the marks of a generated part. Raises Inconclusive without
     these marks."""
     begin, end = f"<!-- {part}: generated -->", f"<!-- end of {part} -->"
-    before, _, rest = text.partition(begin)
-    if end not in rest:
+    before, _, tail = text.partition(begin)
+    if end not in tail:
         raise Inconclusive(f"the page has no marks for its generated part: {begin} and {end}")
-    return f"{before}{begin}\n\n{for_readers(content)}\n\n{end}{rest.partition(end)[2]}"
+    return f"{before}{begin}\n\n{for_readers(content)}\n\n{end}{tail.partition(end)[2]}"
 
 
 def updated(page: str, text: str) -> str:
-    """The text of a page of docs/ with its generated parts made anew."""
+    """The text of a page of docs/ with its parts generated again."""
     for part, content in PARTS[page].items():
         text = with_part(text, part, content())
     return text
@@ -87,10 +87,10 @@ def _ranges() -> str:
 
 
 def _rows(name: str) -> Iterator[list[str]]:
-    found = periods(name)
+    affected_periods = periods(name)
     subject = next(iter(catalog.scenario(name).pins), TORCH)
     count = str(len(tested(name)))
-    for period in found:
+    for period in affected_periods:
         yield [
             link(name),
             subject,
@@ -99,22 +99,22 @@ def _rows(name: str) -> Iterator[list[str]]:
             "alive" if period.alive else period.after or "",
             count,
         ]
-    if not found and (last := newest(name)):
-        yield [link(name), subject, "", "none: an edit puts it back", last[0], count]
+    if not affected_periods and (newest_test := newest(name)):
+        yield [link(name), subject, "", "none: an edit puts it back", newest_test[0], count]
 
 
 def _affected(period: Period) -> str:
-    one = period.first == period.last
-    return period.first if one else f"{period.first} to {period.last}"
+    is_single = period.first == period.last
+    return period.first if is_single else f"{period.first} to {period.last}"
 
 
 def _grid() -> tuple[list[str], list[list[str]]]:
     """The columns and rows: the status of each bug of torch in each tested release."""
-    found = {n: tested(n) for n in catalog.sound() if TORCH in catalog.scenario(n).pins}
-    releases = sorted({v for statuses in found.values() for v in statuses}, key=Version)
+    by_bug = {n: tested(n) for n in catalog.sound() if TORCH in catalog.scenario(n).pins}
+    releases = sorted({v for statuses in by_bug.values() for v in statuses}, key=Version)
     rows = [
         [link(name), *(str(statuses.get(release, "")) for release in releases)]
-        for name, statuses in found.items()
+        for name, statuses in by_bug.items()
     ]
     return ["bug", *releases], rows
 
@@ -132,19 +132,19 @@ LAYOUTS = {
 
 def _found_by_probe() -> str:
     """The figures and the table, in Markdown."""
-    known = {name: signatures.read(catalog.folder(name)) for name in catalog.sound()}
-    found = {n: s for n, s in known.items() if s and s.concerns_loops and s.shown}
-    missed = {n: s for n, s in known.items() if s and s.concerns_loops and not s.shown}
-    other = [n for n, s in known.items() if s and not s.concerns_loops]
-    unseen = [n for n, s in known.items() if s is None]
-    total, alarms = len(found) + len(missed), [n for n, s in found.items() if s.false_alarms]
-    rows = [[link(name), _release(s), _first(s)] for name, s in found.items()]
+    by_bug = {name: signatures.read(catalog.folder(name)) for name in catalog.sound()}
+    hits = {n: s for n, s in by_bug.items() if s and s.concerns_loops and s.shown}
+    missed = {n: s for n, s in by_bug.items() if s and s.concerns_loops and not s.shown}
+    other_bugs = [n for n, s in by_bug.items() if s and not s.concerns_loops]
+    unseen = [n for n, s in by_bug.items() if s is None]
+    total, alarms = len(hits) + len(missed), [n for n, s in hits.items() if s.false_alarms]
+    rows = [[link(name), _release(s), _broken_relations(s)] for name, s in hits.items()]
     rows += [[link(name), "", f"missed: {markdown(s.why)}"] for name, s in missed.items()]
     return "\n\n".join(
         [
-            f"`probe` finds {len(found)} of the {total} bugs that concern a training loop. Of the "
+            f"`probe` finds {len(hits)} of the {total} bugs that concern a training loop. Of the "
             f"releases without these bugs, {len(alarms) or 'none'} {_alarm(alarms)}."
-            + (f" Not about loops: {', '.join(map(link, other))}." if other else "")
+            + (f" Not about loops: {', '.join(map(link, other_bugs))}." if other_bugs else "")
             + (f" Not tried yet: {', '.join(map(link, unseen))}." if unseen else ""),
             markdown_table(["bug", "probed with", "what breaks first"], rows),
         ]
@@ -167,18 +167,18 @@ def _release(signature: Signature) -> str:
     return ", ".join(f"{name} {version}" for name, version in list(pins.items())[:1])
 
 
-def _first(signature: Signature) -> str:
-    """What is broken in which layouts; the notes only where nothing is."""
-    broken = [one for one in signature.shown if not one.note]
+def _broken_relations(signature: Signature) -> str:
+    """The broken relations with their layouts; the notes if nothing is broken."""
+    broken = [sign for sign in signature.shown if not sign.note]
     return "; ".join(_grouped(broken)) or "; ".join(
-        f"a note: {markdown(one.relation)}" for one in signature.shown
+        f"a note: {markdown(sign.relation)}" for sign in signature.shown
     )
 
 
 def _grouped(broken: list[Sign]) -> Iterator[str]:
     groups: dict[tuple[str, str], list[str]] = {}
-    for one in broken:
-        groups.setdefault((one.relation, one.times), []).append(LAYOUTS[one.layout])
+    for sign in broken:
+        groups.setdefault((sign.relation, sign.times), []).append(LAYOUTS[sign.layout])
     for (relation, times), layouts in groups.items():
         ratio = f", {times} times: {MISTAKES[times][0]}" if times else ""
         yield f"{' and '.join(layouts)}: {relation}{ratio}"
@@ -187,7 +187,7 @@ def _grouped(broken: list[Sign]) -> Iterator[str]:
 def _inferred() -> str:
     """How often an inferred status is right."""
     counts: Counter[str] = sum(map(lookup.judged_counts, catalog.sound()), Counter())
-    wrong = [
+    mistakes = [
         f"{name} {' with '.join(map(str, point))}"
         for name in catalog.sound()
         for point, how in lookup.judged(name)
@@ -197,22 +197,22 @@ def _inferred() -> str:
     return (
         f"Until {day}, {counts.total()} results were recorded. {counts[RIGHT]} are inferred right "
         f"from the others, {counts[UNKNOWN]} stay unknown, and {counts[WRONG]} are inferred wrong: "
-        f"{', '.join(wrong) or 'none'}."
+        f"{', '.join(mistakes) or 'none'}."
     )
 
 
 def inconclusive() -> str:
-    """Why recorded results are inconclusive: how many have which reason."""
+    """Why recorded results are inconclusive: the number of results for each reason."""
     cells = [(name, cell) for name in catalog.sound() for cell in affected.of(name)]
     uncertain = [each for each in cells if each[1].status is Status.INCONCLUSIVE]
-    found, decided = Counter[str](), Counter[str]()
+    counts, decided = Counter[str](), Counter[str]()
     examples: dict[str, str] = {}
     for name, cell in uncertain:
         reason = reasons.kind(cell.reason)
-        found[reason] += 1
+        counts[reason] += 1
         decided[reason] += lookup.lookup(name, cell.pins).status is not None
         examples.setdefault(reason, f"{link(name)} in {pins.describe(cell.pins)}")
-    rows = [[r, str(n), str(decided[r]), examples[r]] for r, n in found.most_common()]
+    rows = [[r, str(n), str(decided[r]), examples[r]] for r, n in counts.most_common()]
     columns = ["reason", "results", "of these, the status is known", "for example"]
     return (
         f"{len(uncertain)} of {len(cells):,} recorded results are inconclusive. The status of "
@@ -228,7 +228,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "ranges.md": {"ranges": _ranges},
     "trust.md": {"inferred": _inferred, "inconclusive": inconclusive},
 }
-"""The generated parts of pages of docs/, and what makes them."""
+"""The generated parts of pages of docs/, with the functions that generate them."""
 
 
 MODEL_SIGNS = {
@@ -266,7 +266,7 @@ class ModelCell:
 
 @dataclass(frozen=True)
 class ModelLine:
-    """A model, and what is known of it."""
+    """A model, and its recorded relations."""
 
     model: str
     cells: tuple[ModelCell, ...]
@@ -277,45 +277,45 @@ class ModelLine:
 
 
 def newest_recorded(head: str = CAUSAL) -> RecordedAnswers | None:
-    """The newest release of transformers whose models with a head were recorded."""
-    found = (one for one in reversed(recorded.all_recorded()) if one.with_head(head))
-    return next(found, None)
+    """The newest release of transformers with recorded answers for a head."""
+    candidates = (record for record in reversed(recorded.all_recorded()) if record.with_head(head))
+    return next(candidates, None)
 
 
 def model_lines() -> Iterator[ModelLine]:
     """A line for each model of the newest recorded release, head by head."""
     for head in HEADS:
-        one = newest_recorded(head)
-        for model, answers in sorted(one.with_head(head).items()) if one else ():
+        record = newest_recorded(head)
+        for model, answers in sorted(record.with_head(head).items()) if record else ():
             yield ModelLine(
                 model, tuple(_model_cell(model, r, answers[r]) for r in QUESTIONS if r in answers)
             )
 
 
 def _model_cell(model: str, relation: str, answer: Answer) -> ModelCell:
-    first, before = recorded.wrong_since(model, relation)
-    return ModelCell(relation, answer.status, first if before else "", answer.reason)
+    release, before = recorded.wrong_since(model, relation)
+    return ModelCell(relation, answer.status, release if before else "", answer.reason)
 
 
 def models_page() -> str:
     """The page docs/models_table.md: models by relations, as recorded for the newest release."""
-    one, lines = newest_recorded(), list(model_lines())
-    shown = [line for line in lines if parsed(line.model).head == CAUSAL]
+    record, lines = newest_recorded(), list(model_lines())
+    causal_lines = [line for line in lines if parsed(line.model).head == CAUSAL]
     note = "<!-- Made by `python -m harness pages`. Write nothing here. -->"
     parts = ["# Which features of which model are right", note]
-    if one is None:
+    if record is None:
         return "\n\n".join([*parts, "No release was recorded."]) + "\n"
     releases = ", ".join(each.release for each in recorded.all_recorded())
-    wrong = sum(len(line.wrong) for line in shown)
+    wrong_count = sum(len(line.wrong) for line in causal_lines)
     parts += [
-        f"{len(shown)} causal language models of transformers {one.release} were tested on "
-        f"{one.day} on a CPU. {wrong} cells are wrong. [models](models.md) explains the relations, "
-        "which are the columns. `distributed-bugs models MODEL` tests a model again and prints "
-        "reasons.",
+        f"{len(causal_lines)} causal language models of transformers {record.release} were tested "
+        f"on {record.day} on a CPU. {wrong_count} cells are wrong. [models](models.md) explains "
+        "the relations, which are the columns. `distributed-bugs models MODEL` tests a model again "
+        "and prints reasons.",
         "Packing was tested with `use_cache=False`. With `use_cache=True`, the default of "
         f"transformers, more models are wrong: {link(PACKING)}.",
         MODELS_LEGEND,
-        _models_table(shown),
+        _models_table(causal_lines),
         f"Recorded releases: {releases}.",
     ]
     for head in HEADS:
@@ -328,19 +328,19 @@ def models_page() -> str:
 
 def _head_section(head: str, lines: list[ModelLine]) -> list[str]:
     """The heading and the table of a head; nothing if it was not recorded."""
-    one = newest_recorded(head)
-    if one is None:
+    record = newest_recorded(head)
+    if record is None:
         return []
-    wrong = sum(len(line.wrong) for line in lines)
+    wrong_count = sum(len(line.wrong) for line in lines)
     models = count(len(lines), "model")
-    counted = f"{models} of transformers {one.release}: {wrong} cells are wrong."
+    counted = f"{models} of transformers {record.release}: {wrong_count} cells are wrong."
     return [f"## `{head}`", counted, _models_table(lines)]
 
 
-def _models_table(shown: list[ModelLine]) -> str:
-    asked = [r for r in QUESTIONS if any(c.relation == r for line in shown for c in line.cells)]
+def _models_table(lines: list[ModelLine]) -> str:
+    relations = [r for r in QUESTIONS if any(c.relation == r for line in lines for c in line.cells)]
     rows = []
-    for line in shown:
+    for line in lines:
         of = {cell.relation: str(cell) for cell in line.cells}
-        rows.append([parsed(line.model).model, *(of.get(relation, "") for relation in asked)])
-    return markdown_table(["model", *(name.replace("_", " ") for name in asked)], rows)
+        rows.append([parsed(line.model).model, *(of.get(relation, "") for relation in relations)])
+    return markdown_table(["model", *(name.replace("_", " ") for name in relations)], rows)

@@ -19,7 +19,7 @@ FOLDER = "docs"
 """The folder of the pages in the site, and of most documents in the checkout."""
 
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-"""Documents beside that folder."""
+"""Documents outside that folder."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Document:
 
     @property
     def file(self) -> str:
-        """Its place in the site."""
+        """The path of its page in the site."""
         return address(self.path)
 
 
 def documents(repository: str) -> Iterator[Document]:
-    """All documents; none of an installed package. ``repository`` is the address of other files."""
+    """All documents; an installed package has none. ``repository`` has all other files."""
     files = [*(ROOT / name for name in OUTSIDE), *sorted((ROOT / FOLDER).rglob("*.md"))]
     for file in files:
         if file.is_file():
@@ -48,13 +48,13 @@ def documents(repository: str) -> Iterator[Document]:
 
 
 def pictures() -> Iterator[tuple[str, bytes]]:
-    """The pictures of the documents, by their place in the site."""
+    """The pictures of the documents, by their path in the site."""
     for file in sorted((ROOT / FOLDER / "pictures").glob("*.png")):
         yield f"{FOLDER}/pictures/{file.name}", file.read_bytes()
 
 
 def address(path: str) -> str:
-    """Where the site has a document."""
+    """The path of a document's page in the site."""
     inside = posixpath.relpath(path, FOLDER) if path.startswith(f"{FOLDER}/") else path
     return f"{FOLDER}/{Path(inside).with_suffix('.html').as_posix()}"
 
@@ -92,18 +92,18 @@ def _plain(inline: Token) -> str:
 
 
 def _target(target: str, path: str, repository: str) -> str:
-    """A link of a document, as its page has it."""
+    """A link of a document, rewritten for its page."""
     if re.match(r"[a-z]+:|#|//", target):
         return target
     file, mark, anchor = target.partition("#")
     whole = posixpath.normpath(posixpath.join(posixpath.dirname(path), file))
-    here = posixpath.dirname(address(path))
+    folder = posixpath.dirname(address(path))
     if bug := re.fullmatch(r"scenarios/\w+/(\w+)(/README\.md)?", whole):
-        found = f"bugs/{bug[1]}.html"
+        destination = f"bugs/{bug[1]}.html"
     elif whole in OUTSIDE or (whole.startswith(f"{FOLDER}/") and whole.endswith(".md")):
-        found = address(whole)
+        destination = address(whole)
     elif whole.startswith(f"{FOLDER}/pictures/"):
-        found = whole
+        destination = whole
     else:
         return f"{repository}/blob/main/{whole}{mark}{anchor}"
-    return posixpath.relpath(found, here) + mark + anchor
+    return posixpath.relpath(destination, folder) + mark + anchor

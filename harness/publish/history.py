@@ -165,20 +165,20 @@ class History:
         Inconclusive for a nightly of an earlier day.
         """
         of_kind = [nightly for nightly in self.nightlies() if nightly.kind is kind]
-        last = of_kind[-1] if of_kind else None
-        if last and day < last.day:
-            raise self._out_of_order(kind, day, last)
+        previous = of_kind[-1] if of_kind else None
+        if previous and day < previous.day:
+            raise self._out_of_order(kind, day, previous)
         row = (str(kind), day, started, json.dumps(facts))
-        if last and last.ended is None:
+        if previous and previous.ended is None:
             self._write(
-                "update night set kind=?, day=?, started=?, facts=? where id=?", (*row, last.id)
+                "update night set kind=?, day=?, started=?, facts=? where id=?", (*row, previous.id)
             )
         else:
             self._write("insert into night (kind, day, started, facts) values (?, ?, ?, ?)", row)
         return [nightly for nightly in self.nightlies() if nightly.kind is kind][-1]
 
-    def _out_of_order(self, kind: NightlyKind, day: str, last: Nightly) -> Exception:
-        days = f"{self.file.name} has a {kind.word} of {last.day}, which is later than {day}"
+    def _out_of_order(self, kind: NightlyKind, day: str, previous: Nightly) -> Exception:
+        days = f"{self.file.name} has a {kind.word} of {previous.day}, which is later than {day}"
         if kind is NightlyKind.REPLAY:
             return UserError(f"{days}: replay a later day, or name another file with --history")
         return Inconclusive(f"{days}: is this machine's clock right?")
@@ -187,9 +187,9 @@ class History:
         """Note that a nightly has finished."""
         self._write("update night set ended=? where id=?", (ended, nightly.id))
 
-    def add_releases(self, found: Iterable[Release]) -> None:
+    def add_releases(self, releases: Iterable[Release]) -> None:
         """Add or replace releases; those that the index no longer names stay as they are."""
-        rows = [(r.package, r.version, r.day, int(r.yanked)) for r in found]
+        rows = [(r.package, r.version, r.day, int(r.yanked)) for r in releases]
         with self._transaction():
             self._db.executemany("insert or replace into release values (?, ?, ?, ?)", rows)
 
@@ -272,8 +272,8 @@ class History:
 
     def known(self, scenario: str) -> dict[tuple[str, str], ReleaseResult]:
         """By package and version: the newest certain result, otherwise the newest one."""
-        found = newest(self.results(scenario=scenario))
-        return {key[1:]: result for key, result in found.items()}
+        results = newest(self.results(scenario=scenario))
+        return {key[1:]: result for key, result in results.items()}
 
     def verdicts(
         self, nightly: int | None = None, scenario: str | None = None
@@ -319,14 +319,14 @@ def writing(file: Path) -> Iterator[History]:
     Raises Inconclusive if another command writes to it, and the errors of ``reading``.
     """
     refuse_without_folder(file)
-    with ExitStack() as held, _one_line_errors(file):
+    with ExitStack() as stack, _one_line_errors(file):
         try:
-            lock = held.enter_context(locked(file.with_name(f".{file.name}.lock"), wait=False))
+            lock = stack.enter_context(locked(file.with_name(f".{file.name}.lock"), wait=False))
         except OSError as error:
             raise unwritten(file, error, "--history") from None
         if not lock:
             raise Inconclusive(f"another command is writing to {file}: wait until it has finished")
-        db = held.enter_context(closing(sqlite3.connect(file, isolation_level=None, timeout=60)))
+        db = stack.enter_context(closing(sqlite3.connect(file, isolation_level=None, timeout=60)))
         if not (pragma(db, "page_count") or file.stat().st_size):
             _create(db)
         _check(db, file)
@@ -370,23 +370,23 @@ def _one_line_errors(file: Path) -> Iterator[None]:
         raise damaged(file, error) from None
 
 
-def add_recorded(history: History, now: str) -> None:
+def add_recorded(history: History, timestamp: str) -> None:
     """Add ``affected.json`` of the scenarios without any result, as a nightly of its own kind.
 
-    Results of a nightly that did not finish do not count. ``now`` is the time (ISO, UTC).
+    Results of a nightly that did not finish do not count. ``timestamp`` is ISO, in UTC.
     """
     finished = {nightly.id for nightly in history.nightlies() if nightly.ended}
     have = {r.cell.scenario for r in history.results() if r.nightly in finished}
-    found = [result for result in recorded_results() if result.cell.scenario not in have]
-    if found:
+    results = [result for result in recorded_results() if result.cell.scenario not in have]
+    if results:
         days = [n.day for n in history.nightlies() if n.kind is NightlyKind.RECORDED]
-        day = max([*days, *(result.cell.date for result in found)])
-        nightly = history.start(NightlyKind.RECORDED, day, now, {})
+        day = max([*days, *(result.cell.date for result in results)])
+        nightly = history.start(NightlyKind.RECORDED, day, timestamp, {})
         history.add_results(
             ReleaseResult(nightly.id, result.package, result.version, result.cell)
-            for result in found
+            for result in results
         )
-        history.finish(nightly, now)
+        history.finish(nightly, timestamp)
 
 
 def recorded_results() -> Iterator[ReleaseResult]:

@@ -22,7 +22,7 @@ class NightlyKind(StrEnum):
 
     @property
     def word(self) -> str:
-        """How texts call a nightly of this kind."""
+        """The word for a nightly of this kind."""
         return "replay" if self is NightlyKind.REPLAY else "nightly"
 
 
@@ -80,7 +80,7 @@ class ReleaseResult:
 
 @dataclass(frozen=True)
 class ScenarioResult:
-    """The verdict of one of our own scenarios, its buggy and its fixed, in one nightly."""
+    """The verdict of one of our own scenarios, run as buggy and fixed, in one nightly."""
 
     nightly: int
     scenario: str
@@ -119,9 +119,9 @@ def newest(results: Iterable[ReleaseResult]) -> dict[tuple[str, str, str], Relea
 
     ``results`` come oldest first.
     """
-    found: dict[tuple[str, str, str], ReleaseResult] = {}
+    by_key: dict[tuple[str, str, str], ReleaseResult] = {}
     for result in results:
-        before = found.get(result.key)
+        before = by_key.get(result.key)
         if not before or result.cell.status.certain or not before.cell.status.certain:
-            found[result.key] = result
-    return found
+            by_key[result.key] = result
+    return by_key

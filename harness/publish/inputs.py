@@ -1,7 +1,7 @@
 """The inputs of the site: the statuses of releases, the nightlies, the runs with their evidence.
 
 The statuses come from the newest certain results of a history; without one, from ``affected.json``.
-Of run folders, the newest complete run of each scenario that can be graded is shown.
+The site shows the newest complete run of each scenario that can be graded.
 """
 
 from __future__ import annotations
@@ -48,32 +48,32 @@ class ShownRun:
 
 
 def folders(paths: Iterable[Path]) -> list[Path]:
-    """The run folders in some folders; each is a run folder, or contains some.
+    """The run folders at these paths; each path is a run folder, or contains some.
 
     Raises UserError for a path that is not a folder.
     """
-    found: list[Path] = []
+    run_folders: list[Path] = []
     for path in paths:
         if not path.is_dir():
             raise UserError(f"no folder {path}: name a folder of run folders with --runs")
         inside = [path] if (path / RUN_FILE).is_file() else sorted(path.iterdir())
-        found += [folder for folder in inside if (folder / RUN_FILE).is_file()]
-    return found
+        run_folders += [folder for folder in inside if (folder / RUN_FILE).is_file()]
+    return run_folders
 
 
-def newest(found: Iterable[Path], warn: Warn) -> dict[str, ShownRun]:
+def newest(run_folders: Iterable[Path], warn: Warn) -> dict[str, ShownRun]:
     """The newest complete run of each scenario, by its name."""
-    shown: dict[str, ShownRun] = {}
-    for scenario, folder in _by_age(found, warn):
-        if scenario not in shown and (run := _complete(folder, warn)):
-            shown[scenario] = run
-    return shown
+    runs: dict[str, ShownRun] = {}
+    for scenario, folder in _by_age(run_folders, warn):
+        if scenario not in runs and (run := _complete(folder, warn)):
+            runs[scenario] = run
+    return runs
 
 
-def _by_age(found: Iterable[Path], warn: Warn) -> list[tuple[str, Path]]:
+def _by_age(run_folders: Iterable[Path], warn: Warn) -> list[tuple[str, Path]]:
     """The scenario of each run folder, with the folder; newest first."""
     started = []
-    for folder in dict.fromkeys(path.resolve() for path in found):
+    for folder in dict.fromkeys(path.resolve() for path in run_folders):
         try:
             run = read_json(folder / RUN_FILE)
             started.append((str(run["scenario"]), str(run["started"]), folder))
@@ -154,8 +154,8 @@ class Evidence:
     def facts(self) -> dict[str, str]:
         """The command, the machine, the versions, the commit and the shims, by name."""
         content, machine = self.content, self.content["machine"]
-        first = self.trials[0]
-        shims = first["shims"] or {}
+        trial = self.trials[0]
+        shims = trial["shims"] or {}
         return {
             "command": " ".join(_without_paths(content["command"])),
             "lane": f"{content['lane']}, seed {content['seed']}",
@@ -176,9 +176,9 @@ def _without_paths(command: str) -> list[str]:
     return [word for word in command.split() if "=/" not in word and not word.startswith("runs=")]
 
 
-def of_run(shown: ShownRun) -> Evidence:
+def of_run(run: ShownRun) -> Evidence:
     """The evidence of a run that was graded now."""
-    return Evidence(shown.folder.name, {**shown.run, "result": shown.result.to_json()})
+    return Evidence(run.folder.name, {**run.run, "result": run.result.to_json()})
 
 
 def kept_evidence(scenario: str) -> list[Evidence]:
@@ -196,8 +196,8 @@ class Statuses:
     _by: dict[tuple[str, str], dict[str, ReleaseResult]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        for each in sorted(self.results, key=lambda result: Version(result.version)):
-            self._by.setdefault((each.cell.scenario, each.package), {})[each.version] = each
+        for entry in sorted(self.results, key=lambda result: Version(result.version)):
+            self._by.setdefault((entry.cell.scenario, entry.package), {})[entry.version] = entry
 
     @cached_property
     def days(self) -> Mapping[tuple[str, str], str]:
@@ -218,8 +218,8 @@ class Statuses:
 
     def versions(self, package: str) -> list[str]:
         """Every tested release of a package, lowest first."""
-        found = [results for (_, of), results in self._by.items() if of == package]
-        return sorted({version for results in found for version in results}, key=Version)
+        by_scenario = [results for (_, of), results in self._by.items() if of == package]
+        return sorted({version for results in by_scenario for version in results}, key=Version)
 
     def untested(self, scenario: str, package: str) -> Iterator[Release]:
         """The releases in the history that were never tested for the scenario."""
@@ -229,20 +229,20 @@ class Statuses:
                 yield release
 
     def known(self, scenario: str, package: str, version: str) -> Lookup:
-        """The status of a release: its own, otherwise from its neighbours, see ``infer``."""
+        """The status of a release as tested, otherwise from its neighbours, see ``infer``."""
         results = self.of(scenario, package)
         if version in results:
-            own = results[version]
-            how = f"tested on {own.cell.date}{own.with_others}"
-            return Lookup(own.cell.status, how, tested=True)
+            own_result = results[version]
+            how = f"tested on {own_result.cell.date}{own_result.with_others}"
+            return Lookup(own_result.cell.status, how, tested=True)
         return infer(((each, result.cell.status) for each, result in results.items()), version)
 
     def others(self, scenario: str, package: str) -> str:
         """The releases of the bug's own package that another package was tested with, if they were
         always the same: ``with transformers 4.36.2``."""
         others = {result.others for result in self.of(scenario, package).values()}
-        own = next(iter(catalog.scenario(scenario).pins), package)
-        return f"with {others.pop()}" if own != package and len(others) == 1 else ""
+        subject = next(iter(catalog.scenario(scenario).pins), package)
+        return f"with {others.pop()}" if subject != package and len(others) == 1 else ""
 
     def newest(self, scenario: str, package: str) -> ReleaseResult | None:
         """The result of a package's highest release with a certain status; None without one."""
@@ -257,8 +257,8 @@ def recorded_statuses() -> Statuses:
 
 def statuses_of(history: History) -> Statuses:
     """The results of a history: for each release the newest certain one, otherwise the newest."""
-    known = [result for name in catalog.sound() for result in history.known(name).values()]
-    return Statuses(tuple(known), tuple(history.releases()))
+    results = [result for name in catalog.sound() for result in history.known(name).values()]
+    return Statuses(tuple(results), tuple(history.releases()))
 
 
 @dataclass(frozen=True)
@@ -296,19 +296,19 @@ def collect(history: Path | None, paths: Sequence[Path], warn: Warn) -> Material
 
     Raises the errors of ``history.reading``, and UserError if a path of runs is not a folder.
     """
-    found = folders(paths)
-    with ExitStack() as held:
-        past = held.enter_context(reading(history)) if history else None
-        known = statuses_of(past) if past else recorded_statuses()
+    run_folders = folders(paths)
+    with ExitStack() as stack:
+        past = stack.enter_context(reading(history)) if history else None
+        statuses = statuses_of(past) if past else recorded_statuses()
         nightlies = tuple(_nightlies(past)) if past else ()
     for name, why in catalog.broken().items():
         warn(f"{name} is not shown: {why}")
-    shown = newest([*_of_newest(nightlies, warn), *found], warn)
-    with ExitStack() as held:
-        missing = [name for name in catalog.sound() if name not in shown]
-        recorded = [held.enter_context(run_folder.recorded(name)) for name in missing]
-        shown |= newest(filter(None, recorded), warn)
-    return Material(known, nightlies, history, shown)
+    runs = newest([*_of_newest(nightlies, warn), *run_folders], warn)
+    with ExitStack() as stack:
+        missing = [name for name in catalog.sound() if name not in runs]
+        recorded = [stack.enter_context(run_folder.recorded(name)) for name in missing]
+        runs |= newest(filter(None, recorded), warn)
+    return Material(statuses, nightlies, history, runs)
 
 
 def _nightlies(history: History) -> list[NightlyResults]:
@@ -330,9 +330,9 @@ def _nightlies(history: History) -> list[NightlyResults]:
 
 
 def _of_newest(nightlies: Sequence[NightlyResults], warn: Warn) -> list[Path]:
-    """The run folders of the newest nightly that has any, without those that were deleted."""
-    named = next((n.own for n in reversed(nightlies) if any(own.run for own in n.own)), ())
-    folders = [Path(own.run) for own in named if own.run]
+    """The run folders of the newest nightly with any; deleted ones are left out."""
+    results = next((n.own for n in reversed(nightlies) if any(own.run for own in n.own)), ())
+    folders = [Path(own.run) for own in results if own.run]
     for folder in folders:
         if not folder.is_dir():
             warn(f"a run folder of the newest nightly was deleted: {folder}")

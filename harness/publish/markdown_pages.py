@@ -1,4 +1,4 @@
-"""The pages of docs/ and of scenarios that are made of content in templates, as Markdown."""
+"""The pages of docs/ and of scenarios that are made from templates, as Markdown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _page(template: str, **content: Any) -> str:
 
 @cache
 def _templates() -> Environment:
-    made = Environment(
+    jinja = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=False,
         undefined=StrictUndefined,
@@ -55,9 +55,9 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {"prose": markdown, "cell": _cell, "count": count, "beginning": _beginning}
-    made.globals |= {"facts": _facts, "signs": SIGNS}
-    return made
+    jinja.filters |= {"prose": markdown, "cell": _cell, "count": count, "beginning": _beginning}
+    jinja.globals |= {"facts": _facts, "signs": SIGNS}
+    return jinja
 
 
 def _cell(text: str) -> str:
@@ -73,6 +73,6 @@ def _facts(rows: Mapping[str, str]) -> str:
 
 
 def _beginning(text: str, lines: int) -> str:
-    """The first lines of a text, with a mark if it goes on."""
-    first, rest = text.splitlines()[:lines], text.splitlines()[lines:]
-    return "\n".join(first) + (" ..." if rest else "")
+    """The first lines of a text, with dots if more follow."""
+    head, tail = text.splitlines()[:lines], text.splitlines()[lines:]
+    return "\n".join(head) + (" ..." if tail else "")

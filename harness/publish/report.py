@@ -20,14 +20,14 @@ from harness.system.terminal import table
 from harness.system.text import count, markdown_table, plain, short
 
 SCHEMA = 2
-"""Of the JSON; it rises when a key changes its name or meaning."""
+"""The version of the JSON; it rises when a key changes its name or meaning."""
 
 COLUMNS = ["scenario", "package", "release", "of", "status", "changed", "why not certain"]
 OURS = ["scenario", "verdict", "seconds", "why"]
 
 
 def show(console: Console, summary: Summary) -> None:
-    """Print a table of the results, and the changes, those for the worse last."""
+    """Print a table of the results, then the changes, with changes for the worse last."""
     console.print()
     if rows := _rows(summary):
         console.print(table("", COLUMNS, rows))
@@ -42,10 +42,10 @@ def show(console: Console, summary: Summary) -> None:
     console.print(headline(summary), style="bold")
 
 
-def messages(found: Sequence[Change]) -> list[str]:
+def messages(news: Sequence[Change]) -> list[str]:
     """A paragraph for each change, and one for each yanked release with all its scenarios."""
     yanked: dict[tuple[str | None, str | None], list[Change]] = {}
-    for change in found:
+    for change in news:
         if change.kind == changes.YANKED:
             yanked.setdefault((change.package, change.version), []).append(change)
     texts = [
@@ -54,7 +54,7 @@ def messages(found: Sequence[Change]) -> list[str]:
         + "."
         for (package, version), of in yanked.items()
     ]
-    return texts + [change.message for change in found if change.kind != changes.YANKED]
+    return texts + [change.message for change in news if change.kind != changes.YANKED]
 
 
 def headline(summary: Summary) -> str:
@@ -73,7 +73,7 @@ def headline(summary: Summary) -> str:
 
 
 def _ours(summary: Summary) -> str:
-    """The verdicts of our own: ``17 scenarios of ours (16 reproduced, 1 unsupported)``."""
+    """Our own verdicts: ``17 scenarios of ours (16 reproduced, 1 unsupported)``."""
     verdicts = [result.verdict for result in summary.own]
     counts = {verdict: verdicts.count(str(verdict)) for verdict in Verdict}
     parts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
@@ -131,12 +131,12 @@ def markdown(summaries: Sequence[Summary]) -> str:
 
 def _section(summary: Summary) -> list[str]:
     worse = changes.worse(summary.changes)
-    rest = [change for change in summary.changes if change not in worse]
+    others = [change for change in summary.changes if change not in worse]
     lines = [f"## {headline(summary)}", ""]
-    for title, found in (("Worse", worse), ("Changed", rest)):
-        if found:
+    for title, news in (("Worse", worse), ("Changed", others)):
+        if news:
             lines += [f"### {title}", ""]
-            lines += [line for text in messages(found) for line in (f"- {_paragraph(text)}", "")]
+            lines += [line for text in messages(news) for line in (f"- {_paragraph(text)}", "")]
     for note in _notes(summary):
         lines += [f"- {_escaped(note)}", ""]
     if rows := _rows(summary):
@@ -152,9 +152,9 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A text without markup in Markdown: reasons contain text of upstream."""
+    """A text with its markup escaped: reasons contain text of upstream."""
     line = " ".join(plain(text).split())
-    return re.sub(r"[\\`*<>\[\]]|\b_|_\b", lambda found: f"\\{found[0]}", line)
+    return re.sub(r"[\\`*<>\[\]]|\b_|_\b", lambda match: f"\\{match[0]}", line)
 
 
 def _paragraph(text: str) -> str:
@@ -171,8 +171,8 @@ def junit(summaries: Sequence[Summary]) -> str:
         suite = ElementTree.SubElement(
             suites, "testsuite", name=name, time=f"{summary.seconds:.1f}"
         )
-        for own in summary.own:
-            _own_case(suite, summary, own)
+        for verdict in summary.own:
+            _own_case(suite, summary, verdict)
         for result in summary.results:
             _release_case(suite, summary, result)
         for tag, attribute in (("failure", "failures"), ("error", "errors"), ("skipped",) * 2):
@@ -182,17 +182,17 @@ def junit(summaries: Sequence[Summary]) -> str:
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _own_case(suite: ElementTree.Element, summary: Summary, own: ScenarioResult) -> None:
-    case = _case(suite, "ours", own.scenario, own.seconds)
-    ours = [c for c in summary.changes if c.scenario == own.scenario and c.package is None]
+def _own_case(suite: ElementTree.Element, summary: Summary, verdict: ScenarioResult) -> None:
+    case = _case(suite, "ours", verdict.scenario, verdict.seconds)
+    ours = [c for c in summary.changes if c.scenario == verdict.scenario and c.package is None]
     worse = changes.worse(ours)
-    code, why = int(own.result["exit_code"]), short(own.reasons)
+    code, why = int(verdict.result["exit_code"]), short(verdict.reasons)
     if worse or code == ExitCode.NOT_AS_EXPECTED:
-        _mark(case, "failure", own.verdict, worse[0].message if worse else why)
+        _mark(case, "failure", verdict.verdict, worse[0].message if worse else why)
     elif code == ExitCode.UNSUPPORTED:
         _mark(case, "skipped", why)
     elif code:
-        _mark(case, "error", own.verdict, why)
+        _mark(case, "error", verdict.verdict, why)
 
 
 def _release_case(suite: ElementTree.Element, summary: Summary, result: ReleaseResult) -> None:

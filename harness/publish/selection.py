@@ -37,23 +37,23 @@ def tests_of(
     day: str,
     environment: tuple[str, ...],
 ) -> list[ReleaseTest]:
-    """The tests of a scenario on ``day``; ``results`` are all that it ever had, oldest first.
+    """The tests of a scenario on ``day``; ``results`` has all of its results, oldest first.
 
     ``releases`` has the known releases of each package, ``nightlies`` all nightlies by number, and
-    ``environment`` is that of the tests, see ``cells.environment``.
+    ``environment`` says where the tests run, see ``cells.environment``.
     """
     scope = catalog.scenario(scenario)
-    found = []
+    tests = []
     for package in scope.pins:
         testable_ = testable(scope, releases.get(package, ()), day)
         of_package = [result for result in results if result.package == package]
         untested = _uncertain(testable_, of_package, nightlies, environment)
-        found += [ReleaseTest(scenario, release) for release in untested]
-    return found
+        tests += [ReleaseTest(scenario, release) for release in untested]
+    return tests
 
 
 def of_source(source: Source, scenarios: Iterable[str]) -> list[ReleaseTest]:
-    """The tests of a source: all bugs of its package that it can be tested for."""
+    """The tests of a source, one for each bug of its package that it can be tested for."""
     release = Release(source.name, source.version, source.day)
     return [
         ReleaseTest(name, release)
@@ -81,13 +81,13 @@ def _uncertain(
     nightlies: Mapping[int, Nightly],
     environment: tuple[str, ...],
 ) -> list[Release]:
-    """The releases without a certain result: tested ones, the highest one, and those that appeared
+    """The releases without a certain result that were tested, are the highest one, or appeared
     since the package's first results.
 
-    A release that was recorded as inconclusive in this environment would be so again.
+    A release that is recorded as inconclusive in this environment would be inconclusive again.
     """
-    tested = {one.version for one in results}
-    settled = {one.version for one in results if _settled(one, nightlies, environment)}
+    tested = {result.version for result in results}
+    settled = {result.version for result in results if _settled(result, nightlies, environment)}
     since = _since(results, nightlies)
     return [
         release
@@ -102,27 +102,27 @@ def _uncertain(
 
 
 def _settled(
-    one: ReleaseResult, nightlies: Mapping[int, Nightly], environment: tuple[str, ...]
+    result: ReleaseResult, nightlies: Mapping[int, Nightly], environment: tuple[str, ...]
 ) -> bool:
-    """Whether another run would give the same. What this Python cannot install, it cannot install
-    tomorrow; a torch may be installed by then."""
-    recorded = nightlies[one.nightly].kind is NightlyKind.RECORDED
-    unsupported = one.cell.status is Status.UNSUPPORTED and one.package != pins.TORCH
-    here = one.cell.environment == environment
-    return one.cell.status.certain or (here and (recorded or unsupported))
+    """Whether another run would give the same status. What this Python cannot install today, it
+    cannot install tomorrow, except for torch, which the user may install."""
+    recorded = nightlies[result.nightly].kind is NightlyKind.RECORDED
+    unsupported = result.cell.status is Status.UNSUPPORTED and result.package != pins.TORCH
+    ran_here = result.cell.environment == environment
+    return result.cell.status.certain or (ran_here and (recorded or unsupported))
 
 
 def _since(results: Sequence[ReleaseResult], nightlies: Mapping[int, Nightly]) -> str | None:
     """The day of a package's first results; None without results.
 
-    Recorded results may be a choice of releases: they have the day on which the highest was tested.
+    Recorded results may cover only some releases: their day is when the highest was tested.
     """
     if not results:
         return None
-    first = nightlies[results[0].nightly]
-    if first.kind is not NightlyKind.RECORDED:
-        return first.day
-    recorded = [result for result in results if result.nightly == first.id]
+    first_nightly = nightlies[results[0].nightly]
+    if first_nightly.kind is not NightlyKind.RECORDED:
+        return first_nightly.day
+    recorded = [result for result in results if result.nightly == first_nightly.id]
     return max(recorded, key=lambda result: Version(result.version)).cell.date
 
 
@@ -146,5 +146,5 @@ def _date(scope: Scenario, release: Release, day: str) -> str | None:
     usual = releases.locked_day(scope, _pins(scope, release)) or releases.settled(
         release.day, python
     )
-    then = max(day, releases.first_day(python))
-    return then if then < usual else None
+    resolution_day = max(day, releases.first_day(python))
+    return resolution_day if resolution_day < usual else None

@@ -30,7 +30,7 @@ class ShownBug(Bug):
 
     @property
     def known_upstream(self) -> str:
-        """Whether the maintainers know of the bug, which the newest release does not have."""
+        """Whether the maintainers know of the bug, if the newest release does not have it."""
         if self.scenario.known_upstream:
             return "yes"
         if self.scenario.known_in_part:
@@ -50,14 +50,14 @@ class ShownBug(Bug):
 
     @cached_property
     def alive(self) -> AliveBug | None:
-        """The bug as the highest release with a certain status has it; None if it has it not."""
+        """The bug in the highest release with a certain status; None if it is not affected."""
         if self.newest is None:
             return None
-        found = alive_in(self.name, self.newest.version, self.newest.cell.status)
-        if found is None:
+        bug = alive_in(self.name, self.newest.version, self.newest.cell.status)
+        if bug is None:
             return None
-        own = found.variant == RELEASED
-        return AliveBug(found, self.newest.reason if own else finding(found))
+        as_published = bug.variant == RELEASED
+        return AliveBug(bug, self.newest.reason if as_published else finding(bug))
 
     @property
     def now(self) -> tuple[str, str]:
@@ -67,12 +67,12 @@ class ShownBug(Bug):
         release = f"{self.newest.package} {self.newest.version}"
         if self.alive is None:
             return str(Status.NOT_AFFECTED), f"{release}: not affected"
-        other = "" if self.newest.cell.status is Status.AFFECTED else " with another trigger"
-        return str(Status.AFFECTED), f"{release}: alive{other}"
+        suffix = "" if self.newest.cell.status is Status.AFFECTED else " with another trigger"
+        return str(Status.AFFECTED), f"{release}: alive{suffix}"
 
     @property
     def advisory(self) -> str:
-        """The address of its advisory on the site; there is one if it has periods."""
+        """The address of its advisory on the site; it exists if the bug has periods."""
         return f"advisories/{file_name(self.name)}"
 
     @cached_property
@@ -93,7 +93,7 @@ class ShownBug(Bug):
     def _strip(self, package: str) -> Iterator[Mapping[str, str | None]]:
         statuses = self.material.statuses
         results = statuses.of(self.name, package)
-        first = Version(next(iter(results)))
+        lowest_version = Version(next(iter(results)))
         tested: list[Mapping[str, str | None]] = [
             {
                 "version": result.version,
@@ -111,15 +111,15 @@ class ShownBug(Bug):
                 "why": "yanked" if release.yanked else "",
             }
             for release in statuses.untested(self.name, package)
-            if Version(release.version) > first
+            if Version(release.version) > lowest_version
         ]
         yield from sorted([*tested, *others], key=lambda row: Version(str(row["version"])))
 
     @cached_property
     def evidence(self) -> list[Evidence]:
-        """The run that the pictures show, and the kept ones."""
-        own = [inputs.of_run(self.shown)] if self.shown else []
-        return [*own, *inputs.kept_evidence(self.name)]
+        """The run that the pictures show, then the kept runs."""
+        shown_evidence = [inputs.of_run(self.shown)] if self.shown else []
+        return [*shown_evidence, *inputs.kept_evidence(self.name)]
 
     @property
     def first_seen(self) -> str:

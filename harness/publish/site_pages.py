@@ -64,7 +64,7 @@ def pages(material: Material) -> Files:
         "stories": stories(),
         "papers": papers,
     }
-    made: dict[str, str | bytes] = {
+    files: dict[str, str | bytes] = {
         "index.html": _page(
             "index",
             content,
@@ -81,15 +81,15 @@ def pages(material: Material) -> Files:
         "nightlies.html": _page("nightlies", content, **_nightlies(material)),
     }
     for name, text in advisories.files().items():
-        made[f"advisories/{name}"] = text
+        files[f"advisories/{name}"] = text
     for document in papers:
         root = "../" * document.file.count("/")
-        made[document.file] = _page("document", content, document=document, root=root)
+        files[document.file] = _page("document", content, document=document, root=root)
     for bug in bugs:
-        made[f"bugs/{bug.name}.html"] = _page("bug", content, bug=bug, root="../")
+        files[f"bugs/{bug.name}.html"] = _page("bug", content, bug=bug, root="../")
     for package in upstreams:
         rows = list(_rows(material.statuses, package))
-        made[f"upstreams/{package}.html"] = _page(
+        files[f"upstreams/{package}.html"] = _page(
             "upstream",
             content,
             package=package,
@@ -98,7 +98,7 @@ def pages(material: Material) -> Files:
             root="../",
         )
     for story in stories():
-        made[f"stories/{story.name}.html"] = _page(
+        files[f"stories/{story.name}.html"] = _page(
             "story",
             content,
             story=story,
@@ -106,26 +106,26 @@ def pages(material: Material) -> Files:
             heat=_heat(material.statuses, subject(story), story.scenarios),
             root="../",
         )
-    return made | _assets() | dict(pictures())
+    return files | _assets() | dict(pictures())
 
 
 def _page(template: str, content: Mapping[str, Any], root: str = "", **more: Any) -> str:
-    made = _templates().get_template(f"{template}.html.j2")
-    return for_readers(made.render(**content, **more, root=root))
+    page = _templates().get_template(f"{template}.html.j2")
+    return for_readers(page.render(**content, **more, root=root))
 
 
 @cache
 def _templates() -> Environment:
-    made = Environment(
+    jinja = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["prose"] = prose
-    made.globals["signs"] = SIGNS
-    return made
+    jinja.filters["prose"] = prose
+    jinja.globals["signs"] = SIGNS
+    return jinja
 
 
 def prose(text: str) -> Markup:
@@ -134,13 +134,13 @@ def prose(text: str) -> Markup:
     return Markup(LINK.sub(_link, marked))
 
 
-def _link(found: re.Match[str]) -> str:
-    return f'<a href="{found["to"] or found[0]}">{found["text"] or found[0]}</a>'
+def _link(match: re.Match[str]) -> str:
+    return f'<a href="{match["to"] or match[0]}">{match["text"] or match[0]}</a>'
 
 
 def _assets() -> dict[str, str | bytes]:
-    own = {f"assets/{name}": (HERE / "assets" / name).read_bytes() for name in ASSETS}
-    return {**own, "assets/vega.js": _vega()}
+    assets = {f"assets/{name}": (HERE / "assets" / name).read_bytes() for name in ASSETS}
+    return {**assets, "assets/vega.js": _vega()}
 
 
 @cache
@@ -169,8 +169,8 @@ def _heat(statuses: Statuses, package: str, names: Sequence[str] | None = None) 
     """The table of a package: its releases, and for each bug (default: all) the status of each."""
     versions = statuses.versions(package)
     if names is not None:
-        found = {version for name in names for version in statuses.of(name, package)}
-        versions = [version for version in versions if version in found]
+        tested_versions = {version for name in names for version in statuses.of(name, package)}
+        versions = [version for version in versions if version in tested_versions]
     return {
         "package": package,
         "versions": [(version, statuses.days.get((package, version), "")) for version in versions],
@@ -191,24 +191,24 @@ def _rows(statuses: Statuses, package: str) -> Iterator[Mapping[str, Any]]:
         release.version: release for release in statuses.releases if release.package == package
     }
     for version in sorted({*statuses.versions(package), *releases}, key=Version, reverse=True):
-        known = {
+        lookups = {
             name: status
             for name in statuses.scenarios(package)
             if (status := statuses.known(name, package, version)).status
         }
-        if known:
+        if lookups:
             yield {
                 "version": version,
                 "day": releases[version].day if version in releases else "",
                 "yanked": version in releases and releases[version].yanked,
-                "affected": _of(known, "affected"),
-                "clean": _of(known, "not affected"),
-                "uncertain": _of(known, "inconclusive", "unsupported"),
+                "affected": _of(lookups, "affected"),
+                "clean": _of(lookups, "not affected"),
+                "uncertain": _of(lookups, "inconclusive", "unsupported"),
             }
 
 
-def _of(known: Mapping[str, Lookup], *statuses: str) -> list[tuple[str, Lookup]]:
-    return [(name, each) for name, each in known.items() if str(each.status) in statuses]
+def _of(lookups: Mapping[str, Lookup], *statuses: str) -> list[tuple[str, Lookup]]:
+    return [(name, each) for name, each in lookups.items() if str(each.status) in statuses]
 
 
 def _elsewhere(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -243,7 +243,7 @@ def _nightlies(material: Material) -> dict[str, Any]:
         | {result.cell.scenario for each in nightlies for result in each.results}
         | {change.scenario for each in nightlies for change in each.changes}
     )
-    took = [(_named(each), each.seconds) for each in nightlies]
+    took = [(_label(each), each.seconds) for each in nightlies]
     return {
         "grid": [(name, [_cell(each, name) for each in nightlies]) for name in names],
         "took": timelines.durations(took) if len(took) > 1 else None,
@@ -253,21 +253,21 @@ def _nightlies(material: Material) -> dict[str, Any]:
     }
 
 
-def _named(results: NightlyResults) -> str:
+def _label(results: NightlyResults) -> str:
     replay = " (replay)" if results.nightly.kind == "replay" else ""
     return f"{results.name}{replay}"
 
 
 def _cell(results: NightlyResults, scenario: str) -> Mapping[str, Any]:
     """The results of a scenario in a nightly: its own verdict, tested releases, and changes."""
-    own = next((each for each in results.own if each.scenario == scenario), None)
+    verdict = next((each for each in results.own if each.scenario == scenario), None)
     tested = [each for each in results.results if each.cell.scenario == scenario]
     changed = [each for each in results.changes if each.scenario == scenario]
-    lines = [f"our own: {own.verdict} in {own.seconds:.0f} s"] if own else []
+    lines = [f"our own: {verdict.verdict} in {verdict.seconds:.0f} s"] if verdict else []
     lines += [f"{each.package} {each.version}: {each.cell.status}" for each in tested]
     lines += [f"changed: {each.message}" for each in changed]
     return {
-        "verdict": own.verdict if own else "",
+        "verdict": verdict.verdict if verdict else "",
         "tested": len(tested),
         "changed": bool(changed),
         "summary": "; ".join(lines),

@@ -97,8 +97,8 @@ def today() -> str:
 
 
 def read_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list[Release] | Fault]:
-    """The releases of every package that the scenarios pin; of torch only the one that is
-    installed, unless ``TORCH_INDEX`` offers others."""
+    """The releases of every package that the scenarios pin. Torch has only its installed release,
+    unless ``TORCH_INDEX`` offers others."""
     broken = catalog.broken()
     names = sorted(
         {
@@ -110,10 +110,10 @@ def read_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list
     )
     with Progress(console) as progress:
         progress.say(f"reading the index for {', '.join(names) or 'nothing'}")
-        found = dict(index.releases_of(names))
-    if isinstance(of_torch := found.get(TORCH), list) and INDEX not in os.environ:
-        found[TORCH] = [one for one in of_torch if one.version == torches.installed()]
-    return found
+        releases = dict(index.releases_of(names))
+    if isinstance(of_torch := releases.get(TORCH), list) and INDEX not in os.environ:
+        releases[TORCH] = [one for one in of_torch if one.version == torches.installed()]
+    return releases
 
 
 def watch(watched: NightlyState) -> Summary:
@@ -154,13 +154,13 @@ def start(watched: NightlyState) -> None:
 
 def add_index(watched: NightlyState) -> None:
     """Add the releases of the index as of the day, and report those that were yanked since."""
-    seen = [r for of in _lists(watched.index) for r in of if r.day <= watched.day]
+    releases = [r for of in _lists(watched.index) for r in of if r.day <= watched.day]
     history, nightly = watched.history, watched.nightly
-    yanked = changes.of_yanked(seen, _releases(history), history.results())
-    kept = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
-    earlier = [change for _, change in history.changes(nightly.id) if change.kind in kept]
+    yanked = changes.of_yanked(releases, _releases(history), history.results())
+    kinds = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
+    earlier = [change for _, change in history.changes(nightly.id) if change.kind in kinds]
     history.set_changes(nightly, [*earlier, *(c for c in yanked if c not in earlier)])
-    history.add_releases(seen)
+    history.add_releases(releases)
     watched.notes += list(
         dict.fromkeys(str(f) for f in watched.index.values() if isinstance(f, Fault))
     )
@@ -175,7 +175,7 @@ def choose(watched: NightlyState) -> None:
     for release in history.releases():
         releases.setdefault(release.package, []).append(release)
     nightlies = {nightly.id: nightly for nightly in history.nightlies()}
-    found = [
+    tests = [
         test
         for config in _sound(watched.configs)
         for test in selection.tests_of(
@@ -187,15 +187,15 @@ def choose(watched: NightlyState) -> None:
             environment(config),
         )
     ]
-    watched.tests = sorted(found, key=lambda t: (t.release.package, t.release.day, t.scenario))
+    watched.tests = sorted(tests, key=lambda t: (t.release.package, t.release.day, t.scenario))
 
 
 def add_sources(watched: NightlyState) -> None:
-    """Select the bugs of each source's package, except those of which this commit was tested."""
+    """Select the bugs of each source's package that this commit was not tested for."""
     names = [config.scenario for config in _sound(watched.configs)]
     tests = [t for source in watched.sources for t in selection.of_source(source, names)]
     watched.history.add_releases({test.release for test in tests})
-    certain = {one.key for one in watched.history.results() if one.cell.status.certain}
+    certain = {result.key for result in watched.history.results() if result.cell.status.certain}
     watched.tests = [
         *watched.tests,
         *(t for t in tests if (t.scenario, t.release.package, t.release.version) not in certain),
@@ -228,56 +228,56 @@ def run_tests(watched: NightlyState) -> None:
 
 
 def confirm_recorded(watched: NightlyState) -> None:
-    """Run recorded results again, and write those that differ as changes. Not in a replay."""
+    """Run recorded results again, and write differences as changes. A replay does not."""
     history, nightly = watched.history, watched.nightly
     bases = {config.scenario: config for config in _sound(watched.configs)}
     days = {each.id: each.day for each in history.nightlies()}
-    seen = {(name, pins): days[night] for night, name, pins in history.confirmations()}
+    confirmed_days = {(name, pins): days[night] for night, name, pins in history.confirmations()}
     most = watched.most - sum(night == nightly.id for night, *_ in history.confirmations())
-    known = [
-        one
+    cells = [
+        cell
         for name, base in bases.items()
-        for one in confirmations.recorded([name], environment(base))
+        for cell in confirmations.recorded([name], environment(base))
     ]
-    due = confirmations.due(known, nightly.day, max(most, 0), seen)
+    due = confirmations.due(cells, nightly.day, max(most, 0), confirmed_days)
     if watched.kind is NightlyKind.REPLAY or not due:
         return
     with Progress(watched.console) as progress:
-        for done in confirmations.confirm(bases, due, progress.tally):
-            watched.console.print(f"  {done}")
-            if done.found is None:
-                watched.failed.append(str(done))
+        for confirmation in confirmations.confirm(bases, due, progress.tally):
+            watched.console.print(f"  {confirmation}")
+            if confirmation.found is None:
+                watched.failed.append(str(confirmation))
                 continue
-            history.add_confirmation(nightly, *confirmations.key(done.recorded))
-            if done.difference:
-                kept = [change for _, change in history.changes(nightly.id)]
-                history.set_changes(nightly, [*kept, _unlike_its_record(done)])
+            history.add_confirmation(nightly, *confirmations.key(confirmation.recorded))
+            if confirmation.difference:
+                earlier_changes = [change for _, change in history.changes(nightly.id)]
+                history.set_changes(nightly, [*earlier_changes, _unlike_its_record(confirmation)])
 
 
-def _unlike_its_record(done: confirmations.Confirmation) -> Change:
-    subject = catalog.scenario(done.recorded.scenario).subject
+def _unlike_its_record(confirmation: confirmations.Confirmation) -> Change:
+    subject = catalog.scenario(confirmation.recorded.scenario).subject
     return Change(
         changes.UNLIKE_ITS_RECORD,
-        done.recorded.scenario,
+        confirmation.recorded.scenario,
         subject,
-        done.recorded.pins[subject],
-        str(done.recorded.status),
-        str(done.found and done.found.status),
-        f"{done}.",
+        confirmation.recorded.pins[subject],
+        str(confirmation.recorded.status),
+        str(confirmation.found and confirmation.found.status),
+        f"{confirmation}.",
     )
 
 
 def run_ours(watched: NightlyState) -> None:
-    """Run our own scenarios, buggy and fixed. Not in a replay: they run on today's machine."""
+    """Run our own scenarios, buggy and fixed. A replay does not: they run on today's machine."""
     if watched.kind is NightlyKind.REPLAY:
         return
     nightly = watched.nightly
     verdicts = watched.history.verdicts(nightly.id)
-    done = {own.scenario for own in verdicts if own.verdict == str(Verdict.REPRODUCED)}
-    left = [config for config in watched.configs if config.scenario not in done]
-    if not left:
+    reproduced = {own.scenario for own in verdicts if own.verdict == str(Verdict.REPRODUCED)}
+    configs = [config for config in watched.configs if config.scenario not in reproduced]
+    if not configs:
         return
-    with closing(side_by_side(left, terminal(io.StringIO()))) as ended_runs:
+    with closing(side_by_side(configs, terminal(io.StringIO()))) as ended_runs:
         for _, ended in ended_runs:
             watched.history.add_verdict(nightly, ended.result, ended.seconds, ended.folder)
             watched.console.print(_own_line(ended))
@@ -286,14 +286,14 @@ def run_ours(watched: NightlyState) -> None:
 def find_changes(watched: NightlyState) -> None:
     """Compare the results with the earlier ones, and write the changes."""
     history, nightly = watched.history, watched.nightly
-    kept = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
-    written = [change for _, change in history.changes(nightly.id) if change.kind in kept]
+    kinds = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
+    written = [change for _, change in history.changes(nightly.id) if change.kind in kinds]
     before = [result for result in history.results() if result.nightly < nightly.id]
     of_releases = changes.of_releases(
         history.results(nightly.id), before, _releases(history), watched.day
     )
-    own = [own for own in history.verdicts() if own.nightly < nightly.id]
-    of_ours = changes.of_ours(history.verdicts(nightly.id), own, watched.day)
+    earlier = [earlier for earlier in history.verdicts() if earlier.nightly < nightly.id]
+    of_ours = changes.of_ours(history.verdicts(nightly.id), earlier, watched.day)
     history.set_changes(nightly, [*written, *of_releases, *of_ours])
 
 
@@ -321,32 +321,32 @@ def summary(watched: NightlyState) -> Summary:
     """The results of a finished nightly, as the history has them."""
     history, number = watched.history, watched.nightly.id
     (nightly,) = (nightly for nightly in history.nightlies() if nightly.id == number)
-    found = [change for _, change in history.changes(number)]
-    own, results = history.verdicts(number), history.results(number)
+    nightly_changes = [change for _, change in history.changes(number)]
+    verdicts, results = history.verdicts(number), history.results(number)
     before = {one.key for one in history.results() if one.nightly < number}
     again = [one for one in results if one.key in before and not one.cell.status.certain]
     return Summary(
         nightly,
         results,
-        own,
+        verdicts,
         again,
         sum(night == number for night, *_ in history.confirmations()),
-        found,
+        nightly_changes,
         [*watched.notes, *watched.failed],
         _releases(history),
         time.monotonic() - watched.started,
-        _exit_code(watched, own, found),
+        _exit_code(watched, verdicts, nightly_changes),
     )
 
 
 def _exit_code(
-    watched: NightlyState, own: Sequence[ScenarioResult], found: Sequence[Change]
+    watched: NightlyState, verdicts: Sequence[ScenarioResult], nightly_changes: Sequence[Change]
 ) -> int:
     """1 if something got worse or a scenario of ours is not as expected; 3 if a test could not run,
     or if no release is known."""
-    codes = [int(one.result["exit_code"]) for one in own]
+    codes = [int(verdict.result["exit_code"]) for verdict in verdicts]
     codes = [code for code in codes if code != ExitCode.UNSUPPORTED]
-    if changes.worse(found):
+    if changes.worse(nightly_changes):
         codes.append(ExitCode.NOT_AS_EXPECTED)
     no_releases = not watched.nightly.facts["index"] and not watched.history.releases()
     if watched.failed or no_releases:
@@ -360,8 +360,8 @@ def _sound(configs: Iterable[RunConfig]) -> list[RunConfig]:
     return [config for config in configs if config.scenario not in broken]
 
 
-def _lists(found: Index) -> list[Sequence[Release]]:
-    return [of for of in found.values() if not isinstance(of, Fault)]
+def _lists(by_package: Index) -> list[Sequence[Release]]:
+    return [of for of in by_package.values() if not isinstance(of, Fault)]
 
 
 def _releases(history: History) -> dict[tuple[str, str], Release]:

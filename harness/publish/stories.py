@@ -1,6 +1,6 @@
 """Stories, in docs/stories and on the site: several bugs of one piece of upstream's code.
 
-Each is on one axis of releases, from recorded runs.
+Each shows its bugs on one axis of releases, from recorded runs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Span:
     """Of each scenario of the story; None if it is not known."""
 
     def __str__(self) -> str:
-        first, last = self.releases[0], self.releases[-1]
-        return first if first == last else f"{first} to {last}"
+        start, end = self.releases[0], self.releases[-1]
+        return start if start == end else f"{start} to {end}"
 
 
 def stories() -> tuple[Story, ...]:
@@ -47,9 +47,9 @@ def subject(story: Story) -> str:
 def spans(story: Story) -> list[Span]:
     """The releases of a story, oldest first. A release that a bug was not tested with takes the
     status of its tested neighbours, if they agree."""
-    known = {name: tested(name) for name in story.scenarios}
-    versions = sorted({version for each in known.values() for version in each}, key=Version)
-    rows = [(v, {name: _status(each, v) for name, each in known.items()}) for v in versions]
+    by_scenario = {name: tested(name) for name in story.scenarios}
+    versions = sorted({version for each in by_scenario.values() for version in each}, key=Version)
+    rows = [(v, {name: _status(each, v) for name, each in by_scenario.items()}) for v in versions]
     return [
         Span(tuple(version for version, _ in group), statuses)
         for statuses, group in itertools.groupby(rows, key=lambda row: row[1])

@@ -54,33 +54,33 @@ def _members(
     """The names and files of an archive, with similar files side by side."""
     files: list[tuple[str, Overlay]] = []
     days: dict[str, Path] = {}
-    for key, (stack, found) in borrowed.items():
-        yield f"overlays/{key}/{MANIFEST}", found.folder / MANIFEST
-        files += ((path, found) for path in _packed(found))
+    for key, (stack, source) in borrowed.items():
+        yield f"overlays/{key}/{MANIFEST}", source.folder / MANIFEST
+        files += ((path, source) for path in _packed(source))
         for name, version in stack.pins.items():
             day = releases.release_file(cache, name, version)
             days[day.name] = day
     yield from ((f"releases/{name}", day) for name, day in days.items() if day.is_file())
-    for path, found in sorted(files, key=lambda file: _kind(file[0])):
-        yield f"overlays/{found.key}/{overlay.SITE}/{path}", found.site / path
+    for path, source in sorted(files, key=lambda file: _kind(file[0])):
+        yield f"overlays/{source.key}/{overlay.SITE}/{path}", source.site / path
 
 
 def _packed(source: Overlay) -> Iterator[str]:
     """The files of an overlay to pack: code, which must be as it was built; data as it is now."""
-    for path, made in (source.files or {}).items():
+    for path, entry in (source.files or {}).items():
         if _is_bytecode(path):
             continue
         if not overlay.CODE.search(path):
             if (source.site / path).is_file():
                 yield path
-        elif sha256(source.site / path) == made.sha256:
+        elif sha256(source.site / path) == entry.sha256:
             yield path
         else:
             raise overlay.damaged(source, path)
 
 
 def _is_bytecode(path: str) -> bool:
-    """The other machine compiles by itself."""
+    """Whether a file is bytecode, which the other machine compiles itself."""
     return "__pycache__" in path.split("/")
 
 
@@ -201,8 +201,8 @@ def _compile(site: Path, compiled: dict[tuple[str, int], Path]) -> None:
 def sweep(cache: Path) -> None:
     """Delete the unfinished folders of processes that were killed."""
     for aside in cache.glob(".unpacked.*"):
-        with locked(cache / "unpacking.lock", wait=False) as held:
-            if held:
+        with locked(cache / "unpacking.lock", wait=False) as has_lock:
+            if has_lock:
                 shutil.rmtree(aside, ignore_errors=True)
 
 

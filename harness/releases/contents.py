@@ -21,14 +21,14 @@ FOLDER = "contents"
 def share(site: Path, files: Mapping[str, BuiltFile], cache: Path) -> None:
     """Replace files of a new overlay by links to equal files of others, and keep them for the next.
 
-    ``files`` are those of the folder ``site``. Where the file system has no links, or the cache
+    ``files`` are the files of ``site``. Where the file system has no links, or the cache
     belongs to another user, the overlay keeps files of its own.
     """
-    for name, made in files.items():
-        if not made.size:
+    for name, entry in files.items():
+        if not entry.size:
             continue  # needs no room, and a file system limits the links of one file
         try:
-            _share(site / name, made.sha256, cache / FOLDER)
+            _share(site / name, entry.sha256, cache / FOLDER)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise

@@ -78,9 +78,9 @@ def edited(defect: Defect, source: str, release: str) -> str:
     return changed.code
 
 
-def _misfit(defect: Defect, what: str) -> HarnessError:
-    """The error of an edit that does not match: expected where the defect says what it fits."""
-    return Unsupported(f"{what}; it fits {defect.fits}") if defect.fits else DefectError(what)
+def _misfit(defect: Defect, message: str) -> HarnessError:
+    """The error of an edit that does not match; Unsupported if the defect says what it fits."""
+    return Unsupported(f"{message}; it fits {defect.fits}") if defect.fits else DefectError(message)
 
 
 def _scopes(node: cst.CSTNode, names: list[str]) -> list[cst.CSTNode]:
@@ -90,7 +90,7 @@ def _scopes(node: cst.CSTNode, names: list[str]) -> list[cst.CSTNode]:
         return [node]
     name, *inner = names
     definition = m.OneOf(m.ClassDef(name=m.Name(name)), m.FunctionDef(name=m.Name(name)))
-    return [found for d in m.findall(node, definition) for found in _scopes(d, inner)]
+    return [scope for d in m.findall(node, definition) for scope in _scopes(d, inner)]
 
 
 def diff(file: str, before: str, after: str, old: str = "released", new: str = "defect") -> str:
@@ -150,7 +150,7 @@ def _apply_one(path: str, changed: PatchedFile, site: Path, pins: Mapping[str, s
 def _git_apply(text: str, path: str, site: Path, pins: Mapping[str, str]) -> None:
     # Without the ceiling, git would look for a repository around the cache.
     ceiling = dict(os.environ, GIT_CEILING_DIRECTORIES=str(site.parent))
-    done = subprocess.run(
+    process = subprocess.run(
         ["git", "apply", "-p1", "--whitespace=nowarn", "-"],
         input=text,
         cwd=site,
@@ -159,7 +159,7 @@ def _git_apply(text: str, path: str, site: Path, pins: Mapping[str, str]) -> Non
         capture_output=True,
         check=False,
     )
-    if done.returncode:
-        failed = re.search(rf"{re.escape(path)}:(\d+)", done.stderr)
+    if process.returncode:
+        failed = re.search(rf"{re.escape(path)}:(\d+)", process.stderr)
         where = f"the hunk at line {failed[1]} of {path}" if failed else f"the change of {path}"
         raise Inconclusive(f"the patch does not fit: {where} does not apply to {describe(pins)}")

@@ -67,7 +67,7 @@ class Release:
 def allows_here(pythons: str) -> bool:
     """Whether a specifier of Pythons, such as ``>=3.10``, allows this one.
 
-    One that is not valid allows any: old releases were not checked, and Poetry has its own.
+    An invalid one allows any: old releases were not checked, and Poetry has its own syntax.
     """
     try:
         return SpecifierSet(pythons).contains(platform.python_version(), prereleases=True)
@@ -89,22 +89,22 @@ def releases(package: str, indices: Sequence[str | None] = ()) -> list[Release]:
     ``indices`` are the addresses of the indices to read; None stands for the user's own index,
     which is the default. Raises Fault if an index cannot be read, or if none has the package.
     """
-    found: dict[Version, Release] = {}
+    by_version: dict[Version, Release] = {}
     missing: Fault | None = None
     for address in indices or [None]:
         try:
             for release in _index(address or _usual()).releases(package):
-                found.setdefault(Version(release.version), release)
+                by_version.setdefault(Version(release.version), release)
         except _NoPackage as fault:
             missing = fault
-    if missing and not found:
+    if missing and not by_version:
         raise missing
-    return [found[version] for version in sorted(found)]
+    return [by_version[version] for version in sorted(by_version)]
 
 
 def installable(package: str, day: str = "", indices: Sequence[str | None] = ()) -> list[Release]:
     """The releases that this Python can install, lowest version first, without pre-releases and
-    yanked releases; with a ``day`` (ISO), those that were there by then."""
+    yanked releases; with a ``day`` (ISO), those uploaded by then."""
     return [
         release
         for release in releases(package, indices)
@@ -117,10 +117,10 @@ def releases_of(packages: Iterable[str]) -> Iterator[tuple[str, list[Release] | 
     """Each package with its releases that have a day, or with the reason why there are none."""
     for package in packages:
         try:
-            found = [release for release in releases(package) if release.day]
-            if not found:
+            dated_releases = [release for release in releases(package) if release.day]
+            if not dated_releases:
                 raise Fault(f"the index names no upload day for any release of {package}")
-            yield package, found
+            yield package, dated_releases
         except Fault as fault:
             yield package, fault
 
@@ -133,11 +133,11 @@ def forget() -> None:
 
 def no_release(name: str, version: str) -> str:
     """One line that says a release was never published or was yanked, with its neighbours."""
-    wanted, found = Version(version), _final_releases(name)
-    known = [Version(release.version) for release in found if not release.yanked]
-    near = [*[v for v in known if v < wanted][-1:], *[v for v in known if v > wanted][:1]]
-    span = f"; releases go from {known[0]} to {known[-1]}" if known else ""
-    yanked = any(release.yanked and Version(release.version) == wanted for release in found)
+    target, published = Version(version), _final_releases(name)
+    versions = [Version(release.version) for release in published if not release.yanked]
+    near = [*[v for v in versions if v < target][-1:], *[v for v in versions if v > target][:1]]
+    span = f"; releases go from {versions[0]} to {versions[-1]}" if versions else ""
+    yanked = any(release.yanked and Version(release.version) == target for release in published)
     gone = f"{name}=={version} was yanked" if yanked else f"no release {name}=={version}"
     return f"{gone}: the nearest are {' and '.join(map(str, near)) or 'unknown'}{span}"
 
@@ -168,10 +168,10 @@ class _Index:
         with self.lock:
             if package not in self.known:
                 self.known[package] = self.failure or self._read(package)
-        found = self.known[package]
-        if isinstance(found, Fault):
-            raise found
-        return found
+        answer = self.known[package]
+        if isinstance(answer, Fault):
+            raise answer
+        return answer
 
     def _read(self, package: str) -> list[Release] | Fault:
         try:
@@ -188,9 +188,9 @@ _index = cache(_Index)
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
+def waiting(event: str) -> Iterator[None]:
     """Print what the command waits for, if that takes long."""
-    late = threading.Timer(SILENCE, warn, [f"waiting for {what}"])
+    late = threading.Timer(SILENCE, warn, [f"waiting for {event}"])
     late.daemon = True
     late.start()
     try:
@@ -256,8 +256,8 @@ def configured() -> str | None:
     Their files are read here, as an environment of uv has no pip that could be asked.
     """
     for variable in OF_UV:
-        if named := os.environ.get(variable):
-            return re.sub(r"^[\w.-]+=(?=\w+:)", "", named)  # uv allows NAME=ADDRESS
+        if address := os.environ.get(variable):
+            return re.sub(r"^[\w.-]+=(?=\w+:)", "", address)  # uv allows NAME=ADDRESS
     return os.environ.get("PIP_INDEX_URL") or _of_uv() or _of_pip()
 
 
@@ -284,29 +284,29 @@ def _of_uv() -> str | None:
     except (OSError, ValueError):
         return None  # uv reports it
     indices = content.get("index", [])
-    named = [entry.get("url") for entry in indices if entry.get("default")]
-    return next(iter([*named, content.get("index-url")]), None)
+    defaults = [entry.get("url") for entry in indices if entry.get("default")]
+    return next(iter([*defaults, content.get("index-url")]), None)
 
 
 def uv_configuration() -> Path | None:
-    """The file of the user's, otherwise the machine's configuration of uv; never a folder's."""
-    if named := os.environ.get("UV_CONFIG_FILE"):
-        return Path(named).absolute()
+    """The user's configuration file of uv, otherwise the machine's; never that of a folder."""
+    if path := os.environ.get("UV_CONFIG_FILE"):
+        return Path(path).absolute()
     folders = [_configuration(), *_machines(), Path("/etc")]
     files = (folder / "uv" / "uv.toml" for folder in folders if folder.is_absolute())
     return next((file for file in files if file.is_file()), None)
 
 
 def _of_pip() -> str | None:
-    """The index of pip's configuration files, of which later ones override earlier ones."""
-    named = os.environ.get("PIP_CONFIG_FILE")
-    if named == os.devnull:
+    """The index in pip's configuration files; later files override earlier ones."""
+    path = os.environ.get("PIP_CONFIG_FILE")
+    if path == os.devnull:
         return None
     files = [folder / "pip" / "pip.conf" for folder in reversed(_machines())]
     files += [Path("/etc/pip.conf"), Path.home() / ".pip" / "pip.conf"]
     files += [_configuration() / "pip" / "pip.conf", Path(sys.prefix) / "pip.conf"]
     config = ConfigParser(interpolation=None, strict=False)
-    for file in [*files, *([Path(named)] if named else [])]:
+    for file in [*files, *([Path(path)] if path else [])]:
         with suppress(OSError, UnicodeError, ConfigParserError):
             config.read_string(file.read_text(encoding="utf-8"))
     return config.get("global", "index-url", fallback=None)

@@ -46,8 +46,8 @@ class Lock:
 
     def versions(self, python: str) -> dict[str, str]:
         """The version of each package that an overlay for this Python contains."""
-        wanted = (line for line in self.lines if _applies(line, python))
-        return {line.name: next(iter(line.specifier)).version for line in wanted}
+        requirements = (line for line in self.lines if _applies(line, python))
+        return {line.name: next(iter(line.specifier)).version for line in requirements}
 
 
 def _applies(line: Requirement, python: str) -> bool:
@@ -66,8 +66,8 @@ def versions(text: str) -> dict[str, str]:
 
 def entries(text: str) -> list[tuple[str, str]]:
     """Each package in such lines with its version; hashes and markers may follow."""
-    found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", text, flags=re.MULTILINE)
-    return [(canonicalize_name(name), version) for name, version in found]
+    pairs = re.findall(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", text, flags=re.MULTILINE)
+    return [(canonicalize_name(name), version) for name, version in pairs]
 
 
 def file(folder: Path, releases: Mapping[str, str]) -> Path:
@@ -96,20 +96,20 @@ def read(path: Path) -> Lock:
     raise Inconclusive(f"{path} is not a lock file: write it with 'python -m harness lock'")
 
 
-def text(what: str, date: str, scenario: str, found: Mapping[str, Mapping[str, str]]) -> str:
+def text(title: str, date: str, scenario: str, by_python: Mapping[str, Mapping[str, str]]) -> str:
     """The text of a lock file from the versions that each Python needs."""
-    header = HEADER.format(what=what, date=date, pythons=" ".join(found), scenario=scenario)
-    return header + "".join(f"{line}\n" for line in _merged(found))
+    header = HEADER.format(what=title, date=date, pythons=" ".join(by_python), scenario=scenario)
+    return header + "".join(f"{line}\n" for line in _merged(by_python))
 
 
-def _merged(found: Mapping[str, Mapping[str, str]]) -> list[str]:
+def _merged(by_python: Mapping[str, Mapping[str, str]]) -> list[str]:
     """One line for each package and version, with a marker where not every Python has it."""
     pythons: dict[tuple[str, str], list[str]] = {}
-    for python, versions in found.items():
+    for python, versions in by_python.items():
         for package in versions.items():
             pythons.setdefault(package, []).append(python)
     return [
-        f"{name}=={version}{_marker(those, list(found))}"
+        f"{name}=={version}{_marker(those, list(by_python))}"
         for (name, version), those in sorted(pythons.items())
     ]
 

@@ -96,7 +96,7 @@ class Overlay:
     def hash_of(self, file: str) -> str:
         """The SHA-256 of one of its files as it was built, not as it is now.
 
-        In the user's own environment it is that of the file as it is now.
+        In the user's own environment the file is hashed as it is now.
         """
         return sha256(self.site / file) if self.files is None else self.files[file].sha256
 
@@ -113,7 +113,7 @@ def key(stack: Stack, defects: Sequence[Defect] = ()) -> str:
 def _code(function: Any) -> list[str]:
     """The source of a function, and the texts that it refers to in its module."""
     code = function.__code__
-    inner = [each.co_names for each in code.co_consts if isinstance(each, CodeType)]
+    inner = [constant.co_names for constant in code.co_consts if isinstance(constant, CodeType)]
     names = sorted({*code.co_names, *itertools.chain(*inner)})
     values = [function.__globals__.get(name) for name in names]
     return [inspect.getsource(function), *(value for value in values if isinstance(value, str))]
@@ -126,8 +126,8 @@ def make(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
     name = key(stack, defects)
     with writing(cache, "HARNESS_CACHE"):
         while not _is_there(cache, name):
-            with locked(lock_file(cache, name), wait=False) as held:
-                if held and not _is_there(cache, name):
+            with locked(lock_file(cache, name), wait=False) as has_lock:
+                if has_lock and not _is_there(cache, name):
                     _make_now(name, stack, defects, cache)
                     return True
             time.sleep(0.05)
@@ -154,9 +154,9 @@ def makers() -> Iterator[ThreadPoolExecutor]:
 @contextmanager
 def borrowed(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[Overlay]:
     """An overlay, built first if it does not exist; nobody can delete it while it is borrowed."""
-    name, made = key(stack, defects), make(stack, defects, cache)
+    name, is_new = key(stack, defects), make(stack, defects, cache)
     with locked(lock_file(cache, name), shared=True):
-        yield _opened(cache, name, made)
+        yield _opened(cache, name, is_new)
 
 
 def _make_now(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> None:
@@ -178,7 +178,7 @@ def _make(
                 text, diff = _install(stack, site), ""
                 files = sealed(site)
                 contents.share(site, files, cache)
-                hashes = {file: made.sha256 for file, made in files.items()}
+                hashes = {file: entry.sha256 for file, entry in files.items()}
                 bytecode.remember(hashes, _folder(cache, name) / SITE)
         else:
             shutil.copytree(base.site, site, symlinks=True, copy_function=link)
@@ -203,8 +203,8 @@ def _install(stack: Stack, site: Path) -> str:
     site.mkdir()  # the bugs of a GPU need no package
     resolution.install(text, stack, site)
     sources = sorted(site.rglob("*.py"))
-    wanted = [s for s in sources if not SELDOM_IMPORTED.search(f"/{s.relative_to(site)}")]
-    _compile(stack, wanted, site)
+    often_imported = [s for s in sources if not SELDOM_IMPORTED.search(f"/{s.relative_to(site)}")]
+    _compile(stack, often_imported, site)
     return text
 
 
@@ -232,7 +232,7 @@ def _put_in(
 
 
 def _with_edits(base: Overlay, edited: Iterable[str], site: Path) -> dict[str, BuiltFile]:
-    """The files of an overlay with edits: those of its base as built, and the edited ones."""
+    """The files of an overlay with edits: its base's files as built, and the edited files."""
     sources = [site / file for file in edited]
     both = {path for source in sources for path in (source, bytecode.of(source))}
     ours = {str(p.relative_to(site)): sealed_file(p) for p in both if p.is_file()}
@@ -270,11 +270,11 @@ def _manifest(
     }
 
 
-def _opened(cache: Path, name: str, made: bool) -> Overlay:
+def _opened(cache: Path, name: str, is_new: bool) -> Overlay:
     folder = _folder(cache, name)
     manifest = read_manifest(folder)
     site, files = folder / SITE, manifest["files"]
-    found = Overlay(name, site, manifest["lock"], manifest["diff"], made, files)
+    overlay = Overlay(name, site, manifest["lock"], manifest["diff"], is_new, files)
     for file, (size, _) in files.items():
         if not CODE.search(file):
             continue
@@ -283,22 +283,22 @@ def _opened(cache: Path, name: str, made: bool) -> Overlay:
                 continue
         except OSError:
             pass
-        raise damaged(found, file)
-    return found
+        raise damaged(overlay, file)
+    return overlay
 
 
 def damaged(overlay: Overlay, file: str) -> DamagedOverlay:
     """One line that says how a file has changed, and what to do."""
-    made = (overlay.files or {}).get(file)
-    was = f"was {made.size} bytes, SHA-256 {made.sha256[:12]}" if made else "did not exist"
+    entry = (overlay.files or {}).get(file)
+    was = f"was {entry.size} bytes, SHA-256 {entry.sha256[:12]}" if entry else "did not exist"
     return DamagedOverlay(
         f"overlay {overlay.key} is damaged: {file} is not as it was made: then it {was}, now it "
-        f"{_now(overlay.site / file)}; run 'python -m harness clean "
+        f"{_state(overlay.site / file)}; run 'python -m harness clean "
         f"{overlay.key}' to delete it; the next run builds it again"
     )
 
 
-def _now(path: Path) -> str:
+def _state(path: Path) -> str:
     try:
         stat, content = path.stat(), sha256(path)
     except OSError as error:

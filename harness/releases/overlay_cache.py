@@ -59,22 +59,22 @@ def delete(cache: Path, *names: str) -> list[str]:
 
 def _delete(cache: Path, name: str) -> bool:
     # The lock file stays: another process may wait for it.
-    with locked(lock_file(cache, name), wait=False) as held:
-        if held:
+    with locked(lock_file(cache, name), wait=False) as has_lock:
+        if has_lock:
             folder = cache / "overlays" / name
             if folder.is_symlink():  # what it points to is not ours
                 folder.unlink()
                 return True
             aside = folder.rename(folder.with_name(f".{name}.{os.getpid()}"))
             shutil.rmtree(aside)
-        return held
+        return has_lock
 
 
 def delete_unfinished(cache: Path) -> None:
     """Delete the unfinished overlays of processes that were killed."""
     for aside in (cache / "overlays").glob(".*.*"):
-        with locked(lock_file(cache, aside.name.split(".")[1]), wait=False) as held:
-            if held:
+        with locked(lock_file(cache, aside.name.split(".")[1]), wait=False) as has_lock:
+            if has_lock:
                 shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -95,7 +95,7 @@ def borrowed_copy(
 
 
 def _copy(shared: Path, disk: Path, name: str) -> None:
-    """Copy an overlay to the disk, unless it is there; removes those that were not used lately."""
+    """Copy an overlay to the disk, unless it is there; remove copies that were not used lately."""
     target = disk / "overlays" / name
     with writing(disk, "TMPDIR"), locked(overlay.lock_file(disk, name)):
         if not target.is_dir():

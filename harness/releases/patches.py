@@ -42,16 +42,16 @@ def changes(text: str) -> PatchSet:
 def packages(text: str) -> set[str]:
     """The packages that a patch may change, by the folders that its paths name: also some that do
     not exist."""
-    named = {module.partition(".")[0]: name for name, module in IMPORTS.items()}
+    by_module = {module.partition(".")[0]: name for name, module in IMPORTS.items()}
     folders = {part for changed in changes(text) for part in PurePosixPath(changed.path).parts[:-1]}
-    return {named.get(folder, folder.replace("_", "-")) for folder in folders}
+    return {by_module.get(folder, folder.replace("_", "-")) for folder in folders}
 
 
 def paths(text: str, pins: Mapping[str, str]) -> set[str]:
     """The files under site-packages that a patch changes. Raises UserError if no file of it is in
     these packages."""
-    if found := set(files(text, pins)):
-        return found
+    if targets := set(files(text, pins)):
+        return targets
     names = ", ".join(f.path for f in changes(text)[:2])
     raise UserError(f"the patch changes {names}, which {describe(pins)} does not contain")
 

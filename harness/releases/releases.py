@@ -7,7 +7,7 @@
     A,B,...       these, and any of the above
 
 No range contains yanked releases or pre-releases. ``pins.torch=installed`` is the installed torch.
-Days are ISO dates: that of a release, and the one that its dependencies are resolved for.
+Days are ISO dates: the day of a release, and the day that its dependencies are resolved for.
 """
 
 from __future__ import annotations
@@ -44,58 +44,58 @@ def chosen(name: str, expression: str) -> list[str]:
     Raises UserError for a range without releases, and for a release that does not exist or was
     yanked. Without a network a single release is not checked: a bundle may contain it.
     """
-    if (name, expression) == (pins.TORCH, torches.INSTALLED) and (own := torches.installed()):
-        return [own]
+    if (name, expression) == (pins.TORCH, torches.INSTALLED) and (release := torches.installed()):
+        return [release]
     if sources.is_one(expression):
         return [sources.pinned(name, expression, cache_folder())]
     terms = [term.strip() for term in expression.split(",")]
     try:
-        known = published(name)
+        releases = published(name)
     except Inconclusive:
         if not all(is_one(term) for term in terms):
             raise
         return [pins.spelt(version) for version in sorted({_version(name, t) for t in terms})]
-    picked = {version for term in terms for version in _term(name, term, known)}
+    picked = {version for term in terms for version in _term(name, term, releases)}
     return sorted(picked, key=Version)
 
 
 def published(name: str) -> list[str]:
     """Every release of a package for any Python, oldest first; no yanked or pre-releases."""
-    found = [r.version for r in index.releases(name) if r.final and not r.yanked]
-    if not found:
+    versions = [r.version for r in index.releases(name) if r.final and not r.yanked]
+    if not versions:
         raise Fault(f"the package index has no release of {name} that is final and not yanked")
-    return found
+    return versions
 
 
-def _term(name: str, term: str, known: Sequence[str]) -> list[str]:
+def _term(name: str, term: str, releases: Sequence[str]) -> list[str]:
     bounds, _, step = term.rpartition(":") if term.endswith(f":{MINOR}") else (term, "", "")
     if bounds in (ALL, MINOR):
         bounds, step = ":", MINOR if bounds == MINOR else step
     if ":" not in bounds:
-        return [_one(name, bounds, known)]
-    first, _, last = bounds.partition(":")
-    picked = [v for v in known if _between(name, v, first.strip(), last.strip())]
+        return [_release(name, bounds, releases)]
+    low, _, high = bounds.partition(":")
+    picked = [v for v in releases if _between(name, v, low.strip(), high.strip())]
     if not picked:
-        span = f"releases go from {known[0]} to {known[-1]}"
+        span = f"releases go from {releases[0]} to {releases[-1]}"
         raise UserError(f"pins.{name}={term}: no release of {name} is in this range: {span}")
     return last_patches(picked) if step else picked
 
 
-def _one(name: str, word: str, known: Sequence[str]) -> str:
+def _release(name: str, word: str, releases: Sequence[str]) -> str:
     version = _version(name, word)
-    for release in known:
+    for release in releases:
         if Version(release) == version:
             return release
     raise UserError(index.no_release(name, word))
 
 
-def _between(name: str, release: str, first: str, last: str) -> bool:
+def _between(name: str, release: str, low: str, high: str) -> bool:
     version = Version(release)
-    if first and version < _version(name, first):
+    if low and version < _version(name, low):
         return False
-    if not last:
+    if not high:
         return True
-    end = _version(name, last)
+    end = _version(name, high)
     return version <= end or version.release[: len(end.release)] == end.release
 
 
@@ -175,10 +175,10 @@ def released(name: str, version: str, cache: Path) -> str:
             stdin=f"{name}=={version}\n",
             pins={name: version},
         )
-    named = re.search(r'^version = "(.+)"$', lock, flags=re.MULTILINE)
-    if named and named[1] != version:  # it would not equal the version that a rank imports
+    spelling = re.search(r'^version = "(.+)"$', lock, flags=re.MULTILINE)
+    if spelling and spelling[1] != version:  # it would not equal the version that a rank imports
         raise UserError(
-            f"pins.{name}={version}: write it as its release is spelt, pins.{name}={named[1]}"
+            f"pins.{name}={version}: write it as its release is spelt, pins.{name}={spelling[1]}"
         )
     days = re.findall(r"upload-time = (\d{4}-\d\d-\d\d)", lock)
     if not days:

@@ -46,7 +46,7 @@ def stack(
 ) -> Stack:
     """The stack of these pins, with the versions of their lock file if the scenario has one.
 
-    Without one, or with ``day``, the dependencies are those of ``day`` or of
+    Without a lock file, or with ``day``, dependencies are resolved for ``day`` or for
     ``releases.day_of``.
     """
     here_python, here_platform = here()
@@ -71,15 +71,15 @@ def lock(stack: Stack) -> str:
     """
     if stack.lock:
         return stack.lock
-    own, *others = pins.by_python(stack)
-    found = locks.versions(_resolved_soon(own, pins.bounds(stack.pins)))
-    found |= {name: version for name, version in own.packages.items() if is_source(version)}
-    found |= {name: version for part in others for name, version in part.pins.items()}
-    return locks.lines(found | ({TORCH: stack.pins[TORCH]} if stack.torch else {}))
+    main, *others = pins.by_python(stack)
+    versions = locks.versions(_resolved_soon(main, pins.bounds(stack.pins)))
+    versions |= {name: version for name, version in main.packages.items() if is_source(version)}
+    versions |= {name: version for part in others for name, version in part.pins.items()}
+    return locks.lines(versions | ({TORCH: stack.pins[TORCH]} if stack.torch else {}))
 
 
 def _resolved_soon(stack: Stack, bounds: Sequence[str]) -> str:
-    """Resolve for the stack's day, otherwise for that of its newest pin: a companion may need
+    """Resolve for the stack's day, otherwise for the day of its newest pin: a companion may need
     packages that are younger than the subject."""
     try:
         return _resolved(stack, bounds)
@@ -92,8 +92,8 @@ def _resolved_soon(stack: Stack, bounds: Sequence[str]) -> str:
 
 
 def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
-    wanted = [*(_requirement(*pin) for pin in stack.packages.items()), *bounds]
-    if not wanted:
+    requirements = [*(_requirement(*pin) for pin in stack.packages.items()), *bounds]
+    if not requirements:
         return ""
     base = set(BASE) - {Requirement(bound).name for bound in bounds}
     return uv.run(
@@ -105,7 +105,7 @@ def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
             *uv.target(stack),
             *uv.build_options(),
         ],
-        stdin="\n".join(wanted) + "\n",
+        stdin="\n".join(requirements) + "\n",
         pins=stack.pins,
         lists={"--override": uv.left_out(base)},
     )
@@ -131,11 +131,11 @@ def install(lock: str, stack: Stack, site: Path) -> None:
     """
     if stack.torch:
         torches.copy(stack.torch, site)
-    own, *others = pins.by_python(stack)
+    main, *others = pins.by_python(stack)
     theirs = {name: version for part in others for name, version in part.packages.items()}
     theirs |= {TORCH: stack.pins[TORCH]} if stack.torch else {}
     ours = {name: version for name, version in locks.versions(lock).items() if name not in theirs}
-    for part, versions in ((own, ours), *((part, part.pins) for part in others)):
+    for part, versions in ((main, ours), *((part, part.pins) for part in others)):
         if versions:
             _install_part(versions, part, site)
 

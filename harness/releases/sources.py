@@ -72,7 +72,7 @@ def is_one(value: str) -> bool:
 
 
 def pinned(name: str, value: str, cache: Path) -> str:
-    """The version under which a source is pinned; it is built first if that was not done.
+    """The version under which a source is pinned; it is built first if the cache lacks it.
 
     Raises UserError for a folder that is no checkout of this package and for an unknown commit, and
     Inconclusive if it does not build.
@@ -89,8 +89,8 @@ def pinned(name: str, value: str, cache: Path) -> str:
             local = f"g{commit[:SHORT]}.d{_digest(copy)[:8]}"
         else:
             local = f"g{commit[:SHORT]}"
-        if (known := _known(name, local, cache)) is not None:
-            return known.version
+        if (source := _cached(name, local, cache)) is not None:
+            return source.version
         if not changed:
             _copy_commit(repository, commit, copy)
         return _built(name, local, repository, commit, changed, copy, cache).version
@@ -98,12 +98,12 @@ def pinned(name: str, value: str, cache: Path) -> str:
 
 def of(name: str, version: str, cache: Path) -> Source:
     """The source that is pinned under this version. Raises Inconclusive if the cache lacks it."""
-    found = _known(name, version.partition("+")[2], cache)
-    if found is None:
+    source = _cached(name, version.partition("+")[2], cache)
+    if source is None:
         raise Inconclusive(
             f"the source of {name} {version} is no longer in the cache: pin it again"
         )
-    return found
+    return source
 
 
 def among(pins: Mapping[str, str], cache: Path) -> list[Source]:
@@ -113,7 +113,7 @@ def among(pins: Mapping[str, str], cache: Path) -> list[Source]:
 
 @dataclass(frozen=True)
 class CommitRange:
-    """The commits of a package between two of them."""
+    """The commits of a package from one to another."""
 
     repository: Path
     commits: tuple[str, ...]
@@ -143,14 +143,14 @@ def history(name: str, value: str, cache: Path) -> CommitRange:
     """The commits that ``FOLDER@FIRST..LAST`` names. If FIRST is on a release branch, they begin
     where that left the branch of LAST. Raises UserError if there is no commit between them."""
     where, _, span = value.rpartition("@")
-    first, _, last = span.partition("..")
-    repository, _ = _repository(name, f"{where}@{last}", cache)
-    start, end = _commit(name, repository, first), _commit(name, repository, last)
+    older, _, newer = span.partition("..")
+    repository, _ = _repository(name, f"{where}@{newer}", cache)
+    start, end = _commit(name, repository, older), _commit(name, repository, newer)
     start = _git(repository, "merge-base", start, end).strip()
-    found = _git(repository, "rev-list", "--first-parent", "--reverse", f"{start}..{end}").split()
-    if not found:
-        raise UserError(f"no commit of {name} is between {first} and {last}: name the older first")
-    return CommitRange(repository, (start, *found))
+    commits = _git(repository, "rev-list", "--first-parent", "--reverse", f"{start}..{end}").split()
+    if not commits:
+        raise UserError(f"no commit of {name} is between {older} and {newer}: name the older first")
+    return CommitRange(repository, (start, *commits))
 
 
 def _repository(name: str, value: str, cache: Path) -> tuple[Path, str]:
@@ -188,26 +188,26 @@ def _fetched(address: str, cache: Path) -> Path:
 
 
 def _commit(name: str, repository: Path, ref: str) -> str:
-    found = _answers(repository, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
-    if found:
-        return found.strip()
+    commit = _answers(repository, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    if commit:
+        return commit.strip()
     tags = _git(repository, "tag", "--sort=-creatordate").split()[:3]
-    known = f": choose a commit, a branch or a tag, such as {', '.join(tags)}" if tags else ""
-    raise UserError(f"no commit '{ref}' in the repository of {name}{known}")
+    choices = f": choose a commit, a branch or a tag, such as {', '.join(tags)}" if tags else ""
+    raise UserError(f"no commit '{ref}' in the repository of {name}{choices}")
 
 
 def _copy_commit(repository: Path, commit: str, copy: Path) -> None:
-    """Write the files of a commit; of the part of the repository in which the folder is."""
+    """Write the files of a commit; only those below the folder, if it is not the whole."""
     prefix = _git(repository, "rev-parse", "--show-prefix").strip()
     tree = f"{commit}:{prefix}" if prefix else commit
     without = [f":(exclude,literal){path}" for path in _not_there(repository, tree)]
     command = ["git", "-C", str(repository), "archive", "--format=tar", tree, "--", ".", *without]
     with tempfile.TemporaryFile() as file:
-        done = subprocess.run(
+        process = subprocess.run(
             command, stdout=file, stderr=subprocess.PIPE, env=_environment(), check=False
         )
-        if done.returncode:
-            why = " ".join(done.stderr.decode(errors="replace").splitlines()[:1])
+        if process.returncode:
+            why = " ".join(process.stderr.decode(errors="replace").splitlines()[:1])
             raise Inconclusive(f"git cannot write the files of {commit[:SHORT]}: {why}")
         file.seek(0)
         archives.unpack(file, copy)
@@ -224,10 +224,10 @@ def _not_there(repository: Path, tree: str) -> list[str]:
             files[path] = name
     checked = _run(repository, ("cat-file", "--batch-check"), "\n".join(files.values())).stdout
     missing = {line.split()[0] for line in checked.splitlines() if line.endswith(" missing")}
-    found = [path for path, name in files.items() if name in missing]
-    if code := [path for path in found if path.endswith((".py", ".toml", ".cfg"))]:
+    paths = [path for path, name in files.items() if name in missing]
+    if code := [path for path in paths if path.endswith((".py", ".toml", ".cfg"))]:
         raise Inconclusive(f"the clone {repository} lacks {code[0]}: fetch all of it")
-    return found
+    return paths
 
 
 def _copy_files(repository: Path, copy: Path) -> None:
@@ -250,14 +250,14 @@ def _folder(name: str, local: str, cache: Path) -> Path:
     return cache / "sources" / f"{canonicalize_name(name)}-{local}"
 
 
-def _known(name: str, local: str, cache: Path) -> Source | None:
+def _cached(name: str, local: str, cache: Path) -> Source | None:
     """A source that was built before; None if there is none, or only a part of one."""
     try:
         content = json.loads((_folder(name, local, cache) / "source.json").read_text("utf-8"))
-        found = Source(**content)
+        source = Source(**content)
     except (OSError, ValueError, TypeError):
         return None
-    return found if Path(found.wheel).is_file() else None
+    return source if Path(source.wheel).is_file() else None
 
 
 def _built(
@@ -270,7 +270,7 @@ def _built(
         wheel = _wheel(name, copy, aside, _next_version(tag, distance))
         claimed = parse_wheel_filename(wheel.name)[1].public
         title, day = _git(repository, "show", "-s", "--format=%s%n%cs", commit).splitlines()[:2]
-        found = Source(
+        source = Source(
             name,
             f"{claimed}+{local}",
             commit,
@@ -281,38 +281,38 @@ def _built(
             changed,
             str(folder / wheel.name),
         )
-        write_whole(aside / "source.json", json.dumps(asdict(found), indent=1) + "\n")
+        write_whole(aside / "source.json", json.dumps(asdict(source), indent=1) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return source
 
 
 def _wheel(name: str, copy: Path, folder: Path, version: str) -> Path:
-    """Build the wheel of a package; ``version`` is for one that would ask git for its own."""
+    """Build the wheel of a package; ``version`` is for one that would ask git for a version."""
     if not any((copy / file).is_file() for file in ("pyproject.toml", "setup.py")):
         raise UserError(f"the source of {name} has neither pyproject.toml nor setup.py")
     words = ["build", "--wheel", "--out-dir", str(folder), *uv.build_options(), str(copy)]
     uv.run(words, {name: "its source"}, environment={PRETENDED: version})
     (wheel,) = folder.glob("*.whl")
-    own = parse_wheel_filename(wheel.name)[0]
-    if own != canonicalize_name(name):
-        raise UserError(f"pins.{name}: this is the source of {own}, not of {name}")
+    package = parse_wheel_filename(wheel.name)[0]
+    if package != canonicalize_name(name):
+        raise UserError(f"pins.{name}: this is the source of {package}, not of {name}")
     return wheel
 
 
 def _next_version(tag: str, distance: int) -> str:
     """What setuptools-scm calls a commit: the release after the last tag, in development."""
     try:
-        last = Version(tag)
+        base = Version(tag)
     except InvalidVersion:
         return f"0.0.dev{distance}"
-    return f"{last.major}.{last.minor}.{last.micro + 1}.dev{distance}" if distance else str(last)
+    return f"{base.major}.{base.minor}.{base.micro + 1}.dev{distance}" if distance else str(base)
 
 
 def _last_tag(repository: Path, commit: str) -> tuple[str, int]:
     """The last tag before a commit, and the number of commits since."""
     described = _answers(repository, "describe", "--tags", "--long", commit).strip()
-    found = re.fullmatch(r"(.+)-(\d+)-g[0-9a-f]+", described)
-    return (found[1], int(found[2])) if found else ("", 0)
+    parts = re.fullmatch(r"(.+)-(\d+)-g[0-9a-f]+", described)
+    return (parts[1], int(parts[2])) if parts else ("", 0)
 
 
 def _answers(repository: Path, *arguments: str) -> str:
@@ -322,11 +322,11 @@ def _answers(repository: Path, *arguments: str) -> str:
 
 def _git(repository: Path, *arguments: str) -> str:
     """What git prints. Raises Inconclusive with its last line if it fails."""
-    done = _run(repository, arguments)
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    process = _run(repository, arguments)
+    if process.returncode:
+        why = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise Inconclusive(f"git {arguments[0]} failed in {repository}: {why}")
-    return done.stdout
+    return process.stdout
 
 
 def _run(
@@ -343,5 +343,5 @@ def _run(
 
 
 def _environment() -> dict[str, str]:
-    """git writes nothing to a checkout that it only reads, and asks no questions."""
+    """An environment in which git writes nothing to a checkout, and asks no questions."""
     return dict(os.environ, GIT_OPTIONAL_LOCKS="0", GIT_TERMINAL_PROMPT="0")

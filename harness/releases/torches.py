@@ -36,8 +36,8 @@ INSTALLED = "installed"
 def installed() -> str | None:
     """The release of torch in this environment, without its build: 2.13.0 for 2.13.0+cpu."""
     home = _home()
-    found = home and _distribution(home)
-    return as_pinned(TORCH, found.version) if found else None
+    distribution = home and _distribution(home)
+    return as_pinned(TORCH, distribution.version) if distribution else None
 
 
 def at_hand(release: str, cache: Path) -> Torch:
@@ -78,10 +78,10 @@ def _torch(home: Path) -> Torch:
 
 
 def _metadata(home: Path) -> Path:
-    found = _distribution(home)
-    if found is None:
+    distribution = _distribution(home)
+    if distribution is None:
         raise Unsupported(f"{home} has no metadata of torch: install it from a wheel")
-    return home / f"{TORCH}-{found.version}.dist-info"
+    return home / f"{TORCH}-{distribution.version}.dist-info"
 
 
 def _fetch(release: str, folder: Path) -> None:
@@ -134,5 +134,5 @@ def _files(home: Path) -> Iterator[tuple[str, str]]:
             if name.startswith(("..", *linked)) or name.endswith(".pyc") or os.path.isabs(name):
                 continue
             method, _, encoded = digest.partition("=")
-            known = method == hashlib.sha256().name
-            yield name, base64.urlsafe_b64decode(f"{encoded}==").hex() if known else ""
+            is_sha256 = method == hashlib.sha256().name
+            yield name, base64.urlsafe_b64decode(f"{encoded}==").hex() if is_sha256 else ""

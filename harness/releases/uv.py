@@ -37,10 +37,10 @@ def run(
     path = os.pathsep.join(filter(None, [str(_BUILD_SHIMS), os.environ.get("PYTHONPATH")]))
     # DeepSpeed compiles nothing, and adds no commit to its version.
     variables = {"DS_BUILD_OPS": "0", "DS_BUILD_STRING": "", "PYTHONPATH": path}
-    done = execute(arguments, stdin, {**variables, **(environment or {})}, lists=lists)
-    if done.returncode:
-        raise explained(done.stderr, pins)
-    return done.stdout
+    process = execute(arguments, stdin, {**variables, **(environment or {})}, lists=lists)
+    if process.returncode:
+        raise explained(process.stderr, pins)
+    return process.stdout
 
 
 def execute(
@@ -59,10 +59,10 @@ def execute(
     with ExitStack() as files:
         numbers = [files.enter_context(_unnamed(lines)) for lines in (lists or {}).values()]
         paths = (f"/proc/self/fd/{number}" for number in numbers)
-        named = [word for pair in zip(lists or (), paths, strict=True) for word in pair]
+        options = [word for pair in zip(lists or (), paths, strict=True) for word in pair]
         process = files.enter_context(
             subprocess.Popen(
-                [binary(), *arguments, "--python", sys.executable, *_configuration(), *named],
+                [binary(), *arguments, "--python", sys.executable, *_configuration(), *options],
                 **programs.options(**{**index.for_uv(), **(environment or {})}),
                 text=True,
                 stdin=subprocess.PIPE,
@@ -93,7 +93,7 @@ def _unnamed(lines: Iterable[str]) -> Iterator[int]:
 
 
 def _configuration() -> list[str]:
-    """The option that makes uv read the user's own configuration, and never that of a folder: it
+    """The option that makes uv read the user's own configuration, and never that of a folder, which
     names interpreters and indices, and changes resolutions."""
     if os.environ.get("UV_CONFIG_FILE") or os.environ.get("UV_NO_CONFIG"):
         return []  # the user has chosen
@@ -152,20 +152,20 @@ def left_out(names: Iterable[str]) -> list[str]:
 def explained(stderr: str, pins: Mapping[str, str]) -> HarnessError:
     """The error for what uv wrote when it failed: one line with the cause and the next step."""
     text = " ".join(stderr.split())
-    what = " ".join(f"{name}=={version}" for name, version in pins.items())
+    names = " ".join(f"{name}=={version}" for name, version in pins.items())
     if re.search(r"invalid peer certificate|certificate verify failed|UnknownIssuer", text):
         return Fault(
-            f"the index's certificate was refused while looking for {what}: if a proxy signs for "
+            f"the index's certificate was refused while looking for {names}: if a proxy signs for "
             "it, name the file of the proxy's authority in SSL_CERT_FILE"
         )
     if re.search(r"os error (28|122)\b", text):  # ENOSPC, EDQUOT
-        return Fault(f"no room on the disk to install {what}: free some: {_cause(text)}")
+        return Fault(f"no room on the disk to install {names}: free some: {_cause(text)}")
     unknown = re.search(r"(\S+) was not found in the package registry", text)
     if unknown and unknown.group(1) in pins:
         return UserError(f"no package '{unknown.group(1)}' in the index")
     if re.search(r"network was disabled|error sending request|Failed to fetch|dns error", text):
         return Fault(
-            f"no network and nothing in the cache for {what}: run once with a network, or use a "
+            f"no network and nothing in the cache for {names}: run once with a network, or use a "
             "bundle (python -m harness bundle)"
         )
     gone = re.search(r"no version of (\S+?)==([^\s,]+)", text)
@@ -173,8 +173,8 @@ def explained(stderr: str, pins: Mapping[str, str]) -> HarnessError:
         return UserError(index.no_release(gone.group(1), pins[gone.group(1)]))
     if re.search(r"does not satisfy Python|no usable wheels|no wheels", text):
         python, _ = here()
-        return Unsupported(f"{what} could not be installed for Python {python}: {_cause(text)}")
-    return Inconclusive(f"{what} could not be installed: {_cause(text)}")
+        return Unsupported(f"{names} could not be installed for Python {python}: {_cause(text)}")
+    return Inconclusive(f"{names} could not be installed: {_cause(text)}")
 
 
 def _cause(text: str) -> str:

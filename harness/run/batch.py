@@ -56,13 +56,13 @@ def home() -> Path:
     folder = cache / "slurm" / str(os.getuid())
     try:
         folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-        found = folder.stat()
+        attributes = folder.stat()
     except OSError as error:
         raise UserError(
             f"on=slurm needs a cache that can be written, and that all nodes see: {cache}: "
             f"{error.strerror}; name one with HARNESS_CACHE"
         ) from None
-    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if attributes.st_uid != os.getuid() or attributes.st_mode & 0o022:
         raise Fault(f"{folder} is not private to this user: name another HARNESS_CACHE")
     return folder
 
@@ -167,12 +167,12 @@ class Batch:
             files = _names(array.folder) if array.tasks else ()
             for task in list(array.tasks):
                 file = slurm.result_file(task.name)
-                found = slurm.result(array.folder / file) if file in files else None
-                if found is None and not self._is_lost(task):
+                outcome = slurm.result(array.folder / file) if file in files else None
+                if outcome is None and not self._is_lost(task):
                     continue
                 array.tasks.remove(task)
-                if found is not None:
-                    yield task, found[1] if found[0] else _failed(found[1])
+                if outcome is not None:
+                    yield task, outcome[1] if outcome[0] else _failed(outcome[1])
                 elif (lost := self._lost(array, task)) is not None:
                     yield task, lost
 
@@ -184,7 +184,7 @@ class Batch:
         return task.end.by_slurm or gone >= GRACE
 
     def _lost(self, array: _Array, task: _Task) -> Lost | None:
-        """Let a lost task be submitted again; after TRIES times it is lost, with the reason."""
+        """Let a lost task be submitted again; after TRIES times return Lost, with the reason."""
         if task.tries >= TRIES:
             return Lost(f"lost {task.tries} times: {_why(array, task)}")
         self.lost += 1
@@ -218,7 +218,7 @@ class Batch:
         return room
 
     def _submit(self, room: int) -> None:
-        """Submit an array of waiting tasks with the same shape, for so much room."""
+        """Submit an array of waiting tasks with the same shape; ``room`` of them run at once."""
         if self.first and not self._after:
             do, work = self.first
             self._after, _ = self._submitted(do, [work], 1)
@@ -261,8 +261,8 @@ class Batch:
             os.utime(self.folder)  # it is in use, see _delete_old
         for array in self.arrays:
             for task in array.tasks:
-                seen = queue.get(task.name)
-                going_on = seen is not None and seen.state in slurm.GOING_ON
+                entry = queue.get(task.name)
+                going_on = entry is not None and entry.state in slurm.GOING_ON
                 task.gone = None if going_on else task.gone or time.monotonic()
         self.say(self._tally(queue))
 
@@ -281,8 +281,8 @@ class Batch:
         if self.lost:
             parts.append(f"{self.lost} lost and submitted again")
         if self.ended:
-            rest = (time.monotonic() - self.begun) / self.ended * (self.total - self.ended)
-            parts.append(f"{rest / 60:.0f} min left" if rest > 90 else f"{rest:.0f} s left")
+            wait = (time.monotonic() - self.begun) / self.ended * (self.total - self.ended)
+            parts.append(f"{wait / 60:.0f} min left" if wait > 90 else f"{wait:.0f} s left")
         return f"{', '.join(parts)}; jobs {self.name}"
 
 
@@ -295,21 +295,21 @@ def _names(folder: Path) -> Collection[str]:
 
 
 def _delete_old(folder: Path) -> None:
-    """Delete the folders of commands that were killed long ago. A living one touches its own."""
+    """Delete the folders of commands that were killed long ago; running ones touch theirs."""
     with suppress(OSError):
-        for each in folder.iterdir():
-            if time.time() - each.stat().st_mtime > KEPT:
-                shutil.rmtree(each, ignore_errors=True)
+        for subfolder in folder.iterdir():
+            if time.time() - subfolder.stat().st_mtime > KEPT:
+                shutil.rmtree(subfolder, ignore_errors=True)
 
 
 def _failed(traceback: str) -> Fault:
-    """A task that ended with an error of ours, which no run has: it says nothing about a bug."""
+    """The fault of a task that failed in our own code: it says nothing about a bug."""
     lines = traceback.strip().splitlines() or ["no message"]
     return Fault(f"the task failed on its node: {short(lines[-1], 300)}")
 
 
 def _why(array: _Array, task: _Task) -> str:
-    """Slurm's words about a lost task, and its own last ones."""
+    """What Slurm says about a lost task, and the last line of the task's log."""
     words = slurm.last_words(array.folder, task.name)
     slurms = f"Slurm task {task.name}: {task.end.words if task.end else 'gone'}"
     if words is None:

@@ -1,4 +1,4 @@
-"""What a checkout or a patch does to the bugs of its package: which are there, back or fixed."""
+"""What a checkout or a patch does to the bugs of its package: which remain, return or are fixed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.system.text import count, short
 
 @dataclass(frozen=True)
 class Judged:
-    """One bug on a branch, beside the newest release that was tested."""
+    """One bug on a branch, compared with the newest tested release."""
 
     cell: Cell
     release: str
@@ -43,13 +43,13 @@ class Judged:
         return ExitCode.NOT_AS_EXPECTED if self.back else ExitCode.AS_EXPECTED
 
     def __str__(self) -> str:
-        now, then = self.cell.status, self.then
+        status, before = self.cell.status, self.then
         if self.back:
             return f"AFFECTED, and {self.release} is not"
-        if now is Status.NOT_AFFECTED and then is Status.AFFECTED:
+        if status is Status.NOT_AFFECTED and before is Status.AFFECTED:
             return f"not affected, and {self.release} is: fixed"
-        like = f", like {self.release}" if now is then else ""
-        return f"{now}{like}"
+        like = f", like {self.release}" if status is before else ""
+        return f"{status}{like}"
 
     @property
     def style(self) -> str:
@@ -57,14 +57,13 @@ class Judged:
 
 
 def wanted(words: Sequence[str]) -> bool:
-    """Whether the overrides of ``run`` ask this question: they name a source or a patch, and leave
-    it open which variants run."""
-    given = [word.partition("=") for word in words]
-    if any(key in ("variant", "--cfg", "--help") for key, _, _ in given):
+    """Whether the overrides of ``run`` name a source or a patch, and do not choose variants."""
+    pairs = [word.partition("=") for word in words]
+    if any(key in ("variant", "--cfg", "--help") for key, _, _ in pairs):
         return False
     return any(
         key == "patch" or (key.startswith("pins.") and sources.is_one(value))
-        for key, _, value in given
+        for key, _, value in pairs
     )
 
 
@@ -75,17 +74,17 @@ def judge(words: Sequence[str]) -> int:
     others = [word for word in words if not word.startswith("scenario=")]
     if any(word.startswith("patch=") for word in words):
         return _patched(selected, others)
-    named = [word.removeprefix("pins.").partition("=")[0] for word in others if _is_source(word)]
-    names = [n for n in catalog.selected(selected) if set(named) <= set(catalog.scenario(n).pins)]
+    keys = [word.removeprefix("pins.").partition("=")[0] for word in others if _is_source(word)]
+    names = [n for n in catalog.selected(selected) if set(keys) <= set(catalog.scenario(n).pins)]
     if not names:
-        pinned = " and ".join(named)
+        pinned = " and ".join(keys)
         raise UserError(f"scenario={selected}: none of these scenarios pins {pinned}")
     configs = [_config(name, others) for name in names]
     console = terminal()
     for source in sources.among(configs[0].pins, cache_folder()):
         console.print(str(source), style="bold")
-    found = sorted(_judged(configs, console), key=lambda one: names.index(one.cell.scenario))
-    return _summed(found, console)
+    bugs = sorted(_judged(configs, console), key=lambda bug: names.index(bug.cell.scenario))
+    return _summed(bugs, console)
 
 
 def _is_source(word: str) -> bool:
@@ -97,8 +96,8 @@ def _config(name: str, words: Iterable[str]) -> RunConfig:
 
 
 def _judged(configs: Sequence[RunConfig], console: Console) -> Iterator[Judged]:
-    """Each bug's status beside that of the newest tested release, printed as it is found."""
-    for cell in _found(configs, console):
+    """Compare each bug's status with that of the newest tested release, and print it at once."""
+    for cell in _cells(configs, console):
         subject = catalog.scenario(cell.scenario).subject
         certain = {v: s for v, s in periods.tested(cell.scenario).items() if s.certain}
         newest = next(reversed(certain), "")
@@ -108,27 +107,27 @@ def _judged(configs: Sequence[RunConfig], console: Console) -> Iterator[Judged]:
         yield judged
 
 
-def _found(configs: Sequence[RunConfig], console: Console) -> Iterator[Cell]:
+def _cells(configs: Sequence[RunConfig], console: Console) -> Iterator[Cell]:
     with Progress(console) as progress:
         for _, cell in find_all(configs, say=progress.tally):
             yield cell
 
 
-def _summed(found: Sequence[Judged], console: Console) -> int:
-    """Print how many bugs are there; returns the exit code."""
-    back = sum(one.back for one in found)
-    there = sum(one.cell.status is Status.AFFECTED for one in found) - back
-    absent = sum(one.cell.status is Status.NOT_AFFECTED for one in found)
-    unclear = len(found) - back - there - absent
+def _summed(bugs: Sequence[Judged], console: Console) -> int:
+    """Print how many bugs are new, unchanged or absent; returns the exit code."""
+    back = sum(bug.back for bug in bugs)
+    as_before = sum(bug.cell.status is Status.AFFECTED for bug in bugs) - back
+    absent = sum(bug.cell.status is Status.NOT_AFFECTED for bug in bugs)
+    unclear = len(bugs) - back - as_before - absent
     counts = {
         "not in the newest release": back,
-        "as in the newest release": there,
+        "as in the newest release": as_before,
         "absent": absent,
         "without an answer": unclear,
     }
-    parts = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
-    console.print(f"{count(len(found), 'bug')}: {parts}")
-    return ExitCode.worst(one.exit_code for one in found)
+    parts = ", ".join(f"{number} {phrase}" for phrase, number in counts.items() if number)
+    console.print(f"{count(len(bugs), 'bug')}: {parts}")
+    return ExitCode.worst(bug.exit_code for bug in bugs)
 
 
 def _patched(name: str, words: Sequence[str]) -> int:
@@ -141,16 +140,16 @@ def _patched(name: str, words: Sequence[str]) -> int:
     if name != ALL and not _covered(target):
         raise UserError(f"{name} tests only {catalog.scenario(name).releases}")
     siblings = _siblings(target) if name != ALL else []
-    configs = [target, *(_config(other, words) for other in chosen[1:])]
-    configs += [_sibling(target, other, words) for other in siblings]
+    configs = [target, *(_config(bug, words) for bug in chosen[1:])]
+    configs += [_sibling(target, bug, words) for bug in siblings]
     configs = [config for config in configs if _covered(config)]
-    before = {c.scenario: c for c in _found([replace(x, patches=()) for x in configs], console)}
-    after = {c.scenario: c for c in _found(configs, console)}
-    for other, cell in after.items():
+    before = {c.scenario: c for c in _cells([replace(x, patches=()) for x in configs], console)}
+    after = {c.scenario: c for c in _cells(configs, console)}
+    for bug, cell in after.items():
         console.print(
-            f"  {other}: {before[other].status}; with the patch {cell.status}: {short(cell.reason)}"
+            f"  {bug}: {before[bug].status}; with the patch {cell.status}: {short(cell.reason)}"
         )
-    broken = [other for other in after if _broken(before[other], after[other])]
+    broken = [bug for bug in after if _broken(before[bug], after[bug])]
     if name == ALL:
         text = f"breaks {', '.join(broken)}" if broken else "breaks nothing"
         console.print(f"the patch {text}")

@@ -43,7 +43,7 @@ FORMAT = 4
 
 def inputs_of(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
     """All that the status of a cell depends on, as plain JSON values."""
-    here = machine.facts()
+    facts = machine.facts()
     inputs: dict[str, Any] = {
         "format": FORMAT,
         "scenario": config.scenario,
@@ -53,8 +53,8 @@ def inputs_of(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
         "seed": config.seed,
         "threads": config.launch.threads,
         "lane": str(lane_of(config)),
-        "python": here["python"],
-        "torch": here["torch"],
+        "python": facts["python"],
+        "torch": facts["torch"],
         "code": code(config.scenario),
     }
     if config.launch.nodes > 1:
@@ -140,10 +140,10 @@ def find(
         if isinstance(error, UserError) or (faults and isinstance(error, Fault)):
             raise
         return not_run(config, error)
-    found = _cell_of(config, result, folder)
-    if inputs and _repeatable(found, folder):
-        store.write(cache, inputs, found.to_json())
-    return found
+    fresh_cell = _cell_of(config, result, folder)
+    if inputs and _repeatable(fresh_cell, folder):
+        store.write(cache, inputs, fresh_cell.to_json())
+    return fresh_cell
 
 
 def _stored_under(config: RunConfig, cache: Path) -> dict[str, Any] | None:
@@ -159,15 +159,15 @@ def _stored_under(config: RunConfig, cache: Path) -> dict[str, Any] | None:
 def not_run(config: RunConfig, error: HarnessError) -> Cell:
     """The cell of a release that could not be run."""
     unsupported = error.exit_code == ExitCode.UNSUPPORTED
-    here = machine.facts()
+    facts = machine.facts()
     return Cell(
         config.scenario,
         chosen_pins(config, RELEASED),
         Status.UNSUPPORTED if unsupported else Status.INCONCLUSIVE,
         str(error),
         str(lane_of(config) or ""),
-        here["python"],
-        here["torch"],
+        facts["python"],
+        facts["torch"],
         _today(),
     )
 
@@ -196,18 +196,18 @@ def _cell_of(config: RunConfig, result: RunResult, folder: Path) -> Cell:
     )
 
 
-def _repeatable(found: Cell, folder: Path) -> bool:
+def _repeatable(fresh_cell: Cell, folder: Path) -> bool:
     """Whether another run would give the same cell: not after a deadline or an interruption."""
-    if found.status is Status.INCONCLUSIVE:
+    if fresh_cell.status is Status.INCONCLUSIVE:
         ended = map(read_json, folder.glob(f"{RELEASED}/**/{EXIT_FILE}"))
         return not any(e["timed_out"] or e["interrupted"] or e["survivors"] for e in ended)
-    return found.status.certain
+    return fresh_cell.status.certain
 
 
 def environment(config: RunConfig) -> tuple[str, ...]:
     """The environment that a cell of this config would have here, see ``Cell.environment``."""
-    here = machine.facts()
-    return cell.environment(str(lane_of(config) or ""), here["python"], here["torch"])
+    facts = machine.facts()
+    return cell.environment(str(lane_of(config) or ""), facts["python"], facts["torch"])
 
 
 def _today() -> str:
@@ -216,5 +216,5 @@ def _today() -> str:
 
 def exit_code(cells: Sequence[Cell]) -> int:
     """3 if a cell is inconclusive, otherwise 0."""
-    unclear = any(found.status is Status.INCONCLUSIVE for found in cells)
+    unclear = any(entry.status is Status.INCONCLUSIVE for entry in cells)
     return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED

@@ -45,18 +45,18 @@ def find_all(
             yield index, stored
         else:
             missing.append(index)
-    wanted = [configs[index] for index in missing]
+    tasks = [configs[index] for index in missing]
     do = partial(cell_task, again=again)
-    for at, found in _results(wanted, do, say or _silent):
+    for at, answer in _results(tasks, do, say or _silent):
         index = missing[at]
-        if isinstance(found, (UserError, Fault)) and failed:
-            failed(index, found)
-        elif isinstance(found, UserError):
-            raise found
-        elif isinstance(found, HarnessError):
-            yield index, cells.not_run(configs[index], found)
+        if isinstance(answer, (UserError, Fault)) and failed:
+            failed(index, answer)
+        elif isinstance(answer, UserError):
+            raise answer
+        elif isinstance(answer, HarnessError):
+            yield index, cells.not_run(configs[index], answer)
         else:
-            yield index, found
+            yield index, answer
 
 
 def run_all(configs: Sequence[RunConfig], console: Console) -> Generator[tuple[int, Done]]:
@@ -65,19 +65,19 @@ def run_all(configs: Sequence[RunConfig], console: Console) -> Generator[tuple[i
     Raises UserError for a mistake in the command that only a run finds.
     """
     with Progress(console) as progress:
-        for index, found in _results(configs, run_task, progress.tally):
-            if isinstance(found, UserError):
-                raise found
-            if isinstance(found, HarnessError):
-                yield index, suite.not_run(configs[index].scenario, found, console)
+        for index, answer in _results(configs, run_task, progress.tally):
+            if isinstance(answer, UserError):
+                raise answer
+            if isinstance(answer, HarnessError):
+                yield index, suite.not_run(configs[index].scenario, answer, console)
                 continue
-            block, done = found
-            if done.folder and not done.folder.is_dir():
-                unseen = Fault(f"{done.folder} is not here: name runs=DIR that all nodes see")
+            block, ending = answer
+            if ending.folder and not ending.folder.is_dir():
+                unseen = Fault(f"{ending.folder} is not here: name runs=DIR that all nodes see")
                 yield index, suite.not_run(configs[index].scenario, unseen, console)
                 continue
             console.print(block, end="")
-            yield index, done
+            yield index, ending
 
 
 def _results(
@@ -89,30 +89,30 @@ def _results(
     on = configs[0].on
     refused = _make_overlays(configs, say) if on.overlays == HERE else {}
     yield from refused.items()
-    left = [index for index in range(len(configs)) if index not in refused]
-    if not left:
+    indices = [index for index in range(len(configs)) if index not in refused]
+    if not indices:
         return
-    works = [Work(configs[index], _shape(configs[index])) for index in left]
+    works = [Work(configs[index], _shape(configs[index])) for index in indices]
     maker = (overlays_task, Work(list(configs), Shape(overlay.MAKERS, 0)))
     with Batch(works, do, on, say, maker if on.overlays == JOB else None) as batch:
-        for at, found in batch.results():
-            yield left[at], found
+        for at, answer in batch.results():
+            yield indices[at], answer
 
 
 def _make_overlays(configs: Sequence[RunConfig], say: Say) -> dict[int, HarnessError]:
-    """Make the overlays of configs. Returns those that cannot run, with the reason: a node, which
-    perhaps has no network, would give another one."""
+    """Make the overlays of configs. Returns why configs cannot run, by index: a node, perhaps
+    without a network, would give another reason."""
     folder, why = cache_folder(), {}
     with overlay.makers() as makers:
-        made = [
+        futures = [
             [makers.submit(make_overlay, config, variant, folder) for variant in config.variants]
             for config in configs
             if config.params is not None
         ]
         sound = [index for index, config in enumerate(configs) if config.params is not None]
-        for number, (index, variants) in enumerate(zip(sound, made, strict=True)):
-            say(f"making overlays: {number} of {len(made)} done")
-            errors = [each.exception() for each in variants]
+        for number, (index, variants) in enumerate(zip(sound, futures, strict=True)):
+            say(f"making overlays: {number} of {len(futures)} done")
+            errors = [future.exception() for future in variants]
             unexpected = next((e for e in errors if e and not isinstance(e, HarnessError)), None)
             if unexpected:
                 raise unexpected
@@ -123,7 +123,7 @@ def _make_overlays(configs: Sequence[RunConfig], say: Say) -> dict[int, HarnessE
 
 
 def overlays_task(configs: Sequence[RunConfig]) -> None:
-    """What a node does before the others: it makes all overlays. A task meets an error again."""
+    """Make all overlays on a node, before the other tasks run. A task meets an error again."""
     end_with_a_signal()
     _make_overlays(configs, _silent)
 
@@ -166,8 +166,8 @@ def _stored(config: RunConfig) -> Cell | None:
     with suppress(HarnessError):  # making its overlay meets the error again
         folder = cache_folder()
         inputs = cells.inputs_of(config, stack_of(config, RELEASED, folder))
-        found = cells.read_stored(folder, inputs)
-        return replace(found, stored=True) if found else None
+        cell = cells.read_stored(folder, inputs)
+        return replace(cell, stored=True) if cell else None
     return None
 
 

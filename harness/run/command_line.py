@@ -59,12 +59,12 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
     _register(arguments)
     begun = False
     refused: list[Exception] = []
-    done = False
+    succeeded = False
     sweep: Path | None = None
 
     @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="config")
     def task(config: DictConfig) -> None:
-        nonlocal begun, done, sweep
+        nonlocal begun, succeeded, sweep
         begun = True
         choice = HydraConfig.get()
         if choice.mode is RunMode.MULTIRUN:
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
         except Exception as error:
             refused.append(error)  # if raised here, Hydra would print another line
             return
-        done = True
+        succeeded = True
 
     arguments = [understood(a) for a in arguments]
     if HELP & set(arguments) and not any(a.startswith("scenario=") for a in arguments):
@@ -87,7 +87,7 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
         if begun:
             raise
         raise UserError(f"{' '.join(arguments)}: {error}") from None
-    if refused and sweep and not done:
+    if refused and sweep and not succeeded:
         _remove(sweep)
     if refused:
         raise refused[0]
@@ -130,10 +130,12 @@ def compose_each(names: Iterable[str], words: Sequence[str]) -> list[RunConfig]:
     if not sound:
         catalog.load(names[0])  # raises BrokenScenario
     if len(sound) == 1:
-        found = [compose([f"scenario={sound[0]}", *words])]
+        configs = [compose([f"scenario={sound[0]}", *words])]
     else:
-        found = _composed([f"scenario={ALL}", *words], lambda *composed: _several(sound, *composed))
-    return [*found, *(_unread(found[0], name) for name in names if name in lost)]
+        configs = _composed(
+            [f"scenario={ALL}", *words], lambda *composed: _several(sound, *composed)
+        )
+    return [*configs, *(_unread(configs[0], name) for name in names if name in lost)]
 
 
 def selected(config: DictConfig, scenario: str, overrides: Sequence[str]) -> list[RunConfig]:
@@ -157,18 +159,18 @@ def _several(
     """The RunConfigs of several scenarios, each with its own defaults."""
     refuse_extras(config, (), ())
     others = [word for word in overrides if not word.startswith("scenario=")]
-    found = []
+    configs = []
     for name in names:
-        own = config.copy()
-        OmegaConf.set_struct(own, False)
-        own.scenario = OmegaConf.structured(catalog.load(name).Params)
-        found.append(read(own, name, [f"scenario={name}", *others]))
-    return found
+        copy = config.copy()
+        OmegaConf.set_struct(copy, False)
+        copy.scenario = OmegaConf.structured(catalog.load(name).Params)
+        configs.append(read(copy, name, [f"scenario={name}", *others]))
+    return configs
 
 
-def _unread(other: RunConfig, name: str) -> RunConfig:
+def _unread(config: RunConfig, name: str) -> RunConfig:
     """A RunConfig for a broken scenario among others: running it fails with the reason."""
-    return replace(other, scenario=name, params=None, pins={})
+    return replace(config, scenario=name, params=None, pins={})
 
 
 def _has_variant(scenario: Scenario, variant: Any) -> bool:
@@ -299,7 +301,7 @@ def _options(group: str) -> Sequence[str]:
 
 
 def _keys(path: str, arguments: Sequence[str]) -> list[str]:
-    """The keys that exist beside one that was not found, as they would be typed."""
+    """The keys next to one that does not exist, as a user would type them."""
     parent, _, _ = path.rpartition(".")
     # In a sweep, the first choice.
     chosen = [a.partition(",")[0] for a in arguments if re.match(r"(scenario|lane|on)=", a)]

@@ -22,8 +22,7 @@ from harness.system.terminal import terminal
 from harness.system.text import count
 
 AHEAD = 2
-"""For how many cells after the running ones the imports are done: these take longer than most
-trials."""
+"""How many cells after the running ones import early: imports take longer than most trials."""
 
 
 def find_all(
@@ -66,8 +65,8 @@ def find_all(
     with suite.started_ahead(configs, find_one, make, pool, jobs, AHEAD) as running:
         indices = {future: index for index, future in enumerate(running)}
         for future in as_completed(running):
-            if found := future.result():
-                yield indices[future], found
+            if cell := future.result():
+                yield indices[future], cell
 
 
 def run_selected(configs: Sequence[RunConfig]) -> int:
@@ -76,8 +75,8 @@ def run_selected(configs: Sequence[RunConfig]) -> int:
     if len(configs) > 1:
         return run_all(configs)
     if configs[0].on.where == SLURM:
-        ((_, done),) = side_by_side(configs, terminal())
-        return done.result.exit_code
+        ((_, ending),) = side_by_side(configs, terminal())
+        return ending.result.exit_code
     return suite.run_alone(configs[0])
 
 
@@ -89,12 +88,12 @@ def run_all(configs: Sequence[RunConfig]) -> int:
     """
     console = terminal()
     started = time.monotonic()
-    ended = dict(side_by_side(configs, console))
-    done = [ended[index] for index in range(len(configs))]
+    by_index = dict(side_by_side(configs, console))
+    endings = [by_index[index] for index in range(len(configs))]
     console.print()
-    console.print(summary([each.row() for each in done]))
-    console.print(f"{count(len(done), 'scenario')} in {time.monotonic() - started:.0f} s")
-    codes = [each.result.exit_code for each in done]
+    console.print(summary([ending.row() for ending in endings]))
+    console.print(f"{count(len(endings), 'scenario')} in {time.monotonic() - started:.0f} s")
+    codes = [ending.result.exit_code for ending in endings]
     if not configs[0].strict:
         codes = [code for code in codes if code != ExitCode.UNSUPPORTED]
     return ExitCode.worst(codes)
@@ -113,6 +112,6 @@ def side_by_side(
     with suite.started(configs, console) as running:
         indices = {future: index for index, future in enumerate(running)}
         for future in as_completed(running):
-            block, done = future.result()
+            block, ending = future.result()
             console.print(block, end="")
-            yield indices[future], done
+            yield indices[future], ending

@@ -150,19 +150,19 @@ def judge(
         reasons = tuple(f"{r.variant}: {r.reason}" for r in results if r.outcome is outcome)
         if reasons:
             return Verdict(outcome.value), reasons
-    wrong = [
+    surprises = [
         f"{r.variant}: {r.outcome}, expected {r.expected}" for r in results if not r.as_expected
     ]
     if not {BUGGY, FIXED} <= set(by_variant):
-        return Verdict.UNJUDGED, tuple(wrong)
+        return Verdict.UNJUDGED, tuple(surprises)
     try:
-        wrong += disagreements()
+        surprises += disagreements()
     except HarnessError as error:
         return Verdict.INCONCLUSIVE, (str(error),)
     pair = (by_variant[BUGGY].outcome, by_variant[FIXED].outcome)
-    if pair == (Outcome.SYMPTOM, Outcome.CLEAN) and not wrong:
+    if pair == (Outcome.SYMPTOM, Outcome.CLEAN) and not surprises:
         return Verdict.REPRODUCED, ()
-    return Verdict.NOT_REPRODUCED, tuple(wrong)
+    return Verdict.NOT_REPRODUCED, tuple(surprises)
 
 
 def _disagreements(module: ModuleType, trials: Mapping[str, Records]) -> list[str]:
@@ -198,9 +198,9 @@ def _phases(records: Records) -> dict[str, float]:
     """For each phase the seconds of the slowest rank, summed over all launches."""
     slowest: dict[str, float] = {}
     for rank in records.ranks:
-        taken: dict[str, float] = {}
+        of_rank: dict[str, float] = {}
         for record in records.of("phases", rank):
             for name, seconds in record["seconds"].items():
-                taken[name] = taken.get(name, 0.0) + seconds
-        slowest = {name: max(s, slowest.get(name, 0.0)) for name, s in taken.items()}
+                of_rank[name] = of_rank.get(name, 0.0) + seconds
+        slowest = {name: max(s, slowest.get(name, 0.0)) for name, s in of_rank.items()}
     return slowest

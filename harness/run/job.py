@@ -42,11 +42,11 @@ class Job:
     """Ends the other trials after one of them has ended the run."""
     started: float = field(default_factory=time.monotonic)
 
-    def say(self, what: str, detail: str = "") -> None:
+    def say(self, activity: str, detail: str = "") -> None:
         """Show progress; raises KeyboardInterrupt if the run must end."""
         if self.stop.is_set() or self.ended.is_set():
             raise KeyboardInterrupt
-        self.progress.say(what, detail)
+        self.progress.say(activity, detail)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Prepared(Resolved):
-    """The same with an overlay for each variant that can run."""
+    """A resolved run, with an overlay for each variant that can run."""
 
     overlays: dict[str, Overlay]
 
@@ -129,22 +129,22 @@ def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:
         installed = config.installed.packages
         versions = {name: pins.as_pinned(name, installed[name].version) for name in scenario.pins}
         return pins.Stack(versions, time.strftime("%Y-%m-%d"), *pins.here())
-    found = resolution.stack(scenario, chosen_pins(config, variant), cache, day=config.date)
-    return replace(found, patches=config.patches)
+    stack = resolution.stack(scenario, chosen_pins(config, variant), cache, day=config.date)
+    return replace(stack, patches=config.patches)
 
 
-def choose_lane(scenario: Scenario, ranks: int, asked: str, nodes: int = 1) -> Lane:
+def choose_lane(scenario: Scenario, ranks: int, requested: str, nodes: int = 1) -> Lane:
     """The lane to run ``ranks`` ranks on, split over nodes like this one.
 
     Raises Unsupported, with the reason, if there is none.
 
     ``auto`` considers the variant with the most ranks, so that all variants run on one lane.
     """
-    if asked == "auto":
+    if requested == "auto":
         widest = max(scenario.ranks_of(variant) for variant in scenario.variants) / nodes
         roomy = Lane.GPU in scenario.lanes and len(machine.gpus()) >= widest
-        asked = "gpu" if roomy or Lane.CPU not in scenario.lanes else "cpu"
-    lane = Lane(asked)
+        requested = "gpu" if roomy or Lane.CPU not in scenario.lanes else "cpu"
+    lane = Lane(requested)
     if lane not in scenario.lanes:
         raise Unsupported(f"does not run on the {lane} lane")
     if lane is Lane.GPU and len(machine.gpus()) < (on_each := ranks // nodes):

@@ -1,8 +1,8 @@
 """Launching: torchrun in a session of its own, under a deadline, with a log for each rank.
 
-The result says how the processes ended; outcomes are not decided here. Afterwards none of the
-processes is left, whatever happened: ``processes`` looks for them and kills them. If the harness
-itself is killed, ``supervisor`` ends them.
+The result says how the processes ended; outcomes are not decided here. Afterwards no process
+is left, whatever happened: ``processes`` finds and kills them. If the harness itself is killed,
+``supervisor`` ends them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ NOT_INHERITED = re.compile(
 )
 """Environment variables that would change how upstream runs, or describe a rank of another job.
 ``PET_NNODES`` and the like are torchrun's own options, which a cluster's operator may set: with two
-nodes, a trial waits for the second until its deadline. pytest's has the name of the test: for each
-test there would be another server, which imports torch again."""
+nodes, a trial waits for the second until its deadline. pytest's variable contains the name of the
+test: each test would start another server, which imports torch again."""
 
 OWN_DEATHS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals that end a rank for its own reasons. After a failure torchrun sends SIGTERM to the other
@@ -114,9 +114,8 @@ def launch(
 
     ``timeout`` is in seconds; ``tick`` is called about twenty times a second. The processes are
     forked from ``server`` if there is one; otherwise torchrun starts in a new interpreter, or in
-    one on each of several nodes. Raises
-    KeyboardInterrupt if interrupted, and Inconclusive if the trial's folder disappears; in both
-    cases after all processes have ended.
+    one on each of several nodes. Raises KeyboardInterrupt if interrupted, and Inconclusive if the
+    trial's folder disappears; in both cases after all processes have ended.
     """
     folder = trial / identity.launch
     forked = server is not None
@@ -201,13 +200,13 @@ def torchrun_arguments(
 
     ``words`` are what every rank runs: a module and its arguments. Forked ranks run our module as a
     function (``--run-path``), so its file is named instead; each rank of a cold launch is a new
-    interpreter. With several nodes, the agent of each adds its own (see ``node_agent``). Static:
-    otherwise torchrun orders the nodes by address and process id, and the ranks of a node by that.
+    interpreter. With several nodes, the agent of each adds its own (see ``node_agent``). Their
+    rendezvous is static: otherwise torchrun orders nodes and ranks by address and process id.
     """
-    one = ["--standalone", "--local-addr=127.0.0.1"]  # the host may not know its own name
+    standalone = ["--standalone", "--local-addr=127.0.0.1"]  # the host may not know its own name
     log = f"--log-dir={folder / 'elastic'}"
     return [
-        *([*one, log] if nodes == 1 else [f"--nnodes={nodes}", *STATIC]),
+        *([*standalone, log] if nodes == 1 else [f"--nnodes={nodes}", *STATIC]),
         f"--nproc-per-node={ranks // nodes}",
         "--max-restarts=0",
         f"--monitor-interval={MONITOR_SECONDS}",
@@ -227,12 +226,12 @@ def _cleaned_up(ended: Exit, token: str, folder: Path, process: Process | None) 
         if step:
             step.end()
         survivors = end_all(token)  # srun too, if it hangs
-    left = step.finish() if step else ""
+    complaint = step.finish() if step else ""
     _flatten_logs(folder)
     reason = _reason(folder / "torchrun.log") if ended.code and not ended.interrupted else ""
     if step and ended.code and not (reason or ended.timed_out or ended.interrupted):
         reason = step.reason()
-    reason = left or reason
+    reason = complaint or reason
     return replace(ended, survivors=survivors, failure=_failure(folder), reason=reason)
 
 
@@ -357,22 +356,22 @@ def _reason(log: Path) -> str:
     With a low limit of open files, the limit is added: torchrun may only report "Failed to init uv
     loop".
     """
-    found = REASON.search(log.read_text(errors="replace")) if log.is_file() else None
+    line = REASON.search(log.read_text(errors="replace")) if log.is_file() else None
     few = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     limit = f"; a process may open {few} files here (ulimit -n)" if few < FEW_FILES else ""
-    return found[1].strip() + limit if found else ""
+    return line[1].strip() + limit if line else ""
 
 
 def _exits(log: Path) -> list[tuple[int, int]]:
     """Rank and exit code of every failed rank in torchrun's log."""
     if not log.is_file():
         return []
-    found = re.findall(
+    pairs = re.findall(
         r"^\s*rank\s*:\s*(\d+).*\n\s*exitcode\s*:\s*(-?\d+)",
         log.read_text(errors="replace"),
         re.MULTILINE,
     )
-    return [(int(rank), int(code)) for rank, code in found]
+    return [(int(rank), int(code)) for rank, code in pairs]
 
 
 def _error(path: Path) -> dict[str, Any]:

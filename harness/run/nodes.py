@@ -1,9 +1,9 @@
 """A launch over several nodes: one torchrun agent on each, started by ``srun`` in an allocation.
 
 The harness holds the standard input of srun, which Slurm connects to the agents of all nodes. A
-line asks them for stack traces. When it ends, each agent kills everything below it and leaves. So
-nothing is left on any node, even if the harness is killed: the kernel closes its end. srun returns
-when all agents have left. ``node_agent`` is what runs on each node.
+line asks them for stack traces. When the input ends, each agent kills everything below it and
+leaves. So nothing is left on any node, even if the harness is killed: the kernel closes its end.
+srun returns when all agents have left. Each node runs ``node_agent``.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ class Step:
 
     def finish(self) -> str:
         """Collect what the agents left; returns what is wrong if Slurm could not end the step."""
-        left = self._cancel() if (self.srun.poll() or 0) < 0 else []  # somebody killed srun
+        steps = self._cancel() if (self.srun.poll() or 0) < 0 else []  # somebody killed srun
         if self.folder.is_dir():
             self._collect()
-        return f"Slurm could not end step {left[0]}" if left else ""
+        return f"Slurm could not end step {steps[0]}" if steps else ""
 
     def _cancel(self) -> list[str]:
         deadline = time.monotonic() + LEAVE
@@ -111,13 +111,13 @@ class Step:
         return steps
 
     def _ids(self) -> list[str]:
-        """Slurm's names of this step, while it is there: ``12.3``."""
-        found = _run("squeue", "--noheader", "--steps", f"--jobs={self.job}", "--format=%i %j")
-        lines = [line.split() for line in found.splitlines()]
+        """Slurm's names of this step, while it exists: ``12.3``."""
+        output = _run("squeue", "--noheader", "--steps", f"--jobs={self.job}", "--format=%i %j")
+        lines = [line.split() for line in output.splitlines()]
         return [line[0] for line in lines if line[1:] == [self.name]]
 
     def _collect(self) -> None:
-        """Make the files that the agents left look like those of one: the log, and the folders of
+        """Make the agents' files look like the files of one agent: the log, and the folders of
         the ranks, which torchrun names by LOCAL_RANK."""
         with suppress(OSError), TemporaryDirectory(dir=self.folder):
             pass  # on NFS, this host sees what others wrote once it has changed the folder itself
@@ -138,8 +138,8 @@ class Step:
 
 def why(log: str) -> str:
     """Why a step has ended, from the log of srun."""
-    found = next(filter(None, (reason.search(log) for reason in REASONS)), None)
-    return found[1].strip() if found else ""
+    cause = next(filter(None, (reason.search(log) for reason in REASONS)), None)
+    return cause[1].strip() if cause else ""
 
 
 def by_node(log: str) -> str:
@@ -150,8 +150,8 @@ def by_node(log: str) -> str:
         label = LABELLED.match(line)
         node, text = (int(label[1]), label[2]) if label else (-1, line)
         blocks.setdefault(node, []).append(text)
-    first = AGENT_ENDED.search(log)
-    order = sorted(blocks, key=lambda node: (first is not None and node == int(first[2]), node))
+    failure = AGENT_ENDED.search(log)
+    order = sorted(blocks, key=lambda node: (failure is not None and node == int(failure[2]), node))
     return "".join(line for node in order for line in blocks[node])
 
 

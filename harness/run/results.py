@@ -62,9 +62,9 @@ class RunResult:
         return ExitCode.AS_EXPECTED
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self, dict_factory=_named) | {"exit_code": self.exit_code}
+        return asdict(self, dict_factory=_by_name) | {"exit_code": self.exit_code}
 
 
-def _named(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields by name; that of another bug only if there is one."""
+def _by_name(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields by name, without an empty ``another``."""
     return {name: value for name, value in fields if value or name != "another"}

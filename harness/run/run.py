@@ -105,7 +105,7 @@ def resolve(job: Job) -> Resolved:
     for variant in config.variants:
         try:
             stacks[variant] = stack_of(config, variant, job.cache)
-        except Unsupported as error:  # a torch that is not at hand
+        except Unsupported as error:  # a torch that is not available
             stacks[variant] = _refused(config, variant)
             refusals[variant] = str(error)
             continue
@@ -140,16 +140,16 @@ def _borrow(job: Job, ready: Prepared) -> None:
         making = {
             v: makers.submit(overlay.make, ready.stacks[v], defects[v], job.cache) for v in defects
         }
-        for variant, made in making.items():
+        for variant, future in making.items():
             stack = ready.stacks[variant]
             if overlay.is_made(stack, defects[variant], job.cache):
                 job.progress.say("checking the overlays")
             else:
                 job.progress.say(f"making the overlay of {stack} for {variant}")
             try:
-                fresh = made.result()
-                held = job.resources.enter_context(_borrowed(job, stack, defects[variant]))
-                ready.overlays[variant] = replace(held, made=fresh)
+                fresh = future.result()
+                loan = job.resources.enter_context(_borrowed(job, stack, defects[variant]))
+                ready.overlays[variant] = replace(loan, made=fresh)
             except Unsupported as error:
                 ready.refusals[variant] = str(error)
 
@@ -211,8 +211,8 @@ def _other_torch(ready: Prepared) -> dict[str, str]:
 
 def _interpreter(job: Job) -> dict[str, str | None]:
     """The Python and the torch of an interpreter that is not this one."""
-    own = job.config.installed
-    if own is None:
+    interpreter = job.config.installed
+    if interpreter is None:
         return {}
-    torch = own.packages["torch"].version if "torch" in own.packages else None
-    return {"python": own.version, "torch": torch}
+    torch = interpreter.packages["torch"].version if "torch" in interpreter.packages else None
+    return {"python": interpreter.version, "torch": torch}

@@ -182,8 +182,8 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
     )
 
 
-def _patches(given: Any) -> tuple[str, ...]:
-    files = [] if given is None else [given] if isinstance(given, str) else list(given)
+def _patches(setting: Any) -> tuple[str, ...]:
+    files = [] if setting is None else [setting] if isinstance(setting, str) else list(setting)
     return tuple(patches.read(str(file)) for file in files)
 
 
@@ -217,7 +217,7 @@ _HERE = vars(OnConfig())
 def _check_nodes(
     launch: LaunchConfig, on: OnConfig, scenario: str, variants: Sequence[str]
 ) -> None:
-    """Several nodes must be there, and each gets the same number of ranks. They launch cold."""
+    """Refuse missing nodes, and nodes with unequal numbers of ranks. Several nodes launch cold."""
     nodes = launch.nodes
     if nodes < 1:
         raise UserError(f"launch.nodes={nodes}: choose 1 or more")
@@ -249,13 +249,13 @@ def _release(name: str, value: str) -> str:
 
 
 def _with_torch(pins: dict[str, str], default: Iterable[str]) -> dict[str, str]:
-    """The pins with the release of torch that is installed, where a scenario pins torch and the
-    user names no other."""
+    """The pins; with the installed release of torch, if the scenario pins torch and the user does
+    not."""
     installed = torches.installed()
     if TORCH not in default or installed is None:
         return pins
-    named = pins.get(TORCH, torches.INSTALLED)
-    return pins | {TORCH: installed if named == torches.INSTALLED else named}
+    release = pins.get(TORCH, torches.INSTALLED)
+    return pins | {TORCH: installed if release == torches.INSTALLED else release}
 
 
 def _refuse_unread_pins(scenario: str, variants: Iterable[str], pins: Iterable[str]) -> None:
@@ -286,7 +286,7 @@ def refuse_extras(config: DictConfig, params: Iterable[str], pins: Iterable[str]
         node = OmegaConf.select(config, parent.rstrip(".")) if parent else config
         for key in node:
             if key not in keys:
-                choices = sorted(f"{parent}{known}" for known in keys - {"hydra"})
+                choices = sorted(f"{parent}{name}" for name in keys - {"hydra"})
                 raise UserError(unknown("key", f"{parent}{key!s}", choices))
 
 
@@ -297,23 +297,23 @@ def _params(config: DictConfig) -> Any:
         raise UserError(str(error)) from None
 
 
-def _variants(scenario: str, given: Any) -> tuple[str, ...]:
-    known = tuple(catalog.scenario(scenario).variants)
-    if given == ALL:
-        return known
-    names = list(given) if isinstance(given, (list, ListConfig)) else [str(given)]
+def _variants(scenario: str, setting: Any) -> tuple[str, ...]:
+    choices = tuple(catalog.scenario(scenario).variants)
+    if setting == ALL:
+        return choices
+    names = list(setting) if isinstance(setting, (list, ListConfig)) else [str(setting)]
     for name in names:
-        if name not in (*known, RELEASED):
-            raise UserError(unknown("variant", str(name), [*known, RELEASED, ALL]))
+        if name not in (*choices, RELEASED):
+            raise UserError(unknown("variant", str(name), [*choices, RELEASED, ALL]))
     if not names:
-        raise UserError(f"variant is empty. Choices: {', '.join([*known, RELEASED, ALL])}.")
+        raise UserError(f"variant is empty. Choices: {', '.join([*choices, RELEASED, ALL])}.")
     return tuple(dict.fromkeys(names))
 
 
-def _day(given: str | None) -> str | None:
-    if given is None:
+def _day(day: str | None) -> str | None:
+    if day is None:
         return None
     try:
-        return past_day(given).isoformat()
+        return past_day(day).isoformat()
     except ValueError as error:
         raise UserError(f"date={error}") from None

@@ -57,7 +57,7 @@ class Wanted:
 
     @property
     def key(self) -> str:
-        """Equal for two that the same server fits."""
+        """Equal for two needs that the same server meets."""
         return json.dumps(
             [
                 self.python,
@@ -70,12 +70,12 @@ class Wanted:
 
     @property
     def base(self) -> str:
-        """Equal for two that can probably share a torch server. The server checks all files that it
-        has loaded before another overlay uses them."""
-        own = ("HARNESS_LAUNCHED", "PYTHONPATH", "TORCH_EXTENSIONS_DIR")
+        """Equal for two needs that can probably share a torch server. The server checks all files
+        that it has loaded before another overlay uses them."""
+        excluded_names = ("HARNESS_LAUNCHED", "PYTHONPATH", "TORCH_EXTENSIONS_DIR")
         shared = {f: sha for f, sha in self.files.items() if f.partition("/")[0] in TORCH_IMPORTS}
         looked_for = {file.partition("/")[0] for file in self.files} & set(TORCH_LOOKS_FOR)
-        variables = self._variables(*own), sorted(shared.items()) or self._variables()
+        variables = self._variables(*excluded_names), sorted(shared.items()) or self._variables()
         return json.dumps([self.python, *variables, sorted(looked_for)])
 
     def _variables(self, *excluded: str) -> list[tuple[str, str]]:
@@ -95,20 +95,20 @@ TORCH_IMPORTS = (
 """What torch and our own ranks are known to import from an overlay before upstream."""
 
 TORCH_LOOKS_FOR = ("pandas",)
-"""What they are known to look for, and do not import."""
+"""What they are known to look for without importing it."""
 
 
 class TorchServer:
     """A process that has imported torch, or is importing it, and is forked for overlays."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self.environment = {**wanted.environment, TOKEN: NO_TOKEN}
+    def __init__(self, needs: Wanted) -> None:
+        self.environment = {**needs.environment, TOKEN: NO_TOKEN}
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = _start_in_a_lasting_thread(
-                [wanted.python, "-m", "harness.rank.forkserver", str(theirs.fileno())],
+                [needs.python, "-m", "harness.rank.forkserver", str(theirs.fileno())],
                 env=self.environment,
-                cwd=wanted.environment["PYTHONPATH"].partition(os.pathsep)[0],
+                cwd=needs.environment["PYTHONPATH"].partition(os.pathsep)[0],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -137,17 +137,17 @@ class TorchServer:
 class OverlayServer:
     """A process that has imported, or is importing, what the launches of an overlay need."""
 
-    def __init__(self, root: TorchServer, wanted: Wanted) -> None:
-        self.root, self.wanted = root, wanted
+    def __init__(self, root: TorchServer, needs: Wanted) -> None:
+        self.root, self.wanted = root, needs
         self.forked: list[ForkedLaunch] = []
         self._pid = 0
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request = {
-            "environment": changes(wanted.environment, root.environment),
-            "shims": wanted.shims,
-            "modules": wanted.modules,
-            "scenarios": wanted.scenarios,
-            "files": dict(wanted.files),
+            "environment": changes(needs.environment, root.environment),
+            "shims": needs.shims,
+            "modules": needs.modules,
+            "scenarios": needs.scenarios,
+            "files": dict(needs.files),
         }
         with theirs, tempfile.TemporaryFile() as output, tempfile.TemporaryFile("w") as file:
             json.dump(request, file)
@@ -164,7 +164,7 @@ class OverlayServer:
         return self._socket.fileno() >= 0
 
     def _receive(self, seconds: float) -> None:
-        """Wait so long for its process id, or for its end: then the socket is closed."""
+        """Wait for its process id, or for its end: then the socket is closed."""
         try:
             self._socket.settimeout(seconds)
             while message := self._message():
@@ -237,8 +237,8 @@ class OverlayServer:
 
 def changes(environment: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
     """The variables that differ from ``base``, without those that a forked process sets itself."""
-    own = (TOKEN, supervisor.PARENT)
-    return {k: v for k, v in environment.items() if k not in own and base.get(k) != v}
+    excluded_names = (TOKEN, supervisor.PARENT)
+    return {k: v for k, v in environment.items() if k not in excluded_names and base.get(k) != v}
 
 
 def _start_in_a_lasting_thread(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -301,10 +301,10 @@ class ForkedLaunch:
                 if self._code is None:
                     ready.register(self._reports, selectors.EVENT_READ)
             while (code := self.poll()) is None:
-                left = deadline - time.monotonic()
-                if left <= 0:
+                seconds = deadline - time.monotonic()
+                if seconds <= 0:
                     raise subprocess.TimeoutExpired("forked", timeout)
-                ready.select(left)
+                ready.select(seconds)
         return code
 
     def _take(self, report: dict[str, Any]) -> None:
@@ -329,21 +329,21 @@ class ForkedLaunch:
         torchrun waits forever for the value that the function of such a rank should return. Checks
         once a second at most.
         """
-        now = time.monotonic()
-        if now < self._next_check or not self.pid:
+        moment = time.monotonic()
+        if moment < self._next_check or not self.pid:
             return False
-        self._next_check = now + 1
+        self._next_check = moment + 1
         complete = _grandchildren(self.pid) >= ranks
-        self._incomplete_since = math.inf if complete else min(self._incomplete_since, now)
-        return now - self._incomplete_since > LOST_AFTER
+        self._incomplete_since = math.inf if complete else min(self._incomplete_since, moment)
+        return moment - self._incomplete_since > LOST_AFTER
 
 
 def _grandchildren(pid: int) -> int:
     """The number of living processes that the children of this process have started."""
     try:
         agents = psutil.Process(pid).children()
-        found = [rank for agent in agents for rank in agent.children()]
-        return sum(rank.status() != psutil.STATUS_ZOMBIE for rank in found)
+        ranks = [rank for agent in agents for rank in agent.children()]
+        return sum(rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
     except psutil.NoSuchProcess:
         return 0
 
@@ -364,34 +364,34 @@ class Pool:
     _roots: dict[str, TorchServer] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def server(self, wanted: Wanted) -> OverlayServer:
-        """The server that has imported what is wanted; starts one if there is none yet."""
+    def server(self, needs: Wanted) -> OverlayServer:
+        """The server that has imported what is needed; starts one if there is none yet."""
         with self._lock:
-            found = self._servers.pop(wanted.key, None)
-            if found is None or not found.alive:
-                found = OverlayServer(self._root(wanted), wanted)
-            self._servers[wanted.key] = found
-            spare: list[OverlayServer | TorchServer] = list(self._spare_servers(found))
+            server = self._servers.pop(needs.key, None)
+            if server is None or not server.alive:
+                server = OverlayServer(self._root(needs), needs)
+            self._servers[needs.key] = server
+            spare: list[OverlayServer | TorchServer] = list(self._spare_servers(server))
             spare += self._spare_roots()
-        for each in spare:
-            each.close()
-        return found
+        for process in spare:
+            process.close()
+        return server
 
-    def _root(self, wanted: Wanted) -> TorchServer:
-        found = self._roots.pop(wanted.base, None)
-        if found is None or not found.alive:
-            found = TorchServer(wanted)
-        self._roots[wanted.base] = found
-        return found
+    def _root(self, needs: Wanted) -> TorchServer:
+        root = self._roots.pop(needs.base, None)
+        if root is None or not root.alive:
+            root = TorchServer(needs)
+        self._roots[needs.base] = root
+        return root
 
-    def _spare_servers(self, used: OverlayServer) -> Iterator[OverlayServer]:
-        idle = [s for s in self._servers.values() if s is not used and not s.busy]
+    def _spare_servers(self, newest: OverlayServer) -> Iterator[OverlayServer]:
+        idle = [s for s in self._servers.values() if s is not newest and not s.busy]
         for server in idle[: max(0, len(self._servers) - self.most)]:
             yield self._servers.pop(server.wanted.key)
 
     def _spare_roots(self) -> Iterator[TorchServer]:
-        used = [server.root for server in self._servers.values()]
-        for base in [base for base, root in self._roots.items() if root not in used]:
+        roots = [server.root for server in self._servers.values()]
+        for base in [base for base, root in self._roots.items() if root not in roots]:
             yield self._roots.pop(base)
 
     def __enter__(self) -> Pool:
@@ -405,5 +405,5 @@ class Pool:
             ]
             self._servers.clear()
             self._roots.clear()
-        for each in ending:
-            each.close()
+        for process in ending:
+            process.close()

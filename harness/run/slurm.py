@@ -138,9 +138,9 @@ def _refused(message: str) -> UserError | Unreachable:
 
 def largest_array() -> int:
     """How many tasks Slurm accepts in one array: MaxArraySize, 1001 by default."""
-    done = _run(["scontrol", "show", "config"])
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.M) if done else None
-    return max(1, int(found[1])) if found else 1000
+    process = _run(["scontrol", "show", "config"])
+    limit = re.search(r"^MaxArraySize\s*=\s*(\d+)", process.stdout, re.M) if process else None
+    return max(1, int(limit[1])) if limit else 1000
 
 
 def allow(job: str, at_once: int) -> None:
@@ -150,8 +150,8 @@ def allow(job: str, at_once: int) -> None:
 
 def cancel(name: str) -> bool:
     """Cancel this user's jobs with a name; False if that failed."""
-    done = _run(["scancel", "--me", f"--name={name}"])
-    return done is not None and done.returncode == 0
+    process = _run(["scancel", "--me", f"--name={name}"])
+    return process is not None and process.returncode == 0
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
@@ -174,7 +174,7 @@ class Waiting(NamedTuple):
 
 @dataclass
 class Queue:
-    """Looks at Slurm's queue, seldom."""
+    """Looks at Slurm's queue, but not often."""
 
     looks: int = 0
     _begun: float = field(default_factory=time.monotonic)
@@ -182,36 +182,36 @@ class Queue:
     _answered: float = field(default_factory=time.monotonic)
 
     def look(self, name: str) -> Mapping[str, Waiting] | None:
-        """The tasks of a command that are in the queue, by Slurm's name of them; None if it is not
-        yet time for a look, or without an answer.
+        """The tasks of a command that are in the queue, by Slurm's name of them; None if it is
+        too early for a look, or if there is no answer.
 
         Raises Unreachable if the controller has not answered for SILENT seconds.
         """
-        now = time.monotonic()
-        if now < self._next:
+        moment = time.monotonic()
+        if moment < self._next:
             return None
         self.looks += 1
-        found, why = _queued(name)
-        now = time.monotonic()  # the command may have taken a minute
-        self._next = now + min(LATER, max(SOON, (now - self._begun) / 20))
-        if found is not None:
-            self._answered = now
-        elif now - self._answered > SILENT:
+        tasks, why = _queued(name)
+        moment = time.monotonic()  # the command may have taken a minute
+        self._next = moment + min(LATER, max(SOON, (moment - self._begun) / 20))
+        if tasks is not None:
+            self._answered = moment
+        elif moment - self._answered > SILENT:
             raise Unreachable(f"Slurm's controller does not answer: {short(why, 200)}")
-        return found
+        return tasks
 
 
 def _queued(name: str) -> tuple[dict[str, Waiting] | None, str]:
     """The tasks of a command in the queue; None and the reason without an answer."""
     command = ["squeue", "--noheader", "--array", "--me", f"--name={name}"]
-    done = _run([*command, "--format=%i %T %r"])
-    if done is None or done.returncode:
-        return None, done.stderr.strip() if done else f"squeue took more than {LIMIT} s"
-    return tasks_of(done.stdout), ""
+    process = _run([*command, "--format=%i %T %r"])
+    if process is None or process.returncode:
+        return None, process.stderr.strip() if process else f"squeue took more than {LIMIT} s"
+    return tasks_of(process.stdout), ""
 
 
 def tasks_of(text: str) -> dict[str, Waiting]:
-    """The tasks in what squeue printed; lines that are not of a task are ignored."""
+    """The tasks that squeue printed; other lines are ignored."""
     lines = (line.split(None, 2) for line in text.splitlines())
     return {parts[0]: Waiting(parts[1], " ".join(parts[2:])) for parts in lines if len(parts) > 1}
 
@@ -232,8 +232,8 @@ class End(NamedTuple):
 
 def end_of(task: str) -> End:
     """How a task ended."""
-    done = _run(["scontrol", "--oneliner", "show", "job", task])
-    return end_in(done.stdout if done else "")
+    process = _run(["scontrol", "--oneliner", "show", "job", task])
+    return end_in(process.stdout if process else "")
 
 
 def end_in(text: str) -> End:
@@ -245,8 +245,8 @@ def end_in(text: str) -> End:
     reason = facts.get("Reason", "None")
     status, _, number = facts.get("ExitCode", "0:0").partition(":")
     ended = [f"signal {number}"] if number not in ("", "0") else [f"exit code {status}"]
-    said = [state, reason, *ended, f"on {facts.get('NodeList', '(null)')}"]
-    return End(state, ", ".join(w for w in said if w not in ("None", "exit code 0", "on (null)")))
+    words = [state, reason, *ended, f"on {facts.get('NodeList', '(null)')}"]
+    return End(state, ", ".join(w for w in words if w not in ("None", "exit code 0", "on (null)")))
 
 
 def result_file(task: str) -> str:

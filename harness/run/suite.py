@@ -63,7 +63,7 @@ def started_ahead(
         overlay.makers() as makers,
         ThreadPoolExecutor(jobs, "run") as runners,
     ):
-        made = [makers.submit(make, config) for config in configs]
+        futures = [makers.submit(make, config) for config in configs]
 
         def prepare_when_made(index: int, needed: Future[bool]) -> None:
             if not stop.is_set() and needed.result():
@@ -71,10 +71,10 @@ def started_ahead(
 
         def look_ahead(index: int) -> None:
             if index < len(configs):
-                made[index].add_done_callback(partial(prepare_when_made, index))
+                futures[index].add_done_callback(partial(prepare_when_made, index))
 
         def run(index: int) -> T:
-            made[index].result()
+            futures[index].result()
             look_ahead(index + jobs + ahead - 1)
             return do(index, stop, pool)
 
@@ -99,13 +99,13 @@ class Done:
     """None if there was nothing to grade."""
 
     def row(self) -> list[str]:
-        """Its row of the table, see ``report.summary``."""
+        """Its row of the table, see ``verdict_text.summary``."""
         run = read_json(self.folder / RUN_FILE) if self.folder else None
         return summary_row(self.result, run, self.seconds)
 
 
 def run_alone(config: RunConfig) -> int:
-    """Run one scenario, whose errors are those of the command; returns the exit code."""
+    """Run one scenario; its errors end the command. Returns the exit code."""
     return run(config)[0].exit_code
 
 
@@ -116,7 +116,7 @@ def started(
     """Start runs, as many at once as ``jobs`` or the GPUs allow; yields their futures, in the order
     of the configs. Leaving the context ends running ones.
 
-    A result is what the run printed and how it ended. One at a time print to ``console`` at once.
+    A result is what the run printed and how it ended. A single run at a time prints to ``console``.
     """
     jobs, order = _jobs(configs), _order(configs)
     ordered = [configs[index] for index in order]
@@ -168,14 +168,14 @@ def _width(config: RunConfig) -> int:
 
 
 def _beside_torch(config: RunConfig) -> list[list[tuple[str, str]]]:
-    """What torch imports from the overlays of a run. Overlays that have the same share a process
-    that has imported torch."""
+    """What torch imports from the overlays of a run. Overlays with the same packages share a
+    process that has imported torch."""
     if config.params is None:
         return []
     versions = (locked(config, variant) for variant in config.variants)
     return sorted(
-        [(name, version) for name, version in sorted(found.items()) if name in TORCH_IMPORTS]
-        for found in versions
+        [(name, version) for name, version in sorted(packages.items()) if name in TORCH_IMPORTS]
+        for packages in versions
     )
 
 
@@ -184,8 +184,8 @@ def run_in_block(
 ) -> tuple[str, Done]:
     """Run one scenario; returns its output as one block, to be printed when it has ended."""
     block = io.StringIO()
-    done = _run_one(config, terminal(block), stop, pool)
-    return block.getvalue(), done
+    ending = _run_one(config, terminal(block), stop, pool)
+    return block.getvalue(), ending
 
 
 def _run_one(
@@ -200,13 +200,13 @@ def _run_one(
     except UserError:
         raise
     except Exception as error:  # a fault in one scenario must not end the others
-        done = not_run(config.scenario, error, console)
-        return replace(done, seconds=time.monotonic() - started)
+        ending = not_run(config.scenario, error, console)
+        return replace(ending, seconds=time.monotonic() - started)
     return Done(result, time.monotonic() - started, folder)
 
 
 def not_run(scenario: str, error: Exception, console: Console) -> Done:
-    """How a scenario ended that an error kept from being graded; prints the error."""
+    """The ending of a scenario that an error kept from being graded; prints the error."""
     why = str(error) if isinstance(error, HarnessError) else complaint(error)
     console.print(f"{scenario}: {why}")
     unsupported = isinstance(error, Unsupported)

@@ -29,7 +29,7 @@ from harness.system import machine
 
 
 def content(job: Job, ready: Prepared, variant: str) -> dict[str, Any]:
-    """What run.json contains of a trial."""
+    """The entry of a trial in run.json."""
     scenario, params, stack = job.config.scenario, asdict(job.config.params), ready.stacks[variant]
     trial = trial_content(scenario, variant, params, stack.pins, ready.lane) | {"date": stack.date}
     if variant in ready.refusals:
@@ -101,9 +101,9 @@ def _run(
     if variant not in ready.refusals:
         with _devices(job, ready.lane, variant) as devices:
             _run_launches(job, ready, folder, variant, devices)
-        ran, named = trial_folder(folder.path, folder.record, variant), folder.path / variant
-        if ran != named:
-            ran.rename(named)
+        origin, target = trial_folder(folder.path, folder.record, variant), folder.path / variant
+        if origin != target:
+            origin.rename(target)
     return grade_trial(folder.record, folder.path, variant)
 
 
@@ -146,12 +146,12 @@ def _run_launches(
 def _settings(job: Job, ready: Prepared, variant: str) -> RankSettings:
     """What a variant's ranks use of the machine, without GPUs.
 
-    Each overlay has its own folder for compiled extensions: those of another one do not load.
+    Each overlay has its own folder for compiled extensions: another overlay cannot load them.
     """
     overlay = ready.overlays[variant]
     extensions = machine.own_folder(job.cache, "extensions") / overlay.key
-    own, config = job.config.installed, job.config.launch
-    python = own.executable if own else sys.executable
+    interpreter, config = job.config.installed, job.config.launch
+    python = interpreter.executable if interpreter else sys.executable
     return RankSettings(
         ready.lane, overlay.site, extensions, config.threads, python, nodes=config.nodes
     )
@@ -163,15 +163,15 @@ def server(job: Job, ready: Prepared, variant: str) -> OverlayServer | None:
         return None
     shims, modules = _imports(job, ready, variant)
     files, settings = ready.overlays[variant].files or {}, _settings(job, ready, variant)
-    wanted = Wanted(
+    needs = Wanted(
         rank_environment(settings),
         shims,
         modules,
         tuple(catalog.places()[name] for name in job.config.together or [job.config.scenario]),
         settings.python,
-        {file: made.sha256 for file, made in files.items()},
+        {file: entry.sha256 for file, entry in files.items()},
     )
-    return job.pool.server(wanted)
+    return job.pool.server(needs)
 
 
 def _imports(job: Job, ready: Prepared, variant: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

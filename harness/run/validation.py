@@ -86,23 +86,23 @@ def _why(exit_: Exit) -> str:
 
 
 def _check_identities(records: Records, identity: Identity, nodes: int) -> None:
-    """Each rank's file is from this launch, and was written on its node's host."""
+    """Check that each rank's file is from this launch, and was written on its node's host."""
     ranks_by_node: dict[int, int] = {}
     for rank in records.ranks:
-        first = records.by_rank[rank][0]
-        if first["kind"] != BEGIN or wrong_facts(HARNESS_KINDS[BEGIN].facts_of(0), first):
+        begin = records.by_rank[rank][0]
+        if begin["kind"] != BEGIN or wrong_facts(HARNESS_KINDS[BEGIN].facts_of(0), begin):
             raise BrokenRecords(f"rank {rank}: its first record does not identify its launch")
-        difference = identity.unlike(first)
+        difference = identity.unlike(begin)
         if difference:
             raise BrokenRecords(f"rank {rank}: its records are from {difference}")
         node = rank * nodes // identity.world_size
-        other = ranks_by_node.setdefault(node, rank)
-        if first["host"] != records.by_rank[other][0]["host"]:
-            raise BrokenRecords(f"{BEGIN}: host differs between ranks {other} and {rank}")
+        peer = ranks_by_node.setdefault(node, rank)
+        if begin["host"] != records.by_rank[peer][0]["host"]:
+            raise BrokenRecords(f"{BEGIN}: host differs between ranks {peer} and {rank}")
 
 
 def _check_plans(records: Records, plans: Mapping[int, Plan]) -> None:
-    """Each rank wrote exactly its planned records, and facts that ranks share are the same."""
+    """Check that each rank wrote exactly its planned records, and that shared facts are equal."""
     for rank, plan in plans.items():
         _check_complete(rank, plan, records.by_rank[rank])
     try:
@@ -146,7 +146,7 @@ def call(
 
 
 def _check_machine(records: Records, machine: Mapping[str, Any]) -> None:
-    """Ranks ran the Python, the torch and the number of threads that run.json names."""
+    """Check that ranks ran the Python, the torch and the number of threads that run.json names."""
     for start in records.of("start"):
         for name in ("python", "torch", "threads"):
             # torch may add its build, 2.11.0+cu130, where it is installed as 2.11.0.
@@ -157,21 +157,21 @@ def _check_machine(records: Records, machine: Mapping[str, Any]) -> None:
 
 
 def _check_upstream(records: Records, trial: Mapping[str, Any]) -> None:
-    """Each rank ran the pinned code of the trial's overlay, with every file as it was made."""
+    """Check that each rank ran the pinned code of its overlay, with every file as it was made."""
     site, key = Path(trial["overlay"]["site"]), trial["overlay"]["key"]
     for rank in records.ranks:
         (upstream,) = records.of("upstream", rank)
         _check_modules(rank, upstream, site, trial["pins"])
         _check_files(rank, upstream, site, trial["files"])
         if upstream["changed"]:
-            files = _first(upstream["changed"])
+            files = _example(upstream["changed"])
             raise Inconclusive(
                 f"overlay {key} is damaged: rank {rank} loaded {files} not as it was made; remove "
                 f"it with 'python -m harness clean {key}'"
             )
 
 
-def _first(files: Sequence[str]) -> str:
+def _example(files: Sequence[str]) -> str:
     return f"{files[0]}, one of {len(files)}," if len(files) > 1 else files[0]
 
 

@@ -90,8 +90,8 @@ def first_seen(result: TrialResult) -> str:
 
 
 def _some(names: tuple[str, ...], most: int = 3) -> str:
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    suffix = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + suffix
 
 
 def print_verdict(console: Console, result: RunResult, seconds: float, folder: Path) -> None:
@@ -179,9 +179,9 @@ def _end(log: Path) -> tuple[float, str] | None:
     """The time at which a log was last written, and its end; None if it cannot be read."""
     try:
         with log.open("rb") as file:
-            found = os.fstat(file.fileno())
-            file.seek(max(0, found.st_size - LOG_BYTES))
-            return found.st_mtime, file.read(LOG_BYTES).decode(errors="replace")
+            attributes = os.fstat(file.fileno())
+            file.seek(max(0, attributes.st_size - LOG_BYTES))
+            return attributes.st_mtime, file.read(LOG_BYTES).decode(errors="replace")
     except OSError:
         return None  # deleted meanwhile
 

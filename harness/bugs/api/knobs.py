@@ -25,8 +25,8 @@ class Knobs:
 
     def __post_init__(self) -> None:
         """Raise ValueError for the first value out of bounds; one line that names the bounds."""
-        for each in knobs(self):
-            refuse_unless_within(each, getattr(self, each.name))
+        for parameter in knobs(self):
+            refuse_unless_within(parameter, getattr(self, parameter.name))
 
 
 def knob(
@@ -97,23 +97,23 @@ WORDS = {
 }
 
 
-def _must(each: Field[Any]) -> str:
-    if each.metadata.get("choices"):
-        return f"choose {' or '.join(map(str, each.metadata['choices']))}"
-    finite = ["finite"] if isinstance(each.default, float) else []
-    *others, last = [*_bounds(each), *finite]
-    return f"must be {', '.join(others)} and {last}" if others else f"must be {last}"
+def _must(parameter: Field[Any]) -> str:
+    if parameter.metadata.get("choices"):
+        return f"choose {' or '.join(map(str, parameter.metadata['choices']))}"
+    finite = ["finite"] if isinstance(parameter.default, float) else []
+    *others, ending = [*_bounds(parameter), *finite]
+    return f"must be {', '.join(others)} and {ending}" if others else f"must be {ending}"
 
 
-def _bounds(each: Field[Any]) -> list[str]:
-    given = ((word, each.metadata.get(name)) for name, word in WORDS.items())
-    return [word.format(f"{bound:g}") for word, bound in given if bound is not None]
+def _bounds(parameter: Field[Any]) -> list[str]:
+    pairs = ((word, parameter.metadata.get(name)) for name, word in WORDS.items())
+    return [word.format(f"{bound:g}") for word, bound in pairs if bound is not None]
 
 
 def meaning(each: Field[Any]) -> str:
     """A parameter on one line: ``of SGD; above 0`` or ``of the ranks; one of common, own``."""
-    given = ", ".join(map(str, each.metadata.get("choices", ())))
-    choices = [f"one of {given}"] if given else []
+    listing = ", ".join(map(str, each.metadata.get("choices", ())))
+    choices = [f"one of {listing}"] if listing else []
     unit = each.metadata.get("unit", "")
     parts = [each.metadata.get("about", ""), f"in {unit}" if unit else "", *choices, *_bounds(each)]
     return "; ".join(filter(None, parts))

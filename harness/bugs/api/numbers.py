@@ -34,7 +34,7 @@ def named(value: float) -> float | str:
 
 
 class Projection(NamedTuple):
-    """A vector beside a right one."""
+    """A vector compared with the right one."""
 
     ratio: float
     """How many times the right one is in it, along its direction; NaN if that is 0."""
@@ -51,11 +51,11 @@ class Projection(NamedTuple):
 
 
 def projection(got: Any, right: Any) -> Projection:
-    """Take a vector apart into a multiple of the right one, and the rest."""
+    """Split a vector into a multiple of the right one and a remainder."""
     square = float(right @ right)
     ratio = float(got @ right) / square if square else math.nan
-    rest = got - ratio * right if square else got
-    return Projection(ratio, math.sqrt(square), norm(got), norm(rest))
+    remainder = got - ratio * right if square else got
+    return Projection(ratio, math.sqrt(square), norm(got), norm(remainder))
 
 
 def norm(vector: Any) -> float:

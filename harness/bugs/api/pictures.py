@@ -91,12 +91,12 @@ def bars(
     x: str = "",
     limits: Mapping[str, float] = MappingProxyType({}),
 ) -> Pictures:
-    """A picture of some values of each variant: ``values`` returns pairs of a name and a value for
-    the records of one."""
+    """A picture of some values of each variant: ``values`` gets the records of a variant and
+    returns pairs of a name and a value."""
 
     def picture(trials: Mapping[str, Any]) -> Iterator[Picture]:
-        found = [(v, *pair) for v, records in trials.items() for pair in values(records)]
-        yield Bars(title, caption, found, x, dict(limits))
+        rows = [(v, *pair) for v, records in trials.items() for pair in values(records)]
+        yield Bars(title, caption, rows, x, dict(limits))
 
     return picture
 
@@ -107,12 +107,12 @@ def grid(
     fields: Callable[[Any], Iterable[tuple[str | int, str | int, float | str | None]]],
     **options: Any,
 ) -> Pictures:
-    """A picture of some fields, a panel for each variant: ``fields`` returns the column, the row
-    and the value of each for the records of one. ``options`` are further fields of Grid."""
+    """A picture of some fields, a panel for each variant: ``fields`` gets the records of a variant
+    and returns column, row and value of each field. ``options`` are further fields of Grid."""
 
     def picture(trials: Mapping[str, Any]) -> Iterator[Picture]:
-        found = [(v, *one) for v, records in trials.items() for one in fields(records)]
-        yield Grid(title, caption, found, **options)
+        cells = [(v, *cell) for v, records in trials.items() for cell in fields(records)]
+        yield Grid(title, caption, cells, **options)
 
     return picture
 
@@ -120,7 +120,7 @@ def grid(
 def by_step(
     trials: Mapping[str, Any], of: Callable[[Any], float | None], kind: str = "step"
 ) -> list[tuple[str, float, float | None]]:
-    """The points of ``Lines``: what ``of`` says of each record of a kind on rank 0, by variant.
+    """The points of ``Lines``: what ``of`` returns for each record of a kind on rank 0.
 
     ``trials`` are ``spec.Trials``.
     """

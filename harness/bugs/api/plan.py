@@ -71,9 +71,9 @@ class Checklist:
             self._end(name, kind, step)
         else:
             self._next(name, kind, step)
-        wrong = wrong_facts(kind.facts_of(self.counts.get(name, 1) - 1), record)
-        if wrong:
-            raise BrokenPlan(f"{describe(name, step)}: {wrong}")
+        error = wrong_facts(kind.facts_of(self.counts.get(name, 1) - 1), record)
+        if error:
+            raise BrokenPlan(f"{describe(name, step)}: {error}")
 
     def _next(self, name: str, kind: Kind, step: int | None) -> None:
         number = self.counts.get(name, 0)
@@ -106,14 +106,14 @@ def check_alike(
     ``plans`` and ``records`` are by rank; each rank's records have passed its ``Checklist``.
     """
     for name in dict.fromkeys(name for plan in plans.values() for name in plan):
-        first, *others = (rank for rank, plan in plans.items() if name in plan)
-        ours = list(_alike_facts(plans[first], name, records[first]))
-        for other in others:
-            theirs = _alike_facts(plans[other], name, records[other])
+        reference, *others = (rank for rank, plan in plans.items() if name in plan)
+        ours = list(_alike_facts(plans[reference], name, records[reference]))
+        for peer in others:
+            theirs = _alike_facts(plans[peer], name, records[peer])
             for (step, mine), (_, its) in zip(ours, theirs, strict=False):  # one may end earlier
                 odd = [fact for fact in mine if fact in its and mine[fact] != its[fact]]
                 if odd:
-                    record, ranks = describe(name, step), f"ranks {first} and {other}"
+                    record, ranks = describe(name, step), f"ranks {reference} and {peer}"
                     raise BrokenPlan(f"{record}: {odd[0]} differs between {ranks}")
 
 
@@ -121,7 +121,7 @@ def _alike_facts(
     plan: Plan, name: str, records: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[int | None, dict[str, Any]]]:
     """For each record of one kind: its step, and the facts that all ranks share."""
-    for number, record in enumerate(each for each in records if each["kind"] == name):
+    for number, record in enumerate(entry for entry in records if entry["kind"] == name):
         facts = plan[name].facts_of(number)
         yield record["step"], {n: record.get(n) for n in facts if is_alike(facts[n])}
 

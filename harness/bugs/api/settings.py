@@ -53,8 +53,8 @@ Condition = Any
 def in_words(conditions: Mapping[str, Condition]) -> dict[str, str]:
     """Each condition as text, by its setting: ``{"precision": "bf16 or fp16"}``."""
     return {
-        name: wanted.text if isinstance(wanted, by_code) else _wanted(wanted)
-        for name, wanted in conditions.items()
+        name: condition.text if isinstance(condition, by_code) else _phrase(condition)
+        for name, condition in conditions.items()
     }
 
 
@@ -87,40 +87,40 @@ def trigger(conditions: Mapping[str, Condition], known: Mapping[str, Setting]) -
     if not conditions:
         return Trigger(None, "no setting decides whether the bug is triggered")
     undecided = []
-    for name, wanted in conditions.items():
+    for name, condition in conditions.items():
         setting = known.get(name, UNSAID)
-        if isinstance(wanted, by_code):
-            undecided.append(f"whether {wanted.text}")
+        if isinstance(condition, by_code):
+            undecided.append(f"whether {condition.text}")
         elif setting.value is None:
             undecided.append(name + _note(setting))
-        elif not _holds(wanted, setting.value):
-            return Trigger(False, f"{_is(name, setting)}, not {_wanted(wanted)}")
+        elif not _holds(condition, setting.value):
+            return Trigger(False, f"{_is(name, setting)}, not {_phrase(condition)}")
     if undecided:
         return Trigger(None, f"your settings do not decide {listed(undecided)}")
     return Trigger(True, ", ".join(_is(name, known[name]) for name in conditions))
 
 
 def _is(name: str, setting: Setting) -> str:
-    return f"{name} is {_shown(setting.value)}{_note(setting)}"
+    return f"{name} is {_word(setting.value)}{_note(setting)}"
 
 
 def _note(setting: Setting) -> str:
     return f" ({setting.note})" if setting.note else ""
 
 
-def _holds(wanted: Condition, value: Any) -> bool:
-    if isinstance(wanted, above):
-        return bool(value > wanted.limit)
-    return value in (wanted if isinstance(wanted, tuple) else (wanted,))
+def _holds(condition: Condition, value: Any) -> bool:
+    if isinstance(condition, above):
+        return bool(value > condition.limit)
+    return value in (condition if isinstance(condition, tuple) else (condition,))
 
 
-def _wanted(wanted: Condition) -> str:
-    if isinstance(wanted, tuple):
-        return " or ".join(map(_shown, wanted))
-    return str(wanted) if isinstance(wanted, above) else _shown(wanted)
+def _phrase(condition: Condition) -> str:
+    if isinstance(condition, tuple):
+        return " or ".join(map(_word, condition))
+    return str(condition) if isinstance(condition, above) else _word(condition)
 
 
-def _shown(value: Any) -> str:
+def _word(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, (int, float)) else str(value)

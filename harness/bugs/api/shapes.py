@@ -76,10 +76,10 @@ def one_of(*choices: str) -> Shape:
 
 def matching(form: str, what: str) -> Shape:
     """Text that matches a regular expression from start to end; ``what`` names it in messages."""
-    found = re.compile(form, re.ASCII)
+    pattern = re.compile(form, re.ASCII)
 
     def check(value: Any) -> str:
-        fits = isinstance(value, str) and found.fullmatch(value)
+        fits = isinstance(value, str) and pattern.fullmatch(value)
         return "" if fits else _unlike(value, what)
 
     return check
@@ -89,8 +89,8 @@ def exactly(expected: Any) -> Shape:
     """This value: a parameter that is recorded, or the moment of an observation."""
 
     def check(value: Any) -> str:
-        same = value == expected and isinstance(value, bool) == isinstance(expected, bool)
-        return "" if same else _unlike(value, _short(expected))
+        equal = value == expected and isinstance(value, bool) == isinstance(expected, bool)
+        return "" if equal else _unlike(value, _short(expected))
 
     return check
 
@@ -111,7 +111,7 @@ def many(shape: Shape, count: int | None = None, *, least: int = 0) -> Shape:
             return f"has {entries}, expected {count}"
         if len(value) < least:
             return f"has {entries}, expected at least {least}"
-        return next((f"[{n}] {wrong}" for n, one in enumerate(value) if (wrong := shape(one))), "")
+        return next((f"[{n}] {error}" for n, one in enumerate(value) if (error := shape(one))), "")
 
     return check
 
@@ -127,14 +127,14 @@ def by_name(shape: Shape, *, least: int = 0) -> Shape:
         odd = next((name for name in value if LINE(name)), None)
         if odd is not None:
             return f"has the name {_short(odd)}, expected one line of text"
-        return next((f"{n} {wrong}" for n, one in value.items() if (wrong := shape(one))), "")
+        return next((f"{n} {error}" for n, one in value.items() if (error := shape(one))), "")
 
     return check
 
 
 @dataclass(frozen=True)
 class _Marked:
-    """A fact of this shape that has another property, too."""
+    """A shape with a further property."""
 
     shape: Shape
 
@@ -173,8 +173,8 @@ def held(shapes: Facts) -> Shape:
             if name not in value:
                 if not isinstance(shape, optional):
                     return f"{name} is missing"
-            elif wrong := shape(value[name]):
-                return f"{name} {wrong}"
+            elif error := shape(value[name]):
+                return f"{name} {error}"
         return ""
 
     return check

@@ -213,12 +213,12 @@ class Scenario:
     """The folder of its lock files. The catalogue fills it in."""
 
     def __post_init__(self) -> None:
-        for name, given, choices in (
+        for name, entries, choices in (
             ("harm", [self.harm], (*HARMS, UNDECIDED)),
             ("visibility", [self.visibility], (*VISIBILITIES, UNDECIDED)),
             ("settings", self.settings, SETTINGS),
         ):
-            for value in given:
+            for value in entries:
                 if value not in choices:
                     raise ValueError(f"{name} has '{value}', not one of {', '.join(choices)}")
         if unknown := set(self.decided_by) - set(self.pins):
@@ -233,7 +233,7 @@ class Scenario:
 
     @property
     def deciding(self) -> tuple[str, ...]:
-        """The packages whose releases are looked up: the subject, and what matters beside it."""
+        """The packages whose releases are looked up: the subject, and others that matter."""
         return self.decided_by or tuple(name for name in self.pins if name not in self.vehicles)
 
     def variant(self, name: str) -> Variant:
@@ -261,8 +261,8 @@ class Scenario:
     @property
     def defects(self) -> tuple[Defect, ...]:
         """The defects of all variants, each once."""
-        found = {d.name: d for v in self.variants.values() for d in v.defects}
-        return tuple(found.values())
+        by_name = {d.name: d for v in self.variants.values() for d in v.defects}
+        return tuple(by_name.values())
 
     @property
     def watched(self) -> tuple[str, ...]:
@@ -297,7 +297,7 @@ class Finding:
 class Exercise:
     """Whether the trigger occurred, and how, or why not. It says nothing about the symptom.
 
-    ``&`` joins two conditions; the text is then that of the first one that is not met.
+    ``&`` joins two conditions; its text is the text of the first one that is not met.
     """
 
     met: bool
@@ -346,10 +346,10 @@ class Records:
     def one(self, kind: str, rank: int = 0) -> Record | None:
         """The only record of a kind on a rank, or None. Raises Inconclusive if there are
         several."""
-        found = self.of(kind, rank)
-        if len(found) > 1:
-            raise Inconclusive(f"rank {rank} wrote {len(found)} records of kind '{kind}'")
-        return found[0] if found else None
+        records = self.of(kind, rank)
+        if len(records) > 1:
+            raise Inconclusive(f"rank {rank} wrote {len(records)} records of kind '{kind}'")
+        return records[0] if records else None
 
 
 Trials = Mapping[str, Records]
