@@ -40,7 +40,7 @@ def compile_all(sources: Sequence[Path], site: Path) -> None:
 def _compile(sources: Sequence[Path], site: Path) -> None:
     # In another process, as compiling holds the GIL. -I, as PYTHONPYCACHEPREFIX in the environment
     # would put the bytecode elsewhere.
-    done = subprocess.run(
+    process = subprocess.run(
         [
             sys.executable,
             "-I",
@@ -60,8 +60,8 @@ def _compile(sources: Sequence[Path], site: Path) -> None:
         capture_output=True,
         check=False,
     )
-    if done.returncode not in (0, 1):  # 1: a source could not be compiled
-        raise Inconclusive(f"compileall ended with exit code {done.returncode}")
+    if process.returncode not in (0, 1):  # 1: a source could not be compiled
+        raise Inconclusive(f"compileall ended with exit code {process.returncode}")
 
 
 _known: dict[tuple[str, str], tuple[Path, str]] = {}

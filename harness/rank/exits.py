@@ -46,11 +46,11 @@ class Identity:
         ranks = run["trials"][variant]["ranks"]
         return Identity(run["run"], run["scenario"], variant, launch, ranks)
 
-    def unlike(self, found: Mapping[str, Any]) -> str:
+    def unlike(self, identity: Mapping[str, Any]) -> str:
         """The first difference to a stored identity, in words; empty if there is none."""
         for name, mine in asdict(self).items():
-            if found[name] != mine:
-                return _DIFFERENCES.get(name, f"another {name}").format(found[name], mine)
+            if identity[name] != mine:
+                return _DIFFERENCES.get(name, f"another {name}").format(identity[name], mine)
         return ""
 
 

@@ -90,17 +90,17 @@ def _dump_stacks() -> None:
 
 def _endpoint() -> str:
     """The address and port of the store, once the first node has chosen them."""
-    while not (found := Path(ENDPOINT).read_text()):
+    while not (endpoint := Path(ENDPOINT).read_text()):
         time.sleep(POLL_SECONDS)
-    return found
+    return endpoint
 
 
 def _address(name: str) -> str:
     """The address by which other nodes reach this one, as Slurm itself does."""
     command = ["scontrol", "show", "node", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.search(r"\bNodeAddr=(\S+)", done.stdout)
-    return found[1] if found else name
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    match = re.search(r"\bNodeAddr=(\S+)", process.stdout)
+    return match[1] if match else name
 
 
 def _free_port() -> int:

@@ -99,11 +99,11 @@ def _read_rank(folder: Path, rank: int) -> list[Record]:
     if not path.exists():
         raise BrokenRecords(f"rank {rank} left no complete records")
     try:
-        *lines, rest = path.read_bytes().decode("utf-8", "replace").split("\n")
+        *lines, tail = path.read_bytes().decode("utf-8", "replace").split("\n")
     except OSError as error:
         raise BrokenRecords(f"cannot read {path}: {error.strerror}") from None
     records = [_parse(line, rank, number) for number, line in enumerate(lines, start=1)]
-    if rest or not records or records[-1]["kind"] != END:
+    if tail or not records or records[-1]["kind"] != END:
         raise BrokenRecords(f"rank {rank}: its records are cut off after {len(records)} lines")
     return records
 
@@ -112,8 +112,8 @@ def _parse(line: str, rank: int, number: int) -> Record:
     try:
         record = parse(line)
     except ValueError as error:
-        what = "is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise BrokenRecords(f"rank {rank}: line {number} of its records {what}") from None
+        defect = "is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise BrokenRecords(f"rank {rank}: line {number} of its records {defect}") from None
     if not isinstance(record, dict) or record.get("rank") != rank:
         raise BrokenRecords(f"rank {rank}: line {number} of its records is not from this rank")
     return record
@@ -136,9 +136,9 @@ def check_run(run: Mapping[str, Any]) -> None:
     """Raise Inconclusive if this catalogue cannot judge a run with this run.json."""
     if run["scenario"] not in catalog.names():
         raise Inconclusive(f"this catalogue has no scenario '{run['scenario']}': {_origin(run)}")
-    known = {RELEASED, *catalog.scenario(run["scenario"]).variants}
+    variants = {RELEASED, *catalog.scenario(run["scenario"]).variants}
     for variant in run["trials"]:
-        if variant not in known:
+        if variant not in variants:
             raise Inconclusive(
                 f"run.json: this catalogue has no variant '{variant}': {_origin(run)}"
             )
@@ -244,8 +244,8 @@ def recorded(scenario: str) -> Iterator[Path | None]:
 def kept(scenario: str) -> list[tuple[str, Mapping[str, Any]]]:
     """The evidence of a scenario, by name: run.json with the graded result; newest first."""
     files = (catalog.folder(scenario) / "evidence").glob("*.json")
-    found = [(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in files]
-    return sorted(found, key=lambda each: str(each[1]["started"]), reverse=True)
+    runs = [(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in files]
+    return sorted(runs, key=lambda each: str(each[1]["started"]), reverse=True)
 
 
 def insufficient_checks(content: Mapping[str, Any]) -> Mapping[str, bool]:

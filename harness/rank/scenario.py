@@ -128,13 +128,13 @@ def _upstream(trial: dict[str, Any]) -> dict[str, Any]:
         file = getattr(module, "__file__", None) or next(iter(module.__path__))
         modules[name] = {"version": metadata.version(name), "file": file}
     files = {file: _watched(file) for file in trial["files"]}
-    own = trial["overlay"]["key"] == INSTALLED
-    found = {} if own else loaded_files.files(site := Path(trial["overlay"]["site"]))
-    changed = [] if own else changed_files(site, found)
+    is_installed = trial["overlay"]["key"] == INSTALLED
+    hashes = {} if is_installed else loaded_files.files(site := Path(trial["overlay"]["site"]))
+    changed = [] if is_installed else changed_files(site, hashes)
     return {
         "modules": modules,
         "files": files,
-        "loaded": len(found),
+        "loaded": len(hashes),
         "changed": changed,
         "apex": apex.state(),
     }

@@ -109,15 +109,15 @@ def _end_children() -> None:
 
 
 def _children() -> list[int]:
-    found = []
+    pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = stat.read_text(errors="replace").rpartition(")")[2].split()[1]
         except OSError:
             continue  # it has ended
         if int(parent) == os.getpid():
-            found.append(int(stat.parent.name))
-    return found
+            pids.append(int(stat.parent.name))
+    return pids
 
 
 def _exit_as(status: int) -> NoReturn:

@@ -59,21 +59,21 @@ def without_warnings(function: Callable[P, T]) -> Callable[P, T]:
     """The function without numpy's warnings: numbers that are not finite are reported in words."""
 
     @functools.wraps(function)
-    def quiet(*arguments: P.args, **named: P.kwargs) -> T:
+    def quiet(*arguments: P.args, **keywords: P.kwargs) -> T:
         import numpy
 
         with numpy.errstate(all="ignore"):
-            return function(*arguments, **named)
+            return function(*arguments, **keywords)
 
     return quiet
 
 
-def flat(named: Named, names: Iterable[str], like: Named) -> Array:
+def flat(tensors: Named, names: Iterable[str], like: Named) -> Array:
     """The tensors of these names in one vector; zeros for those that are missing."""
     import numpy
 
-    found = [named[name] if name in named else numpy.zeros_like(like[name]) for name in names]
-    return numpy.concatenate([each.astype(float).ravel() for each in found] or [numpy.zeros(0)])
+    arrays = [tensors[name] if name in tensors else numpy.zeros_like(like[name]) for name in names]
+    return numpy.concatenate([each.astype(float).ravel() for each in arrays] or [numpy.zeros(0)])
 
 
 def length(array: Array) -> float:
@@ -82,38 +82,38 @@ def length(array: Array) -> float:
     return float(vector @ vector) ** 0.5
 
 
-def share(got: Named, right: Named, names: Iterable[str] | None = None) -> Share:
+def share(tensors: Named, reference: Named, names: Iterable[str] | None = None) -> Share:
     """How much of ``right`` is in ``got``, for all tensors of ``right`` or those of ``names``."""
-    chosen = list(right if names is None else names)
-    found = projection(flat(got, chosen, right), flat(right, chosen, right))
-    return Share(found.ratio, found.aside if found.right else 0.0)
+    chosen = list(reference if names is None else names)
+    part = projection(flat(tensors, chosen, reference), flat(reference, chosen, reference))
+    return Share(part.ratio, part.aside if part.right else 0.0)
 
 
-def norm(named: Named) -> float:
-    return float(sum(length(tensor) ** 2 for tensor in named.values()) ** 0.5)
+def norm(tensors: Named) -> float:
+    return float(sum(length(tensor) ** 2 for tensor in tensors.values()) ** 0.5)
 
 
-def distances(got: Named, right: Named) -> dict[str, float]:
+def distances(tensors: Named, reference: Named) -> dict[str, float]:
     """By name, how far apart two tensors are; a missing one counts as zeros."""
     return {
-        name: length(got[name].astype(float) - tensor if name in got else tensor)
-        for name, tensor in right.items()
+        name: length(tensors[name].astype(float) - tensor if name in tensors else tensor)
+        for name, tensor in reference.items()
     }
 
 
-def spread(perturbed: Sequence[Named], right: Named) -> dict[str, float]:
+def spread(perturbed: Sequence[Named], reference: Named) -> dict[str, float]:
     """By name, how far rounding alone moves a tensor."""
-    whole = LEAST_OF_ALL * norm(right)
-    found = [distances(each, right) for each in perturbed]
+    whole = LEAST_OF_ALL * norm(reference)
+    moves = [distances(each, reference) for each in perturbed]
     return {
-        name: max([far[name] for far in found] + [LEAST * length(tensor), whole])
-        for name, tensor in right.items()
+        name: max([far[name] for far in moves] + [LEAST * length(tensor), whole])
+        for name, tensor in reference.items()
     }
 
 
-def astray(got: Named, right: Named, rounding: Spread) -> dict[str, float]:
+def astray(tensors: Named, reference: Named, rounding: Spread) -> dict[str, float]:
     """By name, how many times the spread a tensor is away, of those that are too far."""
-    far = {name: _times(far, rounding[name]) for name, far in distances(got, right).items()}
+    far = {name: _times(far, rounding[name]) for name, far in distances(tensors, reference).items()}
     return {name: times for name, times in far.items() if not times <= SAFE}
 
 
@@ -124,16 +124,17 @@ def _times(far: float, spread: float) -> float:
     return float("inf") if far else 0.0
 
 
-def worst(got: Named, right: Named, rounding: Spread) -> float:
+def worst(tensors: Named, reference: Named, rounding: Spread) -> float:
     """The largest distance of all tensors, in units of the spread."""
     return max(
-        (d / rounding[n] for n, d in distances(got, right).items() if rounding[n]), default=0
+        (d / rounding[n] for n, d in distances(tensors, reference).items() if rounding[n]),
+        default=0,
     )
 
 
-def masked(named: Named, keep: Mapping[str, Any]) -> dict[str, Array]:
+def masked(tensors: Named, keep: Mapping[str, Any]) -> dict[str, Array]:
     """The tensors with zeros where nothing is certain."""
-    return {n: t * keep[n] if n in keep else t for n, t in named.items()}
+    return {n: t * keep[n] if n in keep else t for n, t in tensors.items()}
 
 
 def certain(gradient: Named, rounding: Spread) -> dict[str, Array]:

@@ -35,22 +35,22 @@ class Attached:
             "error": self.error,
         }
 
-    def call(self, what: str, step: int, *arguments: Any, **named: Any) -> None:
+    def call(self, method: str, step: int, *arguments: Any, **keywords: Any) -> None:
         """Call one of its methods, if it has it; what that returns is an alarm, or several."""
-        method = getattr(self.detector, what, None)
-        if method is None or self.error:
+        function = getattr(self.detector, method, None)
+        if function is None or self.error:
             return
         before, started = _generators(), time.perf_counter()
         try:
-            found = method(*arguments, **named)
+            findings = function(*arguments, **keywords)
         except Exception:
             self.error = traceback.format_exc(limit=-2)
-            found = None
+            findings = None
         self.seconds += time.perf_counter() - started
-        self.calls += what in {"step", "epoch"}
+        self.calls += method in {"step", "epoch"}
         if _generators() != before:
-            self.changed = f"its {what}() draws random numbers of the training"
-        self.alarms += [alarm_of(one, step) for one in several(found)]
+            self.changed = f"its {method}() draws random numbers of the training"
+        self.alarms += [alarm_of(one, step) for one in several(findings)]
 
 
 @dataclass
@@ -67,8 +67,8 @@ class Training:
 
     def step(self) -> None:
         self.steps += 1
-        for each in self.detectors:
-            each.call("step", self.steps, self.steps)
+        for detector in self.detectors:
+            detector.call("step", self.steps, self.steps)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -91,9 +91,9 @@ class Reading:
     batches: int = 0
     """Of this epoch."""
 
-    def call(self, what: str, *arguments: Any) -> None:
-        for each in self.detectors:
-            each.call(what, self.epochs, *arguments)
+    def call(self, method: str, *arguments: Any) -> None:
+        for detector in self.detectors:
+            detector.call(method, self.epochs, *arguments)
 
     def given(self, iterator: Any, batches: Sequence[Any]) -> None:
         """An iterator was asked, and gave a batch or its end."""
@@ -131,16 +131,16 @@ def _generators() -> tuple[bytes, Any]:
     return torch.get_rng_state().numpy().tobytes(), random.getstate()
 
 
-def several(found: Any) -> Iterable[Any]:
+def several(findings: Any) -> Iterable[Any]:
     """What a method returned, as alarms: None is none, and a list is several."""
-    return found if isinstance(found, list) else [] if found is None else [found]
+    return findings if isinstance(findings, list) else [] if findings is None else [findings]
 
 
-def alarm_of(found: Any, step: int) -> dict[str, Any]:
+def alarm_of(finding: Any, step: int) -> dict[str, Any]:
     """An alarm: a text, or anything with ``text`` and, if it knows them, ``step`` and ``where``."""
-    at = getattr(found, "step", None)
+    at = getattr(finding, "step", None)
     return {
-        "text": str(getattr(found, "text", found)),
+        "text": str(getattr(finding, "text", finding)),
         "step": at if isinstance(at, int) else step,
-        "where": str(getattr(found, "where", "")),
+        "where": str(getattr(finding, "where", "")),
     }

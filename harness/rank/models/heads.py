@@ -102,6 +102,6 @@ class Word:
 
 def parsed(word: str, head: str = CAUSAL) -> Word:
     """The parts of a word; ``head`` is that of a word without one."""
-    model, *rest = word.split(":")
-    function = rest.pop(0) if rest and model.endswith(".py") else ""
-    return Word(model, function, ":".join(rest) or head)
+    model, *parts = word.split(":")
+    function = parts.pop(0) if parts and model.endswith(".py") else ""
+    return Word(model, function, ":".join(parts) or head)

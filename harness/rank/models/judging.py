@@ -31,36 +31,36 @@ def arrays(tensors: Mapping[str, Any]) -> Named:
     return {name: tensor.detach().float().cpu().numpy() for name, tensor in tensors.items()}
 
 
-def rounding(right: Named, moved: Sequence[Named]) -> Spread:
+def rounding(expected: Named, perturbed: Sequence[Named]) -> Spread:
     """By name, the distance that rounding explains, divided by SAFE."""
-    measured, whole = spread(moved, right), norm(right)
+    measured, whole = spread(perturbed, expected), norm(expected)
     return {
         name: max(measured[name], ALLOWED * length(tensor) / SAFE, ALLOWED_OF_ALL * whole / SAFE)
-        for name, tensor in right.items()
+        for name, tensor in expected.items()
     }
 
 
-def require_equal(got: Named, right: Named, allowed: Spread, what: str) -> None:
+def require_equal(actual: Named, expected: Named, allowed: Spread, phrase: str) -> None:
     """Raise Wrong if tensors differ by more than rounding. ``what`` begins the reason."""
-    far = astray(got, right, allowed)
+    far = astray(actual, expected, allowed)
     if far:
-        raise Wrong(f"{what} {_difference(got, right, sorted(far, key=lambda n: -far[n]))}")
+        raise Wrong(f"{phrase} {_difference(actual, expected, sorted(far, key=lambda n: -far[n]))}")
 
 
-def _difference(got: Named, right: Named, names: Sequence[str]) -> str:
+def _difference(actual: Named, expected: Named, names: Sequence[str]) -> str:
     """How the named tensors differ, the worst first."""
-    part = share(got, right, names)
+    part = share(actual, expected, names)
     if part.is_factor and abs(part.ratio - 1) > FACTOR:
         how = f"is {part.ratio:.3g} times the right one"
     else:
-        away = distances(got, right)
+        away = distances(actual, expected)
         all_away = sum(away[n] ** 2 for n in names) ** 0.5
-        size = sum(length(right[n]) ** 2 for n in names) ** 0.5
+        size = sum(length(expected[n]) ** 2 for n in names) ** 0.5
         how = f"is off by {percent(all_away, size)}"
-    if len(right) == 1:
+    if len(expected) == 1:
         return how
     listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-    return f"{how} in {len(names)} of {len(right)} parameters: {listed}"
+    return f"{how} in {len(names)} of {len(expected)} parameters: {listed}"
 
 
 def percent(away: float, size: float) -> str:

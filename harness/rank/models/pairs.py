@@ -162,9 +162,9 @@ def _answer(text: bytes) -> Answer:
 
 def _together(answers: Sequence[Answer]) -> Answer:
     """The worst answer. That of a rank that only lost the other one does not count."""
-    own = [a for a in answers if not any(part in a.reason for part in LOST)] or list(answers)
+    candidates = [a for a in answers if not any(part in a.reason for part in LOST)] or list(answers)
     order = (AnswerStatus.WRONG, AnswerStatus.REFUSED, AnswerStatus.NO_ANSWER, AnswerStatus.RIGHT)
-    return min(own, key=lambda answer: order.index(answer.status))
+    return min(candidates, key=lambda answer: order.index(answer.status))
 
 
 def _crashed(codes: Iterable[int]) -> Answer:

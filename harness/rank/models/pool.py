@@ -103,32 +103,32 @@ class _Running:
 
     def wait(self) -> list[Task]:
         """Take what the processes wrote; what is left of those that ended too early."""
-        left = []
+        unfinished = []
         for key, _ in self.ready.select(POLL_SECONDS):
             child = self.children[key.fd]
             text = os.read(child.pipe, 1 << 16)
             if text:
                 self._take(child, text)
             else:
-                left += self._end(child, "")
+                unfinished += self._end(child, "")
         for child in list(self.children.values()):
             if time.monotonic() - child.since > self.limit:
-                left += self._end(child, f"no answer within {self.limit:.0f} s")
-        return left
+                unfinished += self._end(child, f"no answer within {self.limit:.0f} s")
+        return unfinished
 
     def _take(self, child: _Child, text: bytes) -> None:
         *lines, child.text = (child.text + text).split(b"\n")
         for line in lines:
-            said = json.loads(line)
+            message = json.loads(line)
             child.since = time.monotonic()
-            if "begins" in said:
-                child.current = said["begins"]
+            if "begins" in message:
+                child.current = message["begins"]
             else:
-                self._answer(child, said["relation"], answer_of(said))
+                self._answer(child, message["relation"], answer_of(message))
 
     def _answer(self, child: _Child, relation: str, answer: Answer) -> None:
-        left = tuple(name for name in child.task.relations if name != relation)
-        child.task, child.current = replace(child.task, relations=left), ""
+        relations = tuple(name for name in child.task.relations if name != relation)
+        child.task, child.current = replace(child.task, relations=relations), ""
         self.report(child.task.model, relation, answer)
 
     def _end(self, child: _Child, why: str) -> list[Task]:
@@ -186,5 +186,5 @@ def _ask(task: Task, folder: Path, answers: int) -> None:
         _write(answers, {"relation": name, **answer.to_json()})
 
 
-def _write(answers: int, said: dict[str, str]) -> None:
-    os.write(answers, json.dumps(said).encode() + b"\n")
+def _write(answers: int, message: dict[str, str]) -> None:
+    os.write(answers, json.dumps(message).encode() + b"\n")

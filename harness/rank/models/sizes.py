@@ -226,9 +226,9 @@ CAUSAL_EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {"xlnet": {"attn_type": "un
 def kinds(lists: Mapping[str, Sequence[Any]]) -> list[int]:
     """The layers that show each kind once, at least LEAST_LAYERS, from settings per layer."""
     layers = list(zip(*lists.values(), strict=True))
-    first = list({str(layer): at for at, layer in reversed(list(enumerate(layers)))}.values())
-    chosen = sorted(first)[:MOST_LAYERS]
+    examples = list({str(layer): at for at, layer in reversed(list(enumerate(layers)))}.values())
+    chosen = sorted(examples)[:MOST_LAYERS]
     others = (at for at in range(len(layers)) if at not in chosen)
-    while len(chosen) < LEAST_LAYERS and (more := next(others, None)) is not None:
-        chosen = sorted([*chosen, more])
+    while len(chosen) < LEAST_LAYERS and (filler := next(others, None)) is not None:
+        chosen = sorted([*chosen, filler])
     return chosen

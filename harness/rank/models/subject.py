@@ -106,28 +106,28 @@ class Subject:
     def gradient(self) -> tuple[Named, Spread]:
         """The gradient of the whole batch, and how far rounding moves it."""
         inputs = self.loss_inputs()
-        right = gradient(self.module, inputs)
+        expected = gradient(self.module, inputs)
         again = gradient(self.module, inputs)
-        if any((right[n] != again[n]).any() for n in right):
+        if any((expected[n] != again[n]).any() for n in expected):
             raise NoAnswer("the same pass with the same seed gives two gradients")
-        moved = []
+        perturbed = []
         for number in SEEDS:
             with ulp_away(self.module, number):
-                moved.append(gradient(self.module, inputs))
-        return right, rounding(right, moved)
+                perturbed.append(gradient(self.module, inputs))
+        return expected, rounding(expected, perturbed)
 
     @cached_property
     def allowed(self) -> float:
         """The part of the norm of logits that rounding explains, divided by SAFE."""
-        right = {"logits": logits(self.module, self.batch)}
+        expected = {"logits": logits(self.module, self.batch)}
         again = {"logits": logits(self.module, self.batch, other_seed=True)}
-        if (right["logits"] != again["logits"]).any():
+        if (expected["logits"] != again["logits"]).any():
             raise NoAnswer("another seed gives other logits: a pass draws random numbers")
-        moved = []
+        perturbed = []
         for number in SEEDS:
             with ulp_away(self.module, number):
-                moved.append({"logits": logits(self.module, self.batch)})
-        return rounding(right, moved)["logits"] / length(right["logits"])
+                perturbed.append({"logits": logits(self.module, self.batch)})
+        return rounding(expected, perturbed)["logits"] / length(expected["logits"])
 
 
 def seed(number: int = SEED) -> None:
@@ -158,10 +158,10 @@ def loss_of(output: Any) -> Any:
 
 
 def _part_of(output: Any, name: str) -> Any:
-    found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-    if found is None:
+    part = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+    if part is None:
         raise NoAnswer(f"the model returns no {name}")
-    return found
+    return part
 
 
 def logits(module: Any, inputs: Batch, *, other_seed: bool = False) -> Any:
@@ -169,8 +169,8 @@ def logits(module: Any, inputs: Batch, *, other_seed: bool = False) -> Any:
     import torch
 
     with torch.no_grad():
-        found = logits_of(run(module, inputs, other_seed=other_seed))
-    return arrays({"": found})[""]
+        scores = logits_of(run(module, inputs, other_seed=other_seed))
+    return arrays({"": scores})[""]
 
 
 def gradient(module: Any, *batches: Batch) -> Named:
@@ -178,9 +178,9 @@ def gradient(module: Any, *batches: Batch) -> Named:
     module.zero_grad(set_to_none=True)
     for inputs in batches:
         loss_of(run(module, inputs)).backward()
-    found = gradients(module)
+    by_name = gradients(module)
     module.zero_grad(set_to_none=True)
-    return found
+    return by_name
 
 
 def gradients(module: Any) -> Named:

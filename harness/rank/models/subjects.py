@@ -42,8 +42,8 @@ def subject(word: str, folder: Path) -> Subject:
 def _config(name: Word) -> Any:
     if not name.is_file:
         return architectures.small(name.model, head=name.head)
-    given = json.loads(Path(name.model).read_text(encoding="utf-8"))
-    return architectures.small(given.pop("model_type"), given, name.head)
+    content = json.loads(Path(name.model).read_text(encoding="utf-8"))
+    return architectures.small(content.pop("model_type"), content, name.head)
 
 
 def _constructed(name: Word) -> Any:
@@ -104,10 +104,10 @@ def _tokens() -> Any:
 
 def _token(config: Any, name: str) -> int:
     """A special token of a configuration, the first if there are several."""
-    found = getattr(config, name, None)
-    if isinstance(found, (list, tuple)):
-        found = found[0] if found else None
-    return found if isinstance(found, int) else SPECIAL_TOKENS[name]
+    token = getattr(config, name, None)
+    if isinstance(token, (list, tuple)):
+        token = token[0] if token else None
+    return token if isinstance(token, int) else SPECIAL_TOKENS[name]
 
 
 def _images(config: Any) -> Any:

@@ -30,16 +30,20 @@ def buffers(module: Any) -> str:
     shared = [name for name in ours if name in new[0]]
     if not shared:
         raise NoAnswer("a checkpoint has all buffers of the model")
-    wrong = {n: why for n in shared if (why := _off(ours[n], [each[n] for each in new]))}
-    if wrong:
-        name, why = next(iter(wrong.items()))
-        more = f"; {len(wrong)} of {count(len(shared), 'buffer')} are wrong" if shared[1:] else ""
-        raise Wrong(f"{name} is not that of a new model of the same config: {why}{more}")
+    failures = {n: why for n in shared if (why := _off(ours[n], [each[n] for each in new]))}
+    if failures:
+        name, why = next(iter(failures.items()))
+        others = (
+            f"; {len(failures)} of {count(len(shared), 'buffer')} are wrong" if shared[1:] else ""
+        )
+        raise Wrong(f"{name} is not that of a new model of the same config: {why}{others}")
     dtypes = {_dtype(ours[n]) for n in shared if _is_frequency(n)} - {"float32", "float64"}
-    found = count(len(shared), "buffer")
+    summary = count(len(shared), "buffer")
     if dtypes:
-        found += f"; frequencies are in {' and '.join(dtypes)}, and positions multiply the rounding"
-    return found
+        summary += (
+            f"; frequencies are in {' and '.join(dtypes)}, and positions multiply the rounding"
+        )
+    return summary
 
 
 def _is_frequency(name: str) -> bool:
@@ -73,9 +77,9 @@ def _new(module: Any, device: str) -> Any:
 
 def _unsaved(module: Any) -> Iterator[tuple[str, Any]]:
     """The buffers of floats that are in no checkpoint."""
-    for prefix, each in module.named_modules():
-        for name in each._non_persistent_buffers_set:
-            buffer = each._buffers.get(name)
+    for prefix, part in module.named_modules():
+        for name in part._non_persistent_buffers_set:
+            buffer = part._buffers.get(name)
             if buffer is not None and buffer.is_floating_point():
                 yield f"{prefix}.{name}".lstrip("."), buffer.detach()
 
@@ -84,11 +88,11 @@ def _off(buffer: Any, new: Sequence[Any]) -> str:
     """How a buffer differs from those of all new models, rounded to its dtype; empty if from one it
     does not, or if it has another shape: some grow with the rows."""
     why = ""
-    for right in new:
-        if buffer.shape != right.shape:
+    for reference in new:
+        if buffer.shape != reference.shape:
             return ""
-        apart = (buffer.cpu().double() - right.to(buffer.dtype).cpu().double()).abs()
-        off = ~(apart <= LAST_PLACE * (right.cpu().double().abs() + 1))  # NaN is off
+        apart = (buffer.cpu().double() - reference.to(buffer.dtype).cpu().double()).abs()
+        off = ~(apart <= LAST_PLACE * (reference.cpu().double().abs() + 1))  # NaN is off
         if not off.any():
             return ""
         why = why or (

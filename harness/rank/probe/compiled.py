@@ -24,8 +24,8 @@ def warm_up() -> None:
     if torch.cuda.is_available():
         return
     with suppress(Exception):  # without a compiler, the script itself will say so
-        given = torch.ones(3, requires_grad=True)
-        torch.compile(lambda x: x * 2 + 1)(given).sum().backward()
+        tensor = torch.ones(3, requires_grad=True)
+        torch.compile(lambda x: x * 2 + 1)(tensor).sum().backward()
         torch.compiler.reset()
 
 
@@ -34,10 +34,10 @@ def question() -> Callable[[], bool]:
     of: it would be compiled, or break the graph."""
     import torch
 
-    asked: Callable[[], bool] = getattr(
+    is_compiling: Callable[[], bool] = getattr(
         getattr(torch, "compiler", None), "is_compiling", lambda: False
     )
-    return asked
+    return is_compiling
 
 
 asked: list[str] = []
@@ -60,29 +60,29 @@ def install(eager: bool, around: Around) -> None:
 
     if not hasattr(torch, "compile"):
         return
-    own = torch.compile
+    original = torch.compile
 
-    @functools.wraps(own)
-    def compiled(*arguments: Any, **named: Any) -> Any:
-        function = arguments[0] if arguments else named.get("model")
+    @functools.wraps(original)
+    def compiled(*arguments: Any, **keywords: Any) -> Any:
+        function = arguments[0] if arguments else keywords.get("model")
         if function is not None:
             asked.append(getattr(function, "__name__", type(function).__name__))
         if eager and hasattr(getattr(torch, "compiler", None), "set_stance"):
             torch.compiler.set_stance("force_eager")
-        made = own(*arguments, **named)
+        output = original(*arguments, **keywords)
         alone = function is None or isinstance(function, torch.nn.Module)
-        return made if alone else _around(function, made, around)
+        return output if alone else _around(function, output, around)
 
     torch.compile = compiled
 
 
 def _around(function: Any, compiled: Any, around: Around) -> Any:
     @functools.wraps(compiled)
-    def called(*arguments: Any, **named: Any) -> Any:
-        modules = list(_modules([*arguments, *named.values(), *_reached(function)]))
-        rest = [one for one in arguments if not any(one is each for each in modules)]
-        others = {n: one for n, one in named.items() if not any(one is each for each in modules)}
-        return around(modules, lambda: compiled(*arguments, **named), rest, others)
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        modules = list(_modules([*arguments, *keywords.values(), *_reached(function)]))
+        inputs = [one for one in arguments if not any(one is each for each in modules)]
+        others = {n: one for n, one in keywords.items() if not any(one is each for each in modules)}
+        return around(modules, lambda: compiled(*arguments, **keywords), inputs, others)
 
     return called
 

@@ -49,8 +49,8 @@ class SetConstants(ast.NodeTransformer):
         with_default = names[len(names) - len(node.defaults) :]
         pairs = zip(with_default, node.defaults, strict=True)
         node.defaults = [self._replaced(name, value) for name, value in pairs]
-        named = zip(node.kwonlyargs, node.kw_defaults, strict=True)
-        node.kw_defaults = [value and self._replaced(one.arg, value) for one, value in named]
+        keyword_only = zip(node.kwonlyargs, node.kw_defaults, strict=True)
+        node.kw_defaults = [value and self._replaced(one.arg, value) for one, value in keyword_only]
         return self.generic_visit(node)
 
     def _replaced(self, name: str, value: ast.expr) -> ast.expr:
@@ -82,8 +82,8 @@ def changed(source: str, file: str, values: Mapping[str, Any]) -> ast.Module:
     tree: ast.Module = setting.visit(ast.parse(source, file))
     for name in values:
         if name not in setting.places:
-            there = ", ".join(sorted(setting.others)) or "none"
-            raise UserError(f"--set {name}: {file} has no constant of this name; it has {there}")
+            names = ", ".join(sorted(setting.others)) or "none"
+            raise UserError(f"--set {name}: {file} has no constant of this name; it has {names}")
     return ast.fix_missing_locations(tree)
 
 

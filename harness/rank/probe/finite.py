@@ -89,10 +89,10 @@ def _tensors(output: Any) -> Iterator[Any]:
         if output.is_floating_point():
             yield output
     elif isinstance(output, Mapping):
-        for each in output.values():
-            yield from _tensors(each)
+        for part in output.values():
+            yield from _tensors(part)
     elif isinstance(output, (list, tuple)):
-        for each in output:
-            yield from _tensors(each)
+        for part in output:
+            yield from _tensors(part)
     elif hasattr(output, "__dataclass_fields__"):
         yield from _tensors(vars(output))

@@ -52,21 +52,21 @@ class Reported:
 
     def _watch(self, report: Any, steps: Callable[[], int]) -> Any:
         @functools.wraps(report)
-        def watched(owner: Any, *arguments: Any, **named: Any) -> Any:
-            value = report(owner, *arguments, **named)
-            for name, loss in _evaluations([*arguments, *named.values(), value]):
+        def watched(owner: Any, *arguments: Any, **keywords: Any) -> Any:
+            value = report(owner, *arguments, **keywords)
+            for name, loss in _evaluations([*arguments, *keywords.values(), value]):
                 self.values.append((steps(), name, loss))
             return value
 
         return watched
 
 
-def _evaluations(given: list[Any]) -> Iterator[tuple[str, float]]:
+def _evaluations(arguments: list[Any]) -> Iterator[tuple[str, float]]:
     """The losses of evaluations among the arguments of a report, and in what it returns."""
-    pairs: list[tuple[Any, Any]] = list(pairwise(given))  # a name, and then its number
-    for one in given:
-        for each in one if isinstance(one, (list, tuple)) else [one]:
-            pairs += each.items() if isinstance(each, Mapping) else []
+    pairs: list[tuple[Any, Any]] = list(pairwise(arguments))  # a name, and then its number
+    for argument in arguments:
+        for part in argument if isinstance(argument, (list, tuple)) else [argument]:
+            pairs += part.items() if isinstance(part, Mapping) else []
     for name, value in pairs:
         if isinstance(name, str) and LOSS.search(name):
             number = value.item() if hasattr(value, "item") else value
@@ -104,13 +104,13 @@ def note_on_loss(ratio: float | None) -> str:
     )
 
 
-def follow(output: Any, given: Mapping[str, Any], found: Callable[[Share, bool], None]) -> None:
+def follow(output: Any, inputs: Mapping[str, Any], report: Callable[[Share, bool], None]) -> None:
     """Call ``found`` when the gradient of the logits is computed, with how much of the mean's
     gradient it has, and whether labels were shifted twice; not if it has another direction, as with
     other losses."""
     import torch
 
-    logits, labels = getattr(output, LOGITS, None), given.get(LABELS)
+    logits, labels = getattr(output, LOGITS, None), inputs.get(LABELS)
     if not (isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor)):
         return
     if not logits.requires_grad or labels.is_floating_point() or hasattr(logits, "full_tensor"):
@@ -122,7 +122,7 @@ def follow(output: Any, given: Mapping[str, Any], found: Callable[[Share, bool],
         for shift, expected in enumerate(_gradients(logits.detach().float(), labels)):
             fitting = share({LOGITS: _array(gradient.detach())}, {LOGITS: _array(expected)})
             if fitting.is_factor:
-                found(fitting, bool(shift) and _shifted(given.get(IDS), labels))
+                report(fitting, bool(shift) and _shifted(inputs.get(IDS), labels))
                 return
 
     logits.register_hook(compared)
@@ -133,22 +133,22 @@ def _shifted(ids: Any, labels: Any) -> bool:
     if getattr(ids, "shape", None) != labels.shape:
         return False
     counts = labels != IGNORED
-    own = (labels == ids)[counts].all()
+    in_place = (labels == ids)[counts].all()
     following = (labels[:, :-1] == ids[:, 1:])[counts[:, :-1]]
-    return bool(following.numel() and following.all() and not own)
+    return bool(following.numel() and following.all() and not in_place)
 
 
-def ends_masked(given: Mapping[str, Any]) -> bool:
+def ends_masked(inputs: Mapping[str, Any]) -> bool:
     """Whether exactly the token that ends each row has no label, wherever it is, among the tokens
     that are no padding: as if it were padding."""
-    found: list[Any] = [given.get(name) for name in (IDS, LABELS, MASK)]
-    ids, labels, mask = found
-    shapes = {getattr(each, "shape", None) for each in found}
+    tensors: list[Any] = [inputs.get(name) for name in (IDS, LABELS, MASK)]
+    ids, labels, mask = tensors
+    shapes = {getattr(each, "shape", None) for each in tensors}
     if len(shapes) > 1 or getattr(ids, "ndim", 0) != 2 or len(ids) < 2:
         return False
     real = mask.bool()
-    last = ids.shape[1] - 1 - real.flip(1).int().argmax(1)
-    ends = ids.gather(1, last[:, None])
+    positions = ids.shape[1] - 1 - real.flip(1).int().argmax(1)
+    ends = ids.gather(1, positions[:, None])
     alone = ((labels == IGNORED) & real) == ((ids == ends) & real)
     return bool((ends == ends[0]).all() and alone.all())
 
@@ -167,6 +167,6 @@ def _gradients(logits: Any, labels: Any) -> Iterator[Any]:
             return
         leaf = logits.clone().requires_grad_()
         with torch.enable_grad():
-            scores, wanted = (leaf[:, :-1], labels[:, 1:]) if shift else (leaf, labels)
-            loss = cross_entropy(scores.flatten(0, -2), wanted.flatten())
+            scores, targets = (leaf[:, :-1], labels[:, 1:]) if shift else (leaf, labels)
+            loss = cross_entropy(scores.flatten(0, -2), targets.flatten())
         yield torch.autograd.grad(loss, leaf)[0]

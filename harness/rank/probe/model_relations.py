@@ -26,11 +26,11 @@ def answers(names: Sequence[str], module: Any, batch: Mapping[str, Any]) -> dict
     module = _unwrapped(module)
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
         subject = Subject("the script's model", lambda: (module, _rows(batch)), Path(folder))
-        found = {
+        by_name = {
             name: guarded(lambda: buffers(module)) if name == BUFFERS else asked(name, subject)
             for name in names
         }
-    return {name: [one.status.value, one.reason] for name, one in found.items()}
+    return {name: [one.status.value, one.reason] for name, one in by_name.items()}
 
 
 def _unwrapped(module: Any) -> Any:

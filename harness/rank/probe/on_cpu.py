@@ -56,13 +56,13 @@ asked: Counter[str] = Counter()
 """How often the script asked for what a CPU does not have, by kind."""
 
 
-def _count(what: str) -> None:
+def _count(kind: str) -> None:
     """Count a request, if it comes from the script and not from a package."""
     frame: Any = sys._getframe(1)
     while frame.f_code.co_filename == __file__:
         frame = frame.f_back
     if _of_script(frame):
-        asked[what] += 1
+        asked[kind] += 1
 
 
 class Idle:
@@ -88,8 +88,8 @@ def install_in_children() -> None:
     prepared = spawn.get_preparation_data
 
     @functools.wraps(prepared)
-    def prepare(*arguments: Any, **named: Any) -> dict[str, Any]:
-        return {INSTALLING: Installing(), **prepared(*arguments, **named)}
+    def prepare(*arguments: Any, **keywords: Any) -> dict[str, Any]:
+        return {INSTALLING: Installing(), **prepared(*arguments, **keywords)}
 
     spawn.get_preparation_data = prepare
 
@@ -111,8 +111,8 @@ def install_cuda() -> None:
     for name in SILENT:
         setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", None))
     for name, value in VALUES.items():
-        own = getattr(torch.cuda, name)
-        setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", value, own))
+        original = getattr(torch.cuda, name)
+        setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", value, original))
     torch.cuda.set_device = _returning("set_device", None)
     torch.cuda.Stream = torch.cuda.Event = Idle  # type: ignore[misc, assignment]
     torch.cuda.stream = _returning("torch.cuda.stream", nullcontext())
@@ -186,28 +186,28 @@ def _mode() -> Any:
     from torch.overrides import TorchFunctionMode
 
     moves = {torch.Tensor.to, torch._C._nn._parse_to}
-    here = {torch.Tensor.cuda, torch.Tensor.pin_memory}
+    stays = {torch.Tensor.cuda, torch.Tensor.pin_memory}
     compiling = compiled.question()
 
     class OnCpu(TorchFunctionMode):
         def __torch_function__(
-            self, function: Any, types: Any, arguments: Any = (), named: Any = None
+            self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
         ) -> Any:
             if compiling():
-                return function(*arguments, **(named or {}))
-            named = named or {}
-            if function in here:
+                return function(*arguments, **(keywords or {}))
+            keywords = keywords or {}
+            if function in stays:
                 _count(function.__name__ + "()")
                 return arguments[0]
             if function in moves:
                 arguments = tuple(_numbered(one) for one in arguments)
             arguments = tuple(_device(one) for one in arguments)
-            named = {name: _device(one) for name, one in named.items()}
-            if type(named.get("device")) is int:
-                named["device"] = _numbered(named["device"])
+            keywords = {name: _device(one) for name, one in keywords.items()}
+            if type(keywords.get("device")) is int:
+                keywords["device"] = _numbered(keywords["device"])
             if function is torch.device and len(arguments) == 2:
                 arguments = arguments[:1]  # a CPU has no number
-            return function(*arguments, **named)
+            return function(*arguments, **keywords)
 
     return OnCpu()
 
@@ -233,13 +233,13 @@ def _numbered(value: Any) -> Any:
     return CPU
 
 
-def _returning(name: str, value: Any, own: Any = None) -> Callable[..., Any]:
+def _returning(name: str, value: Any, original: Any = None) -> Callable[..., Any]:
     """What returns a value, but to torch's compiler, which must not take the CPU for a GPU, what
     torch's ``own`` function returns or raises."""
 
-    def returned(*arguments: Any, **named: Any) -> Any:
-        if own is not None and COMPILER in sys._getframe(1).f_code.co_filename:
-            return own(*arguments, **named)
+    def returned(*arguments: Any, **keywords: Any) -> Any:
+        if original is not None and COMPILER in sys._getframe(1).f_code.co_filename:
+            return original(*arguments, **keywords)
         _count(name)
         return value
 
@@ -250,11 +250,11 @@ def _for_scripts(function: Any, where: Callable[[Any], bool], value: Any) -> Any
     """A function that returns ``value`` where it is called from such a place."""
 
     @functools.wraps(function)
-    def called(*arguments: Any, **named: Any) -> Any:
+    def called(*arguments: Any, **keywords: Any) -> Any:
         if where(sys._getframe(1)):
             _count(function.__name__)
             return value
-        return function(*arguments, **named)
+        return function(*arguments, **keywords)
 
     return called
 
@@ -291,32 +291,32 @@ def _demands(file: str) -> list[tuple[int, int]]:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return []
-    found = []
+    spans = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _gives_up(node)):
-            found.append((node.test.lineno, node.test.end_lineno or node.test.lineno))
-    return found
+            spans.append((node.test.lineno, node.test.end_lineno or node.test.lineno))
+    return spans
 
 
 def _gives_up(node: ast.If) -> bool:
     """Whether a script ends where a condition that must hold does not."""
     parts = (part for part in ast.walk(node.test) if isinstance(part, ast.UnaryOp))
     negated = any(isinstance(p.op, ast.Not) and "available" in ast.unparse(p) for p in parts)
-    last = (node.body if negated else node.orelse)[-1:]
-    if last and isinstance(last[0], ast.Expr) and isinstance(last[0].value, ast.Call):
-        return ast.unparse(last[0].value.func) in ("exit", "quit", "sys.exit", "os._exit")
-    return bool(last) and isinstance(last[0], ast.Raise)
+    end = (node.body if negated else node.orelse)[-1:]
+    if end and isinstance(end[0], ast.Expr) and isinstance(end[0].value, ast.Call):
+        return ast.unparse(end[0].value.func) in ("exit", "quit", "sys.exit", "os._exit")
+    return bool(end) and isinstance(end[0], ast.Raise)
 
 
 def _nothing(move: Any) -> Any:
     """``Module.cuda``: the parameters are where they are to be."""
 
     @functools.wraps(move)
-    def moved(module: Any, device: Any = None) -> Any:
+    def stay(module: Any, device: Any = None) -> Any:
         _count("cuda()")
         return module
 
-    return moved
+    return stay
 
 
 def _generator() -> Any:
@@ -334,43 +334,43 @@ def _generator() -> Any:
 def _first_argument(kind: Any, name: str, **by_default: Any) -> None:
     """Have a class take the CPU as its first argument, which has this name; ``by_default`` are the
     arguments that it has for a GPU, if they are not given."""
-    made = kind.__init__
+    original = kind.__init__
 
-    @functools.wraps(made)
-    def init(self: Any, *arguments: Any, **named: Any) -> None:
-        first = arguments[0] if arguments else named.get(name, by_default.get(name))
-        here = _device(first)
-        if here is not first and len(arguments) < 2:
-            named = {**by_default, **{n: v for n, v in named.items() if v is not None}}
-        named.pop(name, None)
-        made(self, here, *arguments[1:], **named)
+    @functools.wraps(original)
+    def init(self: Any, *arguments: Any, **keywords: Any) -> None:
+        requested = arguments[0] if arguments else keywords.get(name, by_default.get(name))
+        device = _device(requested)
+        if device is not requested and len(arguments) < 2:
+            keywords = {**by_default, **{n: v for n, v in keywords.items() if v is not None}}
+        keywords.pop(name, None)
+        original(self, device, *arguments[1:], **keywords)
 
     kind.__init__ = init
 
 
 def _mesh(function: Any) -> Any:
     @functools.wraps(function)
-    def made(device_type: Any, *arguments: Any, **named: Any) -> Any:
-        return function(_device(device_type), *arguments, **named)
+    def call(device_type: Any, *arguments: Any, **keywords: Any) -> Any:
+        return function(_device(device_type), *arguments, **keywords)
 
-    return made
+    return call
 
 
 def _group(function: Any, position: int) -> Any:
     """``init_process_group`` and ``new_group``, whose backend stands at ``position``."""
 
     @functools.wraps(function)
-    def made(*arguments: Any, **named: Any) -> Any:
-        given = list(arguments)
-        if len(given) > position:
-            given[position] = _backend(given[position])
-        if "backend" in named:
-            named["backend"] = _backend(named["backend"])
-        if named.pop("device_id", None) is not None:
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        positional = list(arguments)
+        if len(positional) > position:
+            positional[position] = _backend(positional[position])
+        if "backend" in keywords:
+            keywords["backend"] = _backend(keywords["backend"])
+        if keywords.pop("device_id", None) is not None:
             _count("device_id")
-        return function(*given, **named)
+        return function(*positional, **keywords)
 
-    return made
+    return call
 
 
 def _backend(name: Any) -> Any:
@@ -384,10 +384,10 @@ def _barrier(function: Any) -> Any:
     """``barrier``, to which gloo's ranks give no GPU."""
 
     @functools.wraps(function)
-    def waited(*arguments: Any, device_ids: Any = None, **named: Any) -> Any:
+    def waited(*arguments: Any, device_ids: Any = None, **keywords: Any) -> Any:
         if device_ids is not None:
             _count("device_ids")
-        return function(*arguments, **named)
+        return function(*arguments, **keywords)
 
     return waited
 
@@ -397,27 +397,27 @@ def _future(function: Any) -> Any:
     from torch.futures import Future
 
     @functools.wraps(function)
-    def got(work: Any) -> Any:
+    def get(work: Any) -> Any:
         try:
             return function(work)
         except RuntimeError:
             _count("get_future")
             work.wait()
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
-    return got
+    return get
 
 
 def _load(function: Any) -> Any:
     """``torch.load`` onto the CPU, wherever a file was saved from or is to go."""
 
     @functools.wraps(function)
-    def loaded(file: Any, map_location: Any = None, *arguments: Any, **named: Any) -> Any:
+    def loaded(file: Any, map_location: Any = None, *arguments: Any, **keywords: Any) -> Any:
         if isinstance(map_location, Mapping):
             map_location = CPU
-        return function(file, _device(map_location), *arguments, **named)
+        return function(file, _device(map_location), *arguments, **keywords)
 
     return loaded
 
@@ -426,11 +426,11 @@ def _without(function: Any, *names: str) -> Any:
     """A function that is not given these arguments, which name GPUs."""
 
     @functools.wraps(function)
-    def called(self: Any, module: Any, *arguments: Any, **named: Any) -> None:
+    def called(self: Any, module: Any, *arguments: Any, **keywords: Any) -> None:
         for name in names:
-            if named.pop(name, None) is not None:
+            if keywords.pop(name, None) is not None:
                 _count(name)
-        function(self, module, *([None] * len(arguments[:2])), *arguments[2:], **named)
+        function(self, module, *([None] * len(arguments[:2])), *arguments[2:], **keywords)
 
     return called
 
@@ -464,12 +464,12 @@ installed_shims: list[str] = []
 
 def install_shims(packages: list[str], lane: str) -> None:
     """Install the shims that the installed releases of these packages need."""
-    found = {}
+    releases = {}
     for name in packages:
         try:
-            found[name] = metadata.version(name)
+            releases[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    points = [p.name for p in shims.needed(found, Lane(lane)) if p.upstream in found]
+    points = [p.name for p in shims.needed(releases, Lane(lane)) if p.upstream in releases]
     shims.install(points)
     installed_shims.extend(points)

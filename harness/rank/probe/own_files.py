@@ -63,32 +63,32 @@ class Written:
     refusal: str = ""
     """Why the runs share the user's folders; empty if each has its own."""
 
-    def add(self, other: Written) -> None:
-        self.files |= other.files
-        self.removed |= other.removed
-        self.refusal = self.refusal or other.refusal
+    def add(self, addition: Written) -> None:
+        self.files |= addition.files
+        self.removed |= addition.removed
+        self.refusal = self.refusal or addition.refusal
 
 
 def enter(assignment: Assignment) -> Assignment:
     """Have this process and its children write into files of their own; returns the assignment with
     the folder in which they run then."""
-    own, earlier = Path(assignment.own), Path(assignment.earlier) if assignment.earlier else None
-    cover(assignment.folders, own, earlier, assignment.shared, assignment.cwd)
-    if not (own / REFUSAL).is_file() or not _copied(Path(assignment.cwd), own / COPY, earlier):
+    store, earlier = Path(assignment.own), Path(assignment.earlier) if assignment.earlier else None
+    cover(assignment.folders, store, earlier, assignment.shared, assignment.cwd)
+    if not (store / REFUSAL).is_file() or not _copied(Path(assignment.cwd), store / COPY, earlier):
         return assignment
-    (own / REFUSAL).unlink()
+    (store / REFUSAL).unlink()
 
-    def there(word: str) -> str:
+    def relocate(word: str) -> str:
         inside = f"{word}/".startswith(f"{assignment.cwd}/")
-        return str(own / COPY) + word.removeprefix(assignment.cwd) if inside else word
+        return str(store / COPY) + word.removeprefix(assignment.cwd) if inside else word
 
-    words = [there(word) for word in assignment.arguments]
-    script = there(assignment.script)
-    return replace(assignment, cwd=str(own / COPY), script=script, arguments=words)
+    words = [relocate(word) for word in assignment.arguments]
+    script = relocate(assignment.script)
+    return replace(assignment, cwd=str(store / COPY), script=script, arguments=words)
 
 
 def cover(
-    folders: Sequence[str], own: Path, earlier: Path | None, shared: Sequence[str], cwd: str
+    folders: Sequence[str], store: Path, earlier: Path | None, shared: Sequence[str], cwd: str
 ) -> None:
     """Have this process and its children write into ``own`` instead of the user's ``folders``.
 
@@ -96,32 +96,32 @@ def cover(
     Folders in ``shared`` stay as they are, and so does one where it is not possible; of the working
     folder ``cwd`` that is noted. Call it before any thread is started.
     """
-    own.mkdir()
+    store.mkdir()
     numbers: dict[str, str] = {}
     try:
         _enter_namespace()
         for folder in folders:
             try:
-                _cover(folder, own, earlier, shared, numbers)
+                _cover(folder, store, earlier, shared, numbers)
             except OSError:
                 if f"{cwd}/".startswith(f"{folder}/"):
                     raise
     except OSError as error:
-        (own / REFUSAL).write_text(error.strerror or str(error))
-    (own / NAMES).write_text(json.dumps(numbers))
+        (store / REFUSAL).write_text(error.strerror or str(error))
+    (store / NAMES).write_text(json.dumps(numbers))
 
 
-def written(own: Path, cwd: str) -> Written:
+def written(store: Path, cwd: str) -> Written:
     """What the ranks wrote into ``own``, once they have ended."""
-    found = Written()
+    changes = Written()
     with suppress(OSError):
-        found.refusal = (own / REFUSAL).read_text()
+        changes.refusal = (store / REFUSAL).read_text()
     with suppress(OSError):
-        for folder, number in json.loads((own / NAMES).read_text()).items():
-            _note(own / number / "upper", Path(folder), cwd, found)
-    if (own / COPY).is_dir():
-        _compare(Path(cwd), own / COPY, found)
-    return found
+        for folder, number in json.loads((store / NAMES).read_text()).items():
+            _note(store / number / "upper", Path(folder), cwd, changes)
+    if (store / COPY).is_dir():
+        _compare(Path(cwd), store / COPY, changes)
+    return changes
 
 
 def remove(folder: Path) -> None:
@@ -136,18 +136,18 @@ def folders_of(words: Sequence[str], script: Path | None) -> list[Path]:
     arguments name, and those that links in these lead to."""
     begin = [Path.cwd()] if script is None else [Path.cwd(), script.resolve().parent]
     begin = [folder for folder in begin if "site-packages" not in folder.parts]
-    named = [word.partition("=")[2] if "=" in word else word for word in words]
-    targets = [_target(word) for word in named if word and "{" not in word]
+    names = [word.partition("=")[2] if "=" in word else word for word in words]
+    targets = [_target(word) for word in names if word and "{" not in word]
     targets += [target for folder in begin for target in islice(_links(folder), MOST_LINKS)]
     cached = set(map(Path, caches()))  # they need not be there yet
-    found = [_existing(path) for path in targets if not cached & {path, *path.parents}]
-    return [one for one in dict.fromkeys([*begin, *found]) if one.parts[1:2] not in SYSTEM]
+    nearest = [_existing(path) for path in targets if not cached & {path, *path.parents}]
+    return [one for one in dict.fromkeys([*begin, *nearest]) if one.parts[1:2] not in SYSTEM]
 
 
-def beside(folders: Sequence[Path], kept: Path) -> list[str]:
+def beside(folders: Sequence[Path], store: Path) -> list[str]:
     """The folders without those that contain ``kept``, and without those that lie in others."""
-    found = [one for one in folders if one not in (kept, *kept.parents)]
-    return [str(one) for one in found if not any(other in one.parents for other in found)]
+    candidates = [one for one in folders if one not in (store, *store.parents)]
+    return [str(one) for one in candidates if not any(other in one.parents for other in candidates)]
 
 
 def _target(name: str) -> Path:
@@ -177,9 +177,9 @@ def _links(folder: Path) -> Iterator[Path]:
 
 def caches() -> list[str]:
     """The folders of caches that this user's packages share."""
-    named = [os.environ.get(name, "") for name in CACHES]
-    named += [os.path.expanduser("~/.cache"), compiled()]
-    return [os.path.realpath(name) for name in named if name]
+    paths = [os.environ.get(name, "") for name in CACHES]
+    paths += [os.path.expanduser("~/.cache"), compiled()]
+    return [os.path.realpath(name) for name in paths if name]
 
 
 def compiled() -> str:
@@ -206,22 +206,22 @@ def _enter_namespace() -> None:
 
 
 def _cover(
-    folder: str, own: Path, earlier: Path | None, shared: Sequence[str], numbers: dict[str, str]
+    folder: str, store: Path, earlier: Path | None, shared: Sequence[str], numbers: dict[str, str]
 ) -> None:
     """Lay an overlay on a folder, and on each file system that is mounted in it."""
     within = folder.rstrip("/") + "/"
-    kept = [path for path in shared if path.startswith(within)]
+    inside = [path for path in shared if path.startswith(within)]
     mounts = {path: kind for path, kind in _mounts().items() if path.startswith(within)}
     special = [path for path, kind in mounts.items() if kind in NO_FILES]
     opened: dict[str, int] = {}  # before the overlay hides them
-    for path in (folder, *sorted(mounts), *kept):
+    for path in (folder, *sorted(mounts), *inside):
         with suppress(OSError):  # this user may not read it
             opened[path] = os.open(path, os.O_PATH)
     for path, handle in opened.items():
         number = str(len(numbers))
         try:
-            if path not in kept and path not in special:
-                _overlay(path, handle, own / number, _upper(earlier, path))
+            if path not in inside and path not in special:
+                _overlay(path, handle, store / number, _upper(earlier, path))
                 numbers[path] = number
                 continue
         except OSError:
@@ -232,16 +232,16 @@ def _cover(
         os.close(handle)
 
 
-def _overlay(path: str, lower: int, own: Path, earlier: Path | None) -> None:
+def _overlay(path: str, lower: int, store: Path, earlier: Path | None) -> None:
     handles = [lower]
     for name in ("upper", "work"):
-        (own / name).mkdir(parents=True)
-        handles.append(os.open(own / name, os.O_PATH))
+        (store / name).mkdir(parents=True)
+        handles.append(os.open(store / name, os.O_PATH))
     below = _of(lower)
     if earlier is not None:
         handles.append(os.open(earlier, os.O_PATH))
         below = f"{_of(handles[-1])}:{below}"
-    shutil.copymode(_of(lower), own / "upper")  # it is what the folder itself seems to have
+    shutil.copymode(_of(lower), store / "upper")  # it is what the folder itself seems to have
     try:  # paths by descriptor: a comma or a colon in a name would be one of the options
         options = f"lowerdir={below},upperdir={_of(handles[1])},workdir={_of(handles[2])},userxattr"
         _mount("overlay", path, kind="overlay", options=options)
@@ -283,21 +283,21 @@ NO_FILES = ("proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2"
 
 def _mounts() -> dict[str, str]:
     """By where they are mounted, the kinds of file systems."""
-    found = {}
+    kinds = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        words, _, more = line.partition(" - ")
+        words, _, details = line.partition(" - ")
         path = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), words.split()[4])
-        found[path] = more.split()[0]
-    return found
+        kinds[path] = details.split()[0]
+    return kinds
 
 
-def _note(upper: Path, folder: Path, cwd: str, found: Written) -> None:
+def _note(upper: Path, folder: Path, cwd: str, changes: Written) -> None:
     """Add the names of what was written into a folder; not bytecode, which Python itself writes."""
     for path in _files(upper):
         name = folder / path.relative_to(upper)
         text = os.path.relpath(name, cwd) if Path(cwd) in name.parents else str(name)
         gone = stat.S_ISCHR(path.lstat().st_mode)
-        (found.removed if gone else found.files).add(text)
+        (changes.removed if gone else changes.files).add(text)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -324,11 +324,11 @@ def _copied(folder: Path, copy: Path, earlier: Path | None) -> bool:
     return True
 
 
-def _compare(folder: Path, copy: Path, found: Written) -> None:
+def _compare(folder: Path, copy: Path, changes: Written) -> None:
     """Add the names of what is another file in the copy; a copied file has the time of its own."""
-    here, there = (
+    originals, copies = (
         {str(file.relative_to(top)): file.lstat().st_mtime_ns for file in _files(top)}
         for top in (folder, copy)
     )
-    found.files |= {name for name, time in there.items() if here.get(name) != time}
-    found.removed |= here.keys() - there.keys()
+    changes.files |= {name for name, time in copies.items() if originals.get(name) != time}
+    changes.removed |= originals.keys() - copies.keys()

@@ -56,9 +56,9 @@ def moved(parameter: Any, size: float) -> None:
 def reshard(module: Any) -> None:
     """Have FSDP2 gather the parameters again: while a script has them gathered, a module has other
     ones than the optimizer."""
-    for each in module.modules():
-        if hasattr(each, "unshard") and hasattr(each, "reshard"):
-            each.reshard()
+    for part in module.modules():
+        if hasattr(part, "unshard") and hasattr(part, "reshard"):
+            part.reshard()
 
 
 def plain(name: str) -> str:
@@ -173,14 +173,14 @@ class Engine:
                 yield plain(name), parameter
 
     def gradients(self) -> dict[str, Any]:
-        found = {name: self._gradient(p) for name, p in self._named()}
-        return {name: full(gradient) for name, gradient in found.items() if gradient is not None}
+        by_name = {name: self._gradient(p) for name, p in self._named()}
+        return {name: full(gradient) for name, gradient in by_name.items() if gradient is not None}
 
     def _gradient(self, parameter: Any) -> Any:
         from deepspeed.utils import safe_get_full_grad
 
-        if (own := self._accumulated().get(id(parameter))) is not None:
-            return own.view(parameter.shape)
+        if (gradient := self._accumulated().get(id(parameter))) is not None:
+            return gradient.view(parameter.shape)
         if type(self._engine.optimizer).__name__ in UNFLATTENED and parameter.grad is not None:
             return parameter.grad
         if hasattr(parameter, "_hp_mapping"):
@@ -190,10 +190,10 @@ class Engine:
     def _accumulated(self) -> dict[int, Any]:
         """The complete fp32 gradients of BF16_Optimizer, by the parameter. Its releases have no
         right way to ask for them: with several ranks they raise, or give those of others."""
-        made = self._engine.optimizer
+        optimizer = self._engine.optimizer
         groups = zip(
-            getattr(made, "bf16_groups", ()),
-            getattr(made, "fp32_groups_gradients", ()),
+            getattr(optimizer, "bf16_groups", ()),
+            getattr(optimizer, "fp32_groups_gradients", ()),
             strict=False,
         )
         return {id(p): g for ps, gs in groups for p, g in zip(ps, gs, strict=False)}
@@ -201,25 +201,25 @@ class Engine:
     def weights(self) -> dict[str, Any]:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        own, found = self._masters(), {}
+        masters, by_name = self._masters(), {}
         for name, p in self._named():
             master = safe_get_full_fp32_param(p)
-            found[name] = full(own.get(id(p), p) if master is None else master)
-        return found
+            by_name[name] = full(masters.get(id(p), p) if master is None else master)
+        return by_name
 
     def _masters(self) -> dict[int, Any]:
         """The fp32 weights of the optimizers at stage 0 in bf16 and fp16, by the parameter."""
         from torch._utils import _unflatten_dense_tensors
 
-        made = self._engine.optimizer
-        if type(made).__name__ not in UNFLATTENED:
+        optimizer = self._engine.optimizer
+        if type(optimizer).__name__ not in UNFLATTENED:
             return {}
-        flat = getattr(made, "fp32_groups_flat", None)
+        flat = getattr(optimizer, "fp32_groups_flat", None)
         if flat is None:
-            groups = made.fp32_groups
+            groups = optimizer.fp32_groups
         else:
-            groups = list(map(_unflatten_dense_tensors, flat, made.fp16_groups))
-        pairs = zip(made.fp16_groups, groups, strict=True)
+            groups = list(map(_unflatten_dense_tensors, flat, optimizer.fp16_groups))
+        pairs = zip(optimizer.fp16_groups, groups, strict=True)
         return {id(p): m for ps, ms in pairs for p, m in zip(ps, ms, strict=True)}
 
     def copies(self) -> dict[str, Any]:
@@ -310,8 +310,8 @@ class NamedParameters:
 
     def _prefix(self, module: Any) -> str:
         """The number of a stage and a point, if other stages have the same names."""
-        taken = set(self.names.values())
-        if not any(name in taken for name, p in named_in_whole(module) if id(p) not in self.names):
+        names = set(self.names.values())
+        if not any(name in names for name, p in named_in_whole(module) if id(p) not in self.names):
             return ""
         number = number_of(module)
         return f"{len(self._modules) if number is None else number}."
@@ -361,9 +361,9 @@ def _numbers(module: Any) -> Iterator[tuple[str, str]]:
     """The layers that stand in a list and know their number, from 1: their paths, and their places
     in the list of the whole model. Numbers that do not count the list up mean something else."""
     lists: dict[str, dict[int, int]] = {}
-    for path, each in module.named_modules():
+    for path, part in module.named_modules():
         parent, _, place = path.rpartition(".")
-        number = getattr(each, "layer_number", None)
+        number = getattr(part, "layer_number", None)
         if place.isdigit() and isinstance(number, int) and number > 0:
             lists.setdefault(parent, {})[int(place)] = number - 1
     for parent, places in lists.items():

@@ -41,9 +41,9 @@ class Schedules:
         begin = LRScheduler.__init__
 
         @functools.wraps(begin)
-        def begun(schedule: Any, *arguments: Any, **named: Any) -> None:
+        def begun(schedule: Any, *arguments: Any, **keywords: Any) -> None:
             self._made.append(schedule)
-            begin(schedule, *arguments, **named)
+            begin(schedule, *arguments, **keywords)
 
         LRScheduler.__init__ = begun  # type: ignore
 
@@ -57,10 +57,10 @@ class Schedules:
         ``rates`` are those of the steps that were taken. The schedule itself goes on: nothing may
         be trained after this.
         """
-        found = self._stepped()
-        if found is None:
+        pair = self._stepped()
+        if pair is None:
             return {}
-        schedule, pace = found
+        schedule, pace = pair
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _lengths([*rates, *_ahead(schedule, pace)])
@@ -68,11 +68,11 @@ class Schedules:
     def _stepped(self) -> tuple[Any, float] | None:
         """The schedule that goes on with each step, and how many times; None without one."""
         parts = {id(part) for one in self._made for part in getattr(one, "_schedulers", ())}
-        taken = len(self._counts) - 1
+        steps = len(self._counts) - 1
         for number, schedule in enumerate(self._made):
             counts = [each[number] for each in self._counts if number < len(each)]
-            if id(schedule) not in parts and len(counts) == taken + 1 and taken > 0:
-                pace = (counts[-1] - counts[0]) / taken
+            if id(schedule) not in parts and len(counts) == steps + 1 and steps > 0:
+                pace = (counts[-1] - counts[0]) / steps
                 if pace > 0:
                     return schedule, pace
         return None

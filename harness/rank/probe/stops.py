@@ -46,19 +46,19 @@ def install(stopped: Callable[[bool], None]) -> None:
 
     def multinomial(draw: Any) -> Any:
         @functools.wraps(draw)
-        def watched(*arguments: Any, **named: Any) -> Any:
+        def watched(*arguments: Any, **keywords: Any) -> Any:
             if not compiling() and not _caller().startswith(OF_SAMPLERS):
-                stopped(named.get("generator") is None)
-            return draw(*arguments, **named)
+                stopped(keywords.get("generator") is None)
+            return draw(*arguments, **keywords)
 
         return watched
 
     def normal(draw: Any) -> Any:
         @functools.wraps(draw)
-        def watched(*arguments: Any, **named: Any) -> Any:
-            if not compiling() and any(map(depends, [*arguments, *named.values()])):
-                stopped(named.get("generator") is None)
-            return draw(*arguments, **named)
+        def watched(*arguments: Any, **keywords: Any) -> Any:
+            if not compiling() and any(map(depends, [*arguments, *keywords.values()])):
+                stopped(keywords.get("generator") is None)
+            return draw(*arguments, **keywords)
 
         return watched
 

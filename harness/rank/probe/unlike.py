@@ -20,13 +20,13 @@ UNLIKE = {
 
 def unlike_by_design(model: Any) -> list[str]:
     """One line for each kind of module in a model that is unlike by design."""
-    found: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for name, module in model.named_modules() if model is not None else ():
         kind = type(module).__name__
         for pattern, why in UNLIKE.items():
             if re.search(pattern, kind) and module.training:
-                found.setdefault(why, f"{kind} ({name or 'the model'}) {why}")
-    return list(found.values())
+                lines.setdefault(why, f"{kind} ({name or 'the model'}) {why}")
+    return list(lines.values())
 
 
 SCHEDULE = (
@@ -57,8 +57,8 @@ def trainers_unlike_by_design() -> list[str]:
     kto = getattr(sys.modules.get("trl.trainer.kto_trainer"), "KTOTrainer", None)
     if kto is None:
         return []
-    made = any(issubclass(type(one), kto) for one in gc.get_objects())  # isinstance wakes proxies
-    return [BASELINE] if made else []
+    exists = any(issubclass(type(one), kto) for one in gc.get_objects())  # isinstance wakes proxies
+    return [BASELINE] if exists else []
 
 
 def _stepped_often(schedule: Any) -> bool:

@@ -67,10 +67,10 @@ PARTS_UP_TO = 2_000_000
 class Watch:
     """The hooks of a rank, and the steps that it has recorded. After the last it calls ``done``."""
 
-    def __init__(self, assignment: Assignment, done: Callable[[], None]) -> None:
+    def __init__(self, assignment: Assignment, finish: Callable[[], None]) -> None:
         import torch
 
-        self.assignment, self.done = assignment, done
+        self.assignment, self.done = assignment, finish
         self.steps: list[Step] = []
         self.root: Any = None
         self.stage: int | None = None
@@ -161,10 +161,10 @@ class Watch:
         called, compiling = torch.nn.Module.__call__, compiled.question()
 
         @functools.wraps(called)
-        def call(module: Any, *arguments: Any, **named: Any) -> Any:
+        def call(module: Any, *arguments: Any, **keywords: Any) -> Any:
             if compiling():
-                return called(module, *arguments, **named)
-            return self._call(called, module, arguments, named)
+                return called(module, *arguments, **keywords)
+            return self._call(called, module, arguments, keywords)
 
         torch.nn.Module.__call__ = call  # type: ignore[method-assign]
         optimizer.register_optimizer_step_pre_hook(self._before_step)
@@ -189,25 +189,25 @@ class Watch:
             self.now["stops"] = True
             self.now["draws"] |= drew
 
-    def _call(self, called: Any, module: Any, arguments: Any, named: Any) -> Any:
+    def _call(self, called: Any, module: Any, arguments: Any, keywords: Any) -> Any:
         """A module's call. The first module with parameters that is not called by another one, in
         a training step, is the model."""
         import torch
 
         outermost, self._depth = not self._depth, self._depth + 1
         try:
-            seen, step = len(self.now["rows"]), self.now
+            number, step = len(self.now["rows"]), self.now
             if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
-                self._given(module, arguments, named)
+                self._given(module, arguments, keywords)
             elif outermost:
                 self._evaluated.add(id(module))
                 if not self.steps and _weights(module):
-                    self._quiet |= set(rows(*bound(module, arguments, named)))
+                    self._quiet |= set(rows(*bound(module, arguments, keywords)))
             watched = outermost and self.recording and bool(self.now["rows"])
             watched = watched and torch.is_grad_enabled()  # the model, or the loss of its output
             self._state = _generators() if watched else self._state
             with on_cpu.without_mode() if compiled.is_compiled(module) else nullcontext():
-                output = called(module, *arguments, **named)
+                output = called(module, *arguments, **keywords)
             if watched:
                 self._drew()
                 self._state = ""
@@ -218,43 +218,43 @@ class Watch:
             self._finite.look(self.root, module, output)
         if getattr(output, "dtype", None) in (torch.bfloat16, torch.float16):
             self.now["coarse"] = max(self.now["coarse"], torch.finfo(output.dtype).eps)
-        if losses.LABELS in named and self.noise is None and self.now["own"] is None:
-            losses.follow(output, named, self._own)
-            self.now["endless"] = losses.ends_masked(named)
+        if losses.LABELS in keywords and self.noise is None and self.now["own"] is None:
+            losses.follow(output, keywords, self._own)
+            self.now["endless"] = losses.ends_masked(keywords)
         if self.noise is not None and next(module.children(), None) is None:
             output = self._nudged(output)
-        if outermost and len(step["rows"]) > seen:
-            _note_use(output, step, seen)
+        if outermost and len(step["rows"]) > number:
+            _note_use(output, step, number)
         return output
 
     def _around(
-        self, modules: Sequence[Any], call: Any, arguments: Sequence[Any], named: Any
+        self, modules: Sequence[Any], call: Any, arguments: Sequence[Any], keywords: Any
     ) -> Any:
         """The call of a compiled function: the first of its modules that trains is the model."""
         import torch
 
         outermost, self._depth = not self._depth, self._depth + 1
         try:
-            seen, step, taught = len(self.now["rows"]), self.now, len(self.now["losses"])
+            number, step, taught = len(self.now["rows"]), self.now, len(self.now["losses"])
             if outermost and torch.is_grad_enabled():
                 trained = (each for each in modules if _trains(each) and _weights(each))
                 for module in islice(trained, 1):
-                    self._given(module, arguments, named)
+                    self._given(module, arguments, keywords)
             with on_cpu.without_mode():
                 output = call()
         finally:
             self._depth -= 1
         # a function may also make the backward, or the step, itself
-        if len(step["rows"]) > seen and self.now is step and len(step["losses"]) == taught:
-            _note_use(output, step, seen)
+        if len(step["rows"]) > number and self.now is step and len(step["losses"]) == taught:
+            _note_use(output, step, number)
         return output
 
     def _drew(self) -> None:
         """Note whether the model has drawn numbers that are not dropout's."""
         self.now["draws"] |= bool(self._state) and self._state != _generators()
 
-    def _own(self, found: Share, shifted: bool) -> None:
-        self.now["own"] = self.now["own"] or found.ratio
+    def _own(self, share: Share, shifted: bool) -> None:
+        self.now["own"] = self.now["own"] or share.ratio
         self.now["shifted"] = shifted
 
     def _nudged(self, output: Any) -> Any:
@@ -277,26 +277,26 @@ class Watch:
         eps = torch.finfo(tensor.dtype).eps
         return tensor.detach() * signs.to(tensor.device, tensor.dtype) * eps
 
-    def _given(self, module: Any, arguments: Any, named: Any) -> None:
+    def _given(self, module: Any, arguments: Any, keywords: Any) -> None:
         """The model, or a further stage of it, is given a micro-batch."""
         if not _weights(module):
             return
         if self.root is None:
             self.root = module
             if self.assignment.relations:
-                self.batch = dict(bound(module, arguments, named)[1])
+                self.batch = dict(bound(module, arguments, keywords)[1])
             self._meet()
         if module is self.root:
-            self._see(rows(*bound(module, arguments, named)))
+            self._see(rows(*bound(module, arguments, keywords)))
         if self.recording:
             self._know(module)
 
-    def _see(self, found: list[str]) -> None:
+    def _see(self, digests: list[str]) -> None:
         """Record the rows of a micro-batch."""
-        self.seen[-1] += found
-        self.now["stops"] |= bool(found) and self._quiet.issuperset(found)
+        self.seen[-1] += digests
+        self.now["stops"] |= bool(digests) and self._quiet.issuperset(digests)
         if self.recording:
-            self.now["rows"].append(found)
+            self.now["rows"].append(digests)
 
     def _meet(self) -> None:
         """The model is seen for the first time."""
@@ -350,19 +350,19 @@ class Watch:
 
     def _backward(self, backward: Any) -> Any:
         @functools.wraps(backward)
-        def watched(loss: Any, *arguments: Any, **named: Any) -> Any:
+        def watched(loss: Any, *arguments: Any, **keywords: Any) -> Any:
             if not self.recording or self._backs:  # a mode of torch calls it once more
-                return backward(loss, *arguments, **named)
+                return backward(loss, *arguments, **keywords)
             self._note_cleared()
             if not self.now["parts"]:
                 self.now["stale"] = self._norm()
-            gradient = arguments[0] if arguments else named.get("gradient")
+            gradient = arguments[0] if arguments else keywords.get("gradient")
             if gradient is None:  # otherwise a stage of a pipeline goes on with the next one's
                 self.now["losses"].append(float(full(loss).sum()))
             self.now["parts"].append({})
             self._backs = True
             try:
-                return backward(loss, *arguments, **named)
+                return backward(loss, *arguments, **keywords)
             finally:
                 self._backs = False
                 if any(p.grad is not None for p in self._parameters()):
@@ -387,7 +387,7 @@ class Watch:
 
     def _clip(self, clip: Any) -> Any:
         @functools.wraps(clip)
-        def watched(parameters: Any, max_norm: Any, *arguments: Any, **named: Any) -> Any:
+        def watched(parameters: Any, max_norm: Any, *arguments: Any, **keywords: Any) -> Any:
             import torch
 
             single = isinstance(parameters, torch.Tensor)
@@ -399,7 +399,7 @@ class Watch:
                     if p.grad is not None
                 }
             self._clipped = parameters
-            norm = clip(parameters, max_norm, *arguments, **named)
+            norm = clip(parameters, max_norm, *arguments, **keywords)
             self.now["clips"].append((float(max_norm), float(full(norm))))
             return norm
 
@@ -409,7 +409,7 @@ class Watch:
         compiling = compiled.question()
 
         @functools.wraps(dropout)
-        def kept(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        def draw(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
             if training and p > 0 and not compiling():
                 self.now["drops"].append(_generator(input))
                 self._drew()
@@ -417,7 +417,7 @@ class Watch:
                 self._state = self._state and _generators()
             return input
 
-        return kept
+        return draw
 
     def _attention(self, attention: Any) -> Any:
         compiling = compiled.question()
@@ -430,24 +430,24 @@ class Watch:
             attn_mask: Any = None,
             dropout_p: float = 0.0,
             is_causal: bool = False,
-            **named: Any,
+            **keywords: Any,
         ) -> Any:
             if dropout_p > 0 and not compiling():
                 self.now["drops"].append(_generator(query))
-            return attention(query, key, value, attn_mask, 0.0, is_causal, **named)
+            return attention(query, key, value, attn_mask, 0.0, is_causal, **keywords)
 
         return attend
 
     # -- steps --
 
-    def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> Any:
+    def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> Any:
         """The hook before an optimizer's step. With a closure, the gradients come in the step."""
         if self.engine is not None:
             return None
         self._end_if_done()
         if not self.recording:
             return None
-        closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+        closure = arguments[1] if len(arguments) > 1 else keywords.get("closure")
         if closure is None and optimizer_skips(optimizer):
             if not optimizer.state:
                 self._untouched.append(optimizer)
@@ -486,11 +486,11 @@ class Watch:
         fused optimizer is called nevertheless: it divides by the scale, or skips, itself."""
 
         @functools.wraps(step)
-        def watched(scaler: Any, *arguments: Any, **named: Any) -> Any:
+        def watched(scaler: Any, *arguments: Any, **keywords: Any) -> Any:
             self.now["scaled"] = scaler.is_enabled()
             before = len(self.steps), self.now["skipped"]
             begun, late = self.now, self._late(scaler)
-            value = step(scaler, *arguments, **named)
+            value = step(scaler, *arguments, **keywords)
             begun["clipped_scaled"] = begun.get("clipped_scaled") or late()
             if self.recording and (len(self.steps), self.now["skipped"]) == before:
                 self._skip()
@@ -502,9 +502,9 @@ class Watch:
         """What divides the gradients by the scale of the loss: also a call before the step."""
 
         @functools.wraps(unscale)
-        def watched(scaler: Any, *arguments: Any, **named: Any) -> Any:
+        def watched(scaler: Any, *arguments: Any, **keywords: Any) -> Any:
             late = self._late(scaler)
-            value = unscale(scaler, *arguments, **named)
+            value = unscale(scaler, *arguments, **keywords)
             self.now["clipped_scaled"] = self.now.get("clipped_scaled") or late()
             return value
 
@@ -528,25 +528,25 @@ class Watch:
         self._begin()
         self.now |= {"skipped": skipped, "overflow": overflow}
 
-    def _watch_engine(self, made: Any) -> None:
+    def _watch_engine(self, deepspeed_engine: Any) -> None:
         """DeepSpeed's optimizers step by shards, some of them several times: watch the engine."""
-        take = made._take_model_step
-        engine = self.engine = Engine(made)
+        take = deepspeed_engine._take_model_step
+        engine = self.engine = Engine(deepspeed_engine)
 
-        def watched(*arguments: Any, **named: Any) -> Any:
+        def watched(*arguments: Any, **keywords: Any) -> Any:
             self._end_if_done()
             if not self.recording:
                 self._begin()
-                return take(*arguments, **named)
+                return take(*arguments, **keywords)
             self._look(engine)
-            value = take(*arguments, **named)
+            value = take(*arguments, **keywords)
             if engine.overflowed():
                 self._skip()
             else:
                 self._keep(engine)
             return value
 
-        made._take_model_step = watched
+        deepspeed_engine._take_model_step = watched
 
     def _look(self, updated: Any) -> None:
         """Record what the optimizer has before its step."""
@@ -572,12 +572,12 @@ class Watch:
     def _outside(self, weights: Mapping[str, Any]) -> dict[str, float]:
         """By name, by which part of their size weights are not as the last step has left them."""
         pairs = ((n, w, self._left[n]) for n, w in weights.items() if n in self._left)
-        found = {
+        parts = {
             name: float((now - left).norm() / left.norm())
             for name, now, left in pairs
             if now.shape == left.shape
         }
-        return {name: part for name, part in found.items() if part > OUTSIDE}
+        return {name: part for name, part in parts.items() if part > OUTSIDE}
 
     def _keep(self, updated: Any) -> None:
         """The step is taken: record how far the weights went, and begin the next."""
@@ -615,9 +615,9 @@ class Watch:
         """An asynchronous save: the script then takes a step, which must not change the file."""
 
         @functools.wraps(save)
-        def saved(*arguments: Any, **named: Any) -> Any:
+        def saved(*arguments: Any, **keywords: Any) -> Any:
             self._saved_late = True
-            return save(*arguments, **named)
+            return save(*arguments, **keywords)
 
         return saved
 
@@ -634,12 +634,12 @@ def _note_use(output: Any, step: Step, number: int) -> None:
     """Note that a micro-batch is of no use unless a gradient comes back to an output of the model:
     a call before the loop may only make the shapes of lazy modules."""
 
-    def used(gradient: Any) -> None:
+    def note(gradient: Any) -> None:
         step["unused"].discard(number)
 
-    outputs = [one for one in _tensors_of(output) if one.requires_grad]
-    for one in outputs:
-        one.register_hook(used)
+    outputs = [tensor for tensor in _tensors_of(output) if tensor.requires_grad]
+    for tensor in outputs:
+        tensor.register_hook(note)
     step["unused"] |= {number} if outputs else set()
 
 
@@ -652,8 +652,8 @@ def _tensors_of(output: Any) -> Iterator[Any]:
     if is_dataclass(output) and not isinstance(output, Mapping):
         output = vars(output)
     parts = output.values() if isinstance(output, Mapping) else output
-    for one in parts if isinstance(output, (Mapping, list, tuple)) else ():
-        yield from _tensors_of(one)
+    for part in parts if isinstance(output, (Mapping, list, tuple)) else ():
+        yield from _tensors_of(part)
 
 
 def _norm(parameters: Iterable[Any]) -> float:
@@ -675,20 +675,20 @@ def _weights(module: Any) -> bool:
 
 def _settings(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The settings that are numbers, if all of an optimizer's groups have the same ones."""
-    first, *others = (
+    settings, *others = (
         {n: v for n, v in group.items() if isinstance(v, (int, float))} for group in groups
     )
-    return {} if any(one != first for one in others) else first
+    return {} if any(one != settings for one in others) else settings
 
 
 def _releases() -> dict[str, str]:
     """By module, the release of what this process has imported."""
-    found = {}
+    releases = {}
     for name in list(sys.modules):
         if "." not in name or name in IMPORTS.values():
             with suppress(Exception):  # some modules compute their attributes
-                found[name] = sys.modules[name].__version__
-    return {name: version for name, version in found.items() if type(version) is str}
+                releases[name] = sys.modules[name].__version__
+    return {name: version for name, version in releases.items() if type(version) is str}
 
 
 def _imported() -> list[str]:

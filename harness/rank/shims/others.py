@@ -36,8 +36,8 @@ def _own_transformers(count: Count, package: str) -> None:
 
 def _folder_of(package: str) -> Path | None:
     """The folder that a package would be imported from."""
-    found = find_spec(package)
-    return Path(found.origin).parent.parent if found and found.origin else None
+    spec = find_spec(package)
+    return Path(spec.origin).parent.parent if spec and spec.origin else None
 
 
 def _keras_on_torch(count: Count) -> None:

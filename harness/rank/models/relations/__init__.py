@@ -26,8 +26,8 @@ class Question:
 
     def relation(self, name: str) -> Relation:
         """The function. Imports what it needs."""
-        found: Relation = getattr(importlib.import_module(self.module), name)
-        return found
+        function: Relation = getattr(importlib.import_module(self.module), name)
+        return function
 
 
 _HERE = "harness.rank.models.relations"

@@ -34,28 +34,28 @@ def loss(subject: Subject) -> str | None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    other = OTHER_LOSSES.get(getattr(subject.config, "model_type", ""))
-    if other and not subject.head.classes:
-        raise NoAnswer(other)
+    reason = OTHER_LOSSES.get(getattr(subject.config, "model_type", ""))
+    if reason and not subject.head.classes:
+        raise NoAnswer(reason)
     inputs = _unequal(subject)
     with torch.no_grad():
         output = run(subject.module, inputs)
-    logits, labels, got = logits_of(output), inputs["labels"], float(loss_of(output))
+    logits, labels, actual = logits_of(output), inputs["labels"], float(loss_of(output))
     if logits.shape[:-1] != labels.shape:
         raise NoAnswer(f"logits {list(logits.shape)} do not belong to labels {list(labels.shape)}")
 
-    def mean(scores: Any, wanted: Any) -> float:
-        return float(cross_entropy(scores.flatten(0, -2).float(), wanted.flatten()))
+    def mean(scores: Any, targets: Any) -> float:
+        return float(cross_entropy(scores.flatten(0, -2).float(), targets.flatten()))
 
-    own = mean(logits, labels)
-    shifted = mean(logits[:, :-1], labels[:, 1:]) if labels.ndim > 1 else own
+    unshifted = mean(logits, labels)
+    shifted = mean(logits[:, :-1], labels[:, 1:]) if labels.ndim > 1 else unshifted
     shifts = subject.head.labels is Labels.NEXT_TOKEN
-    right, against = (shifted, own) if shifts else (own, shifted)
-    if abs(got - right) <= CLOSE * right:
+    expected, against = (shifted, unshifted) if shifts else (unshifted, shifted)
+    if abs(actual - expected) <= CLOSE * expected:
         return None
-    if abs(got - against) <= CLOSE * right:
+    if abs(actual - against) <= CLOSE * expected:
         _raise_other(subject, shifts=shifts)
-    raise Wrong(f"the loss is {got:.6g}, the mean cross-entropy of its logits {right:.6g}")
+    raise Wrong(f"the loss is {actual:.6g}, the mean cross-entropy of its logits {expected:.6g}")
 
 
 def _raise_other(subject: Subject, *, shifts: bool) -> NoReturn:
@@ -79,21 +79,21 @@ def accumulation(subject: Subject) -> str | None:
     half = len(labels) // 2
     if not half:
         raise NoAnswer("a batch of one row cannot be split")
-    first = 1 if subject.head.labels is Labels.ROW else half
+    boundary = 1 if subject.head.labels is Labels.ROW else half
     counted = labels[:, 1:] if subject.head.labels is Labels.NEXT_TOKEN else labels
     count = torch.tensor(int((counted != IGNORED).sum()))
-    parts = [rows(inputs, slice(0, first)), rows(inputs, slice(first, None))]
+    parts = [rows(inputs, slice(0, boundary)), rows(inputs, slice(boundary, None))]
     _, allowed = subject.gradient
-    right = gradient(subject.module, inputs)
-    got = gradient(subject.module, *({**part, COUNT: count} for part in parts))
-    require_equal(got, right, allowed, "the gradient")
+    expected = gradient(subject.module, inputs)
+    actual = gradient(subject.module, *({**part, COUNT: count} for part in parts))
+    require_equal(actual, expected, allowed, "the gradient")
     return None
 
 
 def _require_argument(module: Any) -> None:
     """Raise Refused if forward has no place for the count: the Trainer sees that, too."""
-    found = inspect.signature(module.forward).parameters
-    if COUNT not in found and not any(p.kind is p.VAR_KEYWORD for p in found.values()):
+    parameters = inspect.signature(module.forward).parameters
+    if COUNT not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise Refused(f"forward takes no {COUNT}, so that the Trainer knows")
 
 
@@ -119,16 +119,16 @@ def checkpointing(subject: Subject) -> str | None:
     inputs, (_, allowed) = subject.loss_inputs(), subject.gradient
     with _training(module):
         with _calls(module) as usual:
-            right = gradient(module, inputs)
+            expected = gradient(module, inputs)
         for kind, reentrant in (("non-reentrant", False), ("reentrant", True)):
             module.gradient_checkpointing_enable({"use_reentrant": reentrant})
             try:
-                with _calls(module) as now:
-                    got = gradient(module, inputs)
+                with _calls(module) as calls:
+                    actual = gradient(module, inputs)
             finally:
                 module.gradient_checkpointing_disable()
-            require_equal(got, right, allowed, f"with {kind} checkpoints the gradient")
-            if now == usual:
+            require_equal(actual, expected, allowed, f"with {kind} checkpoints the gradient")
+            if calls == usual:
                 raise Wrong(f"{kind} checkpointing was enabled, and nothing is recomputed")
     return None
 

@@ -36,8 +36,8 @@ def expert_parallel(subject: Subject) -> str | None:
 
 
 def _plan(module: Any, kind: str) -> Any:
-    own = getattr(module, f"_{kind}_plan", None)
-    return own or getattr(getattr(module, "config", None), f"base_model_{kind}_plan", None)
+    plan = getattr(module, f"_{kind}_plan", None)
+    return plan or getattr(getattr(module, "config", None), f"base_model_{kind}_plan", None)
 
 
 def _distributed() -> tuple[Any, Mapping[str, Any]]:
@@ -49,34 +49,34 @@ def _distributed() -> tuple[Any, Mapping[str, Any]]:
 
 def _by_tensors() -> dict[str, Any]:
     """What a release's ``from_pretrained`` takes to split tensors."""
-    cls, known = _distributed()
-    if "tp_plan" in known:
+    cls, parameters = _distributed()
+    if "tp_plan" in parameters:
         return {"distributed_config": cls(tp_size=RANKS, tp_plan="auto")}
     return {"tp_plan": "auto"}
 
 
 def _by_experts() -> dict[str, Any]:
-    cls, known = _distributed()
-    if "ep_size" in known:
+    cls, parameters = _distributed()
+    if "ep_size" in parameters:
         return {"distributed_config": cls(tp_size=RANKS, ep_size=RANKS)}
     return {"tp_plan": "auto", "distributed_config": cls(enable_expert_parallel=True)}
 
 
 def _compare(subject: Subject, kind: str, how: Mapping[str, Any]) -> str:
     module, inputs = subject.module, subject.loss_inputs()
-    right = {"logits": logits(module, inputs)}, gradient(module, inputs)
+    expected = {"logits": logits(module, inputs)}, gradient(module, inputs)
     with ulp_away(module, 1):
-        moved = {"logits": logits(module, inputs)}, gradient(module, inputs)
+        perturbed = {"logits": logits(module, inputs)}, gradient(module, inputs)
     split = _split(subject, f"{kind}-weights", how)
     output = run(split, inputs)
-    got = {"logits": whole(logits_of(output))}
-    require_equal(arrays(got), right[0], rounding(right[0], [moved[0]]), "the output:")
+    actual = {"logits": whole(logits_of(output))}
+    require_equal(arrays(actual), expected[0], rounding(expected[0], [perturbed[0]]), "the output:")
     loss_of(output).backward()
-    allowed = rounding(right[1], [moved[1]])
-    _become(module, right[1])
+    allowed = rounding(expected[1], [perturbed[1]])
+    _become(module, expected[1])
     parts = _split(subject, f"{kind}-gradients", how)
-    _require_parts(split, parts, right[1], allowed)
-    return count(len(right[1]), "gradient")
+    _require_parts(split, parts, expected[1], allowed)
+    return count(len(expected[1]), "gradient")
 
 
 def _split(subject: Subject, name: str, how: Mapping[str, Any]) -> Any:
@@ -90,13 +90,13 @@ def _split(subject: Subject, name: str, how: Mapping[str, Any]) -> Any:
     return loaded(subject, folder, **how)
 
 
-def _require_parts(split: Any, parts: Any, right: Named, allowed: Mapping[str, float]) -> None:
+def _require_parts(split: Any, parts: Any, reference: Named, allowed: Mapping[str, float]) -> None:
     """Raise Wrong if a gradient is not the part of the right one that this rank has."""
-    got = {n: whole(p.grad) for n, p in split.named_parameters() if p.grad is not None}
-    expected = arrays({n: whole(p) for n, p in parts.named_parameters() if n in right})
+    actual = {n: whole(p.grad) for n, p in split.named_parameters() if p.grad is not None}
+    expected = arrays({n: whole(p) for n, p in parts.named_parameters() if n in reference})
     floor = rounding(expected, [])
     limits = {name: max(floor[name], allowed[name]) for name in expected}
-    require_equal(arrays(got), expected, limits, "the logits are right, and the gradient")
+    require_equal(arrays(actual), expected, limits, "the logits are right, and the gradient")
 
 
 def _become(module: Any, values: Named) -> None:
