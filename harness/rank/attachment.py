@@ -127,14 +127,14 @@ class Attachment:
 
         module.register_module_forward_pre_hook(self._called)
         optimizer.register_optimizer_step_post_hook(self._stepped)
-        _after(torch.optim.Optimizer, "__init__", self._made)
+        _after(torch.optim.Optimizer, "__init__", self._note_optimizer)
         _before(torch.utils.data.DataLoader, "__iter__", self._iterated)
         if self._of_loaders:
             self._watch_loaders(torch.utils.data.dataloader._BaseDataLoaderIter)
 
     # -- hooks --
 
-    def _made(self, optimizer: Any, *_: Any, **__: Any) -> None:
+    def _note_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
         groups = optimizer.param_groups
         self._optimizers.append((optimizer, {id(p) for group in groups for p in group["params"]}))
 

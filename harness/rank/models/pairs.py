@@ -65,7 +65,7 @@ def _be(name: str, subject: Subject, rank: int, folder: Path, answers: int) -> N
     code = 1
     try:
         supervisor.end_with_parent()
-        answer = _joined(rank, folder) or _moved(subject, rank) or asked(name, subject)
+        answer = _joined(rank, folder) or _move(subject, rank) or asked(name, subject)
         if answer.status is AnswerStatus.RIGHT and _on_gpus():
             _wait()  # NCCL aborts a rank whose peer leaves while its GPU still works
         os.write(answers, json.dumps(answer.to_json()).encode())
@@ -97,7 +97,7 @@ def _join(rank: int, folder: Path) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS, timeout=PATIENCE)
 
 
-def _moved(subject: Subject, rank: int) -> Answer | None:
+def _move(subject: Subject, rank: int) -> Answer | None:
     """Move the subject to the rank's GPU, if it has one; an answer only if that fails."""
     if not _on_gpus():
         return None

@@ -34,66 +34,68 @@ NO_LONGER = 64
 cache of a short one cannot know."""
 
 
-def _same(value: Any, names: str) -> dict[str, Any]:
+def _sizes(value: Any, names: str) -> dict[str, Any]:
     return dict.fromkeys(names.split(), value)
 
 
 SIZES: Mapping[str, Any] = {
-    **_same(
+    **_sizes(
         HIDDEN,
         "hidden_size n_embd d_model dim n_embed embed_dim hidden_dim model_dim lru_width "
         "word_embed_proj_dim embedding_size embedding_dim "
         "vision_hidden_size encoder_hidden_size mlp_hidden_size",
     ),
-    **_same(
+    **_sizes(
         HEADS,
         "num_attention_heads n_head n_heads num_heads decoder_attention_heads "
         "encoder_attention_heads mamba_n_heads mamba_num_heads linear_num_value_heads "
         "swa_num_attention_heads encoder_num_attention_heads index_n_heads linear_num_heads",
     ),
-    **_same(
+    **_sizes(
         2,
         "num_key_value_heads num_kv_heads linear_num_key_heads swa_num_key_value_heads "
         "multi_query_group_num global_num_key_value_heads num_global_key_value_heads",
     ),
-    **_same(
+    **_sizes(
         HEAD,
         "head_dim attention_head_size kv_channels linear_key_head_dim linear_value_head_dim "
         "mamba_d_state state_size ssm_state_size qk_rope_head_dim qk_nope_head_dim v_head_dim "
         "swa_head_dim global_head_dim linear_head_dim index_head_dim hidden_size_per_layer_input",
     ),
-    **_same(2 * HEAD, "mamba_d_head mamba_head_dim kv_lora_rank q_lora_rank qk_head_dim"),
-    **_same(2 * HIDDEN, "d_inner mamba_d_ssm"),
-    **_same(
+    **_sizes(2 * HEAD, "mamba_d_head mamba_head_dim kv_lora_rank q_lora_rank qk_head_dim"),
+    **_sizes(2 * HIDDEN, "d_inner mamba_d_ssm"),
+    **_sizes(
         48,
         "intermediate_size ffn_dim d_ff n_inner decoder_ffn_dim encoder_ffn_dim "
         "ffn_hidden_size intermediate_dim intermediate_size_mlp dense_intermediate_size",
     ),
-    **_same(
+    **_sizes(
         16,
         "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size "
         "expert_dim moe_ffn_hidden_size moe_shared_expert_intermediate_size "
         "shared_intermediate_size",
     ),
-    **_same(8, "num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts"),
-    **_same(2, "num_experts_per_tok moe_k moe_topk num_experts_per_token moe_top_k"),
-    **_same(1, "n_shared_experts n_group topk_group mamba_n_groups n_groups num_shared_experts"),
-    **_same(VOCABULARY, "vocab_size vocab_size_per_layer_input src_vocab_size tgt_vocab_size"),
-    **_same(VOCABULARY, "entity_vocab_size"),
-    **_same(HIDDEN, "entity_emb_size"),
-    **_same(
+    **_sizes(
+        8, "num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts"
+    ),
+    **_sizes(2, "num_experts_per_tok moe_k moe_topk num_experts_per_token moe_top_k"),
+    **_sizes(1, "n_shared_experts n_group topk_group mamba_n_groups n_groups num_shared_experts"),
+    **_sizes(VOCABULARY, "vocab_size vocab_size_per_layer_input src_vocab_size tgt_vocab_size"),
+    **_sizes(VOCABULARY, "entity_vocab_size"),
+    **_sizes(HIDDEN, "entity_emb_size"),
+    **_sizes(
         POSITIONS,
         "max_position_embeddings n_positions max_seq_len n_ctx max_target_positions seq_length "
         "max_sequence_length context_length",
     ),
-    **_same(
+    **_sizes(
         WINDOW,
         "sliding_window attention_window attention_window_size attention_chunk_size window_size",
     ),
-    **_same(VOCABULARY, "pronunciation_vocab_size shape_vocab_size num_hash_buckets"),
-    **_same(HEAD // 2, "rotary_dim"),
-    **_same(HIDDEN, "emb_dim hidden_size_global"),
-    **_same(VOCABULARY, "encoder_hash_byte_group_vocab"),
+    **_sizes(VOCABULARY, "pronunciation_vocab_size shape_vocab_size num_hash_buckets"),
+    **_sizes(HEAD // 2, "rotary_dim"),
+    **_sizes(HIDDEN, "emb_dim hidden_size_global"),
+    **_sizes(VOCABULARY, "encoder_hash_byte_group_vocab"),
     "num_codebooks": 1,
     "num_kv_shared_layers": 0,
     "original_max_position_embeddings": NO_LONGER,
@@ -105,9 +107,9 @@ IMAGE = 32
 
 OF_IMAGES: Mapping[str, int] = {
     **SIZES,
-    **_same(IMAGE, "image_size"),
-    **_same(HIDDEN, "hidden_sizes embed_dims num_channels_stages neck_hidden_sizes"),
-    **_same(1, "depths num_blocks"),
+    **_sizes(IMAGE, "image_size"),
+    **_sizes(HIDDEN, "hidden_sizes embed_dims num_channels_stages neck_hidden_sizes"),
+    **_sizes(1, "depths num_blocks"),
 }
 """Sizes of a model for images. Each number of a list becomes this one."""
 
@@ -161,9 +163,9 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "dbrx": {"attn_config": {"rope_theta": 10_000.0, "kv_n_heads": 2, "clip_qkv": 8}},
     "dots3_note_text": {
-        **_same(HEADS, "swa_num_attention_heads swa_num_key_value_heads"),
-        **_same(2 * HEAD, "swa_q_lora_rank swa_kv_lora_rank swa_head_dim"),
-        **_same(HEAD, "swa_qk_nope_head_dim swa_v_head_dim"),
+        **_sizes(HEADS, "swa_num_attention_heads swa_num_key_value_heads"),
+        **_sizes(2 * HEAD, "swa_q_lora_rank swa_kv_lora_rank swa_head_dim"),
+        **_sizes(HEAD, "swa_qk_nope_head_dim swa_v_head_dim"),
     },
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 8, "num_experts_per_tok": 2},
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 5, "pad_token_id": 1},
@@ -188,8 +190,8 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "mamba2": {"head_dim": 2 * HEAD, "num_heads": HEADS},
     "neomme": {"head_dim": 2 * HEAD},
     "perceiver": {
-        **_same(HEADS, "num_self_attention_heads num_cross_attention_heads"),
-        **_same(HIDDEN, "d_latents qk_channels v_channels"),
+        **_sizes(HEADS, "num_self_attention_heads num_cross_attention_heads"),
+        **_sizes(HIDDEN, "d_latents qk_channels v_channels"),
         "num_latents": 2 * HEAD,
         "num_self_attends_per_block": LEAST_LAYERS,
         "max_position_embeddings": TOKENS,  # it takes no shorter row

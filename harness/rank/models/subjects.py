@@ -36,7 +36,7 @@ def subject(word: str, folder: Path) -> Subject:
     head = HEADS[name.head]
     if name.is_script:
         return Subject(word, _users(name), folder, head=head)
-    return Subject(word, lambda: _made(name), folder, lambda: _constructed(name), head)
+    return Subject(word, lambda: _model_and_batch(name), folder, lambda: _constructed(name), head)
 
 
 def _config(name: Word) -> Any:
@@ -52,7 +52,7 @@ def _constructed(name: Word) -> Any:
     return architectures.model_class(architectures.config_class(kind), name.head)(config)
 
 
-def _made(name: Word) -> tuple[Any, dict[str, Any]]:
+def _model_and_batch(name: Word) -> tuple[Any, dict[str, Any]]:
     """A model with moved weights, and a batch."""
     import torch
 

@@ -111,7 +111,7 @@ class Optimized:
         self.kind = type(optimizer).__name__
         self._optimizer, self._name, self._untouched = optimizer, name, untouched
 
-    def _named(self) -> Iterator[tuple[str, Any]]:
+    def _named_parameters(self) -> Iterator[tuple[str, Any]]:
         parameters = (p for group in self.groups for p in group["params"])
         for number, parameter in enumerate(parameters):
             yield self._name(parameter) or f"parameter {number}", parameter
@@ -120,10 +120,14 @@ class Optimized:
         """As the step applies them: a fused one divides them by the scale of the loss itself."""
         scale = getattr(self._optimizer, "grad_scale", None)
         divisor = 1.0 if scale is None else float(scale)
-        return {name: full(p.grad) / divisor for name, p in self._named() if p.grad is not None}
+        return {
+            name: full(p.grad) / divisor
+            for name, p in self._named_parameters()
+            if p.grad is not None
+        }
 
     def weights(self) -> dict[str, Any]:
-        return {name: full(p) for name, p in self._named()}
+        return {name: full(p) for name, p in self._named_parameters()}
 
     def copies(self) -> dict[str, Any]:
         """What the model computes with, where the optimizer has other weights: nothing here."""
@@ -145,7 +149,7 @@ class Optimized:
 
         return {
             f"{name} {key}": full(value)
-            for name, parameter in self._named()
+            for name, parameter in self._named_parameters()
             for key, value in sorted(self._optimizer.state.get(parameter, {}).items())
             if isinstance(value, torch.Tensor)
         }
@@ -156,7 +160,9 @@ class Optimized:
         import torch
 
         floats = torch.is_floating_point
-        return {n: torch.finfo(p.dtype).eps if floats(p) else 0.0 for n, p in self._named()}
+        return {
+            n: torch.finfo(p.dtype).eps if floats(p) else 0.0 for n, p in self._named_parameters()
+        }
 
 
 class Engine:
@@ -167,13 +173,13 @@ class Engine:
         self.groups = engine.optimizer.param_groups
         self.kind = type(getattr(engine.optimizer, "optimizer", engine.optimizer)).__name__
 
-    def _named(self) -> Iterator[tuple[str, Any]]:
+    def _named_parameters(self) -> Iterator[tuple[str, Any]]:
         for name, parameter in self._engine.module.named_parameters():
             if parameter.requires_grad:
                 yield plain(name), parameter
 
     def gradients(self) -> dict[str, Any]:
-        by_name = {name: self._gradient(p) for name, p in self._named()}
+        by_name = {name: self._gradient(p) for name, p in self._named_parameters()}
         return {name: full(gradient) for name, gradient in by_name.items() if gradient is not None}
 
     def _gradient(self, parameter: Any) -> Any:
@@ -202,7 +208,7 @@ class Engine:
         from deepspeed.utils import safe_get_full_fp32_param
 
         masters, by_name = self._masters(), {}
-        for name, p in self._named():
+        for name, p in self._named_parameters():
             master = safe_get_full_fp32_param(p)
             by_name[name] = full(masters.get(id(p), p) if master is None else master)
         return by_name
@@ -227,7 +233,7 @@ class Engine:
         return {copy: full(p) for copy, p in self._copies()}
 
     def _copies(self) -> Iterator[tuple[str, Any]]:
-        for name, parameter in self._named():
+        for name, parameter in self._named_parameters():
             if parameter.element_size() < 4 and not hasattr(parameter, "ds_id"):  # not ZeRO 3's
                 yield f"{name}{COPY}{str(parameter.dtype).removeprefix('torch.')}", parameter
 
@@ -249,7 +255,7 @@ class Engine:
     def eps(self) -> dict[str, float]:
         import torch
 
-        masters = {name: torch.finfo(torch.float32).eps for name, _ in self._named()}
+        masters = {name: torch.finfo(torch.float32).eps for name, _ in self._named_parameters()}
         return masters | {copy: torch.finfo(p.dtype).eps for copy, p in self._copies()}
 
 

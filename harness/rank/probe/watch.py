@@ -198,7 +198,7 @@ class Watch:
         try:
             number, step = len(self.now["rows"]), self.now
             if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
-                self._given(module, arguments, keywords)
+                self._begin_micro_batch(module, arguments, keywords)
             elif outermost:
                 self._evaluated.add(id(module))
                 if not self.steps and _weights(module):
@@ -219,7 +219,7 @@ class Watch:
         if getattr(output, "dtype", None) in (torch.bfloat16, torch.float16):
             self.now["coarse"] = max(self.now["coarse"], torch.finfo(output.dtype).eps)
         if losses.LABELS in keywords and self.noise is None and self.now["own"] is None:
-            losses.follow(output, keywords, self._own)
+            losses.follow(output, keywords, self._note_share)
             self.now["endless"] = losses.ends_masked(keywords)
         if self.noise is not None and next(module.children(), None) is None:
             output = self._nudged(output)
@@ -239,7 +239,7 @@ class Watch:
             if outermost and torch.is_grad_enabled():
                 trained = (each for each in modules if _trains(each) and _weights(each))
                 for module in islice(trained, 1):
-                    self._given(module, arguments, keywords)
+                    self._begin_micro_batch(module, arguments, keywords)
             with on_cpu.without_mode():
                 output = call()
         finally:
@@ -253,7 +253,7 @@ class Watch:
         """Note whether the model has drawn numbers that are not dropout's."""
         self.now["draws"] |= bool(self._state) and self._state != _generators()
 
-    def _own(self, share: Share, shifted: bool) -> None:
+    def _note_share(self, share: Share, shifted: bool) -> None:
         self.now["own"] = self.now["own"] or share.ratio
         self.now["shifted"] = shifted
 
@@ -277,7 +277,7 @@ class Watch:
         eps = torch.finfo(tensor.dtype).eps
         return tensor.detach() * signs.to(tensor.device, tensor.dtype) * eps
 
-    def _given(self, module: Any, arguments: Any, keywords: Any) -> None:
+    def _begin_micro_batch(self, module: Any, arguments: Any, keywords: Any) -> None:
         """The model, or a further stage of it, is given a micro-batch."""
         if not _weights(module):
             return

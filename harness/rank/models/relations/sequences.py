@@ -50,7 +50,7 @@ def padding_right(subject: Subject) -> str | None:
     mask = _ones(2, row.shape[1])
     mask[0, short:] = 0
     actual = _logits(subject, _stacked(filled, neighbour), {MASK: mask})
-    actual = _first(subject, actual, slice(short))
+    actual = _logits_of_row(subject, actual, slice(short))
     _require_padded(subject, actual, _alone(subject, cut), "padded on the right")
     return None
 
@@ -69,7 +69,7 @@ def padding_left(subject: Subject) -> str | None:
     def padded(filled: Any) -> Array:
         filled[:, begin:] = cut
         actual = _logits(subject, _stacked(filled, neighbour), extras)
-        return _first(subject, actual, slice(begin, None))
+        return _logits_of_row(subject, actual, slice(begin, None))
 
     actual = padded(_filled(subject, row.shape[1]))
     if _equal(subject, actual, expected):
@@ -100,7 +100,7 @@ def _cut(subject: Subject, row: Any, length: int) -> Any:
     return cut
 
 
-def _first(subject: Subject, actual: Array, tokens: slice) -> Array:
+def _logits_of_row(subject: Subject, actual: Array, tokens: slice) -> Array:
     """The logits of the first row; only those of some tokens if they belong to them."""
     return actual[:1, tokens] if subject.for_each_token else actual[:1]
 
