@@ -204,11 +204,9 @@ class Attachment:
     def _optimizer_of(self, module: Any) -> Any:
         """The newest optimizer that was made for parameters of a module; None if none was."""
         ids = {id(p) for p in module.parameters()}
-        for optimizer, initial_ids in reversed(self._optimizers):
-            current_ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            if ids & (
-                initial_ids | current_ids
-            ):  # wrappers such as FSDP2 replace the parameters of both
+        for optimizer, initial in reversed(self._optimizers):
+            current = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if ids & (initial | current):  # wrappers such as FSDP2 replace the parameters of both
                 return optimizer
         return None
 

@@ -23,12 +23,12 @@ def guarded(ask: Callable[[], str | None]) -> Answer:
     """The answer of a function that returns a reason, or raises one."""
     try:
         return Answer(AnswerStatus.RIGHT, ask() or "")
-    except Wrong as reason:
-        return Answer(AnswerStatus.WRONG, str(reason))
-    except Refused as reason:
-        return Answer(AnswerStatus.REFUSED, str(reason))
-    except (NoAnswer, ImportError) as reason:
-        return Answer(AnswerStatus.NO_ANSWER, complaint(reason).removeprefix("NoAnswer: "))
+    except Wrong as failure:
+        return Answer(AnswerStatus.WRONG, str(failure))
+    except Refused as failure:
+        return Answer(AnswerStatus.REFUSED, str(failure))
+    except (NoAnswer, ImportError) as failure:
+        return Answer(AnswerStatus.NO_ANSWER, complaint(failure).removeprefix("NoAnswer: "))
     except Exception as error:
         if _is_ours(error):
             return Answer(AnswerStatus.NO_ANSWER, f"the question failed: {complaint(error)}")
@@ -39,8 +39,8 @@ def unbuilt(subject: Subject) -> str:
     """Why a subject cannot be made, or cannot take its batch; empty if it can."""
     try:
         _ = subject.module
-    except NoAnswer as reason:
-        return str(reason)
+    except NoAnswer as failure:
+        return str(failure)
     except Exception as error:
         return f"it could not be made: {complaint(error)}"
     return _untaken(subject)

@@ -30,20 +30,16 @@ def buffers(module: Any) -> str:
     shared = [name for name in ours if name in new[0]]
     if not shared:
         raise NoAnswer("a checkpoint has all buffers of the model")
-    failures = {n: why for n in shared if (why := _off(ours[n], [each[n] for each in new]))}
-    if failures:
-        name, why = next(iter(failures.items()))
-        others = (
-            f"; {len(failures)} of {count(len(shared), 'buffer')} are wrong" if shared[1:] else ""
-        )
-        raise Wrong(f"{name} is not that of a new model of the same config: {why}{others}")
+    faults = {n: why for n in shared if (why := _off(ours[n], [each[n] for each in new]))}
+    if faults:
+        name, why = next(iter(faults.items()))
+        tail = f"; {len(faults)} of {count(len(shared), 'buffer')} are wrong" if shared[1:] else ""
+        raise Wrong(f"{name} is not that of a new model of the same config: {why}{tail}")
     dtypes = {_dtype(ours[n]) for n in shared if _is_frequency(n)} - {"float32", "float64"}
-    summary = count(len(shared), "buffer")
+    text = count(len(shared), "buffer")
     if dtypes:
-        summary += (
-            f"; frequencies are in {' and '.join(dtypes)}, and positions multiply the rounding"
-        )
-    return summary
+        text += f"; frequencies are in {' and '.join(dtypes)}, and positions multiply the rounding"
+    return text
 
 
 def _is_frequency(name: str) -> bool:

@@ -144,9 +144,9 @@ def folders_of(words: Sequence[str], script: Path | None) -> list[Path]:
     return [one for one in dict.fromkeys([*begin, *nearest]) if one.parts[1:2] not in SYSTEM]
 
 
-def beside(folders: Sequence[Path], store: Path) -> list[str]:
+def beside(folders: Sequence[Path], workspace: Path) -> list[str]:
     """The folders without those that contain ``kept``, and without those that lie in others."""
-    candidates = [one for one in folders if one not in (store, *store.parents)]
+    candidates = [one for one in folders if one not in (workspace, *workspace.parents)]
     return [str(one) for one in candidates if not any(other in one.parents for other in candidates)]
 
 

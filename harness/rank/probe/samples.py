@@ -153,11 +153,8 @@ def draw_one_order() -> None:
         if frame is previous:
             draws += 1
         else:
-            requested, number = (
-                keywords.get("generator"),
-                sum(begun_of == count for begun_of, _ in begun),
-            )
-            state = f"epoch {number}" if requested is None else digest(requested.get_state())
+            source, number = keywords.get("generator"), sum(size == count for size, _ in begun)
+            state = f"epoch {number}" if source is None else digest(source.get_state())
             epoch, draws = begun.setdefault((count, state), number), 0
         epochs[count] = frame, epoch, draws
         generator = torch.Generator().manual_seed(epoch + EPOCHS * draws)

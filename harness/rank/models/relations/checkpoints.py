@@ -59,14 +59,10 @@ def _require_same(model: Any, original: Any, where: str) -> None:
     """Raise Wrong unless two models have the same parameters, buffers and ties."""
     tensors = dict(_tensors(model))
     for name, tensor in _tensors(original):
-        counterpart = tensors.get(name)
-        if (
-            counterpart is None
-            or counterpart.shape != tensor.shape
-            or counterpart.dtype != tensor.dtype
-        ):
+        copy = tensors.get(name)
+        if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
             raise Wrong(f"{where}, {name} has another shape or type after it was loaded")
-        if not _same_values(counterpart, tensor):
+        if not _same_values(copy, tensor):
             raise Wrong(f"{where}, {name} has other values after it was loaded")
     lost = _ties(original) - _ties(model)
     if lost:
@@ -78,10 +74,10 @@ def _tensors(module: Any) -> Iterator[tuple[str, Any]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
-def _same_values(tensor: Any, counterpart: Any) -> bool:
+def _same_values(tensor: Any, copy: Any) -> bool:
     import torch
 
-    return bool(torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(counterpart)))
+    return bool(torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(copy)))
 
 
 def _ties(module: Any) -> set[frozenset[str]]:
