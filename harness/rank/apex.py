@@ -1,6 +1,6 @@
-"""NVIDIA's apex, a build of its own that most machines lack: whether it is there, and what used it.
+"""Whether NVIDIA's apex is installed, and what used it. Most machines lack it.
 
-Standard library only: scenarios, shims and ranks all ask here.
+Standard library only: scenarios, shims and ranks all import this.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def installed() -> bool:
 
 
 def use(name: str) -> None:
-    """Say that a layer or an optimizer of the model in training is apex's: ``FusedAdam``."""
+    """Note that the training uses this layer or optimizer of apex: ``FusedAdam``."""
     if name not in _used:
         _used.append(name)
 
 
 def state() -> str:
-    """For the evidence: ``not installed``, ``installed``, ``imported`` by an upstream at least, or
-    ``used: MixedFusedLayerNorm, FusedAdam``."""
+    """Return ``not installed``, ``installed``, ``imported`` (by an upstream) or
+    ``used: MixedFusedLayerNorm, FusedAdam``, for the evidence."""
     if not installed():
         return "not installed"
     if _used:

@@ -1,13 +1,13 @@
 """Attaches detectors to whatever is trained in a rank: ``score`` asks what they find.
 
-A detector is written for a training loop whose author calls it. Here nobody does: the model is the
-module that is called, its optimizer the one that was made for its parameters, and a step is that
-optimizer's, or that of DeepSpeed's engine. A detector with a method ``batch`` watches a DataLoader
-of torch instead, and one with ``judge`` writes a trace, which is judged after the run. A detector
-is told nothing else: the folder's name is neutral, and the arguments of the process are hidden.
+A detector is written for a training loop whose author calls it. Here hooks call it: the model is
+the module that the process calls, its optimizer is the one that has its parameters, and a step is a
+step of that optimizer or of DeepSpeed's engine. A detector with a method ``batch`` watches a
+DataLoader of torch instead. A detector with ``judge`` writes a trace, which is judged after the
+run. A detector learns nothing else: the folder has a neutral name, and ``sys.argv`` is empty.
 
-If a process trains several models, such as upstream's and a reference, each gets a detector of its
-own; and so does each loader.
+If a process trains several models, such as upstream's and a reference, each model gets its own
+detectors, and so does each loader.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from harness.rank.watched import Attached, Reading, Training
 from harness.system.files import write_whole
 
 MOST = 4
-"""Trainings of a process that are watched."""
+"""How many trainings of a process are watched."""
 
 MOST_LOADERS = 16
-"""Loaders of a process that are watched."""
+"""How many loaders of a process are watched."""
 
 CHECKPOINTS = (
     ("torch", "", "save", ""),
@@ -39,7 +39,7 @@ CHECKPOINTS = (
     ("accelerate.accelerator", "Accelerator", "", "load_state"),
     ("transformers.trainer", "Trainer", "", "_load_optimizer_and_scheduler"),
 )
-"""By module and class, the functions that save a training, and those after which it is loaded."""
+"""Module, class, the function that saves a training, and the function that loads it."""
 
 
 def file_of(trial: Path, launch: str, rank: int) -> Path:
@@ -74,7 +74,7 @@ def attached(
 
 
 class Attachment:
-    """The hooks in a rank, and the trainings that they have found."""
+    """The hooks in a rank, and the trainings and loaders that they found."""
 
     def __init__(self, requested: Sequence[Mapping[str, str]], keep: Path, rank: int) -> None:
         kinds = {one["name"]: kind_of(one) for one in requested}
@@ -86,17 +86,17 @@ class Attachment:
         self.readings: list[Reading] = []
         self._iterators: list[tuple[Any, Reading]] = []
         self._optimizers: list[tuple[Any, set[int]]] = []
-        """Those that were made, with the ids of their first parameters."""
+        """All optimizers, each with the ids of the parameters that it got at first."""
         self._inside: set[int] = set()
-        """The ids of modules that are known, or inside of one."""
+        """The ids of all watched modules and of their parts."""
         self._known: list[Any] = []
-        """Keeps modules alive, so that no other gets the id of one."""
+        """Keeps watched modules alive, so that no new module gets the id of one."""
         self._loader: Any = None
         self._patched: set[str] = set()
         self._ended = self._busy = False
 
     def report(self) -> dict[str, Any]:
-        """What was trained. Beside DeepSpeed's engine, a model of plain torch is a reference."""
+        """What was trained. If DeepSpeed's engine trains, models of plain torch are references."""
         engines = [training for training in self.trainings if training.is_engine]
         watched: list[Any] = [*(engines or self.trainings), *self.readings]
         return {"trainings": [each.describe() for each in watched]}
@@ -111,7 +111,7 @@ class Attachment:
             reading.call("close")
 
     def begin(self, trial: Path, process: str) -> None:
-        """Make the detectors that write a trace: one for the process."""
+        """Make the detectors that write a trace: one of each kind for the process."""
         for name, kind in self._of_trainings.items():
             if hasattr(kind, "judge"):
                 folder = traces_of(trial, name) / process
@@ -185,7 +185,7 @@ class Attachment:
         ]
 
     def _called(self, module: Any, _: Any) -> None:
-        """Before any module is called: the first call of one that is trained attaches."""
+        """Runs before each call of a module. Attaches to a module that is called in training."""
         import torch
 
         if id(module) in self._inside or self._ended or not torch.is_grad_enabled():
@@ -202,7 +202,7 @@ class Attachment:
             self._attach(engine if engine is not None else module, optimizer, engine is not None)
 
     def _optimizer_of(self, module: Any) -> Any:
-        """The newest optimizer that was made for parameters of a module; None if none was."""
+        """The newest optimizer that has parameters of a module, or None."""
         ids = {id(p) for p in module.parameters()}
         for optimizer, initial in reversed(self._optimizers):
             current = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -267,7 +267,7 @@ def kind_of(detector: Mapping[str, str]) -> Callable[[], Any]:
 
 
 def _engine(module: Any) -> Any:
-    """DeepSpeed's engine that is called, or that calls this module; None without one."""
+    """DeepSpeed's engine, if it is this module or calls this module; otherwise None."""
     frame: Any = sys._getframe(1)
     caller = module
     while frame is not None:
@@ -280,7 +280,7 @@ def _engine(module: Any) -> Any:
 
 
 def _wrapper(optimizer: Any) -> Any:
-    """Megatron's optimizer around one of torch; it distributes the weights after its step."""
+    """Megatron's optimizer that wraps this one and distributes the weights after its step."""
     if "megatron.core.optimizer" not in sys.modules:
         return None
     for candidate in gc.get_objects():
@@ -291,7 +291,7 @@ def _wrapper(optimizer: Any) -> Any:
 
 
 def _group(model: Any) -> Any:
-    """The group that a user would pass: the data-parallel ranks, where a pipeline has others."""
+    """The group that a user would pass: the data-parallel ranks, if there are other groups."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 

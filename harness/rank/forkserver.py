@@ -1,11 +1,11 @@
-"""The servers themselves: processes that import once, and are forked for overlays and launches.
+"""The fork servers: processes that import once, and fork a child for each overlay and launch.
 
 ``python -m harness.rank.forkserver`` imports torch and torch's elastic agent. It is forked for
 each overlay: the child imports upstream. That child is forked for each launch: its child is an
 agent, which runs torchrun (see ``agent``) and forks the ranks.
 
-Python's garbage collector is off while these import, which takes a quarter less time so; it is on
-again in launches, and leaves out what was imported before.
+Python's garbage collector is off while these import, which saves a quarter of the time. It is on
+again in launches, and ignores everything that was imported before.
 
 Each import is done in a child first. If the import has started a thread or initialised CUDA, the
 child must not be forked, and its parent serves without the import.
@@ -49,10 +49,10 @@ BEFORE_UPSTREAM = (
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "harness.rank.scenario",
 )
-"""What torchrun and our own ranks import, some of it only when they run."""
+"""Modules that torchrun and our ranks import, some of them only when they run."""
 
 LATER = "torch._dynamo"
-"""What torch imports when the first optimizer is constructed: that takes half a second."""
+"""Torch imports this when it constructs the first optimizer, which takes half a second."""
 
 SERVED = 9
 """The exit code of a child that has served until the harness closed its socket."""
@@ -78,7 +78,7 @@ class Base:
 
 
 def main(harness: socket.socket, overlay: dict[str, Any] | None = None) -> None:
-    """Import torch, then serve all overlays, or only ``wanted``, until the harness closes its
+    """Import torch, then serve all overlays, or only ``overlay``, until the harness closes its
     socket."""
     gc.disable()
     base = Base(_site())
@@ -108,7 +108,7 @@ def _import_torch(base: Base) -> None:
 
 
 def _serve_after(step: Callable[[], None], serve: Callable[[], None]) -> None:
-    """Serve in a child after this step; if the step makes the child unfit for forks, serve here."""
+    """Run a step in a child and serve there. If the step makes the child unfit, serve here."""
     child = _fork()
     if not child:
         if _fit_after(step):
@@ -121,7 +121,7 @@ def _serve_after(step: Callable[[], None], serve: Callable[[], None]) -> None:
 
 
 def _fork() -> int:
-    """Fork; the child ends with this process, from its first moment on (see ``supervisor``)."""
+    """Fork a child that ends when this process ends (see ``supervisor``)."""
     parent = os.getpid()
     child = os.fork()
     if not child:
@@ -156,7 +156,7 @@ def _threads() -> Counter[str]:
 
 
 def _cuda_initialised() -> bool:
-    """Whether CUDA is initialised in this process: its children could not use a GPU."""
+    """Whether CUDA is initialised in this process. If so, its children cannot use a GPU."""
     if "/libcuda.so" not in Path("/proc/self/maps").read_text(errors="replace"):
         return False
     context = ctypes.c_void_p()

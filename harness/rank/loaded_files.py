@@ -3,9 +3,9 @@
 Each rank records them for its overlay, with hashes, before it ends. Compared with the hashes in the
 manifest they prove that no loaded file has changed, also if its size is the same.
 
-They also allow a process to move to another overlay without importing again: torch imports numpy
-and a few other packages from the first overlay on the path. If a second overlay has the same files,
-the paths in the loaded modules are changed to those of the second.
+A process can also move to another overlay without importing again. Torch imports numpy and a few
+other packages from the first overlay on the path. If a second overlay has the same files, the paths
+in the loaded modules are changed to that overlay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 MAPS = Path("/proc/self/maps")
-"""The files that are mapped into this process, with shared libraries that no module names."""
+"""Lists the files mapped into this process, also shared libraries that no module names."""
 
 GONE = "gone"
 """Replaces the hash of a loaded file that can no longer be read."""
@@ -32,9 +32,9 @@ GONE = "gone"
 def files(site: Path) -> dict[str, str]:
     """The SHA-256 of every file under ``site`` that this process has loaded, by its path there.
 
-    They are the sources of its modules, their bytecode, extension modules and, on Linux, other
-    shared libraries. Imports nothing, and reads no attributes of modules, as that may import more.
-    Modules that were removed from ``sys.modules`` are missing.
+    Contains sources, bytecode, extension modules and, on Linux, other shared libraries. Imports
+    nothing, and reads no attributes of modules, as that may import more. Modules that were removed
+    from ``sys.modules`` are missing.
     """
     folders = (site, os.path.realpath(site), *_before)
     roots = tuple(dict.fromkeys(f"{folder}{os.sep}" for folder in folders))
@@ -81,8 +81,8 @@ def _mapped() -> Iterator[str]:
 
 @cache
 def _hash(path: str) -> str:
-    """A file's SHA-256; empty for a folder, or for bytecode that does not exist. Read only once:
-    what a process has loaded does not change, also in its forks."""
+    """A file's SHA-256; empty for a folder, or for bytecode that does not exist. The file is read
+    only once: what a process and its forks have loaded does not change."""
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
@@ -93,7 +93,7 @@ def _hash(path: str) -> str:
 
 
 class Listener:
-    """An import finder that notes the names of imported packages, and finds none itself."""
+    """An import finder that notes the names of imported packages, and never finds a module."""
 
     def __init__(self) -> None:
         self.asked: set[str] = set()
@@ -114,10 +114,10 @@ def listen() -> Listener:
 
 
 def same(site: Path, target: Path, packages: set[str], built: Mapping[str, str]) -> bool:
-    """Whether this process would have loaded the same files from ``other`` as from ``site``.
+    """Whether this process would have loaded the same files from ``target`` as from ``site``.
 
-    ``asked`` has the packages whose import was tried, ``built`` the SHA-256 of the files of
-    ``other`` as they were built.
+    ``packages`` has the packages that the process tried to import, ``built`` the SHA-256 of each
+    file of ``target``.
     """
     if (_packages(site) ^ _packages(target)) & packages:
         return False
@@ -130,7 +130,7 @@ def _packages(site: Path) -> set[str]:
 
 
 def rebase(site: Path, target: Path) -> None:
-    """Continue this process as if it had been started with ``other`` instead of ``site``."""
+    """Continue this process as if it had been started with ``target`` instead of ``site``."""
     for module in list(sys.modules.values()):
         _move(module, f"{site}{os.sep}", f"{target}{os.sep}")
     sys.path[:] = [str(target) if entry == str(site) else entry for entry in sys.path]

@@ -1,4 +1,4 @@
-"""How a rank writes its records, and which records the harness adds to those of the scenario."""
+"""Writes the records of a rank: the scenario's, and those that the harness adds."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ ORPHAN_GRACE = 60
 """Seconds past the deadline after which a rank ends itself, in case the harness is gone."""
 
 EXIT_FIRST = 1 << 20
-"""A priority above that of everything else that a forked process does as it exits."""
+"""A priority above that of all other exit functions of a forked process."""
 
 PEER_GRACE = 10
 """Seconds that a rank waits for the others to finish their records before it exits."""
@@ -93,7 +93,7 @@ def _set_up_torch(context: Context) -> None:
 def _seed(seed: int) -> None:
     """Seed Python's and torch's generators, after all imports, as imports may draw numbers.
 
-    numpy gets a random state, as in a new interpreter: forked ranks would share one otherwise.
+    numpy gets a random state, as in a new interpreter: otherwise forked ranks would share one.
     """
     import torch
 
@@ -119,8 +119,8 @@ def _environment(lane: Lane) -> dict[str, Any]:
 
 
 def _upstream(trial: dict[str, Any]) -> dict[str, Any]:
-    """Which upstream code ran: the file and version of each pinned module, the watched files, how
-    many files of the overlay were loaded, those that are not as it was made, and the state of
+    """Which upstream code ran: the file and version of each pinned module, the watched files, the
+    number of loaded files of the overlay, those that changed since it was built, and the state of
     NVIDIA's apex."""
     modules = {}
     for name, imported in trial["modules"].items():

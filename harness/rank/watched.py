@@ -1,4 +1,4 @@
-"""A detector on a training or on a loader of a rank, and what it has reported."""
+"""A detector that is attached to a training or a loader of a rank, and its alarms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class Attached:
-    """A detector on one training, and what it has reported."""
+    """A detector that is attached to one training, and its alarms."""
 
     name: str
     detector: Any
@@ -36,7 +36,7 @@ class Attached:
         }
 
     def call(self, method: str, step: int, *arguments: Any, **keywords: Any) -> None:
-        """Call one of its methods, if it has it; what that returns is an alarm, or several."""
+        """Call a method of the detector, if it has it, and record the alarms that it returns."""
         function = getattr(self.detector, method, None)
         if function is None or self.error:
             return
@@ -96,7 +96,7 @@ class Reading:
             detector.call(method, self.epochs, *arguments)
 
     def given(self, iterator: Any, batches: Sequence[Any]) -> None:
-        """An iterator was asked, and gave a batch or its end."""
+        """Note that an iterator returned a batch, or that it ended."""
         if self.iterator is None and not batches and self.batches:
             return  # the end of an epoch whose last batch was known
         if self.iterator is not iterator:
@@ -110,7 +110,7 @@ class Reading:
             self.iterator = None
 
     def length(self) -> int:
-        """How many batches the loader says it has; trainers do not ask for one more."""
+        """The number of batches that the loader reports: trainers do not ask for its end."""
         try:
             return len(self.loader)
         except (TypeError, NotImplementedError):
@@ -132,12 +132,12 @@ def _generators() -> tuple[bytes, Any]:
 
 
 def several(findings: Any) -> Iterable[Any]:
-    """What a method returned, as alarms: None is none, and a list is several."""
+    """Turn the return value of a method into a list of alarms: None means no alarm."""
     return findings if isinstance(findings, list) else [] if findings is None else [findings]
 
 
 def alarm_of(finding: Any, step: int) -> dict[str, Any]:
-    """An alarm: a text, or anything with ``text`` and, if it knows them, ``step`` and ``where``."""
+    """Read an alarm: a text, or an object with ``text`` and optionally ``step`` and ``where``."""
     at = getattr(finding, "step", None)
     return {
         "text": str(getattr(finding, "text", finding)),

@@ -38,8 +38,8 @@ LATENT = "qk_rope_head_dim"
 
 
 def names(site: Path, head: str = CAUSAL) -> list[str]:
-    """The types of all models with a head, as ``config.json`` calls them, of the transformers in a
-    folder. Reads its source, as an import takes seconds; empty if the list is not there."""
+    """The types of all models with a head in the transformers of a folder, as ``config.json`` calls
+    them. Reads the source, as an import takes seconds. Empty if transformers has no such list."""
     file = site / "transformers" / "models" / "auto" / "modeling_auto.py"
     mapping = f"{heads.HEADS[head].mapping}_NAMES"
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -57,7 +57,7 @@ def config_class(name: str) -> Any:
 
 
 def model_class(config: Any, head: str = CAUSAL) -> Any:
-    """The model with a head of a class of configurations. Imports its module."""
+    """The class of a configuration's model with a head. Imports its module."""
     import transformers
 
     entry = getattr(transformers, heads.HEADS[head].mapping)[config]
@@ -65,14 +65,14 @@ def model_class(config: Any, head: str = CAUSAL) -> Any:
 
 
 def of_head(config: Any, head: str = CAUSAL) -> Any:
-    """The part of a configuration that its model with a head takes."""
+    """The part of a configuration that the model with this head takes."""
     expected = getattr(model_class(type(config), head), "config_class", None)
     parts = (_value(config, name) for name in getattr(config, "sub_configs", {}))
     return next((part for part in parts if expected is not None and type(part) is expected), config)
 
 
 def small(name: str, content: Mapping[str, Any] | None = None, head: str = CAUSAL) -> Any:
-    """A small configuration of a model, or of ``given``, the content of a user's config.json."""
+    """A small configuration of a model; ``content`` is that of a user's config.json."""
     config = of_head(_small(config_class(name), content or {}, head), head)
     if heads.HEADS[head].classes:
         config.num_labels = LABELS
@@ -84,8 +84,8 @@ def small(name: str, content: Mapping[str, Any] | None = None, head: str = CAUSA
 
 
 def _give_padding(config: Any) -> None:
-    """A padding token where there is none: a decoder's head for rows refuses several rows without
-    one."""
+    """Set a padding token if there is none: without it, a decoder's head for rows refuses several
+    rows."""
     parts = [_value(config, name) for name in getattr(config, "sub_configs", {})]
     for part in filter(None, (config, *parts)):
         if _value(part, "pad_token_id") is None:
@@ -124,7 +124,7 @@ def _settings(cls: Any, usual: Any, head: str) -> dict[str, Any]:
 
 
 def _of_images(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of a model for images: numbers, and lists of a number for each stage."""
+    """The sizes of a model for images: numbers, and lists with a number for each stage."""
     changed: dict[str, Any] = {}
     for name in OF_IMAGES.keys() & values.keys():
         value = values[name]
@@ -157,7 +157,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _tokens(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Special tokens that are in the small vocabulary."""
+    """Replacements for special tokens that are outside of the small vocabulary."""
     return {
         name: token
         for name, token in SPECIAL_TOKENS.items()
@@ -166,7 +166,7 @@ def _tokens(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The number of layers, and the settings of each, so that each kind occurs."""
+    """The number of layers and the settings of each layer, so that each kind occurs."""
     counts = {name: values[name] for name in LAYERS if _is_number(values.get(name))}
     lists = {
         name: value
@@ -181,7 +181,7 @@ def _layers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inner(cls: Any, usual: Any, head: str) -> dict[str, Any]:
-    """The small configurations within one, such as that of the text of a model for images."""
+    """The small versions of nested configurations, such as a vision model's text configuration."""
     overrides = INNER.get(cls.model_type, {})
     return {
         name: _small(type(part), overrides.get(name, {}), head)

@@ -1,4 +1,4 @@
-"""Asks a subject its relations, in a process of its own; errors become answers."""
+"""Checks the relations of a subject, in a separate process. Errors become answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from harness.system.text import complaint
 
 
 def asked(name: str, subject: Subject) -> Answer:
-    """The answer of a subject to a relation, on this rank."""
+    """Check a relation of a subject on this rank."""
     if why := subject.head.unasked.get(name):
         return Answer(AnswerStatus.NO_ANSWER, why)
     return guarded(lambda: QUESTIONS[name].relation(name)(subject))
 
 
 def guarded(ask: Callable[[], str | None]) -> Answer:
-    """The answer of a function that returns a reason, or raises one."""
+    """Call a function and turn what it returns or raises into an answer."""
     try:
         return Answer(AnswerStatus.RIGHT, ask() or "")
     except Wrong as failure:
@@ -36,7 +36,7 @@ def guarded(ask: Callable[[], str | None]) -> Answer:
 
 
 def unbuilt(subject: Subject) -> str:
-    """Why a subject cannot be made, or cannot take its batch; empty if it can."""
+    """Why a subject cannot be constructed or cannot run its batch; empty if it can."""
     try:
         _ = subject.module
     except NoAnswer as failure:
@@ -47,7 +47,7 @@ def unbuilt(subject: Subject) -> str:
 
 
 def _untaken(subject: Subject) -> str:
-    """Why a pass over the batch without labels fails: the model needs more than we have."""
+    """Why a pass over the batch without labels fails, as the model needs other inputs."""
     import torch
 
     inputs = {name: value for name, value in subject.batch.items() if name != "labels"}
@@ -60,6 +60,6 @@ def _untaken(subject: Subject) -> str:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether the last line of a traceback is ours, and not the model's."""
+    """Whether the last line of a traceback is in our code, not in the model's."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and frames[-1].filename.startswith(f"{ROOT / 'harness'}/")

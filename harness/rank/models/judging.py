@@ -1,8 +1,8 @@
 """Are two results equal, but for rounding?
 
-Rounding is measured, as ``probe`` does: the same pass with all weights moved by an ulp. What is
-further away than ``SAFE`` times what that changes is another result. Two right ways to compute the
-same can differ in more places than the weights, so a part of the norm is always allowed.
+Rounding is measured, as ``probe`` does it: the same pass runs with all weights moved by an ulp. Two
+results differ if their distance is more than ``SAFE`` times that change. Two correct computations
+can round differently in more places than the weights, so a part of the norm is always allowed.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from harness.rank.models.answer import Wrong
 from harness.rank.vectors import SAFE, Named, Spread, astray, distances, length, norm, share, spread
 
 ALLOWED = 1e-4
-"""The part of a tensor's norm that two right ways may differ by."""
+"""The part of a tensor's norm by which two correct computations may differ."""
 
 ALLOWED_OF_ALL = 1e-5
-"""The same, of the norm of all tensors: for gradients that are nothing but rounding."""
+"""The same, for the norm of all tensors: some gradients are only rounding."""
 
 FACTOR = 0.02
-"""A factor nearer to 1 is called a distance."""
+"""A factor nearer to 1 is reported as a distance."""
 
 SHOWN = 3
-"""How many names a reason has."""
+"""How many names a reason lists."""
 
 
 def arrays(tensors: Mapping[str, Any]) -> Named:
@@ -32,7 +32,7 @@ def arrays(tensors: Mapping[str, Any]) -> Named:
 
 
 def rounding(expected: Named, perturbed: Sequence[Named]) -> Spread:
-    """By name, the distance that rounding explains, divided by SAFE."""
+    """For each name, the distance that rounding explains, divided by SAFE."""
     measured, whole = spread(perturbed, expected), norm(expected)
     return {
         name: max(measured[name], ALLOWED * length(tensor) / SAFE, ALLOWED_OF_ALL * whole / SAFE)
@@ -41,7 +41,7 @@ def rounding(expected: Named, perturbed: Sequence[Named]) -> Spread:
 
 
 def require_equal(actual: Named, expected: Named, allowed: Spread, phrase: str) -> None:
-    """Raise Wrong if tensors differ by more than rounding. ``what`` begins the reason."""
+    """Raise Wrong if tensors differ by more than rounding. ``phrase`` begins the reason."""
     far = astray(actual, expected, allowed)
     if far:
         raise Wrong(f"{phrase} {_difference(actual, expected, sorted(far, key=lambda n: -far[n]))}")

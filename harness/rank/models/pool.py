@@ -32,7 +32,7 @@ from harness.system.text import complaint
 POLL_SECONDS = 1.0
 
 Report = Callable[[str, str, Answer], object]
-"""Is called with a model, a relation and its answer."""
+"""A function that is called with a model, a relation and its answer."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Task:
 
 
 def tasks(model: str, relations: Iterable[str]) -> list[Task]:
-    """Those of one rank and those of two get a process each: see ``pairs``."""
+    """Relations of one rank share a process, relations of two ranks another: see ``pairs``."""
     names = list(relations)
     alone = tuple(name for name in names if QUESTIONS[name].ranks == 1)
     pairs = tuple(name for name in names if QUESTIONS[name].ranks > 1)
@@ -67,7 +67,7 @@ class _Child:
 
 
 def ask_all(waiting: Iterable[Task], jobs: int, limit: float, report: Report) -> None:
-    """Ask all tasks, ``jobs`` at once; a relation has ``limit`` seconds."""
+    """Run all tasks, ``jobs`` at once; each relation has ``limit`` seconds."""
     todo, running = deque(waiting), _Running(limit, report)
     with running.ready:
         while todo or running.children:
@@ -85,7 +85,7 @@ class _Running:
         self.children: dict[int, _Child] = {}
 
     def start(self, task: Task) -> None:
-        """Import what the model needs, so that its processes share it, and fork."""
+        """Import what the model needs, so that its processes share it; then fork."""
         try:
             subjects.prepare(task.model)
         except Exception as error:
@@ -102,7 +102,7 @@ class _Running:
         self.ready.register(reads, selectors.EVENT_READ)
 
     def wait(self) -> list[Task]:
-        """Take what the processes wrote; what is left of those that ended too early."""
+        """Read what the processes wrote; returns the unfinished tasks of those that ended early."""
         unfinished = []
         for key, _ in self.ready.select(POLL_SECONDS):
             child = self.children[key.fd]
@@ -132,7 +132,7 @@ class _Running:
         self.report(child.task.model, relation, answer)
 
     def _end(self, child: _Child, why: str) -> list[Task]:
-        """End a process; the relation that it was asking has no answer."""
+        """End a process; the relation that it was checking has no answer."""
         del self.children[child.pipe]
         self.ready.unregister(child.pipe)
         os.close(child.pipe)
@@ -161,7 +161,7 @@ def _ending(status: int) -> str:
 
 
 def _be(task: Task, folder: Path, answers: int) -> NoReturn:
-    """Ask the relations of a task, and write each answer."""
+    """Check the relations of a task, and write each answer."""
     try:
         os.setsid()
         supervisor.end_with_parent()

@@ -1,7 +1,7 @@
 """Small sizes for configurations of transformers, by the name of a setting.
 
-They cross what they test: 40 tokens are more than a window of 16, and each kind of layer occurs.
-All sizes fit each other: heads times their size is the hidden size, and 2 ranks divide them all.
+They exceed the limits under test: 40 tokens are more than a window of 16, and each kind of layer
+occurs. All sizes fit together: heads times their size is the hidden size, and 2 divides them all.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ TOKENS = 40
 """Tokens in a row: more than two windows."""
 
 TARGETS = 24
-"""Tokens in a row of a decoder that has an encoder: more than a window, and not as many."""
+"""Tokens in a row of a decoder that has an encoder: more than a window, fewer than TOKENS."""
 
 FIRST, LAST = 8, 100
-"""Token ids are drawn between these: no special ones."""
+"""Token ids are drawn from this range, which has no special tokens."""
 
 WINDOW = 16
 VOCABULARY = 128
@@ -24,14 +24,14 @@ HIDDEN = 32
 HEADS = 4
 HEAD = HIDDEN // HEADS
 LABELS = 4
-"""Classes of a head that classifies."""
+"""The number of classes of a head that classifies."""
 
 LEAST_LAYERS = 2
 MOST_LAYERS = 6
 POSITIONS = 128
 NO_LONGER = 64
-"""The length, in tokens, up to which a rotary embedding was trained: long rows change it, which the
-cache of a short one cannot know."""
+"""The length, in tokens, for which a rotary embedding was trained. Longer rows change it, and the
+cache of a shorter row lacks that change."""
 
 
 def _sizes(value: Any, names: str) -> dict[str, Any]:
@@ -100,7 +100,7 @@ SIZES: Mapping[str, Any] = {
     "num_kv_shared_layers": 0,
     "original_max_position_embeddings": NO_LONGER,
 }
-"""Values of integer settings, in whatever configuration they occur."""
+"""Values of integer settings, in every configuration that has them."""
 
 IMAGE = 32
 """The height and width of an image, in pixels."""
@@ -111,10 +111,10 @@ OF_IMAGES: Mapping[str, int] = {
     **_sizes(HIDDEN, "hidden_sizes embed_dims num_channels_stages neck_hidden_sizes"),
     **_sizes(1, "depths num_blocks"),
 }
-"""Sizes of a model for images. Each number of a list becomes this one."""
+"""Sizes of a model for images. They also replace each number in a list."""
 
 ALWAYS = ("num_key_value_heads", "head_dim", "num_experts_per_tok")
-"""Sizes that are set even where the usual value is None: some models have no other."""
+"""Sizes that are set even if the default is None: some models have only that default."""
 
 LAYERS = (
     "num_hidden_layers",
@@ -139,10 +139,10 @@ KINDS: Mapping[str, Any] = {
     "use_sliding_window": True,
     "output_router_logits": False,
 }
-"""Settings that say which layers are of another kind, so that each kind occurs."""
+"""Settings that choose the kinds of layers, so that each kind occurs."""
 
 CAUSAL_KINDS: Mapping[str, Any] = {"is_decoder": True, "causal": True}
-"""Settings that make a causal language model of an encoder. With other heads it stays as it is."""
+"""Settings that turn an encoder into a causal language model; only for that head."""
 
 SPECIAL_TOKENS: Mapping[str, int] = {
     "pad_token_id": 0,
@@ -214,19 +214,19 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What a model needs beyond the rules, by its type."""
+"""Settings that a model needs beyond the rules, by its type."""
 
 INNER: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}}
 }
-"""What a configuration within one needs, by the type of the outer one and by its name."""
+"""Settings of nested configurations, by the type of the outer one and by their names."""
 
 CAUSAL_EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {"xlnet": {"attn_type": "uni"}}
-"""What it needs to be a causal language model, too."""
+"""Further settings for a causal language model, by its type."""
 
 
 def kinds(lists: Mapping[str, Sequence[Any]]) -> list[int]:
-    """The layers that show each kind once, at least LEAST_LAYERS, from settings per layer."""
+    """Choose layers so that each kind occurs once, and at least LEAST_LAYERS of them."""
     layers = list(zip(*lists.values(), strict=True))
     examples = list({str(layer): at for at, layer in reversed(list(enumerate(layers)))}.values())
     chosen = sorted(examples)[:MOST_LAYERS]

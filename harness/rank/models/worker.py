@@ -1,6 +1,6 @@
 """The process that imports torch and transformers once, and forks one process for each model.
 
-``python -m harness.rank.models.worker`` reads what to ask from stdin, as JSON, and writes a line of
+``python -m harness.rank.models.worker`` reads its tasks from stdin, as JSON, and writes a line of
 JSON for each answer. What upstream prints goes to stderr.
 """
 
@@ -31,7 +31,7 @@ IMPORTED = (
     "peft",
     "deepspeed",
 )
-"""What the processes share, as far as it is installed."""
+"""Modules that the processes share, if they are installed."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""torch.compile in a rank: what each layout would do again is done once, in the server."""
+"""torch.compile in a rank. The server does once what each layout would do again."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import suppress
 from typing import Any
 
 ASKED = re.compile(r"torch[._]compile|(?<!\bre)\.compile\(|dynamo")
-"""What a script contains that compiles."""
+"""Matches the source of a script that compiles."""
 
 IN_ONE_THREAD = "TORCHINDUCTOR_COMPILE_THREADS"
-"""With more, each rank starts interpreters of its own, which import torch for seconds."""
+"""With more threads, each rank starts interpreters, which take seconds to import torch."""
 
 
 def warm_up() -> None:
-    """Compile a little function, so that what is imported and computed only then is there before a
-    rank is forked: it saves each 5 s. Not where there is a GPU, as it would be initialised."""
+    """Compile a small function, so that forked ranks inherit what the compiler imports and caches:
+    this saves each rank 5 s. Does nothing with a GPU, as it would initialise CUDA."""
     import torch
     import torch._inductor.compile_fx
 
@@ -30,8 +30,8 @@ def warm_up() -> None:
 
 
 def question() -> Callable[[], bool]:
-    """What says whether torch.compile reads the code that calls it, which no hook must be a part
-    of: it would be compiled, or break the graph."""
+    """A function that returns whether torch.compile traces its caller. Hooks must do nothing then:
+    they would be compiled or break the graph."""
     import torch
 
     is_compiling: Callable[[], bool] = getattr(
@@ -41,21 +41,21 @@ def question() -> Callable[[], bool]:
 
 
 asked: list[str] = []
-"""What the script has compiled, by name."""
+"""The names of what the script has compiled."""
 
 Around = Callable[[list[Any], Callable[[], Any], Sequence[Any], Mapping[str, Any]], Any]
-"""Is given the modules of a function, a call of it, and the rest of its arguments."""
+"""Takes the modules of a function, a call of the function, and its other arguments."""
 
 
 def is_compiled(module: Any) -> bool:
-    """Whether a call of a module is one of compiled code."""
+    """Whether calling a module runs compiled code."""
     compiles = getattr(module, "_compiled_call_impl", None) is not None
     return compiles or type(module).__name__ == "OptimizedModule"
 
 
 def install(eager: bool, around: Around) -> None:
-    """Note what the script compiles, and have ``around`` make the calls of functions: no hook is
-    called in them. If ``eager``, all runs as it is written."""
+    """Note what the script compiles, and let ``around`` call compiled functions, in which no hook
+    runs. If ``eager``, nothing is compiled."""
     import torch
 
     if not hasattr(torch, "compile"):
@@ -88,7 +88,7 @@ def _around(function: Any, compiled: Any, around: Around) -> Any:
 
 
 def _reached(function: Any) -> Iterator[Any]:
-    """What a function reaches beside its arguments: its object, its closure and its globals."""
+    """What a function reaches besides its arguments: its object, closure and globals."""
     owner = getattr(function, "__self__", None)
     yield owner
     yield from getattr(owner, "__dict__", {}).values()

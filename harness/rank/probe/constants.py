@@ -1,6 +1,7 @@
-"""Sets constants of a script that it has no arguments for: ``--set batch_size={rows}``.
+"""Sets constants for which a script has no arguments: ``--set batch_size={rows}``.
 
-The script's file stays as it is: what Python compiles from it is changed, and keeps its lines.
+The script's file stays as it is. Only the syntax tree that Python compiles is changed, and it keeps
+its line numbers.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from harness.system.errors import UserError
 
 @dataclass
 class SetConstants(ast.NodeTransformer):
-    """Replaces constants by name: what is assigned to a variable or an attribute, the default of a
-    parameter, the value of a key in a dict, or a named argument of a call."""
+    """Replaces constants by name: values of variables and attributes, parameters' defaults, values
+    in a dict, and keyword arguments of a call."""
 
     values: Mapping[str, Any]
     places: dict[str, list[int]] = field(default_factory=dict)
@@ -71,13 +72,13 @@ def _name(target: ast.expr) -> str:
 
 
 def _is_constant(value: ast.expr) -> bool:
-    """Whether an expression has no names: ``32``, ``"adam"``, ``5 * 8``."""
+    """Whether an expression contains no names: ``32``, ``"adam"``, ``5 * 8``."""
     kinds = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
     return all(isinstance(part, kinds) for part in ast.walk(value))
 
 
 def changed(source: str, file: str, values: Mapping[str, Any]) -> ast.Module:
-    """The script with these values; raises UserError for a name to which no constant is given."""
+    """The script with these values. Raises UserError for a name that has no constant."""
     setting = SetConstants(values)
     tree: ast.Module = setting.visit(ast.parse(source, file))
     for name in values:
@@ -88,7 +89,7 @@ def changed(source: str, file: str, values: Mapping[str, Any]) -> ast.Module:
 
 
 def value(text: str) -> Any:
-    """What a word of the command line means: a number, True, None or another literal of Python,
+    """The value of a word of the command line: a number, True, None or another literal of Python,
     otherwise the text itself."""
     try:
         return ast.literal_eval(text)

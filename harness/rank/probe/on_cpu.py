@@ -1,11 +1,10 @@
-"""On a CPU, runs what a script asks of CUDA: most training scripts name it somewhere.
+"""Runs a script's CUDA calls on a CPU: most training scripts contain some.
 
-Devices become the CPU, NCCL becomes gloo, and what only measures or waits does nothing. Each kind
-of request is counted, and the report names them. ``torch.cuda.is_available()`` stays false, so a
-script that can choose does so by itself; it is true only where the script, or a library, would give
-up otherwise: in an ``assert``, or in an ``if`` that raises an error. ``torch.accelerator`` says
-that there is CUDA: what asks it may wrap its model in DDP only for CUDA. Some packages also need
-the harness's shims.
+Devices become the CPU, NCCL becomes gloo, and calls that only measure or wait do nothing. Each kind
+of call is counted, and the report lists them. ``torch.cuda.is_available()`` stays false, so that a
+script that supports CPUs chooses one itself. It is true only where the script or a library would
+otherwise stop: in an ``assert``, or in an ``if`` that raises an error. ``torch.accelerator`` always
+reports CUDA: some callers use DDP only with CUDA. Some packages also need the harness's shims.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from harness.rank.probe import compiled
 
 CUDA, CPU = "cuda", "cpu"
 PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python")
-"""Where code lies that is not the script's own."""
+"""Parts of the paths of code that is not the script's."""
 COMPILER = "/torch/_inductor/"
 
 SILENT = (
@@ -50,14 +49,14 @@ VALUES = {
         name=CPU, total_memory=1, major=8, minor=0, multi_processor_count=1
     ),
 }
-"""What other functions of torch.cuda return."""
+"""The return values of other functions of torch.cuda."""
 
 asked: Counter[str] = Counter()
-"""How often the script asked for what a CPU does not have, by kind."""
+"""How often the script called what a CPU does not have, by kind."""
 
 
 def _count(kind: str) -> None:
-    """Count a request, if it comes from the script and not from a package."""
+    """Count a call, if it comes from the script and not from a package."""
     frame: Any = sys._getframe(1)
     while frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -76,15 +75,15 @@ class Idle:
 
 
 class Installing:
-    """What puts the replacements in place where it is unpickled."""
+    """Installs the replacements in the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return install_cuda, ()
 
 
 def install_in_children() -> None:
-    """Have the new interpreters that multiprocessing starts put the replacements in place, too,
-    before they run anything of the script: as a part of what they are sent first."""
+    """Install the replacements in interpreters that multiprocessing starts, too, before they run
+    anything of the script: the first data that they receive does it."""
     prepared = spawn.get_preparation_data
 
     @functools.wraps(prepared)
@@ -98,7 +97,7 @@ INSTALLING = "on the CPU"
 
 
 def install_cuda() -> None:
-    """Put the replacements in place, for the rest of the process and in those that it spawns."""
+    """Install the replacements in this process and in those that it spawns."""
     install_in_children()
     import torch
     import torch.distributed as dist
@@ -153,13 +152,13 @@ def _install_accelerator(accelerator: Any, cuda: Any) -> None:
 
 
 modes: list[Any] = []
-"""The mode that is in place, if any."""
+"""The installed mode, if any."""
 
 
 @contextmanager
 def without_mode() -> Iterator[None]:
-    """Take the mode away, as for compiled code: torch's compiler traces modes only in part, and
-    compiles once more where a backward computes the code again, in which torch knows no mode."""
+    """Remove the mode within the context, for compiled code: torch's compiler traces modes only in
+    part, and compiles again in a recomputing backward, where torch has no mode."""
     if not modes:
         yield
         return
@@ -181,7 +180,7 @@ def without_mode() -> Iterator[None]:
 
 
 def _mode() -> Any:
-    """What replaces devices in the arguments of all functions of torch."""
+    """A mode that replaces devices in the arguments of all functions of torch."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -213,7 +212,7 @@ def _mode() -> Any:
 
 
 def _device(value: Any) -> Any:
-    """The CPU in the place of a GPU; anything else as it is."""
+    """The CPU instead of a GPU; any other value unchanged."""
     import torch
 
     if isinstance(value, str) and value.partition(":")[0] == CUDA:
@@ -226,7 +225,7 @@ def _device(value: Any) -> Any:
 
 
 def _numbered(value: Any) -> Any:
-    """The CPU in the place of the number of a GPU."""
+    """The CPU instead of the number of a GPU; any other value unchanged."""
     if type(value) is not int:
         return value
     _count(CUDA)
@@ -234,8 +233,8 @@ def _numbered(value: Any) -> Any:
 
 
 def _returning(name: str, value: Any, original: Any = None) -> Callable[..., Any]:
-    """What returns a value, but to torch's compiler, which must not take the CPU for a GPU, what
-    torch's ``own`` function returns or raises."""
+    """A function that returns a value. Torch's compiler must not take the CPU for a GPU: it gets
+    what torch's ``original`` returns or raises."""
 
     def returned(*arguments: Any, **keywords: Any) -> Any:
         if original is not None and COMPILER in sys._getframe(1).f_code.co_filename:
@@ -247,7 +246,7 @@ def _returning(name: str, value: Any, original: Any = None) -> Callable[..., Any
 
 
 def _for_scripts(function: Any, where: Callable[[Any], bool], value: Any) -> Any:
-    """A function that returns ``value`` where it is called from such a place."""
+    """A function that returns ``value`` if ``where`` accepts its caller."""
 
     @functools.wraps(function)
     def called(*arguments: Any, **keywords: Any) -> Any:
@@ -265,18 +264,18 @@ def _of_script(frame: Any) -> bool:
 
 
 def _asks(frame: Any) -> bool:
-    """Whether a place is in the script, or goes no further without a GPU."""
+    """Whether a frame is in the script, or stops without a GPU."""
     return _of_script(frame) or _demanded(frame)
 
 
 CONDITION = re.compile(r"(^|;)\s*(assert|if|elif)\b")
 LINES_OF_A_CONDITION = 4
-"""How far below its beginning a condition may ask for a GPU."""
+"""How many lines of a condition are searched for the GPU."""
 
 
 def _demanded(frame: Any) -> bool:
-    """Whether a place goes no further without a GPU, in the script or in a library: an ``assert``,
-    or an ``if`` that raises an error or exits. Not in torch itself, which knows what it needs."""
+    """Whether a frame, in the script or in a library, stops without a GPU: in an ``assert``, or in
+    an ``if`` that raises an error or exits. Torch itself does not count."""
     file, line = frame.f_code.co_filename, frame.f_lineno
     near = (linecache.getline(file, line - n) for n in range(LINES_OF_A_CONDITION))
     if "/torch/" in file or not any(map(CONDITION.search, near)):
@@ -286,7 +285,7 @@ def _demanded(frame: Any) -> bool:
 
 @functools.lru_cache
 def _demands(file: str) -> list[tuple[int, int]]:
-    """The first and last lines of a file's conditions that demand something."""
+    """The first and last lines of the conditions at which a file may stop."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
@@ -299,7 +298,7 @@ def _demands(file: str) -> list[tuple[int, int]]:
 
 
 def _gives_up(node: ast.If) -> bool:
-    """Whether a script ends where a condition that must hold does not."""
+    """Whether a script stops if a condition does not hold."""
     parts = (part for part in ast.walk(node.test) if isinstance(part, ast.UnaryOp))
     negated = any(isinstance(p.op, ast.Not) and "available" in ast.unparse(p) for p in parts)
     end = (node.body if negated else node.orelse)[-1:]
@@ -309,7 +308,7 @@ def _gives_up(node: ast.If) -> bool:
 
 
 def _nothing(move: Any) -> Any:
-    """``Module.cuda``: the parameters are where they are to be."""
+    """``Module.cuda``, which leaves the parameters where they are."""
 
     @functools.wraps(move)
     def stay(module: Any, device: Any = None) -> Any:
@@ -332,8 +331,8 @@ def _generator() -> Any:
 
 
 def _first_argument(kind: Any, name: str, **by_default: Any) -> None:
-    """Have a class take the CPU as its first argument, which has this name; ``by_default`` are the
-    arguments that it has for a GPU, if they are not given."""
+    """Make a class take the CPU as its first argument, which is called ``name``. ``by_default`` has
+    the values that other arguments default to on a GPU."""
     original = kind.__init__
 
     @functools.wraps(original)
@@ -357,7 +356,7 @@ def _mesh(function: Any) -> Any:
 
 
 def _group(function: Any, position: int) -> Any:
-    """``init_process_group`` and ``new_group``, whose backend stands at ``position``."""
+    """``init_process_group`` and ``new_group``, whose backend is argument ``position``."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
@@ -381,7 +380,7 @@ def _backend(name: Any) -> Any:
 
 
 def _barrier(function: Any) -> Any:
-    """``barrier``, to which gloo's ranks give no GPU."""
+    """``barrier`` without GPUs, which gloo does not take."""
 
     @functools.wraps(function)
     def waited(*arguments: Any, device_ids: Any = None, **keywords: Any) -> Any:
@@ -393,7 +392,7 @@ def _barrier(function: Any) -> Any:
 
 
 def _future(function: Any) -> Any:
-    """``Work.get_future``, which gloo lacks where it scatters what it reduces."""
+    """``Work.get_future``, which gloo lacks for reduce-scatter."""
     from torch.futures import Future
 
     @functools.wraps(function)
@@ -411,7 +410,7 @@ def _future(function: Any) -> Any:
 
 
 def _load(function: Any) -> Any:
-    """``torch.load`` onto the CPU, wherever a file was saved from or is to go."""
+    """``torch.load`` that loads onto the CPU instead of a GPU."""
 
     @functools.wraps(function)
     def loaded(file: Any, map_location: Any = None, *arguments: Any, **keywords: Any) -> Any:
@@ -423,7 +422,7 @@ def _load(function: Any) -> Any:
 
 
 def _without(function: Any, *names: str) -> Any:
-    """A function that is not given these arguments, which name GPUs."""
+    """A function that ignores these arguments, which name GPUs."""
 
     @functools.wraps(function)
     def called(self: Any, module: Any, *arguments: Any, **keywords: Any) -> None:
@@ -436,7 +435,7 @@ def _without(function: Any, *names: str) -> Any:
 
 
 def replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:
-    """Put ``wrap(function)`` in the place of a function, under its own name."""
+    """Replace a function by ``wrap(function)`` in all modules that have it under its name."""
     wrapped, name = wrap(function), function.__name__
     for module in list(sys.modules.values()):
         space: dict[str, Any] = getattr(module, "__dict__", {})
@@ -445,7 +444,7 @@ def replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:
 
 
 def replace_asynchronous(wrap: Callable[[Any], Any]) -> None:
-    """Wrap the functions, among those imported by now, that save while a script goes on."""
+    """Wrap the asynchronous save functions that are imported so far."""
     dcp = sys.modules.get("torch.distributed.checkpoint.state_dict_saver")
     if save := getattr(dcp, "async_save", None):
         replace_everywhere(save, wrap)
@@ -456,7 +455,7 @@ def replace_asynchronous(wrap: Callable[[Any], Any]) -> None:
 
 
 SHIMMED = {"deepspeed": "deepspeed", "megatron": "megatron-core"}
-"""The packages whose shims a probe uses, by the word in a script; others' are about scenarios."""
+"""Maps a word in a script to the package whose shims a probe uses; others serve scenarios."""
 
 installed_shims: list[str] = []
 """The shims of this process."""

@@ -1,4 +1,4 @@
-"""Which samples a model was given, recognised by their content; and one order for all samplers."""
+"""Recognises a model's samples by their content, and makes all samplers draw one order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 SAMPLERS = ("torch/utils/data/", "accelerate/", "transformers/", "lightning/")
-"""Where code that draws the order of a dataset is."""
+"""Parts of the paths of code that draws the order of a dataset."""
 
 
 def digest(tensor: Any) -> str:
@@ -20,10 +20,10 @@ def digest(tensor: Any) -> str:
 def bound(
     module: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments of a call, by the names that the module's ``forward`` has for them.
+    """The arguments of a call, by the parameter names of the module's ``forward``.
 
-    Trainers of trl give ``input_ids`` by position. Wrappers such as DDP take anything: the module
-    inside has the names.
+    Trainers of trl pass ``input_ids`` by position. Wrappers such as DDP take any arguments, so the
+    wrapped module's names are used.
     """
     if not arguments:
         return arguments, keywords
@@ -53,9 +53,8 @@ def _takes_anything(module: Any) -> bool:
 def rows(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[str]:
     """A digest of each row of a batch, without its padding.
 
-    Text is recognised by its ``input_ids`` and its pictures and sounds, anything else by the tensor
-    with the most numbers in a row.
-    Rows that are packed into one are taken apart where ``position_ids`` begin again.
+    Text is recognised by its ``input_ids`` and its pictures and sounds, other data by the tensor
+    with the most numbers in a row. Packed rows are split where ``position_ids`` restart.
     """
     tensors = dict(_tensors(arguments, keywords))
     if not tensors:
@@ -88,7 +87,7 @@ def _texts(tensors: Mapping[str, Any], ids: Any) -> list[str]:
 
 
 def _tensors(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The tensors of a call, by name where they have one, on the CPU and readable by numpy."""
+    """The tensors of a call with their names or positions, on the CPU and readable by numpy."""
     import torch
 
     for name, value in [*((str(n), v) for n, v in enumerate(arguments)), *keywords.items()]:
@@ -103,8 +102,8 @@ def _tensors(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Iterator[
 
 
 def _unpadded(row: Any) -> Any:
-    """The row without zeros at its end, nor a run of another whole number at either end, of which
-    one is left."""
+    """The row without zeros at its end. A run of another whole number at either end is cut to one
+    number."""
     row = _without_zeros(row)
     if row.is_floating_point() or not len(row):
         return row.contiguous()
@@ -116,8 +115,8 @@ def _unpadded(row: Any) -> Any:
 
 
 def _without_zeros(row: Any) -> Any:
-    """The row without the zeros at its end, in each dimension, and at the beginning of token ids. A
-    batch is padded with them to its longest row, which has none."""
+    """The row without zeros at its end, in each dimension; token ids also without zeros at their
+    beginning. A batch is padded with zeros to its longest row."""
     if not row.dim():
         return row.reshape(1)
     values = (row != 0).nonzero()
@@ -134,11 +133,11 @@ EPOCHS = 1_000_000
 
 
 def draw_one_order() -> None:
-    """Have every sampler draw the same order, whatever its generator: one for each epoch.
+    """Make every sampler draw the same order in each epoch, whatever its generator.
 
-    A sampler may draw several times in one epoch: torch's RandomSampler draws once more, for what
-    is left of the requested number of rows. It does so in the same frame. A sampler whose generator
-    begins an epoch as an earlier one draws the order of that again: it lacks set_epoch.
+    A sampler may draw several times in one epoch, in the same frame: torch's RandomSampler draws
+    once more for the remaining rows. If a generator begins an epoch in the same state as an earlier
+    epoch, because the script lacks set_epoch, the sampler draws that epoch's order again.
     """
     import torch
 

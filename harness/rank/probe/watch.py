@@ -1,8 +1,8 @@
-"""In a rank of a probed training: records what each step does, without a line in the script.
+"""Records what each step of a probed training does, without a change of the script.
 
-All of it goes through hooks that are torch's own, or global: the optimizer's step, the call of a
-module, ``Tensor.backward``, clipping and dropout. Dropout is switched off, but still draws its
-random numbers: otherwise no two layouts could be compared.
+It uses torch's own hooks and replaced functions of torch: the optimizer's step, calls of modules,
+``Tensor.backward``, clipping and dropout. Dropout is switched off, as layouts could not be compared
+otherwise, but it still draws its random numbers.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ SCALED = 0.01
 """How far (as a fraction) gradients that a scaler multiplies may be from that multiple."""
 
 OF_MICRO_BATCHES = ("rows", "losses", "parts", "clips", "drops")
-"""What a step has of its micro-batches, in their order."""
+"""The lists of a step that have entries for its micro-batches, in order."""
 
 OUTSIDE = 1e-6
-"""By which part of their size weights change, at least, that something other than a step changes:
-averages that are swapped in for an evaluation come back within rounding."""
+"""If something other than a step changes weights by more than this part of their size, it is
+reported: averages that an evaluation swaps in come back within rounding."""
 
 PARTS_UP_TO = 2_000_000
-"""Parameters of the largest model of which each micro-batch's own gradient is kept."""
+"""Up to this number of parameters, each micro-batch's own gradient is kept."""
 
 
 class Watch:
-    """The hooks of a rank, and the steps that it has recorded. After the last it calls ``done``."""
+    """The hooks of a rank, and its recorded steps. After the last step it calls ``finish``."""
 
     def __init__(self, assignment: Assignment, finish: Callable[[], None]) -> None:
         import torch
@@ -78,34 +78,34 @@ class Watch:
         self.known = NamedParameters()
         self.engine: Engine | None = None
         self.seen: list[list[str]] = []
-        """The rows of each step; over an epoch, also those of the steps that are not recorded."""
+        """The rows of each step; over an epoch, also of the steps that are not recorded."""
         self.reported = losses.Reported()
         self.schedules = Schedules()
         self.batch: Mapping[str, Any] = {}
-        """What the model was given first, by argument, if relations are asked of it."""
+        """The model's first inputs, by argument, if relations are to be checked."""
         self.noise: Any = None
         if assignment.perturb is not None:
             self.noise = torch.Generator().manual_seed(assignment.perturb)
         self._state = ""
-        """Of the generators in the model's call, as the last dropout has left it."""
+        """The state of the generators in the model's call, after the last dropout."""
         self._depth = 0
         self._saved_late = False
-        """Whether a save was begun that goes on beside the training."""
+        """Whether an asynchronous save has begun."""
         self._backs = False
-        """Whether a backward is under way."""
+        """Whether a backward is running."""
         self._evaluated: set[int] = set()
-        """The modules that were called without training them."""
+        """The ids of the modules that were called without training."""
         self._left: dict[str, Any] = {}
-        """The weights as the last step has left them."""
+        """The weights after the last step."""
         self._quiet: set[str] = set()
-        """The rows of which the model has computed something without gradients, before a step."""
+        """The rows on which the model ran without gradients before the first step."""
         self._untouched: list[Any] = []
-        """The optimizers of which only steps were called that a scaler skipped."""
+        """The optimizers all of whose steps a scaler has skipped so far."""
         self._begin()
 
     @property
     def recording(self) -> bool:
-        """Whether steps are still recorded; after the last, only the rows of an epoch are."""
+        """Whether steps are still recorded; after the last one, only rows of an epoch are."""
         return len(self.steps) < self.assignment.steps
 
     def _begin(self) -> None:
@@ -116,12 +116,12 @@ class Watch:
         self.now |= {"coarse": 0.0, "draws": False, "stops": False}
         self.now |= {"cleared": {}, "unused": set()}
         self._trained: dict[str, int] = {}
-        """How much of the step there was after the last backward that left gradients."""
+        """The lengths of the step's lists after the last backward that left gradients."""
         self._finite = Finite()
         self._clipped: list[Any] = []
 
     def records(self) -> dict[str, Any]:
-        """What the rank writes down."""
+        """What the rank writes to its file."""
         return {
             "steps": self.steps,
             "skipped": self.now["skipped"],
@@ -136,7 +136,7 @@ class Watch:
         }
 
     def _relations(self) -> dict[str, list[str]]:
-        """What ``models`` asks, of this model and its first batch."""
+        """Check the relations of ``models`` on this model and its first batch."""
         if not self.assignment.relations or self.root is None:
             return {}
         from harness.rank.probe.model_relations import answers
@@ -144,7 +144,7 @@ class Watch:
         return answers(self.assignment.relations, self.root, self.batch)
 
     def _schedule(self) -> dict[str, int]:
-        """The lengths of the schedule; only where nothing is trained after it."""
+        """The lengths of the schedule, if nothing is trained afterwards."""
         others = self.assignment.saves or self.assignment.epoch or self.assignment.shift
         if others or self.noise is not None or self.engine is not None or self.recording:
             return {}
@@ -184,14 +184,14 @@ class Watch:
         stops.install(self._stopped)
 
     def _stopped(self, drew: bool) -> None:
-        """Gradients were stopped on purpose, or something was drawn from the model's output."""
+        """Note that the script stopped gradients on purpose, or sampled from the model's output."""
         if not self._backs:
             self.now["stops"] = True
             self.now["draws"] |= drew
 
     def _call(self, called: Any, module: Any, arguments: Any, keywords: Any) -> Any:
-        """A module's call. The first module with parameters that is not called by another one, in
-        a training step, is the model."""
+        """Call a module. The first module with parameters that no other module calls, in a training
+        step, is the model."""
         import torch
 
         outermost, self._depth = not self._depth, self._depth + 1
@@ -230,7 +230,7 @@ class Watch:
     def _around(
         self, modules: Sequence[Any], call: Any, arguments: Sequence[Any], keywords: Any
     ) -> Any:
-        """The call of a compiled function: the first of its modules that trains is the model."""
+        """Call a compiled function: the first of its modules that trains is the model."""
         import torch
 
         outermost, self._depth = not self._depth, self._depth + 1
@@ -250,7 +250,7 @@ class Watch:
         return output
 
     def _drew(self) -> None:
-        """Note whether the model has drawn numbers that are not dropout's."""
+        """Note whether the model drew random numbers other than dropout's."""
         self.now["draws"] |= bool(self._state) and self._state != _generators()
 
     def _note_share(self, share: Share, shifted: bool) -> None:
@@ -258,7 +258,7 @@ class Watch:
         self.now["shifted"] = shifted
 
     def _nudged(self, output: Any) -> Any:
-        """The output of a leaf, and the gradient that comes back to it, each an ulp away."""
+        """Move the output of a leaf module, and its gradient, by a random ulp."""
         import torch
 
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
@@ -270,7 +270,7 @@ class Watch:
         return output + self._ulp(output)
 
     def _ulp(self, tensor: Any) -> Any:
-        """For each value an ulp of it, up, down, or none."""
+        """A random step of -1, 0 or +1 ulp for each element."""
         import torch
 
         signs = torch.randint(-1, 2, tensor.shape, generator=self.noise)
@@ -278,7 +278,7 @@ class Watch:
         return tensor.detach() * signs.to(tensor.device, tensor.dtype) * eps
 
     def _begin_micro_batch(self, module: Any, arguments: Any, keywords: Any) -> None:
-        """The model, or a further stage of it, is given a micro-batch."""
+        """Note that the model, or another stage of it, gets a micro-batch."""
         if not _weights(module):
             return
         if self.root is None:
@@ -299,7 +299,7 @@ class Watch:
             self.now["rows"].append(digests)
 
     def _meet(self) -> None:
-        """The model is seen for the first time."""
+        """Prepare for the model, which is called for the first time."""
         self.stage = number_of(self.root)
         self.reported.install(lambda: len(self.seen) - 1)
         if (engine := engine_of(self.root)) is not None:
@@ -310,7 +310,7 @@ class Watch:
         self._shift = exchange.loaded(Path(file).read_bytes()) if file else {}
 
     def _know(self, module: Any) -> None:
-        """Know the parameters of the model or of a further stage, and move those of a new one."""
+        """Learn the parameters of the model or of another stage, and move those of a new one."""
         if new := module not in self.known:
             reshard(module)
         for name, parameter in self.known.learn(module):
@@ -319,7 +319,7 @@ class Watch:
             self._follow(name, parameter)
 
     def _move(self, name: str, parameter: Any) -> None:
-        """Move a weight at random, by an ulp, or along the gradient, in the runs that ask for that.
+        """Move a weight at random, by an ulp, or along the gradient, as the assignment says.
 
         A fault may not show where a training begins, so --perturb moves the weights at random.
         """
@@ -338,12 +338,12 @@ class Watch:
                 mine.add_(along.to(mine.device, mine.dtype))
 
     def _follow(self, name: str, parameter: Any) -> None:
-        """Keep a parameter's gradient of each micro-batch."""
+        """Record a parameter's gradient of each micro-batch."""
         if parameter.requires_grad and self._keeps_parts and not hasattr(parameter, "full_tensor"):
             parameter.register_hook(functools.partial(self._part, name))
 
     def _part(self, name: str, gradient: Any) -> None:
-        """A parameter's gradient of one backward on this rank alone, before any reduction."""
+        """Record a parameter's gradient of one backward on this rank, before any reduction."""
         if self.now["parts"] and self.recording:
             part = self.now["parts"][-1]
             part[name] = part[name] + full(gradient) if name in part else full(gradient)
@@ -371,8 +371,8 @@ class Watch:
         return watched
 
     def _note_cleared(self) -> None:
-        """Note how much of the step belongs to micro-batches whose gradients are gone, whoever has
-        cleared them: a rehearsal before the loop is no part of a step."""
+        """Note how much of the step belongs to micro-batches whose gradients were cleared: a
+        rehearsal before the loop is no part of a step."""
         gradients = (local(p.grad) for p in self._parameters() if p.grad is not None)
         if self._trained and not any(bool(one.any()) for one in gradients):
             self.now |= {"cleared": self._trained, "stale": 0.0, "raw": None}
@@ -482,8 +482,8 @@ class Watch:
             self._untouched = [each for each in self._untouched if each is not optimizer]
 
     def _scaled(self, step: Any) -> Any:
-        """The step of a scaler of the loss: it skips the optimizer's if a gradient overflows. A
-        fused optimizer is called nevertheless: it divides by the scale, or skips, itself."""
+        """The step of a loss scaler, which skips the optimizer's step if a gradient overflows. A
+        fused optimizer is always called: it divides by the scale, or skips, itself."""
 
         @functools.wraps(step)
         def watched(scaler: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -499,7 +499,7 @@ class Watch:
         return watched
 
     def _unscaled(self, unscale: Any) -> Any:
-        """What divides the gradients by the scale of the loss: also a call before the step."""
+        """The function that divides gradients by the scale of the loss, also before the step."""
 
         @functools.wraps(unscale)
         def watched(scaler: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -511,8 +511,8 @@ class Watch:
         return watched
 
     def _late(self, scaler: Any) -> Callable[[], float]:
-        """What gives the scale of the loss by which gradients were divided since this call, if they
-        were clipped before; otherwise 0."""
+        """A function that returns the scale of the loss if gradients were clipped before this call
+        and divided by the scale since; otherwise 0."""
         clipped, before = self._clipped, _norm(self._clipped)
         scale = scaler.get_scale() if clipped and scaler.is_enabled() else 1.0
 
@@ -523,13 +523,13 @@ class Watch:
         return late
 
     def _skip(self) -> None:
-        """Forget a step that was not taken, except that it was skipped, and where it overflowed."""
+        """Discard a step that was not taken, but note that and where it overflowed."""
         skipped, overflow = self.now["skipped"] + 1, self._finite.text()
         self._begin()
         self.now |= {"skipped": skipped, "overflow": overflow}
 
     def _watch_engine(self, deepspeed_engine: Any) -> None:
-        """DeepSpeed's optimizers step by shards, some of them several times: watch the engine."""
+        """Watch the engine: DeepSpeed's optimizers step by shards, some of them several times."""
         take = deepspeed_engine._take_model_step
         engine = self.engine = Engine(deepspeed_engine)
 
@@ -549,7 +549,7 @@ class Watch:
         deepspeed_engine._take_model_step = watched
 
     def _look(self, updated: Any) -> None:
-        """Record what the optimizer has before its step."""
+        """Record the state of the optimizer before its step."""
         before = self._before = updated.weights()
         every = {**before, **updated.copies()}
         self.now.setdefault("outside", self._outside(before))
@@ -570,7 +570,7 @@ class Watch:
             self.now |= {"before": every, "state": updated.state()}
 
     def _outside(self, weights: Mapping[str, Any]) -> dict[str, float]:
-        """By name, by which part of their size weights are not as the last step has left them."""
+        """By name, how far weights changed since the last step, as a part of their size."""
         pairs = ((n, w, self._left[n]) for n, w in weights.items() if n in self._left)
         parts = {
             name: float((now - left).norm() / left.norm())
@@ -580,7 +580,7 @@ class Watch:
         return {name: part for name, part in parts.items() if part > OUTSIDE}
 
     def _keep(self, updated: Any) -> None:
-        """The step is taken: record how far the weights went, and begin the next."""
+        """Record how far the step moved the weights, and begin the next one."""
         after = updated.weights()
         self._left |= {n: w for n, w in after.items() if n in self.known.names.values()}
         self.now["update"] = {
@@ -612,7 +612,7 @@ class Watch:
             on_cpu.replace_asynchronous(self._save_late)
 
     def _save_late(self, save: Any) -> Any:
-        """An asynchronous save: the script then takes a step, which must not change the file."""
+        """Wrap an asynchronous save: the step after it must not change the file."""
 
         @functools.wraps(save)
         def saved(*arguments: Any, **keywords: Any) -> Any:
@@ -631,8 +631,8 @@ class Watch:
 
 
 def _note_use(output: Any, step: Step, number: int) -> None:
-    """Note that a micro-batch is of no use unless a gradient comes back to an output of the model:
-    a call before the loop may only make the shapes of lazy modules."""
+    """Count a micro-batch as unused until an output of the model gets a gradient: a call before the
+    loop may only initialise lazy modules."""
 
     def note(gradient: Any) -> None:
         step["unused"].discard(number)
@@ -657,14 +657,14 @@ def _tensors_of(output: Any) -> Iterator[Any]:
 
 
 def _norm(parameters: Iterable[Any]) -> float:
-    """The norm of the gradients that this rank has of some parameters."""
+    """The norm of this rank's gradients of some parameters."""
     squares = (float(local(p.grad).norm()) ** 2 for p in parameters if p.grad is not None)
     return float(sum(squares) ** 0.5)
 
 
 def _trains(module: Any) -> bool:
-    """Whether a module or a part of it is in training mode: Lightning leaves DDP around a module in
-    evaluation mode after it has validated."""
+    """Whether a module or a part of it is in training mode: after a validation, Lightning leaves
+    the DDP wrapper in evaluation mode."""
     return any(each.training for each in module.modules())
 
 
@@ -674,7 +674,7 @@ def _weights(module: Any) -> bool:
 
 
 def _settings(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The settings that are numbers, if all of an optimizer's groups have the same ones."""
+    """The settings that are numbers, if they are equal in all of an optimizer's groups."""
     settings, *others = (
         {n: v for n, v in group.items() if isinstance(v, (int, float))} for group in groups
     )
@@ -682,7 +682,7 @@ def _settings(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _releases() -> dict[str, str]:
-    """By module, the release of what this process has imported."""
+    """The release of each module that this process has imported."""
     releases = {}
     for name in list(sys.modules):
         if "." not in name or name in IMPORTS.values():
@@ -698,7 +698,7 @@ def _imported() -> list[str]:
 
 
 def _generator(tensor: Any) -> str:
-    """The state of the generator that draws the numbers on a tensor's device."""
+    """The state of the generator of a tensor's device."""
     import torch
 
     on_gpu = tensor.device.type == "cuda"

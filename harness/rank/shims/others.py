@@ -1,4 +1,4 @@
-"""What upstreams need that have only a shim or two: Hugging Face's libraries, torch and others.
+"""Shims of upstreams that need only one or two: Hugging Face's libraries, torch and others.
 
 Torch and upstream are imported inside the functions: listing the shims must not need them.
 """
@@ -18,7 +18,7 @@ from harness.rank.shims import stand_ins
 from harness.rank.shims.stand_ins import BOTH, CPU, Count
 
 NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-"""The signature of the operators whose declarations torchvision needs while it is imported."""
+"""The signature of the operators that torchvision must find declared when it is imported."""
 
 
 def _offline(count: Count) -> None:
@@ -48,14 +48,14 @@ def _keras_on_torch(count: Count) -> None:
 
 
 def _sampler_argument(count: Count) -> None:
-    """Let torch's Sampler take an argument, from lhotse's code, as it did."""
+    """Let torch's Sampler take an argument from lhotse's code, as older releases of torch did."""
     from torch.utils.data import Sampler
 
     stand_ins.replace_for("lhotse", Sampler, "__init__", count, lambda *_, **__: None)
 
 
 def _whole_batches(count: Count) -> None:
-    """Let a batch of sends and receives be one operation, which ends when all of them have."""
+    """Turn a batch of sends and receives into one operation, which ends with the last of them."""
     import torch.distributed
 
     dist: Any = torch.distributed
@@ -116,7 +116,7 @@ OFFLINE = Point(
     "that tries fails",
     _offline,
 )
-"""For every run, whatever it pins: these libraries also come as dependencies of others."""
+"""Applies to every run: these libraries are also dependencies of others."""
 
 POINTS = (
     Point(

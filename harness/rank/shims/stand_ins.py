@@ -31,7 +31,7 @@ def getter(module: str, count: Count, names: Mapping[str, Any]) -> Callable[[str
 
 
 def module(name: str, count: Count, **names: Any) -> ModuleType:
-    """An importable module that holds just ``names``."""
+    """An importable module that contains only ``names``."""
     stand_in = ModuleType(name)
     stand_in.__spec__ = ModuleSpec(name, None)  # transformers uses find_spec, which needs it
     stand_in.__getattr__ = getter(name, count, names)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Relations of a model with an adapter of peft."""
+"""Relations for a model with a peft adapter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ADAPTER = "lora_"
 
 
 def lora(subject: Subject) -> str | None:
-    """An adapter alone gets gradients, and merging it into the weights changes no logits."""
+    """Only the adapter gets gradients, and merging it into the weights changes no logits."""
     from peft import LoraConfig, get_peft_model  # type: ignore[import-not-found]
 
     seed()

@@ -1,4 +1,4 @@
-"""Relations of a model that is saved and loaded."""
+"""Relations for a model that is saved and loaded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from harness.rank.vectors import SAFE, length
 from harness.system.text import count
 
 FREQUENCIES = ("inv_freq", "freqs")
-"""Parts of the names of buffers with rotary frequencies: positions multiply their rounding."""
+"""Parts of the names of buffers with rotary frequencies. Positions multiply their rounding."""
 
 
 def saved(subject: Subject) -> Path:
-    """The folder with the model's checkpoint; raises NoAnswer if it cannot save."""
+    """The folder with the model's checkpoint. Raises NoAnswer if the model cannot save."""
     module = subject.module
     if not (hasattr(module, "save_pretrained") and hasattr(type(module), "from_pretrained")):
         raise NoAnswer("the model has no save_pretrained and from_pretrained")
@@ -29,7 +29,7 @@ def saved(subject: Subject) -> Path:
 
 
 def loaded(subject: Subject, folder: Path, dtype: Any = None, **settings: Any) -> Any:
-    """The model of a checkpoint, in evaluation mode."""
+    """Load the model of a checkpoint, in evaluation mode."""
     import torch
 
     cls, config = type(subject.module), type(subject.config)
@@ -81,7 +81,7 @@ def _same_values(tensor: Any, copy: Any) -> bool:
 
 
 def _ties(module: Any) -> set[frozenset[str]]:
-    """The groups of parameters that are one tensor."""
+    """The groups of parameter names that share one tensor."""
     groups: dict[int, set[str]] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(p), set()).add(name)
@@ -96,7 +96,7 @@ def _require_same_logits(subject: Subject, again: Any) -> None:
 
 
 def fp32_kept(subject: Subject) -> str | None:
-    """What must stay in fp32 is in fp32, with its values, in a model that is loaded in bf16."""
+    """A model loaded in bf16 keeps in fp32, unchanged, what must stay in fp32."""
     import torch
 
     half = loaded(subject, saved(subject), torch.bfloat16)
@@ -114,8 +114,8 @@ def fp32_kept(subject: Subject) -> str | None:
 
 
 def must_stay(module: Any) -> Callable[[str], bool]:
-    """Whether a name is of a tensor that must stay in fp32: the model says so, or it is a rotary
-    frequency."""
+    """A test of names: must this tensor stay in fp32, because the model says so or because it is
+    a rotary frequency?"""
 
     strict = [
         part
@@ -132,7 +132,7 @@ def must_stay(module: Any) -> Callable[[str], bool]:
 
 
 def _lost(tensor: Any, original: Any) -> str:
-    """Why a tensor is not what it was in fp32; empty if it is."""
+    """How a tensor differs from its fp32 original; empty if it does not."""
     import torch
 
     if tensor.dtype != torch.float32:

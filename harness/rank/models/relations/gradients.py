@@ -1,4 +1,4 @@
-"""Relations of losses and gradients on one rank."""
+"""Relations for losses and gradients on one rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.rank.models.judging import require_equal
 from harness.rank.models.subject import IGNORED, Subject, gradient, logits_of, loss_of, rows, run
 
 CLOSE = 1e-4
-"""The part of a loss that two right ways may differ by."""
+"""The part of a loss by which two correct computations may differ."""
 
 COUNT = "num_items_in_batch"
 """The argument with the number of labels in all micro-batches of a step."""
@@ -22,15 +22,15 @@ OTHER_LOSSES = {
     "prophetnet": "its loss also predicts the tokens after the next one",
     "xlnet": "its labels belong to the tokens that target_mapping chooses",
 }
-"""Models whose loss is another one by design, by their type."""
+"""Maps types of models that have another loss by design to the reason."""
 
 NOT_SHIFTED = "labels are not shifted inside"
-"""How transformers documents that labels must be shifted before."""
+"""The words with which transformers documents that the caller must shift the labels."""
 
 
 def loss(subject: Subject) -> str | None:
-    """The loss is the mean cross-entropy of the model's own logits with the labels: for a causal
-    language model, with the next tokens."""
+    """The loss is the mean cross-entropy of the model's logits and the labels. In a causal language
+    model, each token predicts the next label."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -59,7 +59,7 @@ def loss(subject: Subject) -> str | None:
 
 
 def _raise_other(subject: Subject, *, shifts: bool) -> NoReturn:
-    """Raise what it means that labels are not shifted, or are shifted, against the head's rule."""
+    """Report that labels are shifted, or are not shifted, against the head's rule."""
     if not shifts:
         raise Wrong("labels are shifted: each token is to predict the label of the next one")
     if NOT_SHIFTED in (subject.module.forward.__doc__ or "").replace("*", ""):
@@ -68,7 +68,7 @@ def _raise_other(subject: Subject, *, shifts: bool) -> NoReturn:
 
 
 def accumulation(subject: Subject) -> str | None:
-    """Micro-batches that get the number of labels in all of them give the whole gradient."""
+    """Micro-batches add up to the full gradient if each gets the number of labels in all."""
     import torch
 
     if getattr(subject.module, "accepts_loss_kwargs", True) is False:
@@ -91,15 +91,15 @@ def accumulation(subject: Subject) -> str | None:
 
 
 def _require_argument(module: Any) -> None:
-    """Raise Refused if forward has no place for the count: the Trainer sees that, too."""
+    """Raise Refused if forward does not take the count: the Trainer sees that, too."""
     parameters = inspect.signature(module.forward).parameters
     if COUNT not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise Refused(f"forward takes no {COUNT}, so that the Trainer knows")
 
 
 def _unequal(subject: Subject) -> dict[str, Any]:
-    """The batch, with fewer labels in its first half. One label a row stays: its parts have
-    unequal numbers of rows."""
+    """The batch, with fewer labels in its first half. With one label per row it stays as it is: its
+    parts have unequal numbers of rows."""
     inputs = subject.loss_inputs()
     if subject.head.labels is Labels.ROW:
         return inputs
@@ -112,7 +112,7 @@ def _unequal(subject: Subject) -> dict[str, Any]:
 
 
 def checkpointing(subject: Subject) -> str | None:
-    """Gradient checkpointing, of both kinds, changes no gradient, and recomputes layers."""
+    """Both kinds of gradient checkpointing change no gradient, and recompute layers."""
     module = subject.module
     if not hasattr(module, "gradient_checkpointing_enable"):
         raise NoAnswer("the model has no gradient_checkpointing_enable")
@@ -144,7 +144,7 @@ def _training(module: Any) -> Iterator[None]:
 
 @contextmanager
 def _calls(module: Any) -> Iterator[list[int]]:
-    """Counts the calls of all parts of a model."""
+    """Count the calls of all parts of a model."""
     count = [0]
 
     def called(*_: Any) -> None:

@@ -1,7 +1,7 @@
-"""Relations of a model that is split over 2 ranks by its own plan.
+"""Relations for a model that its own plan splits over 2 ranks.
 
-The right gradient of a part is not computed by us: a checkpoint whose weights are the right
-gradients is loaded with the same plan, so that upstream's own code splits them.
+Upstream's code splits the expected gradients: a checkpoint that has the gradients as its weights is
+loaded with the same plan.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ RANKS = 2
 
 
 def tensor_parallel(subject: Subject) -> str | None:
-    """Split by the model's plan, it has the same logits and, in each parameter, gradients."""
+    """A model split by its plan has the same logits and the same gradient of each parameter."""
     if not _plan(subject.module, "tp"):
         raise NoAnswer("the model has no plan for tensor parallelism")
     return _compare(subject, "tp", _by_tensors())
 
 
 def expert_parallel(subject: Subject) -> str | None:
-    """With its experts on 2 ranks, it has the same logits and, in each parameter, gradients."""
+    """A model with experts on 2 ranks has the same logits and gradients of all parameters."""
     if not _plan(subject.module, "ep"):
         raise NoAnswer("the model has no plan for expert parallelism")
     return _compare(subject, "ep", _by_experts())
@@ -41,14 +41,14 @@ def _plan(module: Any, kind: str) -> Any:
 
 
 def _distributed() -> tuple[Any, Mapping[str, Any]]:
-    """The class of transformers' settings for several ranks, and its parameters."""
+    """The class DistributedConfig of transformers, and its parameters."""
     from transformers.distributed import DistributedConfig  # type: ignore[import-not-found]
 
     return DistributedConfig, inspect.signature(DistributedConfig).parameters
 
 
 def _by_tensors() -> dict[str, Any]:
-    """What a release's ``from_pretrained`` takes to split tensors."""
+    """The arguments with which this release's ``from_pretrained`` splits tensors."""
     cls, parameters = _distributed()
     if "tp_plan" in parameters:
         return {"distributed_config": cls(tp_size=RANKS, tp_plan="auto")}
@@ -80,7 +80,7 @@ def _compare(subject: Subject, kind: str, how: Mapping[str, Any]) -> str:
 
 
 def _split(subject: Subject, name: str, how: Mapping[str, Any]) -> Any:
-    """The model, saved and loaded in parts. Only the first rank writes, in upstream's code, too."""
+    """Save the model and load its parts. Only the first rank writes, as in upstream's code."""
     from torch import distributed as dist
 
     folder = subject.folder / name
@@ -91,7 +91,7 @@ def _split(subject: Subject, name: str, how: Mapping[str, Any]) -> Any:
 
 
 def _require_parts(split: Any, parts: Any, reference: Named, allowed: Mapping[str, float]) -> None:
-    """Raise Wrong if a gradient is not the part of the right one that this rank has."""
+    """Raise Wrong if a gradient is not this rank's part of the expected gradient."""
     actual = {n: whole(p.grad) for n, p in split.named_parameters() if p.grad is not None}
     expected = arrays({n: whole(p) for n, p in parts.named_parameters() if n in reference})
     floor = rounding(expected, [])
@@ -100,7 +100,7 @@ def _require_parts(split: Any, parts: Any, reference: Named, allowed: Mapping[st
 
 
 def _become(module: Any, values: Named) -> None:
-    """Replace the weights by other values; zeros where there are none."""
+    """Replace the weights by these values; by zeros where a value is missing."""
     import torch
 
     with torch.no_grad():

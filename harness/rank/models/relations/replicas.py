@@ -1,4 +1,4 @@
-"""Relations of data parallelism: each of 2 ranks has half of the rows."""
+"""Relations for data parallelism: each of 2 ranks has half of the rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fsdp2(subject: Subject) -> str | None:
 
 
 def _layers(module: Any) -> list[Any]:
-    """The parts that the model names, otherwise those in its lists of modules."""
+    """The layers that the model declares, otherwise the modules of its first ModuleList."""
     import torch
 
     names = set(getattr(module, "_no_split_modules", None) or ())
@@ -51,7 +51,7 @@ def _layers(module: Any) -> list[Any]:
 
 
 def whole(tensor: Any) -> Any:
-    """A tensor that may be split over the ranks, complete."""
+    """The complete tensor, also if it is split over the ranks."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 

@@ -1,4 +1,4 @@
-"""Relations of rows: alone, padded, packed, and generated token by token."""
+"""Relations for rows that are alone, padded, packed, or generated token by token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.rank.vectors import SAFE, Array, length
 POSITIONS = "position_ids"
 MASK = "attention_mask"
 COMPILED = "flex_attention"
-"""Not compiled here, as on a GPU: if only this differs, nothing is known."""
+"""Is compiled only on a GPU: if only this differs here, that proves nothing."""
 
 IMPLEMENTATIONS = ("eager", "sdpa", COMPILED)
 
@@ -31,17 +31,17 @@ SEES_PADDING = {
     "reformer": "its chunks begin and end with the input, be it padding",
     "xlnet": "its head takes the last token of the input: its tokenizer pads on the left",
 }
-"""Models that padding changes by design, by their type."""
+"""Maps types of models that padding changes by design to the reason."""
 
 APPENDS = {
     "xlm": "its generate appends a masked token, whose logits it takes",
     "xlnet": "its generate appends a token, whose logits it takes",
 }
-"""Models that generate in another way by design, by their type."""
+"""Maps types of models that generate differently by design to the reason."""
 
 
 def padding_right(subject: Subject) -> str | None:
-    """A row has the same logits alone and padded on the right, beside a longer row."""
+    """A row has the same logits alone and padded on the right, next to a longer row."""
     row, neighbour = _row(subject, 0), _row(subject, 1)
     short = _shorter(row)
     filled = _filled(subject, row.shape[1])
@@ -56,7 +56,7 @@ def padding_right(subject: Subject) -> str | None:
 
 
 def padding_left(subject: Subject) -> str | None:
-    """A row has the same logits alone and padded on the left, beside a longer row."""
+    """A row has the same logits alone and padded on the left, next to a longer row."""
     row, neighbour = _row(subject, 0), _row(subject, 1)
     short = _shorter(row)
     begin = row.shape[1] - short
@@ -92,8 +92,8 @@ def _require_padded(subject: Subject, actual: Array, expected: Array, case: str)
 
 
 def _cut(subject: Subject, row: Any, length: int) -> Any:
-    """The begin of a row. Some heads for rows look for its end, so the last token stays the last
-    one."""
+    """The beginning of a row. Some heads for rows look for the end of the row, so the last token
+    stays the last one."""
     cut = row[:, :length].clone()
     if subject.head.labels is Labels.ROW:
         cut[:, -1] = row[:, -1]
@@ -101,12 +101,12 @@ def _cut(subject: Subject, row: Any, length: int) -> Any:
 
 
 def _logits_of_row(subject: Subject, actual: Array, tokens: slice) -> Array:
-    """The logits of the first row; only those of some tokens if they belong to them."""
+    """The logits of the first row; if logits belong to tokens, only those of ``tokens``."""
     return actual[:1, tokens] if subject.for_each_token else actual[:1]
 
 
 def _reads_first(subject: Subject, row: Any) -> bool:
-    """Whether a head for rows takes only the first token of what the model computes for each."""
+    """Whether a head for rows uses only the model's output for the first token."""
     import torch
 
     outputs: list[Any] = []
@@ -135,7 +135,7 @@ def _reads_first(subject: Subject, row: Any) -> bool:
 
 
 def packing(subject: Subject) -> str | None:
-    """Two rows have the same logits alone and in one row with positions that begin again."""
+    """Two rows have the same logits alone and packed in one row with restarted positions."""
     if not subject.takes(POSITIONS):
         raise NoAnswer(f"forward takes no {POSITIONS}: packing is not offered")
     reasons = {name: _packed(subject) for name in _implementations(subject)}
@@ -152,7 +152,7 @@ def _listed(names: Any) -> str:
 
 
 def _implementations(subject: Subject) -> Iterator[str]:
-    """Switch the model to each implementation of attention that runs here; last to its own."""
+    """Switch the model to each implementation of attention that runs here, then back."""
     module = subject.module
     original = getattr(subject.config, "_attn_implementation", None)
     if not hasattr(module, "set_attn_implementation") or original is None:
@@ -168,9 +168,9 @@ def _implementations(subject: Subject) -> Iterator[str]:
 
 
 def _runs(subject: Subject, name: str) -> bool:
-    """Whether the model offers an implementation, and gives the same logits with it.
+    """Whether the model offers an implementation and can run with it.
 
-    A model that ignores the choice would only be asked the same again.
+    A model that ignores the choice would only be tested twice.
     """
     try:
         subject.module.set_attn_implementation(name)
@@ -183,7 +183,7 @@ def _runs(subject: Subject, name: str) -> bool:
 
 
 def _packed(subject: Subject) -> str:
-    """How packed rows differ from rows alone; empty if they do not."""
+    """How packed rows differ from single rows; empty if they do not."""
     import torch
 
     rows = [_row(subject, 0), _row(subject, 1)]
@@ -205,7 +205,7 @@ def _packed(subject: Subject) -> str:
 def _right_with_lengths(
     subject: Subject, packed: Any, positions: Any, lengths: list[int], expected: Array
 ) -> bool:
-    """Whether it is right with all that a collator for flash attention can pass."""
+    """Whether the logits are right if we pass all that a flash-attention collator can pass."""
     import torch
 
     ends = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32)
@@ -226,9 +226,9 @@ def _right_with_lengths(
 
 
 def _first_position(subject: Subject) -> int:
-    """The position of a row's first token: 0, or behind the padding token as in RoBERTa.
+    """The position of a row's first token: 0, or the padding token plus 1 as in RoBERTa.
 
-    Raises NoAnswer if the model's own positions are others.
+    Raises NoAnswer if the model counts in another way.
     """
     row = _row(subject, 0)
     expected = _alone(subject, row)
@@ -241,7 +241,7 @@ def _first_position(subject: Subject) -> int:
 
 
 def generation(subject: Subject) -> str | None:
-    """Tokens generated one by one, with the cache, have the logits of one pass over all."""
+    """Tokens generated one by one with the cache have the same logits as in a single pass."""
     import torch
 
     module = subject.module
@@ -274,8 +274,8 @@ def generation(subject: Subject) -> str | None:
 
 
 def _decoder_settings(subject: Subject) -> dict[str, Any]:
-    """What ``generate`` takes for a model with an encoder. Special tokens are not generated: where
-    padding is, some count other positions."""
+    """Settings of ``generate`` for a model with an encoder. They suppress special tokens: some
+    models count positions differently where padding is."""
     if DECODER not in subject.batch:
         return {}
     return {
@@ -305,7 +305,7 @@ def _row(subject: Subject, number: int) -> Any:
 
 
 def _shorter(row: Any) -> int:
-    """The tokens of a row that is cut: a little more than half, more than a window."""
+    """The length of a cut row: a little more than half, and more than a window."""
     return int(row.shape[1]) * 11 // 20
 
 
@@ -337,7 +337,7 @@ def _arange(width: int) -> Any:
 
 
 def _positions(subject: Subject, mask: Any) -> dict[str, Any]:
-    """The positions that ``generate`` passes with such a mask."""
+    """The positions that ``generate`` passes with this mask."""
     if not subject.takes(POSITIONS):
         return {}
     return {POSITIONS: (mask.cumsum(-1) - 1).clamp(min=0) + _first_position(subject)}
@@ -355,7 +355,7 @@ def _require(subject: Subject, actual: Array, expected: Array, case: str) -> Non
 
 
 def _how(subject: Subject, actual: Array, expected: Array, case: str) -> str:
-    """How far logits are away, and from which token on."""
+    """How far logits are off, and from which token on."""
     part = percent(length(actual - expected), length(expected))
     if subject.head.labels is Labels.ROW:
         return f"logits are off by {part} {case}"

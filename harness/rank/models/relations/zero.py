@@ -1,4 +1,4 @@
-"""Relations of a model with DeepSpeed's ZeRO stage 3."""
+"""Relations for a model with DeepSpeed's ZeRO stage 3."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SETTINGS = {
 }
 
 CLOSE = 1e-5
-"""The part of a value in a buffer that two right ways may differ by."""
+"""The part of a value in a buffer by which two correct computations may differ."""
 
 
 def zero_init(subject: Subject) -> str | None:
-    """A model that is made inside ``deepspeed.zero.Init``, in bf16, has right buffers.
+    """A model constructed inside ``deepspeed.zero.Init``, in bf16, has the same buffers as outside.
 
-    Those of floats are compared if they must stay in fp32, see ``fp32_kept``.
+    Buffers of floats are compared only if they must stay in fp32, see ``fp32_kept``.
     """
     deepspeed = _deepspeed()
     construct = subject.construct or (lambda: subject.make()[0])
@@ -49,7 +49,7 @@ def zero_init(subject: Subject) -> str | None:
 
 
 def _require_same(name: str, actual: Any, expected: Any) -> None:
-    """Raise Wrong unless a buffer has the right shape, type and values."""
+    """Raise Wrong unless a buffer has the expected shape, type and values."""
     if actual is None or actual.shape != expected.shape:
         raise Wrong(f"{name} has another shape inside zero.Init")
     away = _away(actual, expected)
@@ -85,7 +85,7 @@ def _deepspeed() -> Any:
 
 @contextlib.contextmanager
 def _one_rank() -> Iterator[None]:
-    """A process group of this process alone."""
+    """A process group with only this process."""
     from torch import distributed as dist
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
@@ -100,7 +100,7 @@ def _one_rank() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _known_to_transformers(settings: dict[str, Any]) -> Iterator[None]:
-    """Transformers initializes weights differently if it knows that they are split."""
+    """Tell transformers that weights are split: it then initializes them differently."""
     try:
         from transformers.integrations import HfDeepSpeedConfig, unset_hf_deepspeed_config  # type: ignore[import-not-found]
     except ImportError:
