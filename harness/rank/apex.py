@@ -9,14 +9,14 @@ import sys
 from importlib.util import find_spec
 
 STATES = r"not installed|installed|imported|used: [A-Z]\w*(, [A-Z]\w*)*"
-"""What ``state`` may say, as a regular expression."""
+"""Matches what ``state`` returns."""
 
 _used: list[str] = []
 
 
 def installed() -> bool:
     """Whether NVIDIA's apex can be imported; what PyPI has under that name has no kernels."""
-    # A stand-in of ours has a spec as well, but comes from nowhere.
+    # Our stand-in has a spec, too, but no origin.
     return all(getattr(find_spec(name), "origin", None) for name in ("apex", "amp_C"))
 
 

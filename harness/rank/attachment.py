@@ -90,7 +90,7 @@ class Attachment:
         self._inside: set[int] = set()
         """The ids of all watched modules and of their parts."""
         self._known: list[Any] = []
-        """Keeps watched modules alive, so that no new module gets the id of one."""
+        """Keeps watched modules alive, so that no new module gets an old id."""
         self._loader: Any = None
         self._patched: set[str] = set()
         self._ended = self._busy = False

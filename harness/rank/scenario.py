@@ -1,8 +1,8 @@
 """What one rank does: read run.json, set up, call the scenario, write records, exit.
 
 torchrun starts it. A cold launch runs ``python -m harness.rank.scenario RUN VARIANT LAUNCH``, which
-imports torch and upstream itself. A warm launch calls it in a process that was forked from one that
-has imported them (see ``forkserver``). Ranks do not import Hydra.
+imports torch and upstream itself. A warm launch calls ``main`` in a process forked from one that
+has imported both (see ``forkserver``). Ranks do not import Hydra.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def of_head(config: Any, head: str = CAUSAL) -> Any:
 
 
 def small(name: str, content: Mapping[str, Any] | None = None, head: str = CAUSAL) -> Any:
-    """A small configuration of a model; ``content`` is that of a user's config.json."""
+    """A small configuration of a model, or of the ``content`` of a user's config.json."""
     config = of_head(_small(config_class(name), content or {}, head), head)
     if heads.HEADS[head].classes:
         config.num_labels = LABELS

@@ -1,4 +1,4 @@
-"""Are two results equal, but for rounding?
+"""Decides whether two results are equal up to rounding.
 
 Rounding is measured, as ``probe`` does it: the same pass runs with all weights moved by an ulp. Two
 results differ if their distance is more than ``SAFE`` times that change. Two correct computations

@@ -38,7 +38,7 @@ def main() -> None:
     request = json.loads(sys.stdin.read())
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    gc.disable()  # imports take a quarter less time so
+    gc.disable()  # saves a quarter of the time of imports
     _import(request["shims"])
     gc.freeze()
     gc.enable()

@@ -23,7 +23,7 @@ def warm_up() -> None:
 
     if torch.cuda.is_available():
         return
-    with suppress(Exception):  # without a compiler, the script itself will say so
+    with suppress(Exception):  # without a compiler, the script itself fails
         tensor = torch.ones(3, requires_grad=True)
         torch.compile(lambda x: x * 2 + 1)(tensor).sum().backward()
         torch.compiler.reset()

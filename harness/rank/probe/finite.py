@@ -33,7 +33,7 @@ class Finite:
             if self.place or tensor is self._last:
                 return
             self._last = tensor
-            with suppress(Exception):  # of a transformation of functions: no tensor with numbers
+            with suppress(Exception):  # inside torch.func, a tensor has no numbers
                 if not _is_finite(tensor):
                     self._name(root, module)
                     self.place = f"the output of {_called(self.module, module)}{_in(tensor)}"

@@ -68,9 +68,8 @@ def _become_rank(folder: Path, rank: int, world: int, port: int) -> NoReturn:
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
-        "LOCAL_SIZE": str(
-            world
-        ),  # from DeepSpeed's launcher; on a CPU, its releases count ranks so
+        # DeepSpeed's launcher sets it; on a CPU, its releases count ranks with it.
+        "LOCAL_SIZE": str(world),
         "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

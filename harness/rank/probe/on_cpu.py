@@ -3,8 +3,8 @@
 Devices become the CPU, NCCL becomes gloo, and calls that only measure or wait do nothing. Each kind
 of call is counted, and the report lists them. ``torch.cuda.is_available()`` stays false, so that a
 script that supports CPUs chooses one itself. It is true only where the script or a library would
-otherwise stop: in an ``assert``, or in an ``if`` that raises an error. ``torch.accelerator`` always
-reports CUDA: some callers use DDP only with CUDA. Some packages also need the harness's shims.
+otherwise stop: in an ``assert``, or in an ``if`` that raises an error. ``torch.accelerator``
+reports CUDA to scripts: some use DDP only with CUDA. Some packages also need the harness's shims.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def install_cuda() -> None:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.nn.parallel import DistributedDataParallel
 
-    cuda = torch.device(CUDA)  # the mode makes a CPU of it where torch is given it
+    cuda = torch.device(CUDA)  # the mode turns it into the CPU when it is passed to torch
     modes.append(_mode())
     modes[0].__enter__()
     for name in SILENT:

@@ -357,7 +357,7 @@ class Watch:
             if not self.now["parts"]:
                 self.now["stale"] = self._norm()
             gradient = arguments[0] if arguments else keywords.get("gradient")
-            if gradient is None:  # otherwise a stage of a pipeline goes on with the next one's
+            if gradient is None:  # otherwise a pipeline's stage continues a backward
                 self.now["losses"].append(float(full(loss).sum()))
             self.now["parts"].append({})
             self._backs = True

@@ -28,7 +28,7 @@ def _offline(count: Count) -> None:
 
 
 def _own_transformers(count: Count, package: str) -> None:
-    """Hide a transformers that does not lie beside this package."""
+    """Hide a transformers that is not in the same folder as this package."""
     if _folder_of("transformers") not in (None, _folder_of(package)):
         sys.modules["transformers"] = None  # type: ignore[assignment]
         count()

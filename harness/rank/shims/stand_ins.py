@@ -40,7 +40,7 @@ def module(name: str, count: Count, **names: Any) -> ModuleType:
 
 
 def cuda_on_cpu(count: Count) -> None:
-    """Make torch.cuda stand for the CPU: devices, events, streams, counters and tensor types."""
+    """Make torch.cuda work on the CPU: devices, events, streams, counters and tensor types."""
     import torch
 
     cuda: Any = torch.cuda

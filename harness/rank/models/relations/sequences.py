@@ -221,7 +221,7 @@ def _right_with_lengths(
     }
     try:
         return _equal(subject, _logits(subject, packed, extras), expected)
-    except TypeError:  # it does not take them
+    except TypeError:  # its forward does not take them
         return False
 
 
