@@ -1,6 +1,6 @@
-"""NVIDIA's apex, a build of its own that most machines lack: whether it is there, and what used it.
+"""Whether NVIDIA's apex is installed, and what used it. Most machines lack it.
 
-Standard library only: scenarios, shims and ranks all ask here.
+Standard library only: scenarios, shims and ranks all import this.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ import sys
 from importlib.util import find_spec
 
 STATES = r"not installed|installed|imported|used: [A-Z]\w*(, [A-Z]\w*)*"
-"""What ``state`` may say, as a regular expression."""
+"""Matches what ``state`` returns."""
 
 _used: list[str] = []
 
 
 def installed() -> bool:
     """Whether NVIDIA's apex can be imported; what PyPI has under that name has no kernels."""
-    # A stand-in of ours has a spec as well, but comes from nowhere.
+    # Our stand-in has a spec, too, but no origin.
     return all(getattr(find_spec(name), "origin", None) for name in ("apex", "amp_C"))
 
 
 def use(name: str) -> None:
-    """Say that a layer or an optimizer of the model in training is apex's: ``FusedAdam``."""
+    """Note that the training uses this layer or optimizer of apex: ``FusedAdam``."""
     if name not in _used:
         _used.append(name)
 
 
 def state() -> str:
-    """For the evidence: ``not installed``, ``installed``, ``imported`` by an upstream at least, or
-    ``used: MixedFusedLayerNorm, FusedAdam``."""
+    """Return ``not installed``, ``installed``, ``imported`` (by an upstream) or
+    ``used: MixedFusedLayerNorm, FusedAdam``, for the evidence."""
     if not installed():
         return "not installed"
     if _used:

@@ -1,13 +1,13 @@
 """Attaches detectors to whatever is trained in a rank: ``score`` asks what they find.
 
-A detector is written for a training loop whose author calls it. Here nobody does: the model is the
-module that is called, its optimizer the one that was made for its parameters, and a step is that
-optimizer's, or that of DeepSpeed's engine. A detector with a method ``batch`` watches a DataLoader
-of torch instead, and one with ``judge`` writes a trace, which is judged after the run. A detector
-is told nothing else: the folder's name is neutral, and the arguments of the process are hidden.
+A detector is written for a training loop whose author calls it. Here hooks call it: the model is
+the module that the process calls, its optimizer is the one that has its parameters, and a step is a
+step of that optimizer or of DeepSpeed's engine. A detector with a method ``batch`` watches a
+DataLoader of torch instead. A detector with ``judge`` writes a trace, which is judged after the
+run. A detector learns nothing else: the folder has a neutral name, and ``sys.argv`` is empty.
 
-If a process trains several models, such as upstream's and a reference, each gets a detector of its
-own; and so does each loader.
+If a process trains several models, such as upstream's and a reference, each model gets its own
+detectors, and so does each loader.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from harness.rank.watched import Attached, Reading, Training
 from harness.system.files import write_whole
 
 MOST = 4
-"""Trainings of a process that are watched."""
+"""How many trainings of a process are watched."""
 
 MOST_LOADERS = 16
-"""Loaders of a process that are watched."""
+"""How many loaders of a process are watched."""
 
 CHECKPOINTS = (
     ("torch", "", "save", ""),
@@ -39,7 +39,7 @@ CHECKPOINTS = (
     ("accelerate.accelerator", "Accelerator", "", "load_state"),
     ("transformers.trainer", "Trainer", "", "_load_optimizer_and_scheduler"),
 )
-"""By module and class, the functions that save a training, and those after which it is loaded."""
+"""Module, class, the function that saves a training, and the function that loads it."""
 
 
 def file_of(trial: Path, launch: str, rank: int) -> Path:
@@ -54,30 +54,30 @@ def traces_of(trial: Path, name: str) -> Path:
 
 @contextmanager
 def attached(
-    wanted: Sequence[Mapping[str, str]], trial: Path, launch: str, rank: int
+    requested: Sequence[Mapping[str, str]], trial: Path, launch: str, rank: int
 ) -> Iterator[None]:
     """Attach these detectors to what is trained in the context, and write what they report."""
-    if not wanted:
+    if not requested:
         yield
         return
     arguments = sys.argv[1:]
     del sys.argv[1:]  # they name the variant
-    made = Attachment(wanted, trial / f"kept_{rank}", rank)
-    made.begin(trial, f"{launch or 'only'}_{rank}")
-    made.install()
+    attachment = Attachment(requested, trial / f"kept_{rank}", rank)
+    attachment.begin(trial, f"{launch or 'only'}_{rank}")
+    attachment.install()
     try:
         yield
     finally:
-        made.close()
+        attachment.close()
         sys.argv[1:] = arguments
-        write_whole(file_of(trial, launch, rank), json.dumps(made.report()))
+        write_whole(file_of(trial, launch, rank), json.dumps(attachment.report()))
 
 
 class Attachment:
-    """The hooks in a rank, and the trainings that they have found."""
+    """The hooks in a rank, and the trainings and loaders that they found."""
 
-    def __init__(self, wanted: Sequence[Mapping[str, str]], keep: Path, rank: int) -> None:
-        kinds = {one["name"]: kind_of(one) for one in wanted}
+    def __init__(self, requested: Sequence[Mapping[str, str]], keep: Path, rank: int) -> None:
+        kinds = {one["name"]: kind_of(one) for one in requested}
         self._of_loaders = {n: k for n, k in kinds.items() if hasattr(k, "batch")}
         self._of_trainings = {n: k for n, k in kinds.items() if n not in self._of_loaders}
         self._tracing: dict[str, Any] = {}
@@ -86,17 +86,17 @@ class Attachment:
         self.readings: list[Reading] = []
         self._iterators: list[tuple[Any, Reading]] = []
         self._optimizers: list[tuple[Any, set[int]]] = []
-        """Those that were made, with the ids of their first parameters."""
+        """All optimizers, each with the ids of the parameters that it got at first."""
         self._inside: set[int] = set()
-        """The ids of modules that are known, or inside of one."""
+        """The ids of all watched modules and of their parts."""
         self._known: list[Any] = []
-        """Keeps modules alive, so that no other gets the id of one."""
+        """Keeps watched modules alive, so that no new module gets an old id."""
         self._loader: Any = None
         self._patched: set[str] = set()
         self._ended = self._busy = False
 
     def report(self) -> dict[str, Any]:
-        """What was trained. Beside DeepSpeed's engine, a model of plain torch is a reference."""
+        """What was trained. If DeepSpeed's engine trains, models of plain torch are references."""
         engines = [training for training in self.trainings if training.is_engine]
         watched: list[Any] = [*(engines or self.trainings), *self.readings]
         return {"trainings": [each.describe() for each in watched]}
@@ -105,13 +105,13 @@ class Attachment:
         """The training is over."""
         self._ended = True
         for training in self.trainings:
-            for each in training.detectors:
-                each.call("close", training.steps)
+            for detector in training.detectors:
+                detector.call("close", training.steps)
         for reading in self.readings:
             reading.call("close")
 
     def begin(self, trial: Path, process: str) -> None:
-        """Make the detectors that write a trace: one for the process."""
+        """Make the detectors that write a trace: one of each kind for the process."""
         for name, kind in self._of_trainings.items():
             if hasattr(kind, "judge"):
                 folder = traces_of(trial, name) / process
@@ -127,14 +127,14 @@ class Attachment:
 
         module.register_module_forward_pre_hook(self._called)
         optimizer.register_optimizer_step_post_hook(self._stepped)
-        _after(torch.optim.Optimizer, "__init__", self._made)
+        _after(torch.optim.Optimizer, "__init__", self._note_optimizer)
         _before(torch.utils.data.DataLoader, "__iter__", self._iterated)
         if self._of_loaders:
             self._watch_loaders(torch.utils.data.dataloader._BaseDataLoaderIter)
 
     # -- hooks --
 
-    def _made(self, optimizer: Any, *_: Any, **__: Any) -> None:
+    def _note_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
         groups = optimizer.param_groups
         self._optimizers.append((optimizer, {id(p) for group in groups for p in group["params"]}))
 
@@ -145,7 +145,7 @@ class Attachment:
         original = iterators.__next__
 
         @functools.wraps(original)
-        def asked(iterator: Any) -> Any:
+        def next_batch(iterator: Any) -> Any:
             reading = next((r for i, r in self._iterators if i is iterator), None)
             try:
                 batch = original(iterator)
@@ -157,7 +157,7 @@ class Attachment:
                 reading.given(iterator, (batch,))
             return batch
 
-        iterators.__next__ = asked
+        iterators.__next__ = next_batch
         _after(iterators, "__init__", self._made_iterator)
 
     def _made_iterator(self, iterator: Any, loader: Any, *_: Any) -> None:
@@ -165,10 +165,10 @@ class Attachment:
         if reading is None and len(self.readings) < MOST_LOADERS:
             reading = Reading(loader, self._new(self._of_loaders, f"loader_{len(self.readings)}"))
             self.readings.append(reading)
-            for each in reading.detectors:
-                each.call("attach", 0, None, None, loader, group=_group(None))
-                if each.keep.exists():
-                    each.call("load", 0, each.keep)
+            for detector in reading.detectors:
+                detector.call("attach", 0, None, None, loader, group=_group(None))
+                if detector.keep.exists():
+                    detector.call("load", 0, detector.keep)
             self._watch_checkpoints()
         if reading is not None:
             self._iterators.append((iterator, reading))
@@ -185,7 +185,7 @@ class Attachment:
         ]
 
     def _called(self, module: Any, _: Any) -> None:
-        """Before any module is called: the first call of one that is trained attaches."""
+        """Runs before each call of a module. Attaches to a module that is called in training."""
         import torch
 
         if id(module) in self._inside or self._ended or not torch.is_grad_enabled():
@@ -202,12 +202,12 @@ class Attachment:
             self._attach(engine if engine is not None else module, optimizer, engine is not None)
 
     def _optimizer_of(self, module: Any) -> Any:
-        """The newest optimizer that was made for parameters of a module; None if none was."""
-        own = {id(p) for p in module.parameters()}
-        for made, first in reversed(self._optimizers):
-            now = {id(p) for group in made.param_groups for p in group["params"]}
-            if own & (first | now):  # wrappers such as FSDP2 replace the parameters of both
-                return made
+        """The newest optimizer that has parameters of a module, or None."""
+        ids = {id(p) for p in module.parameters()}
+        for optimizer, initial in reversed(self._optimizers):
+            current = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if ids & (initial | current):  # wrappers such as FSDP2 replace the parameters of both
+                return optimizer
         return None
 
     def _attach(self, model: Any, optimizer: Any, is_engine: bool) -> None:
@@ -221,10 +221,10 @@ class Attachment:
             name = "step_with_ready_grads" if hasattr(wrapper, "step_with_ready_grads") else "step"
             _after(wrapper, name, lambda *_, **__: training.step())
         self._watch_checkpoints()
-        for each in detectors:
-            each.call("attach", 0, model, optimizer, self._loader, group=_group(model))
-            if each.keep.exists():  # this launch goes on with what another one has saved
-                each.call("load", 0, each.keep)
+        for detector in detectors:
+            detector.call("attach", 0, model, optimizer, self._loader, group=_group(model))
+            if detector.keep.exists():  # this launch goes on with what another one has saved
+                detector.call("load", 0, detector.keep)
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         for training in self.trainings:
@@ -235,39 +235,39 @@ class Attachment:
         for module, kind, save, load in CHECKPOINTS:
             owner: Any = sys.modules.get(module)
             owner = getattr(owner, kind, None) if kind else owner
-            for name, then in ((save, "save"), (load, "load")):
+            for name, method in ((save, "save"), (load, "load")):
                 if name and hasattr(owner, name) and f"{module}.{name}" not in self._patched:
                     self._patched.add(f"{module}.{name}")
                     of_engine = kind == "DeepSpeedEngine"
-                    hook = functools.partial(self._checkpoint, then, of_engine)
-                    (_before if then == "save" else _after)(owner, name, hook)
+                    hook = functools.partial(self._checkpoint, method, of_engine)
+                    (_before if method == "save" else _after)(owner, name, hook)
 
-    def _checkpoint(self, what: str, of_engine: bool, *_: Any, **__: Any) -> None:
+    def _checkpoint(self, method: str, of_engine: bool, *_: Any, **__: Any) -> None:
         if self._busy or self._ended:  # a detector may save what it needs
             return
         # An engine's checkpoint is its own.
         of = [(one.steps, one.detectors) for one in self.trainings if one.is_engine == of_engine]
         of += [(one.epochs, one.detectors) for one in self.readings]
         for steps, detectors in of:
-            for each in detectors:
-                if what == "save":
-                    each.keep.mkdir(parents=True, exist_ok=True)
-                if each.keep.exists():
+            for detector in detectors:
+                if method == "save":
+                    detector.keep.mkdir(parents=True, exist_ok=True)
+                if detector.keep.exists():
                     self._busy = True
-                    each.call(what, steps, each.keep)
+                    detector.call(method, steps, detector.keep)
                     self._busy = False
 
 
-def kind_of(wanted: Mapping[str, str]) -> Callable[[], Any]:
+def kind_of(detector: Mapping[str, str]) -> Callable[[], Any]:
     """The class of a detector, imported."""
-    if wanted["root"] and wanted["root"] not in sys.path:
-        sys.path.insert(0, wanted["root"])
-    kind: Callable[[], Any] = getattr(importlib.import_module(wanted["module"]), wanted["kind"])
+    if detector["root"] and detector["root"] not in sys.path:
+        sys.path.insert(0, detector["root"])
+    kind: Callable[[], Any] = getattr(importlib.import_module(detector["module"]), detector["kind"])
     return kind
 
 
 def _engine(module: Any) -> Any:
-    """DeepSpeed's engine that is called, or that calls this module; None without one."""
+    """DeepSpeed's engine, if it is this module or calls this module; otherwise None."""
     frame: Any = sys._getframe(1)
     caller = module
     while frame is not None:
@@ -280,18 +280,18 @@ def _engine(module: Any) -> Any:
 
 
 def _wrapper(optimizer: Any) -> Any:
-    """Megatron's optimizer around one of torch; it distributes the weights after its step."""
+    """Megatron's optimizer that wraps this one and distributes the weights after its step."""
     if "megatron.core.optimizer" not in sys.modules:
         return None
-    for one in gc.get_objects():
-        megatron = str(type(one).__module__).startswith("megatron.core.")
-        if megatron and getattr(one, "optimizer", None) is optimizer:
-            return one
+    for candidate in gc.get_objects():
+        megatron = str(type(candidate).__module__).startswith("megatron.core.")
+        if megatron and getattr(candidate, "optimizer", None) is optimizer:
+            return candidate
     return None
 
 
 def _group(model: Any) -> Any:
-    """The group that a user would pass: the data-parallel ranks, where a pipeline has others."""
+    """The group that a user would pass: the data-parallel ranks, if there are other groups."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -305,24 +305,24 @@ def _group(model: Any) -> Any:
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
-def _after(owner: Any, name: str, then: Callable[..., None]) -> None:
+def _after(owner: Any, name: str, hook: Callable[..., None]) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)
-    def wrapped(*arguments: Any, **named: Any) -> Any:
-        value = original(*arguments, **named)
-        then(*arguments, **named)
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        value = original(*arguments, **keywords)
+        hook(*arguments, **keywords)
         return value
 
     setattr(owner, name, wrapped)
 
 
-def _before(owner: Any, name: str, first: Callable[..., None]) -> None:
+def _before(owner: Any, name: str, hook: Callable[..., None]) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)
-    def wrapped(*arguments: Any, **named: Any) -> Any:
-        first(*arguments, **named)
-        return original(*arguments, **named)
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        hook(*arguments, **keywords)
+        return original(*arguments, **keywords)
 
     setattr(owner, name, wrapped)

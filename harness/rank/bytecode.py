@@ -21,7 +21,7 @@ from harness.system.errors import Inconclusive
 from harness.system.files import sha256
 
 BATCH = 200
-"""How many sources justify another process."""
+"""The number of sources for which another process pays off."""
 
 
 def compile_all(sources: Sequence[Path], site: Path) -> None:
@@ -40,7 +40,7 @@ def compile_all(sources: Sequence[Path], site: Path) -> None:
 def _compile(sources: Sequence[Path], site: Path) -> None:
     # In another process, as compiling holds the GIL. -I, as PYTHONPYCACHEPREFIX in the environment
     # would put the bytecode elsewhere.
-    done = subprocess.run(
+    process = subprocess.run(
         [
             sys.executable,
             "-I",
@@ -60,17 +60,17 @@ def _compile(sources: Sequence[Path], site: Path) -> None:
         capture_output=True,
         check=False,
     )
-    if done.returncode not in (0, 1):  # 1: a source could not be compiled
-        raise Inconclusive(f"compileall ended with exit code {done.returncode}")
+    if process.returncode not in (0, 1):  # 1: a source could not be compiled
+        raise Inconclusive(f"compileall ended with exit code {process.returncode}")
 
 
 _known: dict[tuple[str, str], tuple[Path, str]] = {}
-"""By the name and the SHA-256 of a source, its bytecode in an overlay that this process has made,
-with the SHA-256 of that. Overlays have many files in common, and compiling takes longest."""
+"""Maps the name and SHA-256 of a source to its bytecode and the bytecode's SHA-256, in an overlay
+that this process built. Overlays share many files, and compiling takes longest."""
 
 
 def remember(hashes: Mapping[str, str], site: Path) -> None:
-    """Note the bytecode of a new overlay, for the next ones; ``hashes`` are those of its files."""
+    """Note the bytecode of a new overlay, for the next ones. ``hashes`` has its files' hashes."""
     for name, digest in hashes.items():
         compiled = str(of(Path(name)))
         if name.endswith(".py") and compiled in hashes:

@@ -1,4 +1,4 @@
-"""How a launch ended: ``exit.json``, which the harness writes after the processes of a launch."""
+"""How a launch ended: the harness writes ``exit.json`` when all its processes have ended."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Identity:
         ranks = run["trials"][variant]["ranks"]
         return Identity(run["run"], run["scenario"], variant, launch, ranks)
 
-    def unlike(self, found: Mapping[str, Any]) -> str:
+    def unlike(self, identity: Mapping[str, Any]) -> str:
         """The first difference to a stored identity, in words; empty if there is none."""
         for name, mine in asdict(self).items():
-            if found[name] != mine:
-                return _DIFFERENCES.get(name, f"another {name}").format(found[name], mine)
+            if identity[name] != mine:
+                return _DIFFERENCES.get(name, f"another {name}").format(identity[name], mine)
         return ""
 
 
@@ -65,8 +65,8 @@ _DIFFERENCES = {
 
 
 def trial_folder(run_folder: Path, run: Mapping[str, Any], variant: str) -> Path:
-    """Where a trial runs: a folder with the name of its variant, but one without it in a run with
-    detectors, which must not know the variant. It is renamed when the trial has ended."""
+    """The folder in which a trial runs. It has the name of its variant; in a run with detectors,
+    which must not know the variant, it gets that name only when the trial has ended."""
     return run_folder / str(run["trials"][variant].get("folder", variant))
 
 
@@ -96,7 +96,7 @@ def write_exit(folder: Path, ended: Exit, identity: Identity) -> None:
 
 
 def read_exit(folder: Path, identity: Identity) -> Exit:
-    """How a launch ended. Raises Inconclusive if it has no exit.json, or that of another launch."""
+    """How a launch ended. Raises Inconclusive if exit.json is missing or is of another launch."""
     if not (folder / EXIT_FILE).exists():
         raise Inconclusive(f"this trial never ended: {folder} has no {EXIT_FILE}")
     content = read_json(folder / EXIT_FILE)

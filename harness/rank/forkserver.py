@@ -1,11 +1,11 @@
-"""The servers themselves: processes that import once, and are forked for overlays and launches.
+"""The fork servers: processes that import once, and fork a child for each overlay and launch.
 
 ``python -m harness.rank.forkserver`` imports torch and torch's elastic agent. It is forked for
 each overlay: the child imports upstream. That child is forked for each launch: its child is an
 agent, which runs torchrun (see ``agent``) and forks the ranks.
 
-Python's garbage collector is off while these import, which takes a quarter less time so; it is on
-again in launches, and leaves out what was imported before.
+Python's garbage collector is off while these import, which saves a quarter of the time. It is on
+again in launches, and ignores everything that was imported before.
 
 Each import is done in a child first. If the import has started a thread or initialised CUDA, the
 child must not be forked, and its parent serves without the import.
@@ -49,10 +49,10 @@ BEFORE_UPSTREAM = (
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "harness.rank.scenario",
 )
-"""What torchrun and our own ranks import, some of it only when they run."""
+"""Modules that torchrun and our ranks import, some of them only when they run."""
 
 LATER = "torch._dynamo"
-"""What torch imports when the first optimizer is constructed: that takes half a second."""
+"""Torch imports this when it constructs the first optimizer, which takes half a second."""
 
 SERVED = 9
 """The exit code of a child that has served until the harness closed its socket."""
@@ -71,14 +71,14 @@ class Base:
     """The import times: ``torch`` and ``upstream``."""
 
     @contextlib.contextmanager
-    def timed(self, what: str) -> Iterator[None]:
+    def timed(self, stage: str) -> Iterator[None]:
         start = time.monotonic()
         yield
-        self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - start
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - start
 
 
-def main(harness: socket.socket, wanted: dict[str, Any] | None = None) -> None:
-    """Import torch, then serve all overlays, or only ``wanted``, until the harness closes its
+def main(harness: socket.socket, overlay: dict[str, Any] | None = None) -> None:
+    """Import torch, then serve all overlays, or only ``overlay``, until the harness closes its
     socket."""
     gc.disable()
     base = Base(_site())
@@ -86,10 +86,10 @@ def main(harness: socket.socket, wanted: dict[str, Any] | None = None) -> None:
     _import_torch(base)
 
     def serve() -> None:
-        if wanted is None:
+        if overlay is None:
             _serve_overlays(harness, base)
         else:
-            _serve_launches(harness, wanted, base)
+            _serve_launches(harness, overlay, base)
 
     _serve_after(lambda: _import_later(base), serve)
 
@@ -108,7 +108,7 @@ def _import_torch(base: Base) -> None:
 
 
 def _serve_after(step: Callable[[], None], serve: Callable[[], None]) -> None:
-    """Serve in a child after this step; if the step makes the child unfit for forks, serve here."""
+    """Run a step in a child and serve there. If the step makes the child unfit, serve here."""
     child = _fork()
     if not child:
         if _fit_after(step):
@@ -121,7 +121,7 @@ def _serve_after(step: Callable[[], None], serve: Callable[[], None]) -> None:
 
 
 def _fork() -> int:
-    """Fork; the child ends with this process, from its first moment on (see ``supervisor``)."""
+    """Fork a child that ends when this process ends (see ``supervisor``)."""
     parent = os.getpid()
     child = os.fork()
     if not child:
@@ -156,12 +156,12 @@ def _threads() -> Counter[str]:
 
 
 def _cuda_initialised() -> bool:
-    """Whether CUDA is initialised in this process: its children could not use a GPU."""
+    """Whether CUDA is initialised in this process. If so, its children cannot use a GPU."""
     if "/libcuda.so" not in Path("/proc/self/maps").read_text(errors="replace"):
         return False
     context = ctypes.c_void_p()
-    found = ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
-    return bool(found != CUDA_ERROR_NOT_INITIALIZED)
+    status = ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
+    return bool(status != CUDA_ERROR_NOT_INITIALIZED)
 
 
 def _import_later(base: Base) -> None:
@@ -188,40 +188,40 @@ def _serve_overlays(harness: socket.socket, base: Base) -> None:
 def _become_overlay_server(base: Base, handle: int, output: int, request: int) -> NoReturn:
     """Serve one overlay, in a session of its own. ``output`` and ``request`` are open files."""
     os.setsid()
-    wanted = json.loads(os.pread(request, os.fstat(request).st_size, 0))
+    overlay = json.loads(os.pread(request, os.fstat(request).st_size, 0))
     os.dup2(output, 1)
     os.dup2(output, 2)
-    os.environ.update(wanted["environment"])
-    site, files = _site(), wanted["files"]
+    os.environ.update(overlay["environment"])
+    site, files = _site(), overlay["files"]
     bytecode.keep(site)
     with socket.socket(fileno=handle) as served:
         served.send(str(os.getpid()).encode())
         if site != base.site and not loaded_files.same(base.site, site, base.listener.asked, files):
-            _restart(served, wanted)
+            _restart(served, overlay)
         if site != base.site:
             loaded_files.rebase(base.site, site)
-        _serve_launches(served, wanted, base)
+        _serve_launches(served, overlay, base)
     os._exit(0)
 
 
-def _restart(served: socket.socket, wanted: dict[str, Any]) -> NoReturn:
+def _restart(served: socket.socket, overlay: dict[str, Any]) -> NoReturn:
     """Replace this process by a new interpreter that serves the overlay."""
     served.set_inheritable(True)
-    request = json.dumps({**wanted, "files": {}})
+    request = json.dumps({**overlay, "files": {}})
     command = [sys.executable, "-m", "harness.rank.forkserver", str(served.fileno()), request]
     os.execve(sys.executable, command, os.environ)
 
 
-def _serve_launches(served: socket.socket, wanted: dict[str, Any], base: Base) -> None:
+def _serve_launches(served: socket.socket, overlay: dict[str, Any], base: Base) -> None:
     """Import upstream, and serve its launches until the harness closes its socket."""
     server = Server(served, base.seconds)
-    _serve_after(lambda: _import_upstream(wanted, base), server.serve)
+    _serve_after(lambda: _import_upstream(overlay, base), server.serve)
 
 
-def _import_upstream(wanted: dict[str, Any], base: Base) -> None:
+def _import_upstream(overlay: dict[str, Any], base: Base) -> None:
     with base.timed("upstream"):
-        shims.import_upstream(wanted["shims"], wanted["modules"])
-        for scenario in wanted["scenarios"]:
+        shims.import_upstream(overlay["shims"], overlay["modules"])
+        for scenario in overlay["scenarios"]:
             importlib.import_module(scenario)
         loaded_files.files(_site())  # caches their hashes, which each rank records
 
@@ -276,9 +276,9 @@ class Server:
                 self._report(child, {"code": os.waitstatus_to_exitcode(status)})
                 os.close(self.reports.pop(child))
 
-    def _report(self, child: int, what: dict[str, Any]) -> None:
+    def _report(self, child: int, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # nobody waits for it now
-            os.write(self.reports[child], json.dumps(what).encode() + b"\n")
+            os.write(self.reports[child], json.dumps(message).encode() + b"\n")
 
 
 def _become_agent(request: dict[str, Any], log: int) -> NoReturn:

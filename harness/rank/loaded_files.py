@@ -3,9 +3,9 @@
 Each rank records them for its overlay, with hashes, before it ends. Compared with the hashes in the
 manifest they prove that no loaded file has changed, also if its size is the same.
 
-They also allow a process to move to another overlay without importing again: torch imports numpy
-and a few other packages from the first overlay on the path. If a second overlay has the same files,
-the paths in the loaded modules are changed to those of the second.
+A process can also move to another overlay without importing again. Torch imports numpy and a few
+other packages from the first overlay on the path. If a second overlay has the same files, the paths
+in the loaded modules are changed to that overlay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 MAPS = Path("/proc/self/maps")
-"""The files that are mapped into this process, with shared libraries that no module names."""
+"""Lists the files mapped into this process, also shared libraries that no module names."""
 
 GONE = "gone"
 """Replaces the hash of a loaded file that can no longer be read."""
@@ -32,9 +32,9 @@ GONE = "gone"
 def files(site: Path) -> dict[str, str]:
     """The SHA-256 of every file under ``site`` that this process has loaded, by its path there.
 
-    They are the sources of its modules, their bytecode, extension modules and, on Linux, other
-    shared libraries. Imports nothing, and reads no attributes of modules, as that may import more.
-    Modules that were removed from ``sys.modules`` are missing.
+    Contains sources, bytecode, extension modules and, on Linux, other shared libraries. Imports
+    nothing, and reads no attributes of modules, as that may import more. Modules that were removed
+    from ``sys.modules`` are missing.
     """
     folders = (site, os.path.realpath(site), *_before)
     roots = tuple(dict.fromkeys(f"{folder}{os.sep}" for folder in folders))
@@ -60,11 +60,11 @@ def _imported() -> Iterator[str]:
     """The paths of the modules of this process: sources, bytecode and extensions."""
     for module in list(sys.modules.values()):
         try:
-            named: dict[str, Any] = object.__getattribute__(module, "__dict__")
+            attributes: dict[str, Any] = object.__getattribute__(module, "__dict__")
         except AttributeError:
             continue  # not a module
-        spec = named.get("__spec__")
-        paths = [named.get("__file__"), named.get("__cached__")]
+        spec = attributes.get("__spec__")
+        paths = [attributes.get("__file__"), attributes.get("__cached__")]
         if type(spec) is ModuleSpec:
             paths += [spec.origin, spec.cached]
         yield from (path for path in paths if isinstance(path, str))
@@ -81,8 +81,8 @@ def _mapped() -> Iterator[str]:
 
 @cache
 def _hash(path: str) -> str:
-    """A file's SHA-256; empty for a folder, or for bytecode that does not exist. Read only once:
-    what a process has loaded does not change, also in its forks."""
+    """A file's SHA-256; empty for a folder, or for bytecode that does not exist. The file is read
+    only once: what a process and its forks have loaded does not change."""
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
@@ -93,7 +93,7 @@ def _hash(path: str) -> str:
 
 
 class Listener:
-    """An import finder that notes the names of imported packages, and finds none itself."""
+    """An import finder that notes the names of imported packages, and never finds a module."""
 
     def __init__(self) -> None:
         self.asked: set[str] = set()
@@ -113,13 +113,13 @@ def listen() -> Listener:
     return listener
 
 
-def same(site: Path, other: Path, asked: set[str], built: Mapping[str, str]) -> bool:
-    """Whether this process would have loaded the same files from ``other`` as from ``site``.
+def same(site: Path, target: Path, packages: set[str], built: Mapping[str, str]) -> bool:
+    """Whether this process would have loaded the same files from ``target`` as from ``site``.
 
-    ``asked`` has the packages whose import was tried, ``built`` the SHA-256 of the files of
-    ``other`` as they were built.
+    ``packages`` has the packages that the process tried to import, ``built`` the SHA-256 of each
+    file of ``target``.
     """
-    if (_packages(site) ^ _packages(other)) & asked:
+    if (_packages(site) ^ _packages(target)) & packages:
         return False
     return all(built.get(name, "") == found for name, found in files(site).items())
 
@@ -129,36 +129,36 @@ def _packages(site: Path) -> set[str]:
     return {entry.partition(".")[0] for entry in os.listdir(site)}
 
 
-def rebase(site: Path, other: Path) -> None:
-    """Continue this process as if it had been started with ``other`` instead of ``site``."""
+def rebase(site: Path, target: Path) -> None:
+    """Continue this process as if it had been started with ``target`` instead of ``site``."""
     for module in list(sys.modules.values()):
-        _move(module, f"{site}{os.sep}", f"{other}{os.sep}")
-    sys.path[:] = [str(other) if entry == str(site) else entry for entry in sys.path]
+        _move(module, f"{site}{os.sep}", f"{target}{os.sep}")
+    sys.path[:] = [str(target) if entry == str(site) else entry for entry in sys.path]
     moved_from(site)
     importlib.invalidate_caches()
 
 
 def _move(module: ModuleType, before: str, after: str) -> None:
     try:
-        named = object.__getattribute__(module, "__dict__")
+        attributes = object.__getattribute__(module, "__dict__")
     except AttributeError:
         return  # not a module
 
-    def moved(path: object) -> object:
+    def relocate(path: object) -> object:
         if isinstance(path, str) and path.startswith(before):
             return after + path[len(before) :]
         return path
 
-    spec = named.get("__spec__")
+    spec = attributes.get("__spec__")
     for name in ("__file__", "__cached__"):
-        if name in named:
-            named[name] = moved(named[name])
-    if type(named.get("__path__")) is list:
-        named["__path__"][:] = map(moved, named["__path__"])
+        if name in attributes:
+            attributes[name] = relocate(attributes[name])
+    if type(attributes.get("__path__")) is list:
+        attributes["__path__"][:] = map(relocate, attributes["__path__"])
     if type(spec) is ModuleSpec:
-        spec.origin, cached = moved(spec.origin), moved(spec.cached)  # type: ignore[assignment]
+        spec.origin, cached = relocate(spec.origin), relocate(spec.cached)  # type: ignore[assignment]
         spec.cached = cached  # type: ignore[assignment]
         if type(spec.submodule_search_locations) is list:
-            spec.submodule_search_locations[:] = map(moved, spec.submodule_search_locations)  # type: ignore[arg-type]
+            spec.submodule_search_locations[:] = map(relocate, spec.submodule_search_locations)  # type: ignore[arg-type]
         if isinstance(spec.loader, FileLoader):
-            spec.loader.path = str(moved(spec.loader.path))
+            spec.loader.path = str(relocate(spec.loader.path))

@@ -12,7 +12,7 @@ from harness.system.errors import Inconclusive
 MANIFEST = "overlay.json"
 
 INSTALLED = "installed"
-"""The key of the user's own environment, which is not an overlay and has no manifest."""
+"""The key of the user's environment, which is not an overlay and has no manifest."""
 
 
 class DamagedOverlay(Inconclusive):
@@ -28,7 +28,7 @@ class BuiltFile(NamedTuple):
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of the overlay in a folder; its ``files`` are a BuiltFile each, by their paths.
+    """The manifest of the overlay in a folder; ``files`` maps each path to a BuiltFile.
 
     Raises DamagedOverlay if it is missing or not valid.
     """

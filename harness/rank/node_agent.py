@@ -1,8 +1,8 @@
 """The torchrun agent of one of several nodes: ``python -m harness.rank.node_agent``.
 
 It is a task of a Slurm step (see ``nodes``) and takes torchrun's own arguments. Its standard input
-comes from the harness. The keeper (see ``supervisor``) reads it, and when it ends, kills everything
-below.
+comes from the harness. The keeper (see ``supervisor``) reads that input, and kills everything below
+when the input ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STACKS = b"stacks\n"
 
 ENDPOINT = "endpoint"
 """The file in the launch's folder with the address and port of the first node's store. The harness
-makes it empty: opening a file that is there shows its newest content, also on NFS."""
+creates it empty: on NFS, opening an existing file shows its newest content."""
 
 POLL_SECONDS = 0.05
 
@@ -90,17 +90,17 @@ def _dump_stacks() -> None:
 
 def _endpoint() -> str:
     """The address and port of the store, once the first node has chosen them."""
-    while not (found := Path(ENDPOINT).read_text()):
+    while not (endpoint := Path(ENDPOINT).read_text()):
         time.sleep(POLL_SECONDS)
-    return found
+    return endpoint
 
 
 def _address(name: str) -> str:
-    """The address by which other nodes reach this one, as Slurm itself does."""
+    """The address by which Slurm, and so other nodes, reach this node."""
     command = ["scontrol", "show", "node", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.search(r"\bNodeAddr=(\S+)", done.stdout)
-    return found[1] if found else name
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    match = re.search(r"\bNodeAddr=(\S+)", process.stdout)
+    return match[1] if match else name
 
 
 def _free_port() -> int:

@@ -1,4 +1,4 @@
-"""How a rank writes its records, and which records the harness adds to those of the scenario."""
+"""Writes the records of a rank: the scenario's, and those that the harness adds."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ HARNESS_KINDS: Mapping[str, Kind] = {
 
 def complete_plan(plan: Plan) -> Plan:
     """All records that a rank writes: its scenario's plan, and the harness's own records."""
-    taken = set(plan) & set(HARNESS_KINDS)
-    if taken:
-        raise BrokenPlan(f"'{taken.pop()}' is a record of the harness: choose another name")
+    clashes = set(plan) & set(HARNESS_KINDS)
+    if clashes:
+        raise BrokenPlan(f"'{clashes.pop()}' is a record of the harness: choose another name")
     return {**HARNESS_KINDS, **plan}
 
 

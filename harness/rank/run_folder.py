@@ -5,11 +5,11 @@
 ``rank_N.jsonl.part`` and renames it at its end, so a file with its final name is complete.
 
 A rank's first record names the run, the trial and the launch, and so does ``exit.json``, which
-the harness writes after the processes of a launch have ended. So a file that was cut, or that is
-from elsewhere, is noticed. What killed runs left unfinished is removed.
+the harness writes after the processes of a launch have ended. So a truncated file, or a file of
+another launch, is noticed. Unfinished files of killed runs are removed.
 
-The folder of a scenario keeps runs, too: evidence from GPUs, as JSON in ``evidence``, and the
-recorded run on the CPU, which can be graded again, in ``recorded.tar.xz``.
+The folder of a scenario contains runs, too: ``evidence`` has runs on GPUs, as JSON, and
+``recorded.tar.xz`` has the recorded run on the CPU, which can be graded again.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def records_of(folder: Path, variant: str) -> Iterator[Record]:
 
 
 def _refuse_others(folder: Path, ranks: int) -> None:
-    """Raise BrokenRecords for a file of another rank, or one that is finished and unfinished."""
+    """Raise BrokenRecords for a file of an unknown rank, or one both finished and unfinished."""
     expected = {records_file(folder, rank).name for rank in range(ranks)}
     for file in sorted(folder.glob("rank_*.jsonl")):
         if file.name not in expected:
@@ -99,11 +99,11 @@ def _read_rank(folder: Path, rank: int) -> list[Record]:
     if not path.exists():
         raise BrokenRecords(f"rank {rank} left no complete records")
     try:
-        *lines, rest = path.read_bytes().decode("utf-8", "replace").split("\n")
+        *lines, tail = path.read_bytes().decode("utf-8", "replace").split("\n")
     except OSError as error:
         raise BrokenRecords(f"cannot read {path}: {error.strerror}") from None
     records = [_parse(line, rank, number) for number, line in enumerate(lines, start=1)]
-    if rest or not records or records[-1]["kind"] != END:
+    if tail or not records or records[-1]["kind"] != END:
         raise BrokenRecords(f"rank {rank}: its records are cut off after {len(records)} lines")
     return records
 
@@ -112,8 +112,8 @@ def _parse(line: str, rank: int, number: int) -> Record:
     try:
         record = parse(line)
     except ValueError as error:
-        what = "is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise BrokenRecords(f"rank {rank}: line {number} of its records {what}") from None
+        defect = "is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise BrokenRecords(f"rank {rank}: line {number} of its records {defect}") from None
     if not isinstance(record, dict) or record.get("rank") != rank:
         raise BrokenRecords(f"rank {rank}: line {number} of its records is not from this rank")
     return record
@@ -136,9 +136,9 @@ def check_run(run: Mapping[str, Any]) -> None:
     """Raise Inconclusive if this catalogue cannot judge a run with this run.json."""
     if run["scenario"] not in catalog.names():
         raise Inconclusive(f"this catalogue has no scenario '{run['scenario']}': {_origin(run)}")
-    known = {RELEASED, *catalog.scenario(run["scenario"]).variants}
+    variants = {RELEASED, *catalog.scenario(run["scenario"]).variants}
     for variant in run["trials"]:
-        if variant not in known:
+        if variant not in variants:
             raise Inconclusive(
                 f"run.json: this catalogue has no variant '{variant}': {_origin(run)}"
             )
@@ -150,7 +150,7 @@ def check_run(run: Mapping[str, Any]) -> None:
 
 
 def _origin(run: Mapping[str, Any]) -> str:
-    """The commit of the catalogue that a run is from."""
+    """In words, the commit of the catalogue from which a run is."""
     commit = run["source"]["commit"]
     return f"it is from the catalogue of commit {commit[:12]}" if commit else "it names no commit"
 
@@ -182,8 +182,8 @@ NAME = r"\d{8}-\d{6}-\w+-[0-9a-f]{6}"
 def shared(runs: Path) -> Iterator[None]:
     """Hold a shared lock on the folder of all runs, as every living run does.
 
-    A run that holds it alone first removes what killed runs left unfinished. The lock is on the
-    folder itself, and the kernel frees it with the process.
+    A run that holds the lock alone first removes unfinished files of killed runs. The lock is on
+    the folder itself, and the kernel frees it when the process ends.
     """
     try:
         runs.mkdir(parents=True, exist_ok=True)
@@ -230,7 +230,7 @@ RECORDED = "recorded.tar.xz"
 
 @contextmanager
 def recorded(scenario: str) -> Iterator[Path | None]:
-    """The folder of a scenario's recorded run, until the context ends; None if it has none."""
+    """Unpack a scenario's recorded run; gives its folder, or None without a recorded run."""
     file = catalog.folder(scenario) / RECORDED
     if not file.is_file():
         yield None
@@ -242,10 +242,10 @@ def recorded(scenario: str) -> Iterator[Path | None]:
 
 
 def kept(scenario: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The evidence of a scenario, by name: run.json with the graded result; newest first."""
+    """The evidence of a scenario, newest first: names, and run.json with the graded result."""
     files = (catalog.folder(scenario) / "evidence").glob("*.json")
-    found = [(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in files]
-    return sorted(found, key=lambda each: str(each[1]["started"]), reverse=True)
+    runs = [(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in files]
+    return sorted(runs, key=lambda each: str(each[1]["started"]), reverse=True)
 
 
 def insufficient_checks(content: Mapping[str, Any]) -> Mapping[str, bool]:

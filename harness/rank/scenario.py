@@ -1,8 +1,8 @@
 """What one rank does: read run.json, set up, call the scenario, write records, exit.
 
 torchrun starts it. A cold launch runs ``python -m harness.rank.scenario RUN VARIANT LAUNCH``, which
-imports torch and upstream itself. A warm launch calls it in a process that was forked from one that
-has imported them (see ``forkserver``). Ranks do not import Hydra.
+imports torch and upstream itself. A warm launch calls ``main`` in a process forked from one that
+has imported both (see ``forkserver``). Ranks do not import Hydra.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ORPHAN_GRACE = 60
 """Seconds past the deadline after which a rank ends itself, in case the harness is gone."""
 
 EXIT_FIRST = 1 << 20
-"""A priority above that of everything else that a forked process does as it exits."""
+"""A priority above that of all other exit functions of a forked process."""
 
 PEER_GRACE = 10
 """Seconds that a rank waits for the others to finish their records before it exits."""
@@ -93,7 +93,7 @@ def _set_up_torch(context: Context) -> None:
 def _seed(seed: int) -> None:
     """Seed Python's and torch's generators, after all imports, as imports may draw numbers.
 
-    numpy gets a random state, as in a new interpreter: forked ranks would share one otherwise.
+    numpy gets a random state, as in a new interpreter: otherwise forked ranks would share one.
     """
     import torch
 
@@ -119,8 +119,8 @@ def _environment(lane: Lane) -> dict[str, Any]:
 
 
 def _upstream(trial: dict[str, Any]) -> dict[str, Any]:
-    """Which upstream code ran: the file and version of each pinned module, the watched files, how
-    many files of the overlay were loaded, those that are not as it was made, and the state of
+    """Which upstream code ran: the file and version of each pinned module, the watched files, the
+    number of loaded files of the overlay, those that changed since it was built, and the state of
     NVIDIA's apex."""
     modules = {}
     for name, imported in trial["modules"].items():
@@ -128,13 +128,13 @@ def _upstream(trial: dict[str, Any]) -> dict[str, Any]:
         file = getattr(module, "__file__", None) or next(iter(module.__path__))
         modules[name] = {"version": metadata.version(name), "file": file}
     files = {file: _watched(file) for file in trial["files"]}
-    own = trial["overlay"]["key"] == INSTALLED
-    found = {} if own else loaded_files.files(site := Path(trial["overlay"]["site"]))
-    changed = [] if own else changed_files(site, found)
+    is_installed = trial["overlay"]["key"] == INSTALLED
+    hashes = {} if is_installed else loaded_files.files(site := Path(trial["overlay"]["site"]))
+    changed = [] if is_installed else changed_files(site, hashes)
     return {
         "modules": modules,
         "files": files,
-        "loaded": len(found),
+        "loaded": len(hashes),
         "changed": changed,
         "apex": apex.state(),
     }

@@ -45,8 +45,8 @@ def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def set_name(name: str) -> None:
-    """Set the name of this process in ``ps``, at most 15 letters: the command line of all forked
-    processes is the same."""
+    """Set the name of this process in ``ps``, at most 15 letters: all forked processes have one
+    command line."""
     if LINUX:
         ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
@@ -82,7 +82,7 @@ def _raise_gone(*_: object) -> NoReturn:
 
 
 def _wait_and_clean_up(child: int, beside: Callable[[], None]) -> int:
-    """Wait for the child, then end all its descendants; returns the child's wait status."""
+    """Wait for the child, then kill all its descendants; returns the child's wait status."""
     ended = status = 0
     try:
         beside()
@@ -96,7 +96,7 @@ def _wait_and_clean_up(child: int, beside: Callable[[], None]) -> int:
 
 
 def _end_children() -> None:
-    """Kill the children of this process until it has none: children of a killed one become ours."""
+    """Kill children until none is left: the children of a killed process become ours."""
     while True:
         for child in _children():
             os.kill(child, signal.SIGKILL)  # only we reap them, so the id is still theirs
@@ -109,19 +109,19 @@ def _end_children() -> None:
 
 
 def _children() -> list[int]:
-    found = []
+    pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = stat.read_text(errors="replace").rpartition(")")[2].split()[1]
         except OSError:
             continue  # it has ended
         if int(parent) == os.getpid():
-            found.append(int(stat.parent.name))
-    return found
+            pids.append(int(stat.parent.name))
+    return pids
 
 
 def _exit_as(status: int) -> NoReturn:
-    """End this process with the same signal or exit code as the one with this wait status."""
+    """End this process with the signal or exit code in a wait status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number not in (signal.SIGKILL, signal.SIGSTOP):

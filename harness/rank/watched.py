@@ -1,4 +1,4 @@
-"""A detector on a training or on a loader of a rank, and what it has reported."""
+"""A detector that is attached to a training or a loader of a rank, and its alarms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class Attached:
-    """A detector on one training, and what it has reported."""
+    """A detector that is attached to one training, and its alarms."""
 
     name: str
     detector: Any
@@ -35,22 +35,22 @@ class Attached:
             "error": self.error,
         }
 
-    def call(self, what: str, step: int, *arguments: Any, **named: Any) -> None:
-        """Call one of its methods, if it has it; what that returns is an alarm, or several."""
-        method = getattr(self.detector, what, None)
-        if method is None or self.error:
+    def call(self, method: str, step: int, *arguments: Any, **keywords: Any) -> None:
+        """Call a method of the detector, if it has it, and record the alarms that it returns."""
+        function = getattr(self.detector, method, None)
+        if function is None or self.error:
             return
         before, started = _generators(), time.perf_counter()
         try:
-            found = method(*arguments, **named)
+            findings = function(*arguments, **keywords)
         except Exception:
             self.error = traceback.format_exc(limit=-2)
-            found = None
+            findings = None
         self.seconds += time.perf_counter() - started
-        self.calls += what in {"step", "epoch"}
+        self.calls += method in {"step", "epoch"}
         if _generators() != before:
-            self.changed = f"its {what}() draws random numbers of the training"
-        self.alarms += [alarm_of(one, step) for one in several(found)]
+            self.changed = f"its {method}() draws random numbers of the training"
+        self.alarms += [alarm_of(one, step) for one in several(findings)]
 
 
 @dataclass
@@ -67,8 +67,8 @@ class Training:
 
     def step(self) -> None:
         self.steps += 1
-        for each in self.detectors:
-            each.call("step", self.steps, self.steps)
+        for detector in self.detectors:
+            detector.call("step", self.steps, self.steps)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -91,12 +91,12 @@ class Reading:
     batches: int = 0
     """Of this epoch."""
 
-    def call(self, what: str, *arguments: Any) -> None:
-        for each in self.detectors:
-            each.call(what, self.epochs, *arguments)
+    def call(self, method: str, *arguments: Any) -> None:
+        for detector in self.detectors:
+            detector.call(method, self.epochs, *arguments)
 
     def given(self, iterator: Any, batches: Sequence[Any]) -> None:
-        """An iterator was asked, and gave a batch or its end."""
+        """Note that an iterator returned a batch, or that it ended."""
         if self.iterator is None and not batches and self.batches:
             return  # the end of an epoch whose last batch was known
         if self.iterator is not iterator:
@@ -110,7 +110,7 @@ class Reading:
             self.iterator = None
 
     def length(self) -> int:
-        """How many batches the loader says it has; trainers do not ask for one more."""
+        """The number of batches that the loader reports: trainers do not ask for its end."""
         try:
             return len(self.loader)
         except (TypeError, NotImplementedError):
@@ -131,16 +131,16 @@ def _generators() -> tuple[bytes, Any]:
     return torch.get_rng_state().numpy().tobytes(), random.getstate()
 
 
-def several(found: Any) -> Iterable[Any]:
-    """What a method returned, as alarms: None is none, and a list is several."""
-    return found if isinstance(found, list) else [] if found is None else [found]
+def several(findings: Any) -> Iterable[Any]:
+    """Turn the return value of a method into a list of alarms: None means no alarm."""
+    return findings if isinstance(findings, list) else [] if findings is None else [findings]
 
 
-def alarm_of(found: Any, step: int) -> dict[str, Any]:
-    """An alarm: a text, or anything with ``text`` and, if it knows them, ``step`` and ``where``."""
-    at = getattr(found, "step", None)
+def alarm_of(finding: Any, step: int) -> dict[str, Any]:
+    """Read an alarm: a text, or an object with ``text`` and optionally ``step`` and ``where``."""
+    at = getattr(finding, "step", None)
     return {
-        "text": str(getattr(found, "text", found)),
+        "text": str(getattr(finding, "text", finding)),
         "step": at if isinstance(at, int) else step,
-        "where": str(getattr(found, "where", "")),
+        "where": str(getattr(finding, "where", "")),
     }

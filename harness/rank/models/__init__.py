@@ -1,1 +1,1 @@
-"""What runs in a process that checks models: small models, and the relations they must keep."""
+"""What runs in a process that checks models: small models, and the relations that must hold."""

@@ -1,4 +1,4 @@
-"""What became of one relation of one model."""
+"""The result of one relation of one model."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ class Row:
 
 
 def answer_of(content: Mapping[str, Any]) -> Answer:
-    """An answer from JSON; raises ValueError, KeyError or TypeError if it is not valid."""
+    """Read an answer from JSON. Raises ValueError, KeyError or TypeError if it is not valid."""
     return Answer(AnswerStatus(content["status"]), str(content["reason"]))
 
 
 class NoAnswer(Exception):
-    """The question cannot be asked of this model; the message is the reason."""
+    """The relation does not apply to this model; the message is the reason."""
 
 
 class Refused(Exception):
-    """The model says that it does not offer this; the message is the reason."""
+    """The model declares that it does not support this; the message is the reason."""
 
 
 class Wrong(Exception):

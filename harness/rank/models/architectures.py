@@ -38,8 +38,8 @@ LATENT = "qk_rope_head_dim"
 
 
 def names(site: Path, head: str = CAUSAL) -> list[str]:
-    """The types of all models with a head, as ``config.json`` calls them, of the transformers in a
-    folder. Reads its source, as an import takes seconds; empty if the list is not there."""
+    """The types of all models with a head in the transformers of a folder, as ``config.json`` calls
+    them. Reads the source, as an import takes seconds. Empty if transformers has no such list."""
     file = site / "transformers" / "models" / "auto" / "modeling_auto.py"
     mapping = f"{heads.HEADS[head].mapping}_NAMES"
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -57,47 +57,47 @@ def config_class(name: str) -> Any:
 
 
 def model_class(config: Any, head: str = CAUSAL) -> Any:
-    """The model with a head of a class of configurations. Imports its module."""
+    """The class of a configuration's model with a head. Imports its module."""
     import transformers
 
-    found = getattr(transformers, heads.HEADS[head].mapping)[config]
-    return found[0] if isinstance(found, (tuple, list)) else found
+    entry = getattr(transformers, heads.HEADS[head].mapping)[config]
+    return entry[0] if isinstance(entry, (tuple, list)) else entry
 
 
 def of_head(config: Any, head: str = CAUSAL) -> Any:
-    """The part of a configuration that its model with a head takes."""
-    wanted = getattr(model_class(type(config), head), "config_class", None)
+    """The part of a configuration that the model with this head takes."""
+    expected = getattr(model_class(type(config), head), "config_class", None)
     parts = (_value(config, name) for name in getattr(config, "sub_configs", {}))
-    return next((part for part in parts if wanted is not None and type(part) is wanted), config)
+    return next((part for part in parts if expected is not None and type(part) is expected), config)
 
 
-def small(name: str, given: Mapping[str, Any] | None = None, head: str = CAUSAL) -> Any:
-    """A small configuration of a model, or of ``given``, the content of a user's config.json."""
-    made = of_head(_small(config_class(name), given or {}, head), head)
+def small(name: str, content: Mapping[str, Any] | None = None, head: str = CAUSAL) -> Any:
+    """A small configuration of a model, or of the ``content`` of a user's config.json."""
+    config = of_head(_small(config_class(name), content or {}, head), head)
     if heads.HEADS[head].classes:
-        made.num_labels = LABELS
+        config.num_labels = LABELS
     if heads.HEADS[head].labels is Labels.ROW:
-        _give_padding(made)
-    if _value(made, "is_encoder_decoder") and _value(made, BEGIN) is None:
-        setattr(made, BEGIN, SPECIAL_TOKENS[BEGIN])  # checkpoints have it, T5's class does not
-    return made
+        _give_padding(config)
+    if _value(config, "is_encoder_decoder") and _value(config, BEGIN) is None:
+        setattr(config, BEGIN, SPECIAL_TOKENS[BEGIN])  # checkpoints have it, T5's class does not
+    return config
 
 
 def _give_padding(config: Any) -> None:
-    """A padding token where there is none: a decoder's head for rows refuses several rows without
-    one."""
+    """Set a padding token if there is none: without it, a decoder's head for rows refuses several
+    rows."""
     parts = [_value(config, name) for name in getattr(config, "sub_configs", {})]
     for part in filter(None, (config, *parts)):
         if _value(part, "pad_token_id") is None:
             part.pad_token_id = SPECIAL_TOKENS["pad_token_id"]
 
 
-def _small(cls: Any, given: Mapping[str, Any], head: str) -> Any:
-    usual = cls(**given)
-    settings = {**given, **_settings(cls, usual, head)}
-    made = cls(**{**settings, **_inner(cls, usual, head), **_exceptions(cls.model_type, head)})
-    made.use_cache = False
-    return made
+def _small(cls: Any, overrides: Mapping[str, Any], head: str) -> Any:
+    usual = cls(**overrides)
+    settings = {**overrides, **_settings(cls, usual, head)}
+    config = cls(**{**settings, **_inner(cls, usual, head), **_exceptions(cls.model_type, head)})
+    config.use_cache = False
+    return config
 
 
 def _exceptions(name: str, head: str) -> dict[str, Any]:
@@ -107,27 +107,27 @@ def _exceptions(name: str, head: str) -> dict[str, Any]:
 
 def _settings(cls: Any, usual: Any, head: str) -> dict[str, Any]:
     """The settings that make a configuration small."""
-    known = _names(cls)
-    found = {name: value for name in known if (value := _value(usual, name)) is not None}
-    changed = {name: SIZES[name] for name in found if name in SIZES and _is_number(found[name])}
-    changed |= {name: SIZES[name] for name in ALWAYS if name in known}
+    arguments = _names(cls)
+    values = {name: value for name in arguments if (value := _value(usual, name)) is not None}
+    changed = {name: SIZES[name] for name in values if name in SIZES and _is_number(values[name])}
+    changed |= {name: SIZES[name] for name in ALWAYS if name in arguments}
     if heads.HEADS[head].pixels:
-        changed |= _of_images(found)
-    if LATENT in found:  # keys and values come from one vector, for all heads
+        changed |= _of_images(values)
+    if LATENT in values:  # keys and values come from one vector, for all heads
         changed["num_key_value_heads"] = HEADS
     chosen = {**KINDS, **CAUSAL_KINDS} if head == CAUSAL else KINDS
-    changed |= {name: value for name, value in chosen.items() if name in found}
-    changed |= {name: type(value)(0) for name, value in found.items() if _drops(name, value)}
-    changed |= _tokens(found)
-    changed |= _layers(found)
-    return {name: value for name, value in changed.items() if name in known}
+    changed |= {name: value for name, value in chosen.items() if name in values}
+    changed |= {name: type(value)(0) for name, value in values.items() if _drops(name, value)}
+    changed |= _tokens(values)
+    changed |= _layers(values)
+    return {name: value for name, value in changed.items() if name in arguments}
 
 
-def _of_images(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of a model for images: numbers, and lists of a number for each stage."""
+def _of_images(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a model for images: numbers, and lists with a number for each stage."""
     changed: dict[str, Any] = {}
-    for name in OF_IMAGES.keys() & found.keys():
-        value = found[name]
+    for name in OF_IMAGES.keys() & values.keys():
+        value = values[name]
         if _is_number(value):
             changed[name] = OF_IMAGES[name]
         elif isinstance(value, (list, tuple)) and all(map(_is_number, value)):
@@ -156,21 +156,21 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _tokens(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Special tokens that are in the small vocabulary."""
+def _tokens(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replacements for special tokens that are outside of the small vocabulary."""
     return {
         name: token
         for name, token in SPECIAL_TOKENS.items()
-        if name in found and (not _is_number(found[name]) or found[name] >= VOCABULARY)
+        if name in values and (not _is_number(values[name]) or values[name] >= VOCABULARY)
     }
 
 
-def _layers(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The number of layers, and the settings of each, so that each kind occurs."""
-    counts = {name: found[name] for name in LAYERS if _is_number(found.get(name))}
+def _layers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The number of layers and the settings of each layer, so that each kind occurs."""
+    counts = {name: values[name] for name in LAYERS if _is_number(values.get(name))}
     lists = {
         name: value
-        for name, value in found.items()
+        for name, value in values.items()
         if isinstance(value, (list, tuple)) and len(value) in counts.values() and len(value) > 1
     }
     if not lists:
@@ -181,10 +181,10 @@ def _layers(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inner(cls: Any, usual: Any, head: str) -> dict[str, Any]:
-    """The small configurations within one, such as that of the text of a model for images."""
-    given = INNER.get(cls.model_type, {})
+    """The small versions of nested configurations, such as a vision model's text configuration."""
+    overrides = INNER.get(cls.model_type, {})
     return {
-        name: _small(type(part), given.get(name, {}), head)
+        name: _small(type(part), overrides.get(name, {}), head)
         for name in getattr(cls, "sub_configs", {})
         if (part := _value(usual, name)) is not None
     }

@@ -1,4 +1,4 @@
-"""Asks a subject its relations, in a process of its own; errors become answers."""
+"""Checks the relations of a subject, in a separate process. Errors become answers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from harness.system.text import complaint
 
 
 def asked(name: str, subject: Subject) -> Answer:
-    """The answer of a subject to a relation, on this rank."""
+    """Check a relation of a subject on this rank."""
     if why := subject.head.unasked.get(name):
         return Answer(AnswerStatus.NO_ANSWER, why)
     return guarded(lambda: QUESTIONS[name].relation(name)(subject))
 
 
 def guarded(ask: Callable[[], str | None]) -> Answer:
-    """The answer of a function that returns a reason, or raises one."""
+    """Call a function and turn what it returns or raises into an answer."""
     try:
         return Answer(AnswerStatus.RIGHT, ask() or "")
-    except Wrong as found:
-        return Answer(AnswerStatus.WRONG, str(found))
-    except Refused as found:
-        return Answer(AnswerStatus.REFUSED, str(found))
-    except (NoAnswer, ImportError) as found:
-        return Answer(AnswerStatus.NO_ANSWER, complaint(found).removeprefix("NoAnswer: "))
+    except Wrong as failure:
+        return Answer(AnswerStatus.WRONG, str(failure))
+    except Refused as failure:
+        return Answer(AnswerStatus.REFUSED, str(failure))
+    except (NoAnswer, ImportError) as failure:
+        return Answer(AnswerStatus.NO_ANSWER, complaint(failure).removeprefix("NoAnswer: "))
     except Exception as error:
         if _is_ours(error):
             return Answer(AnswerStatus.NO_ANSWER, f"the question failed: {complaint(error)}")
@@ -36,18 +36,18 @@ def guarded(ask: Callable[[], str | None]) -> Answer:
 
 
 def unbuilt(subject: Subject) -> str:
-    """Why a subject cannot be made, or cannot take its batch; empty if it can."""
+    """Why a subject cannot be constructed or cannot run its batch; empty if it can."""
     try:
         _ = subject.module
-    except NoAnswer as found:
-        return str(found)
+    except NoAnswer as failure:
+        return str(failure)
     except Exception as error:
         return f"it could not be made: {complaint(error)}"
     return _untaken(subject)
 
 
 def _untaken(subject: Subject) -> str:
-    """Why a pass over the batch without labels fails: the model needs more than we have."""
+    """Why a pass over the batch without labels fails, as the model needs other inputs."""
     import torch
 
     inputs = {name: value for name, value in subject.batch.items() if name != "labels"}
@@ -60,6 +60,6 @@ def _untaken(subject: Subject) -> str:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether the last line of a traceback is ours, and not the model's."""
+    """Whether the last line of a traceback is in our code, not in the model's."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and frames[-1].filename.startswith(f"{ROOT / 'harness'}/")

@@ -43,7 +43,7 @@ class Head:
 
 
 CAUSAL = "causal_lm"
-"""The head of a word that names none."""
+"""The head if a word does not name one."""
 
 _ENCODER = {
     "packing": "a head that sees whole rows has no packed ones",
@@ -101,7 +101,7 @@ class Word:
 
 
 def parsed(word: str, head: str = CAUSAL) -> Word:
-    """The parts of a word; ``head`` is that of a word without one."""
-    model, *rest = word.split(":")
-    function = rest.pop(0) if rest and model.endswith(".py") else ""
-    return Word(model, function, ":".join(rest) or head)
+    """Split a word into its parts; ``head`` is the default head."""
+    model, *parts = word.split(":")
+    function = parts.pop(0) if parts and model.endswith(".py") else ""
+    return Word(model, function, ":".join(parts) or head)

@@ -1,8 +1,8 @@
-"""Are two results equal, but for rounding?
+"""Decides whether two results are equal up to rounding.
 
-Rounding is measured, as ``probe`` does: the same pass with all weights moved by an ulp. What is
-further away than ``SAFE`` times what that changes is another result. Two right ways to compute the
-same can differ in more places than the weights, so a part of the norm is always allowed.
+Rounding is measured, as ``probe`` does it: the same pass runs with all weights moved by an ulp. Two
+results differ if their distance is more than ``SAFE`` times that change. Two correct computations
+can round differently in more places than the weights, so a part of the norm is always allowed.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from harness.rank.models.answer import Wrong
 from harness.rank.vectors import SAFE, Named, Spread, astray, distances, length, norm, share, spread
 
 ALLOWED = 1e-4
-"""The part of a tensor's norm that two right ways may differ by."""
+"""The part of a tensor's norm by which two correct computations may differ."""
 
 ALLOWED_OF_ALL = 1e-5
-"""The same, of the norm of all tensors: for gradients that are nothing but rounding."""
+"""The same, for the norm of all tensors: some gradients are only rounding."""
 
 FACTOR = 0.02
-"""A factor nearer to 1 is called a distance."""
+"""A factor nearer to 1 is reported as a distance."""
 
 SHOWN = 3
-"""How many names a reason has."""
+"""How many names a reason lists."""
 
 
 def arrays(tensors: Mapping[str, Any]) -> Named:
@@ -31,36 +31,36 @@ def arrays(tensors: Mapping[str, Any]) -> Named:
     return {name: tensor.detach().float().cpu().numpy() for name, tensor in tensors.items()}
 
 
-def rounding(right: Named, moved: Sequence[Named]) -> Spread:
-    """By name, the distance that rounding explains, divided by SAFE."""
-    measured, whole = spread(moved, right), norm(right)
+def rounding(expected: Named, perturbed: Sequence[Named]) -> Spread:
+    """For each name, the distance that rounding explains, divided by SAFE."""
+    measured, whole = spread(perturbed, expected), norm(expected)
     return {
         name: max(measured[name], ALLOWED * length(tensor) / SAFE, ALLOWED_OF_ALL * whole / SAFE)
-        for name, tensor in right.items()
+        for name, tensor in expected.items()
     }
 
 
-def require_equal(got: Named, right: Named, allowed: Spread, what: str) -> None:
-    """Raise Wrong if tensors differ by more than rounding. ``what`` begins the reason."""
-    far = astray(got, right, allowed)
+def require_equal(actual: Named, expected: Named, allowed: Spread, phrase: str) -> None:
+    """Raise Wrong if tensors differ by more than rounding. ``phrase`` begins the reason."""
+    far = astray(actual, expected, allowed)
     if far:
-        raise Wrong(f"{what} {_difference(got, right, sorted(far, key=lambda n: -far[n]))}")
+        raise Wrong(f"{phrase} {_difference(actual, expected, sorted(far, key=lambda n: -far[n]))}")
 
 
-def _difference(got: Named, right: Named, names: Sequence[str]) -> str:
+def _difference(actual: Named, expected: Named, names: Sequence[str]) -> str:
     """How the named tensors differ, the worst first."""
-    part = share(got, right, names)
+    part = share(actual, expected, names)
     if part.is_factor and abs(part.ratio - 1) > FACTOR:
         how = f"is {part.ratio:.3g} times the right one"
     else:
-        away = distances(got, right)
+        away = distances(actual, expected)
         all_away = sum(away[n] ** 2 for n in names) ** 0.5
-        size = sum(length(right[n]) ** 2 for n in names) ** 0.5
+        size = sum(length(expected[n]) ** 2 for n in names) ** 0.5
         how = f"is off by {percent(all_away, size)}"
-    if len(right) == 1:
+    if len(expected) == 1:
         return how
     listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-    return f"{how} in {len(names)} of {len(right)} parameters: {listed}"
+    return f"{how} in {len(names)} of {len(expected)} parameters: {listed}"
 
 
 def percent(away: float, size: float) -> str:

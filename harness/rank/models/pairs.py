@@ -1,4 +1,4 @@
-"""Relations that need two ranks: two forked processes, each with the model that was made before.
+"""Checks relations that need two ranks, in two forked processes that inherit the model.
 
 The process that forks them must not have run a backward pass: torch's autograd cannot be forked.
 """
@@ -29,18 +29,18 @@ PATIENCE = timedelta(seconds=60)
 """For a collective."""
 
 GRACE = 5.0
-"""Seconds that a rank has after the other one has failed. Over NCCL it waits in a collective."""
+"""Seconds that a rank may run after the other one failed. With NCCL it waits in a collective."""
 
 LOST = ("Connection closed", "Connection reset", "peer", "timed out", "Timed out", "gloo")
-"""Parts of what a rank says when the other one has failed."""
+"""Parts of the error messages of a rank whose peer has failed."""
 
 
 DEVICE = "HARNESS_MODELS_DEVICE"
-"""Names the device of two ranks: cuda, with NCCL. Otherwise they are on the CPU, with gloo."""
+"""The variable with the device of both ranks: cuda, with NCCL; otherwise the CPU, with gloo."""
 
 
 def asked_on_ranks(name: str, subject: Subject) -> Answer:
-    """The answer of two ranks; the worse one of both."""
+    """Check a relation on two ranks; returns the worse answer."""
     with tempfile.TemporaryDirectory(dir=subject.folder) as folder:
         pids = dict(_start(name, subject, rank, Path(folder)) for rank in range(RANKS))
         texts = _read(pids)
@@ -53,7 +53,7 @@ def asked_on_ranks(name: str, subject: Subject) -> Answer:
 
 
 def _start(name: str, subject: Subject, rank: int, folder: Path) -> tuple[int, int]:
-    """Fork a rank: the pipe that gets its answer, and its process."""
+    """Fork a rank; returns the pipe that gets its answer, and its process id."""
     reads, writes = os.pipe()
     if pid := os.fork():
         os.close(writes)
@@ -65,7 +65,7 @@ def _be(name: str, subject: Subject, rank: int, folder: Path, answers: int) -> N
     code = 1
     try:
         supervisor.end_with_parent()
-        answer = _joined(rank, folder) or _moved(subject, rank) or asked(name, subject)
+        answer = _joined(rank, folder) or _move(subject, rank) or asked(name, subject)
         if answer.status is AnswerStatus.RIGHT and _on_gpus():
             _wait()  # NCCL aborts a rank whose peer leaves while its GPU still works
         os.write(answers, json.dumps(answer.to_json()).encode())
@@ -78,8 +78,8 @@ def _be(name: str, subject: Subject, rank: int, folder: Path, answers: int) -> N
 
 
 def _joined(rank: int, folder: Path) -> Answer | None:
-    """Join the process group; an answer only if that fails: the other rank may have left already,
-    for example as the model offers no such thing."""
+    """Join the process group; returns an answer only if that fails. The other rank may have ended,
+    for example because the model does not support the relation."""
     try:
         _join(rank, folder)
     except Exception as error:
@@ -97,8 +97,8 @@ def _join(rank: int, folder: Path) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS, timeout=PATIENCE)
 
 
-def _moved(subject: Subject, rank: int) -> Answer | None:
-    """Move the subject to the rank's GPU, if it has one; an answer only if that fails."""
+def _move(subject: Subject, rank: int) -> Answer | None:
+    """Move the subject to the rank's GPU, if any; returns an answer only if that fails."""
     if not _on_gpus():
         return None
     try:
@@ -129,8 +129,8 @@ def _on_gpus() -> bool:
 
 
 def _read(pids: Mapping[int, int]) -> dict[int, bytes]:
-    """What each rank wrote, by its pipe. A rank that still runs ``GRACE`` after the other one
-    failed is ended: it would wait for that one until the relation has no time left."""
+    """Read what each rank writes, by its pipe. A rank that still runs ``GRACE`` seconds after the
+    other one failed is killed: it would wait for its peer until the time limit."""
     texts, until = dict.fromkeys(pids, b""), None
     with selectors.DefaultSelector() as running:
         for pipe in pids:
@@ -161,14 +161,14 @@ def _answer(text: bytes) -> Answer:
 
 
 def _together(answers: Sequence[Answer]) -> Answer:
-    """The worst answer. That of a rank that only lost the other one does not count."""
-    own = [a for a in answers if not any(part in a.reason for part in LOST)] or list(answers)
+    """The worst answer. The answer of a rank that only lost its peer does not count."""
+    candidates = [a for a in answers if not any(part in a.reason for part in LOST)] or list(answers)
     order = (AnswerStatus.WRONG, AnswerStatus.REFUSED, AnswerStatus.NO_ANSWER, AnswerStatus.RIGHT)
-    return min(own, key=lambda answer: order.index(answer.status))
+    return min(candidates, key=lambda answer: order.index(answer.status))
 
 
 def _crashed(codes: Iterable[int]) -> Answer:
-    """The answer if no rank gave one, by how they ended."""
+    """The answer if no rank wrote one: how the ranks ended."""
     worst = max(codes)
     how = f"signal {os.WTERMSIG(worst)}" if os.WIFSIGNALED(worst) else "an error"
     return Answer(AnswerStatus.NO_ANSWER, f"a rank ended with {how}", repeatable=False)

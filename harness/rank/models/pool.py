@@ -32,7 +32,7 @@ from harness.system.text import complaint
 POLL_SECONDS = 1.0
 
 Report = Callable[[str, str, Answer], object]
-"""Is called with a model, a relation and its answer."""
+"""A function that is called with a model, a relation and its answer."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Task:
 
 
 def tasks(model: str, relations: Iterable[str]) -> list[Task]:
-    """Those of one rank and those of two get a process each: see ``pairs``."""
+    """Relations of one rank share a process, relations of two ranks another: see ``pairs``."""
     names = list(relations)
     alone = tuple(name for name in names if QUESTIONS[name].ranks == 1)
     pairs = tuple(name for name in names if QUESTIONS[name].ranks > 1)
@@ -67,7 +67,7 @@ class _Child:
 
 
 def ask_all(waiting: Iterable[Task], jobs: int, limit: float, report: Report) -> None:
-    """Ask all tasks, ``jobs`` at once; a relation has ``limit`` seconds."""
+    """Run all tasks, ``jobs`` at once; each relation has ``limit`` seconds."""
     todo, running = deque(waiting), _Running(limit, report)
     with running.ready:
         while todo or running.children:
@@ -85,7 +85,7 @@ class _Running:
         self.children: dict[int, _Child] = {}
 
     def start(self, task: Task) -> None:
-        """Import what the model needs, so that its processes share it, and fork."""
+        """Import what the model needs, so that its processes share it; then fork."""
         try:
             subjects.prepare(task.model)
         except Exception as error:
@@ -102,37 +102,37 @@ class _Running:
         self.ready.register(reads, selectors.EVENT_READ)
 
     def wait(self) -> list[Task]:
-        """Take what the processes wrote; what is left of those that ended too early."""
-        left = []
+        """Read what the processes wrote; returns the unfinished tasks of those that ended early."""
+        unfinished = []
         for key, _ in self.ready.select(POLL_SECONDS):
             child = self.children[key.fd]
             text = os.read(child.pipe, 1 << 16)
             if text:
                 self._take(child, text)
             else:
-                left += self._end(child, "")
+                unfinished += self._end(child, "")
         for child in list(self.children.values()):
             if time.monotonic() - child.since > self.limit:
-                left += self._end(child, f"no answer within {self.limit:.0f} s")
-        return left
+                unfinished += self._end(child, f"no answer within {self.limit:.0f} s")
+        return unfinished
 
     def _take(self, child: _Child, text: bytes) -> None:
         *lines, child.text = (child.text + text).split(b"\n")
         for line in lines:
-            said = json.loads(line)
+            message = json.loads(line)
             child.since = time.monotonic()
-            if "begins" in said:
-                child.current = said["begins"]
+            if "begins" in message:
+                child.current = message["begins"]
             else:
-                self._answer(child, said["relation"], answer_of(said))
+                self._answer(child, message["relation"], answer_of(message))
 
     def _answer(self, child: _Child, relation: str, answer: Answer) -> None:
-        left = tuple(name for name in child.task.relations if name != relation)
-        child.task, child.current = replace(child.task, relations=left), ""
+        relations = tuple(name for name in child.task.relations if name != relation)
+        child.task, child.current = replace(child.task, relations=relations), ""
         self.report(child.task.model, relation, answer)
 
     def _end(self, child: _Child, why: str) -> list[Task]:
-        """End a process; the relation that it was asking has no answer."""
+        """End a process; the relation that it was checking has no answer."""
         del self.children[child.pipe]
         self.ready.unregister(child.pipe)
         os.close(child.pipe)
@@ -161,7 +161,7 @@ def _ending(status: int) -> str:
 
 
 def _be(task: Task, folder: Path, answers: int) -> NoReturn:
-    """Ask the relations of a task, and write each answer."""
+    """Check the relations of a task, and write each answer."""
     try:
         os.setsid()
         supervisor.end_with_parent()
@@ -186,5 +186,5 @@ def _ask(task: Task, folder: Path, answers: int) -> None:
         _write(answers, {"relation": name, **answer.to_json()})
 
 
-def _write(answers: int, said: dict[str, str]) -> None:
-    os.write(answers, json.dumps(said).encode() + b"\n")
+def _write(answers: int, message: dict[str, str]) -> None:
+    os.write(answers, json.dumps(message).encode() + b"\n")

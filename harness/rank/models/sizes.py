@@ -1,7 +1,7 @@
 """Small sizes for configurations of transformers, by the name of a setting.
 
-They cross what they test: 40 tokens are more than a window of 16, and each kind of layer occurs.
-All sizes fit each other: heads times their size is the hidden size, and 2 ranks divide them all.
+They exceed the limits under test: 40 tokens are more than a window of 16, and each kind of layer
+occurs. All sizes fit together: heads times their size is the hidden size, and 2 divides them all.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ TOKENS = 40
 """Tokens in a row: more than two windows."""
 
 TARGETS = 24
-"""Tokens in a row of a decoder that has an encoder: more than a window, and not as many."""
+"""Tokens in a row of a decoder that has an encoder: more than a window, fewer than TOKENS."""
 
 FIRST, LAST = 8, 100
-"""Token ids are drawn between these: no special ones."""
+"""Token ids are drawn from this range, which has no special tokens."""
 
 WINDOW = 16
 VOCABULARY = 128
@@ -24,95 +24,97 @@ HIDDEN = 32
 HEADS = 4
 HEAD = HIDDEN // HEADS
 LABELS = 4
-"""Classes of a head that classifies."""
+"""The number of classes of a head that classifies."""
 
 LEAST_LAYERS = 2
 MOST_LAYERS = 6
 POSITIONS = 128
 NO_LONGER = 64
-"""The length, in tokens, up to which a rotary embedding was trained: long rows change it, which the
-cache of a short one cannot know."""
+"""The length, in tokens, for which a rotary embedding was trained. Longer rows change it, and the
+cache of a shorter row lacks that change."""
 
 
-def _same(value: Any, names: str) -> dict[str, Any]:
+def _sizes(value: Any, names: str) -> dict[str, Any]:
     return dict.fromkeys(names.split(), value)
 
 
 SIZES: Mapping[str, Any] = {
-    **_same(
+    **_sizes(
         HIDDEN,
         "hidden_size n_embd d_model dim n_embed embed_dim hidden_dim model_dim lru_width "
         "word_embed_proj_dim embedding_size embedding_dim "
         "vision_hidden_size encoder_hidden_size mlp_hidden_size",
     ),
-    **_same(
+    **_sizes(
         HEADS,
         "num_attention_heads n_head n_heads num_heads decoder_attention_heads "
         "encoder_attention_heads mamba_n_heads mamba_num_heads linear_num_value_heads "
         "swa_num_attention_heads encoder_num_attention_heads index_n_heads linear_num_heads",
     ),
-    **_same(
+    **_sizes(
         2,
         "num_key_value_heads num_kv_heads linear_num_key_heads swa_num_key_value_heads "
         "multi_query_group_num global_num_key_value_heads num_global_key_value_heads",
     ),
-    **_same(
+    **_sizes(
         HEAD,
         "head_dim attention_head_size kv_channels linear_key_head_dim linear_value_head_dim "
         "mamba_d_state state_size ssm_state_size qk_rope_head_dim qk_nope_head_dim v_head_dim "
         "swa_head_dim global_head_dim linear_head_dim index_head_dim hidden_size_per_layer_input",
     ),
-    **_same(2 * HEAD, "mamba_d_head mamba_head_dim kv_lora_rank q_lora_rank qk_head_dim"),
-    **_same(2 * HIDDEN, "d_inner mamba_d_ssm"),
-    **_same(
+    **_sizes(2 * HEAD, "mamba_d_head mamba_head_dim kv_lora_rank q_lora_rank qk_head_dim"),
+    **_sizes(2 * HIDDEN, "d_inner mamba_d_ssm"),
+    **_sizes(
         48,
         "intermediate_size ffn_dim d_ff n_inner decoder_ffn_dim encoder_ffn_dim "
         "ffn_hidden_size intermediate_dim intermediate_size_mlp dense_intermediate_size",
     ),
-    **_same(
+    **_sizes(
         16,
         "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size "
         "expert_dim moe_ffn_hidden_size moe_shared_expert_intermediate_size "
         "shared_intermediate_size",
     ),
-    **_same(8, "num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts"),
-    **_same(2, "num_experts_per_tok moe_k moe_topk num_experts_per_token moe_top_k"),
-    **_same(1, "n_shared_experts n_group topk_group mamba_n_groups n_groups num_shared_experts"),
-    **_same(VOCABULARY, "vocab_size vocab_size_per_layer_input src_vocab_size tgt_vocab_size"),
-    **_same(VOCABULARY, "entity_vocab_size"),
-    **_same(HIDDEN, "entity_emb_size"),
-    **_same(
+    **_sizes(
+        8, "num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts"
+    ),
+    **_sizes(2, "num_experts_per_tok moe_k moe_topk num_experts_per_token moe_top_k"),
+    **_sizes(1, "n_shared_experts n_group topk_group mamba_n_groups n_groups num_shared_experts"),
+    **_sizes(VOCABULARY, "vocab_size vocab_size_per_layer_input src_vocab_size tgt_vocab_size"),
+    **_sizes(VOCABULARY, "entity_vocab_size"),
+    **_sizes(HIDDEN, "entity_emb_size"),
+    **_sizes(
         POSITIONS,
         "max_position_embeddings n_positions max_seq_len n_ctx max_target_positions seq_length "
         "max_sequence_length context_length",
     ),
-    **_same(
+    **_sizes(
         WINDOW,
         "sliding_window attention_window attention_window_size attention_chunk_size window_size",
     ),
-    **_same(VOCABULARY, "pronunciation_vocab_size shape_vocab_size num_hash_buckets"),
-    **_same(HEAD // 2, "rotary_dim"),
-    **_same(HIDDEN, "emb_dim hidden_size_global"),
-    **_same(VOCABULARY, "encoder_hash_byte_group_vocab"),
+    **_sizes(VOCABULARY, "pronunciation_vocab_size shape_vocab_size num_hash_buckets"),
+    **_sizes(HEAD // 2, "rotary_dim"),
+    **_sizes(HIDDEN, "emb_dim hidden_size_global"),
+    **_sizes(VOCABULARY, "encoder_hash_byte_group_vocab"),
     "num_codebooks": 1,
     "num_kv_shared_layers": 0,
     "original_max_position_embeddings": NO_LONGER,
 }
-"""Values of integer settings, in whatever configuration they occur."""
+"""Values of integer settings, in every configuration that has them."""
 
 IMAGE = 32
 """The height and width of an image, in pixels."""
 
 OF_IMAGES: Mapping[str, int] = {
     **SIZES,
-    **_same(IMAGE, "image_size"),
-    **_same(HIDDEN, "hidden_sizes embed_dims num_channels_stages neck_hidden_sizes"),
-    **_same(1, "depths num_blocks"),
+    **_sizes(IMAGE, "image_size"),
+    **_sizes(HIDDEN, "hidden_sizes embed_dims num_channels_stages neck_hidden_sizes"),
+    **_sizes(1, "depths num_blocks"),
 }
-"""Sizes of a model for images. Each number of a list becomes this one."""
+"""Sizes of a model for images. They also replace each number in a list."""
 
 ALWAYS = ("num_key_value_heads", "head_dim", "num_experts_per_tok")
-"""Sizes that are set even where the usual value is None: some models have no other."""
+"""Sizes that are set even if the default is None: some models have only that default."""
 
 LAYERS = (
     "num_hidden_layers",
@@ -137,10 +139,10 @@ KINDS: Mapping[str, Any] = {
     "use_sliding_window": True,
     "output_router_logits": False,
 }
-"""Settings that say which layers are of another kind, so that each kind occurs."""
+"""Settings that choose the kinds of layers, so that each kind occurs."""
 
 CAUSAL_KINDS: Mapping[str, Any] = {"is_decoder": True, "causal": True}
-"""Settings that make a causal language model of an encoder. With other heads it stays as it is."""
+"""Settings that turn an encoder into a causal language model; only for that head."""
 
 SPECIAL_TOKENS: Mapping[str, int] = {
     "pad_token_id": 0,
@@ -161,9 +163,9 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "dbrx": {"attn_config": {"rope_theta": 10_000.0, "kv_n_heads": 2, "clip_qkv": 8}},
     "dots3_note_text": {
-        **_same(HEADS, "swa_num_attention_heads swa_num_key_value_heads"),
-        **_same(2 * HEAD, "swa_q_lora_rank swa_kv_lora_rank swa_head_dim"),
-        **_same(HEAD, "swa_qk_nope_head_dim swa_v_head_dim"),
+        **_sizes(HEADS, "swa_num_attention_heads swa_num_key_value_heads"),
+        **_sizes(2 * HEAD, "swa_q_lora_rank swa_kv_lora_rank swa_head_dim"),
+        **_sizes(HEAD, "swa_qk_nope_head_dim swa_v_head_dim"),
     },
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 8, "num_experts_per_tok": 2},
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 5, "pad_token_id": 1},
@@ -188,8 +190,8 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "mamba2": {"head_dim": 2 * HEAD, "num_heads": HEADS},
     "neomme": {"head_dim": 2 * HEAD},
     "perceiver": {
-        **_same(HEADS, "num_self_attention_heads num_cross_attention_heads"),
-        **_same(HIDDEN, "d_latents qk_channels v_channels"),
+        **_sizes(HEADS, "num_self_attention_heads num_cross_attention_heads"),
+        **_sizes(HIDDEN, "d_latents qk_channels v_channels"),
         "num_latents": 2 * HEAD,
         "num_self_attends_per_block": LEAST_LAYERS,
         "max_position_embeddings": TOKENS,  # it takes no shorter row
@@ -212,23 +214,23 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What a model needs beyond the rules, by its type."""
+"""Settings that a model needs beyond the rules, by its type."""
 
 INNER: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}}
 }
-"""What a configuration within one needs, by the type of the outer one and by its name."""
+"""Settings of nested configurations, by the type of the outer one and by their names."""
 
 CAUSAL_EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {"xlnet": {"attn_type": "uni"}}
-"""What it needs to be a causal language model, too."""
+"""Further settings for a causal language model, by its type."""
 
 
 def kinds(lists: Mapping[str, Sequence[Any]]) -> list[int]:
-    """The layers that show each kind once, at least LEAST_LAYERS, from settings per layer."""
+    """Choose layers so that each kind occurs once, and at least LEAST_LAYERS of them."""
     layers = list(zip(*lists.values(), strict=True))
-    first = list({str(layer): at for at, layer in reversed(list(enumerate(layers)))}.values())
-    chosen = sorted(first)[:MOST_LAYERS]
+    examples = list({str(layer): at for at, layer in reversed(list(enumerate(layers)))}.values())
+    chosen = sorted(examples)[:MOST_LAYERS]
     others = (at for at in range(len(layers)) if at not in chosen)
-    while len(chosen) < LEAST_LAYERS and (more := next(others, None)) is not None:
-        chosen = sorted([*chosen, more])
+    while len(chosen) < LEAST_LAYERS and (filler := next(others, None)) is not None:
+        chosen = sorted([*chosen, filler])
     return chosen

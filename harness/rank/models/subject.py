@@ -1,6 +1,6 @@
-"""A model that relations are asked of: how it is made, its batch, and its right results.
+"""A model whose relations are checked: how it is constructed, its batch, and its right results.
 
-A relation changes nothing of the model that another one sees: it copies what it changes.
+A relation copies what it changes, so the next relation sees the same model.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from harness.rank.vectors import Named, Spread, length
 
 SEED = 7
 SEEDS = (1, 2)
-"""Of the passes whose weights are moved by an ulp."""
+"""The seeds of the passes whose weights are moved by an ulp."""
 
 IGNORED = -100
-"""The label of a token that has no part in the loss."""
+"""The label of a token that the loss ignores."""
 
 DECODER = "decoder_input_ids"
 
 Batch = Mapping[str, Any]
 Make = Callable[[], tuple[Any, dict[str, Any]]]
-"""Makes a model and a batch of it, the same each time."""
+"""Constructs a model and its batch, the same each time."""
 
 
 @dataclass
 class Subject:
-    """One model, made once in this process."""
+    """One model, constructed once in this process."""
 
     name: str
     make: Make
@@ -70,12 +70,12 @@ class Subject:
         return self.batch["input_ids"]
 
     def beside(self, count: int) -> dict[str, Any]:
-        """What the model takes with the token ids of the first rows: those of its decoder."""
+        """The decoder inputs that go with the first ``count`` rows, for encoder-decoder models."""
         return {DECODER: self.batch[DECODER][:count]} if DECODER in self.batch else {}
 
     @property
     def for_each_token(self) -> bool:
-        """Whether its logits belong to its tokens, not to those of a decoder, or to a row."""
+        """Whether its logits belong to its input tokens, not to a row or to a decoder's tokens."""
         return self.head.labels is not Labels.ROW and DECODER not in self.batch
 
     @property
@@ -93,7 +93,7 @@ class Subject:
         return copy.deepcopy(self.module)
 
     def takes(self, name: str) -> bool:
-        """Whether the model's forward names an argument."""
+        """Whether the model's forward has a parameter with this name."""
         return name in inspect.signature(self.module.forward).parameters
 
     def loss_inputs(self) -> dict[str, Any]:
@@ -104,30 +104,30 @@ class Subject:
 
     @cached_property
     def gradient(self) -> tuple[Named, Spread]:
-        """The gradient of the whole batch, and how far rounding moves it."""
+        """The gradient of the whole batch, and how far rounding changes it."""
         inputs = self.loss_inputs()
-        right = gradient(self.module, inputs)
+        expected = gradient(self.module, inputs)
         again = gradient(self.module, inputs)
-        if any((right[n] != again[n]).any() for n in right):
+        if any((expected[n] != again[n]).any() for n in expected):
             raise NoAnswer("the same pass with the same seed gives two gradients")
-        moved = []
+        perturbed = []
         for number in SEEDS:
             with ulp_away(self.module, number):
-                moved.append(gradient(self.module, inputs))
-        return right, rounding(right, moved)
+                perturbed.append(gradient(self.module, inputs))
+        return expected, rounding(expected, perturbed)
 
     @cached_property
     def allowed(self) -> float:
         """The part of the norm of logits that rounding explains, divided by SAFE."""
-        right = {"logits": logits(self.module, self.batch)}
+        expected = {"logits": logits(self.module, self.batch)}
         again = {"logits": logits(self.module, self.batch, other_seed=True)}
-        if (right["logits"] != again["logits"]).any():
+        if (expected["logits"] != again["logits"]).any():
             raise NoAnswer("another seed gives other logits: a pass draws random numbers")
-        moved = []
+        perturbed = []
         for number in SEEDS:
             with ulp_away(self.module, number):
-                moved.append({"logits": logits(self.module, self.batch)})
-        return rounding(right, moved)["logits"] / length(right["logits"])
+                perturbed.append({"logits": logits(self.module, self.batch)})
+        return rounding(expected, perturbed)["logits"] / length(expected["logits"])
 
 
 def seed(number: int = SEED) -> None:
@@ -142,26 +142,26 @@ def rows(batch: Batch, chosen: slice) -> dict[str, Any]:
 
 
 def run(module: Any, inputs: Batch, *, other_seed: bool = False) -> Any:
-    """The output of a pass, with the generator's seed set before."""
+    """Set the generator's seed, run the model and return its output."""
     seed(SEED + other_seed)
     return module(**inputs)
 
 
 def logits_of(output: Any) -> Any:
-    """The logits in an output of a model; raises NoAnswer if there are none."""
+    """The logits in a model's output. Raises NoAnswer if there are none."""
     return _part_of(output, "logits")
 
 
 def loss_of(output: Any) -> Any:
-    """The loss in an output of a model; raises NoAnswer if there is none."""
+    """The loss in a model's output. Raises NoAnswer if there is none."""
     return _part_of(output, "loss")
 
 
 def _part_of(output: Any, name: str) -> Any:
-    found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-    if found is None:
+    part = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+    if part is None:
         raise NoAnswer(f"the model returns no {name}")
-    return found
+    return part
 
 
 def logits(module: Any, inputs: Batch, *, other_seed: bool = False) -> Any:
@@ -169,8 +169,8 @@ def logits(module: Any, inputs: Batch, *, other_seed: bool = False) -> Any:
     import torch
 
     with torch.no_grad():
-        found = logits_of(run(module, inputs, other_seed=other_seed))
-    return arrays({"": found})[""]
+        scores = logits_of(run(module, inputs, other_seed=other_seed))
+    return arrays({"": scores})[""]
 
 
 def gradient(module: Any, *batches: Batch) -> Named:
@@ -178,9 +178,9 @@ def gradient(module: Any, *batches: Batch) -> Named:
     module.zero_grad(set_to_none=True)
     for inputs in batches:
         loss_of(run(module, inputs)).backward()
-    found = gradients(module)
+    by_name = gradients(module)
     module.zero_grad(set_to_none=True)
-    return found
+    return by_name
 
 
 def gradients(module: Any) -> Named:
@@ -190,7 +190,7 @@ def gradients(module: Any) -> Named:
 
 @contextlib.contextmanager
 def ulp_away(module: Any, number: int) -> Iterator[None]:
-    """All weights an ulp up or down, or where they were; with the old values afterwards."""
+    """Move each weight by -1, 0 or +1 ulp within the context; restore it afterwards."""
     import torch
 
     generator = torch.Generator().manual_seed(number)

@@ -1,4 +1,4 @@
-"""How each subject is made: an architecture of transformers, a config.json, or a user's function.
+"""Constructs each subject from an architecture of transformers, a config.json or a user's function.
 
 ``heads`` explains the words that name a subject.
 """
@@ -19,12 +19,12 @@ from harness.rank.models.subject import DECODER, Make, Subject, seed
 
 ROWS = 4
 MOVED = 0.1
-"""The standard deviation by which weights are moved: as they are initialized, zeros and ones would
+"""The standard deviation by which weights are moved: initial weights contain zeros and ones, which
 hide faults."""
 
 
 def prepare(word: str) -> None:
-    """Import what a subject needs, so that forked processes have it. Raises what that raises."""
+    """Import what a subject needs, so that forked processes have it. Raises what imports raise."""
     name = parsed(word)
     if not name.is_file:
         architectures.model_class(architectures.config_class(name.model), name.head)
@@ -36,14 +36,14 @@ def subject(word: str, folder: Path) -> Subject:
     head = HEADS[name.head]
     if name.is_script:
         return Subject(word, _users(name), folder, head=head)
-    return Subject(word, lambda: _made(name), folder, lambda: _constructed(name), head)
+    return Subject(word, lambda: _model_and_batch(name), folder, lambda: _constructed(name), head)
 
 
 def _config(name: Word) -> Any:
     if not name.is_file:
         return architectures.small(name.model, head=name.head)
-    given = json.loads(Path(name.model).read_text(encoding="utf-8"))
-    return architectures.small(given.pop("model_type"), given, name.head)
+    content = json.loads(Path(name.model).read_text(encoding="utf-8"))
+    return architectures.small(content.pop("model_type"), content, name.head)
 
 
 def _constructed(name: Word) -> Any:
@@ -52,7 +52,7 @@ def _constructed(name: Word) -> Any:
     return architectures.model_class(architectures.config_class(kind), name.head)(config)
 
 
-def _made(name: Word) -> tuple[Any, dict[str, Any]]:
+def _model_and_batch(name: Word) -> tuple[Any, dict[str, Any]]:
     """A model with moved weights, and a batch."""
     import torch
 
@@ -66,7 +66,7 @@ def _made(name: Word) -> tuple[Any, dict[str, Any]]:
 
 
 def _batch(head: Head, config: Any) -> dict[str, Any]:
-    """What a model with a head takes."""
+    """The inputs of a model with a head."""
     import torch
 
     if head.pixels:
@@ -85,7 +85,7 @@ def _batch(head: Head, config: Any) -> dict[str, Any]:
 
 
 def _for_decoder(config: Any) -> dict[str, Any]:
-    """The tokens of a decoder that has an encoder, and its labels: the next tokens."""
+    """The inputs of a decoder that has an encoder, and its labels, which are the next tokens."""
     import torch
 
     targets = torch.randint(FIRST, LAST, (ROWS, TARGETS))
@@ -94,7 +94,7 @@ def _for_decoder(config: Any) -> dict[str, Any]:
 
 
 def _tokens() -> Any:
-    """Rows of tokens. The last ones repeat one token, so that few experts of a mixture get any."""
+    """Rows of tokens. The last rows repeat one token, so that some experts get no token."""
     import torch
 
     tokens = torch.randint(FIRST, LAST, (ROWS, TOKENS))
@@ -103,11 +103,11 @@ def _tokens() -> Any:
 
 
 def _token(config: Any, name: str) -> int:
-    """A special token of a configuration, the first if there are several."""
-    found = getattr(config, name, None)
-    if isinstance(found, (list, tuple)):
-        found = found[0] if found else None
-    return found if isinstance(found, int) else SPECIAL_TOKENS[name]
+    """A special token of a configuration; the first one if there are several."""
+    token = getattr(config, name, None)
+    if isinstance(token, (list, tuple)):
+        token = token[0] if token else None
+    return token if isinstance(token, int) else SPECIAL_TOKENS[name]
 
 
 def _images(config: Any) -> Any:
@@ -120,7 +120,7 @@ def _images(config: Any) -> Any:
 
 
 def _users(name: Word) -> Make:
-    """The user's function; raises what its file raises."""
+    """The user's function. Raises what its file raises."""
     path = name.model
     stem = Path(path).stem
     sys.path.insert(0, str(Path(path).resolve().parent))

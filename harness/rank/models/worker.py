@@ -1,6 +1,6 @@
 """The process that imports torch and transformers once, and forks one process for each model.
 
-``python -m harness.rank.models.worker`` reads what to ask from stdin, as JSON, and writes a line of
+``python -m harness.rank.models.worker`` reads its tasks from stdin, as JSON, and writes a line of
 JSON for each answer. What upstream prints goes to stderr.
 """
 
@@ -31,21 +31,21 @@ IMPORTED = (
     "peft",
     "deepspeed",
 )
-"""What the processes share, as far as it is installed."""
+"""Modules that the processes share, if they are installed."""
 
 
 def main() -> None:
-    asked = json.loads(sys.stdin.read())
+    request = json.loads(sys.stdin.read())
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    gc.disable()  # imports take a quarter less time so
-    _import(asked["shims"])
+    gc.disable()  # saves a quarter of the time of imports
+    _import(request["shims"])
     gc.freeze()
     gc.enable()
     # An overlay has no bytecode of most models, and is sealed.
-    sys.pycache_prefix = asked["bytecode"]
-    todo = [task for model, names in asked["ask"].items() for task in tasks(model, names)]
-    ask_all(todo, asked["jobs"], asked["limit"], lambda *found: _say(output, *found))
+    sys.pycache_prefix = request["bytecode"]
+    todo = [task for model, names in request["ask"].items() for task in tasks(model, names)]
+    ask_all(todo, request["jobs"], request["limit"], lambda *row: _say(output, *row))
 
 
 def _import(points: Sequence[str]) -> None:
@@ -62,13 +62,13 @@ def _import(points: Sequence[str]) -> None:
 
 
 def _say(output: Any, model: str, relation: str, answer: Answer) -> None:
-    said = {
+    message = {
         "model": model,
         "relation": relation,
         **answer.to_json(),
         "repeatable": answer.repeatable,
     }
-    print(json.dumps(said), file=output)
+    print(json.dumps(message), file=output)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What runs in a process of the user's script: the rank, and what it records of each step."""
+"""Runs in each rank of the user's script, and records its steps."""

@@ -1,7 +1,7 @@
 """Compares the buffers that no checkpoint contains with those of a new model of the same config.
 
-A model may be made in a context that changes how tensors are made, such as DeepSpeed's zero.Init,
-or be cast as a whole. A checkpoint gives it the right parameters afterwards, but not these buffers.
+A script may construct a model in a context that changes new tensors, such as DeepSpeed's zero.Init,
+or cast the whole model. A checkpoint then restores the parameters, but not these buffers.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from harness.rank.models.relations.checkpoints import FREQUENCIES
 from harness.system.text import count
 
 LAST_PLACE = 2.0**-21
-"""How far values in fp32 may be apart, beside those of their size or 1."""
+"""How far two fp32 values may be apart, as a part of their size plus 1."""
 
 
 def buffers(module: Any) -> str:
-    """Compare them; returns their number. Raises Wrong if one differs, and NoAnswer if there is
-    none, or if the model is not made from a config."""
+    """Compare the buffers; returns their number in words. Raises Wrong if one differs, and NoAnswer
+    if there are none or if the model has no config."""
     module = _configured(module)
     ours = dict(_unsaved(module))
-    # A GPU computes the last place in another way, and the script may have chosen either.
+    # A GPU rounds differently, and the script may have used either device.
     devices = dict.fromkeys(["cpu", *(str(buffer.device) for buffer in ours.values())])
     new = [dict(_unsaved(_new(module, device))) for device in devices]
     shared = [name for name in ours if name in new[0]]
     if not shared:
         raise NoAnswer("a checkpoint has all buffers of the model")
-    wrong = {n: why for n in shared if (why := _off(ours[n], [each[n] for each in new]))}
-    if wrong:
-        name, why = next(iter(wrong.items()))
-        more = f"; {len(wrong)} of {count(len(shared), 'buffer')} are wrong" if shared[1:] else ""
-        raise Wrong(f"{name} is not that of a new model of the same config: {why}{more}")
+    faults = {n: why for n in shared if (why := _off(ours[n], [each[n] for each in new]))}
+    if faults:
+        name, why = next(iter(faults.items()))
+        tail = f"; {len(faults)} of {count(len(shared), 'buffer')} are wrong" if shared[1:] else ""
+        raise Wrong(f"{name} is not that of a new model of the same config: {why}{tail}")
     dtypes = {_dtype(ours[n]) for n in shared if _is_frequency(n)} - {"float32", "float64"}
-    found = count(len(shared), "buffer")
+    text = count(len(shared), "buffer")
     if dtypes:
-        found += f"; frequencies are in {' and '.join(dtypes)}, and positions multiply the rounding"
-    return found
+        text += f"; frequencies are in {' and '.join(dtypes)}, and positions multiply the rounding"
+    return text
 
 
 def _is_frequency(name: str) -> bool:
-    """Whether a buffer has frequencies, whose rounding is multiplied by positions."""
+    """Whether a buffer has frequencies. Positions multiply their rounding."""
     return any(part in name for part in FREQUENCIES)
 
 
 def _configured(module: Any) -> Any:
-    """The model, or the first part of it, that is made from a config: adapters wrap it."""
+    """The first part of the model that takes a config: adapters may wrap it."""
     for part in module.modules():
         made_from = inspect.signature(type(part)).parameters
         if hasattr(getattr(part, "config", None), "to_dict") and "config" in made_from:
@@ -57,7 +57,7 @@ def _configured(module: Any) -> Any:
 
 
 def _new(module: Any, device: str) -> Any:
-    """A model of the same class and config, made in fp32 on a device."""
+    """Construct a model of the same class and config, in fp32 on a device."""
     import torch
 
     config = copy.deepcopy(module.config)
@@ -72,23 +72,23 @@ def _new(module: Any, device: str) -> Any:
 
 
 def _unsaved(module: Any) -> Iterator[tuple[str, Any]]:
-    """The buffers of floats that are in no checkpoint."""
-    for prefix, each in module.named_modules():
-        for name in each._non_persistent_buffers_set:
-            buffer = each._buffers.get(name)
+    """The buffers of floats that no checkpoint contains."""
+    for prefix, part in module.named_modules():
+        for name in part._non_persistent_buffers_set:
+            buffer = part._buffers.get(name)
             if buffer is not None and buffer.is_floating_point():
                 yield f"{prefix}.{name}".lstrip("."), buffer.detach()
 
 
 def _off(buffer: Any, new: Sequence[Any]) -> str:
-    """How a buffer differs from those of all new models, rounded to its dtype; empty if from one it
-    does not, or if it has another shape: some grow with the rows."""
+    """How a buffer differs from its counterpart in all new models, rounded to its dtype. Empty if
+    it equals one of them or has another shape: some buffers grow with the rows."""
     why = ""
-    for right in new:
-        if buffer.shape != right.shape:
+    for reference in new:
+        if buffer.shape != reference.shape:
             return ""
-        apart = (buffer.cpu().double() - right.to(buffer.dtype).cpu().double()).abs()
-        off = ~(apart <= LAST_PLACE * (right.cpu().double().abs() + 1))  # NaN is off
+        apart = (buffer.cpu().double() - reference.to(buffer.dtype).cpu().double()).abs()
+        off = ~(apart <= LAST_PLACE * (reference.cpu().double().abs() + 1))  # NaN is off
         if not off.any():
             return ""
         why = why or (

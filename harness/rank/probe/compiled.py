@@ -1,4 +1,4 @@
-"""torch.compile in a rank: what each layout would do again is done once, in the server."""
+"""torch.compile in a rank. The server does once what each layout would do again."""
 
 from __future__ import annotations
 
@@ -9,86 +9,86 @@ from contextlib import suppress
 from typing import Any
 
 ASKED = re.compile(r"torch[._]compile|(?<!\bre)\.compile\(|dynamo")
-"""What a script contains that compiles."""
+"""Matches the source of a script that compiles."""
 
 IN_ONE_THREAD = "TORCHINDUCTOR_COMPILE_THREADS"
-"""With more, each rank starts interpreters of its own, which import torch for seconds."""
+"""With more threads, each rank starts interpreters, which take seconds to import torch."""
 
 
 def warm_up() -> None:
-    """Compile a little function, so that what is imported and computed only then is there before a
-    rank is forked: it saves each 5 s. Not where there is a GPU, as it would be initialised."""
+    """Compile a small function, so that forked ranks inherit what the compiler imports and caches:
+    this saves each rank 5 s. Does nothing with a GPU, as it would initialise CUDA."""
     import torch
     import torch._inductor.compile_fx
 
     if torch.cuda.is_available():
         return
-    with suppress(Exception):  # without a compiler, the script itself will say so
-        given = torch.ones(3, requires_grad=True)
-        torch.compile(lambda x: x * 2 + 1)(given).sum().backward()
+    with suppress(Exception):  # without a compiler, the script itself fails
+        tensor = torch.ones(3, requires_grad=True)
+        torch.compile(lambda x: x * 2 + 1)(tensor).sum().backward()
         torch.compiler.reset()
 
 
 def question() -> Callable[[], bool]:
-    """What says whether torch.compile reads the code that calls it, which no hook must be a part
-    of: it would be compiled, or break the graph."""
+    """A function that returns whether torch.compile traces its caller. Hooks must do nothing then:
+    they would be compiled or break the graph."""
     import torch
 
-    asked: Callable[[], bool] = getattr(
+    is_compiling: Callable[[], bool] = getattr(
         getattr(torch, "compiler", None), "is_compiling", lambda: False
     )
-    return asked
+    return is_compiling
 
 
 asked: list[str] = []
-"""What the script has compiled, by name."""
+"""The names of what the script has compiled."""
 
 Around = Callable[[list[Any], Callable[[], Any], Sequence[Any], Mapping[str, Any]], Any]
-"""Is given the modules of a function, a call of it, and the rest of its arguments."""
+"""Takes the modules of a function, a call of the function, and its other arguments."""
 
 
 def is_compiled(module: Any) -> bool:
-    """Whether a call of a module is one of compiled code."""
+    """Whether calling a module runs compiled code."""
     compiles = getattr(module, "_compiled_call_impl", None) is not None
     return compiles or type(module).__name__ == "OptimizedModule"
 
 
 def install(eager: bool, around: Around) -> None:
-    """Note what the script compiles, and have ``around`` make the calls of functions: no hook is
-    called in them. If ``eager``, all runs as it is written."""
+    """Note what the script compiles, and let ``around`` call compiled functions, in which no hook
+    runs. If ``eager``, nothing is compiled."""
     import torch
 
     if not hasattr(torch, "compile"):
         return
-    own = torch.compile
+    original = torch.compile
 
-    @functools.wraps(own)
-    def compiled(*arguments: Any, **named: Any) -> Any:
-        function = arguments[0] if arguments else named.get("model")
+    @functools.wraps(original)
+    def compiled(*arguments: Any, **keywords: Any) -> Any:
+        function = arguments[0] if arguments else keywords.get("model")
         if function is not None:
             asked.append(getattr(function, "__name__", type(function).__name__))
         if eager and hasattr(getattr(torch, "compiler", None), "set_stance"):
             torch.compiler.set_stance("force_eager")
-        made = own(*arguments, **named)
+        output = original(*arguments, **keywords)
         alone = function is None or isinstance(function, torch.nn.Module)
-        return made if alone else _around(function, made, around)
+        return output if alone else _around(function, output, around)
 
     torch.compile = compiled
 
 
 def _around(function: Any, compiled: Any, around: Around) -> Any:
     @functools.wraps(compiled)
-    def called(*arguments: Any, **named: Any) -> Any:
-        modules = list(_modules([*arguments, *named.values(), *_reached(function)]))
-        rest = [one for one in arguments if not any(one is each for each in modules)]
-        others = {n: one for n, one in named.items() if not any(one is each for each in modules)}
-        return around(modules, lambda: compiled(*arguments, **named), rest, others)
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        modules = list(_modules([*arguments, *keywords.values(), *_reached(function)]))
+        inputs = [one for one in arguments if not any(one is each for each in modules)]
+        others = {n: one for n, one in keywords.items() if not any(one is each for each in modules)}
+        return around(modules, lambda: compiled(*arguments, **keywords), inputs, others)
 
     return called
 
 
 def _reached(function: Any) -> Iterator[Any]:
-    """What a function reaches beside its arguments: its object, its closure and its globals."""
+    """What a function reaches besides its arguments: its object, closure and globals."""
     owner = getattr(function, "__self__", None)
     yield owner
     yield from getattr(owner, "__dict__", {}).values()

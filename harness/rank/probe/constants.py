@@ -1,6 +1,7 @@
-"""Sets constants of a script that it has no arguments for: ``--set batch_size={rows}``.
+"""Sets constants for which a script has no arguments: ``--set batch_size={rows}``.
 
-The script's file stays as it is: what Python compiles from it is changed, and keeps its lines.
+The script's file stays as it is. Only the syntax tree that Python compiles is changed, and it keeps
+its line numbers.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from harness.system.errors import UserError
 
 @dataclass
 class SetConstants(ast.NodeTransformer):
-    """Replaces constants by name: what is assigned to a variable or an attribute, the default of a
-    parameter, the value of a key in a dict, or a named argument of a call."""
+    """Replaces constants by name: values of variables and attributes, parameters' defaults, values
+    in a dict, and keyword arguments of a call."""
 
     values: Mapping[str, Any]
     places: dict[str, list[int]] = field(default_factory=dict)
@@ -49,8 +50,8 @@ class SetConstants(ast.NodeTransformer):
         with_default = names[len(names) - len(node.defaults) :]
         pairs = zip(with_default, node.defaults, strict=True)
         node.defaults = [self._replaced(name, value) for name, value in pairs]
-        named = zip(node.kwonlyargs, node.kw_defaults, strict=True)
-        node.kw_defaults = [value and self._replaced(one.arg, value) for one, value in named]
+        keyword_only = zip(node.kwonlyargs, node.kw_defaults, strict=True)
+        node.kw_defaults = [value and self._replaced(one.arg, value) for one, value in keyword_only]
         return self.generic_visit(node)
 
     def _replaced(self, name: str, value: ast.expr) -> ast.expr:
@@ -71,24 +72,24 @@ def _name(target: ast.expr) -> str:
 
 
 def _is_constant(value: ast.expr) -> bool:
-    """Whether an expression has no names: ``32``, ``"adam"``, ``5 * 8``."""
+    """Whether an expression contains no names: ``32``, ``"adam"``, ``5 * 8``."""
     kinds = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
     return all(isinstance(part, kinds) for part in ast.walk(value))
 
 
 def changed(source: str, file: str, values: Mapping[str, Any]) -> ast.Module:
-    """The script with these values; raises UserError for a name to which no constant is given."""
+    """The script with these values. Raises UserError for a name that has no constant."""
     setting = SetConstants(values)
     tree: ast.Module = setting.visit(ast.parse(source, file))
     for name in values:
         if name not in setting.places:
-            there = ", ".join(sorted(setting.others)) or "none"
-            raise UserError(f"--set {name}: {file} has no constant of this name; it has {there}")
+            names = ", ".join(sorted(setting.others)) or "none"
+            raise UserError(f"--set {name}: {file} has no constant of this name; it has {names}")
     return ast.fix_missing_locations(tree)
 
 
 def value(text: str) -> Any:
-    """What a word of the command line means: a number, True, None or another literal of Python,
+    """The value of a word of the command line: a number, True, None or another literal of Python,
     otherwise the text itself."""
     try:
         return ast.literal_eval(text)

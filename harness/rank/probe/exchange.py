@@ -1,7 +1,7 @@
-"""What crosses between the harness and the ranks of a layout: assignments, and what ranks recorded.
+"""What the harness sends to the ranks of a layout, and what the ranks send back.
 
-The two may have different releases of numpy. A pickle of an array names modules of numpy, which
-moved from one release to the next. So arrays travel as their type, shape and bytes.
+Both may have different releases of numpy. A pickle of an array names modules of numpy, which have
+moved between releases. So arrays are sent as their type, shape and bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PACKED = "array"
 
 
 class Packed(NamedTuple):
-    """An array; a plain tuple in the pickle."""
+    """An array, which the pickle contains as a plain tuple."""
 
     kind: str
     dtype: str
@@ -70,12 +70,12 @@ class Packed(NamedTuple):
 
 
 def dumped(recorded: Any) -> bytes:
-    """Dictionaries and lists of plain values, tensors and arrays, as bytes."""
+    """Convert dictionaries and lists of plain values, tensors and arrays to bytes."""
     return pickle.dumps(_packed(recorded), pickle.HIGHEST_PROTOCOL)
 
 
 def loaded(content: bytes) -> Any:
-    """The same with arrays; only what this project itself wrote."""
+    """Read these bytes back, with arrays. Only for bytes that this project wrote."""
     return _unpacked(pickle.loads(content))
 
 

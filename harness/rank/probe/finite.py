@@ -1,5 +1,5 @@
-"""Where the numbers of a step stop being finite: the first module whose output, or whose output's
-gradient, is not."""
+"""Finds where the numbers of a step stop being finite: the first module with an output, or a
+gradient of its output, that is not finite."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from harness.rank.probe.parameters import local, plain
 
 
 class Finite:
-    """Looks at the outputs of modules as they are computed, and at their gradients as these come
-    back, until one is not finite."""
+    """Looks at the outputs of modules and at the gradients of these outputs, until one is not
+    finite."""
 
     def __init__(self) -> None:
         self.place = ""
-        """What is not finite first; empty if all is."""
+        """The first place that is not finite; empty if all is finite."""
         self.module = ""
-        """Its module, by the name that it has in the model; empty without one."""
+        """The name of its module in the model; empty without one."""
         self.recomputed = False
-        """Whether modules were called in a backward, as by checkpointing."""
+        """Whether a backward called modules, as checkpointing does."""
         self._after = ""
         """The module that was called after the one whose gradient comes next."""
         self._last: Any = None
-        """What was looked at last: a container returns what its last module has returned."""
+        """The last tensor seen: a container returns the output of its last module."""
 
     def look(self, root: Any, module: Any, output: Any) -> None:
         """Look at the output of a module that was called in a training step."""
@@ -33,7 +33,7 @@ class Finite:
             if self.place or tensor is self._last:
                 return
             self._last = tensor
-            with suppress(Exception):  # of a transformation of functions: no tensor with numbers
+            with suppress(Exception):  # inside torch.func, a tensor has no numbers
                 if not _is_finite(tensor):
                     self._name(root, module)
                     self.place = f"the output of {_called(self.module, module)}{_in(tensor)}"
@@ -89,10 +89,10 @@ def _tensors(output: Any) -> Iterator[Any]:
         if output.is_floating_point():
             yield output
     elif isinstance(output, Mapping):
-        for each in output.values():
-            yield from _tensors(each)
+        for part in output.values():
+            yield from _tensors(part)
     elif isinstance(output, (list, tuple)):
-        for each in output:
-            yield from _tensors(each)
+        for part in output:
+            yield from _tensors(part)
     elif hasattr(output, "__dataclass_fields__"):
         yield from _tensors(vars(output))

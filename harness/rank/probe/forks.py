@@ -1,7 +1,7 @@
-"""Forks the ranks of a layout. torchrun does the same, but takes 0.7 s to find its own ranks.
+"""Forks the ranks of a layout. torchrun does the same, but takes 0.7 s to start its ranks.
 
-A probe starts about ten layouts, and a script must be answered in seconds. This process stands
-where torchrun stands in other launches: below a keeper, with the same files for logs and errors.
+A probe starts about ten layouts and must answer in seconds. This process replaces torchrun: it runs
+below a keeper, and writes the same files for logs and errors.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _free_port() -> int:
 
 
 def _start(folder: Path, rank: int, world: int, port: int) -> int:
-    """Fork a rank; its process id."""
+    """Fork a rank; returns its process id."""
     child = os.fork()
     if not child:
         _become_rank(folder, rank, world, port)
@@ -68,9 +68,8 @@ def _become_rank(folder: Path, rank: int, world: int, port: int) -> NoReturn:
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
-        "LOCAL_SIZE": str(
-            world
-        ),  # from DeepSpeed's launcher; on a CPU, its releases count ranks so
+        # DeepSpeed's launcher sets it; on a CPU, its releases count ranks with it.
+        "LOCAL_SIZE": str(world),
         "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

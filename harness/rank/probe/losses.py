@@ -1,11 +1,10 @@
-"""The losses of a script: those of evaluations that it reports, and its model's.
+"""The losses of a script: the evaluation losses that it reports, and the loss of its model.
 
-How a reported loss is averaged over ranks is the affair of the script or its package, after the
-model. So the number that is reported is compared, not the model's. The model's own loss is compared
-with the mean cross-entropy of its logits and labels. That finds what all layouts have in common,
-which no comparison of layouts can: a loss whose gradient is too large or too small on one rank
-already. It looks only at models that return ``logits`` and are given ``labels``, as those of
-transformers.
+The script or its package averages a reported loss over ranks, after the model. So the probe
+compares the reported number. It compares the model's own loss with the mean cross-entropy of its
+logits and labels. That finds a fault that all layouts have in common, which no comparison of
+layouts can find: a gradient that is too large or too small even on one rank. This works only for
+models that take ``labels`` and return ``logits``, as those of transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from harness.bugs.api.numbers import near
 from harness.rank.vectors import Share, share
 
 LOSS = re.compile(r"(eval|val|valid|validation|test|dev)[_/ -].*loss", re.IGNORECASE)
-"""The names of losses of evaluations."""
+"""Matches the names of evaluation losses."""
 
 REPORTERS = (
     ("transformers.trainer", "Trainer", "log"),
@@ -30,7 +29,7 @@ REPORTERS = (
     ("lightning.pytorch.loops.evaluation_loop", "_EvaluationLoop", "on_run_end"),
     ("pytorch_lightning.loops.evaluation_loop", "_EvaluationLoop", "on_run_end"),
 )
-"""By module and class, the method that is given numbers, or returns them."""
+"""Module, class, and the method that takes or returns the numbers."""
 
 
 class Reported:
@@ -38,11 +37,11 @@ class Reported:
 
     def __init__(self) -> None:
         self.values: list[tuple[int, str, float]] = []
-        """After how many steps, under which name, which loss."""
+        """Each reported loss: the steps before it, its name, and its value."""
         self._watched: set[tuple[str, str, str]] = set()
 
     def install(self, steps: Callable[[], int]) -> None:
-        """Watch the packages that are imported by now. ``steps`` returns the steps taken so far."""
+        """Watch the packages imported so far. ``steps`` returns the number of steps so far."""
         for place in REPORTERS:
             module, kind, method = place
             owner = getattr(sys.modules.get(module), kind, None)
@@ -52,21 +51,21 @@ class Reported:
 
     def _watch(self, report: Any, steps: Callable[[], int]) -> Any:
         @functools.wraps(report)
-        def watched(owner: Any, *arguments: Any, **named: Any) -> Any:
-            value = report(owner, *arguments, **named)
-            for name, loss in _evaluations([*arguments, *named.values(), value]):
+        def watched(owner: Any, *arguments: Any, **keywords: Any) -> Any:
+            value = report(owner, *arguments, **keywords)
+            for name, loss in _evaluations([*arguments, *keywords.values(), value]):
                 self.values.append((steps(), name, loss))
             return value
 
         return watched
 
 
-def _evaluations(given: list[Any]) -> Iterator[tuple[str, float]]:
-    """The losses of evaluations among the arguments of a report, and in what it returns."""
-    pairs: list[tuple[Any, Any]] = list(pairwise(given))  # a name, and then its number
-    for one in given:
-        for each in one if isinstance(one, (list, tuple)) else [one]:
-            pairs += each.items() if isinstance(each, Mapping) else []
+def _evaluations(arguments: list[Any]) -> Iterator[tuple[str, float]]:
+    """The evaluation losses among the arguments of a report and in its return value."""
+    pairs: list[tuple[Any, Any]] = list(pairwise(arguments))  # a name, and then its number
+    for argument in arguments:
+        for part in argument if isinstance(argument, (list, tuple)) else [argument]:
+            pairs += part.items() if isinstance(part, Mapping) else []
     for name, value in pairs:
         if isinstance(name, str) and LOSS.search(name):
             number = value.item() if hasattr(value, "item") else value
@@ -78,7 +77,7 @@ IDS, LABELS, LOGITS, MASK = "input_ids", "labels", "logits", "attention_mask"
 IGNORED = -100
 
 OWN = "the reference's gradient is"
-"""How the note begins: by these words a recorded note is recognised, however it goes on."""
+"""The beginning of the note. Recorded notes are recognised by these words."""
 
 SHIFTED = (
     "the labels are those of the next token already, and the loss takes the next ones again: the "
@@ -91,11 +90,11 @@ ENDLESS = (
 )
 
 NEAR_OWN = 2e-3
-"""How far a gradient may be from that of the mean cross-entropy, as a part of it."""
+"""How far a gradient may be from that of the mean cross-entropy, as a fraction."""
 
 
 def note_on_loss(ratio: float | None) -> str:
-    """What to say of a gradient that is ``ratio`` times the mean's; empty if that is about 1."""
+    """The note on a gradient that is ``ratio`` times the mean's; empty if that is about 1."""
     if ratio is None or near(ratio, 1.0, within=NEAR_OWN):
         return ""
     return (
@@ -104,13 +103,13 @@ def note_on_loss(ratio: float | None) -> str:
     )
 
 
-def follow(output: Any, given: Mapping[str, Any], found: Callable[[Share, bool], None]) -> None:
-    """Call ``found`` when the gradient of the logits is computed, with how much of the mean's
-    gradient it has, and whether labels were shifted twice; not if it has another direction, as with
-    other losses."""
+def follow(output: Any, inputs: Mapping[str, Any], report: Callable[[Share, bool], None]) -> None:
+    """When the gradient of the logits is computed, call ``report`` with its share of the mean's
+    gradient, and with whether labels were shifted twice. If the gradient has another direction, as
+    with other losses, do not call it."""
     import torch
 
-    logits, labels = getattr(output, LOGITS, None), given.get(LABELS)
+    logits, labels = getattr(output, LOGITS, None), inputs.get(LABELS)
     if not (isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor)):
         return
     if not logits.requires_grad or labels.is_floating_point() or hasattr(logits, "full_tensor"):
@@ -122,33 +121,33 @@ def follow(output: Any, given: Mapping[str, Any], found: Callable[[Share, bool],
         for shift, expected in enumerate(_gradients(logits.detach().float(), labels)):
             fitting = share({LOGITS: _array(gradient.detach())}, {LOGITS: _array(expected)})
             if fitting.is_factor:
-                found(fitting, bool(shift) and _shifted(given.get(IDS), labels))
+                report(fitting, bool(shift) and _shifted(inputs.get(IDS), labels))
                 return
 
     logits.register_hook(compared)
 
 
 def _shifted(ids: Any, labels: Any) -> bool:
-    """Whether the labels that count are the ids of the next place, and not of their own."""
+    """Whether the labels that count are the next token's ids, and not their own token's."""
     if getattr(ids, "shape", None) != labels.shape:
         return False
     counts = labels != IGNORED
-    own = (labels == ids)[counts].all()
+    in_place = (labels == ids)[counts].all()
     following = (labels[:, :-1] == ids[:, 1:])[counts[:, :-1]]
-    return bool(following.numel() and following.all() and not own)
+    return bool(following.numel() and following.all() and not in_place)
 
 
-def ends_masked(given: Mapping[str, Any]) -> bool:
-    """Whether exactly the token that ends each row has no label, wherever it is, among the tokens
-    that are no padding: as if it were padding."""
-    found: list[Any] = [given.get(name) for name in (IDS, LABELS, MASK)]
-    ids, labels, mask = found
-    shapes = {getattr(each, "shape", None) for each in found}
+def ends_masked(inputs: Mapping[str, Any]) -> bool:
+    """Whether the tokens that equal the last token of a row, and only those, have no label, as if
+    they were padding. Padding itself does not count."""
+    tensors: list[Any] = [inputs.get(name) for name in (IDS, LABELS, MASK)]
+    ids, labels, mask = tensors
+    shapes = {getattr(each, "shape", None) for each in tensors}
     if len(shapes) > 1 or getattr(ids, "ndim", 0) != 2 or len(ids) < 2:
         return False
     real = mask.bool()
-    last = ids.shape[1] - 1 - real.flip(1).int().argmax(1)
-    ends = ids.gather(1, last[:, None])
+    positions = ids.shape[1] - 1 - real.flip(1).int().argmax(1)
+    ends = ids.gather(1, positions[:, None])
     alone = ((labels == IGNORED) & real) == ((ids == ends) & real)
     return bool((ends == ends[0]).all() and alone.all())
 
@@ -158,7 +157,7 @@ def _array(tensor: Any) -> Any:
 
 
 def _gradients(logits: Any, labels: Any) -> Iterator[Any]:
-    """The gradients of the mean cross-entropy, where labels are for the same or the next place."""
+    """The gradients of the mean cross-entropy, for unshifted and for shifted labels."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -167,6 +166,6 @@ def _gradients(logits: Any, labels: Any) -> Iterator[Any]:
             return
         leaf = logits.clone().requires_grad_()
         with torch.enable_grad():
-            scores, wanted = (leaf[:, :-1], labels[:, 1:]) if shift else (leaf, labels)
-            loss = cross_entropy(scores.flatten(0, -2), wanted.flatten())
+            scores, targets = (leaf[:, :-1], labels[:, 1:]) if shift else (leaf, labels)
+            loss = cross_entropy(scores.flatten(0, -2), targets.flatten())
         yield torch.autograd.grad(loss, leaf)[0]

@@ -1,8 +1,8 @@
-"""Drives a step that the user's own function makes, for loops without arguments for their batches.
+"""Drives a step function of the user, for loops that have no arguments for their batches.
 
-A script as far as a probe is concerned: each rank runs it. The function returns a function ``step``
-that gets the micro-batches of one step, each a list of the numbers of its rows, from 0, and takes
-the optimizer's step.
+For a probe this is the script: each rank runs it. The user's function returns a function ``step``,
+which takes the micro-batches of one step and makes the optimizer's step. A micro-batch is a list of
+the numbers of its rows, from 0.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Step = Callable[[list[list[int]]], object]
 
 def main(arguments: Sequence[str]) -> None:
     """Take steps until the probe has seen enough."""
-    file, name, rows, k, which, *words = arguments
+    file, name, rows, k, mode, *words = arguments
     sys.argv = [file, *words]
     sys.path.insert(0, str(Path(file).resolve().parent))
     step: Step = getattr(_module(file), name)()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if which == "same rows":
+    if mode == "same rows":
         rank, world = 0, 1
     for number in range(STEPS):
         step(micro_batches(number, rank, world, int(k), int(rows)))
@@ -45,9 +45,9 @@ def _module(file: str) -> ModuleType:
 
 
 def micro_batches(number: int, rank: int, world: int, k: int, rows: int) -> list[list[int]]:
-    """The rows of a step on one rank; all ranks together have the same in each layout."""
-    first = (number * world + rank) * k * rows
-    return [list(range(first + m * rows, first + (m + 1) * rows)) for m in range(k)]
+    """The rows of a step on one rank. All ranks together have the same rows in each layout."""
+    start = (number * world + rank) * k * rows
+    return [list(range(start + m * rows, start + (m + 1) * rows)) for m in range(k)]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Asks the user's own model what ``models`` asks of an architecture, with rows of its own batch.
+"""Checks the relations of ``models`` on the user's own model, with rows of its own batch.
 
-The weights are those after the steps of the probe. Nothing is trained after this.
+The model has the weights after the probe's last step. Nothing is trained after this.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness.rank.probe.buffers import buffers
 IDS, MASK, BUFFERS = "input_ids", "attention_mask", "buffers"
 
 LEAST = 8
-"""Tokens that a row must have."""
+"""The least number of tokens in a row."""
 
 
 def answers(names: Sequence[str], module: Any, batch: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -26,11 +26,11 @@ def answers(names: Sequence[str], module: Any, batch: Mapping[str, Any]) -> dict
     module = _unwrapped(module)
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
         subject = Subject("the script's model", lambda: (module, _rows(batch)), Path(folder))
-        found = {
+        by_name = {
             name: guarded(lambda: buffers(module)) if name == BUFFERS else asked(name, subject)
             for name in names
         }
-    return {name: [one.status.value, one.reason] for name, one in found.items()}
+    return {name: [one.status.value, one.reason] for name, one in by_name.items()}
 
 
 def _unwrapped(module: Any) -> Any:
@@ -40,8 +40,8 @@ def _unwrapped(module: Any) -> Any:
 
 
 def _rows(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of one length without padding; one long row becomes two. Raises NoAnswer if there are
-    none."""
+    """Rows of one length without padding. A single row becomes two. Raises NoAnswer if they are
+    too few or too short."""
     import torch
 
     if IDS not in batch:

@@ -1,11 +1,10 @@
-"""On a CPU, runs what a script asks of CUDA: most training scripts name it somewhere.
+"""Runs a script's CUDA calls on a CPU: most training scripts contain some.
 
-Devices become the CPU, NCCL becomes gloo, and what only measures or waits does nothing. Each kind
-of request is counted, and the report names them. ``torch.cuda.is_available()`` stays false, so a
-script that can choose does so by itself; it is true only where the script, or a library, would give
-up otherwise: in an ``assert``, or in an ``if`` that raises an error. ``torch.accelerator`` says
-that there is CUDA: what asks it may wrap its model in DDP only for CUDA. Some packages also need
-the harness's shims.
+Devices become the CPU, NCCL becomes gloo, and calls that only measure or wait do nothing. Each kind
+of call is counted, and the report lists them. ``torch.cuda.is_available()`` stays false, so that a
+script that supports CPUs chooses one itself. It is true only where the script or a library would
+otherwise stop: in an ``assert``, or in an ``if`` that raises an error. ``torch.accelerator``
+reports CUDA to scripts: some use DDP only with CUDA. Some packages also need the harness's shims.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from harness.rank.probe import compiled
 
 CUDA, CPU = "cuda", "cpu"
 PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python")
-"""Where code lies that is not the script's own."""
+"""Parts of the paths of code that is not the script's."""
 COMPILER = "/torch/_inductor/"
 
 SILENT = (
@@ -50,19 +49,19 @@ VALUES = {
         name=CPU, total_memory=1, major=8, minor=0, multi_processor_count=1
     ),
 }
-"""What other functions of torch.cuda return."""
+"""The return values of other functions of torch.cuda."""
 
 asked: Counter[str] = Counter()
-"""How often the script asked for what a CPU does not have, by kind."""
+"""How often the script called what a CPU does not have, by kind."""
 
 
-def _count(what: str) -> None:
-    """Count a request, if it comes from the script and not from a package."""
+def _count(kind: str) -> None:
+    """Count a call, if it comes from the script and not from a package."""
     frame: Any = sys._getframe(1)
     while frame.f_code.co_filename == __file__:
         frame = frame.f_back
     if _of_script(frame):
-        asked[what] += 1
+        asked[kind] += 1
 
 
 class Idle:
@@ -76,20 +75,20 @@ class Idle:
 
 
 class Installing:
-    """What puts the replacements in place where it is unpickled."""
+    """Installs the replacements in the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return install_cuda, ()
 
 
 def install_in_children() -> None:
-    """Have the new interpreters that multiprocessing starts put the replacements in place, too,
-    before they run anything of the script: as a part of what they are sent first."""
+    """Install the replacements in interpreters that multiprocessing starts, too, before they run
+    anything of the script: the first data that they receive does it."""
     prepared = spawn.get_preparation_data
 
     @functools.wraps(prepared)
-    def prepare(*arguments: Any, **named: Any) -> dict[str, Any]:
-        return {INSTALLING: Installing(), **prepared(*arguments, **named)}
+    def prepare(*arguments: Any, **keywords: Any) -> dict[str, Any]:
+        return {INSTALLING: Installing(), **prepared(*arguments, **keywords)}
 
     spawn.get_preparation_data = prepare
 
@@ -98,21 +97,21 @@ INSTALLING = "on the CPU"
 
 
 def install_cuda() -> None:
-    """Put the replacements in place, for the rest of the process and in those that it spawns."""
+    """Install the replacements in this process and in those that it spawns."""
     install_in_children()
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
     from torch.nn.parallel import DistributedDataParallel
 
-    cuda = torch.device(CUDA)  # the mode makes a CPU of it where torch is given it
+    cuda = torch.device(CUDA)  # the mode turns it into the CPU when it is passed to torch
     modes.append(_mode())
     modes[0].__enter__()
     for name in SILENT:
         setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", None))
     for name, value in VALUES.items():
-        own = getattr(torch.cuda, name)
-        setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", value, own))
+        original = getattr(torch.cuda, name)
+        setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", value, original))
     torch.cuda.set_device = _returning("set_device", None)
     torch.cuda.Stream = torch.cuda.Event = Idle  # type: ignore[misc, assignment]
     torch.cuda.stream = _returning("torch.cuda.stream", nullcontext())
@@ -153,13 +152,13 @@ def _install_accelerator(accelerator: Any, cuda: Any) -> None:
 
 
 modes: list[Any] = []
-"""The mode that is in place, if any."""
+"""The installed mode, if any."""
 
 
 @contextmanager
 def without_mode() -> Iterator[None]:
-    """Take the mode away, as for compiled code: torch's compiler traces modes only in part, and
-    compiles once more where a backward computes the code again, in which torch knows no mode."""
+    """Remove the mode within the context, for compiled code: torch's compiler traces modes only in
+    part, and compiles again in a recomputing backward, where torch has no mode."""
     if not modes:
         yield
         return
@@ -181,39 +180,39 @@ def without_mode() -> Iterator[None]:
 
 
 def _mode() -> Any:
-    """What replaces devices in the arguments of all functions of torch."""
+    """A mode that replaces devices in the arguments of all functions of torch."""
     import torch
     from torch.overrides import TorchFunctionMode
 
     moves = {torch.Tensor.to, torch._C._nn._parse_to}
-    here = {torch.Tensor.cuda, torch.Tensor.pin_memory}
+    stays = {torch.Tensor.cuda, torch.Tensor.pin_memory}
     compiling = compiled.question()
 
     class OnCpu(TorchFunctionMode):
         def __torch_function__(
-            self, function: Any, types: Any, arguments: Any = (), named: Any = None
+            self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
         ) -> Any:
             if compiling():
-                return function(*arguments, **(named or {}))
-            named = named or {}
-            if function in here:
+                return function(*arguments, **(keywords or {}))
+            keywords = keywords or {}
+            if function in stays:
                 _count(function.__name__ + "()")
                 return arguments[0]
             if function in moves:
                 arguments = tuple(_numbered(one) for one in arguments)
             arguments = tuple(_device(one) for one in arguments)
-            named = {name: _device(one) for name, one in named.items()}
-            if type(named.get("device")) is int:
-                named["device"] = _numbered(named["device"])
+            keywords = {name: _device(one) for name, one in keywords.items()}
+            if type(keywords.get("device")) is int:
+                keywords["device"] = _numbered(keywords["device"])
             if function is torch.device and len(arguments) == 2:
                 arguments = arguments[:1]  # a CPU has no number
-            return function(*arguments, **named)
+            return function(*arguments, **keywords)
 
     return OnCpu()
 
 
 def _device(value: Any) -> Any:
-    """The CPU in the place of a GPU; anything else as it is."""
+    """The CPU instead of a GPU; any other value unchanged."""
     import torch
 
     if isinstance(value, str) and value.partition(":")[0] == CUDA:
@@ -226,20 +225,20 @@ def _device(value: Any) -> Any:
 
 
 def _numbered(value: Any) -> Any:
-    """The CPU in the place of the number of a GPU."""
+    """The CPU instead of the number of a GPU; any other value unchanged."""
     if type(value) is not int:
         return value
     _count(CUDA)
     return CPU
 
 
-def _returning(name: str, value: Any, own: Any = None) -> Callable[..., Any]:
-    """What returns a value, but to torch's compiler, which must not take the CPU for a GPU, what
-    torch's ``own`` function returns or raises."""
+def _returning(name: str, value: Any, original: Any = None) -> Callable[..., Any]:
+    """A function that returns a value. Torch's compiler must not take the CPU for a GPU: it gets
+    what torch's ``original`` returns or raises."""
 
-    def returned(*arguments: Any, **named: Any) -> Any:
-        if own is not None and COMPILER in sys._getframe(1).f_code.co_filename:
-            return own(*arguments, **named)
+    def returned(*arguments: Any, **keywords: Any) -> Any:
+        if original is not None and COMPILER in sys._getframe(1).f_code.co_filename:
+            return original(*arguments, **keywords)
         _count(name)
         return value
 
@@ -247,14 +246,14 @@ def _returning(name: str, value: Any, own: Any = None) -> Callable[..., Any]:
 
 
 def _for_scripts(function: Any, where: Callable[[Any], bool], value: Any) -> Any:
-    """A function that returns ``value`` where it is called from such a place."""
+    """A function that returns ``value`` if ``where`` accepts its caller."""
 
     @functools.wraps(function)
-    def called(*arguments: Any, **named: Any) -> Any:
+    def called(*arguments: Any, **keywords: Any) -> Any:
         if where(sys._getframe(1)):
             _count(function.__name__)
             return value
-        return function(*arguments, **named)
+        return function(*arguments, **keywords)
 
     return called
 
@@ -265,18 +264,18 @@ def _of_script(frame: Any) -> bool:
 
 
 def _asks(frame: Any) -> bool:
-    """Whether a place is in the script, or goes no further without a GPU."""
+    """Whether a frame is in the script, or stops without a GPU."""
     return _of_script(frame) or _demanded(frame)
 
 
 CONDITION = re.compile(r"(^|;)\s*(assert|if|elif)\b")
 LINES_OF_A_CONDITION = 4
-"""How far below its beginning a condition may ask for a GPU."""
+"""How many lines of a condition are searched for the GPU."""
 
 
 def _demanded(frame: Any) -> bool:
-    """Whether a place goes no further without a GPU, in the script or in a library: an ``assert``,
-    or an ``if`` that raises an error or exits. Not in torch itself, which knows what it needs."""
+    """Whether a frame, in the script or in a library, stops without a GPU: in an ``assert``, or in
+    an ``if`` that raises an error or exits. Torch itself does not count."""
     file, line = frame.f_code.co_filename, frame.f_lineno
     near = (linecache.getline(file, line - n) for n in range(LINES_OF_A_CONDITION))
     if "/torch/" in file or not any(map(CONDITION.search, near)):
@@ -286,37 +285,37 @@ def _demanded(frame: Any) -> bool:
 
 @functools.lru_cache
 def _demands(file: str) -> list[tuple[int, int]]:
-    """The first and last lines of a file's conditions that demand something."""
+    """The first and last lines of the conditions at which a file may stop."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return []
-    found = []
+    spans = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _gives_up(node)):
-            found.append((node.test.lineno, node.test.end_lineno or node.test.lineno))
-    return found
+            spans.append((node.test.lineno, node.test.end_lineno or node.test.lineno))
+    return spans
 
 
 def _gives_up(node: ast.If) -> bool:
-    """Whether a script ends where a condition that must hold does not."""
+    """Whether a script stops if a condition does not hold."""
     parts = (part for part in ast.walk(node.test) if isinstance(part, ast.UnaryOp))
     negated = any(isinstance(p.op, ast.Not) and "available" in ast.unparse(p) for p in parts)
-    last = (node.body if negated else node.orelse)[-1:]
-    if last and isinstance(last[0], ast.Expr) and isinstance(last[0].value, ast.Call):
-        return ast.unparse(last[0].value.func) in ("exit", "quit", "sys.exit", "os._exit")
-    return bool(last) and isinstance(last[0], ast.Raise)
+    end = (node.body if negated else node.orelse)[-1:]
+    if end and isinstance(end[0], ast.Expr) and isinstance(end[0].value, ast.Call):
+        return ast.unparse(end[0].value.func) in ("exit", "quit", "sys.exit", "os._exit")
+    return bool(end) and isinstance(end[0], ast.Raise)
 
 
 def _nothing(move: Any) -> Any:
-    """``Module.cuda``: the parameters are where they are to be."""
+    """``Module.cuda``, which leaves the parameters where they are."""
 
     @functools.wraps(move)
-    def moved(module: Any, device: Any = None) -> Any:
+    def stay(module: Any, device: Any = None) -> Any:
         _count("cuda()")
         return module
 
-    return moved
+    return stay
 
 
 def _generator() -> Any:
@@ -332,45 +331,45 @@ def _generator() -> Any:
 
 
 def _first_argument(kind: Any, name: str, **by_default: Any) -> None:
-    """Have a class take the CPU as its first argument, which has this name; ``by_default`` are the
-    arguments that it has for a GPU, if they are not given."""
-    made = kind.__init__
+    """Make a class take the CPU as its first argument, which is called ``name``. ``by_default`` has
+    the values that other arguments default to on a GPU."""
+    original = kind.__init__
 
-    @functools.wraps(made)
-    def init(self: Any, *arguments: Any, **named: Any) -> None:
-        first = arguments[0] if arguments else named.get(name, by_default.get(name))
-        here = _device(first)
-        if here is not first and len(arguments) < 2:
-            named = {**by_default, **{n: v for n, v in named.items() if v is not None}}
-        named.pop(name, None)
-        made(self, here, *arguments[1:], **named)
+    @functools.wraps(original)
+    def init(self: Any, *arguments: Any, **keywords: Any) -> None:
+        requested = arguments[0] if arguments else keywords.get(name, by_default.get(name))
+        device = _device(requested)
+        if device is not requested and len(arguments) < 2:
+            keywords = {**by_default, **{n: v for n, v in keywords.items() if v is not None}}
+        keywords.pop(name, None)
+        original(self, device, *arguments[1:], **keywords)
 
     kind.__init__ = init
 
 
 def _mesh(function: Any) -> Any:
     @functools.wraps(function)
-    def made(device_type: Any, *arguments: Any, **named: Any) -> Any:
-        return function(_device(device_type), *arguments, **named)
+    def call(device_type: Any, *arguments: Any, **keywords: Any) -> Any:
+        return function(_device(device_type), *arguments, **keywords)
 
-    return made
+    return call
 
 
 def _group(function: Any, position: int) -> Any:
-    """``init_process_group`` and ``new_group``, whose backend stands at ``position``."""
+    """``init_process_group`` and ``new_group``, whose backend is argument ``position``."""
 
     @functools.wraps(function)
-    def made(*arguments: Any, **named: Any) -> Any:
-        given = list(arguments)
-        if len(given) > position:
-            given[position] = _backend(given[position])
-        if "backend" in named:
-            named["backend"] = _backend(named["backend"])
-        if named.pop("device_id", None) is not None:
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        positional = list(arguments)
+        if len(positional) > position:
+            positional[position] = _backend(positional[position])
+        if "backend" in keywords:
+            keywords["backend"] = _backend(keywords["backend"])
+        if keywords.pop("device_id", None) is not None:
             _count("device_id")
-        return function(*given, **named)
+        return function(*positional, **keywords)
 
-    return made
+    return call
 
 
 def _backend(name: Any) -> Any:
@@ -381,62 +380,62 @@ def _backend(name: Any) -> Any:
 
 
 def _barrier(function: Any) -> Any:
-    """``barrier``, to which gloo's ranks give no GPU."""
+    """``barrier`` without GPUs, which gloo does not take."""
 
     @functools.wraps(function)
-    def waited(*arguments: Any, device_ids: Any = None, **named: Any) -> Any:
+    def waited(*arguments: Any, device_ids: Any = None, **keywords: Any) -> Any:
         if device_ids is not None:
             _count("device_ids")
-        return function(*arguments, **named)
+        return function(*arguments, **keywords)
 
     return waited
 
 
 def _future(function: Any) -> Any:
-    """``Work.get_future``, which gloo lacks where it scatters what it reduces."""
+    """``Work.get_future``, which gloo lacks for reduce-scatter."""
     from torch.futures import Future
 
     @functools.wraps(function)
-    def got(work: Any) -> Any:
+    def get(work: Any) -> Any:
         try:
             return function(work)
         except RuntimeError:
             _count("get_future")
             work.wait()
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
-    return got
+    return get
 
 
 def _load(function: Any) -> Any:
-    """``torch.load`` onto the CPU, wherever a file was saved from or is to go."""
+    """``torch.load`` that loads onto the CPU instead of a GPU."""
 
     @functools.wraps(function)
-    def loaded(file: Any, map_location: Any = None, *arguments: Any, **named: Any) -> Any:
+    def loaded(file: Any, map_location: Any = None, *arguments: Any, **keywords: Any) -> Any:
         if isinstance(map_location, Mapping):
             map_location = CPU
-        return function(file, _device(map_location), *arguments, **named)
+        return function(file, _device(map_location), *arguments, **keywords)
 
     return loaded
 
 
 def _without(function: Any, *names: str) -> Any:
-    """A function that is not given these arguments, which name GPUs."""
+    """A function that ignores these arguments, which name GPUs."""
 
     @functools.wraps(function)
-    def called(self: Any, module: Any, *arguments: Any, **named: Any) -> None:
+    def called(self: Any, module: Any, *arguments: Any, **keywords: Any) -> None:
         for name in names:
-            if named.pop(name, None) is not None:
+            if keywords.pop(name, None) is not None:
                 _count(name)
-        function(self, module, *([None] * len(arguments[:2])), *arguments[2:], **named)
+        function(self, module, *([None] * len(arguments[:2])), *arguments[2:], **keywords)
 
     return called
 
 
 def replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:
-    """Put ``wrap(function)`` in the place of a function, under its own name."""
+    """Replace a function by ``wrap(function)`` in all modules that have it under its name."""
     wrapped, name = wrap(function), function.__name__
     for module in list(sys.modules.values()):
         space: dict[str, Any] = getattr(module, "__dict__", {})
@@ -445,7 +444,7 @@ def replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:
 
 
 def replace_asynchronous(wrap: Callable[[Any], Any]) -> None:
-    """Wrap the functions, among those imported by now, that save while a script goes on."""
+    """Wrap the asynchronous save functions that are imported so far."""
     dcp = sys.modules.get("torch.distributed.checkpoint.state_dict_saver")
     if save := getattr(dcp, "async_save", None):
         replace_everywhere(save, wrap)
@@ -456,7 +455,7 @@ def replace_asynchronous(wrap: Callable[[Any], Any]) -> None:
 
 
 SHIMMED = {"deepspeed": "deepspeed", "megatron": "megatron-core"}
-"""The packages whose shims a probe uses, by the word in a script; others' are about scenarios."""
+"""Maps a word in a script to the package whose shims a probe uses; others serve scenarios."""
 
 installed_shims: list[str] = []
 """The shims of this process."""
@@ -464,12 +463,12 @@ installed_shims: list[str] = []
 
 def install_shims(packages: list[str], lane: str) -> None:
     """Install the shims that the installed releases of these packages need."""
-    found = {}
+    releases = {}
     for name in packages:
         try:
-            found[name] = metadata.version(name)
+            releases[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    points = [p.name for p in shims.needed(found, Lane(lane)) if p.upstream in found]
+    points = [p.name for p in shims.needed(releases, Lane(lane)) if p.upstream in releases]
     shims.install(points)
     installed_shims.extend(points)

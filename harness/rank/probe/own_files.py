@@ -1,11 +1,10 @@
-"""Gives the ranks of a layout files of their own: they read the user's, and what they write is
-theirs.
+"""Keeps the files that the ranks of a layout write apart from the user's files.
 
-A script that saves into its folder and loads what it finds there would go on where another layout
-stopped, and would replace the user's checkpoint. So the ranks run in a mount namespace in which an
-overlay of the kernel lies on the user's folders: whoever writes, and by whatever path. Nothing is
-copied but a file that is changed. No root is needed, where user namespaces are allowed. They are
-not in most containers: there each run gets a copy of the working folder, if that is small.
+Without this, a script that saves into its folder and resumes from it would go on where another
+layout stopped, and would replace the user's checkpoint. So the ranks run in a mount namespace in
+which an overlay of the kernel covers the user's folders. It catches every write, by any path, and
+copies only the files that change. It needs no root where user namespaces are allowed. Most
+containers forbid them: there each run gets a copy of the working folder, if that is small.
 Otherwise the runs share the folders, and the report says so.
 
 Standard library only: the process that forks the ranks calls this.
@@ -34,28 +33,28 @@ BIND, RECURSIVE, PRIVATE = 0x1000, 0x4000, 0x40000
 
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 CACHES = ("XDG_CACHE_HOME", "HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME", "TRITON_CACHE_DIR")
-"""Variables with folders that all runs share, like ~/.cache: what is downloaded is so once."""
+"""Variables with folders that all runs share, like ~/.cache, so that files are downloaded once."""
 
 MOST_FILES, MOST_LINKS = 2000, 20
-"""How many files are looked at for links that lead out of a folder, and how many links count."""
+"""How many files are searched for links out of a folder, and how many links count."""
 
 SYSTEM = ((), ("dev",), ("proc",), ("sys",), ("run",))
-"""Folders of devices and of the kernel, which an overlay would hide, and that with all of them."""
+"""The root folder, and folders of devices and of the kernel, which an overlay would hide."""
 
 COPY = "copy"
-"""In the folder with what is written: the copy of the working folder, if there is no overlay."""
+"""In ``store``: the copy of the working folder, if there is no overlay."""
 
 NOT_COPIED = ("__pycache__", ".git", ".venv", "venv", "node_modules")
 MOST_COPIED, MOST_BYTES = 5000, 200_000_000
-"""The most files of a working folder that is copied, and their bytes."""
+"""The largest working folder that is copied: its number of files, and their bytes."""
 
 NAMES, REFUSAL = "names.json", "refusal"
-"""In the folder with what is written: the user's folder by number, and why there is no overlay."""
+"""In ``store``: the number of each of the user's folders, and why there is no overlay."""
 
 
 @dataclass
 class Written:
-    """What the runs of a script have written into the user's folders, or would have."""
+    """What the runs of a script wrote into the user's folders, or would have written there."""
 
     files: set[str] = field(default_factory=set)
     """New ones and changed ones; in the working folder by their paths in it."""
@@ -63,107 +62,107 @@ class Written:
     refusal: str = ""
     """Why the runs share the user's folders; empty if each has its own."""
 
-    def add(self, other: Written) -> None:
-        self.files |= other.files
-        self.removed |= other.removed
-        self.refusal = self.refusal or other.refusal
+    def add(self, addition: Written) -> None:
+        self.files |= addition.files
+        self.removed |= addition.removed
+        self.refusal = self.refusal or addition.refusal
 
 
 def enter(assignment: Assignment) -> Assignment:
-    """Have this process and its children write into files of their own; returns the assignment with
-    the folder in which they run then."""
-    own, earlier = Path(assignment.own), Path(assignment.earlier) if assignment.earlier else None
-    cover(assignment.folders, own, earlier, assignment.shared, assignment.cwd)
-    if not (own / REFUSAL).is_file() or not _copied(Path(assignment.cwd), own / COPY, earlier):
+    """Keep the writes of this process and its children apart from the user's files. Returns the
+    assignment with the folder in which they run then."""
+    store, earlier = Path(assignment.own), Path(assignment.earlier) if assignment.earlier else None
+    cover(assignment.folders, store, earlier, assignment.shared, assignment.cwd)
+    if not (store / REFUSAL).is_file() or not _copied(Path(assignment.cwd), store / COPY, earlier):
         return assignment
-    (own / REFUSAL).unlink()
+    (store / REFUSAL).unlink()
 
-    def there(word: str) -> str:
+    def relocate(word: str) -> str:
         inside = f"{word}/".startswith(f"{assignment.cwd}/")
-        return str(own / COPY) + word.removeprefix(assignment.cwd) if inside else word
+        return str(store / COPY) + word.removeprefix(assignment.cwd) if inside else word
 
-    words = [there(word) for word in assignment.arguments]
-    script = there(assignment.script)
-    return replace(assignment, cwd=str(own / COPY), script=script, arguments=words)
+    words = [relocate(word) for word in assignment.arguments]
+    script = relocate(assignment.script)
+    return replace(assignment, cwd=str(store / COPY), script=script, arguments=words)
 
 
 def cover(
-    folders: Sequence[str], own: Path, earlier: Path | None, shared: Sequence[str], cwd: str
+    folders: Sequence[str], store: Path, earlier: Path | None, shared: Sequence[str], cwd: str
 ) -> None:
-    """Have this process and its children write into ``own`` instead of the user's ``folders``.
+    """Redirect what this process and its children write from the user's ``folders`` to ``store``.
 
-    ``earlier`` is the folder of a run that this one goes on from: what that wrote is there.
-    Folders in ``shared`` stay as they are, and so does one where it is not possible; of the working
-    folder ``cwd`` that is noted. Call it before any thread is started.
+    ``earlier`` is the store of a run that this one continues: its files are visible. Folders in
+    ``shared`` stay as they are, and so does a folder that cannot be covered; for the working folder
+    ``cwd`` the reason is noted. Call this before any thread is started.
     """
-    own.mkdir()
+    store.mkdir()
     numbers: dict[str, str] = {}
     try:
         _enter_namespace()
         for folder in folders:
             try:
-                _cover(folder, own, earlier, shared, numbers)
+                _cover(folder, store, earlier, shared, numbers)
             except OSError:
                 if f"{cwd}/".startswith(f"{folder}/"):
                     raise
     except OSError as error:
-        (own / REFUSAL).write_text(error.strerror or str(error))
-    (own / NAMES).write_text(json.dumps(numbers))
+        (store / REFUSAL).write_text(error.strerror or str(error))
+    (store / NAMES).write_text(json.dumps(numbers))
 
 
-def written(own: Path, cwd: str) -> Written:
-    """What the ranks wrote into ``own``, once they have ended."""
-    found = Written()
+def written(store: Path, cwd: str) -> Written:
+    """What the ranks wrote into ``store``, once they have ended."""
+    changes = Written()
     with suppress(OSError):
-        found.refusal = (own / REFUSAL).read_text()
+        changes.refusal = (store / REFUSAL).read_text()
     with suppress(OSError):
-        for folder, number in json.loads((own / NAMES).read_text()).items():
-            _note(own / number / "upper", Path(folder), cwd, found)
-    if (own / COPY).is_dir():
-        _compare(Path(cwd), own / COPY, found)
-    return found
+        for folder, number in json.loads((store / NAMES).read_text()).items():
+            _note(store / number / "upper", Path(folder), cwd, changes)
+    if (store / COPY).is_dir():
+        _compare(Path(cwd), store / COPY, changes)
+    return changes
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder with what ranks wrote; the kernel leaves a folder that nobody may read."""
+    """Delete a folder with what ranks wrote; the kernel leaves an unreadable folder in it."""
     for work in folder.glob("*/work/work"):
         work.chmod(0o700)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def folders_of(words: Sequence[str], script: Path | None) -> list[Path]:
-    """The user's folders that a script may write into: the working folder, its own, those that its
-    arguments name, and those that links in these lead to."""
+    """The user's folders that a script may write into: the working folder, the script's folder,
+    folders in its arguments, and the targets of links in the first two."""
     begin = [Path.cwd()] if script is None else [Path.cwd(), script.resolve().parent]
     begin = [folder for folder in begin if "site-packages" not in folder.parts]
-    named = [word.partition("=")[2] if "=" in word else word for word in words]
-    targets = [_target(word) for word in named if word and "{" not in word]
+    names = [word.partition("=")[2] if "=" in word else word for word in words]
+    targets = [_target(word) for word in names if word and "{" not in word]
     targets += [target for folder in begin for target in islice(_links(folder), MOST_LINKS)]
     cached = set(map(Path, caches()))  # they need not be there yet
-    found = [_existing(path) for path in targets if not cached & {path, *path.parents}]
-    return [one for one in dict.fromkeys([*begin, *found]) if one.parts[1:2] not in SYSTEM]
+    nearest = [_existing(path) for path in targets if not cached & {path, *path.parents}]
+    return [one for one in dict.fromkeys([*begin, *nearest]) if one.parts[1:2] not in SYSTEM]
 
 
-def beside(folders: Sequence[Path], kept: Path) -> list[str]:
-    """The folders without those that contain ``kept``, and without those that lie in others."""
-    found = [one for one in folders if one not in (kept, *kept.parents)]
-    return [str(one) for one in found if not any(other in one.parents for other in found)]
+def beside(folders: Sequence[Path], workspace: Path) -> list[str]:
+    """The folders that neither contain ``workspace`` nor lie in another one of them."""
+    candidates = [one for one in folders if one not in (workspace, *workspace.parents)]
+    return [str(one) for one in candidates if not any(other in one.parents for other in candidates)]
 
 
 def _target(name: str) -> Path:
-    """What a name means, without links; it need not be there."""
+    """The real path of a name; it need not exist."""
     return Path(os.path.realpath(os.path.expanduser(name)))
 
 
 def _existing(path: Path) -> Path:
-    """The folder that a file or a folder lies in, or would: the nearest that is there."""
+    """The nearest folder of a path that exists."""
     while not os.path.isdir(path):  # also of a text that is too long for a name
         path = path.parent
     return path
 
 
 def _links(folder: Path) -> Iterator[Path]:
-    """Where the links in a folder lead to, of those near to its top."""
+    """The targets of the links near the top of a folder."""
     looked = 0
     for path, inside, names in os.walk(folder):
         inside[:] = [name for name in inside if not name.startswith(".")]
@@ -177,9 +176,9 @@ def _links(folder: Path) -> Iterator[Path]:
 
 def caches() -> list[str]:
     """The folders of caches that this user's packages share."""
-    named = [os.environ.get(name, "") for name in CACHES]
-    named += [os.path.expanduser("~/.cache"), compiled()]
-    return [os.path.realpath(name) for name in named if name]
+    paths = [os.environ.get(name, "") for name in CACHES]
+    paths += [os.path.expanduser("~/.cache"), compiled()]
+    return [os.path.realpath(name) for name in paths if name]
 
 
 def compiled() -> str:
@@ -191,7 +190,7 @@ def compiled() -> str:
 
 
 def _enter_namespace() -> None:
-    """Leave the mounts of the machine as they are, and go on with a copy of them."""
+    """Enter a new mount namespace: the machine's mounts stay as they are."""
     user, group = os.geteuid(), os.getegid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(NEW_MOUNTS):  # only root may, outside of a user namespace
@@ -206,22 +205,22 @@ def _enter_namespace() -> None:
 
 
 def _cover(
-    folder: str, own: Path, earlier: Path | None, shared: Sequence[str], numbers: dict[str, str]
+    folder: str, store: Path, earlier: Path | None, shared: Sequence[str], numbers: dict[str, str]
 ) -> None:
-    """Lay an overlay on a folder, and on each file system that is mounted in it."""
+    """Cover a folder, and each file system that is mounted in it, with an overlay."""
     within = folder.rstrip("/") + "/"
-    kept = [path for path in shared if path.startswith(within)]
+    inside = [path for path in shared if path.startswith(within)]
     mounts = {path: kind for path, kind in _mounts().items() if path.startswith(within)}
     special = [path for path, kind in mounts.items() if kind in NO_FILES]
     opened: dict[str, int] = {}  # before the overlay hides them
-    for path in (folder, *sorted(mounts), *kept):
+    for path in (folder, *sorted(mounts), *inside):
         with suppress(OSError):  # this user may not read it
             opened[path] = os.open(path, os.O_PATH)
     for path, handle in opened.items():
         number = str(len(numbers))
         try:
-            if path not in kept and path not in special:
-                _overlay(path, handle, own / number, _upper(earlier, path))
+            if path not in inside and path not in special:
+                _overlay(path, handle, store / number, _upper(earlier, path))
                 numbers[path] = number
                 continue
         except OSError:
@@ -232,16 +231,16 @@ def _cover(
         os.close(handle)
 
 
-def _overlay(path: str, lower: int, own: Path, earlier: Path | None) -> None:
+def _overlay(path: str, lower: int, store: Path, earlier: Path | None) -> None:
     handles = [lower]
     for name in ("upper", "work"):
-        (own / name).mkdir(parents=True)
-        handles.append(os.open(own / name, os.O_PATH))
+        (store / name).mkdir(parents=True)
+        handles.append(os.open(store / name, os.O_PATH))
     below = _of(lower)
     if earlier is not None:
         handles.append(os.open(earlier, os.O_PATH))
         below = f"{_of(handles[-1])}:{below}"
-    shutil.copymode(_of(lower), own / "upper")  # it is what the folder itself seems to have
+    shutil.copymode(_of(lower), store / "upper")  # it is what the folder itself seems to have
     try:  # paths by descriptor: a comma or a colon in a name would be one of the options
         options = f"lowerdir={below},upperdir={_of(handles[1])},workdir={_of(handles[2])},userxattr"
         _mount("overlay", path, kind="overlay", options=options)
@@ -251,7 +250,7 @@ def _overlay(path: str, lower: int, own: Path, earlier: Path | None) -> None:
 
 
 def _upper(earlier: Path | None, path: str) -> Path | None:
-    """Where an earlier run wrote what it wrote into a folder."""
+    """The folder with what an earlier run wrote into ``path``."""
     if earlier is None or not (earlier / NAMES).is_file():
         return None
     number = json.loads((earlier / NAMES).read_text()).get(path)
@@ -282,22 +281,22 @@ NO_FILES = ("proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2"
 
 
 def _mounts() -> dict[str, str]:
-    """By where they are mounted, the kinds of file systems."""
-    found = {}
+    """The kind of each mounted file system, by its mount point."""
+    kinds = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        words, _, more = line.partition(" - ")
+        words, _, details = line.partition(" - ")
         path = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), words.split()[4])
-        found[path] = more.split()[0]
-    return found
+        kinds[path] = details.split()[0]
+    return kinds
 
 
-def _note(upper: Path, folder: Path, cwd: str, found: Written) -> None:
-    """Add the names of what was written into a folder; not bytecode, which Python itself writes."""
+def _note(upper: Path, folder: Path, cwd: str, changes: Written) -> None:
+    """Add the names of files written into a folder, except bytecode, which Python writes."""
     for path in _files(upper):
         name = folder / path.relative_to(upper)
         text = os.path.relpath(name, cwd) if Path(cwd) in name.parents else str(name)
         gone = stat.S_ISCHR(path.lstat().st_mode)
-        (found.removed if gone else found.files).add(text)
+        (changes.removed if gone else changes.files).add(text)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -307,7 +306,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _copied(folder: Path, copy: Path, earlier: Path | None) -> bool:
-    """Whether the working folder is small, and now copied; with what an earlier run wrote."""
+    """Copy the working folder, or an earlier run's copy of it, if it is small; was it copied?"""
     size = 0
     for number, file in enumerate(_files(folder)):
         with suppress(OSError):
@@ -324,11 +323,11 @@ def _copied(folder: Path, copy: Path, earlier: Path | None) -> bool:
     return True
 
 
-def _compare(folder: Path, copy: Path, found: Written) -> None:
-    """Add the names of what is another file in the copy; a copied file has the time of its own."""
-    here, there = (
+def _compare(folder: Path, copy: Path, changes: Written) -> None:
+    """Add the names of files that differ in the copy: an unchanged copy keeps its time."""
+    originals, copies = (
         {str(file.relative_to(top)): file.lstat().st_mtime_ns for file in _files(top)}
         for top in (folder, copy)
     )
-    found.files |= {name for name, time in there.items() if here.get(name) != time}
-    found.removed |= here.keys() - there.keys()
+    changes.files |= {name for name, time in copies.items() if originals.get(name) != time}
+    changes.removed |= originals.keys() - copies.keys()

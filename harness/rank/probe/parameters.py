@@ -1,4 +1,4 @@
-"""The parameters of a model as one process would have them, and the names that they have in it."""
+"""The parameters of a model as a single process would have them, and their names in the model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 """What wrappers add to the names of parameters."""
 
 COPY = " in "
-"""Stands before the dtype in the name of a copy of a weight."""
+"""Precedes the dtype in the name of a copy of a weight."""
 
 UNFLATTENED = ("FP16_Optimizer", "FP16_UnfusedOptimizer")
-"""DeepSpeed's optimizers at stage 0 in bf16 and fp16: they flatten gradients only in their step."""
+"""DeepSpeed's optimizers at stage 0 in bf16 and fp16, which flatten gradients only in the step."""
 
 
 def full(tensor: Any) -> Any:
@@ -28,7 +28,7 @@ def full(tensor: Any) -> Any:
 
 
 def local(tensor: Any) -> Any:
-    """What this rank has of a tensor."""
+    """This rank's part of a tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
@@ -54,15 +54,15 @@ def moved(parameter: Any, size: float) -> None:
 
 
 def reshard(module: Any) -> None:
-    """Have FSDP2 gather the parameters again: while a script has them gathered, a module has other
-    ones than the optimizer."""
-    for each in module.modules():
-        if hasattr(each, "unshard") and hasattr(each, "reshard"):
-            each.reshard()
+    """Make FSDP2 reshard the parameters: while they are gathered, a module has other parameters
+    than the optimizer."""
+    for part in module.modules():
+        if hasattr(part, "unshard") and hasattr(part, "reshard"):
+            part.reshard()
 
 
 def plain(name: str) -> str:
-    """The name of a parameter without those of wrappers."""
+    """The name of a parameter without the parts that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
@@ -71,8 +71,8 @@ def is_deepspeed(module: Any) -> bool:
 
 
 def engine_of(module: Any) -> Any:
-    """DeepSpeed's engine of a model that is called: the model itself, or what calls it, as a
-    pipeline's engine calls its stage; None without one."""
+    """DeepSpeed's engine of a model: the model itself, or the caller, as a pipeline's engine calls
+    its stage. None without an engine."""
     if is_deepspeed(module):
         return module
     frame = sys._getframe(1)
@@ -85,14 +85,14 @@ def engine_of(module: Any) -> Any:
 
 
 def optimizer_skips(optimizer: Any) -> bool:
-    """Whether the step of a fused optimizer changes nothing, as a gradient has overflowed."""
+    """Whether the step of a fused optimizer changes nothing because a gradient overflowed."""
     return bool(getattr(optimizer, "found_inf", None))
 
 
 def fill_memory() -> Callable[[], None]:
-    """Have memory that nobody initialises filled with nan while a step is skipped, until the
-    returned function is called: what it leaves in the optimizer's state must not matter, and would
-    otherwise be something else in each run."""
+    """Make torch fill uninitialised memory with NaN, until the returned function is called. A
+    skipped step leaves such memory in the optimizer's state. It must not matter, and would
+    otherwise differ in each run."""
     import torch
 
     before = torch.are_deterministic_algorithms_enabled()
@@ -102,7 +102,7 @@ def fill_memory() -> Callable[[], None]:
 
 
 class Optimized:
-    """What an optimizer of torch updates, by the names that the model has for it."""
+    """What an optimizer of torch updates, by the model's names of the parameters."""
 
     def __init__(
         self, optimizer: Any, name: Callable[[Any], str | None], untouched: bool = False
@@ -111,76 +111,82 @@ class Optimized:
         self.kind = type(optimizer).__name__
         self._optimizer, self._name, self._untouched = optimizer, name, untouched
 
-    def _named(self) -> Iterator[tuple[str, Any]]:
+    def _named_parameters(self) -> Iterator[tuple[str, Any]]:
         parameters = (p for group in self.groups for p in group["params"])
         for number, parameter in enumerate(parameters):
             yield self._name(parameter) or f"parameter {number}", parameter
 
     def gradients(self) -> dict[str, Any]:
-        """As the step applies them: a fused one divides them by the scale of the loss itself."""
+        """Gradients as the step applies them: a fused step divides them by the loss scale."""
         scale = getattr(self._optimizer, "grad_scale", None)
         divisor = 1.0 if scale is None else float(scale)
-        return {name: full(p.grad) / divisor for name, p in self._named() if p.grad is not None}
+        return {
+            name: full(p.grad) / divisor
+            for name, p in self._named_parameters()
+            if p.grad is not None
+        }
 
     def weights(self) -> dict[str, Any]:
-        return {name: full(p) for name, p in self._named()}
+        return {name: full(p) for name, p in self._named_parameters()}
 
     def copies(self) -> dict[str, Any]:
-        """What the model computes with, where the optimizer has other weights: nothing here."""
+        """The model's weights, if the optimizer has its own copies of them; none here."""
         return {}
 
     def fresh(self) -> bool:
-        """Whether it has taken no step before, here or in what was resumed; a scaler may have
-        skipped some."""
+        """Whether it has taken no step, neither here nor before a resume. Steps that a scaler
+        skipped do not count."""
         return self._untouched or not self._optimizer.state
 
     def clipping(self) -> float | None:
-        """The greatest norm of gradients that the optimizer's own step leaves; 0 for any; None if
-        it does not step with these gradients."""
+        """The norm to which the optimizer's own step clips gradients. 0 if it does not clip, None
+        if it uses other gradients than these."""
         return 0.0
 
     def state(self) -> dict[str, Any]:
-        """The tensors of the optimizer's state: moments and counts of steps."""
+        """The tensors of the optimizer's state: moments and step counts."""
         import torch
 
         return {
             f"{name} {key}": full(value)
-            for name, parameter in self._named()
+            for name, parameter in self._named_parameters()
             for key, value in sorted(self._optimizer.state.get(parameter, {}).items())
             if isinstance(value, torch.Tensor)
         }
 
     def eps(self) -> dict[str, float]:
-        """One ulp of 1 in the type of each parameter; 0 where it has whole numbers, as quantized
-        ones that are frozen."""
+        """One ulp of 1 in the type of each parameter; 0 for whole numbers, as in quantized
+        parameters, which are frozen."""
         import torch
 
         floats = torch.is_floating_point
-        return {n: torch.finfo(p.dtype).eps if floats(p) else 0.0 for n, p in self._named()}
+        return {
+            n: torch.finfo(p.dtype).eps if floats(p) else 0.0 for n, p in self._named_parameters()
+        }
 
 
 class Engine:
-    """The same for DeepSpeed's engine, whose optimizers have flat shards."""
+    """What DeepSpeed's engine updates. Its optimizers have flat shards."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.groups = engine.optimizer.param_groups
         self.kind = type(getattr(engine.optimizer, "optimizer", engine.optimizer)).__name__
 
-    def _named(self) -> Iterator[tuple[str, Any]]:
+    def _named_parameters(self) -> Iterator[tuple[str, Any]]:
         for name, parameter in self._engine.module.named_parameters():
             if parameter.requires_grad:
                 yield plain(name), parameter
 
     def gradients(self) -> dict[str, Any]:
-        found = {name: self._gradient(p) for name, p in self._named()}
-        return {name: full(gradient) for name, gradient in found.items() if gradient is not None}
+        by_name = {name: self._gradient(p) for name, p in self._named_parameters()}
+        return {name: full(gradient) for name, gradient in by_name.items() if gradient is not None}
 
     def _gradient(self, parameter: Any) -> Any:
         from deepspeed.utils import safe_get_full_grad
 
-        if (own := self._accumulated().get(id(parameter))) is not None:
-            return own.view(parameter.shape)
+        if (gradient := self._accumulated().get(id(parameter))) is not None:
+            return gradient.view(parameter.shape)
         if type(self._engine.optimizer).__name__ in UNFLATTENED and parameter.grad is not None:
             return parameter.grad
         if hasattr(parameter, "_hp_mapping"):
@@ -188,12 +194,12 @@ class Engine:
         return safe_get_full_grad(parameter)
 
     def _accumulated(self) -> dict[int, Any]:
-        """The complete fp32 gradients of BF16_Optimizer, by the parameter. Its releases have no
-        right way to ask for them: with several ranks they raise, or give those of others."""
-        made = self._engine.optimizer
+        """The complete fp32 gradients of BF16_Optimizer, by the parameter's id. DeepSpeed has no
+        reliable accessor: on several ranks it raises, or returns another rank's gradients."""
+        optimizer = self._engine.optimizer
         groups = zip(
-            getattr(made, "bf16_groups", ()),
-            getattr(made, "fp32_groups_gradients", ()),
+            getattr(optimizer, "bf16_groups", ()),
+            getattr(optimizer, "fp32_groups_gradients", ()),
             strict=False,
         )
         return {id(p): g for ps, gs in groups for p, g in zip(ps, gs, strict=False)}
@@ -201,33 +207,33 @@ class Engine:
     def weights(self) -> dict[str, Any]:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        own, found = self._masters(), {}
-        for name, p in self._named():
+        masters, by_name = self._masters(), {}
+        for name, p in self._named_parameters():
             master = safe_get_full_fp32_param(p)
-            found[name] = full(own.get(id(p), p) if master is None else master)
-        return found
+            by_name[name] = full(masters.get(id(p), p) if master is None else master)
+        return by_name
 
     def _masters(self) -> dict[int, Any]:
-        """The fp32 weights of the optimizers at stage 0 in bf16 and fp16, by the parameter."""
+        """The fp32 weights of stage 0's optimizers in bf16 and fp16, by the parameter's id."""
         from torch._utils import _unflatten_dense_tensors
 
-        made = self._engine.optimizer
-        if type(made).__name__ not in UNFLATTENED:
+        optimizer = self._engine.optimizer
+        if type(optimizer).__name__ not in UNFLATTENED:
             return {}
-        flat = getattr(made, "fp32_groups_flat", None)
+        flat = getattr(optimizer, "fp32_groups_flat", None)
         if flat is None:
-            groups = made.fp32_groups
+            groups = optimizer.fp32_groups
         else:
-            groups = list(map(_unflatten_dense_tensors, flat, made.fp16_groups))
-        pairs = zip(made.fp16_groups, groups, strict=True)
+            groups = list(map(_unflatten_dense_tensors, flat, optimizer.fp16_groups))
+        pairs = zip(optimizer.fp16_groups, groups, strict=True)
         return {id(p): m for ps, ms in pairs for p, m in zip(ps, ms, strict=True)}
 
     def copies(self) -> dict[str, Any]:
-        """The weights in bf16 or fp16 that the model computes with, beside the optimizer's."""
+        """The model's weights in bf16 or fp16, of which the optimizer has fp32 copies."""
         return {copy: full(p) for copy, p in self._copies()}
 
     def _copies(self) -> Iterator[tuple[str, Any]]:
-        for name, parameter in self._named():
+        for name, parameter in self._named_parameters():
             if parameter.element_size() < 4 and not hasattr(parameter, "ds_id"):  # not ZeRO 3's
                 yield f"{name}{COPY}{str(parameter.dtype).removeprefix('torch.')}", parameter
 
@@ -249,36 +255,36 @@ class Engine:
     def eps(self) -> dict[str, float]:
         import torch
 
-        masters = {name: torch.finfo(torch.float32).eps for name, _ in self._named()}
+        masters = {name: torch.finfo(torch.float32).eps for name, _ in self._named_parameters()}
         return masters | {copy: torch.finfo(p.dtype).eps for copy, p in self._copies()}
 
 
 REHEARSALS = ("_forward_metadata_inference", "_shape_inference")
-"""Where torch's stages call their module only to learn shapes, with rows that come again."""
+"""Functions in which torch's stages call their module only to learn shapes."""
 
 
 class NamedParameters:
-    """The parameters whose names are known: of the model, or of the stages that are called one by
-    one with nothing around them."""
+    """Parameters with known names: those of the model, or those of stages that are called without a
+    module around them."""
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
         """By the id of the parameter."""
         self.starts: dict[str, int] = {}
-        """Of parameters of which an optimizer has a piece, the number of its first value."""
+        """If an optimizer has a piece of a parameter, the index of the piece's first value."""
         self._parameters: list[Any] = []
         self._asked: dict[int, Any] = {}
         self._prefixes: dict[int, str] = {}
-        """By the id of the module, what stands before the names that it has itself."""
+        """By the id of a module, the prefix of its parameters' names."""
         self._modules: list[Any] = []
-        """As long as they live, no other object has their ids. The first one is the model."""
+        """Kept alive so that no other object gets their ids. The first one is the model."""
 
     def __contains__(self, module: Any) -> bool:
         return id(module) in self._prefixes
 
     def learn(self, module: Any) -> Iterator[tuple[str, Any]]:
-        """The parameters of a module that were not known, with their names. After the first module,
-        this concerns only what is trained: a frozen one is no stage of the model."""
+        """Name the new parameters of a module and return them. After the first module only trained
+        parameters count: a frozen module is no stage of the model."""
         if module not in self:
             self._prefixes[id(module)] = self._prefix(module)
             self._modules.append(module)
@@ -290,15 +296,15 @@ class NamedParameters:
                 yield self.names[id(parameter)], parameter
 
     def name(self, tensor: Any) -> str | None:
-        """The name of what an optimizer has: a parameter, or a piece of one."""
+        """The name of an optimizer's tensor: of a parameter, or of a piece of one."""
         if id(tensor) not in self.names and id(tensor) not in self._asked:
             self._asked[id(tensor)] = tensor
             self._ask(tensor)
         return self.names.get(id(tensor))
 
     def _ask(self, tensor: Any) -> None:
-        """Know a tensor of one dimension if it is a view of a piece of a parameter, as where the
-        ranks share the optimizer's work."""
+        """Name a tensor of one dimension if it is a view of a piece of a parameter, as when ranks
+        share the optimizer's work."""
         if tensor.dim() != 1 or not tensor.numel() or not _lies_whole(tensor):
             return
         for whole in filter(_lies_whole, self._parameters):
@@ -309,33 +315,33 @@ class NamedParameters:
                 return
 
     def _prefix(self, module: Any) -> str:
-        """The number of a stage and a point, if other stages have the same names."""
-        taken = set(self.names.values())
-        if not any(name in taken for name, p in named_in_whole(module) if id(p) not in self.names):
+        """The number of a stage and a dot, if other stages have the same names; otherwise empty."""
+        names = set(self.names.values())
+        if not any(name in names for name, p in named_in_whole(module) if id(p) not in self.names):
             return ""
         number = number_of(module)
         return f"{len(self._modules) if number is None else number}."
 
 
 def _lies_whole(tensor: Any) -> bool:
-    """Whether the values of a tensor are all here, one after the other."""
+    """Whether this rank has all values of a tensor, in contiguous memory."""
     return not hasattr(tensor, "full_tensor") and tensor.is_contiguous()
 
 
 def rehearses(module: Any) -> bool:
-    """Whether a stage of torch's pipeline is called for the shapes alone."""
+    """Whether torch's pipeline calls a stage only to learn shapes."""
     return any(frame.f_code.co_name in REHEARSALS for frame in _frames_of_stage(module))
 
 
 def number_of(module: Any) -> int | None:
-    """Which stage of torch's pipeline calls its module, from 0; None if no stage does."""
+    """The number of the pipeline stage that calls this module, from 0; None without one."""
     for frame in _frames_of_stage(module):
         return int(frame.f_locals["self"].stage_index)
     return None
 
 
 def _frames_of_stage(module: Any) -> Iterator[Any]:
-    """The frames in which torch's stage of a module runs, if it is one that calls it now."""
+    """The frames of torch's pipeline stage that calls this module now, if any."""
     if "torch.distributed.pipelining" not in sys.modules:
         return
     frame = sys._getframe(1)
@@ -347,8 +353,8 @@ def _frames_of_stage(module: Any) -> Iterator[Any]:
 
 
 def named_in_whole(module: Any) -> Iterator[tuple[str, Any]]:
-    """The parameters by their names in the whole model: megatron-core's stages count their layers
-    from 0, but each layer knows its number in the model."""
+    """Parameters with their names in the whole model. megatron-core's stages count layers from 0,
+    but each layer has its number in the model."""
     numbers = dict(_numbers(module))
     for name, parameter in module.named_parameters():
         parts = name.split(".")
@@ -358,12 +364,12 @@ def named_in_whole(module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _numbers(module: Any) -> Iterator[tuple[str, str]]:
-    """The layers that stand in a list and know their number, from 1: their paths, and their places
-    in the list of the whole model. Numbers that do not count the list up mean something else."""
+    """For layers in a list that have a number, from 1: their paths, and their indexes in the whole
+    model's list. Numbers that do not increase with the list mean something else."""
     lists: dict[str, dict[int, int]] = {}
-    for path, each in module.named_modules():
+    for path, part in module.named_modules():
         parent, _, place = path.rpartition(".")
-        number = getattr(each, "layer_number", None)
+        number = getattr(part, "layer_number", None)
         if place.isdigit() and isinstance(number, int) and number > 0:
             lists.setdefault(parent, {})[int(place)] = number - 1
     for parent, places in lists.items():

@@ -1,4 +1,4 @@
-"""Which samples a model was given, recognised by their content; and one order for all samplers."""
+"""Recognises a model's samples by their content, and makes all samplers draw one order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 SAMPLERS = ("torch/utils/data/", "accelerate/", "transformers/", "lightning/")
-"""Where code that draws the order of a dataset is."""
+"""Parts of the paths of code that draws the order of a dataset."""
 
 
 def digest(tensor: Any) -> str:
@@ -18,55 +18,58 @@ def digest(tensor: Any) -> str:
 
 
 def bound(
-    module: Any, arguments: Sequence[Any], named: Mapping[str, Any]
+    module: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments of a call, by the names that the module's ``forward`` has for them.
+    """The arguments of a call, by the parameter names of the module's ``forward``.
 
-    Trainers of trl give ``input_ids`` by position. Wrappers such as DDP take anything: the module
-    inside has the names.
+    Trainers of trl pass ``input_ids`` by position. Wrappers such as DDP take any arguments, so the
+    wrapped module's names are used.
     """
     if not arguments:
-        return arguments, named
+        return arguments, keywords
     try:
         while _takes_anything(module) and hasattr(module, "module"):
             module = module.module
-        found = inspect.signature(module.forward).bind_partial(*arguments, **named).arguments
+        by_name = inspect.signature(module.forward).bind_partial(*arguments, **keywords).arguments
     except (TypeError, ValueError):  # its forward has no signature, or another one
-        return arguments, named
+        return arguments, keywords
     kinds = inspect.signature(module.forward).parameters
-    rest = [v for n, v in found.items() if kinds[n].kind is inspect.Parameter.VAR_POSITIONAL]
-    names = {n: v for n, v in found.items() if kinds[n].kind not in _ANY}
-    more = [v for n, v in found.items() if kinds[n].kind is inspect.Parameter.VAR_KEYWORD]
-    return [one for values in rest for one in values], names | dict(*more)
+    extras = [v for n, v in by_name.items() if kinds[n].kind is inspect.Parameter.VAR_POSITIONAL]
+    names = {n: v for n, v in by_name.items() if kinds[n].kind not in _ANY}
+    keyword_extras = [
+        v for n, v in by_name.items() if kinds[n].kind is inspect.Parameter.VAR_KEYWORD
+    ]
+    return [one for values in extras for one in values], names | dict(*keyword_extras)
 
 
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _takes_anything(module: Any) -> bool:
-    first = next(iter(inspect.signature(module.forward).parameters.values()), None)
-    return first is not None and first.kind is inspect.Parameter.VAR_POSITIONAL
+    parameter = next(iter(inspect.signature(module.forward).parameters.values()), None)
+    return parameter is not None and parameter.kind is inspect.Parameter.VAR_POSITIONAL
 
 
-def rows(arguments: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
+def rows(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[str]:
     """A digest of each row of a batch, without its padding.
 
-    Text is recognised by its ``input_ids`` and its pictures and sounds, anything else by the tensor
-    with the most numbers in a row.
-    Rows that are packed into one are taken apart where ``position_ids`` begin again.
+    Text is recognised by its ``input_ids`` and its pictures and sounds, other data by the tensor
+    with the most numbers in a row. Packed rows are split where ``position_ids`` restart.
     """
-    tensors = dict(_tensors(arguments, named))
+    tensors = dict(_tensors(arguments, keywords))
     if not tensors:
         return []
     ids = tensors.get("input_ids")
     if ids is None or not ids.dim():
-        found = max(tensors.values(), key=lambda t: t[0].numel() if len(t) else 0)
-        return [digest(_unpadded(row)) for row in found]
-    found = _texts(tensors, ids)
+        samples = max(tensors.values(), key=lambda t: t[0].numel() if len(t) else 0)
+        return [digest(_unpadded(row)) for row in samples]
+    samples = _texts(tensors, ids)
     for name, media in tensors.items():
-        if name.startswith(MEDIA) and len(media) == len(found):
-            found = [text + digest(_unpadded(row)) for text, row in zip(found, media, strict=True)]
-    return found
+        if name.startswith(MEDIA) and len(media) == len(samples):
+            samples = [
+                text + digest(_unpadded(row)) for text, row in zip(samples, media, strict=True)
+            ]
+    return samples
 
 
 MEDIA = ("pixel_values", "input_features", "input_values")
@@ -83,11 +86,11 @@ def _texts(tensors: Mapping[str, Any], ids: Any) -> list[str]:
     return [digest(_unpadded(row)) for row in ids]
 
 
-def _tensors(arguments: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The tensors of a call, by name where they have one, on the CPU and readable by numpy."""
+def _tensors(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The tensors of a call with their names or positions, on the CPU and readable by numpy."""
     import torch
 
-    for name, value in [*((str(n), v) for n, v in enumerate(arguments)), *named.items()]:
+    for name, value in [*((str(n), v) for n, v in enumerate(arguments)), *keywords.items()]:
         if isinstance(value, torch.Tensor) and value.dim():
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
             value = whole.detach().cpu()
@@ -99,21 +102,21 @@ def _tensors(arguments: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tup
 
 
 def _unpadded(row: Any) -> Any:
-    """The row without zeros at its end, nor a run of another whole number at either end, of which
-    one is left."""
+    """The row without zeros at its end. A run of another whole number at either end is cut to one
+    number."""
     row = _without_zeros(row)
     if row.is_floating_point() or not len(row):
         return row.contiguous()
     row = row.flatten()
     for _ in range(2):
-        other = (row != row[-1]).nonzero()
-        row = row[: int(other[-1]) + 2 if len(other) else 1].flip(0)
+        changes = (row != row[-1]).nonzero()
+        row = row[: int(changes[-1]) + 2 if len(changes) else 1].flip(0)
     return row.contiguous()
 
 
 def _without_zeros(row: Any) -> Any:
-    """The row without the zeros at its end, in each dimension, and at the beginning of token ids. A
-    batch is padded with them to its longest row, which has none."""
+    """The row without zeros at its end, in each dimension; token ids also without zeros at their
+    beginning. A batch is padded with zeros to its longest row."""
     if not row.dim():
         return row.reshape(1)
     values = (row != 0).nonzero()
@@ -130,27 +133,27 @@ EPOCHS = 1_000_000
 
 
 def draw_one_order() -> None:
-    """Have every sampler draw the same order, whatever its generator: one for each epoch.
+    """Make every sampler draw the same order in each epoch, whatever its generator.
 
-    A sampler may draw several times in one epoch: torch's RandomSampler draws once more, for what
-    is left of the requested number of rows. It does so in the same frame. A sampler whose generator
-    begins an epoch as an earlier one draws the order of that again: it lacks set_epoch.
+    A sampler may draw several times in one epoch, in the same frame: torch's RandomSampler draws
+    once more for the remaining rows. If a generator begins an epoch in the same state as an earlier
+    epoch, because the script lacks set_epoch, the sampler draws that epoch's order again.
     """
     import torch
 
     randperm, epochs = torch.randperm, dict[int, tuple[Any, int, int]]()
     begun: dict[tuple[int, str], int] = {}
 
-    def drawn(count: int, *arguments: Any, **named: Any) -> Any:
+    def drawn(count: int, *arguments: Any, **keywords: Any) -> Any:
         frame = sys._getframe(1)
         if not any(part in frame.f_code.co_filename for part in SAMPLERS):
-            return randperm(count, *arguments, **named)
-        last, epoch, draws = epochs.get(count, (None, -1, 0))
-        if frame is last:
+            return randperm(count, *arguments, **keywords)
+        previous, epoch, draws = epochs.get(count, (None, -1, 0))
+        if frame is previous:
             draws += 1
         else:
-            own, number = named.get("generator"), sum(begun_of == count for begun_of, _ in begun)
-            state = f"epoch {number}" if own is None else digest(own.get_state())
+            source, number = keywords.get("generator"), sum(size == count for size, _ in begun)
+            state = f"epoch {number}" if source is None else digest(source.get_state())
             epoch, draws = begun.setdefault((count, state), number), 0
         epochs[count] = frame, epoch, draws
         generator = torch.Generator().manual_seed(epoch + EPOCHS * draws)

@@ -1,9 +1,9 @@
-"""How a schedule of the learning rate goes on after the steps that a probe takes.
+"""Continues a schedule of the learning rate after the steps that a probe takes.
 
-A probe takes a few steps, and a warmup may be longer. So the schedule goes on without a training,
-as often for each step as the script has called it, and two of its lengths are compared with the
-reference's: a schedule that counts micro-batches is k times too long, and one that counts the
-ranks' steps as well is too short.
+A probe takes a few steps, and a warmup may be longer. So the schedule continues without training,
+with as many calls per step as the script made. Two of its lengths are compared with the reference:
+a schedule that counts micro-batches is k times too long, and a schedule that counts the steps of
+all ranks is too short.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from contextlib import suppress
 from typing import Any
 
 MOST_STEPS, MOST_SECONDS = 5_000, 0.1
-"""After so many steps or seconds, a schedule counts as one without an end."""
+"""After so many steps or seconds, a schedule counts as endless."""
 
 ENDLESS = 10
-"""How many times its half a schedule may go on falling; after that it counts as one without an
-end."""
+"""How many times the steps to half of its rate a schedule may take; then it counts as endless."""
 
 SAME = 60
-"""Steps with one rate after which a schedule that has fallen counts as ended."""
+"""After so many steps without a new lowest rate, a schedule that has fallen counts as ended."""
 
 HALF, LOWEST = "half of its highest rate", "its lowest rate"
 
 
 class Schedules:
-    """The schedules of torch that a script makes, and how far they were at each step."""
+    """The torch schedules of a script, and their counts at each step."""
 
     def __init__(self) -> None:
         self._made: list[Any] = []
@@ -41,9 +40,9 @@ class Schedules:
         begin = LRScheduler.__init__
 
         @functools.wraps(begin)
-        def begun(schedule: Any, *arguments: Any, **named: Any) -> None:
+        def begun(schedule: Any, *arguments: Any, **keywords: Any) -> None:
             self._made.append(schedule)
-            begin(schedule, *arguments, **named)
+            begin(schedule, *arguments, **keywords)
 
         LRScheduler.__init__ = begun  # type: ignore
 
@@ -52,27 +51,27 @@ class Schedules:
         self._counts.append([getattr(one, "last_epoch", 0) for one in self._made])
 
     def lengths(self, rates: list[float]) -> dict[str, int]:
-        """After how many steps the rate has fallen to its half, and to its lowest, if it does.
+        """After how many steps the rate falls to half of its highest value, and to its lowest.
 
-        ``rates`` are those of the steps that were taken. The schedule itself goes on: nothing may
+        ``rates`` has the rates of the steps so far. This advances the schedule itself: nothing may
         be trained after this.
         """
-        found = self._stepped()
-        if found is None:
+        pair = self._stepped()
+        if pair is None:
             return {}
-        schedule, pace = found
+        schedule, pace = pair
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _lengths([*rates, *_ahead(schedule, pace)])
 
     def _stepped(self) -> tuple[Any, float] | None:
-        """The schedule that goes on with each step, and how many times; None without one."""
+        """The schedule that the script steps, and its calls per step; None without one."""
         parts = {id(part) for one in self._made for part in getattr(one, "_schedulers", ())}
-        taken = len(self._counts) - 1
+        steps = len(self._counts) - 1
         for number, schedule in enumerate(self._made):
             counts = [each[number] for each in self._counts if number < len(each)]
-            if id(schedule) not in parts and len(counts) == taken + 1 and taken > 0:
-                pace = (counts[-1] - counts[0]) / taken
+            if id(schedule) not in parts and len(counts) == steps + 1 and steps > 0:
+                pace = (counts[-1] - counts[0]) / steps
                 if pace > 0:
                     return schedule, pace
         return None

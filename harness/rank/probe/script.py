@@ -1,4 +1,4 @@
-"""A rank of a layout: runs the user's script as it is, with a ``Watch`` that records its steps."""
+"""A rank of a layout: runs the user's script unchanged, with a ``Watch`` that records its steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harness.rank.probe.exchange import Assignment
 from harness.rank.probe.watch import Watch
 
 PEER_GRACE = 20
-"""Seconds that a rank which has taken its steps waits for the others to take theirs."""
+"""Seconds that a rank waits after its last step for the other ranks to finish."""
 
 
 def main(folder: Path) -> None:
@@ -41,8 +41,8 @@ def main(folder: Path) -> None:
 
 
 def _enter(assignment: Assignment) -> None:
-    """Go into the user's folder, as if Python had been started there, with temporary files in one
-    that is deleted: this process ends without a teardown, and so do a loader's workers."""
+    """Enter the user's folder, as if Python had been started there. Temporary files go to a folder
+    that is deleted later: this process and a loader's workers end without a teardown."""
     os.chdir(assignment.cwd)
     multiprocessing.process.ORIGINAL_DIR = assignment.cwd  # type: ignore[attr-defined]
     os.environ["TMPDIR"] = assignment.temporary
@@ -50,8 +50,8 @@ def _enter(assignment: Assignment) -> None:
 
 
 def _set_up_process(folder: Path) -> None:
-    """Undo what a forked process has inherited: signals end a rank at once, and SIGUSR1 has it
-    write down where it is."""
+    """Undo what a forked process has inherited: signals end a rank at once, and SIGUSR1 makes it
+    write its stack."""
     # The file stays open as long as the process lives: the handler writes to its descriptor.
     file = (folder / f"stack_rank_{os.environ['RANK']}.txt").open("w")
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
@@ -92,7 +92,7 @@ def _run_changed(assignment: Assignment) -> None:
 
 
 def _leave(folder: Path, watch: Watch) -> None:
-    """Write down what was recorded and end, when all ranks have got here: no teardown is needed."""
+    """Write the records, wait for the other ranks, and end without a teardown."""
     file = folder / f"rank{os.environ['RANK']}.pickle"
     file.with_suffix(".part").write_bytes(exchange.dumped(watch.records()))
     file.with_suffix(".part").rename(file)

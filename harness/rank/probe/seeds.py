@@ -1,9 +1,9 @@
 """The generators of a script that sets no seed.
 
-Without a probe, each process begins with another seed. Here all ranks are forked from one process
-and would draw the same numbers, which hides that each rank splits or shuffles the data by itself.
-So every rank gets a seed of its own, and rank 0 the same one in all layouts. A script that sets a
-seed replaces it.
+Without a probe, each process begins with a different seed. Here all ranks are forked from one
+process and would draw the same numbers, which would hide that each rank splits or shuffles the data
+by itself. So every rank gets its own seed, and rank 0 the same seed in all layouts. A script that
+sets a seed replaces it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FIRST = 20_260_000
 
 
 def install(rank: int) -> None:
-    """Seed the generators of Python, numpy and torch's CPU; torch seeds those of GPUs alike."""
+    """Seed Python, numpy and torch on the CPU; torch seeds all GPUs alike."""
     import numpy
     import torch
 

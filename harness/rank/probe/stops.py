@@ -1,4 +1,4 @@
-"""Whether a loop stops gradients on purpose: then its loss need not fall as fast as they say."""
+"""Notes whether a loop stops gradients on purpose: then they do not predict how the loss falls."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from harness.rank.probe import compiled
 from harness.rank.probe.on_cpu import replace_everywhere
 
 OF_SAMPLERS = "torch.utils.data"
-"""What draws the order of rows, and not something that a model has computed."""
+"""The package whose samplers draw the order of rows: such draws do not count."""
 
 INNER = ("torch", "harness")
-"""Packages that detach tensors for their own purposes."""
+"""Packages that detach tensors internally: such calls do not count."""
 
 
 def install(stopped: Callable[[bool], None]) -> None:
-    """Call ``stopped`` when a script detaches a tensor that its weights lead to, or draws from what
-    its model has computed, with whether it draws from a generator that it did not name. A single
-    number may be detached to be logged."""
+    """Call ``stopped`` when a script detaches a tensor that depends on its weights, or samples from
+    the model's output. The argument says whether it samples from the default generator. A single
+    number may be detached, as for logging."""
     import torch
 
     compiling = compiled.question()
@@ -46,19 +46,19 @@ def install(stopped: Callable[[bool], None]) -> None:
 
     def multinomial(draw: Any) -> Any:
         @functools.wraps(draw)
-        def watched(*arguments: Any, **named: Any) -> Any:
+        def watched(*arguments: Any, **keywords: Any) -> Any:
             if not compiling() and not _caller().startswith(OF_SAMPLERS):
-                stopped(named.get("generator") is None)
-            return draw(*arguments, **named)
+                stopped(keywords.get("generator") is None)
+            return draw(*arguments, **keywords)
 
         return watched
 
     def normal(draw: Any) -> Any:
         @functools.wraps(draw)
-        def watched(*arguments: Any, **named: Any) -> Any:
-            if not compiling() and any(map(depends, [*arguments, *named.values()])):
-                stopped(named.get("generator") is None)
-            return draw(*arguments, **named)
+        def watched(*arguments: Any, **keywords: Any) -> Any:
+            if not compiling() and any(map(depends, [*arguments, *keywords.values()])):
+                stopped(keywords.get("generator") is None)
+            return draw(*arguments, **keywords)
 
         return watched
 
@@ -72,5 +72,5 @@ def install(stopped: Callable[[bool], None]) -> None:
 
 
 def _caller() -> str:
-    """The module that has called the function that calls this."""
+    """The module that called the function that calls this one."""
     return str(sys._getframe(2).f_globals.get("__name__", ""))

@@ -1,4 +1,4 @@
-"""Parts of a training whose result depends by design on how a batch is divided."""
+"""Finds parts of a training whose result depends by design on how a batch is divided."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ UNLIKE = {
     r"NegativesRanking|InBatch|Contrastive|InfoNCE|NTXent": "compares the rows of a micro-batch "
     "with each other (test it with micro-batches of one size)",
 }
-"""By the names of classes, why they are unlike in each layout, and what to do for the test."""
+"""For each pattern of class names: why layouts differ, and what to do for the test."""
 
 
 def unlike_by_design(model: Any) -> list[str]:
-    """One line for each kind of module in a model that is unlike by design."""
-    found: dict[str, str] = {}
+    """One line for each kind of module that differs between layouts by design."""
+    lines: dict[str, str] = {}
     for name, module in model.named_modules() if model is not None else ():
         kind = type(module).__name__
         for pattern, why in UNLIKE.items():
             if re.search(pattern, kind) and module.training:
-                found.setdefault(why, f"{kind} ({name or 'the model'}) {why}")
-    return list(found.values())
+                lines.setdefault(why, f"{kind} ({name or 'the model'}) {why}")
+    return list(lines.values())
 
 
 SCHEDULE = (
@@ -53,12 +53,12 @@ BASELINE = (
 
 
 def trainers_unlike_by_design() -> list[str]:
-    """A line if the script has made a trainer whose loss has a baseline of its micro-batch."""
+    """A line if the script has a trainer whose loss has a baseline from its micro-batch."""
     kto = getattr(sys.modules.get("trl.trainer.kto_trainer"), "KTOTrainer", None)
     if kto is None:
         return []
-    made = any(issubclass(type(one), kto) for one in gc.get_objects())  # isinstance wakes proxies
-    return [BASELINE] if made else []
+    exists = any(issubclass(type(one), kto) for one in gc.get_objects())  # isinstance wakes proxies
+    return [BASELINE] if exists else []
 
 
 def _stepped_often(schedule: Any) -> bool:

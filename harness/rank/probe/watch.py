@@ -1,8 +1,8 @@
-"""In a rank of a probed training: records what each step does, without a line in the script.
+"""Records what each step of a probed training does, without a change of the script.
 
-All of it goes through hooks that are torch's own, or global: the optimizer's step, the call of a
-module, ``Tensor.backward``, clipping and dropout. Dropout is switched off, but still draws its
-random numbers: otherwise no two layouts could be compared.
+It uses torch's own hooks and replaced functions of torch: the optimizer's step, calls of modules,
+``Tensor.backward``, clipping and dropout. Dropout is switched off, as layouts could not be compared
+otherwise, but it still draws its random numbers.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ SCALED = 0.01
 """How far (as a fraction) gradients that a scaler multiplies may be from that multiple."""
 
 OF_MICRO_BATCHES = ("rows", "losses", "parts", "clips", "drops")
-"""What a step has of its micro-batches, in their order."""
+"""The lists of a step that have entries for its micro-batches, in order."""
 
 OUTSIDE = 1e-6
-"""By which part of their size weights change, at least, that something other than a step changes:
-averages that are swapped in for an evaluation come back within rounding."""
+"""If something other than a step changes weights by more than this part of their size, it is
+reported: averages that an evaluation swaps in come back within rounding."""
 
 PARTS_UP_TO = 2_000_000
-"""Parameters of the largest model of which each micro-batch's own gradient is kept."""
+"""Up to this number of parameters, each micro-batch's own gradient is kept."""
 
 
 class Watch:
-    """The hooks of a rank, and the steps that it has recorded. After the last it calls ``done``."""
+    """The hooks of a rank, and its recorded steps. After the last step it calls ``finish``."""
 
-    def __init__(self, assignment: Assignment, done: Callable[[], None]) -> None:
+    def __init__(self, assignment: Assignment, finish: Callable[[], None]) -> None:
         import torch
 
-        self.assignment, self.done = assignment, done
+        self.assignment, self.done = assignment, finish
         self.steps: list[Step] = []
         self.root: Any = None
         self.stage: int | None = None
@@ -78,34 +78,34 @@ class Watch:
         self.known = NamedParameters()
         self.engine: Engine | None = None
         self.seen: list[list[str]] = []
-        """The rows of each step; over an epoch, also those of the steps that are not recorded."""
+        """The rows of each step; over an epoch, also of the steps that are not recorded."""
         self.reported = losses.Reported()
         self.schedules = Schedules()
         self.batch: Mapping[str, Any] = {}
-        """What the model was given first, by argument, if relations are asked of it."""
+        """The model's first inputs, by argument, if relations are to be checked."""
         self.noise: Any = None
         if assignment.perturb is not None:
             self.noise = torch.Generator().manual_seed(assignment.perturb)
         self._state = ""
-        """Of the generators in the model's call, as the last dropout has left it."""
+        """The state of the generators in the model's call, after the last dropout."""
         self._depth = 0
         self._saved_late = False
-        """Whether a save was begun that goes on beside the training."""
+        """Whether an asynchronous save has begun."""
         self._backs = False
-        """Whether a backward is under way."""
+        """Whether a backward is running."""
         self._evaluated: set[int] = set()
-        """The modules that were called without training them."""
+        """The ids of the modules that were called without training."""
         self._left: dict[str, Any] = {}
-        """The weights as the last step has left them."""
+        """The weights after the last step."""
         self._quiet: set[str] = set()
-        """The rows of which the model has computed something without gradients, before a step."""
+        """The rows on which the model ran without gradients before the first step."""
         self._untouched: list[Any] = []
-        """The optimizers of which only steps were called that a scaler skipped."""
+        """The optimizers all of whose steps a scaler has skipped so far."""
         self._begin()
 
     @property
     def recording(self) -> bool:
-        """Whether steps are still recorded; after the last, only the rows of an epoch are."""
+        """Whether steps are still recorded; after the last one, only rows of an epoch are."""
         return len(self.steps) < self.assignment.steps
 
     def _begin(self) -> None:
@@ -116,12 +116,12 @@ class Watch:
         self.now |= {"coarse": 0.0, "draws": False, "stops": False}
         self.now |= {"cleared": {}, "unused": set()}
         self._trained: dict[str, int] = {}
-        """How much of the step there was after the last backward that left gradients."""
+        """The lengths of the step's lists after the last backward that left gradients."""
         self._finite = Finite()
         self._clipped: list[Any] = []
 
     def records(self) -> dict[str, Any]:
-        """What the rank writes down."""
+        """What the rank writes to its file."""
         return {
             "steps": self.steps,
             "skipped": self.now["skipped"],
@@ -136,7 +136,7 @@ class Watch:
         }
 
     def _relations(self) -> dict[str, list[str]]:
-        """What ``models`` asks, of this model and its first batch."""
+        """Check the relations of ``models`` on this model and its first batch."""
         if not self.assignment.relations or self.root is None:
             return {}
         from harness.rank.probe.model_relations import answers
@@ -144,7 +144,7 @@ class Watch:
         return answers(self.assignment.relations, self.root, self.batch)
 
     def _schedule(self) -> dict[str, int]:
-        """The lengths of the schedule; only where nothing is trained after it."""
+        """The lengths of the schedule, if nothing is trained afterwards."""
         others = self.assignment.saves or self.assignment.epoch or self.assignment.shift
         if others or self.noise is not None or self.engine is not None or self.recording:
             return {}
@@ -161,10 +161,10 @@ class Watch:
         called, compiling = torch.nn.Module.__call__, compiled.question()
 
         @functools.wraps(called)
-        def call(module: Any, *arguments: Any, **named: Any) -> Any:
+        def call(module: Any, *arguments: Any, **keywords: Any) -> Any:
             if compiling():
-                return called(module, *arguments, **named)
-            return self._call(called, module, arguments, named)
+                return called(module, *arguments, **keywords)
+            return self._call(called, module, arguments, keywords)
 
         torch.nn.Module.__call__ = call  # type: ignore[method-assign]
         optimizer.register_optimizer_step_pre_hook(self._before_step)
@@ -184,30 +184,30 @@ class Watch:
         stops.install(self._stopped)
 
     def _stopped(self, drew: bool) -> None:
-        """Gradients were stopped on purpose, or something was drawn from the model's output."""
+        """Note that the script stopped gradients on purpose, or sampled from the model's output."""
         if not self._backs:
             self.now["stops"] = True
             self.now["draws"] |= drew
 
-    def _call(self, called: Any, module: Any, arguments: Any, named: Any) -> Any:
-        """A module's call. The first module with parameters that is not called by another one, in
-        a training step, is the model."""
+    def _call(self, called: Any, module: Any, arguments: Any, keywords: Any) -> Any:
+        """Call a module. The first module with parameters that no other module calls, in a training
+        step, is the model."""
         import torch
 
         outermost, self._depth = not self._depth, self._depth + 1
         try:
-            seen, step = len(self.now["rows"]), self.now
+            number, step = len(self.now["rows"]), self.now
             if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
-                self._given(module, arguments, named)
+                self._begin_micro_batch(module, arguments, keywords)
             elif outermost:
                 self._evaluated.add(id(module))
                 if not self.steps and _weights(module):
-                    self._quiet |= set(rows(*bound(module, arguments, named)))
+                    self._quiet |= set(rows(*bound(module, arguments, keywords)))
             watched = outermost and self.recording and bool(self.now["rows"])
             watched = watched and torch.is_grad_enabled()  # the model, or the loss of its output
             self._state = _generators() if watched else self._state
             with on_cpu.without_mode() if compiled.is_compiled(module) else nullcontext():
-                output = called(module, *arguments, **named)
+                output = called(module, *arguments, **keywords)
             if watched:
                 self._drew()
                 self._state = ""
@@ -218,47 +218,47 @@ class Watch:
             self._finite.look(self.root, module, output)
         if getattr(output, "dtype", None) in (torch.bfloat16, torch.float16):
             self.now["coarse"] = max(self.now["coarse"], torch.finfo(output.dtype).eps)
-        if losses.LABELS in named and self.noise is None and self.now["own"] is None:
-            losses.follow(output, named, self._own)
-            self.now["endless"] = losses.ends_masked(named)
+        if losses.LABELS in keywords and self.noise is None and self.now["own"] is None:
+            losses.follow(output, keywords, self._note_share)
+            self.now["endless"] = losses.ends_masked(keywords)
         if self.noise is not None and next(module.children(), None) is None:
             output = self._nudged(output)
-        if outermost and len(step["rows"]) > seen:
-            _note_use(output, step, seen)
+        if outermost and len(step["rows"]) > number:
+            _note_use(output, step, number)
         return output
 
     def _around(
-        self, modules: Sequence[Any], call: Any, arguments: Sequence[Any], named: Any
+        self, modules: Sequence[Any], call: Any, arguments: Sequence[Any], keywords: Any
     ) -> Any:
-        """The call of a compiled function: the first of its modules that trains is the model."""
+        """Call a compiled function: the first of its modules that trains is the model."""
         import torch
 
         outermost, self._depth = not self._depth, self._depth + 1
         try:
-            seen, step, taught = len(self.now["rows"]), self.now, len(self.now["losses"])
+            number, step, taught = len(self.now["rows"]), self.now, len(self.now["losses"])
             if outermost and torch.is_grad_enabled():
                 trained = (each for each in modules if _trains(each) and _weights(each))
                 for module in islice(trained, 1):
-                    self._given(module, arguments, named)
+                    self._begin_micro_batch(module, arguments, keywords)
             with on_cpu.without_mode():
                 output = call()
         finally:
             self._depth -= 1
         # a function may also make the backward, or the step, itself
-        if len(step["rows"]) > seen and self.now is step and len(step["losses"]) == taught:
-            _note_use(output, step, seen)
+        if len(step["rows"]) > number and self.now is step and len(step["losses"]) == taught:
+            _note_use(output, step, number)
         return output
 
     def _drew(self) -> None:
-        """Note whether the model has drawn numbers that are not dropout's."""
+        """Note whether the model drew random numbers other than dropout's."""
         self.now["draws"] |= bool(self._state) and self._state != _generators()
 
-    def _own(self, found: Share, shifted: bool) -> None:
-        self.now["own"] = self.now["own"] or found.ratio
+    def _note_share(self, share: Share, shifted: bool) -> None:
+        self.now["own"] = self.now["own"] or share.ratio
         self.now["shifted"] = shifted
 
     def _nudged(self, output: Any) -> Any:
-        """The output of a leaf, and the gradient that comes back to it, each an ulp away."""
+        """Move the output of a leaf module, and its gradient, by a random ulp."""
         import torch
 
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
@@ -270,36 +270,36 @@ class Watch:
         return output + self._ulp(output)
 
     def _ulp(self, tensor: Any) -> Any:
-        """For each value an ulp of it, up, down, or none."""
+        """A random step of -1, 0 or +1 ulp for each element."""
         import torch
 
         signs = torch.randint(-1, 2, tensor.shape, generator=self.noise)
         eps = torch.finfo(tensor.dtype).eps
         return tensor.detach() * signs.to(tensor.device, tensor.dtype) * eps
 
-    def _given(self, module: Any, arguments: Any, named: Any) -> None:
-        """The model, or a further stage of it, is given a micro-batch."""
+    def _begin_micro_batch(self, module: Any, arguments: Any, keywords: Any) -> None:
+        """Note that the model, or another stage of it, gets a micro-batch."""
         if not _weights(module):
             return
         if self.root is None:
             self.root = module
             if self.assignment.relations:
-                self.batch = dict(bound(module, arguments, named)[1])
+                self.batch = dict(bound(module, arguments, keywords)[1])
             self._meet()
         if module is self.root:
-            self._see(rows(*bound(module, arguments, named)))
+            self._see(rows(*bound(module, arguments, keywords)))
         if self.recording:
             self._know(module)
 
-    def _see(self, found: list[str]) -> None:
+    def _see(self, digests: list[str]) -> None:
         """Record the rows of a micro-batch."""
-        self.seen[-1] += found
-        self.now["stops"] |= bool(found) and self._quiet.issuperset(found)
+        self.seen[-1] += digests
+        self.now["stops"] |= bool(digests) and self._quiet.issuperset(digests)
         if self.recording:
-            self.now["rows"].append(found)
+            self.now["rows"].append(digests)
 
     def _meet(self) -> None:
-        """The model is seen for the first time."""
+        """Prepare for the model, which is called for the first time."""
         self.stage = number_of(self.root)
         self.reported.install(lambda: len(self.seen) - 1)
         if (engine := engine_of(self.root)) is not None:
@@ -310,7 +310,7 @@ class Watch:
         self._shift = exchange.loaded(Path(file).read_bytes()) if file else {}
 
     def _know(self, module: Any) -> None:
-        """Know the parameters of the model or of a further stage, and move those of a new one."""
+        """Learn the parameters of the model or of another stage, and move those of a new one."""
         if new := module not in self.known:
             reshard(module)
         for name, parameter in self.known.learn(module):
@@ -319,7 +319,7 @@ class Watch:
             self._follow(name, parameter)
 
     def _move(self, name: str, parameter: Any) -> None:
-        """Move a weight at random, by an ulp, or along the gradient, in the runs that ask for that.
+        """Move a weight at random, by an ulp, or along the gradient, as the assignment says.
 
         A fault may not show where a training begins, so --perturb moves the weights at random.
         """
@@ -338,31 +338,31 @@ class Watch:
                 mine.add_(along.to(mine.device, mine.dtype))
 
     def _follow(self, name: str, parameter: Any) -> None:
-        """Keep a parameter's gradient of each micro-batch."""
+        """Record a parameter's gradient of each micro-batch."""
         if parameter.requires_grad and self._keeps_parts and not hasattr(parameter, "full_tensor"):
             parameter.register_hook(functools.partial(self._part, name))
 
     def _part(self, name: str, gradient: Any) -> None:
-        """A parameter's gradient of one backward on this rank alone, before any reduction."""
+        """Record a parameter's gradient of one backward on this rank, before any reduction."""
         if self.now["parts"] and self.recording:
             part = self.now["parts"][-1]
             part[name] = part[name] + full(gradient) if name in part else full(gradient)
 
     def _backward(self, backward: Any) -> Any:
         @functools.wraps(backward)
-        def watched(loss: Any, *arguments: Any, **named: Any) -> Any:
+        def watched(loss: Any, *arguments: Any, **keywords: Any) -> Any:
             if not self.recording or self._backs:  # a mode of torch calls it once more
-                return backward(loss, *arguments, **named)
+                return backward(loss, *arguments, **keywords)
             self._note_cleared()
             if not self.now["parts"]:
                 self.now["stale"] = self._norm()
-            gradient = arguments[0] if arguments else named.get("gradient")
-            if gradient is None:  # otherwise a stage of a pipeline goes on with the next one's
+            gradient = arguments[0] if arguments else keywords.get("gradient")
+            if gradient is None:  # otherwise a pipeline's stage continues a backward
                 self.now["losses"].append(float(full(loss).sum()))
             self.now["parts"].append({})
             self._backs = True
             try:
-                return backward(loss, *arguments, **named)
+                return backward(loss, *arguments, **keywords)
             finally:
                 self._backs = False
                 if any(p.grad is not None for p in self._parameters()):
@@ -371,8 +371,8 @@ class Watch:
         return watched
 
     def _note_cleared(self) -> None:
-        """Note how much of the step belongs to micro-batches whose gradients are gone, whoever has
-        cleared them: a rehearsal before the loop is no part of a step."""
+        """Note how much of the step belongs to micro-batches whose gradients were cleared: a
+        rehearsal before the loop is no part of a step."""
         gradients = (local(p.grad) for p in self._parameters() if p.grad is not None)
         if self._trained and not any(bool(one.any()) for one in gradients):
             self.now |= {"cleared": self._trained, "stale": 0.0, "raw": None}
@@ -387,7 +387,7 @@ class Watch:
 
     def _clip(self, clip: Any) -> Any:
         @functools.wraps(clip)
-        def watched(parameters: Any, max_norm: Any, *arguments: Any, **named: Any) -> Any:
+        def watched(parameters: Any, max_norm: Any, *arguments: Any, **keywords: Any) -> Any:
             import torch
 
             single = isinstance(parameters, torch.Tensor)
@@ -399,7 +399,7 @@ class Watch:
                     if p.grad is not None
                 }
             self._clipped = parameters
-            norm = clip(parameters, max_norm, *arguments, **named)
+            norm = clip(parameters, max_norm, *arguments, **keywords)
             self.now["clips"].append((float(max_norm), float(full(norm))))
             return norm
 
@@ -409,7 +409,7 @@ class Watch:
         compiling = compiled.question()
 
         @functools.wraps(dropout)
-        def kept(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        def draw(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
             if training and p > 0 and not compiling():
                 self.now["drops"].append(_generator(input))
                 self._drew()
@@ -417,7 +417,7 @@ class Watch:
                 self._state = self._state and _generators()
             return input
 
-        return kept
+        return draw
 
     def _attention(self, attention: Any) -> Any:
         compiling = compiled.question()
@@ -430,24 +430,24 @@ class Watch:
             attn_mask: Any = None,
             dropout_p: float = 0.0,
             is_causal: bool = False,
-            **named: Any,
+            **keywords: Any,
         ) -> Any:
             if dropout_p > 0 and not compiling():
                 self.now["drops"].append(_generator(query))
-            return attention(query, key, value, attn_mask, 0.0, is_causal, **named)
+            return attention(query, key, value, attn_mask, 0.0, is_causal, **keywords)
 
         return attend
 
     # -- steps --
 
-    def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> Any:
+    def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> Any:
         """The hook before an optimizer's step. With a closure, the gradients come in the step."""
         if self.engine is not None:
             return None
         self._end_if_done()
         if not self.recording:
             return None
-        closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+        closure = arguments[1] if len(arguments) > 1 else keywords.get("closure")
         if closure is None and optimizer_skips(optimizer):
             if not optimizer.state:
                 self._untouched.append(optimizer)
@@ -482,15 +482,15 @@ class Watch:
             self._untouched = [each for each in self._untouched if each is not optimizer]
 
     def _scaled(self, step: Any) -> Any:
-        """The step of a scaler of the loss: it skips the optimizer's if a gradient overflows. A
-        fused optimizer is called nevertheless: it divides by the scale, or skips, itself."""
+        """The step of a loss scaler, which skips the optimizer's step if a gradient overflows. A
+        fused optimizer is always called: it divides by the scale, or skips, itself."""
 
         @functools.wraps(step)
-        def watched(scaler: Any, *arguments: Any, **named: Any) -> Any:
+        def watched(scaler: Any, *arguments: Any, **keywords: Any) -> Any:
             self.now["scaled"] = scaler.is_enabled()
             before = len(self.steps), self.now["skipped"]
             begun, late = self.now, self._late(scaler)
-            value = step(scaler, *arguments, **named)
+            value = step(scaler, *arguments, **keywords)
             begun["clipped_scaled"] = begun.get("clipped_scaled") or late()
             if self.recording and (len(self.steps), self.now["skipped"]) == before:
                 self._skip()
@@ -499,20 +499,20 @@ class Watch:
         return watched
 
     def _unscaled(self, unscale: Any) -> Any:
-        """What divides the gradients by the scale of the loss: also a call before the step."""
+        """The function that divides gradients by the scale of the loss, also before the step."""
 
         @functools.wraps(unscale)
-        def watched(scaler: Any, *arguments: Any, **named: Any) -> Any:
+        def watched(scaler: Any, *arguments: Any, **keywords: Any) -> Any:
             late = self._late(scaler)
-            value = unscale(scaler, *arguments, **named)
+            value = unscale(scaler, *arguments, **keywords)
             self.now["clipped_scaled"] = self.now.get("clipped_scaled") or late()
             return value
 
         return watched
 
     def _late(self, scaler: Any) -> Callable[[], float]:
-        """What gives the scale of the loss by which gradients were divided since this call, if they
-        were clipped before; otherwise 0."""
+        """A function that returns the scale of the loss if gradients were clipped before this call
+        and divided by the scale since; otherwise 0."""
         clipped, before = self._clipped, _norm(self._clipped)
         scale = scaler.get_scale() if clipped and scaler.is_enabled() else 1.0
 
@@ -523,33 +523,33 @@ class Watch:
         return late
 
     def _skip(self) -> None:
-        """Forget a step that was not taken, except that it was skipped, and where it overflowed."""
+        """Discard a step that was not taken, but note that and where it overflowed."""
         skipped, overflow = self.now["skipped"] + 1, self._finite.text()
         self._begin()
         self.now |= {"skipped": skipped, "overflow": overflow}
 
-    def _watch_engine(self, made: Any) -> None:
-        """DeepSpeed's optimizers step by shards, some of them several times: watch the engine."""
-        take = made._take_model_step
-        engine = self.engine = Engine(made)
+    def _watch_engine(self, deepspeed_engine: Any) -> None:
+        """Watch the engine: DeepSpeed's optimizers step by shards, some of them several times."""
+        take = deepspeed_engine._take_model_step
+        engine = self.engine = Engine(deepspeed_engine)
 
-        def watched(*arguments: Any, **named: Any) -> Any:
+        def watched(*arguments: Any, **keywords: Any) -> Any:
             self._end_if_done()
             if not self.recording:
                 self._begin()
-                return take(*arguments, **named)
+                return take(*arguments, **keywords)
             self._look(engine)
-            value = take(*arguments, **named)
+            value = take(*arguments, **keywords)
             if engine.overflowed():
                 self._skip()
             else:
                 self._keep(engine)
             return value
 
-        made._take_model_step = watched
+        deepspeed_engine._take_model_step = watched
 
     def _look(self, updated: Any) -> None:
-        """Record what the optimizer has before its step."""
+        """Record the state of the optimizer before its step."""
         before = self._before = updated.weights()
         every = {**before, **updated.copies()}
         self.now.setdefault("outside", self._outside(before))
@@ -570,17 +570,17 @@ class Watch:
             self.now |= {"before": every, "state": updated.state()}
 
     def _outside(self, weights: Mapping[str, Any]) -> dict[str, float]:
-        """By name, by which part of their size weights are not as the last step has left them."""
+        """By name, how far weights changed since the last step, as a part of their size."""
         pairs = ((n, w, self._left[n]) for n, w in weights.items() if n in self._left)
-        found = {
+        parts = {
             name: float((now - left).norm() / left.norm())
             for name, now, left in pairs
             if now.shape == left.shape
         }
-        return {name: part for name, part in found.items() if part > OUTSIDE}
+        return {name: part for name, part in parts.items() if part > OUTSIDE}
 
     def _keep(self, updated: Any) -> None:
-        """The step is taken: record how far the weights went, and begin the next."""
+        """Record how far the step moved the weights, and begin the next one."""
         after = updated.weights()
         self._left |= {n: w for n, w in after.items() if n in self.known.names.values()}
         self.now["update"] = {
@@ -612,12 +612,12 @@ class Watch:
             on_cpu.replace_asynchronous(self._save_late)
 
     def _save_late(self, save: Any) -> Any:
-        """An asynchronous save: the script then takes a step, which must not change the file."""
+        """Wrap an asynchronous save: the step after it must not change the file."""
 
         @functools.wraps(save)
-        def saved(*arguments: Any, **named: Any) -> Any:
+        def saved(*arguments: Any, **keywords: Any) -> Any:
             self._saved_late = True
-            return save(*arguments, **named)
+            return save(*arguments, **keywords)
 
         return saved
 
@@ -631,15 +631,15 @@ class Watch:
 
 
 def _note_use(output: Any, step: Step, number: int) -> None:
-    """Note that a micro-batch is of no use unless a gradient comes back to an output of the model:
-    a call before the loop may only make the shapes of lazy modules."""
+    """Count a micro-batch as unused until an output of the model gets a gradient: a call before the
+    loop may only initialise lazy modules."""
 
-    def used(gradient: Any) -> None:
+    def note(gradient: Any) -> None:
         step["unused"].discard(number)
 
-    outputs = [one for one in _tensors_of(output) if one.requires_grad]
-    for one in outputs:
-        one.register_hook(used)
+    outputs = [tensor for tensor in _tensors_of(output) if tensor.requires_grad]
+    for tensor in outputs:
+        tensor.register_hook(note)
     step["unused"] |= {number} if outputs else set()
 
 
@@ -652,19 +652,19 @@ def _tensors_of(output: Any) -> Iterator[Any]:
     if is_dataclass(output) and not isinstance(output, Mapping):
         output = vars(output)
     parts = output.values() if isinstance(output, Mapping) else output
-    for one in parts if isinstance(output, (Mapping, list, tuple)) else ():
-        yield from _tensors_of(one)
+    for part in parts if isinstance(output, (Mapping, list, tuple)) else ():
+        yield from _tensors_of(part)
 
 
 def _norm(parameters: Iterable[Any]) -> float:
-    """The norm of the gradients that this rank has of some parameters."""
+    """The norm of this rank's gradients of some parameters."""
     squares = (float(local(p.grad).norm()) ** 2 for p in parameters if p.grad is not None)
     return float(sum(squares) ** 0.5)
 
 
 def _trains(module: Any) -> bool:
-    """Whether a module or a part of it is in training mode: Lightning leaves DDP around a module in
-    evaluation mode after it has validated."""
+    """Whether a module or a part of it is in training mode: after a validation, Lightning leaves
+    the DDP wrapper in evaluation mode."""
     return any(each.training for each in module.modules())
 
 
@@ -674,21 +674,21 @@ def _weights(module: Any) -> bool:
 
 
 def _settings(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The settings that are numbers, if all of an optimizer's groups have the same ones."""
-    first, *others = (
+    """The settings that are numbers, if they are equal in all of an optimizer's groups."""
+    settings, *others = (
         {n: v for n, v in group.items() if isinstance(v, (int, float))} for group in groups
     )
-    return {} if any(one != first for one in others) else first
+    return {} if any(one != settings for one in others) else settings
 
 
 def _releases() -> dict[str, str]:
-    """By module, the release of what this process has imported."""
-    found = {}
+    """The release of each module that this process has imported."""
+    releases = {}
     for name in list(sys.modules):
         if "." not in name or name in IMPORTS.values():
             with suppress(Exception):  # some modules compute their attributes
-                found[name] = sys.modules[name].__version__
-    return {name: version for name, version in found.items() if type(version) is str}
+                releases[name] = sys.modules[name].__version__
+    return {name: version for name, version in releases.items() if type(version) is str}
 
 
 def _imported() -> list[str]:
@@ -698,7 +698,7 @@ def _imported() -> list[str]:
 
 
 def _generator(tensor: Any) -> str:
-    """The state of the generator that draws the numbers on a tensor's device."""
+    """The state of the generator of a tensor's device."""
     import torch
 
     on_gpu = tensor.device.type == "cuda"

@@ -1,12 +1,12 @@
 """Shims: declared changes of the environment that let an upstream release run on this machine.
 
 Each shim is a named ``Point`` that says which releases and lanes need it, and why. An
-upstream with many shims has a module of its own; those of all others are in ``others``. The parent
-process decides which shims apply and lists them in run.json; each rank installs these and records
-how often each was used. No shim touches the path of a defect.
+upstream with many shims has its own module; all other shims are in ``others``. The parent process
+decides which shims apply and lists them in run.json; each rank installs these and records how often
+each was used. No shim touches the path of a defect.
 
-A process imports upstream with its shims, and only once; one that forks ranks does it for all of
-them.
+A process imports upstream with its shims, and only once. A process that forks ranks does so for all
+ranks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _uses: Counter[str] = Counter()
 def import_upstream(points: Iterable[str], modules: Iterable[str]) -> Counter[str]:
     """Install these shims and import these modules. The counter counts the uses of each shim.
 
-    Does nothing for those that the process, or the one that it was forked from, has already.
+    Skips those that the process, or the process from which it was forked, already has.
     """
     missing = [module for module in modules if module not in sys.modules]
     install([point for point in points if point not in _uses], _uses)

@@ -98,14 +98,14 @@ def _fp16_on_cpu(count: Count) -> None:
 def _cpu_events(count: Count) -> None:
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
 
-    def made(kind: type) -> Callable[..., Any]:
+    def factory(kind: type) -> Callable[..., Any]:
         def make(**options: Any) -> Any:
             count()
             return kind(**options)
 
         return make
 
-    event, stream = made(stand_ins.Event), made(stand_ins.Stream)
+    event, stream = factory(stand_ins.Event), factory(stand_ins.Stream)
     CPU_Accelerator.Event, CPU_Accelerator.Stream = property(lambda _: event), lambda _: stream()
     CPU_Accelerator.stream = lambda *_: nullcontext()
 

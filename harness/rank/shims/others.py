@@ -1,4 +1,4 @@
-"""What upstreams need that have only a shim or two: Hugging Face's libraries, torch and others.
+"""Shims of upstreams that need only one or two: Hugging Face's libraries, torch and others.
 
 Torch and upstream are imported inside the functions: listing the shims must not need them.
 """
@@ -18,7 +18,7 @@ from harness.rank.shims import stand_ins
 from harness.rank.shims.stand_ins import BOTH, CPU, Count
 
 NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-"""The signature of the operators whose declarations torchvision needs while it is imported."""
+"""The signature of the operators that torchvision must find declared when it is imported."""
 
 
 def _offline(count: Count) -> None:
@@ -28,7 +28,7 @@ def _offline(count: Count) -> None:
 
 
 def _own_transformers(count: Count, package: str) -> None:
-    """Hide a transformers that does not lie beside this package."""
+    """Hide a transformers that is not in the same folder as this package."""
     if _folder_of("transformers") not in (None, _folder_of(package)):
         sys.modules["transformers"] = None  # type: ignore[assignment]
         count()
@@ -36,8 +36,8 @@ def _own_transformers(count: Count, package: str) -> None:
 
 def _folder_of(package: str) -> Path | None:
     """The folder that a package would be imported from."""
-    found = find_spec(package)
-    return Path(found.origin).parent.parent if found and found.origin else None
+    spec = find_spec(package)
+    return Path(spec.origin).parent.parent if spec and spec.origin else None
 
 
 def _keras_on_torch(count: Count) -> None:
@@ -48,14 +48,14 @@ def _keras_on_torch(count: Count) -> None:
 
 
 def _sampler_argument(count: Count) -> None:
-    """Let torch's Sampler take an argument, from lhotse's code, as it did."""
+    """Let torch's Sampler take an argument from lhotse's code, as older releases of torch did."""
     from torch.utils.data import Sampler
 
     stand_ins.replace_for("lhotse", Sampler, "__init__", count, lambda *_, **__: None)
 
 
 def _whole_batches(count: Count) -> None:
-    """Let a batch of sends and receives be one operation, which ends when all of them have."""
+    """Turn a batch of sends and receives into one operation, which ends with the last of them."""
     import torch.distributed
 
     dist: Any = torch.distributed
@@ -116,7 +116,7 @@ OFFLINE = Point(
     "that tries fails",
     _offline,
 )
-"""For every run, whatever it pins: these libraries also come as dependencies of others."""
+"""Applies to every run: these libraries are also dependencies of others."""
 
 POINTS = (
     Point(

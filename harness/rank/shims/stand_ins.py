@@ -31,16 +31,16 @@ def getter(module: str, count: Count, names: Mapping[str, Any]) -> Callable[[str
 
 
 def module(name: str, count: Count, **names: Any) -> ModuleType:
-    """An importable module that holds just ``names``."""
-    made = ModuleType(name)
-    made.__spec__ = ModuleSpec(name, None)  # transformers uses find_spec, which needs it
-    made.__getattr__ = getter(name, count, names)  # type: ignore[method-assign]
-    sys.modules[name] = made
-    return made
+    """An importable module that contains only ``names``."""
+    stand_in = ModuleType(name)
+    stand_in.__spec__ = ModuleSpec(name, None)  # transformers uses find_spec, which needs it
+    stand_in.__getattr__ = getter(name, count, names)  # type: ignore[method-assign]
+    sys.modules[name] = stand_in
+    return stand_in
 
 
 def cuda_on_cpu(count: Count) -> None:
-    """Make torch.cuda stand for the CPU: devices, events, streams, counters and tensor types."""
+    """Make torch.cuda work on the CPU: devices, events, streams, counters and tensor types."""
     import torch
 
     cuda: Any = torch.cuda
@@ -147,8 +147,8 @@ def _cpu_for(value: Any, count: Count) -> Any:
     """The CPU instead of a CUDA device, counted; any other value unchanged."""
     import torch
 
-    named = value if isinstance(value, str) else getattr(value, "type", None)
-    if not (isinstance(named, str) and named.startswith("cuda")):
+    device = value if isinstance(value, str) else getattr(value, "type", None)
+    if not (isinstance(device, str) and device.startswith("cuda")):
         return value
     count()
     return torch.device("cpu")

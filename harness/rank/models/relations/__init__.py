@@ -1,7 +1,7 @@
-"""What must hold of a model, with no reference but the model itself.
+"""Relations that must hold for every model, tested without another reference.
 
-A relation is a function of a ``Subject``. It returns a sentence, or nothing, if it holds, and
-raises ``Wrong``, ``Refused`` or ``NoAnswer`` otherwise. Any other error comes from the model.
+A relation is a function that takes a ``Subject``. If the relation holds, it returns a sentence or
+None; otherwise it raises ``Wrong``, ``Refused`` or ``NoAnswer``. Other errors come from the model.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Question:
     ranks: int = 1
 
     def relation(self, name: str) -> Relation:
-        """The function. Imports what it needs."""
-        found: Relation = getattr(importlib.import_module(self.module), name)
-        return found
+        """Import and return the function."""
+        function: Relation = getattr(importlib.import_module(self.module), name)
+        return function
 
 
 _HERE = "harness.rank.models.relations"

@@ -1,4 +1,4 @@
-"""Relations of a model with an adapter of peft."""
+"""Relations for a model with a peft adapter."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ ADAPTER = "lora_"
 
 
 def lora(subject: Subject) -> str | None:
-    """An adapter alone gets gradients, and merging it into the weights changes no logits."""
+    """Only the adapter gets gradients, and merging it into the weights changes no logits."""
     from peft import LoraConfig, get_peft_model  # type: ignore[import-not-found]
 
     seed()
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     module = get_peft_model(subject.copy(), config).eval()
     loss_of(run(module, subject.loss_inputs())).backward()
-    found = gradients(module)
-    others = [name for name in found if ADAPTER not in name]
+    by_name = gradients(module)
+    others = [name for name in by_name if ADAPTER not in name]
     if others:
         raise Wrong(f"{others[0]} gets a gradient, and is no part of the adapter")
     apart = logits(module, subject.batch)
@@ -28,4 +28,4 @@ def lora(subject: Subject) -> str | None:
     away = length(merged - apart)
     if not away <= SAFE * subject.allowed * length(apart):
         raise Wrong(f"logits are off by {percent(away, length(apart))} after the adapter is merged")
-    return f"{count(len(found), 'parameter')} in the adapter"
+    return f"{count(len(by_name), 'parameter')} in the adapter"

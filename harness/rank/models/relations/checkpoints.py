@@ -1,4 +1,4 @@
-"""Relations of a model that is saved and loaded."""
+"""Relations for a model that is saved and loaded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from harness.rank.vectors import SAFE, length
 from harness.system.text import count
 
 FREQUENCIES = ("inv_freq", "freqs")
-"""Parts of the names of buffers with rotary frequencies: positions multiply their rounding."""
+"""Parts of the names of buffers with rotary frequencies. Positions multiply their rounding."""
 
 
 def saved(subject: Subject) -> Path:
-    """The folder with the model's checkpoint; raises NoAnswer if it cannot save."""
+    """The folder with the model's checkpoint. Raises NoAnswer if the model cannot save."""
     module = subject.module
     if not (hasattr(module, "save_pretrained") and hasattr(type(module), "from_pretrained")):
         raise NoAnswer("the model has no save_pretrained and from_pretrained")
@@ -28,16 +28,16 @@ def saved(subject: Subject) -> Path:
     return folder
 
 
-def loaded(subject: Subject, folder: Path, dtype: Any = None, **more: Any) -> Any:
-    """The model of a checkpoint, in evaluation mode."""
+def loaded(subject: Subject, folder: Path, dtype: Any = None, **settings: Any) -> Any:
+    """Load the model of a checkpoint, in evaluation mode."""
     import torch
 
     cls, config = type(subject.module), type(subject.config)
     # EXAONE has LLaMA's class and a config of its own.
     if getattr(cls, "config_class", config) is not config:
-        more["config"] = config.from_pretrained(folder)
-    made = cls.from_pretrained(folder, dtype=dtype or torch.float32, **more)
-    return made.eval()
+        settings["config"] = config.from_pretrained(folder)
+    module = cls.from_pretrained(folder, dtype=dtype or torch.float32, **settings)
+    return module.eval()
 
 
 def save_load(subject: Subject) -> str | None:
@@ -55,16 +55,16 @@ def save_load(subject: Subject) -> str | None:
     return None
 
 
-def _require_same(got: Any, right: Any, where: str) -> None:
+def _require_same(model: Any, original: Any, where: str) -> None:
     """Raise Wrong unless two models have the same parameters, buffers and ties."""
-    tensors = dict(_tensors(got))
-    for name, tensor in _tensors(right):
-        other = tensors.get(name)
-        if other is None or other.shape != tensor.shape or other.dtype != tensor.dtype:
+    tensors = dict(_tensors(model))
+    for name, tensor in _tensors(original):
+        copy = tensors.get(name)
+        if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
             raise Wrong(f"{where}, {name} has another shape or type after it was loaded")
-        if not _same_values(other, tensor):
+        if not _same_values(copy, tensor):
             raise Wrong(f"{where}, {name} has other values after it was loaded")
-    lost = _ties(right) - _ties(got)
+    lost = _ties(original) - _ties(model)
     if lost:
         raise Wrong(f"{where}, {' and '.join(sorted(sorted(map(sorted, lost))[0]))} are not tied")
 
@@ -74,14 +74,14 @@ def _tensors(module: Any) -> Iterator[tuple[str, Any]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
-def _same_values(one: Any, other: Any) -> bool:
+def _same_values(tensor: Any, copy: Any) -> bool:
     import torch
 
-    return bool(torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)))
+    return bool(torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(copy)))
 
 
 def _ties(module: Any) -> set[frozenset[str]]:
-    """The groups of parameters that are one tensor."""
+    """The groups of parameter names that share one tensor."""
     groups: dict[int, set[str]] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(p), set()).add(name)
@@ -89,31 +89,33 @@ def _ties(module: Any) -> set[frozenset[str]]:
 
 
 def _require_same_logits(subject: Subject, again: Any) -> None:
-    right, got = logits(subject.module, subject.batch), logits(again, subject.batch)
-    away = length(got - right)
-    if not away <= SAFE * subject.allowed * length(right):
-        raise Wrong(f"logits are off by {percent(away, length(right))} after it was loaded")
+    expected, actual = logits(subject.module, subject.batch), logits(again, subject.batch)
+    away = length(actual - expected)
+    if not away <= SAFE * subject.allowed * length(expected):
+        raise Wrong(f"logits are off by {percent(away, length(expected))} after it was loaded")
 
 
 def fp32_kept(subject: Subject) -> str | None:
-    """What must stay in fp32 is in fp32, with its values, in a model that is loaded in bf16."""
+    """A model loaded in bf16 keeps in fp32, unchanged, what must stay in fp32."""
     import torch
 
     half = loaded(subject, saved(subject), torch.bfloat16)
-    right = dict(_tensors(subject.module))
+    originals = dict(_tensors(subject.module))
     must = must_stay(half)
-    found = [name for name, _ in _tensors(half) if must(name) and right[name].is_floating_point()]
-    if not found:
+    names = [
+        name for name, _ in _tensors(half) if must(name) and originals[name].is_floating_point()
+    ]
+    if not names:
         raise NoAnswer("it has no rotary frequencies, and names nothing that must stay in fp32")
     for name, tensor in _tensors(half):
-        if name in found and (why := _lost(tensor, right[name])):
+        if name in names and (why := _lost(tensor, originals[name])):
             raise Wrong(f"{name} {why} after it was loaded in bf16")
-    return count(len(found), "tensor")
+    return count(len(names), "tensor")
 
 
 def must_stay(module: Any) -> Callable[[str], bool]:
-    """Whether a name is of a tensor that must stay in fp32: the model says so, or it is a rotary
-    frequency."""
+    """A test of names: must this tensor stay in fp32, because the model says so or because it is
+    a rotary frequency?"""
 
     strict = [
         part
@@ -129,11 +131,11 @@ def must_stay(module: Any) -> Callable[[str], bool]:
     return must
 
 
-def _lost(got: Any, right: Any) -> str:
-    """Why a tensor is not what it was in fp32; empty if it is."""
+def _lost(tensor: Any, original: Any) -> str:
+    """How a tensor differs from its fp32 original; empty if it does not."""
     import torch
 
-    if got.dtype != torch.float32:
-        away = float((got.float() - right).abs().max())
-        return f"is {str(got.dtype).removeprefix('torch.')}, off by up to {away:.3g},"
-    return "" if torch.allclose(got, right, rtol=1e-6, atol=0) else "has other values"
+    if tensor.dtype != torch.float32:
+        away = float((tensor.float() - original).abs().max())
+        return f"is {str(tensor.dtype).removeprefix('torch.')}, off by up to {away:.3g},"
+    return "" if torch.allclose(tensor, original, rtol=1e-6, atol=0) else "has other values"

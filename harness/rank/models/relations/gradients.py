@@ -1,4 +1,4 @@
-"""Relations of losses and gradients on one rank."""
+"""Relations for losses and gradients on one rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.rank.models.judging import require_equal
 from harness.rank.models.subject import IGNORED, Subject, gradient, logits_of, loss_of, rows, run
 
 CLOSE = 1e-4
-"""The part of a loss that two right ways may differ by."""
+"""The part of a loss by which two correct computations may differ."""
 
 COUNT = "num_items_in_batch"
 """The argument with the number of labels in all micro-batches of a step."""
@@ -22,44 +22,44 @@ OTHER_LOSSES = {
     "prophetnet": "its loss also predicts the tokens after the next one",
     "xlnet": "its labels belong to the tokens that target_mapping chooses",
 }
-"""Models whose loss is another one by design, by their type."""
+"""Maps types of models that have another loss by design to the reason."""
 
 NOT_SHIFTED = "labels are not shifted inside"
-"""How transformers documents that labels must be shifted before."""
+"""The words with which transformers documents that the caller must shift the labels."""
 
 
 def loss(subject: Subject) -> str | None:
-    """The loss is the mean cross-entropy of the model's own logits with the labels: for a causal
-    language model, with the next tokens."""
+    """The loss is the mean cross-entropy of the model's logits and the labels. In a causal language
+    model, each token predicts the next label."""
     import torch
     from torch.nn.functional import cross_entropy
 
-    other = OTHER_LOSSES.get(getattr(subject.config, "model_type", ""))
-    if other and not subject.head.classes:
-        raise NoAnswer(other)
+    reason = OTHER_LOSSES.get(getattr(subject.config, "model_type", ""))
+    if reason and not subject.head.classes:
+        raise NoAnswer(reason)
     inputs = _unequal(subject)
     with torch.no_grad():
         output = run(subject.module, inputs)
-    logits, labels, got = logits_of(output), inputs["labels"], float(loss_of(output))
+    logits, labels, actual = logits_of(output), inputs["labels"], float(loss_of(output))
     if logits.shape[:-1] != labels.shape:
         raise NoAnswer(f"logits {list(logits.shape)} do not belong to labels {list(labels.shape)}")
 
-    def mean(scores: Any, wanted: Any) -> float:
-        return float(cross_entropy(scores.flatten(0, -2).float(), wanted.flatten()))
+    def mean(scores: Any, targets: Any) -> float:
+        return float(cross_entropy(scores.flatten(0, -2).float(), targets.flatten()))
 
-    own = mean(logits, labels)
-    shifted = mean(logits[:, :-1], labels[:, 1:]) if labels.ndim > 1 else own
+    unshifted = mean(logits, labels)
+    shifted = mean(logits[:, :-1], labels[:, 1:]) if labels.ndim > 1 else unshifted
     shifts = subject.head.labels is Labels.NEXT_TOKEN
-    right, against = (shifted, own) if shifts else (own, shifted)
-    if abs(got - right) <= CLOSE * right:
+    expected, against = (shifted, unshifted) if shifts else (unshifted, shifted)
+    if abs(actual - expected) <= CLOSE * expected:
         return None
-    if abs(got - against) <= CLOSE * right:
+    if abs(actual - against) <= CLOSE * expected:
         _raise_other(subject, shifts=shifts)
-    raise Wrong(f"the loss is {got:.6g}, the mean cross-entropy of its logits {right:.6g}")
+    raise Wrong(f"the loss is {actual:.6g}, the mean cross-entropy of its logits {expected:.6g}")
 
 
 def _raise_other(subject: Subject, *, shifts: bool) -> NoReturn:
-    """Raise what it means that labels are not shifted, or are shifted, against the head's rule."""
+    """Report that labels are shifted, or are not shifted, against the head's rule."""
     if not shifts:
         raise Wrong("labels are shifted: each token is to predict the label of the next one")
     if NOT_SHIFTED in (subject.module.forward.__doc__ or "").replace("*", ""):
@@ -68,7 +68,7 @@ def _raise_other(subject: Subject, *, shifts: bool) -> NoReturn:
 
 
 def accumulation(subject: Subject) -> str | None:
-    """Micro-batches that get the number of labels in all of them give the whole gradient."""
+    """Micro-batches add up to the full gradient if each gets the number of labels in all."""
     import torch
 
     if getattr(subject.module, "accepts_loss_kwargs", True) is False:
@@ -79,27 +79,27 @@ def accumulation(subject: Subject) -> str | None:
     half = len(labels) // 2
     if not half:
         raise NoAnswer("a batch of one row cannot be split")
-    first = 1 if subject.head.labels is Labels.ROW else half
+    boundary = 1 if subject.head.labels is Labels.ROW else half
     counted = labels[:, 1:] if subject.head.labels is Labels.NEXT_TOKEN else labels
     count = torch.tensor(int((counted != IGNORED).sum()))
-    parts = [rows(inputs, slice(0, first)), rows(inputs, slice(first, None))]
+    parts = [rows(inputs, slice(0, boundary)), rows(inputs, slice(boundary, None))]
     _, allowed = subject.gradient
-    right = gradient(subject.module, inputs)
-    got = gradient(subject.module, *({**part, COUNT: count} for part in parts))
-    require_equal(got, right, allowed, "the gradient")
+    expected = gradient(subject.module, inputs)
+    actual = gradient(subject.module, *({**part, COUNT: count} for part in parts))
+    require_equal(actual, expected, allowed, "the gradient")
     return None
 
 
 def _require_argument(module: Any) -> None:
-    """Raise Refused if forward has no place for the count: the Trainer sees that, too."""
-    found = inspect.signature(module.forward).parameters
-    if COUNT not in found and not any(p.kind is p.VAR_KEYWORD for p in found.values()):
+    """Raise Refused if forward does not take the count: the Trainer sees that, too."""
+    parameters = inspect.signature(module.forward).parameters
+    if COUNT not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise Refused(f"forward takes no {COUNT}, so that the Trainer knows")
 
 
 def _unequal(subject: Subject) -> dict[str, Any]:
-    """The batch, with fewer labels in its first half. One label a row stays: its parts have
-    unequal numbers of rows."""
+    """The batch, with fewer labels in its first half. With one label per row it stays as it is: its
+    parts have unequal numbers of rows."""
     inputs = subject.loss_inputs()
     if subject.head.labels is Labels.ROW:
         return inputs
@@ -112,23 +112,23 @@ def _unequal(subject: Subject) -> dict[str, Any]:
 
 
 def checkpointing(subject: Subject) -> str | None:
-    """Gradient checkpointing, of both kinds, changes no gradient, and recomputes layers."""
+    """Both kinds of gradient checkpointing change no gradient, and recompute layers."""
     module = subject.module
     if not hasattr(module, "gradient_checkpointing_enable"):
         raise NoAnswer("the model has no gradient_checkpointing_enable")
     inputs, (_, allowed) = subject.loss_inputs(), subject.gradient
     with _training(module):
         with _calls(module) as usual:
-            right = gradient(module, inputs)
+            expected = gradient(module, inputs)
         for kind, reentrant in (("non-reentrant", False), ("reentrant", True)):
             module.gradient_checkpointing_enable({"use_reentrant": reentrant})
             try:
-                with _calls(module) as now:
-                    got = gradient(module, inputs)
+                with _calls(module) as calls:
+                    actual = gradient(module, inputs)
             finally:
                 module.gradient_checkpointing_disable()
-            require_equal(got, right, allowed, f"with {kind} checkpoints the gradient")
-            if now == usual:
+            require_equal(actual, expected, allowed, f"with {kind} checkpoints the gradient")
+            if calls == usual:
                 raise Wrong(f"{kind} checkpointing was enabled, and nothing is recomputed")
     return None
 
@@ -144,7 +144,7 @@ def _training(module: Any) -> Iterator[None]:
 
 @contextmanager
 def _calls(module: Any) -> Iterator[list[int]]:
-    """Counts the calls of all parts of a model."""
+    """Count the calls of all parts of a model."""
     count = [0]
 
     def called(*_: Any) -> None:

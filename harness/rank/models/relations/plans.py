@@ -1,7 +1,7 @@
-"""Relations of a model that is split over 2 ranks by its own plan.
+"""Relations for a model that its own plan splits over 2 ranks.
 
-The right gradient of a part is not computed by us: a checkpoint whose weights are the right
-gradients is loaded with the same plan, so that upstream's own code splits them.
+Upstream's code splits the expected gradients: a checkpoint that has the gradients as its weights is
+loaded with the same plan.
 """
 
 from __future__ import annotations
@@ -22,65 +22,65 @@ RANKS = 2
 
 
 def tensor_parallel(subject: Subject) -> str | None:
-    """Split by the model's plan, it has the same logits and, in each parameter, gradients."""
+    """A model split by its plan has the same logits and the same gradient of each parameter."""
     if not _plan(subject.module, "tp"):
         raise NoAnswer("the model has no plan for tensor parallelism")
     return _compare(subject, "tp", _by_tensors())
 
 
 def expert_parallel(subject: Subject) -> str | None:
-    """With its experts on 2 ranks, it has the same logits and, in each parameter, gradients."""
+    """A model with experts on 2 ranks has the same logits and gradients of all parameters."""
     if not _plan(subject.module, "ep"):
         raise NoAnswer("the model has no plan for expert parallelism")
     return _compare(subject, "ep", _by_experts())
 
 
 def _plan(module: Any, kind: str) -> Any:
-    own = getattr(module, f"_{kind}_plan", None)
-    return own or getattr(getattr(module, "config", None), f"base_model_{kind}_plan", None)
+    plan = getattr(module, f"_{kind}_plan", None)
+    return plan or getattr(getattr(module, "config", None), f"base_model_{kind}_plan", None)
 
 
 def _distributed() -> tuple[Any, Mapping[str, Any]]:
-    """The class of transformers' settings for several ranks, and its parameters."""
+    """The class DistributedConfig of transformers, and its parameters."""
     from transformers.distributed import DistributedConfig  # type: ignore[import-not-found]
 
     return DistributedConfig, inspect.signature(DistributedConfig).parameters
 
 
 def _by_tensors() -> dict[str, Any]:
-    """What a release's ``from_pretrained`` takes to split tensors."""
-    cls, known = _distributed()
-    if "tp_plan" in known:
+    """The arguments with which this release's ``from_pretrained`` splits tensors."""
+    cls, parameters = _distributed()
+    if "tp_plan" in parameters:
         return {"distributed_config": cls(tp_size=RANKS, tp_plan="auto")}
     return {"tp_plan": "auto"}
 
 
 def _by_experts() -> dict[str, Any]:
-    cls, known = _distributed()
-    if "ep_size" in known:
+    cls, parameters = _distributed()
+    if "ep_size" in parameters:
         return {"distributed_config": cls(tp_size=RANKS, ep_size=RANKS)}
     return {"tp_plan": "auto", "distributed_config": cls(enable_expert_parallel=True)}
 
 
 def _compare(subject: Subject, kind: str, how: Mapping[str, Any]) -> str:
     module, inputs = subject.module, subject.loss_inputs()
-    right = {"logits": logits(module, inputs)}, gradient(module, inputs)
+    expected = {"logits": logits(module, inputs)}, gradient(module, inputs)
     with ulp_away(module, 1):
-        moved = {"logits": logits(module, inputs)}, gradient(module, inputs)
+        perturbed = {"logits": logits(module, inputs)}, gradient(module, inputs)
     split = _split(subject, f"{kind}-weights", how)
     output = run(split, inputs)
-    got = {"logits": whole(logits_of(output))}
-    require_equal(arrays(got), right[0], rounding(right[0], [moved[0]]), "the output:")
+    actual = {"logits": whole(logits_of(output))}
+    require_equal(arrays(actual), expected[0], rounding(expected[0], [perturbed[0]]), "the output:")
     loss_of(output).backward()
-    allowed = rounding(right[1], [moved[1]])
-    _become(module, right[1])
+    allowed = rounding(expected[1], [perturbed[1]])
+    _become(module, expected[1])
     parts = _split(subject, f"{kind}-gradients", how)
-    _require_parts(split, parts, right[1], allowed)
-    return count(len(right[1]), "gradient")
+    _require_parts(split, parts, expected[1], allowed)
+    return count(len(expected[1]), "gradient")
 
 
 def _split(subject: Subject, name: str, how: Mapping[str, Any]) -> Any:
-    """The model, saved and loaded in parts. Only the first rank writes, in upstream's code, too."""
+    """Save the model and load its parts. Only the first rank writes, as in upstream's code."""
     from torch import distributed as dist
 
     folder = subject.folder / name
@@ -90,17 +90,17 @@ def _split(subject: Subject, name: str, how: Mapping[str, Any]) -> Any:
     return loaded(subject, folder, **how)
 
 
-def _require_parts(split: Any, parts: Any, right: Named, allowed: Mapping[str, float]) -> None:
-    """Raise Wrong if a gradient is not the part of the right one that this rank has."""
-    got = {n: whole(p.grad) for n, p in split.named_parameters() if p.grad is not None}
-    expected = arrays({n: whole(p) for n, p in parts.named_parameters() if n in right})
+def _require_parts(split: Any, parts: Any, reference: Named, allowed: Mapping[str, float]) -> None:
+    """Raise Wrong if a gradient is not this rank's part of the expected gradient."""
+    actual = {n: whole(p.grad) for n, p in split.named_parameters() if p.grad is not None}
+    expected = arrays({n: whole(p) for n, p in parts.named_parameters() if n in reference})
     floor = rounding(expected, [])
     limits = {name: max(floor[name], allowed[name]) for name in expected}
-    require_equal(arrays(got), expected, limits, "the logits are right, and the gradient")
+    require_equal(arrays(actual), expected, limits, "the logits are right, and the gradient")
 
 
 def _become(module: Any, values: Named) -> None:
-    """Replace the weights by other values; zeros where there are none."""
+    """Replace the weights by these values; by zeros where a value is missing."""
     import torch
 
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Relations of data parallelism: each of 2 ranks has half of the rows."""
+"""Relations for data parallelism: each of 2 ranks has half of the rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def ddp(subject: Subject) -> str | None:
     """DistributedDataParallel gives the mean of both ranks' gradients."""
     from torch.nn.parallel import DistributedDataParallel
 
-    mine, right, allowed = halves(subject)
+    mine, expected, allowed = halves(subject)
     module = DistributedDataParallel(subject.module)
     loss_of(run(module, mine)).backward()
-    got = {n: p.grad for n, p in module.module.named_parameters() if p.grad is not None}
+    actual = {n: p.grad for n, p in module.module.named_parameters() if p.grad is not None}
     run(module, mine)  # raises if a parameter got no gradient, and its bucket was not reduced
-    require_mean(got, right, allowed)
+    require_mean(actual, expected, allowed)
     return None
 
 
@@ -29,29 +29,29 @@ def fsdp2(subject: Subject) -> str | None:
     """``fully_shard`` of each layer and of the model gives the mean of both ranks' gradients."""
     from torch.distributed.fsdp import fully_shard
 
-    mine, right, allowed = halves(subject)
+    mine, expected, allowed = halves(subject)
     module = subject.module
     for layer in _layers(module):
         fully_shard(layer)
     fully_shard(module)
     loss_of(run(module, mine)).backward()
-    got = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
-    require_mean({name: whole(value) for name, value in got.items()}, right, allowed)
+    actual = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+    require_mean({name: whole(value) for name, value in actual.items()}, expected, allowed)
     return None
 
 
 def _layers(module: Any) -> list[Any]:
-    """The parts that the model names, otherwise those in its lists of modules."""
+    """The layers that the model declares, otherwise the modules of its first ModuleList."""
     import torch
 
     names = set(getattr(module, "_no_split_modules", None) or ())
-    named = [part for part in module.modules() if type(part).__name__ in names]
+    layers = [part for part in module.modules() if type(part).__name__ in names]
     lists = [part for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
-    return named or [layer for each in lists[:1] for layer in each]
+    return layers or [layer for each in lists[:1] for layer in each]
 
 
 def whole(tensor: Any) -> Any:
-    """A tensor that may be split over the ranks, complete."""
+    """The complete tensor, also if it is split over the ranks."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -68,15 +68,15 @@ def halves(subject: Subject) -> tuple[dict[str, Any], Named, Spread]:
     def mean() -> Named:
         return {n: g / 2 for n, g in gradient(subject.module, *parts).items()}
 
-    right = mean()
+    expected = mean()
     with ulp_away(subject.module, 1):
-        moved = mean()
-    return parts[dist.get_rank()], right, rounding(right, [moved])
+        perturbed = mean()
+    return parts[dist.get_rank()], expected, rounding(expected, [perturbed])
 
 
-def require_mean(got: dict[str, Any], right: Named, allowed: Spread) -> None:
+def require_mean(actual: dict[str, Any], expected: Named, allowed: Spread) -> None:
     """Raise Wrong if a gradient is missing, or is not the mean."""
-    missing = sorted(name for name in right if name not in got and right[name].any())
+    missing = sorted(name for name in expected if name not in actual and expected[name].any())
     if missing:
-        raise Wrong(f"{missing[0]} gets no gradient ({len(missing)} of {len(right)} parameters)")
-    require_equal(arrays(got), right, allowed, MEAN)
+        raise Wrong(f"{missing[0]} gets no gradient ({len(missing)} of {len(expected)} parameters)")
+    require_equal(arrays(actual), expected, allowed, MEAN)

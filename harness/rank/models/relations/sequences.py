@@ -1,4 +1,4 @@
-"""Relations of rows: alone, padded, packed, and generated token by token."""
+"""Relations for rows that are alone, padded, packed, or generated token by token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.rank.vectors import SAFE, Array, length
 POSITIONS = "position_ids"
 MASK = "attention_mask"
 COMPILED = "flex_attention"
-"""Not compiled here, as on a GPU: if only this differs, nothing is known."""
+"""Is compiled only on a GPU: if only this differs here, that proves nothing."""
 
 IMPLEMENTATIONS = ("eager", "sdpa", COMPILED)
 
@@ -31,91 +31,91 @@ SEES_PADDING = {
     "reformer": "its chunks begin and end with the input, be it padding",
     "xlnet": "its head takes the last token of the input: its tokenizer pads on the left",
 }
-"""Models that padding changes by design, by their type."""
+"""Maps types of models that padding changes by design to the reason."""
 
 APPENDS = {
     "xlm": "its generate appends a masked token, whose logits it takes",
     "xlnet": "its generate appends a token, whose logits it takes",
 }
-"""Models that generate in another way by design, by their type."""
+"""Maps types of models that generate differently by design to the reason."""
 
 
 def padding_right(subject: Subject) -> str | None:
-    """A row has the same logits alone and padded on the right, beside a longer row."""
-    row, other = _row(subject, 0), _row(subject, 1)
+    """A row has the same logits alone and padded on the right, next to a longer row."""
+    row, neighbour = _row(subject, 0), _row(subject, 1)
     short = _shorter(row)
     filled = _filled(subject, row.shape[1])
     cut = _cut(subject, row, short)
     filled[:, :short] = cut
     mask = _ones(2, row.shape[1])
     mask[0, short:] = 0
-    got = _logits(subject, _stacked(filled, other), {MASK: mask})
-    got = _first(subject, got, slice(short))
-    _require_padded(subject, got, _alone(subject, cut), "padded on the right")
+    actual = _logits(subject, _stacked(filled, neighbour), {MASK: mask})
+    actual = _logits_of_row(subject, actual, slice(short))
+    _require_padded(subject, actual, _alone(subject, cut), "padded on the right")
     return None
 
 
 def padding_left(subject: Subject) -> str | None:
-    """A row has the same logits alone and padded on the left, beside a longer row."""
-    row, other = _row(subject, 0), _row(subject, 1)
+    """A row has the same logits alone and padded on the left, next to a longer row."""
+    row, neighbour = _row(subject, 0), _row(subject, 1)
     short = _shorter(row)
     begin = row.shape[1] - short
     cut = _cut(subject, row, short)
-    right = _alone(subject, cut)
+    expected = _alone(subject, cut)
     mask = _ones(2, row.shape[1])
     mask[0, :begin] = 0
-    more = {MASK: mask, **_positions(subject, mask)}
+    extras = {MASK: mask, **_positions(subject, mask)}
 
     def padded(filled: Any) -> Array:
         filled[:, begin:] = cut
-        got = _logits(subject, _stacked(filled, other), more)
-        return _first(subject, got, slice(begin, None))
+        actual = _logits(subject, _stacked(filled, neighbour), extras)
+        return _logits_of_row(subject, actual, slice(begin, None))
 
-    got = padded(_filled(subject, row.shape[1]))
-    if _equal(subject, got, right):
+    actual = padded(_filled(subject, row.shape[1]))
+    if _equal(subject, actual, expected):
         return None
-    if not subject.takes(POSITIONS) and _equal(subject, padded(row.clone()), got):
+    if not subject.takes(POSITIONS) and _equal(subject, padded(row.clone()), actual):
         raise NoAnswer(f"forward takes no {POSITIONS}: it cannot know where a row begins")
     if getattr(subject.config, "is_encoder_decoder", False) and DECODER not in subject.batch:
         raise NoAnswer("its decoder begins at the first token of the input, be it padding")
     if subject.head.labels is Labels.ROW and _reads_first(subject, row):
         raise NoAnswer("its head takes the first token of the input, be it padding")
-    _require_padded(subject, got, right, "padded on the left")
+    _require_padded(subject, actual, expected, "padded on the left")
     return None
 
 
-def _require_padded(subject: Subject, got: Array, right: Array, what: str) -> None:
+def _require_padded(subject: Subject, actual: Array, expected: Array, case: str) -> None:
     why = SEES_PADDING.get(getattr(subject.config, "model_type", ""))
-    if why and not _equal(subject, got, right):
+    if why and not _equal(subject, actual, expected):
         raise NoAnswer(why)
-    _require(subject, got, right, what)
+    _require(subject, actual, expected, case)
 
 
 def _cut(subject: Subject, row: Any, length: int) -> Any:
-    """The begin of a row. Some heads for rows look for its end, so the last token stays the last
-    one."""
+    """The beginning of a row. Some heads for rows look for the end of the row, so the last token
+    stays the last one."""
     cut = row[:, :length].clone()
     if subject.head.labels is Labels.ROW:
         cut[:, -1] = row[:, -1]
     return cut
 
 
-def _first(subject: Subject, got: Array, tokens: slice) -> Array:
-    """The logits of the first row; only those of some tokens if they belong to them."""
-    return got[:1, tokens] if subject.for_each_token else got[:1]
+def _logits_of_row(subject: Subject, actual: Array, tokens: slice) -> Array:
+    """The logits of the first row; if logits belong to tokens, only those of ``tokens``."""
+    return actual[:1, tokens] if subject.for_each_token else actual[:1]
 
 
 def _reads_first(subject: Subject, row: Any) -> bool:
-    """Whether a head for rows takes only the first token of what the model computes for each."""
+    """Whether a head for rows uses only the model's output for the first token."""
     import torch
 
-    found: list[Any] = []
+    outputs: list[Any] = []
     width = row.shape[1]
 
     def computed(_: Any, __: Any, output: Any) -> None:
         is_tensor = isinstance(output, torch.Tensor) and output.requires_grad
         if is_tensor and output.ndim == 3 and max(output.shape[1:]) >= width:
-            found.append(output)
+            outputs.append(output)
 
     hooks = [part.register_forward_hook(computed) for part in subject.module.modules()]
     try:
@@ -125,26 +125,26 @@ def _reads_first(subject: Subject, row: Any) -> bool:
             hook.remove()
     slopes = (
         torch.autograd.grad(total, each, retain_graph=True, allow_unused=True)[0]
-        for each in reversed(found)
+        for each in reversed(outputs)
     )
-    last = next((slope for slope in slopes if slope is not None), None)
-    if last is None:
+    gradient = next((slope for slope in slopes if slope is not None), None)
+    if gradient is None:
         return False
-    by_token = last if last.shape[1] >= width else last.transpose(1, 2)
+    by_token = gradient if gradient.shape[1] >= width else gradient.transpose(1, 2)
     return bool(by_token[:, 0].any()) and not by_token[:, 1:].any()
 
 
 def packing(subject: Subject) -> str | None:
-    """Two rows have the same logits alone and in one row with positions that begin again."""
+    """Two rows have the same logits alone and packed in one row with restarted positions."""
     if not subject.takes(POSITIONS):
         raise NoAnswer(f"forward takes no {POSITIONS}: packing is not offered")
-    found = {name: _packed(subject) for name in _implementations(subject)}
-    wrong = {name: reason for name, reason in found.items() if reason}
-    right = _listed(set(found) - set(wrong))
-    if wrong.keys() - {COMPILED}:
-        others = f"; right with {right}" if right else ""
-        raise Wrong(f"{next(iter(wrong.values()))} with {_listed(wrong)}{others}")
-    return f"with {right}"
+    reasons = {name: _packed(subject) for name in _implementations(subject)}
+    failures = {name: reason for name, reason in reasons.items() if reason}
+    passing = _listed(set(reasons) - set(failures))
+    if failures.keys() - {COMPILED}:
+        others = f"; right with {passing}" if passing else ""
+        raise Wrong(f"{next(iter(failures.values()))} with {_listed(failures)}{others}")
+    return f"with {passing}"
 
 
 def _listed(names: Any) -> str:
@@ -152,25 +152,25 @@ def _listed(names: Any) -> str:
 
 
 def _implementations(subject: Subject) -> Iterator[str]:
-    """Switch the model to each implementation of attention that runs here; last to its own."""
+    """Switch the model to each implementation of attention that runs here, then back."""
     module = subject.module
-    own = getattr(subject.config, "_attn_implementation", None)
-    if not hasattr(module, "set_attn_implementation") or own is None:
+    original = getattr(subject.config, "_attn_implementation", None)
+    if not hasattr(module, "set_attn_implementation") or original is None:
         yield "its own attention"
         return
     try:
         for name in IMPLEMENTATIONS:
-            if name == own or _runs(subject, name):
+            if name == original or _runs(subject, name):
                 module.set_attn_implementation(name)
                 yield name
     finally:
-        module.set_attn_implementation(own)
+        module.set_attn_implementation(original)
 
 
 def _runs(subject: Subject, name: str) -> bool:
-    """Whether the model offers an implementation, and gives the same logits with it.
+    """Whether the model offers an implementation and can run with it.
 
-    A model that ignores the choice would only be asked the same again.
+    A model that ignores the choice would only be tested twice.
     """
     try:
         subject.module.set_attn_implementation(name)
@@ -183,35 +183,35 @@ def _runs(subject: Subject, name: str) -> bool:
 
 
 def _packed(subject: Subject) -> str:
-    """How packed rows differ from rows alone; empty if they do not."""
+    """How packed rows differ from single rows; empty if they do not."""
     import torch
 
     rows = [_row(subject, 0), _row(subject, 1)]
     width = rows[0].shape[1]
     lengths = [_shorter(rows[0]), width - _shorter(rows[0])]
     cut = [row[:, :size] for row, size in zip(rows, lengths, strict=True)]
-    right = numpy.concatenate([_alone(subject, row) for row in cut], 1)
+    expected = numpy.concatenate([_alone(subject, row) for row in cut], 1)
     begin = _first_position(subject)
     positions = torch.cat([torch.arange(size) for size in lengths])[None] + begin
     packed = torch.cat(cut, 1)
-    got = _logits(subject, packed, {POSITIONS: positions})
-    if _equal(subject, got, right):
+    actual = _logits(subject, packed, {POSITIONS: positions})
+    if _equal(subject, actual, expected):
         return ""
-    if _right_with_lengths(subject, packed, positions, lengths, right):
+    if _right_with_lengths(subject, packed, positions, lengths, expected):
         return ""
-    return _how(subject, got, right, "in two packed rows")
+    return _how(subject, actual, expected, "in two packed rows")
 
 
 def _right_with_lengths(
-    subject: Subject, packed: Any, positions: Any, lengths: list[int], right: Array
+    subject: Subject, packed: Any, positions: Any, lengths: list[int], expected: Array
 ) -> bool:
-    """Whether it is right with all that a collator for flash attention can pass."""
+    """Whether the logits are right if we pass all that a flash-attention collator can pass."""
     import torch
 
     ends = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32)
     longest = max(lengths)
     numbers = torch.cat([torch.full((size,), at) for at, size in enumerate(lengths)])
-    more = {
+    extras = {
         POSITIONS: positions,
         "cu_seq_lens_q": ends,
         "cu_seq_lens_k": ends,
@@ -220,28 +220,28 @@ def _right_with_lengths(
         "seq_idx": numbers[None].int(),
     }
     try:
-        return _equal(subject, _logits(subject, packed, more), right)
-    except TypeError:  # it does not take them
+        return _equal(subject, _logits(subject, packed, extras), expected)
+    except TypeError:  # its forward does not take them
         return False
 
 
 def _first_position(subject: Subject) -> int:
-    """The position of a row's first token: 0, or behind the padding token as in RoBERTa.
+    """The position of a row's first token: 0, or the padding token plus 1 as in RoBERTa.
 
-    Raises NoAnswer if the model's own positions are others.
+    Raises NoAnswer if the model counts in another way.
     """
     row = _row(subject, 0)
-    right = _alone(subject, row)
+    expected = _alone(subject, row)
     positions = _arange(row.shape[1])
     padding = getattr(subject.config, "pad_token_id", None)
     for begin in (0, *((padding + 1,) if isinstance(padding, int) else ())):
-        if _equal(subject, _logits(subject, row, {POSITIONS: positions + begin}), right):
+        if _equal(subject, _logits(subject, row, {POSITIONS: positions + begin}), expected):
             return begin
     raise NoAnswer("positions that count from 0 change the logits of a single row")
 
 
 def generation(subject: Subject) -> str | None:
-    """Tokens generated one by one, with the cache, have the logits of one pass over all."""
+    """Tokens generated one by one with the cache have the same logits as in a single pass."""
     import torch
 
     module = subject.module
@@ -263,19 +263,19 @@ def generation(subject: Subject) -> str | None:
     }
     with torch.no_grad():
         seed(SEED)
-        made = module.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
-    got = torch.stack(made.logits, 1).float().cpu().numpy()
+        output = module.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+    actual = torch.stack(output.logits, 1).float().cpu().numpy()
     if DECODER in subject.batch:
-        right = _logits(subject, prompt, {DECODER: made.sequences})[:, :-1]
+        expected = _logits(subject, prompt, {DECODER: output.sequences})[:, :-1]
     else:
-        right = _alone(subject, made.sequences)[:, prompt.shape[1] - 1 : -1]
-    _require(subject, got, right, "generated with the cache")
+        expected = _alone(subject, output.sequences)[:, prompt.shape[1] - 1 : -1]
+    _require(subject, actual, expected, "generated with the cache")
     return None
 
 
 def _decoder_settings(subject: Subject) -> dict[str, Any]:
-    """What ``generate`` takes for a model with an encoder. Special tokens are not generated: where
-    padding is, some count other positions."""
+    """Settings of ``generate`` for a model with an encoder. They suppress special tokens: some
+    models count positions differently where padding is."""
     if DECODER not in subject.batch:
         return {}
     return {
@@ -291,10 +291,10 @@ def _alone(subject: Subject, row: Any) -> Array:
     return _logits(subject, row, {})
 
 
-def _logits(subject: Subject, tokens: Any, more: Mapping[str, Any]) -> Array:
-    given = {**subject.beside(len(tokens)), **more}
-    there = {n: v.to(tokens.device) if hasattr(v, "to") else v for n, v in given.items()}
-    return logits(subject.module, {"input_ids": tokens, **there})
+def _logits(subject: Subject, tokens: Any, extras: Mapping[str, Any]) -> Array:
+    inputs = {**subject.beside(len(tokens)), **extras}
+    on_device = {n: v.to(tokens.device) if hasattr(v, "to") else v for n, v in inputs.items()}
+    return logits(subject.module, {"input_ids": tokens, **on_device})
 
 
 def _row(subject: Subject, number: int) -> Any:
@@ -305,7 +305,7 @@ def _row(subject: Subject, number: int) -> Any:
 
 
 def _shorter(row: Any) -> int:
-    """The tokens of a row that is cut: a little more than half, more than a window."""
+    """The length of a cut row: a little more than half, and more than a window."""
     return int(row.shape[1]) * 11 // 20
 
 
@@ -337,29 +337,29 @@ def _arange(width: int) -> Any:
 
 
 def _positions(subject: Subject, mask: Any) -> dict[str, Any]:
-    """The positions that ``generate`` passes with such a mask."""
+    """The positions that ``generate`` passes with this mask."""
     if not subject.takes(POSITIONS):
         return {}
     return {POSITIONS: (mask.cumsum(-1) - 1).clamp(min=0) + _first_position(subject)}
 
 
-def _equal(subject: Subject, got: Array, right: Array) -> bool:
-    if got.shape != right.shape:
-        raise NoAnswer(f"logits have the shapes {got.shape} and {right.shape}")
-    return length(got - right) <= SAFE * subject.allowed * length(right)
+def _equal(subject: Subject, actual: Array, expected: Array) -> bool:
+    if actual.shape != expected.shape:
+        raise NoAnswer(f"logits have the shapes {actual.shape} and {expected.shape}")
+    return length(actual - expected) <= SAFE * subject.allowed * length(expected)
 
 
-def _require(subject: Subject, got: Array, right: Array, what: str) -> None:
-    if not _equal(subject, got, right):
-        raise Wrong(_how(subject, got, right, what))
+def _require(subject: Subject, actual: Array, expected: Array, case: str) -> None:
+    if not _equal(subject, actual, expected):
+        raise Wrong(_how(subject, actual, expected, case))
 
 
-def _how(subject: Subject, got: Array, right: Array, what: str) -> str:
-    """How far logits are away, and from which token on."""
-    part = percent(length(got - right), length(right))
+def _how(subject: Subject, actual: Array, expected: Array, case: str) -> str:
+    """How far logits are off, and from which token on."""
+    part = percent(length(actual - expected), length(expected))
     if subject.head.labels is Labels.ROW:
-        return f"logits are off by {part} {what}"
-    away = numpy.linalg.norm(got - right, axis=-1)[0]
-    sizes = numpy.linalg.norm(right, axis=-1)[0]
-    first = int(numpy.argmax(away > SAFE * subject.allowed * sizes))
-    return f"logits are off by {part} {what}, from token {first} on (of {len(away)})"
+        return f"logits are off by {part} {case}"
+    away = numpy.linalg.norm(actual - expected, axis=-1)[0]
+    sizes = numpy.linalg.norm(expected, axis=-1)[0]
+    token = int(numpy.argmax(away > SAFE * subject.allowed * sizes))
+    return f"logits are off by {part} {case}, from token {token} on (of {len(away)})"

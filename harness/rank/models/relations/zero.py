@@ -1,4 +1,4 @@
-"""Relations of a model with DeepSpeed's ZeRO stage 3."""
+"""Relations for a model with DeepSpeed's ZeRO stage 3."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ SETTINGS = {
 }
 
 CLOSE = 1e-5
-"""The part of a value in a buffer that two right ways may differ by."""
+"""The part of a value in a buffer by which two correct computations may differ."""
 
 
 def zero_init(subject: Subject) -> str | None:
-    """A model that is made inside ``deepspeed.zero.Init``, in bf16, has right buffers.
+    """A model constructed inside ``deepspeed.zero.Init``, in bf16, has the same buffers as outside.
 
-    Those of floats are compared if they must stay in fp32, see ``fp32_kept``.
+    Buffers of floats are compared only if they must stay in fp32, see ``fp32_kept``.
     """
     deepspeed = _deepspeed()
     construct = subject.construct or (lambda: subject.make()[0])
-    right, again = _buffers(construct, 1), _buffers(construct, 2)
+    expected, again = _buffers(construct, 1), _buffers(construct, 2)
     settings = {**SETTINGS, "bf16": {"enabled": True}}
     with (
         _one_rank(),
         _known_to_transformers(settings),
         deepspeed.zero.Init(config_dict_or_path=settings),
     ):
-        got = _buffers(construct, 1)
+        actual = _buffers(construct, 1)
     must = must_stay(subject.module)
-    fixed = [name for name in right if _equal(right[name], again[name])]  # others are random
-    compared = [n for n in fixed if must(n) or not right[n].is_floating_point()]
+    fixed = [name for name in expected if _equal(expected[name], again[name])]  # others are random
+    compared = [n for n in fixed if must(n) or not expected[n].is_floating_point()]
     for name in compared:
-        _require_same(name, got.get(name), right[name])
+        _require_same(name, actual.get(name), expected[name])
     if not compared:
         raise NoAnswer("it has no buffer that must stay as it is")
     return count(len(compared), "buffer")
 
 
-def _require_same(name: str, got: Any, right: Any) -> None:
-    """Raise Wrong unless a buffer has the right shape, type and values."""
-    if got is None or got.shape != right.shape:
+def _require_same(name: str, actual: Any, expected: Any) -> None:
+    """Raise Wrong unless a buffer has the expected shape, type and values."""
+    if actual is None or actual.shape != expected.shape:
         raise Wrong(f"{name} has another shape inside zero.Init")
-    away = _away(got, right)
-    if away > CLOSE or got.dtype != right.dtype:
-        kind = str(got.dtype).removeprefix("torch.")
+    away = _away(actual, expected)
+    if away > CLOSE or actual.dtype != expected.dtype:
+        kind = str(actual.dtype).removeprefix("torch.")
         raise Wrong(f"{name} is {kind} inside zero.Init, off by up to {100 * away:.2g} %")
 
 
@@ -63,16 +63,16 @@ def _buffers(construct: Any, number: int) -> dict[str, Any]:
     return {name: value.detach().clone() for name, value in construct().named_buffers()}
 
 
-def _away(got: Any, right: Any) -> float:
+def _away(actual: Any, expected: Any) -> float:
     """The largest difference of two buffers, as a part of the value."""
-    if not right.numel():
+    if not expected.numel():
         return 0.0
-    far = (got.double() - right.double()).abs() / right.double().abs().clamp(min=1e-30)
+    far = (actual.double() - expected.double()).abs() / expected.double().abs().clamp(min=1e-30)
     return float(far.nan_to_num(posinf=0.0).max())
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return bool((one.double() == other.double()).all()) or one.numel() == 0
+def _equal(tensor: Any, counterpart: Any) -> bool:
+    return bool((tensor.double() == counterpart.double()).all()) or tensor.numel() == 0
 
 
 def _deepspeed() -> Any:
@@ -85,7 +85,7 @@ def _deepspeed() -> Any:
 
 @contextlib.contextmanager
 def _one_rank() -> Iterator[None]:
-    """A process group of this process alone."""
+    """A process group with only this process."""
     from torch import distributed as dist
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
@@ -100,18 +100,18 @@ def _one_rank() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _known_to_transformers(settings: dict[str, Any]) -> Iterator[None]:
-    """Transformers initializes weights differently if it knows that they are split."""
+    """Tell transformers that weights are split: it then initializes them differently."""
     try:
         from transformers.integrations import HfDeepSpeedConfig, unset_hf_deepspeed_config  # type: ignore[import-not-found]
     except ImportError:
         yield
         return
-    kept = HfDeepSpeedConfig(settings)
+    config = HfDeepSpeedConfig(settings)
     try:
         yield
     finally:
         unset_hf_deepspeed_config()
-        del kept
+        del config
 
 
 def zero3(subject: Subject) -> str | None:
@@ -121,16 +121,16 @@ def zero3(subject: Subject) -> str | None:
     deepspeed = _deepspeed()
     deepspeed.init_distributed("gloo", verbose=False)
     module = subject.module
-    mine, right, allowed = halves(subject)
-    named = dict(module.named_parameters())
+    mine, expected, allowed = halves(subject)
+    parameters = dict(module.named_parameters())
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=SETTINGS)
     engine.eval()
     engine.backward(loss_of(run(engine, mine)))
     from deepspeed.utils import safe_get_full_grad  # type: ignore[import-not-found]
 
-    got = {name: safe_get_full_grad(p) for name, p in named.items()}
-    if not any(value is not None for value in got.values()):
+    actual = {name: safe_get_full_grad(p) for name, p in parameters.items()}
+    if not any(value is not None for value in actual.values()):
         raise NoAnswer("DeepSpeed returns no gradient")
-    require_mean({n: g for n, g in got.items() if g is not None}, right, allowed)
+    require_mean({n: g for n, g in actual.items() if g is not None}, expected, allowed)
     return None
