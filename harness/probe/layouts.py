@@ -133,13 +133,13 @@ class Layout:
 
 def reference(settings: Settings) -> Layout:
     ranks = settings.reference_ranks
-    asked = tuple(name for chosen in settings.relations for name in RELATIONS[chosen])
+    relations = tuple(name for chosen in settings.relations for name in RELATIONS[chosen])
     return Layout(
         count(ranks, "rank"),
         world=ranks,
         steps=settings.steps,
         epoch=settings.epoch,
-        relations=asked,
+        relations=relations,
     )
 
 
@@ -168,9 +168,9 @@ def compared(settings: Settings) -> list[Layout]:
 
 
 def _chosen(settings: Settings) -> Sequence[str]:
-    wanted = settings.layouts or (() if settings.relations else USUAL)
+    kinds = settings.layouts or (() if settings.relations else USUAL)
     needed = {RESUME: settings.resume is not None, SEED: settings.other_seed}
-    return [kind for kind in LAYOUTS if kind in wanted and needed.get(kind, True)]
+    return [kind for kind in LAYOUTS if kind in kinds and needed.get(kind, True)]
 
 
 def without_a_stop(settings: Settings) -> Layout:
@@ -190,8 +190,8 @@ def _divided(settings: Settings, kind: str, world: int, k: int) -> Iterator[Layo
 def _seeded(settings: Settings) -> Iterator[Layout]:
     name = f"another seed on {settings.ranks} ranks"
     base = settings.reference_ranks
-    more = settings.other_seed
-    yield Layout(name, SEED, settings.ranks, steps=1, more=more, base=base)
+    arguments = settings.other_seed
+    yield Layout(name, SEED, settings.ranks, steps=1, more=arguments, base=base)
 
 
 def _resumed(settings: Settings, kind: str, world: int) -> Iterator[Layout]:

@@ -209,11 +209,11 @@ class Runner:
     @cached_property
     def _folders(self) -> list[str]:
         """The user's folders that the script may write into."""
-        found = own_files.beside(folders(self.target, self.settings), self.folder.resolve())
+        user_folders = own_files.beside(folders(self.target, self.settings), self.folder.resolve())
         cwd = Path.cwd()
-        if not {str(cwd), *map(str, cwd.parents)} & set(found):
+        if not {str(cwd), *map(str, cwd.parents)} & set(user_folders):
             self.written.refusal = f"{cwd} contains the folders of probe itself"
-        return found
+        return user_folders
 
     def _assign(self, layout: Layout, folder: Path) -> None:
         """Write down what the ranks are to do."""
@@ -221,10 +221,10 @@ class Runner:
         if layout.shift:
             shift = str(folder / "shift.pickle")
             Path(shift).write_bytes(exchange.dumped(dict(layout.shift)))
-        own = folder / "files"
+        files_folder = folder / "files"
         if layout.saves or layout.resumed:
-            own = self.folder / f"checkpoint_{layout.world}"
-        own.mkdir(exist_ok=True)
+            files_folder = self.folder / f"checkpoint_{layout.world}"
+        files_folder.mkdir(exist_ok=True)
         temporary = self._temporary / f"t{next(self._numbers)}"
         temporary.mkdir()
         divided = layout.k * (1 if settings.same_rows else layout.world)
@@ -234,7 +234,7 @@ class Runner:
             "k": layout.k,
             "ranks": layout.world,
             "micro_batches": divided,
-            "dir": own,
+            "dir": files_folder,
             "at": settings.at,
         }
         assignment = Assignment(
@@ -267,8 +267,8 @@ class Runner:
             raise KeyboardInterrupt
 
     def _server(self) -> OverlayServer:
-        wanted = Wanted(self._environment, (), (*EARLY, self._imports), (), self.python)
-        return self.pool.server(wanted)
+        requirements = Wanted(self._environment, (), (*EARLY, self._imports), (), self.python)
+        return self.pool.server(requirements)
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -294,9 +294,9 @@ class Runner:
             folders = [source.parent, *([Path.cwd()] if self.target.module else [])]
             beside |= {path.stem for folder in folders for path in folder.iterdir()}
         words = " ".join([script, *self.target.arguments])
-        named = [package for word, package in SHIMMED.items() if word in words]
+        shimmed_packages = [package for word, package in SHIMMED.items() if word in words]
         lines = [
-            f"from harness.rank.probe import on_cpu\non_cpu.install_shims({named!r}, '{self.lane}')"
+            f"from harness.rank.probe import on_cpu\non_cpu.install_shims({shimmed_packages!r}, '{self.lane}')"
         ]
         late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
         lines += imports("\n".join([script, *late]), beside)
@@ -330,14 +330,14 @@ class Runner:
             own_files.remove(folder / WRITTEN)
         if not layout.saves and not failure:
             shutil.rmtree(folder, ignore_errors=True)
-        seen, reported = ([one[what] for one in records] for what in ("seen", "reported"))
+        rows, reported = ([one[what] for one in records] for what in ("seen", "reported"))
         releases = records[0]["releases"] if records else {}
         imported = frozenset(records[0]["imported"]) if records else frozenset()
-        found = Run(layout, ranks, ended.seconds, failure, log, seen, reported, releases, imported)
+        run = Run(layout, ranks, ended.seconds, failure, log, rows, reported, releases, imported)
         if records:
-            found.on_cpu, found.schedule = records[0]["on_cpu"], records[0]["schedule"]
-            found.relations = records[0]["relations"]
-        return found
+            run.on_cpu, run.schedule = records[0]["on_cpu"], records[0]["schedule"]
+            run.relations = records[0]["relations"]
+        return run
 
 
 PATH = re.compile(r"""(["'])((?:/|~/|\.\./)[^"'\s{}*]+)\1""")
@@ -346,10 +346,10 @@ PATH = re.compile(r"""(["'])((?:/|~/|\.\./)[^"'\s{}*]+)\1""")
 
 def folders(target: Target, settings: Settings) -> list[Path]:
     """The user's folders that a script may write into."""
-    more = shlex.split(f"{settings.save or ''} {settings.resume or ''}")
+    checkpoint_arguments = shlex.split(f"{settings.save or ''} {settings.resume or ''}")
     source = target.file.read_text(errors="replace") if target.file else ""
     literals = (found[2] for found in PATH.finditer(source))
-    words = [*target.arguments, *target.constants.values(), *more, *literals]
+    words = [*target.arguments, *target.constants.values(), *checkpoint_arguments, *literals]
     return own_files.folders_of(words, target.file)
 
 
@@ -360,9 +360,9 @@ def room(target: Target, settings: Settings) -> Path | None:
     if not set(folders(target, settings)) & {usual, *usual.parents}:
         return None
     with writing(cache_folder(), "HARNESS_CACHE"):
-        other = own_folder(cache_folder(), "probe")
-        other.mkdir(parents=True, exist_ok=True)
-    return other
+        fallback = own_folder(cache_folder(), "probe")
+        fallback.mkdir(parents=True, exist_ok=True)
+    return fallback
 
 
 def imports(source: str, without: Container[str]) -> Iterator[str]:
@@ -418,8 +418,8 @@ def where_failed(folder: Path, script: Path | None) -> str:
         lines = FRAME.findall(file.read_text(errors="replace"))
         if any("cpp_extension" in path for path, *_ in lines):
             return "it was building a C++ extension: build it before, or give it more --timeout"
-        own = [line for line in lines if beside and line[0].startswith(beside)]
-        for path, number, function in (own or lines)[:1]:
+        lines_of_script = [line for line in lines if beside and line[0].startswith(beside)]
+        for path, number, function in (lines_of_script or lines)[:1]:
             rank = file.stem.removeprefix("stack_rank_")
             return f"rank {rank} was in {function} ({Path(path).name}, line {number})"
     return ""

@@ -114,13 +114,15 @@ class Signature:
     @property
     def shown(self) -> list[Sign]:
         """What the release with the bug shows and the one without it does not."""
-        right = {one.kind for one in self._shown("fixed")}
-        return [one for one in self._shown("buggy") if one.is_news and one.kind not in right]
+        kinds_of_fixed = {one.kind for one in self._signs("fixed")}
+        return [
+            one for one in self._signs("buggy") if one.is_news and one.kind not in kinds_of_fixed
+        ]
 
     @property
     def parts(self) -> set[str]:
         """The parts of a model that the loop has, and without which there is no bug: experts."""
-        return _parts(self._shown("buggy"))
+        return _parts(self._signs("buggy"))
 
     @property
     def silent(self) -> dict[str, list[str]]:
@@ -130,20 +132,22 @@ class Signature:
         go to the ranks, their rows are not those of the reference's step, and that none comes twice
         is all that can be compared.
         """
-        samples = {one.layout for one in self._shown("buggy") if one.relation == "samples"}
-        found = {}
-        for variant, one in self.recorded.items():
+        samples = {one.layout for one in self._signs("buggy") if one.relation == "samples"}
+        by_variant = {}
+        for variant, record in self.recorded.items():
             by_design = samples if variant == "fixed" else set()
-            silent = {kind for kind, status in one.statuses.items() if status == "no answer"}
-            found[variant] = [one.no_answer] if one.no_answer else sorted(silent - by_design)
-        return {variant: reasons for variant, reasons in found.items() if reasons}
+            silent = {kind for kind, status in record.statuses.items() if status == "no answer"}
+            by_variant[variant] = (
+                [record.no_answer] if record.no_answer else sorted(silent - by_design)
+            )
+        return {variant: reasons for variant, reasons in by_variant.items() if reasons}
 
     @property
     def false_alarms(self) -> list[Sign]:
         """The relations that are broken in the release without the bug."""
-        return [one for one in self._shown("fixed") if not one.note]
+        return [one for one in self._signs("fixed") if not one.note]
 
-    def _shown(self, variant: str) -> tuple[Sign, ...]:
+    def _signs(self, variant: str) -> tuple[Sign, ...]:
         return self.recorded[variant].shown if variant in self.recorded else ()
 
 
@@ -154,21 +158,32 @@ def without_numbers(note: str) -> str:
 
 def shown(answers: Answers) -> tuple[Sign, ...]:
     """What a probe has shown, to be compared with that of a catalogued bug."""
-    found = []
-    for one in answers.layouts:
-        own = [each for each in one.broken[1:] if each.relation == whole_run.EVALUATION]
-        for first in [*one.broken[:1], *own]:  # an evaluation is not a result of the first
-            layout, ratio = one.layout, None if first.ratio is None else round(first.ratio, 6)
-            known = first.ratio is not None and first.meaning
-            times = term(first.ratio or 0.0, layout.times, layout.k) if known else ""
-            found.append(Sign(layout.kind, first.relation, ratio, times, one.step))
-        found += [Sign(one.layout.kind, without_numbers(note), note=True) for note in one.notes]
-    found += [Sign("", without_numbers(note), note=True) for note in answers.notes]
-    wrong = [
+    signs = []
+    for comparison in answers.layouts:
+        evaluations = [
+            each for each in comparison.broken[1:] if each.relation == whole_run.EVALUATION
+        ]
+        for fault in [
+            *comparison.broken[:1],
+            *evaluations,
+        ]:  # an evaluation is not a result of the first
+            layout, ratio = (
+                comparison.layout,
+                None if fault.ratio is None else round(fault.ratio, 6),
+            )
+            has_meaning = fault.ratio is not None and fault.meaning
+            times = term(fault.ratio or 0.0, layout.times, layout.k) if has_meaning else ""
+            signs.append(Sign(layout.kind, fault.relation, ratio, times, comparison.step))
+        signs += [
+            Sign(comparison.layout.kind, without_numbers(note), note=True)
+            for note in comparison.notes
+        ]
+    signs += [Sign("", without_numbers(note), note=True) for note in answers.notes]
+    wrong_relations = [
         name for name, (status, _) in answers.relations.items() if status == AnswerStatus.WRONG
     ]
-    found += [Sign(MODEL, name) for name in wrong]
-    return tuple(found)
+    signs += [Sign(MODEL, name) for name in wrong_relations]
+    return tuple(signs)
 
 
 def recorded(answers: Answers, pins: Mapping[str, str], torch: str, date: str) -> ProbeResult:
@@ -199,15 +214,15 @@ def _fixed(value: Any) -> Any:
 
 def from_json(content: Mapping[str, Any]) -> ProbeResult:
     """What was written with ``dataclasses.asdict``."""
-    found = tuple(Sign(**one) for one in content["shown"])
-    return ProbeResult(**{**content, "shown": found})
+    signs = tuple(Sign(**one) for one in content["shown"])
+    return ProbeResult(**{**content, "shown": signs})
 
 
-def write(folder: Path, found: Mapping[str, ProbeResult]) -> None:
+def write(folder: Path, by_variant: Mapping[str, ProbeResult]) -> None:
     """Replace what was recorded; what was written by hand stays."""
     file = folder / FILE
     content = json.loads(file.read_text(encoding="utf-8"))
-    content["recorded"] = {variant: asdict(one) for variant, one in found.items()}
+    content["recorded"] = {variant: asdict(one) for variant, one in by_variant.items()}
     write_whole(file, json.dumps(content, indent=1) + "\n")
 
 
@@ -235,7 +250,7 @@ def known(answers: Answers, affected: Affected) -> list[KnownBug]:
 
 
 def with_signature(
-    found: Iterable[Sign],
+    signs: Iterable[Sign],
     layouts: set[str],
     releases: Mapping[str, str],
     affected: Affected,
@@ -247,9 +262,9 @@ def with_signature(
     ``layouts`` are those that were compared; ``releases`` are by module. Only recorded results
     count: an unknown status is no reason to suspect a bug.
     """
-    found = list(found)
-    news = {one.kind for one in found if one.is_news}
-    parts = _parts(found)
+    signs = list(signs)
+    news = {one.kind for one in signs if one.is_news}
+    parts = _parts(signs)
     for name in catalog.sound() if news else ():
         signature = read(catalog.folder(name))
         if signature is None or not _fits(signature, news, layouts):
@@ -266,14 +281,14 @@ def with_signature(
 
 def _fits(signature: Signature, news: set[tuple[str, str, str]], layouts: set[str]) -> bool:
     """Whether everything that the bug shows in these layouts was found."""
-    own = {one.kind for one in signature.shown}
-    here = {kind for kind in own if kind[0] in ("", *layouts)}
-    return bool(here) and here <= news
+    kinds = {one.kind for one in signature.shown}
+    kinds_in_layouts = {kind for kind in kinds if kind[0] in ("", *layouts)}
+    return bool(kinds_in_layouts) and kinds_in_layouts <= news
 
 
-def _parts(found: Iterable[Sign]) -> set[str]:
+def _parts(signs: Iterable[Sign]) -> set[str]:
     """The parts that are unlike by design in each layout, by what their notes say."""
-    notes = [one.relation for one in found if one.note]
+    notes = [one.relation for one in signs if one.note]
     return {why for why in map(without_numbers, UNLIKE.values()) if any(why in n for n in notes)}
 
 

@@ -28,14 +28,14 @@ def crossed(sizes: Sequence[int]) -> list[tuple[int, ...]]:
         for a in range(sizes[f])
         for b in range(sizes[g])
     }
-    found = [(0,) * len(sizes)]
-    missing -= _pairs(found[0])
+    rows = [(0,) * len(sizes)]
+    missing -= _pairs(rows[0])
     while missing:
-        found.append(_next(sizes, missing))
-        missing -= _pairs(found[-1])
+        rows.append(_next(sizes, missing))
+        missing -= _pairs(rows[-1])
     if len(sizes) == 1:
-        found = [(value,) for value in range(sizes[0])]
-    return found
+        rows = [(value,) for value in range(sizes[0])]
+    return rows
 
 
 def _pairs(row: Sequence[int]) -> set[Pair]:

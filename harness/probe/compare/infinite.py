@@ -60,8 +60,8 @@ def _of_update(step: Step) -> Iterator[str]:
         )
 
 
-def _infinite(named: Named | Mapping[str, Any]) -> list[str]:
-    return [name for name, tensor in named.items() if not finite(_norm(tensor))]
+def _infinite(tensors: Named | Mapping[str, Any]) -> list[str]:
+    return [name for name, tensor in tensors.items() if not finite(_norm(tensor))]
 
 
 def _norm(tensor: Array) -> float:
@@ -69,5 +69,5 @@ def _norm(tensor: Array) -> float:
 
 
 def _several(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    remainder = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + remainder
