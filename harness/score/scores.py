@@ -85,42 +85,48 @@ def score(
     """Judge a detector by its trials of one bug, of which each showed what it should. ``failures``
     say of each other trial its variant and what went wrong."""
 
-    def judged(found: Detection, reason: str = "", **more: Any) -> Score:
-        return Score(scenario, detector, found, reason, trials=trials, **more)
+    def judged(detection: Detection, reason: str = "", **more: Any) -> Score:
+        return Score(scenario, detector, detection, reason, trials=trials, **more)
 
     buggy = [one for one in trials if one.symptom]
     if not buggy or len(buggy) == len(trials):
         missing = "the bug" if not buggy else "a training without the bug"
-        return judged(Detection.NO_ANSWER, _first(failures) or f"no variant showed {missing}")
+        return judged(
+            Detection.NO_ANSWER, _first_nonempty(failures) or f"no variant showed {missing}"
+        )
     if not any(one.attached for one in buggy):
         return judged(Detection.NOT_APPLICABLE)
-    if changed := _first(one.changed for one in trials):
+    if changed := _first_nonempty(one.changed for one in trials):
         return judged(Detection.DISTURBS, changed)
-    wrong = {one.variant: one for one in trials if one.alarms and not one.symptom}
-    if wrong:
-        text = f"{', '.join(wrong)}: {next(iter(wrong.values())).text}"
+    false_by_variant = {one.variant: one for one in trials if one.alarms and not one.symptom}
+    if false_by_variant:
+        text = f"{', '.join(false_by_variant)}: {next(iter(false_by_variant.values())).text}"
         if not all(one.alarms for one in buggy):
             text += "; and silent with the bug"
-        return judged(Detection.FALSE_ALARM, text, false_alarms=tuple(sorted(wrong)))
-    if error := _first(one.error for one in trials):
+        return judged(Detection.FALSE_ALARM, text, false_alarms=tuple(sorted(false_by_variant)))
+    if error := _first_nonempty(one.error for one in trials):
         return judged(Detection.NO_ANSWER, _where(error))
     silent = [one for one in buggy if not one.alarms]
     if silent:
         alarmed = len(buggy) - len(silent)
         return judged(Detection.MISSED, f"in {alarmed} of {len(buggy)} trials" if alarmed else "")
-    first = buggy[0]
-    late = None if first.since is None or first.first is None else first.first - first.since
-    return judged(Detection.DETECTED, first.text, step=first.first, late=late)
+    first_trial = buggy[0]
+    late = (
+        None
+        if first_trial.since is None or first_trial.first is None
+        else first_trial.first - first_trial.since
+    )
+    return judged(Detection.DETECTED, first_trial.text, step=first_trial.first, late=late)
 
 
 def _where(error: str) -> str:
     """The last line of a traceback, and the line of the detector that it names."""
-    *lines, last = error.strip().splitlines()
+    *lines, message = error.strip().splitlines()
     place = next((line.strip() for line in reversed(lines) if line.startswith('  File "')), "")
-    return f"{last} ({place})" if place else last
+    return f"{message} ({place})" if place else message
 
 
-def _first(texts: Iterable[str]) -> str:
+def _first_nonempty(texts: Iterable[str]) -> str:
     return next(filter(None, texts), "")
 
 
@@ -129,17 +135,19 @@ Alarm = Mapping[str, Any]
 
 def without_others(scores: Sequence[Score]) -> list[Score]:
     """The scores, judged without the alarms of other bugs."""
-    known = [(s.detector, s.scenario, _texts(s)) for s in scores if s.found is Detection.DETECTED]
+    detections = [
+        (s.detector, s.scenario, _texts(s)) for s in scores if s.found is Detection.DETECTED
+    ]
     return [
-        _judged(each, [(name, texts) for d, name, texts in known if d == each.detector])
+        _judged(each, [(name, texts) for d, name, texts in detections if d == each.detector])
         if each.found is Detection.FALSE_ALARM
         else each
         for each in scores
     ]
 
 
-def _texts(one: Score) -> set[str]:
-    return {_kind(a) for trial in one.trials if trial.symptom for a in trial.alarms}
+def _texts(detector_score: Score) -> set[str]:
+    return {_kind(a) for trial in detector_score.trials if trial.symptom for a in trial.alarms}
 
 
 def _kind(alarm: Alarm) -> str:
@@ -147,26 +155,32 @@ def _kind(alarm: Alarm) -> str:
     return re.sub(r"-?\d[\d.e+-]*", "#", str(alarm["text"]))
 
 
-def _judged(one: Score, known: Sequence[tuple[str, set[str]]]) -> Score:
-    found: dict[str, None] = {}
-    trials = [_own(trial, known, found) for trial in one.trials]
-    if not found:
-        return one
-    judged = score(one.scenario, one.detector, trials)
+def _judged(old_score: Score, texts_by_bug: Sequence[tuple[str, set[str]]]) -> Score:
+    other_bugs: dict[str, None] = {}
+    trials = [
+        _without_alarms_of_others(trial, texts_by_bug, other_bugs) for trial in old_score.trials
+    ]
+    if not other_bugs:
+        return old_score
+    judged = score(old_score.scenario, old_score.detector, trials)
     return replace(
-        judged, reason=judged.reason or f"alarms of {', '.join(found)}", trials=one.trials
+        judged,
+        reason=judged.reason or f"alarms of {', '.join(other_bugs)}",
+        trials=old_score.trials,
     )
 
 
-def _own(trial: Watched, known: Iterable[tuple[str, set[str]]], found: dict[str, None]) -> Watched:
+def _without_alarms_of_others(
+    trial: Watched, texts_by_bug: Iterable[tuple[str, set[str]]], other_bugs: dict[str, None]
+) -> Watched:
     """A trial without the alarms of other bugs, whose names go to ``found``."""
-    there = [(bug, texts) for bug, texts in known if _has(bug, trial.releases)]
-    kept = []
+    candidates = [(bug, texts) for bug, texts in texts_by_bug if _has(bug, trial.releases)]
+    alarms = []
     for alarm in trial.alarms:
-        others = [bug for bug, texts in there if _kind(alarm) in texts]
-        found.update(dict.fromkeys(others))
-        kept += [] if others else [alarm]
-    return replace(trial, alarms=kept)
+        others = [bug for bug, texts in candidates if _kind(alarm) in texts]
+        other_bugs.update(dict.fromkeys(others))
+        alarms += [] if others else [alarm]
+    return replace(trial, alarms=alarms)
 
 
 def _has(bug: str, releases: Mapping[str, str]) -> bool:

@@ -51,15 +51,15 @@ def set_token(token: str) -> None:
 
 def members(token: str) -> list[psutil.Process]:
     """Every living process with this token."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             mine = process.environ().get(TOKEN) == token
             if mine and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes.append(process)
         except psutil.Error:
             continue  # it has ended, or belongs to another user
-    return found
+    return processes
 
 
 def handling(processes: Iterable[psutil.Process], number: int) -> Iterator[psutil.Process]:
