@@ -128,29 +128,23 @@ def before(packages: Mapping[str, str], models: Iterable[str]) -> RecordedAnswer
     """The newest that was recorded before these releases with one of these models, if possible with
     all relations; None without any. The same release of transformers counts if another package or
     torch differs."""
-    current_packages = {**packages, "torch": machine.facts()["torch"]}
+    versions = {**packages, "torch": machine.facts()["torch"]}
 
-    def is_older(candidate: RecordedAnswers) -> bool:
-        is_same_release = candidate.release == current_packages[SUBJECT]
-        has_changed = any(
-            candidate.packages.get(name) != version for name, version in current_packages.items()
-        )
+    def is_older(entry: RecordedAnswers) -> bool:
+        is_same_release = entry.release == versions[SUBJECT]
+        has_changed = any(entry.packages.get(name) != version for name, version in versions.items())
         return (
-            has_changed
-            if is_same_release
-            else Version(candidate.release) < Version(current_packages[SUBJECT])
+            has_changed if is_same_release else Version(entry.release) < Version(versions[SUBJECT])
         )
 
     requested = set(models)
     older = [
-        candidate
-        for candidate in all_recorded()
-        if is_older(candidate) and requested & candidate.answers.keys()
+        entry for entry in all_recorded() if is_older(entry) and requested & entry.answers.keys()
     ]
     whole = [
-        candidate
-        for candidate in older
-        if any(len(candidate.answers.get(model, {})) == len(QUESTIONS) for model in requested)
+        entry
+        for entry in older
+        if any(len(entry.answers.get(model, {})) == len(QUESTIONS) for model in requested)
     ]
     return next(reversed(whole or older), None)
 
@@ -189,14 +183,12 @@ def wrong_since(model: str, relation: str) -> tuple[str, str]:
     from which on it is, and the release before that, where it is not; "" if none was recorded with
     the model."""
     oldest_wrong, before = "", ""
-    for recording in reversed(all_recorded()):
-        answer = recording.answers.get(model, {}).get(relation)
+    for entry in reversed(all_recorded()):
+        answer = entry.answers.get(model, {}).get(relation)
         if answer is None and not oldest_wrong:
             continue
         if answer is None or answer.status is not AnswerStatus.WRONG:
-            before = (
-                recording.release if answer and answer.status is not AnswerStatus.NO_ANSWER else ""
-            )
+            before = entry.release if answer and answer.status is not AnswerStatus.NO_ANSWER else ""
             break
-        oldest_wrong = recording.release
+        oldest_wrong = entry.release
     return oldest_wrong, before

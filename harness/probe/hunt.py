@@ -137,18 +137,16 @@ class Hunter:
         simple = min(having, key=_others)
         for row in _simpler(simple.row):
             loop = stack.made(row)
-            candidate = Probed(row, loop, self.result(loop, releases, day))
-            if candidate.of(relation) == simple.of(relation) and _others(candidate) < _others(
-                simple
-            ):
-                simple = candidate
+            rerun = Probed(row, loop, self.result(loop, releases, day))
+            if rerun.of(relation) == simple.of(relation) and _others(rerun) < _others(simple):
+                simple = rerun
         signs = [one for one in simple.result.shown if one.kind in simple.of(relation)]
-        breakage = Breakage(stack.name, releases, signs, simple.loop.name, len(having))
-        breakage.known = _known(simple.of(relation), simple.loop, releases)
-        breakage.since = _recorded_since(
-            breakage.known, stack.packages[0], releases
-        ) or self._since(stack, releases, day, simple, relation)
-        return breakage
+        fault = Breakage(stack.name, releases, signs, simple.loop.name, len(having))
+        fault.known = _known(simple.of(relation), simple.loop, releases)
+        fault.since = _recorded_since(fault.known, stack.packages[0], releases) or self._since(
+            stack, releases, day, simple, relation
+        )
+        return fault
 
     def _since(
         self, stack: HuntedStack, releases: dict[str, str], day: str, simple: Probed, relation: str
@@ -162,10 +160,10 @@ class Hunter:
             if time.monotonic() > self.deadline:
                 return None
             self.say(f"{stack.name}: {simple.loop.name}, {subject} {version}")
-            settled_day = settled(days[version], pins.here()[0])
-            older_releases = newest(stack.packages, settled_day) | {subject: version}
+            cutoff = settled(days[version], pins.here()[0])
+            older_releases = newest(stack.packages, cutoff) | {subject: version}
             probed = Probed(
-                (), simple.loop, self.result(simple.loop, older_releases, settled_day, passing=True)
+                (), simple.loop, self.result(simple.loop, older_releases, cutoff, passing=True)
             )
             if probed.unclear and not probed.of(relation):
                 return None
@@ -207,13 +205,11 @@ class Hunter:
 def related(probed: Sequence[Probed], relation: str) -> list[list[Probed]]:
     """The loops that break a relation, in groups that have a layout and a ratio in common."""
     groups: list[list[Probed]] = []
-    for probed_loop in probed:
-        near = [
-            g for g in groups if any(probed_loop.of(relation) & other.of(relation) for other in g)
-        ]
-        if probed_loop.of(relation):
+    for loop in probed:
+        near = [g for g in groups if any(loop.of(relation) & other.of(relation) for other in g)]
+        if loop.of(relation):
             groups = [g for g in groups if g not in near]
-            groups.append([each for group in near for each in group] + [probed_loop])
+            groups.append([each for group in near for each in group] + [loop])
     return groups
 
 
@@ -229,22 +225,18 @@ def first_with(
     It goes back in growing steps, then halves the distance. A version without an answer counts as
     one that ends the search: the second value is None then.
     """
-    earliest_wrong, step = len(versions) - 1, 1
-    latest_right: int | None = None
-    while earliest_wrong > 0 if latest_right is None else earliest_wrong - latest_right > 1:
-        at = (
-            max(earliest_wrong - step, 0)
-            if latest_right is None
-            else (earliest_wrong + latest_right) // 2
-        )
+    wrong_at, step = len(versions) - 1, 1
+    right_at: int | None = None
+    while wrong_at > 0 if right_at is None else wrong_at - right_at > 1:
+        at = max(wrong_at - step, 0) if right_at is None else (wrong_at + right_at) // 2
         answer = has(versions[at])
         if answer is None:
-            return versions[earliest_wrong], None
+            return versions[wrong_at], None
         if answer:
-            earliest_wrong, step = at, step * 2
+            wrong_at, step = at, step * 2
         else:
-            latest_right = at
-    return versions[earliest_wrong], None if latest_right is None else versions[latest_right]
+            right_at = at
+    return versions[wrong_at], None if right_at is None else versions[right_at]
 
 
 def newest(packages: Sequence[str], day: str) -> dict[str, str]:

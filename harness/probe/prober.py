@@ -72,12 +72,10 @@ class Prober:
     site: Path | None = None
     timeout: float = TIMEOUT
 
-    def __call__(self, loop: Loop, arguments: Sequence[str] = ()) -> Answers:
+    def __call__(self, loop: Loop, words: Sequence[str] = ()) -> Answers:
         """Probe a loop; ``more`` are further arguments. Raises Inconclusive without an answer."""
         target = loop.target()
-        return self.probe(
-            replace(target, arguments=(*target.arguments, *arguments)), loop.settings()
-        )
+        return self.probe(replace(target, arguments=(*target.arguments, *words)), loop.settings())
 
     def probe(self, target: Target, settings: Settings) -> Answers:
         """Probe any script. Raises Inconclusive without an answer."""

@@ -162,12 +162,10 @@ def _result(runner: Runner, settings: Settings, layout: Layout) -> Run:
 
 
 def _about(run: Run) -> str:
-    first_step = run.ranks[0][0]
-    rows, steps = sum(map(len, first_step["rows"])), len(run.ranks[0])
+    step = run.ranks[0][0]
+    rows, steps = sum(map(len, step["rows"])), len(run.ranks[0])
     batch = f"{rows} rows" if rows else "rows that probe did not see"
-    return (
-        f"{steps} steps of {batch}, {first_step['optimizer']}, {len(first_step['grad'])} parameters"
-    )
+    return f"{steps} steps of {batch}, {step['optimizer']}, {len(step['grad'])} parameters"
 
 
 def _compared(runner: Runner, settings: Settings, run: Run, baseline: Reference) -> Compared:

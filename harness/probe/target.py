@@ -75,10 +75,8 @@ class Target:
         if not self.module:
             return Path(self.script)
         path = Path(*self.script.split("."))
-        candidates = path.with_suffix(".py"), path / "__main__.py"
-        if file := next(
-            filter(Path.is_file, candidates), None
-        ):  # the harness's path has no such folder
+        files = path.with_suffix(".py"), path / "__main__.py"
+        if file := next(filter(Path.is_file, files), None):  # the harness's path has no such folder
             return file.resolve()
         with suppress(ImportError, ValueError):
             spec = find_spec(self.script)

@@ -63,18 +63,14 @@ def note_on_compiler(baseline: Reference) -> str:
         return ""
     if not _alike(written[0], written[1]) or _alike(step["grad"], written[0]):
         return ""
-    proportion = share(step["grad"], written[0])
-    aside = (
-        f", {proportion.aside:.0%} of it in another direction" if not proportion.is_factor else ""
-    )
-    return f"{COMPILED} {proportion.ratio:.4g} times that of the same loop without torch.compile{aside}"
+    part = share(step["grad"], written[0])
+    aside = f", {part.aside:.0%} of it in another direction" if not part.is_factor else ""
+    return f"{COMPILED} {part.ratio:.4g} times that of the same loop without torch.compile{aside}"
 
 
-def _alike(gradient: Named, other_gradient: Named) -> bool:
-    apart = norm(
-        {name: gradient[name] - g for name, g in other_gradient.items() if name in gradient}
-    )
-    return apart <= NEAR_SLOPE * norm(other_gradient)
+def _alike(gradient: Named, twin: Named) -> bool:
+    apart = norm({name: gradient[name] - g for name, g in twin.items() if name in gradient})
+    return apart <= NEAR_SLOPE * norm(twin)
 
 
 def _unlike_copies(step: Step) -> Iterator[str]:
@@ -180,17 +176,17 @@ def _drowned(step: Step, expected: Named) -> bool:
 
 def _lost(steps: Sequence[Step]) -> Iterator[str]:
     """Weights in 16 bits whose updates are less than half an ulp of them."""
-    moving_share = 0.0
+    portion = 0.0
     for step in steps:
         coarse = [n for n in step["grad"] if step["eps"][n] > COARSE and n in step["update"]]
         nonzero_count = sum(int((step["grad"][n] != 0).sum()) for n in coarse)
         if not nonzero_count:
             return
         both = ((step["grad"][n] != 0) & (step["update"][n] != 0) for n in coarse)
-        moving_share = max(moving_share, sum(int(each.sum()) for each in both) / nonzero_count)
-    if steps and moving_share < MOVED:
+        portion = max(portion, sum(int(each.sum()) for each in both) / nonzero_count)
+    if steps and portion < MOVED:
         yield (
-            f"{LOST} {moving_share:.0%} of the values of weights in 16 bits: the updates of the others "
+            f"{LOST} {portion:.0%} of the values of weights in 16 bits: the updates of the others "
             "are less than their rounding, and no copy in fp32 keeps them"
         )
 
@@ -239,12 +235,8 @@ def same_gradients(run: Run) -> bool:
     """Whether the ranks of the reference have the same gradients in the first step: the loss of all
     ranks has no slope along the gradient of one."""
     gradient, *others = (steps[0]["grad"] or {} for steps in run.ranks)
-    for other_gradient in others:
-        common = {
-            n: g
-            for n, g in other_gradient.items()
-            if n in gradient and gradient[n].shape == g.shape
-        }
+    for twin in others:
+        common = {n: g for n, g in twin.items() if n in gradient and gradient[n].shape == g.shape}
         apart = norm({name: gradient[name] - g for name, g in common.items()})
         if apart > LIKE * norm(common):
             return False
@@ -282,15 +274,13 @@ def note_on_slope(slopes: Sequence[Steep | None]) -> str:
     sure = [one for one in slopes if one is not None and one.unsure < ALIKE]
     if len(sure) < 2 or any(one.right for one in sure):
         return ""
-    last_slope = sure[-1].slope
-    if abs(last_slope) < NEAR_SLOPE:
+    slope = sure[-1].slope
+    if abs(slope) < NEAR_SLOPE:
         return ""  # the loss stays where it is: its gradient is that of a surrogate, as in GRPO
-    if not all(
-        near(one.slope, last_slope, within=ALIKE * abs(last_slope) + one.unsure) for one in sure
-    ):
+    if not all(near(one.slope, slope, within=ALIKE * abs(slope) + one.unsure) for one in sure):
         return ""
     return (
-        f"{ALONG}, its loss falls {last_slope:.3g} times as fast as the gradient says: a backward is "
+        f"{ALONG}, its loss falls {slope:.3g} times as fast as the gradient says: a backward is "
         "not that of its forward, unless a gradient is stopped on purpose"
     )
 

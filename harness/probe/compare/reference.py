@@ -159,11 +159,11 @@ class Reference:
         return float(sum(self.steps[step]["losses"]))
 
     def loss_spread(self, step: int) -> float:
-        expected_loss = self.loss(step)
+        expected = self.loss(step)
         deviations = [
-            sum(run[step]["losses"]) - expected_loss for run in self.rounded if step < len(run)
+            sum(run[step]["losses"]) - expected for run in self.rounded if step < len(run)
         ]
-        size = max(abs(expected_loss), self._of_summands(step))
+        size = max(abs(expected), self._of_summands(step))
         return max([abs(f) for f in deviations if finite(f)] + [LOSS_LEAST * size])
 
     def _of_summands(self, step: int) -> float:
@@ -232,17 +232,15 @@ def joined(ranks: Sequence[Step], expected: Step) -> list[Step]:
     pieces are there; where several ranks have the same one, each keeps its own."""
     names = {name for step in ranks for name in step.get("starts", ())}
     steps = [dict(step) for step in ranks]
-    for quantity in OF_VALUES if names else ():
+    for kind in OF_VALUES if names else ():
         for step in steps:
-            step[quantity] = dict(step.get(quantity, {}))
-        for name in names & set(expected.get(quantity, ())):
-            owners = [step for step in steps if name in step[quantity]]
-            pieces = [
-                (step["starts"].get(name, 0), step[quantity][name].ravel()) for step in owners
-            ]
+            step[kind] = dict(step.get(kind, {}))
+        for name in names & set(expected.get(kind, ())):
+            owners = [step for step in steps if name in step[kind]]
+            pieces = [(step["starts"].get(name, 0), step[kind][name].ravel()) for step in owners]
             for step, piece in zip(owners, pieces, strict=True):
-                whole = _whole([*pieces, piece], expected[quantity][name])
-                step[quantity][name] = step[quantity][name] if whole is None else whole
+                whole = _whole([*pieces, piece], expected[kind][name])
+                step[kind][name] = step[kind][name] if whole is None else whole
     return steps
 
 
@@ -261,41 +259,33 @@ def as_in(expected: Step, steps: Sequence[Step]) -> list[Step]:
     """A rank's steps with the names that the reference has for the same parameters."""
     if not steps:
         return []
-    names, expected_names = set(steps[0]["update"]), set(expected["update"])
-    rename = _numbered(steps[0].get("stage"), names, expected_names) or _renaming(
-        names, expected_names
-    )
+    names, targets = set(steps[0]["update"]), set(expected["update"])
+    rename = _numbered(steps[0].get("stage"), names, targets) or _renaming(names, targets)
     return [_renamed(step, rename) for step in steps] if rename else list(steps)
 
 
-def _numbered(
-    stage: int | None, names: set[str], expected_names: set[str]
-) -> Callable[[str], str] | None:
+def _numbered(stage: int | None, names: set[str], targets: set[str]) -> Callable[[str], str] | None:
     """What puts the number of a rank's first stage before the names of its parameters, if the
     reference has all of them like that."""
 
     def with_stage(name: str) -> str:
-        return f"{stage}.{name}" if f"{stage}.{name}" in expected_names else name
+        return f"{stage}.{name}" if f"{stage}.{name}" in targets else name
 
-    numbered_names = {with_stage(name) for name in names}
-    return (
-        with_stage
-        if stage is not None and numbered_names != names and numbered_names <= expected_names
-        else None
-    )
+    labels = {with_stage(name) for name in names}
+    return with_stage if stage is not None and labels != names and labels <= targets else None
 
 
-def _renaming(names: set[str], expected_names: set[str]) -> Callable[[str], str] | None:
+def _renaming(names: set[str], targets: set[str]) -> Callable[[str], str] | None:
     """What makes the names that are here those that are there: a prefix less, or one more."""
-    if not names or names & expected_names:
+    if not names or names & targets:
         return None
     first_name = min(names)
-    for expected_name in expected_names:
+    for target in targets:
         for rename in (
-            partial(_without, first_name.removesuffix(expected_name)),
-            partial(_with, expected_name.removesuffix(first_name)),
+            partial(_without, first_name.removesuffix(target)),
+            partial(_with, target.removesuffix(first_name)),
         ):
-            if {rename(name) for name in names} <= expected_names:
+            if {rename(name) for name in names} <= targets:
                 return rename
     return None
 

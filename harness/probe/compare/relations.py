@@ -96,8 +96,8 @@ def made_of(at: Moment, rank: int) -> str:
         return ""  # a factor, which the ratio says
     mean = float(expected_shares.mean())
     summary = ", ".join(f"{float(x) / mean:.3g}" for x in shares)
-    expected_summary = ", ".join(f"{float(x) / mean:.3g}" for x in expected_shares)
-    text = f"the micro-batches (by rank) have the weights {summary}; in the reference {expected_summary}"
+    expectation = ", ".join(f"{float(x) / mean:.3g}" for x in expected_shares)
+    text = f"the micro-batches (by rank) have the weights {summary}; in the reference {expectation}"
     gone = [
         f"{m + 1} of rank {r}"
         for (r, m, _), weight in zip(parts, shares, strict=True)
@@ -338,21 +338,19 @@ def _gradient(at: Moment, quantity: str, relation: str) -> Broken | None:
         return None
     rank, names = next(iter(off.items()))
     tensors, expected = at.here[rank][quantity], at.owned(rank, expected)
-    proportion = vectors.share(tensors, expected)
+    part = vectors.share(tensors, expected)
     clips = len(at.here[rank]["clips"]), len(at.right["clips"])
     often = f"clipped {clips[0]} times a step, not {clips[1]}; " if clips[0] > clips[1] else ""
-    details = [_only_some(at, tensors, expected, names, proportion), _unlike_ranks(at, quantity)]
+    details = [_only_some(at, tensors, expected, names, part), _unlike_ranks(at, quantity)]
     if quantity == "grad" and not at.clipping and not any(details):
         details.append(made_of(at, rank))
     if at.right["clips"] or at.here[0]["clips"]:
         details.append(_clips(at))
-    explanation = (
-        meaning(proportion.ratio, at.layout.times, at.layout.k) if proportion.is_factor else ""
-    )
+    explanation = meaning(part.ratio, at.layout.times, at.layout.k) if part.is_factor else ""
     return Broken(
         relation,
-        f"{several_ranks(off)}: {often}{_described(at, proportion)} the reference's",
-        proportion.ratio,
+        f"{several_ranks(off)}: {often}{_described(at, part)} the reference's",
+        part.ratio,
         explanation,
         tuple(names),
         tuple(off),
@@ -447,12 +445,10 @@ def update(at: Moment) -> Broken | None:
     if not off:
         return None
     rank, names = next(iter(off.items()))
-    proportion = vectors.share(at.here[rank]["update"], at.owned(rank, at.right["update"]))
-    text = f"{several_ranks(off)}: {_described(at, proportion)} the reference's; {several(names)}"
-    explanation = (
-        meaning(proportion.ratio, at.layout.times, at.layout.k) if proportion.is_factor else ""
-    )
-    return Broken("update", text, proportion.ratio, explanation, tuple(names), tuple(off))
+    part = vectors.share(at.here[rank]["update"], at.owned(rank, at.right["update"]))
+    text = f"{several_ranks(off)}: {_described(at, part)} the reference's; {several(names)}"
+    explanation = meaning(part.ratio, at.layout.times, at.layout.k) if part.is_factor else ""
+    return Broken("update", text, part.ratio, explanation, tuple(names), tuple(off))
 
 
 RELATIONS = (weights, outside, optimizer, samples, stale, gradient, clipped, loss, rate, update)
@@ -507,12 +503,12 @@ def _mean(at: Moment, quantity: str, expected: Named) -> Named:
     }
 
 
-def _described(at: Moment, proportion: Share) -> str:
-    if proportion.is_factor:
-        return _ratio(at, proportion.ratio)
-    if not finite(proportion.ratio):
+def _described(at: Moment, part: Share) -> str:
+    if part.is_factor:
+        return _ratio(at, part.ratio)
+    if not finite(part.ratio):
         return "not finite, unlike"
-    return f"{proportion.ratio:.4g} times (and {proportion.aside:.0%} of it in another direction)"
+    return f"{part.ratio:.4g} times (and {part.aside:.0%} of it in another direction)"
 
 
 def _ratio(at: Moment, ratio: float) -> str:
