@@ -85,11 +85,11 @@ class Asking:
 
 
 Source = Callable[[Asking, Mapping[str, Sequence[str]]], Iterator[Row]]
-"""Gives the rows of what is asked and of the relations by model that are missing."""
+"""Yields the rows of the relations that are missing, by model."""
 
 
 def ask(asking: Asking, report: Each, source: Source | None = None) -> list[Row]:
-    """The rows of all models and relations, in order; ``each`` gets a row as soon as it is known.
+    """The rows of all models and relations, in order; ``report`` gets a row as soon as it is known.
 
     ``source`` gives what is not stored; without it a worker on this machine does. Raises
     Inconclusive if the worker ends early.
@@ -147,7 +147,7 @@ def _parsed(content: Any) -> dict[str, Answer]:
 
 
 def _store(cache: Path, asking: Asking, model: str, rows: Mapping[tuple[str, str], Row]) -> None:
-    """Keep the answers of a model that another run would give again, beside those of before."""
+    """Add the answers of a model that another run would give again to the stored ones."""
     answers = _stored(cache, asking, model)
     answers |= {row.relation: row.answer for row in rows.values() if row.model == model}
     content = {name: answer.to_json() for name, answer in answers.items() if answer.repeatable}

@@ -113,19 +113,19 @@ def _content(answers: Answers) -> dict[str, Any]:
 
 
 def up_to(release: str) -> list[RecordedAnswers]:
-    """What was recorded for a release and for those before it, oldest first."""
+    """The recorded answers of a release and of those before it, oldest first."""
     return [one for one in all_recorded() if Version(one.release) <= Version(release)]
 
 
 def nearest(release: str, model: str) -> dict[str, RecordedAnswers]:
-    """For a model, and for the same with other heads: the release, or the newest one before it,
-    that was recorded with it."""
+    """For a model, and for the same with other heads: the newest recorded answers, up to a
+    release."""
     by_word = {word: one for one in up_to(release) for word in one.words(model)}
     return dict(sorted(by_word.items()))
 
 
 def before(packages: Mapping[str, str], models: Iterable[str]) -> RecordedAnswers | None:
-    """The newest that was recorded before these releases with one of these models, if possible with
+    """The newest answers from before these releases that have one of these models, if possible with
     all relations; None without any. The same release of transformers counts if another package or
     torch differs."""
     versions = {**packages, "torch": machine.facts()["torch"]}
@@ -179,9 +179,8 @@ def changed(rows: Sequence[Row], before: RecordedAnswers) -> Changed:
 
 
 def wrong_since(model: str, relation: str) -> tuple[str, str]:
-    """Of a relation that is wrong in the newest release that was asked: the oldest recorded release
-    from which on it is, and the release before that, where it is not; "" if none was recorded with
-    the model."""
+    """The oldest recorded release since which a relation is wrong, up to the newest that was asked;
+    and the release before it, where it is not; "" if none was recorded with the model."""
     oldest_wrong, before = "", ""
     for entry in reversed(all_recorded()):
         answer = entry.answers.get(model, {}).get(relation)

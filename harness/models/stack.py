@@ -37,7 +37,7 @@ class Releases:
 
 @contextmanager
 def found(pins: Mapping[str, str], patches: Sequence[str] = ()) -> Iterator[Releases]:
-    """The releases of some pins, with these patches: an overlay. Without pins, those of this
+    """An overlay of the pinned releases, with these patches. Without pins, the releases of this
     Python; an overlay of the newest if it has no transformers."""
     if unknown_pin := next((name for name in pins if name not in PACKAGES), None):
         raise UserError(unknown("pin of models", unknown_pin, PACKAGES))
@@ -57,7 +57,7 @@ def newest() -> dict[str, str]:
 
 
 def _stack(pins: Mapping[str, str]) -> Stack:
-    """All packages: pinned ones, and of the others the newest on the day of transformers."""
+    """All packages: the pinned ones, and otherwise the newest on the day of transformers."""
     chosen = {name: _pinned_release(name, version) for name, version in pins.items()}
     day = time.strftime("%Y-%m-%d")
     if SUBJECT in chosen:

@@ -51,6 +51,6 @@ def task(part: Asking) -> list[Row] | HarnessError:
 
 
 def _lost(part: Asking, error: HarnessError) -> list[Row]:
-    """The rows of a task that gave none."""
+    """The rows of a task that failed."""
     answer = Answer(AnswerStatus.NO_ANSWER, str(error), repeatable=False)
     return [Row(model, relation, answer) for model in part.models for relation in part.relations]

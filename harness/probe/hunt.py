@@ -151,7 +151,7 @@ class Hunter:
     def _since(
         self, stack: HuntedStack, releases: dict[str, str], day: str, simple: Probed, relation: str
     ) -> str:
-        """In words, since which release of the stack's subject it is so."""
+        """The first release of the stack's subject that breaks the relation, in words."""
         subject = stack.packages[0]
         candidates = [r for r in index.installable(subject, day) if r.day >= EARLIEST]
         versions, days = [r.version for r in candidates], {r.version: r.day for r in candidates}
@@ -220,10 +220,10 @@ EARLIEST = "2023-06-01"
 def first_with(
     versions: Sequence[str], has: Callable[[str], bool | None]
 ) -> tuple[str, str | None]:
-    """The first version with a fault that the last one has, and the one before it.
+    """The first version with the fault of the last version, and the version before it.
 
-    It goes back in growing steps, then halves the distance. A version without an answer counts as
-    one that ends the search: the second value is None then.
+    The search goes back in growing steps, then halves the distance. A version without an answer
+    ends the search: the second value is None then.
     """
     wrong_at, step = len(versions) - 1, 1
     right_at: int | None = None
@@ -350,7 +350,7 @@ def _sign_text(sign: Sign) -> str:
 
 
 def markdown_page(day: str, hunts: Sequence[Hunted]) -> str:
-    """The findings of a day as a table, and what was right."""
+    """A table of the findings of a day, and the loops without an answer."""
     columns = ["releases", "what breaks", "since", "known as", "probed with"]
     rows = [_row(one) for hunted in hunts for one in hunted.findings]
     probed = sum(hunted.probed for hunted in hunts)

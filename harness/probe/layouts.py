@@ -29,8 +29,8 @@ RELATIONS = {
     "cache": ("generation",),
     "buffers": ("buffers",),
 }
-"""What can be asked of the script's model, and the relations that ask it: those of ``models``, and
-that of ``rank/buffers``."""
+"""By the name that users write, relations that the script's model must satisfy: those of
+``models``, and that of ``rank/buffers``."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Layout:
 
     @property
     def times(self) -> int:
-        """How many times the ranks of the reference it has."""
+        """The number of ranks, as a multiple of the reference's."""
         return self.world // self.base
 
 
@@ -144,7 +144,7 @@ def reference(settings: Settings) -> Layout:
 
 
 def rounding(of: Layout) -> list[Layout]:
-    """Further runs of a layout, in which everything is an ulp away."""
+    """Runs of the same layout in which every value is perturbed by up to an ulp."""
     from dataclasses import replace
 
     return [
@@ -174,7 +174,7 @@ def _chosen(settings: Settings) -> Sequence[str]:
 
 
 def without_a_stop(settings: Settings) -> Layout:
-    """What RANKS_RESUME and SEED are compared with."""
+    """The layout that RANKS_RESUME and SEED are compared with."""
     base = settings.reference_ranks
     return Layout(f"{settings.ranks} ranks", world=settings.ranks, base=base, steps=settings.steps)
 

@@ -59,15 +59,15 @@ RELATION_NAMES = {
     "generation": "generated with a cache",
     "buffers": "the buffers that no checkpoint has",
 }
-"""The relations that are asked of the script's model."""
+"""The names of the model's relations in a report."""
 
 SEPARATE = (whole_run.EVALUATION, whole_run.SCHEDULE, "learning rate", "optimizer", "samples")
 """Relations that do not follow from another one: each has a line of its own."""
 
 
 def exit_code(answers: Answers) -> int:
-    """1 if a relation is broken, otherwise 3 if a layout gave no answer, or if the model refused a
-    relation, or if nobody knows which rows it was given; 0 only if all did."""
+    """1 if a relation is broken; otherwise 3 if a layout gave no answer, if the model refused a
+    relation, or if the rows are not known; otherwise 0."""
     statuses = [status for status, _ in answers.relations.values()]
     if any(found.broken for found in answers.layouts) or WRONG in statuses:
         return ExitCode.NOT_AS_EXPECTED
@@ -175,7 +175,7 @@ def _fault(comparison: Compared) -> str:
 
 
 def _in_capitals(status: str) -> str:
-    """A status of ``models``, in capitals where layouts have capitals."""
+    """A status of ``models``, in capitals unless it is right or refused."""
     return {WRONG: "BROKEN", NO_ANSWER: "NO ANSWER"}.get(status, status)
 
 
@@ -185,7 +185,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _counted(requests: Mapping[str, int]) -> str:
-    """What was asked, the most frequent first."""
+    """The requests, the most frequent first."""
     return ", ".join(f"{what} ({often} x)" for what, often in Counter(requests).most_common())
 
 

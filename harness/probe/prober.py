@@ -66,14 +66,14 @@ class Loop:
 
 @dataclass(frozen=True)
 class Prober:
-    """Probes scripts, with a site-packages before that of this Python."""
+    """Probes scripts with the packages of ``site``, then those of this Python."""
 
     pool: Pool
     site: Path | None = None
     timeout: float = TIMEOUT
 
     def __call__(self, loop: Loop, words: Sequence[str] = ()) -> Answers:
-        """Probe a loop; ``more`` are further arguments. Raises Inconclusive without an answer."""
+        """Probe a loop; ``words`` are further arguments. Raises Inconclusive without an answer."""
         target = loop.target()
         return self.probe(replace(target, arguments=(*target.arguments, *words)), loop.settings())
 

@@ -135,15 +135,15 @@ def probe(
 
 
 def _last_compared(layouts: Sequence[Compared], baseline: Reference) -> int:
-    """The number, from 0, of the last step of the reference that a layout was compared in."""
+    """The last step of the reference that a layout was compared with, from 0."""
     last_step = len(baseline.steps) - 1
     steps = [last_step if found.step is None else found.step - 1 for found in layouts]
     return max(steps, default=last_step)
 
 
 def relevant(notes: Iterable[str], layouts: Iterable[Compared]) -> list[str]:
-    """The notes without what may explain another learning rate on several ranks, if no such layout
-    has one: accelerate may step a constant schedule as often as it likes."""
+    """The notes. unlike.SCHEDULE stays only if a layout on several ranks has another learning rate:
+    accelerate may step a constant schedule as often as it likes."""
     rates = [
         found.layout
         for found in layouts
@@ -169,7 +169,7 @@ def _about(run: Run) -> str:
 
 
 def _compared(runner: Runner, settings: Settings, run: Run, baseline: Reference) -> Compared:
-    """Compare a layout; once more with every sampler in one order, if it only has another order."""
+    """Compare a layout; again with every sampler in one order, if only its order differs."""
     comparison = compare(run, baseline, settings.same_rows)
     if not comparison.broken or comparison.broken[0].relation != SAMPLES:
         return comparison
@@ -222,8 +222,8 @@ NO_K = (
 def _micro_batches_of_its_own(
     runner: Runner, settings: Settings, run: Run, baseline: Reference
 ) -> int:
-    """How many micro-batches each step has, if nothing asked the script for them, and it takes as
-    many in the reference; otherwise 0."""
+    """The script's own number of micro-batches per step, if the command does not set one and the
+    reference has the same number; otherwise 0."""
     if run.layout.k == 1 or runner.target.names_micro_batches:
         return 0
     together = 1 if settings.same_rows else settings.reference_ranks
@@ -233,7 +233,7 @@ def _micro_batches_of_its_own(
 
 
 def _compare_whole(comparison: Compared, settings: Settings, run: Run, reference_run: Run) -> None:
-    """Compare what is of no single step: the rows of an epoch, and evaluations."""
+    """Compare whole runs: the rows of an epoch, schedules, and evaluations."""
     if comparison.no_answer:
         return
     if settings.epoch and not comparison.broken:
@@ -264,9 +264,9 @@ def _seeded(run: Run, usual: Run) -> Compared:
 
 
 def _rank_by_rank(runner: Runner, settings: Settings, run: Run) -> Compared:
-    """A resume on several ranks, each of which is compared with itself without a stop: what a rank
-    has need not be what one rank alone would have. It is the same program, so the tolerance is what
-    a repetition differs by."""
+    """Compare each rank of a resume with the same rank of a run without a stop, because it need not
+    have what one rank alone would have. The program is the same, so the tolerance is what a
+    repetition differs by."""
     base = without_a_stop(settings)
     again = replace(base, name=f"{base.name}, again")
     whole, repeated = (
@@ -294,8 +294,8 @@ def _of_rank(rank: int, run: Run, whole: Run, repeated: Run) -> Compared:
 
 
 def _without_an_answer(comparison: Compared, run: Run, baseline: Reference) -> Compared:
-    """Other rows, as many as in the reference and none of them twice, are no fault by themselves:
-    the script shuffles by itself, or draws at random."""
+    """Report no answer, and no fault, if the layout has as many rows as the reference, none of them
+    twice: the script shuffles by itself, or draws at random."""
     for number, step in enumerate(baseline.steps[: run.steps]):
         row_count = sum(len(micro) for one in run.ranks for micro in one[number]["rows"])
         if row_count != sum(map(len, step["rows"])):
@@ -325,16 +325,16 @@ ALIKE = (
 
 
 def _all_alike(run: Run) -> str:
-    """Whether all ranks are given the same rows, which they have no reason to; empty if not."""
+    """The message that all ranks have the same rows; empty if they have not."""
     rows, *others = (one[0]["rows"] for one in run.ranks)
     alike = any(rows) and others and all(other == rows for other in others)
     return ALIKE if alike else ""
 
 
 def _again(run: Run, baseline: Reference) -> str:
-    """How many rows come twice, until the reference has seen its first one twice; empty for none.
+    """How many rows come twice in the first epoch of the reference; empty for none.
 
-    The last step before that is left out: at the end of an epoch samplers repeat rows on purpose.
+    The last step of the epoch is left out, because samplers repeat rows there on purpose.
     """
     steps = _steps_of_one_epoch(baseline)
     rows = [row for one in run.ranks for t in one[:steps] for micro in t["rows"] for row in micro]
@@ -343,7 +343,8 @@ def _again(run: Run, baseline: Reference) -> str:
 
 
 def _same_epochs(run: Run, baseline: Reference) -> str:
-    """Whether the second epoch of a layout has the order of the first, and the reference's not."""
+    """The note that a layout's second epoch repeats its first; empty if the reference's does,
+    too."""
     rows = ([_rows(step) for step in steps] for steps in (run.ranks[0], baseline.steps))
     note, reference_note = (next(plausibility.same_order(steps), "") for steps in rows)
     return "" if reference_note else note
@@ -364,7 +365,7 @@ def _steps_of_one_epoch(baseline: Reference) -> int:
 
 
 def _in_one_order(runner: Runner, settings: Settings, layout: Layout) -> Compared | None:
-    """The layout compared with a reference, both with samplers that draw the same order."""
+    """Compare a layout and a reference whose samplers draw in one order; None if that fails."""
     base = _ordered(reference(settings))
     layouts = [base, *rounding(base)]
     for ordered_layout in (*layouts, _ordered(layout)):
@@ -386,7 +387,7 @@ def _ordered(layout: Layout) -> Layout:
 
 
 def _notes(run: Run, baseline: Reference) -> Iterator[str]:
-    """What is worth a look, and is not wrong by itself."""
+    """Notes on what is not wrong by itself."""
     if run.failure:
         return
     drops = [steps[0]["drops"] for steps in run.ranks]
@@ -422,8 +423,8 @@ def _notes_on(baseline: Reference, perturbed: list[Run]) -> Iterator[str]:
 def _notes_on_slope(
     runner: Runner, settings: Settings, baseline: Reference, first_ends: list[Layout]
 ) -> Iterator[str]:
-    """A slope that is not as the gradient says must be the same with smaller steps, too: with a
-    large one, a loss is not straight."""
+    """If the slope is not as the gradient says, measure it with smaller steps, too: over a large
+    step, a loss is not straight."""
     largest, *smaller = plausibility.CHANGES
     runs = [_result(runner, settings, each) for each in first_ends]
     slopes = [plausibility.steep(baseline, runs, largest)]
@@ -448,7 +449,7 @@ ALWAYS = (
 def _not_tested(
     settings: Settings, lane: Lane, reference_run: Run, baseline: Reference, answers: Answers
 ) -> Iterator[str]:
-    """What the answers say nothing about."""
+    """What the probe did not test."""
     kinds = {found.layout.kind for found in answers.layouts if not found.no_answer}
     names = {
         RANKS: "several ranks",

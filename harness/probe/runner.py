@@ -37,11 +37,11 @@ LONGEST_PATH = 60
 """Of a folder in which multiprocessing makes sockets: their paths have at most 107 characters."""
 
 WRITTEN = "written"
-"""The folder, in that of a run, with what the ranks write into the user's."""
+"""The subfolder of a run's folder for what ranks write into the user's folders."""
 
 LOG_LINES, LINES_OF_OUTPUT = 12, 4
-"""How many of the last lines of a rank are shown, and how many of those are of its output where its
-errors have more."""
+"""How many of a rank's last lines are shown, and how many of these its output gets if its errors
+have more."""
 
 END_OF_LOG, LONGEST_LINE = 20_000, 500
 """Bytes of a log that are read, and characters of a line that are shown."""
@@ -64,7 +64,7 @@ LATE = {
     "transformers": ("accelerate", "datasets"),
     "deepspeed": ("torch._dynamo.testing", "torch._inductor.codecache"),
 }
-"""What packages import only while they train, and takes a second."""
+"""Modules that packages import only while they train, which takes a second."""
 
 ENVIRONMENT = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's thread would forbid forks
@@ -203,7 +203,7 @@ class Runner:
         return self._read(layout, folder, ended)
 
     def _folder(self, name: str) -> Path:
-        """Of the run of the layout with this name."""
+        """The folder of the run of this layout."""
         return self.folder / name.replace(" ", "_").replace(",", "")
 
     @cached_property
@@ -272,7 +272,7 @@ class Runner:
 
     @property
     def _environment(self) -> dict[str, str]:
-        """That of ranks, with the user's own path for imports."""
+        """The environment of ranks, with the user's path for imports."""
         settings = RankSettings(self.lane, ROOT, self.extensions, 1, self.python, self.gpus)
         ours = rank_environment(settings)
         users = os.environ.get("PYTHONPATH", "")
@@ -354,8 +354,8 @@ def folders(target: Target, settings: Settings) -> list[Path]:
 
 
 def room(target: Target, settings: Settings) -> Path | None:
-    """Where the runs' folders can be, if not in the usual place for temporary files: they must not
-    lie in one of the user's folders. The kernel refuses that for what lies on these."""
+    """A place for the runs' folders, if the usual place for temporary files lies in one of the
+    user's folders: runs must not lie there, as the kernel refuses that for what lies on these."""
     usual = Path(tempfile.gettempdir()).resolve()
     if not set(folders(target, settings)) & {usual, *usual.parents}:
         return None
@@ -366,9 +366,9 @@ def room(target: Target, settings: Settings) -> Path | None:
 
 
 def imports(source: str, without: Container[str]) -> Iterator[str]:
-    """The imports at the top level of a script, each of which may fail, and those of training
-    packages elsewhere; not other ones elsewhere, which may never happen, and not those of modules
-    in ``without``."""
+    """The imports at the top level of a script, and those of training packages elsewhere; each may
+    fail. Others elsewhere may never happen, so they are left out, and so are those of modules in
+    ``without``."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -426,8 +426,8 @@ def where_failed(folder: Path, script: Path | None) -> str:
 
 
 def last_lines(folder: Path, ended: Exit) -> str:
-    """The last lines that the rank that failed has printed, or rank 0: those of its output, and
-    then those of its errors. Those of the agent, if the rank has printed nothing."""
+    """The last lines of the rank that failed, or of rank 0: its output, then its errors. If the
+    rank printed nothing, the last lines of the agent."""
     logs = folder / "logs" / f"rank_{(ended.failure or {}).get('rank', 0)}"
     output, errors = _lines(logs / "stdout.log"), _lines(logs / "stderr.log")
     errors = errors[-(LOG_LINES - min(len(output), LINES_OF_OUTPUT)) :]

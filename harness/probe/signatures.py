@@ -72,13 +72,13 @@ class Sign:
 
     @property
     def is_news(self) -> bool:
-        """Whether a right loop does not show it: a broken relation, or one of some notes."""
+        """Whether no right loop shows it: a broken relation, or a note in SUSPECT."""
         return not self.note or self.relation.startswith(SUSPECT)
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """What tells it from another finding: of a note in SUSPECT only how it begins, as a change
-        of its other words must not make another finding of it."""
+        """Signs of the same kind are the same finding. Of a note in SUSPECT only the beginning
+        counts, so that its other words may change."""
         begins = next((b for b in SUSPECT if self.note and self.relation.startswith(b)), "")
         return self.layout, begins or self.relation, self.times
 
@@ -113,7 +113,7 @@ class Signature:
 
     @property
     def shown(self) -> list[Sign]:
-        """What the release with the bug shows and the one without it does not."""
+        """The signs that the release with the bug shows and the one without it does not."""
         kinds_of_fixed = {one.kind for one in self._signs("fixed")}
         return [
             one for one in self._signs("buggy") if one.is_news and one.kind not in kinds_of_fixed
@@ -121,16 +121,16 @@ class Signature:
 
     @property
     def parts(self) -> set[str]:
-        """The parts of a model that the loop has, and without which there is no bug: experts."""
+        """The parts of a model, such as experts, that the loop has and the bug needs."""
         return _parts(self._signs("buggy"))
 
     @property
     def silent(self) -> dict[str, list[str]]:
         """By variant, why there is no answer, or the layouts without one.
 
-        Without the bug, a layout whose samples it breaks may have none: where shards of a stream
-        go to the ranks, their rows are not those of the reference's step, and that none comes twice
-        is all that can be compared.
+        If the bug breaks the samples of a layout, ``fixed`` may have no answer there: where ranks
+        read shards of a stream, their rows differ from the reference's step, so only rows that come
+        twice can be found.
         """
         samples = {one.layout for one in self._signs("buggy") if one.relation == "samples"}
         by_variant = {}
@@ -157,7 +157,7 @@ def without_numbers(note: str) -> str:
 
 
 def shown(answers: Answers) -> tuple[Sign, ...]:
-    """What a probe has shown, to be compared with that of a catalogued bug."""
+    """The signs of a probe, to be compared with those of known bugs."""
     signs = []
     for comparison in answers.layouts:
         evaluations = [
@@ -213,13 +213,13 @@ def _fixed(value: Any) -> Any:
 
 
 def from_json(content: Mapping[str, Any]) -> ProbeResult:
-    """What was written with ``dataclasses.asdict``."""
+    """The result that ``dataclasses.asdict`` wrote."""
     signs = tuple(Sign(**one) for one in content["shown"])
     return ProbeResult(**{**content, "shown": signs})
 
 
 def write(folder: Path, by_variant: Mapping[str, ProbeResult]) -> None:
-    """Replace what was recorded; what was written by hand stays."""
+    """Replace the recorded results; what was written by hand stays."""
     file = folder / FILE
     content = json.loads(file.read_text(encoding="utf-8"))
     content["recorded"] = {variant: asdict(one) for variant, one in by_variant.items()}
@@ -227,8 +227,8 @@ def write(folder: Path, by_variant: Mapping[str, ProbeResult]) -> None:
 
 
 Affected = Callable[[str, Mapping[str, str]], str]
-"""What says that releases, by package, have a bug; empty if nothing does. ``harness.bugs.lookup``
-answers, which must not be imported here."""
+"""Says why releases, by package, have a bug; returns "" if nothing shows it.
+``harness.bugs.lookup`` answers, which must not be imported here."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class KnownBug:
 
 
 def known(answers: Answers, affected: Affected) -> list[KnownBug]:
-    """The bugs with the signature of what was found that the imported releases have."""
+    """The bugs of the imported releases whose signature matches the answers."""
     compared = {found.layout.kind for found in answers.layouts if not found.no_answer}
     compared |= {MODEL} if answers.relations else set()
     news = shown(answers)
@@ -256,8 +256,8 @@ def with_signature(
     affected: Affected,
     imported: Set[str] = frozenset(),
 ) -> Iterator[KnownBug]:
-    """The bugs with this signature that these releases have, and whose code the script imported, if
-    that is known. A bug of experts needs a model with experts.
+    """The bugs that match these signs, that these releases have, and whose code the script
+    imported, if that is known. A bug of experts needs a model with experts.
 
     ``layouts`` are those that were compared; ``releases`` are by module. Only recorded results
     count: an unknown status is no reason to suspect a bug.
@@ -287,7 +287,7 @@ def _fits(signature: Signature, news: set[tuple[str, str, str]], layouts: set[st
 
 
 def _parts(signs: Iterable[Sign]) -> set[str]:
-    """The parts that are unlike by design in each layout, by what their notes say."""
+    """The parts that differ between layouts by design, as the notes say."""
     notes = [one.relation for one in signs if one.note]
     return {why for why in map(without_numbers, UNLIKE.values()) if any(why in n for n in notes)}
 

@@ -54,7 +54,7 @@ def _next(sizes: Sequence[int], missing: set[Pair]) -> tuple[int, ...]:
 
 
 def _gain(row: dict[int, int], factor: int, value: int, missing: set[Pair]) -> int:
-    """How many missing pairs a value has with those that are chosen."""
+    """How many missing pairs a value forms with the chosen ones."""
     ordered = (
         (factor, value, other, at) if factor < other else (other, at, factor, value)
         for other, at in row.items()

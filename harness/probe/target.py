@@ -1,6 +1,6 @@
-"""The user's command line: taken apart into a script and its arguments, and filled in.
+"""Splits the user's command line into a script and its arguments, and fills them in.
 
-What starts ranks (torchrun, accelerate launch, deepspeed) is left out, as each layout has its own
+Launchers (torchrun, accelerate launch, deepspeed) are removed, because each layout has its own
 number of ranks.
 """
 
@@ -69,7 +69,7 @@ class Target:
 
     @property
     def file(self) -> Path | None:
-        """The user's own file, or that of a module; None if it cannot be found."""
+        """The file of the script or of the module; None if it cannot be found."""
         if self.made:
             return Path(self.made)
         if not self.module:
@@ -85,7 +85,7 @@ class Target:
         return None
 
     def filled(self, values: Mapping[str, object], extra_arguments: str = "") -> list[str]:
-        """The arguments, and ``more`` ones, without placeholders. Other braces are left alone."""
+        """The arguments and ``extra_arguments``, without placeholders. Other braces stay."""
         return [_filled(word, values) for word in (*self.arguments, *shlex.split(extra_arguments))]
 
     def filled_constants(self, values: Mapping[str, object]) -> dict[str, str]:
@@ -105,7 +105,7 @@ def _filled(word: str, values: Mapping[str, object]) -> str:
 
 
 def names(words: Iterable[str]) -> set[str]:
-    """The placeholders in some words; raises UserError for what is none, such as {rows/2}."""
+    """The placeholders in some words; raises UserError for other arithmetic, such as {rows/2}."""
     placeholders: set[str] = set()
     for word in words:
         for match in PLACEHOLDER.finditer(word):
@@ -121,7 +121,7 @@ def names(words: Iterable[str]) -> set[str]:
 
 
 def target(words: Sequence[str]) -> Target:
-    """The script and its arguments; raises UserError if there is none, or it does not exist."""
+    """The script and its arguments; raises UserError without a script, or if it does not exist."""
     words, launcher = _without_launcher(list(words))
     words, module = _without_options(words, launcher)
     if not words:

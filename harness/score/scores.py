@@ -1,8 +1,8 @@
 """What a detector did on one bug, from the trials with it and without it.
 
-An alarm in a variant without the bug of its scenario can be right, as a release has many bugs: it
-is another bug's if the detector gave the same alarm where it detected that one, and the variant's
-release has it.
+An alarm in a variant without the bug of its scenario can be right, because a release has many bugs.
+It is another bug's alarm if the detector gave the same alarm where it detected that bug, and if the
+variant's release has that bug.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Score:
 def score(
     scenario: str, detector: str, trials: Sequence[Watched], failures: Sequence[str] = ()
 ) -> Score:
-    """Judge a detector by its trials of one bug, of which each showed what it should. ``failures``
-    say of each other trial its variant and what went wrong."""
+    """Judge a detector by the trials of one bug that went as documented. ``failures`` contain the
+    variant and the reason of each other trial."""
 
     def judged(detection: Detection, reason: str = "", **more: Any) -> Score:
         return Score(scenario, detector, detection, reason, trials=trials, **more)
@@ -173,7 +173,7 @@ def _judged(old_score: Score, texts_by_bug: Sequence[tuple[str, set[str]]]) -> S
 def _without_alarms_of_others(
     trial: Watched, texts_by_bug: Iterable[tuple[str, set[str]]], other_bugs: dict[str, None]
 ) -> Watched:
-    """A trial without the alarms of other bugs, whose names go to ``found``."""
+    """A trial without the alarms of other bugs, whose names go to ``other_bugs``."""
     candidates = [(bug, texts) for bug, texts in texts_by_bug if _has(bug, trial.releases)]
     alarms = []
     for alarm in trial.alarms:

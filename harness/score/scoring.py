@@ -54,9 +54,8 @@ class Scoring:
     """A seed that nobody knew before; more are counted on from it."""
 
     def all_seeds(self) -> list[int]:
-        """The seeds of every variant: of those that were given the first half, and as many drawn
-        ones as are left. All variants have the same, so that no seed tells whether the bug is
-        there."""
+        """The seeds of every variant: the first half of ``seeds``, then as many drawn ones as are
+        left. All variants have the same, so that no seed tells whether the bug is there."""
         half = (len(self.seeds) + 1) // 2
         drawn = (self.drawn[0] + n for n in range(len(self.seeds) - half))
         return [*self.seeds[:half], *(n % LARGEST_SEED for n in drawn)]
@@ -88,7 +87,7 @@ def steps_of(scenario: str) -> int:
 
 
 def scored(scoring: Scoring, report: Callable[[Score], None]) -> list[Score]:
-    """The scores of all detectors on all scenarios; ``each`` gets every one as it is there."""
+    """The scores of all detectors on all scenarios; ``report`` gets each as soon as it exists."""
     plan = [run for config in scoring.configs for run in _runs(config, scoring)]
     runs_by_scenario, scores = dict[str, dict[int, tuple[RunConfig, Done]]](), list[Score]()
     with started(plan) as futures:
@@ -227,7 +226,7 @@ def _disturbed(without: Done, others: Sequence[tuple[RunConfig, Done]]) -> str:
 
 
 def _facts(folder: Path | None, variant: str) -> list[Any] | None:
-    """The records of a trial that are about the training; None if they are not whole."""
+    """The records of a trial that are about the training; None if some are missing."""
     if folder is None:
         return None
     try:
@@ -250,7 +249,7 @@ def writes_traces(detector: DetectorConfig) -> bool:
 
 @contextmanager
 def judge(detector: DetectorConfig, healthy: Sequence[Path]) -> Iterator[Callable[[Path], Judged]]:
-    """What judges a folder of traces, after the detector has learned from those of healthy runs."""
+    """Yields what judges a folder of traces, after the detector has learned from healthy ones."""
     with tempfile.TemporaryDirectory(prefix="traces-") as place:
         copied = 0
 

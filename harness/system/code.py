@@ -1,4 +1,4 @@
-"""The code of our own that a module runs, and its digest, under which results are stored."""
+"""Finds the code of ours that a module runs, and its digest, under which results are stored."""
 
 from __future__ import annotations
 

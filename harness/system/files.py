@@ -121,7 +121,7 @@ def refuse_unless_writable(file: Path) -> None:
 
 
 def refuse_unless_creatable(folder: Path) -> None:
-    """The same of a folder, whose parents may be missing."""
+    """Raise UserError unless a folder can be made; its parents may be missing."""
     nearest = folder
     while not nearest.parent.exists():
         nearest = nearest.parent
@@ -131,7 +131,7 @@ def refuse_unless_creatable(folder: Path) -> None:
 def _refuse_unless(
     make: Callable[[Path], None], remove: Callable[[Path], None], path: Path
 ) -> None:
-    """Make something beside a path, and remove it: permissions do not say all, as in /proc."""
+    """Make something beside a path, and remove it: permissions do not decide alone, as in /proc."""
     aside = beside(path)
     try:
         make(aside)

@@ -53,7 +53,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def visible(rows: Sequence[Sequence[str]], setting: str | None) -> tuple[Gpu, ...]:
-    """The GPUs ``(index, uuid, name)`` that CUDA sees if CUDA_VISIBLE_DEVICES is ``named``.
+    """The GPUs ``(index, uuid, name)`` that CUDA sees if CUDA_VISIBLE_DEVICES is ``setting``.
 
     CUDA accepts indices and beginnings of UUIDs, and ignores everything after an unknown one.
     """

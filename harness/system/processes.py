@@ -63,7 +63,7 @@ def members(token: str) -> list[psutil.Process]:
 
 
 def handling(processes: Iterable[psutil.Process], number: int) -> Iterator[psutil.Process]:
-    """Those of these processes that have a handler for a signal; Linux only."""
+    """The processes that have a handler for a signal; Linux only."""
     for process in processes:
         try:
             status = Path(f"/proc/{process.pid}/status").read_text()

@@ -1,4 +1,4 @@
-"""A layout beside the reference: the first step at which something is not as it is there."""
+"""Compares a layout with the reference, up to the first step that differs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEEDS_RANKS = re.compile(
     r"at least (2|two)|more than (1|one)\b|multi.?gpu",
     re.IGNORECASE,
 )
-"""What scripts say that do not run on one rank."""
+"""What a script says that needs several ranks."""
 
 DEMAND = re.compile(r"(\[rank\d+\]:)?\s*(assert|raise)\b")
 """How a line of a traceback begins that demands something."""
@@ -71,15 +71,15 @@ class Compared:
 
 @dataclass
 class Own:
-    """Gradients that ranks have of their own: right if the optimizer averages them in its step.
-    A step with a rate of 0 does not show whether it does."""
+    """Gradients that differ between ranks: right if the optimizer averages them in its step. A step
+    with a rate of 0 does not show whether it does."""
 
     broken: list[Broken] = field(default_factory=list)
     step: int = 0
     averaged: bool = False
 
     def without(self, at: Moment, faults: list[Broken]) -> list[Broken]:
-        """What is broken beside them."""
+        """The faults that remain without these gradients."""
         own_faults = own_gradients(at, faults)
         if not own_faults:
             return faults
@@ -90,7 +90,7 @@ class Own:
 
 
 def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared:
-    """Compare all steps of a run until one is unlike the reference's."""
+    """Compare the steps of a run until one differs from the reference's."""
     comparison = Compared(run.layout, run.seconds, no_answer=run.failure, log=run.log)
     local_gradients = Own()
     if not run.failure:
@@ -154,7 +154,7 @@ def _compared(
 
 
 def _loss_times(at: Moment) -> Iterator[tuple[float, float]]:
-    """How many times the reference's the loss is: at least and at most, as it is rounded."""
+    """The lower and upper bound, by rounding, of the loss as a multiple of the reference's."""
     expected_loss, rounding = at.reference.loss(at.number), at.reference.loss_spread(at.number)
     if expected_loss and finite(ratio := mean_loss(at) / expected_loss):
         away = vectors.SAFE * rounding / abs(expected_loss) * max(abs(ratio), 1)
@@ -162,7 +162,7 @@ def _loss_times(at: Moment) -> Iterator[tuple[float, float]]:
 
 
 def uneven(times: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """A note if a loss is no multiple of the reference's, where all gradients are right."""
+    """A note if no factor explains the losses, although all gradients are right."""
     least, most = [low for low, _ in times], [high for _, high in times]
     if times and max(least) > min(most):
         yield (
@@ -172,8 +172,8 @@ def uneven(times: Sequence[tuple[float, float]]) -> Iterator[str]:
 
 
 def _shaped(step: Step, expected: Step) -> Step:
-    """A step with the reference's shapes where a tensor has as many numbers: FSDP1 flattens a
-    parameter also where a rank has the whole of it."""
+    """A step with the reference's shapes where sizes agree: FSDP1 flattens a parameter even where a
+    rank has all of it."""
     shaped = dict(step)
     for kind in {"before", "grad", "update"} & set(step) & set(expected):
         shaped[kind] = dict(step[kind])
@@ -185,8 +185,8 @@ def _shaped(step: Step, expected: Step) -> Step:
 
 
 def _until(comparison: Compared, step: int, problem: str = FEWER) -> Compared:
-    """The comparison of the steps before this one, as a rule the end of the data: what fills it up,
-    or whether it is taken at all, is the sampler's affair."""
+    """End the comparison before this step, as a rule the end of the data: a sampler may fill it up,
+    or skip it."""
     comparison.broken = []
     why = f"step {step + 1} of the reference {problem}"
     if step == comparison.layout.first:
@@ -197,7 +197,7 @@ def _until(comparison: Compared, step: int, problem: str = FEWER) -> Compared:
 
 
 def _no_steps(run: Run, reference: Reference) -> str:
-    """Why the reference has no steps beside which those of a resumed run could be put."""
+    """Why no steps of the reference match those of a resumed run; empty if they do."""
     start = run.layout.first
     if len(reference.steps) <= start:
         return f"the reference took {len(reference.steps)} steps: none follows the stop"
@@ -207,8 +207,8 @@ def _no_steps(run: Run, reference: Reference) -> str:
 
 
 def _incomparable(at: Moment) -> str:
-    """Why a step cannot be compared: it is another one, as steps were skipped, or the optimizer has
-    shards that nobody can put together."""
+    """Why a step cannot be compared: skipped steps shifted it, or the optimizer has shards that
+    cannot be put together. Empty if it can."""
     for rank, step in enumerate(at.here):
         if step["skipped"] != at.right["skipped"]:
             return (
@@ -231,7 +231,7 @@ def _incomparable(at: Moment) -> str:
 
 
 def _measure(at: Moment, worst: dict[str, float]) -> None:
-    """Note the largest distances: how near to an alarm a right loop comes."""
+    """Keep the largest distances: they show how near a right loop comes to an alarm."""
     keep = at.reference.certain(at.number)
     for rank, step in enumerate(at.here):
         update = vectors.masked(at.owned(rank, step["update"]), keep)

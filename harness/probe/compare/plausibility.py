@@ -1,10 +1,10 @@
-"""Is the reference itself plausible? No comparison of layouts shows it if not.
+"""Is the reference itself plausible? No comparison of layouts can show that.
 
-Its steps have questions whose answer needs no second run: a schedule does not begin with a jump;
-the first step is the one that the formula of SGD or Adam gives; weights in 16 bits move at all; and
-a second epoch has another order than the first. Finite differences along its gradient show whether
-the loss falls as the gradient says: they find a backward that is not that of its forward. Only
-notes follow: a model may stop gradients on purpose.
+Some checks of its steps need no second run: a schedule does not begin with a jump; the first step
+is what the formula of SGD or Adam gives; weights in 16 bits move at all; and a second epoch has
+another order than the first. Finite differences along its gradient show whether the loss falls as
+the gradient says: they find a backward that does not match its forward. The results are only notes,
+because a model may stop gradients on purpose.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ COMPILED = "compiled, the first gradient is"
 """How the notes begin: by these words a recorded note is recognised, however it goes on."""
 
 JUMP = 1.5
-"""How many times the second rate the first one may be, if the third one is higher again."""
+"""The largest ratio of the first rate to the second, if the third one is higher again."""
 
 APPLIED = 0.01
-"""How far the first step may be from that of the formula, as a part of it; bf16 included."""
+"""How far (as a fraction) the first step may be from the formula's; bf16 included."""
 
 PLAIN = {"dampening": 0, "maximize": False, "nesterov": False, "correct_bias": True}
 """The settings of an SGD or an Adam whose first step is that of the formula."""
@@ -56,8 +56,8 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
 
 
 def note_on_compiler(baseline: Reference) -> str:
-    """What to say of a compiled loop whose first gradient is not that of the same loop as it is
-    written: the perturbed runs compile nothing."""
+    """A note if the first gradient of a compiled loop is not that of the same loop without a
+    compiler: the perturbed runs compile nothing."""
     step, written = baseline.steps[0], [run[0]["grad"] for run in baseline.rounded if run]
     if not step.get("compiled") or step["draws"] or len(written) < 2 or not norm(written[0]):
         return ""
@@ -74,8 +74,8 @@ def _alike(gradient: Named, twin: Named) -> bool:
 
 
 def _unlike_copies(step: Step) -> Iterator[str]:
-    """Weights in 16 bits, as the model computes with, that are not those that the optimizer steps,
-    rounded."""
+    """A note if the model's weights in 16 bits are not the rounded weights that the optimizer
+    steps."""
     pairs = {name: name.rpartition(COPY)[0] for name in step["before"] if COPY in name}
     off = [
         whole
@@ -125,7 +125,7 @@ def _jump(rates: Sequence[float]) -> Iterator[str]:
 
 
 def _applied(step: Step) -> Iterator[str]:
-    """A first step that is not the one that the optimizer's formula gives for its gradient."""
+    """A first step that differs from what the optimizer's formula gives for its gradient."""
     size = norm(step["grad"])
     clipping, rate = step["clipping"], step["lr"][0]
     is_computable = step["fresh"] and clipping is not None
@@ -169,7 +169,7 @@ def _formula(step: Step, rate: float, clipped: float) -> Named | None:
 
 
 def _drowned(step: Step, expected: Named) -> bool:
-    """Whether rounding of the weights is too much of a step."""
+    """Whether the rounding of the weights hides the step."""
     rounded = sum((step["eps"][n] / 2 * norm({n: step["before"][n]})) ** 2 for n in expected)
     return float(rounded**0.5) > APPLIED * norm(expected)
 
@@ -232,8 +232,8 @@ class Steep:
 
 
 def same_gradients(run: Run) -> bool:
-    """Whether the ranks of the reference have the same gradients in the first step: the loss of all
-    ranks has no slope along the gradient of one."""
+    """Whether the ranks of the reference have the same gradients in the first step: otherwise the
+    loss of all has no slope along the gradient of one."""
     gradient, *others = (steps[0]["grad"] or {} for steps in run.ranks)
     for twin in others:
         common = {n: g for n, g in twin.items() if n in gradient and gradient[n].shape == g.shape}
@@ -269,8 +269,8 @@ def steep(baseline: Reference, runs: Sequence[Run], change: float) -> Steep | No
 
 
 def note_on_slope(slopes: Sequence[Steep | None]) -> str:
-    """What to say of the slopes with smaller and smaller steps: empty unless all that rounding does
-    not decide agree that the loss is not as its gradient says."""
+    """A note on the slopes with smaller and smaller steps; empty unless all that rounding does not
+    decide agree that the loss does not fall as its gradient says."""
     sure = [one for one in slopes if one is not None and one.unsure < ALIKE]
     if len(sure) < 2 or any(one.right for one in sure):
         return ""

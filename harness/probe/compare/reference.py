@@ -1,4 +1,4 @@
-"""The reference, one rank with one micro-batch a step, with the spread that rounding has in it."""
+"""The reference, one rank with one micro-batch per step, and how far rounding moves it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "updat
 """What a step has for each parameter; the names of a state go on after a space."""
 
 LOSS_LEAST = 1e-7
-"""The least spread of a loss, as a part of it."""
+"""The least spread of a loss, as a fraction of it."""
 
 
 def without_cleared(run: Run, expected: Sequence[Step] = (), same_rows: bool = False) -> Run:
-    """A run without the micro-batches whose gradients were cleared before the step, and without
-    those to which no gradient came: a rehearsal.
+    """A run without the micro-batches of a rehearsal: their gradients were cleared before the step,
+    or no gradient came to them.
 
-    Beside a reference (``right``), only where its step has as many rows as are left. A loop that
-    clears the gradients of each micro-batch is wrong, and has trained on all of them.
+    With the steps of a reference (``expected``), only where its step has as many rows as are left.
+    A loop that clears the gradients of each micro-batch is wrong, and has trained on all of them.
     """
     steps = list(zip(*run.ranks, strict=False))
     gone = set()
@@ -106,8 +106,8 @@ class Reference:
         return Reference(run.ranks[0], [each.ranks[0] for each in perturbed if each.ranks])
 
     def spread(self, step: int, quantity: str) -> Spread:
-        """By parameter, how far rounding alone moves ``what`` at a step, counted from 0. A single
-        value that is computed in 16 bits moves by half an ulp, or by chance in no perturbed run."""
+        """By parameter, how far rounding alone moves a quantity at a step, counted from 0. A single
+        value in 16 bits counts as moved by half an ulp: by chance, no perturbed run may move it."""
         key = step, quantity
         if key not in self._spreads:
             expected = self._by_parameter(self.steps, step, quantity)
@@ -125,7 +125,7 @@ class Reference:
         return self._spreads[key]
 
     def _by_parameter(self, steps: Sequence[Step], step: int, quantity: str) -> Any:
-        """What a step has of each parameter; of updates, only where they are certain."""
+        """A quantity of each parameter at a step; of updates, only the certain values."""
         tensors = steps[step][quantity] or {}
         return vectors.masked(tensors, self.certain(step)) if quantity == "update" else tensors
 
@@ -151,7 +151,7 @@ class Reference:
         return [n for n in gradients[0] if not any(one[n].any() for one in gradients if n in one)]
 
     def ends(self, step: int) -> bool:
-        """Whether a step is that of the end of the data, which has fewer rows."""
+        """Whether a step ends the data: it has fewer rows than the first."""
         first_size, last_size = (sum(map(len, self.steps[n]["rows"])) for n in (0, step))
         return last_size < first_size
 
@@ -167,8 +167,8 @@ class Reference:
         return max([abs(f) for f in deviations if finite(f)] + [LOSS_LEAST * size])
 
     def _of_summands(self, step: int) -> float:
-        """How large the summands of a loss may be that cancel each other, as where advantages have
-        the mean 0: as much as it would change with the weights, if all went along its gradient."""
+        """How large the summands of a loss may be if they cancel each other, as with advantages of
+        mean 0: the change of the loss if all weights moved along its gradient."""
         first_step, gradient = self.steps[0], self.steps[step]["raw"] or self.steps[step]["grad"]
         size = vectors.norm(first_step.get("before", {})) * vectors.norm(gradient)
         return size if finite(size) else 0.0
@@ -176,7 +176,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Moment:
-    """A step of a layout beside the same step of the reference."""
+    """A step of a layout, and the same step of the reference."""
 
     reference: Reference
     number: int
@@ -198,10 +198,10 @@ class Moment:
         return bool(self.right["raw"]) and all(one["raw"] for one in self.here)
 
     def owned(self, rank: int, by_name: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Of named things, those of parameters that the rank has as a whole: a stage of a pipeline
-        has some, and a rank of tensor parallelism has parts of others.
+        """The entries of ``by_name`` whose parameter the rank has as a whole: a stage of a pipeline
+        has some parameters, a rank of tensor parallelism has parts of others.
 
-        What no rank has counts as every rank's: it is missing.
+        A parameter that no rank has counts as every rank's: it is missing.
         """
         if not self.same_rows:
             return by_name
@@ -228,8 +228,8 @@ Piece = tuple[int, Array]
 
 
 def joined(ranks: Sequence[Step], expected: Step) -> list[Step]:
-    """A step of all ranks. Those that have a piece of a parameter get the whole of it, if all
-    pieces are there; where several ranks have the same one, each keeps its own."""
+    """A step of all ranks. A rank with a piece of a parameter gets the whole of it, if all pieces
+    are there; if several ranks have the same piece, each keeps its own."""
     names = {name for step in ranks for name in step.get("starts", ())}
     steps = [dict(step) for step in ranks]
     for kind in OF_VALUES if names else ():
@@ -245,7 +245,7 @@ def joined(ranks: Sequence[Step], expected: Step) -> list[Step]:
 
 
 def _whole(pieces: Sequence[Piece], like: Array) -> Array | None:
-    """The pieces in one, of which later ones count; None if values are missing."""
+    """The joined pieces; later ones overwrite earlier ones. None if values are missing."""
     import numpy
 
     whole, is_filled = numpy.zeros(like.size, like.dtype), numpy.zeros(like.size, bool)
@@ -265,8 +265,8 @@ def as_in(expected: Step, steps: Sequence[Step]) -> list[Step]:
 
 
 def _numbered(stage: int | None, names: set[str], targets: set[str]) -> Callable[[str], str] | None:
-    """What puts the number of a rank's first stage before the names of its parameters, if the
-    reference has all of them like that."""
+    """Adds the number of a rank's first stage to the names of its parameters; None unless the
+    reference has all of these names."""
 
     def with_stage(name: str) -> str:
         return f"{stage}.{name}" if f"{stage}.{name}" in targets else name
@@ -276,7 +276,7 @@ def _numbered(stage: int | None, names: set[str], targets: set[str]) -> Callable
 
 
 def _renaming(names: set[str], targets: set[str]) -> Callable[[str], str] | None:
-    """What makes the names that are here those that are there: a prefix less, or one more."""
+    """Adds a prefix to names, or removes one, so that all are ``targets``; None without one."""
     if not names or names & targets:
         return None
     first_name = min(names)

@@ -1,8 +1,8 @@
 """The relations that hold between a right loop's layouts, each defined once.
 
-``RELATIONS`` has them in the order of cause and effect: the first that is broken at the first step
-where any is broken is what a report names, as the others follow from it. ``MISTAKES`` has the
-ratios to the reference that mistakes leave.
+``RELATIONS`` has them in the order of cause and effect. A report names the first broken one at the
+first step that has any, because the others follow from it. ``MISTAKES`` has the ratios to the
+reference that mistakes leave.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ BETWEEN = "weights between steps"
 
 
 def other_parts(at: Moment) -> list[str]:
-    """The parameters of which the ranks have parts that are not those of the reference's weights,
-    in whatever order: each rank has drawn its own."""
+    """The parameters whose parts on all ranks are not the reference's weights, in any order: each
+    rank has drawn its own."""
     import numpy
 
     names = []
@@ -270,8 +270,8 @@ def _divides_itself(at: Moment, row_count: int, expected_count: int) -> str:
 
 
 def _rows(at: Moment, expected: Counter[str]) -> Counter[str]:
-    """The rows of all ranks. Where ranks see the same rows, one that several see counts once, and
-    a rank that knows none of the reference's is a later stage, which is given something else."""
+    """The rows of all ranks. If ranks see the same rows, a row of several ranks counts once, and a
+    rank without any of the reference's is a later stage, which is given something else."""
     rows, *others = (Counter(row for micro in one["rows"] for row in micro) for one in at.here)
     for other_rows in others:
         if not at.same_rows:
@@ -312,7 +312,7 @@ def loss(at: Moment) -> Broken | None:
 
 
 def mean_loss(at: Moment) -> float:
-    """Of the ranks that have one: of a pipeline, the last stage."""
+    """The mean of the ranks that have a loss: in a pipeline, the last stage."""
     losses = [sum(one["losses"]) for one in at.here if one["losses"]]
     return sum(losses) / max(len(losses), 1)
 
@@ -377,8 +377,8 @@ UNLIKE_RANKS = "the ranks have unlike gradients"
 
 
 def drawn(at: Moment, fault: Broken) -> str:
-    """Why a gradient that is no multiple of the reference's says nothing: the model has drawn other
-    numbers. Ranks whose gradients are unlike are wrong nevertheless."""
+    """Why this mismatch proves nothing: the model drew other random numbers in this layout. Ranks
+    that disagree with each other are still wrong."""
     draws = at.right["draws"] and any(one["draws"] for one in at.here)
     unlike = any(detail.startswith(UNLIKE_RANKS) for detail in fault.details)
     if not draws or unlike or fault.meaning or "gradient" not in fault.relation:
@@ -390,7 +390,7 @@ def drawn(at: Moment, fault: Broken) -> str:
 
 
 def _unlike_ranks(at: Moment, quantity: str) -> str:
-    """Whether the ranks have gradients of their own, and what their mean is."""
+    """The message that ranks have unlike gradients, with their mean; empty if not."""
     if at.layout.world == 1 or at.same_rows:
         return ""
     expected, rounding = at.right[quantity], at.spread(quantity)
@@ -427,7 +427,7 @@ def rate(at: Moment) -> Broken | None:
 
 
 def shown_rate(rate: float | list[float]) -> str:
-    """A rate, or those of all groups, without the digits that rounding has left."""
+    """A rate, or the rates of all groups, without digits that only rounding has left."""
     return f"{rate:.8g}" if isinstance(rate, float) else ", ".join(map(shown_rate, rate))
 
 
@@ -457,13 +457,13 @@ RELATIONS = (weights, outside, optimizer, samples, stale, gradient, clipped, los
 def broken(at: Moment) -> list[Broken]:
     """The relations that do not hold at a step.
 
-    How a loss is scaled is the loop's own affair where the gradient is right: alone it is none.
+    A loss alone does not count: where the gradient is right, a loop may scale its loss as it likes.
     """
     return harmful(one for relation in RELATIONS if (one := relation(at)) is not None)
 
 
 def harmful(faults: Iterable[Broken]) -> list[Broken]:
-    """All of them, but a loss alone."""
+    """The faults; none if the loss is the only one."""
     faults = list(faults)
     return [] if [one.relation for one in faults] == ["loss"] else faults
 
@@ -473,8 +473,8 @@ GRADIENTS = ("gradient", "clipped gradient")
 
 
 def own_gradients(at: Moment, faults: Iterable[Broken]) -> list[Broken]:
-    """Of what is broken, the gradients that ranks may have of their own until the optimizer's step,
-    which averages them: their mean is the reference's, and so is the update."""
+    """The faults of gradients that may differ between ranks until the optimizer's step averages
+    them: their mean is the reference's, and so is the update."""
     own_faults = [one for one in faults if one.relation in GRADIENTS]
     updated = all(one.relation != "update" for one in faults)
     if not (own_faults and updated) or at.layout.world == 1 or at.same_rows:
@@ -496,7 +496,7 @@ def is_updated(at: Moment, names: Iterable[str]) -> bool:
 
 
 def _mean(at: Moment, quantity: str, expected: Named) -> Named:
-    """The mean over the ranks of what each has, with the names of ``right``."""
+    """The mean of a quantity over the ranks, with the names of ``expected``."""
     return {
         name: sum(one[quantity].get(name, tensor * 0) for one in at.here) / at.layout.world
         for name, tensor in expected.items()

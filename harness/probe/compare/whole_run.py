@@ -62,8 +62,8 @@ class Loss:
 
 
 def evaluation(run: Run, reference: Run) -> Broken | str | None:
-    """The first loss of an evaluation that a mistake has multiplied, or a note on one that is just
-    another one."""
+    """The first loss of an evaluation that a known mistake multiplied; otherwise a note on the
+    first one that differs."""
     losses = _losses(run, reference)
     for loss in losses:
         ratio = loss.here / loss.there if loss.there else 1.0
@@ -92,8 +92,8 @@ def _losses(run: Run, reference: Run) -> list[Loss]:
 SCHEDULE = "schedule"
 
 UNLIKE = 1.4
-"""How many times as long a schedule is at least, if it is another one: a dataset that cannot be
-divided by the rows of a step makes it a little longer or shorter."""
+"""The least ratio of the lengths of two schedules that are not the same: a dataset that cannot be
+divided by the rows of a step makes one a little longer or shorter."""
 
 
 def schedule(
