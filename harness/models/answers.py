@@ -203,9 +203,8 @@ def _worker(asking: Asking, request: Mapping[str, Any], log: TextIO) -> Iterator
 def _environment(asking: Asking) -> dict[str, str]:
     """The environment of a worker: the overlay, then the harness, first on its path."""
     variables = {name: value for name, value in os.environ.items() if not NOT_INHERITED.match(name)}
-    user_path = os.environ.get("PYTHONPATH", "").split(
-        os.pathsep
-    )  # that of a bundle, if it is used
+    # A bundle that is in use sets PYTHONPATH.
+    user_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [asking.releases.site, ROOT, *filter(None, user_path)]
     device = ON_GPUS if asking.lane is Lane.GPU else {}
     return {

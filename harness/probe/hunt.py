@@ -332,7 +332,10 @@ def text(hunted: Hunted) -> Iterator[str]:
     )
     for finding in hunted.findings:
         label = f"known: {', '.join(finding.known)}" if finding.known else "NOT KNOWN"
-        yield f"  {label}; since {finding.since}; in {finding.seen} settings, the simplest {finding.simplest}"
+        yield (
+            f"  {label}; since {finding.since}; in {finding.seen} settings, "
+            f"the simplest {finding.simplest}"
+        )
         yield from (f"    {_sign_text(each)}" for each in finding.shown)
     for name, why in hunted.unclear.items():
         yield f"  no answer: {name}: {why}"

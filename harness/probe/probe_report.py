@@ -136,7 +136,10 @@ def headline(answers: Answers) -> str:
     )
     agreement = f"{answers.script} trains the same {compared}" if compared else ""
     if silent or not agreement:
-        gone = f"{answers.script}: no answer {_listed([where(comparison.layout) for comparison in silent])}"
+        gone = (
+            f"{answers.script}: no answer "
+            f"{_listed([where(comparison.layout) for comparison in silent])}"
+        )
         return (f"{gone}; it trains the same {compared}" if agreement else gone) + suspect
     unseen = ", as far as probe sees: not its samples" if answers.unseen else ""
     return f"{agreement}{unseen}{suspect}"
@@ -146,7 +149,10 @@ def status(comparison: Compared) -> str:
     """A line about a layout that was just compared."""
     if comparison.no_answer:
         return f"{comparison.layout.name}: no answer"
-    return f"{comparison.layout.name}: {_fault(comparison) if comparison.broken else 'as the reference'}"
+    return (
+        f"{comparison.layout.name}: "
+        f"{_fault(comparison) if comparison.broken else 'as the reference'}"
+    )
 
 
 def where(layout: Layout) -> str:

@@ -191,8 +191,8 @@ def _compared(runner: Runner, settings: Settings, run: Run, baseline: Reference)
         return _without_an_answer(comparison, run, baseline)
     ordered.layout = run.layout
     ordered.notes.append(
-        f"draws another order than the reference ({comparison.broken[0].text}); none comes twice. It "
-        "was compared again, with every sampler in one order"
+        f"draws another order than the reference ({comparison.broken[0].text}); none comes twice. "
+        "It was compared again, with every sampler in one order"
     )
     return ordered
 

@@ -296,7 +296,8 @@ class Runner:
         words = " ".join([script, *self.target.arguments])
         shimmed_packages = [package for word, package in SHIMMED.items() if word in words]
         lines = [
-            f"from harness.rank.probe import on_cpu\non_cpu.install_shims({shimmed_packages!r}, '{self.lane}')"
+            "from harness.rank.probe import on_cpu\n"
+            f"on_cpu.install_shims({shimmed_packages!r}, '{self.lane}')"
         ]
         late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
         lines += imports("\n".join([script, *late]), beside)
@@ -355,7 +356,7 @@ def folders(target: Target, settings: Settings) -> list[Path]:
 
 def room(target: Target, settings: Settings) -> Path | None:
     """A place for the runs' folders, if the usual place for temporary files lies in one of the
-    user's folders: runs must not lie there, as the kernel refuses that for what lies on these."""
+    user's folders: the kernel refuses an overlay on a folder that contains the overlay's files."""
     usual = Path(tempfile.gettempdir()).resolve()
     if not set(folders(target, settings)) & {usual, *usual.parents}:
         return None

@@ -159,24 +159,16 @@ def without_numbers(note: str) -> str:
 def shown(answers: Answers) -> tuple[Sign, ...]:
     """The signs of a probe, to be compared with those of known bugs."""
     signs = []
-    for comparison in answers.layouts:
-        evaluations = [
-            each for each in comparison.broken[1:] if each.relation == whole_run.EVALUATION
-        ]
-        for fault in [
-            *comparison.broken[:1],
-            *evaluations,
-        ]:  # an evaluation is not a result of the first
-            layout, ratio = (
-                comparison.layout,
-                None if fault.ratio is None else round(fault.ratio, 6),
-            )
+    for answer in answers.layouts:
+        evaluations = [each for each in answer.broken[1:] if each.relation == whole_run.EVALUATION]
+        # An evaluation is not a result of the first fault.
+        for fault in [*answer.broken[:1], *evaluations]:
+            layout, ratio = answer.layout, None if fault.ratio is None else round(fault.ratio, 6)
             has_meaning = fault.ratio is not None and fault.meaning
             times = term(fault.ratio or 0.0, layout.times, layout.k) if has_meaning else ""
-            signs.append(Sign(layout.kind, fault.relation, ratio, times, comparison.step))
+            signs.append(Sign(layout.kind, fault.relation, ratio, times, answer.step))
         signs += [
-            Sign(comparison.layout.kind, without_numbers(note), note=True)
-            for note in comparison.notes
+            Sign(answer.layout.kind, without_numbers(note), note=True) for note in answer.notes
         ]
     signs += [Sign("", without_numbers(note), note=True) for note in answers.notes]
     wrong_relations = [

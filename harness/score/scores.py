@@ -98,25 +98,21 @@ def score(
         return judged(Detection.NOT_APPLICABLE)
     if changed := _first_nonempty(one.changed for one in trials):
         return judged(Detection.DISTURBS, changed)
-    false_by_variant = {one.variant: one for one in trials if one.alarms and not one.symptom}
-    if false_by_variant:
-        text = f"{', '.join(false_by_variant)}: {next(iter(false_by_variant.values())).text}"
+    false_trials = {one.variant: one for one in trials if one.alarms and not one.symptom}
+    if false_trials:
+        text = f"{', '.join(false_trials)}: {next(iter(false_trials.values())).text}"
         if not all(one.alarms for one in buggy):
             text += "; and silent with the bug"
-        return judged(Detection.FALSE_ALARM, text, false_alarms=tuple(sorted(false_by_variant)))
+        return judged(Detection.FALSE_ALARM, text, false_alarms=tuple(sorted(false_trials)))
     if error := _first_nonempty(one.error for one in trials):
         return judged(Detection.NO_ANSWER, _where(error))
     silent = [one for one in buggy if not one.alarms]
     if silent:
         alarmed = len(buggy) - len(silent)
         return judged(Detection.MISSED, f"in {alarmed} of {len(buggy)} trials" if alarmed else "")
-    first_trial = buggy[0]
-    late = (
-        None
-        if first_trial.since is None or first_trial.first is None
-        else first_trial.first - first_trial.since
-    )
-    return judged(Detection.DETECTED, first_trial.text, step=first_trial.first, late=late)
+    trial = buggy[0]
+    late = None if trial.since is None or trial.first is None else trial.first - trial.since
+    return judged(Detection.DETECTED, trial.text, step=trial.first, late=late)
 
 
 def _where(error: str) -> str:

@@ -184,8 +184,8 @@ def outside(at: Moment) -> Broken | None:
         ]
         if off:
             text = (
-                f"rank {rank}: {several(off)} changed by {changes.get(off[0], 0.0):.2g} of their size "
-                f"outside of optimizer.step; in the reference by {expected.get(off[0], 0.0):.2g}"
+                f"rank {rank}: {several(off)} changed by {changes.get(off[0], 0.0):.2g} of their "
+                f"size outside of optimizer.step; in the reference by {expected.get(off[0], 0.0):.2g}"
             )
             return Broken(BETWEEN, text, parameters=tuple(off), ranks=(rank,))
     return None
@@ -245,8 +245,8 @@ def samples(at: Moment) -> Broken | None:
     if rows == expected:
         return None
     text = (
-        f"{rows.total()} rows, {len(rows)} of them distinct; the reference has {expected.total()}, and "
-        f"{missing.total()} of its rows are missing"
+        f"{rows.total()} rows, {len(rows)} of them distinct; the reference has {expected.total()}, "
+        f"and {missing.total()} of its rows are missing"
     )
     if came := _came_early(at):
         text = f"{came}: {text}"
@@ -264,8 +264,8 @@ def _divides_itself(at: Moment, row_count: int, expected_count: int) -> str:
     if at.same_rows or not placeholder or _came_early(at):
         return ""
     return (
-        f"these are 1/{expected_count // row_count} of the rows: if the script divides its batch size itself, "
-        f"give it {{{placeholder}}} instead of {{rows}}"
+        f"these are 1/{expected_count // row_count} of the rows: if the script divides its batch "
+        f"size itself, give it {{{placeholder}}} instead of {{rows}}"
     )
 
 
@@ -395,8 +395,10 @@ def _unlike_ranks(at: Moment, quantity: str) -> str:
         return ""
     expected, rounding = at.right[quantity], at.spread(quantity)
     tensors, *others = (one[quantity] for one in at.here)
-    if not any(vectors.astray(other, {**expected, **tensors}, {**dict.fromkeys(tensors, 0.0), **rounding})
-               for other in others):  # fmt: skip
+    if not any(
+        vectors.astray(other, {**expected, **tensors}, {**dict.fromkeys(tensors, 0.0), **rounding})
+        for other in others
+    ):
         return ""
     mean = vectors.share(_mean(at, quantity, expected), expected)
     text = UNLIKE_RANKS

@@ -75,7 +75,10 @@ def evaluation(run: Run, reference: Run) -> Broken | str | None:
 
 
 def _described(loss: Loss) -> str:
-    return f"after step {loss.steps}, {loss.name} is {loss.here:.6g}; the reference has {loss.there:.6g}"
+    return (
+        f"after step {loss.steps}, {loss.name} is {loss.here:.6g}; "
+        f"the reference has {loss.there:.6g}"
+    )
 
 
 def _losses(run: Run, reference: Run) -> list[Loss]:
