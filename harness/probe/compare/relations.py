@@ -185,7 +185,8 @@ def outside(at: Moment) -> Broken | None:
         if off:
             text = (
                 f"rank {rank}: {several(off)} changed by {changes.get(off[0], 0.0):.2g} of their "
-                f"size outside of optimizer.step; in the reference by {expected.get(off[0], 0.0):.2g}"
+                "size outside of optimizer.step; in the reference by "
+                f"{expected.get(off[0], 0.0):.2g}"
             )
             return Broken(BETWEEN, text, parameters=tuple(off), ranks=(rank,))
     return None
