@@ -30,8 +30,8 @@ from harness.system.text import complaint
 
 WORKER = "harness.rank.models.worker"
 CODE = (WORKER, *sorted({question.module for question in QUESTIONS.values()}))
-"""What answers depend on. The worker imports the relations by their names, which ``digest`` does
-not see."""
+"""The modules that answers depend on. The worker imports the relations by their names, which
+``digest`` does not see."""
 
 START = f"""\
 import sys

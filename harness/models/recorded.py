@@ -1,6 +1,6 @@
-"""The answers that were recorded for releases of transformers; part of this package.
+"""The recorded answers of releases of transformers; part of this package.
 
-``models --record`` adds those of a run. Pages, the site and ``check --model`` read them.
+``models --record`` adds the answers of a run. Pages, the site and ``check --model`` read them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _answers(content: Mapping[str, Mapping[str, Sequence[str]]]) -> Answers:
 
 
 def record(rows: Iterable[Row], releases: Releases) -> None:
-    """Keep the answers of a run; those of its release that were not asked again stay."""
+    """Keep the answers of a run; answers of its release that it did not repeat stay."""
     by_release = {one.release: one for one in all_recorded()}
     packages = {**releases.packages, "torch": machine.facts()["torch"]}
     before = by_release.get(packages[SUBJECT])

@@ -1,4 +1,4 @@
-"""The releases that models are asked with: those of this Python, or an overlay."""
+"""The releases that models are asked with: of this Python, or of an overlay."""
 
 from __future__ import annotations
 

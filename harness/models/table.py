@@ -41,7 +41,7 @@ def each(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def changes(changed: Changed) -> Iterator[str]:
-    """What became wrong or right since a recorded release."""
+    """The cells that became wrong or right since a recorded release."""
     since = f"since transformers {changed.before.release}"
     for title, rows in (
         (f"became wrong {since}", changed.broken),

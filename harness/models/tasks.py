@@ -20,7 +20,7 @@ from harness.system.errors import HarnessError
 PART = 8
 """The models of a task, which imports torch and transformers once for all of them."""
 CORES = 4
-"""Of a task, if ``on.cpus`` does not say it."""
+"""The cores of a task, if ``on.cpus`` does not say it."""
 
 
 def rows(

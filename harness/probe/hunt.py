@@ -245,7 +245,7 @@ def newest(packages: Sequence[str], day: str) -> dict[str, str]:
 
 
 def _simpler(row: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The same settings with one of them at its default."""
+    """The same settings, each time with one of them at its default."""
     for place, choice in enumerate(row):
         if choice:
             yield (*row[:place], 0, *row[place + 1 :])
@@ -278,7 +278,7 @@ def _known(news: frozenset[Kind], loop: Loop, releases: dict[str, str]) -> list[
 
 
 def _recorded_since(bugs: Sequence[str], subject: str, releases: dict[str, str]) -> str:
-    """The first release with a known bug, of those that were tested for the catalogue."""
+    """The first release with a known bug, among the releases tested for the catalogue."""
     for name in bugs:
         if catalog.scenario(name).subject != subject:
             continue

@@ -34,7 +34,8 @@ from harness.system.machine import cache_folder, cores, own_folder
 from harness.system.text import one_line
 
 LONGEST_PATH = 60
-"""Of a folder in which multiprocessing makes sockets: their paths have at most 107 characters."""
+"""The longest path of a folder for the sockets of multiprocessing: theirs have at most 107
+characters."""
 
 WRITTEN = "written"
 """The subfolder of a run's folder for what ranks write into the user's folders."""
@@ -57,7 +58,7 @@ MOST_AT_ONCE = 4
 """Layouts that run side by side: each rank has its own copy of the model."""
 
 EARLY = (AGENT, "harness.rank.probe.watch", "torch.distributed.fsdp", "torch.utils.data")
-"""What ranks import whatever the script is."""
+"""The modules that ranks import for every script."""
 
 LATE = {
     "accelerate": ("datasets",),
@@ -398,7 +399,7 @@ def _no_step(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
-"""A line of a stack, of which the innermost comes first."""
+"""A line of a stack; the innermost comes first."""
 
 
 def why_failed(ended: Exit, timeout: float, folder: Path, script: Path | None) -> str:
@@ -412,8 +413,8 @@ def why_failed(ended: Exit, timeout: float, folder: Path, script: Path | None) -
 
 
 def where_failed(folder: Path, script: Path | None) -> str:
-    """What the first rank that says so was doing when it was ended: the innermost line of the
-    script's folder, otherwise of any file."""
+    """What a rank was doing when it was ended, by the first stack that shows it: the innermost line
+    of the script's folder, otherwise of any file."""
     beside = str(script.resolve().parent) if script else ""
     for file in sorted(folder.glob("stack_rank_*.txt")):
         lines = FRAME.findall(file.read_text(errors="replace"))

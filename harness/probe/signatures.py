@@ -1,9 +1,9 @@
-"""What probe shows of the bugs of the catalogue: recorded in each scenario's ``probe.json``.
+"""What probe shows of each bug of the catalogue, recorded in ``probe.json`` of its scenario.
 
-The file has a loop that meets the bug, written by hand, and what ``python -m harness signatures``
-recorded of it with the releases of ``buggy`` and ``fixed``. A bug that no loop can show has a
-reason instead of a loop. A probe compares what it has found with these records, and so names the
-known bugs of the installed releases that look like it.
+The file has a loop that meets the bug, written by hand, and the results that
+``python -m harness signatures`` recorded with the releases of ``buggy`` and ``fixed``. A bug that
+no loop can show has a reason instead of a loop. A probe compares its own results with these, and so
+names the known bugs of the installed releases that look like them.
 """
 
 from __future__ import annotations
@@ -251,8 +251,8 @@ def with_signature(
     """The bugs that match these signs, that these releases have, and whose code the script
     imported, if that is known. A bug of experts needs a model with experts.
 
-    ``layouts`` are those that were compared; ``releases`` are by module. Only recorded results
-    count: an unknown status is no reason to suspect a bug.
+    ``layouts`` were compared; ``releases`` are by module. Only recorded results count: an unknown
+    status is no reason to suspect a bug.
     """
     signs = list(signs)
     news = {one.kind for one in signs if one.is_news}

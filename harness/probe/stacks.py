@@ -126,7 +126,7 @@ TRAINER = HuntedStack(
         "evaluation": flags("", "--evaluate true --eval_strategy steps --eval_steps 2"),
     },
 )
-"""Rows have one length: with others, a mean over a micro-batch's tokens is unlike by design."""
+"""Rows have one length: otherwise the mean over a micro-batch's tokens differs by design."""
 
 GROUPED = HuntedStack(
     "Trainer, rows grouped by length",

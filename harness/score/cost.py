@@ -22,9 +22,9 @@ RANKS = 2
 WARM, STEPS = 2, 5
 WIDTH, LAYERS, WORDS = 512, 8, 16_384
 CLASSES = 64
-"""Of the head; few, so that a step is short."""
+"""The classes of the head; few, so that a step is short."""
 ROWS, TOKENS = 8, 128
-"""Of a batch on each rank."""
+"""The size of a batch on each rank."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Hooks:
 
 
 def _model() -> Any:
-    """A language model whose output has ``logits`` and ``loss``, as those of transformers."""
+    """A language model whose output has ``logits`` and ``loss``, as in transformers."""
     from torch import nn
 
     class Language(nn.Module):

@@ -52,9 +52,9 @@ def beside(path: Path) -> Path:
 
 
 def new_folder_beside(path: Path) -> Path:
-    """Create a folder with an unused name beside ``path``.
+    """Create a folder with an unused name in the folder of ``path``.
 
-    Unlike mkdtemp's, its mode follows the umask.
+    Its mode follows the umask, which mkdtemp ignores.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = beside(path)

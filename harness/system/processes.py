@@ -1,4 +1,4 @@
-"""Processes with a token in their environment, such as those of a launch: found, and killed.
+"""Finds and kills the processes with a token in their environment, such as a launch has.
 
 Two mechanisms end processes, because each covers a case that the other does not:
 
@@ -75,7 +75,8 @@ def handling(processes: Iterable[psutil.Process], number: int) -> Iterator[psuti
 
 
 def end_all(token: str) -> tuple[int, ...]:
-    """Kill every process with this token; returns the ids of those that live 5 seconds later."""
+    """Kill every process with this token; returns the ids of the processes that live 5 seconds
+    later."""
     deadline = time.monotonic() + 5
     while living := members(token):
         for process in living:

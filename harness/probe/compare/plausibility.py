@@ -35,7 +35,7 @@ APPLIED = 0.01
 """How far (as a fraction) the first step may be from the formula's; bf16 included."""
 
 PLAIN = {"dampening": 0, "maximize": False, "nesterov": False, "correct_bias": True}
-"""The settings of an SGD or an Adam whose first step is that of the formula."""
+"""The settings with which the first step of SGD or Adam is the formula's."""
 
 COARSE = 1e-5
 """From this ulp of 1 on, weights are in 16 bits."""

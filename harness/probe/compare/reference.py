@@ -15,7 +15,8 @@ from harness.rank import vectors
 from harness.rank.vectors import Array, Spread
 
 BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "update")
-"""What a step has for each parameter; the names of a state go on after a space."""
+"""The entries of a step that are by parameter; in a state, more words follow the name after a
+space."""
 
 LOSS_LEAST = 1e-7
 """The least spread of a loss, as a fraction of it."""
@@ -210,7 +211,7 @@ class Moment:
         return {name: one for name, one in by_name.items() if name.partition(" ")[0] not in others}
 
     def parts_of(self, rank: int) -> list[str]:
-        """The parameters of which a rank has only a part, without anything that says which."""
+        """The parameters of which a rank has an unknown part."""
         mine, expected = self.here[rank]["update"], self.right["update"]
         return [
             name for name in mine if name in expected and mine[name].shape != expected[name].shape
@@ -221,7 +222,7 @@ class Moment:
 
 
 OF_VALUES = ("before", "grad", "update")
-"""What a step has for each value of a parameter."""
+"""The entries of a step with a number for each value of a parameter."""
 
 Piece = tuple[int, Array]
 """The number of its first value in the parameter, and its values."""

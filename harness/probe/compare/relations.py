@@ -17,7 +17,7 @@ from harness.rank import vectors
 from harness.rank.vectors import Array, Named, Share, flat, length
 
 NEAR = 2e-3
-"""How far (as a fraction) a ratio may be from that of a mistake."""
+"""How far (as a fraction) a ratio may be from a mistake's."""
 
 
 MISTAKES = {
@@ -40,7 +40,7 @@ MISTAKES = {
 
 
 def term(ratio: float, world: int, k: int) -> str:
-    """The ratio in terms of ranks and micro-batches, such as ``1/k``; empty if it is none."""
+    """The ratio in terms of ranks and micro-batches, such as ``1/k``; empty if no term fits."""
     values = {name: value(world, k) for name, (_, value) in MISTAKES.items()}
     close = (
         name
@@ -51,7 +51,7 @@ def term(ratio: float, world: int, k: int) -> str:
 
 
 def meaning(ratio: float, world: int, k: int) -> str:
-    """The mistake with this ratio; empty if there is none that we know."""
+    """The mistake with this ratio; empty if we know none."""
     mistake = term(ratio, world, k)
     return MISTAKES[mistake][0] if mistake else ""
 
@@ -144,7 +144,8 @@ class Broken:
 
 
 def weights(at: Moment) -> Broken | None:
-    """Every rank begins with the reference's weights; after a resume, with those of that step."""
+    """Every rank begins with the reference's weights; after a resume, with its weights at that
+    step."""
     if not at.first:
         return None
     expected, rounding = at.right["before"], at.spread("before")
@@ -256,7 +257,7 @@ def samples(at: Moment) -> Broken | None:
 
 
 def _divides_itself(at: Moment, row_count: int, expected_count: int) -> str:
-    """What to write if the script seems to divide its batch size by the ranks or by the number of
+    """What to write if the script seems to divide its batch size itself, by the ranks or by the
     micro-batches, so that it sees exactly that part of the rows; empty if not."""
     ranks, k = at.layout.times, at.layout.k
     divisors = {"rows*ranks": ranks, "rows*k": k, "total": ranks * k}
@@ -324,7 +325,7 @@ def gradient(at: Moment) -> Broken | None:
 
 
 def clipped(at: Moment) -> Broken | None:
-    """What the optimizer gets after clipping is what it gets in the reference."""
+    """After clipping, the optimizer gets the reference's gradient."""
     return _gradient(at, "grad", "clipped gradient") if at.clipping else None
 
 
