@@ -317,7 +317,7 @@ class Runner:
         log = last_lines(folder, ended)
         ranks, records = [], []
         if failure:
-            for lock in self.extensions.rglob("lock"):  # of a compiler that was ended
+            for lock in self.extensions.rglob("lock"):  # left by a compiler that was ended
                 lock.unlink(missing_ok=True)
         else:
             files = [folder / f"rank{n}.pickle" for n in range(layout.world)]

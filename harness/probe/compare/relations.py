@@ -93,7 +93,7 @@ def made_of(at: Moment, rank: int) -> str:
     if shares is None or expected_shares is None or not float(expected_shares.mean()):
         return ""
     if _level(shares) and _level(expected_shares):
-        return ""  # a factor, which the ratio says
+        return ""  # the ratio already says it
     mean = float(expected_shares.mean())
     summary = ", ".join(f"{float(x) / mean:.3g}" for x in shares)
     expectation = ", ".join(f"{float(x) / mean:.3g}" for x in expected_shares)
