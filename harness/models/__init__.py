@@ -1,1 +1,1 @@
-"""Every causal language model of transformers, small: which are asked what, and their answers."""
+"""Asks small copies of all causal language models of transformers, and keeps their answers."""

@@ -30,8 +30,8 @@ from harness.system.text import complaint
 
 WORKER = "harness.rank.models.worker"
 CODE = (WORKER, *sorted({question.module for question in QUESTIONS.values()}))
-"""What answers depend on. The worker imports the relations by their names, which ``digest`` does
-not see."""
+"""The modules that answers depend on. The worker imports the relations by their names, which
+``digest`` does not see."""
 
 START = f"""\
 import sys
@@ -85,34 +85,34 @@ class Asking:
 
 
 Source = Callable[[Asking, Mapping[str, Sequence[str]]], Iterator[Row]]
-"""Gives the rows of what is asked and of the relations by model that are missing."""
+"""Yields the rows of the relations that are missing, by model."""
 
 
-def ask(asking: Asking, each: Each, source: Source | None = None) -> list[Row]:
-    """The rows of all models and relations, in order; ``each`` gets a row as soon as it is known.
+def ask(asking: Asking, report: Each, source: Source | None = None) -> list[Row]:
+    """The rows of all models and relations, in order; ``report`` gets a row as soon as it is known.
 
     ``source`` gives what is not stored; without it a worker on this machine does. Raises
     Inconclusive if the worker ends early.
     """
-    cache, known = machine.cache_folder(), {}
+    cache, answers_by_model = machine.cache_folder(), {}
     for model in asking.models:
-        known[model] = {} if asking.again else _stored(cache, asking, model)
+        answers_by_model[model] = {} if asking.again else _stored(cache, asking, model)
     rows = {}
-    for model, answers in known.items():
+    for model, answers in answers_by_model.items():
         for relation in asking.relations:
             if relation in answers:
                 row = Row(model, relation, answers[relation], stored=True)
                 rows[model, relation] = row
-                each(row)
+                report(row)
     missing = {
         model: [name for name in asking.relations if name not in answers]
-        for model, answers in known.items()
+        for model, answers in answers_by_model.items()
     }
-    left = {model: tuple(names) for model, names in missing.items() if names}
-    for row in (source or _from_worker)(asking, left):
+    requests = {model: tuple(names) for model, names in missing.items() if names}
+    for row in (source or _from_worker)(asking, requests):
         rows[row.model, row.relation] = row
         missing[row.model].remove(row.relation)
-        each(row)
+        report(row)
         if not missing[row.model]:
             _store(cache, asking, row.model, rows)
     return [rows[model, name] for model in asking.models for name in asking.relations]
@@ -120,14 +120,14 @@ def ask(asking: Asking, each: Each, source: Source | None = None) -> list[Row]:
 
 def _inputs(asking: Asking, model: str) -> dict[str, Any]:
     """All that the answers of a model depend on."""
-    here = machine.facts()
+    facts = machine.facts()
     inputs = {
         "format": FORMAT,
         "model": model,
         "releases": dict(asking.releases.packages),
         "overlay": asking.releases.overlay,
-        "python": here["python"],
-        "torch": here["torch"],
+        "python": facts["python"],
+        "torch": facts["torch"],
         "code": asking.code,
     }
     if asking.lane is Lane.GPU:
@@ -147,7 +147,7 @@ def _parsed(content: Any) -> dict[str, Answer]:
 
 
 def _store(cache: Path, asking: Asking, model: str, rows: Mapping[tuple[str, str], Row]) -> None:
-    """Keep the answers of a model that another run would give again, beside those of before."""
+    """Add the answers of a model that another run would give again to the stored ones."""
     answers = _stored(cache, asking, model)
     answers |= {row.relation: row.answer for row in rows.values() if row.model == model}
     content = {name: answer.to_json() for name, answer in answers.items() if answer.repeatable}
@@ -166,13 +166,13 @@ def _from_worker(asking: Asking, missing: Mapping[str, Sequence[str]]) -> Iterat
         "bytecode": str(machine.own_folder(machine.cache_folder(), "bytecode")),
     }
     with tempfile.TemporaryFile("w+") as log, _worker(asking, request, log) as lines:
-        left = sum(map(len, missing.values()))
+        open_count = sum(map(len, missing.values()))
         for line in lines:
-            said = json.loads(line)
-            answer = Answer(answer_of(said).status, said["reason"], said["repeatable"])
-            yield Row(said["model"], said["relation"], answer)
-            left -= 1
-        if left:
+            reply = json.loads(line)
+            answer = Answer(answer_of(reply).status, reply["reason"], reply["repeatable"])
+            yield Row(reply["model"], reply["relation"], answer)
+            open_count -= 1
+        if open_count:
             raise Inconclusive(f"the process that asks the models ended early: {_last_line(log)}")
 
 
@@ -202,12 +202,13 @@ def _worker(asking: Asking, request: Mapping[str, Any], log: TextIO) -> Iterator
 
 def _environment(asking: Asking) -> dict[str, str]:
     """The environment of a worker: the overlay, then the harness, first on its path."""
-    kept = {name: value for name, value in os.environ.items() if not NOT_INHERITED.match(name)}
-    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # that of a bundle, if it is used
-    path = [asking.releases.site, ROOT, *filter(None, own)]
+    variables = {name: value for name, value in os.environ.items() if not NOT_INHERITED.match(name)}
+    # A bundle that is in use sets PYTHONPATH.
+    user_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = [asking.releases.site, ROOT, *filter(None, user_path)]
     device = ON_GPUS if asking.lane is Lane.GPU else {}
     return {
-        **kept,
+        **variables,
         **QUIET,
         **device,
         PARENT: str(os.getpid()),

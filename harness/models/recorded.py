@@ -1,6 +1,6 @@
-"""The answers that were recorded for releases of transformers; part of this package.
+"""The recorded answers of releases of transformers; part of this package.
 
-``models --record`` adds those of a run. Pages, the site and ``check --model`` read them.
+``models --record`` adds the answers of a run. Pages, the site and ``check --model`` read them.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class RecordedAnswers:
 
     def wrong(self, model: str) -> list[str]:
         """The relations of a model that are wrong."""
-        found = self.answers.get(model, {})
-        return [r for r in QUESTIONS if r in found and found[r].status is AnswerStatus.WRONG]
+        answers = self.answers.get(model, {})
+        return [r for r in QUESTIONS if r in answers and answers[r].status is AnswerStatus.WRONG]
 
 
 @cache
@@ -85,15 +85,15 @@ def _answers(content: Mapping[str, Mapping[str, Sequence[str]]]) -> Answers:
 
 
 def record(rows: Iterable[Row], releases: Releases) -> None:
-    """Keep the answers of a run; those of its release that were not asked again stay."""
-    known = {one.release: one for one in all_recorded()}
+    """Keep the answers of a run; answers of its release that it did not repeat stay."""
+    by_release = {one.release: one for one in all_recorded()}
     packages = {**releases.packages, "torch": machine.facts()["torch"]}
-    before = known.get(packages[SUBJECT])
+    before = by_release.get(packages[SUBJECT])
     answers = {model: dict(of) for model, of in (before.answers if before else {}).items()}
     for row in rows:
         answers.setdefault(row.model, {})[row.relation] = row.answer
-    known[packages[SUBJECT]] = RecordedAnswers(packages, time.strftime("%Y-%m-%d"), answers)
-    in_order = sorted(known.values(), key=lambda one: Version(one.release))
+    by_release[packages[SUBJECT]] = RecordedAnswers(packages, time.strftime("%Y-%m-%d"), answers)
+    in_order = sorted(by_release.values(), key=lambda one: Version(one.release))
     content = [
         {"packages": one.packages, "day": one.day, "answers": _content(one.answers)}
         for one in in_order
@@ -113,34 +113,38 @@ def _content(answers: Answers) -> dict[str, Any]:
 
 
 def up_to(release: str) -> list[RecordedAnswers]:
-    """What was recorded for a release and for those before it, oldest first."""
+    """The recorded answers of a release and of those before it, oldest first."""
     return [one for one in all_recorded() if Version(one.release) <= Version(release)]
 
 
 def nearest(release: str, model: str) -> dict[str, RecordedAnswers]:
-    """For a model, and for the same with other heads: the release, or the newest one before it,
-    that was recorded with it."""
-    found = {word: one for one in up_to(release) for word in one.words(model)}
-    return dict(sorted(found.items()))
+    """For a model, and for the same with other heads: the newest recorded answers, up to a
+    release."""
+    by_word = {word: one for one in up_to(release) for word in one.words(model)}
+    return dict(sorted(by_word.items()))
 
 
 def before(packages: Mapping[str, str], models: Iterable[str]) -> RecordedAnswers | None:
-    """The newest that was recorded before these releases with one of these models, if possible with
+    """The newest answers from before these releases that have one of these models, if possible with
     all relations; None without any. The same release of transformers counts if another package or
     torch differs."""
-    now = {**packages, "torch": machine.facts()["torch"]}
+    versions = {**packages, "torch": machine.facts()["torch"]}
 
-    def is_older(one: RecordedAnswers) -> bool:
-        same = one.release == now[SUBJECT]
-        other = any(one.packages.get(name) != version for name, version in now.items())
-        return other if same else Version(one.release) < Version(now[SUBJECT])
+    def is_older(entry: RecordedAnswers) -> bool:
+        is_same_release = entry.release == versions[SUBJECT]
+        has_changed = any(entry.packages.get(name) != version for name, version in versions.items())
+        return (
+            has_changed if is_same_release else Version(entry.release) < Version(versions[SUBJECT])
+        )
 
-    wanted = set(models)
-    older = [one for one in all_recorded() if is_older(one) and wanted & one.answers.keys()]
+    requested = set(models)
+    older = [
+        entry for entry in all_recorded() if is_older(entry) and requested & entry.answers.keys()
+    ]
     whole = [
-        one
-        for one in older
-        if any(len(one.answers.get(model, {})) == len(QUESTIONS) for model in wanted)
+        entry
+        for entry in older
+        if any(len(entry.answers.get(model, {})) == len(QUESTIONS) for model in requested)
     ]
     return next(reversed(whole or older), None)
 
@@ -162,27 +166,28 @@ def changed(rows: Sequence[Row], before: RecordedAnswers) -> Changed:
     """Compare the answers of a run with what was recorded."""
     fine, broken, new, mended = (AnswerStatus.RIGHT, AnswerStatus.REFUSED), [], [], []
     for row in rows:
-        was, now = before.answers.get(row.model, {}).get(row.relation), row.answer.status
-        if now is AnswerStatus.WRONG and (was is None or was.status is AnswerStatus.NO_ANSWER):
+        old_answer, status = before.answers.get(row.model, {}).get(row.relation), row.answer.status
+        if status is AnswerStatus.WRONG and (
+            old_answer is None or old_answer.status is AnswerStatus.NO_ANSWER
+        ):
             new.append(row)
-        elif now is AnswerStatus.WRONG and was and was.status in fine:
+        elif status is AnswerStatus.WRONG and old_answer and old_answer.status in fine:
             broken.append(row)
-        elif now in fine and was and was.status is AnswerStatus.WRONG:
+        elif status in fine and old_answer and old_answer.status is AnswerStatus.WRONG:
             mended.append(row)
     return Changed(before, tuple(broken), tuple(new), tuple(mended))
 
 
 def wrong_since(model: str, relation: str) -> tuple[str, str]:
-    """Of a relation that is wrong in the newest release that was asked: the oldest recorded release
-    from which on it is, and the release before that, where it is not; "" if none was recorded with
-    the model."""
-    first, before = "", ""
-    for one in reversed(all_recorded()):
-        answer = one.answers.get(model, {}).get(relation)
-        if answer is None and not first:
+    """The oldest recorded release since which a relation is wrong, up to the newest that was asked;
+    and the release before it, where it is not; "" if none was recorded with the model."""
+    oldest_wrong, before = "", ""
+    for entry in reversed(all_recorded()):
+        answer = entry.answers.get(model, {}).get(relation)
+        if answer is None and not oldest_wrong:
             continue
         if answer is None or answer.status is not AnswerStatus.WRONG:
-            before = one.release if answer and answer.status is not AnswerStatus.NO_ANSWER else ""
+            before = entry.release if answer and answer.status is not AnswerStatus.NO_ANSWER else ""
             break
-        first = one.release
-    return first, before
+        oldest_wrong = entry.release
+    return oldest_wrong, before

@@ -1,4 +1,4 @@
-"""The releases that models are asked with: those of this Python, or an overlay."""
+"""The releases that models are asked with: of this Python, or of an overlay."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class Releases:
 
 @contextmanager
 def found(pins: Mapping[str, str], patches: Sequence[str] = ()) -> Iterator[Releases]:
-    """The releases of some pins, with these patches: an overlay. Without pins, those of this
+    """An overlay of the pinned releases, with these patches. Without pins, the releases of this
     Python; an overlay of the newest if it has no transformers."""
-    if wrong := next((name for name in pins if name not in PACKAGES), None):
-        raise UserError(unknown("pin of models", wrong, PACKAGES))
-    if not pins and (own := find_spec(SUBJECT)) and own.origin:
+    if unknown_pin := next((name for name in pins if name not in PACKAGES), None):
+        raise UserError(unknown("pin of models", unknown_pin, PACKAGES))
+    if not pins and (spec := find_spec(SUBJECT)) and spec.origin:
         pins = {name: version for name in PACKAGES if (version := release_of(name))}
         if not patches:
-            yield Releases(Path(own.origin).parent.parent, pins)
+            yield Releases(Path(spec.origin).parent.parent, pins)
             return
     stack, cache = replace(_stack(pins), patches=tuple(patches)), cache_folder()
-    with overlay.borrowed(stack, (), cache) as made:
-        yield Releases(made.site, stack.packages, made.key, bool(patches))
+    with overlay.borrowed(stack, (), cache) as borrowed_overlay:
+        yield Releases(borrowed_overlay.site, stack.packages, borrowed_overlay.key, bool(patches))
 
 
 def newest() -> dict[str, str]:
@@ -57,8 +57,8 @@ def newest() -> dict[str, str]:
 
 
 def _stack(pins: Mapping[str, str]) -> Stack:
-    """All packages: pinned ones, and of the others the newest on the day of transformers."""
-    chosen = {name: _one(name, version) for name, version in pins.items()}
+    """All packages: the pinned ones, and otherwise the newest on the day of transformers."""
+    chosen = {name: _pinned_release(name, version) for name, version in pins.items()}
     day = time.strftime("%Y-%m-%d")
     if SUBJECT in chosen:
         python, _ = here()
@@ -67,7 +67,7 @@ def _stack(pins: Mapping[str, str]) -> Stack:
     return Stack(full, day, *here())
 
 
-def _one(name: str, version: str) -> str:
+def _pinned_release(name: str, version: str) -> str:
     """The release that a pin names."""
     if not releases.is_one(version):
         raise UserError(f"{name}={version}: models takes one release, such as {name}=5.10.1")
@@ -77,7 +77,7 @@ def _one(name: str, version: str) -> str:
 
 def _newest(name: str, day: str) -> str:
     """The newest release of a package on a day (ISO)."""
-    found = index.installable(name, day)
-    if not found:
+    candidates = index.installable(name, day)
+    if not candidates:
         raise Inconclusive(f"{name} had no release on {day}: pin one")
-    return found[-1].version
+    return candidates[-1].version

@@ -19,13 +19,13 @@ REASON = 160
 def wrong_by_relation(rows: Sequence[Row]) -> Iterator[str]:
     """The wrong cells, by relation."""
     for relation in dict.fromkeys(row.relation for row in rows):
-        wrong = [
+        wrong_rows = [
             r for r in rows if r.relation == relation and r.answer.status is AnswerStatus.WRONG
         ]
-        if wrong:
-            asked = count(sum(r.relation == relation for r in rows), "model")
-            yield f"{relation}: wrong in {len(wrong)} of {asked}"
-            yield from (f"  {row.model}: {short(row.answer.reason, REASON)}" for row in wrong)
+        if wrong_rows:
+            models = count(sum(r.relation == relation for r in rows), "model")
+            yield f"{relation}: wrong in {len(wrong_rows)} of {models}"
+            yield from (f"  {row.model}: {short(row.answer.reason, REASON)}" for row in wrong_rows)
 
 
 def each(rows: Sequence[Row]) -> Iterator[str]:
@@ -41,7 +41,7 @@ def each(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def changes(changed: Changed) -> Iterator[str]:
-    """What became wrong or right since a recorded release."""
+    """The cells that became wrong or right since a recorded release."""
     since = f"since transformers {changed.before.release}"
     for title, rows in (
         (f"became wrong {since}", changed.broken),
@@ -64,20 +64,20 @@ def counted(rows: Sequence[Row], seconds: float) -> str:
     parts = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
     models = count(len({row.model for row in rows}), "model")
     stored = sum(row.stored for row in rows)
-    kept = f" ({stored} stored)" if stored else ""
-    return f"{models}, {count(len(rows), 'cell')}: {parts}{kept} [{seconds:.0f} s]"
+    stored_note = f" ({stored} stored)" if stored else ""
+    return f"{models}, {count(len(rows), 'cell')}: {parts}{stored_note} [{seconds:.0f} s]"
 
 
 def as_json(
     rows: Sequence[Row], releases: Releases, seconds: float, changed: Changed | None = None
 ) -> dict[str, Any]:
     """The header and the rows."""
-    here = machine.facts()
+    facts = machine.facts()
     since = {"changes": _changes(changed)} if changed else {}
     return {
         "releases": dict(releases.packages),
-        "torch": here["torch"],
-        "python": here["python"],
+        "torch": facts["torch"],
+        "python": facts["python"],
         "seconds": round(seconds, 1),
         "counts": _by_relation(rows),
         **since,
@@ -93,11 +93,13 @@ def _changes(changed: Changed) -> dict[str, Any]:
 
 def _by_relation(rows: Sequence[Row]) -> Mapping[str, Mapping[str, int]]:
     """By relation, how many cells have each status."""
-    found: dict[str, dict[str, int]] = {}
+    counts_by_relation: dict[str, dict[str, int]] = {}
     for row in rows:
-        counts = found.setdefault(row.relation, {str(status): 0 for status in AnswerStatus})
+        counts = counts_by_relation.setdefault(
+            row.relation, {str(status): 0 for status in AnswerStatus}
+        )
         counts[str(row.answer.status)] += 1
-    return found
+    return counts_by_relation
 
 
 def exit_code(rows: Sequence[Row]) -> int:

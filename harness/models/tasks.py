@@ -20,14 +20,14 @@ from harness.system.errors import HarnessError
 PART = 8
 """The models of a task, which imports torch and transformers once for all of them."""
 CORES = 4
-"""Of a task, if ``on.cpus`` does not say it."""
+"""The cores of a task, if ``on.cpus`` does not say it."""
 
 
 def rows(
     asking: Asking, missing: Mapping[str, Sequence[str]], on: OnConfig, say: Say
 ) -> Iterator[Row]:
     """The rows of the models and relations that are missing, as the tasks end."""
-    wanted = {(model, relation) for model, relations in missing.items() for relation in relations}
+    cells = {(model, relation) for model, relations in missing.items() for relation in relations}
     names = list(missing)
     parts = [
         replace(asking, models=names[at : at + PART], jobs=on.cpus or CORES)
@@ -36,9 +36,9 @@ def rows(
     gpus = (on.gpus or RANKS) if asking.lane is Lane.GPU else 0
     works = [Work(part, Shape(part.jobs, gpus)) for part in parts]
     with Batch(works, task, on, say) as batch:
-        for at, found in batch.results():
-            each = _lost(parts[at], found) if isinstance(found, HarnessError) else found
-            yield from (row for row in each if (row.model, row.relation) in wanted)
+        for at, outcome in batch.results():
+            task_rows = _lost(parts[at], outcome) if isinstance(outcome, HarnessError) else outcome
+            yield from (row for row in task_rows if (row.model, row.relation) in cells)
 
 
 def task(part: Asking) -> list[Row] | HarnessError:
@@ -51,6 +51,6 @@ def task(part: Asking) -> list[Row] | HarnessError:
 
 
 def _lost(part: Asking, error: HarnessError) -> list[Row]:
-    """The rows of a task that gave none."""
+    """The rows of a task that failed."""
     answer = Answer(AnswerStatus.NO_ANSWER, str(error), repeatable=False)
     return [Row(model, relation, answer) for model in part.models for relation in part.relations]

@@ -137,38 +137,40 @@ class Hunter:
         simple = min(having, key=_others)
         for row in _simpler(simple.row):
             loop = stack.made(row)
-            other = Probed(row, loop, self.result(loop, releases, day))
-            if other.of(relation) == simple.of(relation) and _others(other) < _others(simple):
-                simple = other
-        shown = [one for one in simple.result.shown if one.kind in simple.of(relation)]
-        found = Breakage(stack.name, releases, shown, simple.loop.name, len(having))
-        found.known = _known(simple.of(relation), simple.loop, releases)
-        found.since = _recorded_since(found.known, stack.packages[0], releases) or self._since(
+            rerun = Probed(row, loop, self.result(loop, releases, day))
+            if rerun.of(relation) == simple.of(relation) and _others(rerun) < _others(simple):
+                simple = rerun
+        signs = [one for one in simple.result.shown if one.kind in simple.of(relation)]
+        fault = Breakage(stack.name, releases, signs, simple.loop.name, len(having))
+        fault.known = _known(simple.of(relation), simple.loop, releases)
+        fault.since = _recorded_since(fault.known, stack.packages[0], releases) or self._since(
             stack, releases, day, simple, relation
         )
-        return found
+        return fault
 
     def _since(
-        self, stack: HuntedStack, releases: dict[str, str], day: str, one: Probed, relation: str
+        self, stack: HuntedStack, releases: dict[str, str], day: str, simple: Probed, relation: str
     ) -> str:
-        """In words, since which release of the stack's subject it is so."""
+        """The first release of the stack's subject that breaks the relation, in words."""
         subject = stack.packages[0]
-        known = [r for r in index.installable(subject, day) if r.day >= EARLIEST]
-        versions, days = [r.version for r in known], {r.version: r.day for r in known}
+        candidates = [r for r in index.installable(subject, day) if r.day >= EARLIEST]
+        versions, days = [r.version for r in candidates], {r.version: r.day for r in candidates}
 
         def has(version: str) -> bool | None:
             if time.monotonic() > self.deadline:
                 return None
-            self.say(f"{stack.name}: {one.loop.name}, {subject} {version}")
-            then = settled(days[version], pins.here()[0])
-            found = newest(stack.packages, then) | {subject: version}
-            probed = Probed((), one.loop, self.result(one.loop, found, then, passing=True))
+            self.say(f"{stack.name}: {simple.loop.name}, {subject} {version}")
+            cutoff = settled(days[version], pins.here()[0])
+            older_releases = newest(stack.packages, cutoff) | {subject: version}
+            probed = Probed(
+                (), simple.loop, self.result(simple.loop, older_releases, cutoff, passing=True)
+            )
             if probed.unclear and not probed.of(relation):
                 return None
-            return bool(probed.of(relation) & one.of(relation))
+            return bool(probed.of(relation) & simple.of(relation))
 
-        first, before = first_with(versions[: versions.index(releases[subject]) + 1], has)
-        return f"{subject} {first}" + (f"; {before} is right" if before else " or earlier")
+        first_version, before = first_with(versions[: versions.index(releases[subject]) + 1], has)
+        return f"{subject} {first_version}" + (f"; {before} is right" if before else " or earlier")
 
     def result(
         self, loop: Loop, releases: dict[str, str], day: str, passing: bool = False
@@ -178,11 +180,11 @@ class Hunter:
         inputs = _inputs(loop, releases, day)
         if stored := store.read(signatures.from_json, cache_folder(), inputs):
             return stored
-        found = self._probed(loop, releases, day, passing)
-        if found.no_answer:  # perhaps the machine's fault: the next hunt tries again
-            return found
-        store.write(cache_folder(), inputs, asdict(found))
-        return found
+        outcome = self._probed(loop, releases, day, passing)
+        if outcome.no_answer:  # perhaps the machine's fault: the next hunt tries again
+            return outcome
+        store.write(cache_folder(), inputs, asdict(outcome))
+        return outcome
 
     def _probed(self, loop: Loop, releases: dict[str, str], day: str, passing: bool) -> ProbeResult:
         import torch
@@ -190,10 +192,10 @@ class Hunter:
         installed, python = str(torch.__version__), pins.here()
         try:
             stack = pins.Stack(releases, day, *python)
-            with overlay.borrowed(stack, (), cache_folder()) as made:
-                answers = Prober(self.pool, made.site)(loop)
-            if made.made and passing:
-                overlay_cache.delete(cache_folder(), made.key)
+            with overlay.borrowed(stack, (), cache_folder()) as borrowed_overlay:
+                answers = Prober(self.pool, borrowed_overlay.site)(loop)
+            if borrowed_overlay.made and passing:
+                overlay_cache.delete(cache_folder(), borrowed_overlay.key)
             return signatures.recorded(answers, releases, installed, day)
         except HarnessError as error:
             why = " ".join(str(error).split())[:300]
@@ -203,11 +205,11 @@ class Hunter:
 def related(probed: Sequence[Probed], relation: str) -> list[list[Probed]]:
     """The loops that break a relation, in groups that have a layout and a ratio in common."""
     groups: list[list[Probed]] = []
-    for one in probed:
-        near = [g for g in groups if any(one.of(relation) & other.of(relation) for other in g)]
-        if one.of(relation):
+    for loop in probed:
+        near = [g for g in groups if any(loop.of(relation) & other.of(relation) for other in g)]
+        if loop.of(relation):
             groups = [g for g in groups if g not in near]
-            groups.append([each for group in near for each in group] + [one])
+            groups.append([each for group in near for each in group] + [loop])
     return groups
 
 
@@ -218,23 +220,23 @@ EARLIEST = "2023-06-01"
 def first_with(
     versions: Sequence[str], has: Callable[[str], bool | None]
 ) -> tuple[str, str | None]:
-    """The first version with a fault that the last one has, and the one before it.
+    """The first version with the fault of the last version, and the version before it.
 
-    It goes back in growing steps, then halves the distance. A version without an answer counts as
-    one that ends the search: the second value is None then.
+    The search goes back in growing steps, then halves the distance. A version without an answer
+    ends the search: the second value is None then.
     """
-    wrong, step = len(versions) - 1, 1
-    right: int | None = None
-    while wrong > 0 if right is None else wrong - right > 1:
-        at = max(wrong - step, 0) if right is None else (wrong + right) // 2
+    wrong_at, step = len(versions) - 1, 1
+    right_at: int | None = None
+    while wrong_at > 0 if right_at is None else wrong_at - right_at > 1:
+        at = max(wrong_at - step, 0) if right_at is None else (wrong_at + right_at) // 2
         answer = has(versions[at])
         if answer is None:
-            return versions[wrong], None
+            return versions[wrong_at], None
         if answer:
-            wrong, step = at, step * 2
+            wrong_at, step = at, step * 2
         else:
-            right = at
-    return versions[wrong], None if right is None else versions[right]
+            right_at = at
+    return versions[wrong_at], None if right_at is None else versions[right_at]
 
 
 def newest(packages: Sequence[str], day: str) -> dict[str, str]:
@@ -243,20 +245,20 @@ def newest(packages: Sequence[str], day: str) -> dict[str, str]:
 
 
 def _simpler(row: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The same settings with one of them at its default."""
+    """The same settings, each time with one of them at its default."""
     for place, choice in enumerate(row):
         if choice:
             yield (*row[:place], 0, *row[place + 1 :])
 
 
-def _others(one: Probed) -> int:
+def _others(probed: Probed) -> int:
     """How many settings are not at their default."""
-    return sum(map(bool, one.row))
+    return sum(map(bool, probed.row))
 
 
 def _known(news: frozenset[Kind], loop: Loop, releases: dict[str, str]) -> list[str]:
     """The bugs of the catalogue with this signature that these releases have."""
-    found = []
+    bugs = []
     for name in catalog.sound():
         signature = signatures.read(catalog.folder(name))
         if signature is None or not news & {one.kind for one in signature.shown}:
@@ -271,13 +273,13 @@ def _known(news: frozenset[Kind], loop: Loop, releases: dict[str, str]) -> list[
         else:
             has = Status.NOT_AFFECTED not in (of.status, of.nearest)  # unknown: a new release
         if has:
-            found.append(name)
-    return found
+            bugs.append(name)
+    return bugs
 
 
-def _recorded_since(known: Sequence[str], subject: str, releases: dict[str, str]) -> str:
-    """The first release with a known bug, of those that were tested for the catalogue."""
-    for name in known:
+def _recorded_since(bugs: Sequence[str], subject: str, releases: dict[str, str]) -> str:
+    """The first release with a known bug, among the releases tested for the catalogue."""
+    for name in bugs:
         if catalog.scenario(name).subject != subject:
             continue
         statuses: dict[Version, str] = {}
@@ -285,11 +287,11 @@ def _recorded_since(known: Sequence[str], subject: str, releases: dict[str, str]
             if cell.status.certain:
                 statuses[Version(cell.pins[subject])] = cell.status
         earlier = [v for v in sorted(statuses) if v <= Version(releases[subject])]
-        right = [v for v in earlier if statuses[v] == Status.NOT_AFFECTED]
-        wrong = [v for v in earlier if not right or v > right[-1]]
-        if wrong:
-            before = f"; {right[-1]} is right" if right else " or earlier"
-            return f"{subject} {wrong[0]}{before}"
+        right_versions = [v for v in earlier if statuses[v] == Status.NOT_AFFECTED]
+        wrong_versions = [v for v in earlier if not right_versions or v > right_versions[-1]]
+        if wrong_versions:
+            before = f"; {right_versions[-1]} is right" if right_versions else " or earlier"
+            return f"{subject} {wrong_versions[0]}{before}"
     return ""
 
 
@@ -310,49 +312,54 @@ def _inputs(loop: Loop, releases: dict[str, str], day: str) -> dict[str, Any]:
     }
 
 
-def exit_code(found: Sequence[Hunted]) -> int:
+def exit_code(hunts: Sequence[Hunted]) -> int:
     """1 if something broke that the catalogue does not know, otherwise 3 if a loop gave no answer,
     or was left out."""
-    findings = [one for hunted in found for one in hunted.findings]
+    findings = [one for hunted in hunts for one in hunted.findings]
     if any(not one.known for one in findings):
         return ExitCode.NOT_AS_EXPECTED
-    unclear = any(hunted.unclear or hunted.left or not hunted.probed for hunted in found)
+    unclear = any(hunted.unclear or hunted.left or not hunted.probed for hunted in hunts)
     return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED
 
 
 def text(hunted: Hunted) -> Iterator[str]:
     """The lines about a stack."""
     releases = pins.describe(hunted.releases)
-    left = f", {hunted.left} left out" if hunted.left else ""
+    omission = f", {hunted.left} left out" if hunted.left else ""
     yield (
-        f"{hunted.stack} ({releases}): {hunted.probed} settings probed{left} in "
+        f"{hunted.stack} ({releases}): {hunted.probed} settings probed{omission} in "
         f"{hunted.seconds:.0f} s"
     )
-    for one in hunted.findings:
-        known = f"known: {', '.join(one.known)}" if one.known else "NOT KNOWN"
-        yield f"  {known}; since {one.since}; in {one.seen} settings, the simplest {one.simplest}"
-        yield from (f"    {_shown(each)}" for each in one.shown)
+    for finding in hunted.findings:
+        label = f"known: {', '.join(finding.known)}" if finding.known else "NOT KNOWN"
+        yield (
+            f"  {label}; since {finding.since}; in {finding.seen} settings, "
+            f"the simplest {finding.simplest}"
+        )
+        yield from (f"    {_sign_text(each)}" for each in finding.shown)
     for name, why in hunted.unclear.items():
         yield f"  no answer: {name}: {why}"
     if hunted.probed and not hunted.findings and not hunted.unclear:
         yield "  all as the reference"
 
 
-def _shown(one: Sign) -> str:
+def _sign_text(sign: Sign) -> str:
     ratio = (
-        f" {one.ratio:.4g} times" + (f" ({one.times})" if one.times else "") if one.ratio else ""
+        f" {sign.ratio:.4g} times" + (f" ({sign.times})" if sign.times else "")
+        if sign.ratio
+        else ""
     )
-    return f"{one.layout or 'note'}: {one.relation}{ratio}"
+    return f"{sign.layout or 'note'}: {sign.relation}{ratio}"
 
 
-def markdown_page(day: str, found: Sequence[Hunted]) -> str:
-    """The findings of a day as a table, and what was right."""
+def markdown_page(day: str, hunts: Sequence[Hunted]) -> str:
+    """A table of the findings of a day, and the loops without an answer."""
     columns = ["releases", "what breaks", "since", "known as", "probed with"]
-    rows = [_row(one) for hunted in found for one in hunted.findings]
-    probed = sum(hunted.probed for hunted in found)
+    rows = [_row(one) for hunted in hunts for one in hunted.findings]
+    probed = sum(hunted.probed for hunted in hunts)
     silent = [
         f"{hunted.stack}: `{name}`: {markdown(why)}"
-        for hunted in found
+        for hunted in hunts
         for name, why in hunted.unclear.items()
     ]
     lines = [f"## The newest releases of {day}", f"{probed} settings were probed."]
@@ -361,11 +368,11 @@ def markdown_page(day: str, found: Sequence[Hunted]) -> str:
     return "\n\n".join(lines) + "\n"
 
 
-def _row(one: Breakage) -> list[str]:
-    what = "<br>".join(markdown(_shown(each)) for each in one.shown)
-    known = ", ".join(f"`{name}`" for name in one.known) or "not known"
-    return [pins.describe(one.releases), what, one.since, known, f"`{one.simplest}`"]
+def _row(finding: Breakage) -> list[str]:
+    signs = "<br>".join(markdown(_sign_text(each)) for each in finding.shown)
+    bugs = ", ".join(f"`{name}`" for name in finding.known) or "not known"
+    return [pins.describe(finding.releases), signs, finding.since, bugs, f"`{finding.simplest}`"]
 
 
-def as_json(day: str, found: Sequence[Hunted]) -> dict[str, Any]:
-    return {"day": day, "stacks": [asdict(hunted) for hunted in found]}
+def as_json(day: str, hunts: Sequence[Hunted]) -> dict[str, Any]:
+    return {"day": day, "stacks": [asdict(hunted) for hunted in hunts]}

@@ -29,8 +29,8 @@ RELATIONS = {
     "cache": ("generation",),
     "buffers": ("buffers",),
 }
-"""What can be asked of the script's model, and the relations that ask it: those of ``models``, and
-that of ``rank/buffers``."""
+"""By the name that users write, relations that the script's model must satisfy: those of
+``models``, and that of ``rank/buffers``."""
 
 
 @dataclass(frozen=True)
@@ -127,24 +127,24 @@ class Layout:
 
     @property
     def times(self) -> int:
-        """How many times the ranks of the reference it has."""
+        """The number of ranks, as a multiple of the reference's."""
         return self.world // self.base
 
 
 def reference(settings: Settings) -> Layout:
     ranks = settings.reference_ranks
-    asked = tuple(name for chosen in settings.relations for name in RELATIONS[chosen])
+    relations = tuple(name for chosen in settings.relations for name in RELATIONS[chosen])
     return Layout(
         count(ranks, "rank"),
         world=ranks,
         steps=settings.steps,
         epoch=settings.epoch,
-        relations=asked,
+        relations=relations,
     )
 
 
 def rounding(of: Layout) -> list[Layout]:
-    """Further runs of a layout, in which everything is an ulp away."""
+    """Runs of the same layout in which every value is perturbed by up to an ulp."""
     from dataclasses import replace
 
     return [
@@ -168,13 +168,13 @@ def compared(settings: Settings) -> list[Layout]:
 
 
 def _chosen(settings: Settings) -> Sequence[str]:
-    wanted = settings.layouts or (() if settings.relations else USUAL)
+    kinds = settings.layouts or (() if settings.relations else USUAL)
     needed = {RESUME: settings.resume is not None, SEED: settings.other_seed}
-    return [kind for kind in LAYOUTS if kind in wanted and needed.get(kind, True)]
+    return [kind for kind in LAYOUTS if kind in kinds and needed.get(kind, True)]
 
 
 def without_a_stop(settings: Settings) -> Layout:
-    """What RANKS_RESUME and SEED are compared with."""
+    """The layout that RANKS_RESUME and SEED are compared with."""
     base = settings.reference_ranks
     return Layout(f"{settings.ranks} ranks", world=settings.ranks, base=base, steps=settings.steps)
 
@@ -190,8 +190,8 @@ def _divided(settings: Settings, kind: str, world: int, k: int) -> Iterator[Layo
 def _seeded(settings: Settings) -> Iterator[Layout]:
     name = f"another seed on {settings.ranks} ranks"
     base = settings.reference_ranks
-    more = settings.other_seed
-    yield Layout(name, SEED, settings.ranks, steps=1, more=more, base=base)
+    arguments = settings.other_seed
+    yield Layout(name, SEED, settings.ranks, steps=1, more=arguments, base=base)
 
 
 def _resumed(settings: Settings, kind: str, world: int) -> Iterator[Layout]:

@@ -59,34 +59,34 @@ RELATION_NAMES = {
     "generation": "generated with a cache",
     "buffers": "the buffers that no checkpoint has",
 }
-"""The relations that are asked of the script's model."""
+"""The names of the model's relations in a report."""
 
 SEPARATE = (whole_run.EVALUATION, whole_run.SCHEDULE, "learning rate", "optimizer", "samples")
 """Relations that do not follow from another one: each has a line of its own."""
 
 
 def exit_code(answers: Answers) -> int:
-    """1 if a relation is broken, otherwise 3 if a layout gave no answer, or if the model refused a
-    relation, or if nobody knows which rows it was given; 0 only if all did."""
-    asked = [status for status, _ in answers.relations.values()]
-    if any(found.broken for found in answers.layouts) or WRONG in asked:
+    """1 if a relation is broken; otherwise 3 if a layout gave no answer, if the model refused a
+    relation, or if the rows are not known; otherwise 0."""
+    statuses = [status for status, _ in answers.relations.values()]
+    if any(found.broken for found in answers.layouts) or WRONG in statuses:
         return ExitCode.NOT_AS_EXPECTED
-    unclear = not (answers.layouts or asked) or any(found.no_answer for found in answers.layouts)
-    unclear = unclear or answers.unseen or any(status != RIGHT for status in asked)
+    unclear = not (answers.layouts or statuses) or any(found.no_answer for found in answers.layouts)
+    unclear = unclear or answers.unseen or any(status != RIGHT for status in statuses)
     return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED
 
 
-def text(answers: Answers, seconds: float, known: Sequence[KnownBug] = ()) -> Iterator[str]:
+def text(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> Iterator[str]:
     """The lines of the report."""
     yield headline(answers)
     yield f"{f'reference: {answers.reference}':{WIDTH}}  {answers.about}"
     if answers.on_cpu:
         yield f"{'done on the CPU':{WIDTH}}  {_counted(answers.on_cpu)}"
     reported: set[tuple[str, ...]] = set()
-    for found in answers.layouts:
-        yield from _layout(found, reported)
+    for comparison in answers.layouts:
+        yield from _layout(comparison, reported)
     for name, (status_, reason) in answers.relations.items():
-        yield f"{RELATION_NAMES[name]:{WIDTH}}  {_asked(status_)}{reason and ': '}{reason}"
+        yield f"{RELATION_NAMES[name]:{WIDTH}}  {_in_capitals(status_)}{reason and ': '}{reason}"
     if files := _written(answers.written):
         yield f"{'files written':{WIDTH}}  {files}"
     if answers.unseen:
@@ -95,9 +95,9 @@ def text(answers: Answers, seconds: float, known: Sequence[KnownBug] = ()) -> It
         yield f"note: {note}"
     yield "not tested:"
     yield from (f"    {what}" for what in answers.not_tested)
-    if known:
+    if bugs:
         yield "known bugs with the same signature that these releases have:"
-        yield from (f"    {bug.name}: {bug.title}. {bug.why}" for bug in known)
+        yield from (f"    {bug.name}: {bug.title}. {bug.why}" for bug in bugs)
     yield f"{seconds:.1f} s"
 
 
@@ -113,36 +113,46 @@ def _written(written: Written) -> str:
 
 def headline(answers: Answers) -> str:
     """What was found, in one sentence."""
-    broken = [found for found in answers.layouts if found.broken]
+    broken = [layout for layout in answers.layouts if layout.broken]
     if broken:
-        faults: dict[str, list[str]] = {_fault(one): [] for one in broken}
-        for one in broken:
-            faults[_fault(one)].append(where(one.layout))
-        each = (f"{_listed(places)}, {fault}" for fault, places in faults.items())
-        return f"{answers.script} is not right: {'; '.join(each)}"
-    if wrong := [n for n, (status_, _) in answers.relations.items() if status_ == WRONG]:
-        names = _listed([RELATION_NAMES[name] for name in wrong])
+        faults: dict[str, list[str]] = {_fault(comparison): [] for comparison in broken}
+        for comparison in broken:
+            faults[_fault(comparison)].append(where(comparison.layout))
+        clauses = (f"{_listed(places)}, {fault}" for fault, places in faults.items())
+        return f"{answers.script} is not right: {'; '.join(clauses)}"
+    if wrong_relations := [n for n, (status_, _) in answers.relations.items() if status_ == WRONG]:
+        names = _listed([RELATION_NAMES[name] for name in wrong_relations])
         return f"the model of {answers.script} is not right: {names}"
     if answers.relations and not answers.layouts:
-        same = [RELATION_NAMES[n] for n, (s, _) in answers.relations.items() if s == RIGHT]
-        text_ = f" is right: {_listed(same)}" if same else ": no answer"
+        right_relations = [
+            RELATION_NAMES[n] for n, (s, _) in answers.relations.items() if s == RIGHT
+        ]
+        text_ = f" is right: {_listed(right_relations)}" if right_relations else ": no answer"
         return f"the model of {answers.script}{text_}"
-    silent = [found for found in answers.layouts if found.no_answer]
+    silent = [layout for layout in answers.layouts if layout.no_answer]
     suspect = f". {count(len(answers.notes), 'note')} below" if answers.notes else ""
-    compared = _listed([where(one.layout) for one in answers.layouts if not one.no_answer])
-    right = f"{answers.script} trains the same {compared}" if compared else ""
-    if silent or not right:
-        gone = f"{answers.script}: no answer {_listed([where(one.layout) for one in silent])}"
-        return (f"{gone}; it trains the same {compared}" if right else gone) + suspect
+    compared = _listed(
+        [where(comparison.layout) for comparison in answers.layouts if not comparison.no_answer]
+    )
+    agreement = f"{answers.script} trains the same {compared}" if compared else ""
+    if silent or not agreement:
+        gone = (
+            f"{answers.script}: no answer "
+            f"{_listed([where(comparison.layout) for comparison in silent])}"
+        )
+        return (f"{gone}; it trains the same {compared}" if agreement else gone) + suspect
     unseen = ", as far as probe sees: not its samples" if answers.unseen else ""
-    return f"{right}{unseen}{suspect}"
+    return f"{agreement}{unseen}{suspect}"
 
 
-def status(found: Compared) -> str:
+def status(comparison: Compared) -> str:
     """A line about a layout that was just compared."""
-    if found.no_answer:
-        return f"{found.layout.name}: no answer"
-    return f"{found.layout.name}: {_fault(found) if found.broken else 'as the reference'}"
+    if comparison.no_answer:
+        return f"{comparison.layout.name}: no answer"
+    return (
+        f"{comparison.layout.name}: "
+        f"{_fault(comparison) if comparison.broken else 'as the reference'}"
+    )
 
 
 def where(layout: Layout) -> str:
@@ -158,58 +168,58 @@ def where(layout: Layout) -> str:
     }.get(layout.kind, layout.name)
 
 
-def _fault(found: Compared) -> str:
+def _fault(comparison: Compared) -> str:
     """The first broken relation of a layout, in the words of a user."""
-    first = found.broken[0]
-    if first.text == BEGAN_AGAIN:
+    cause = comparison.broken[0]
+    if cause.text == BEGAN_AGAIN:
         return "it begins again at step 1"
-    fault = FAULTS.get(first.relation, first.relation)
-    if first.meaning and first.ratio is not None:
-        ratio = times(first.ratio, found.layout.times, found.layout.k, " the right one")
-        return f"its {first.relation} is {ratio}"
+    fault = FAULTS.get(cause.relation, cause.relation)
+    if cause.meaning and cause.ratio is not None:
+        ratio = times(cause.ratio, comparison.layout.times, comparison.layout.k, " the right one")
+        return f"its {cause.relation} is {ratio}"
     return fault
 
 
-def _asked(status: str) -> str:
-    """A status of ``models``, in capitals where layouts have capitals."""
+def _in_capitals(status: str) -> str:
+    """A status of ``models``, in capitals unless it is right or refused."""
     return {WRONG: "BROKEN", NO_ANSWER: "NO ANSWER"}.get(status, status)
 
 
 def _listed(words: Sequence[str]) -> str:
-    *most, last = words or [""]
-    return f"{', '.join(most)} and {last}" if most else last
+    *most, last_word = words or [""]
+    return f"{', '.join(most)} and {last_word}" if most else last_word
 
 
-def _counted(asked: Mapping[str, int]) -> str:
-    """What was asked, the most frequent first."""
-    return ", ".join(f"{what} ({often} x)" for what, often in Counter(asked).most_common())
+def _counted(requests: Mapping[str, int]) -> str:
+    """The requests, the most frequent first."""
+    return ", ".join(f"{what} ({often} x)" for what, often in Counter(requests).most_common())
 
 
-def _layout(found: Compared, reported: set[tuple[str, ...]]) -> Iterator[str]:
+def _layout(comparison: Compared, reported: set[tuple[str, ...]]) -> Iterator[str]:
     """The lines about a layout; shorter if an earlier one has the same fault."""
-    name = f"{found.layout.name:{WIDTH}}"
-    if found.no_answer:
-        yield f"{name}  NO ANSWER: {found.no_answer}"
-        yield from (f"    | {line}" for line in found.log.splitlines())
-    elif not found.broken:
-        yield f"{name}  as the reference  ({found.seconds:.1f} s)"
+    name = f"{comparison.layout.name:{WIDTH}}"
+    if comparison.no_answer:
+        yield f"{name}  NO ANSWER: {comparison.no_answer}"
+        yield from (f"    | {line}" for line in comparison.log.splitlines())
+    elif not comparison.broken:
+        yield f"{name}  as the reference  ({comparison.seconds:.1f} s)"
     else:
-        first, *others = found.broken
-        step = f" at step {found.step}" if found.step else ""
-        yield f"{name}  BROKEN{step}: {first.relation}  ({found.seconds:.1f} s)"
-        fault = (first.relation, first.meaning, *first.parameters)
-        yield f"    {first.text}" + (", as above" if fault in reported else "")
+        cause, *others = comparison.broken
+        step = f" at step {comparison.step}" if comparison.step else ""
+        yield f"{name}  BROKEN{step}: {cause.relation}  ({comparison.seconds:.1f} s)"
+        fault = (cause.relation, cause.meaning, *cause.parameters)
+        yield f"    {cause.text}" + (", as above" if fault in reported else "")
         if fault not in reported:
-            yield from (f"    {detail}" for detail in first.details)
+            yield from (f"    {detail}" for detail in cause.details)
         reported.add(fault)
         results = [one.relation for one in others if one.relation not in SEPARATE]
         if results:
             yield f"    and as a result: {', '.join(results)}"
         yield from (f"    {one.relation}: {one.text}" for one in others if one.relation in SEPARATE)
-    yield from (f"    note: {note}" for note in found.notes)
+    yield from (f"    note: {note}" for note in comparison.notes)
 
 
-def as_json(answers: Answers, seconds: float, known: Sequence[KnownBug] = ()) -> dict[str, Any]:
+def as_json(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> dict[str, Any]:
     """The answers for programs; docs/probe_details.md describes the keys."""
     return {
         "exit_code": exit_code(answers),
@@ -225,26 +235,26 @@ def as_json(answers: Answers, seconds: float, known: Sequence[KnownBug] = ()) ->
         ],
         "notes": answers.notes,
         "not_tested": answers.not_tested,
-        "known": [asdict(bug) for bug in known],
+        "known": [asdict(bug) for bug in bugs],
         "updates_compared": answers.decided,
         "seconds": round(seconds, 2),
     }
 
 
-def _layout_json(found: Compared) -> dict[str, Any]:
-    broken = [{**asdict(one), "ratio": _number(one.ratio)} for one in found.broken]
+def _layout_json(comparison: Compared) -> dict[str, Any]:
+    broken = [{**asdict(one), "ratio": _number(one.ratio)} for one in comparison.broken]
     return {
-        "name": found.layout.name,
-        "kind": found.layout.kind,
-        "ranks": found.layout.world,
-        "micro_batches": found.layout.k,
-        "status": found.status,
-        "step": found.step,
+        "name": comparison.layout.name,
+        "kind": comparison.layout.kind,
+        "ranks": comparison.layout.world,
+        "micro_batches": comparison.layout.k,
+        "status": comparison.status,
+        "step": comparison.step,
         "broken": broken,
-        "notes": found.notes,
-        "no_answer": found.no_answer or None,
-        "spreads": {what: _number(times) for what, times in found.worst.items()},
-        "seconds": round(found.seconds, 2),
+        "notes": comparison.notes,
+        "no_answer": comparison.no_answer or None,
+        "spreads": {what: _number(times) for what, times in comparison.worst.items()},
+        "seconds": round(comparison.seconds, 2),
     }
 
 
@@ -254,7 +264,7 @@ def _number(value: float | None) -> float | str | None:
 
 def as_junit(answers: Answers, seconds: float) -> str:
     """A test case for each layout: a broken relation fails it, no answer is an error."""
-    states = [found.status for found in answers.layouts]
+    states = [comparison.status for comparison in answers.layouts]
     suite = ElementTree.Element(
         "testsuite",
         name="probe",
@@ -263,19 +273,21 @@ def as_junit(answers: Answers, seconds: float) -> str:
         errors=str(states.count("no answer")),
         time=f"{seconds:.2f}",
     )
-    for found in answers.layouts:
+    for comparison in answers.layouts:
         case = ElementTree.SubElement(
             suite,
             "testcase",
             classname="probe",
-            name=found.layout.name,
-            time=f"{found.seconds:.2f}",
+            name=comparison.layout.name,
+            time=f"{comparison.seconds:.2f}",
         )
-        if found.no_answer:
-            ElementTree.SubElement(case, "error", message=found.no_answer).text = found.log
-        elif found.broken:
-            first = found.broken[0]
-            message = f"{first.relation} at step {found.step}: {first.text}"
-            lines = (f"{one.relation}: {one.text}" for one in found.broken)
+        if comparison.no_answer:
+            ElementTree.SubElement(
+                case, "error", message=comparison.no_answer
+            ).text = comparison.log
+        elif comparison.broken:
+            cause = comparison.broken[0]
+            message = f"{cause.relation} at step {comparison.step}: {cause.text}"
+            lines = (f"{one.relation}: {one.text}" for one in comparison.broken)
             ElementTree.SubElement(case, "failure", message=message).text = "\n".join(lines)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)

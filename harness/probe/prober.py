@@ -56,8 +56,8 @@ class Loop:
         )
 
     def target(self) -> Target:
-        given = f"{loops.USUAL[self.script].arguments} {self.arguments}"
-        return Target(loops.script(self.script), tuple(shlex.split(given)))
+        arguments = f"{loops.USUAL[self.script].arguments} {self.arguments}"
+        return Target(loops.script(self.script), tuple(shlex.split(arguments)))
 
     @property
     def name(self) -> str:
@@ -66,16 +66,16 @@ class Loop:
 
 @dataclass(frozen=True)
 class Prober:
-    """Probes scripts, with a site-packages before that of this Python."""
+    """Probes scripts with the packages of ``site``, then those of this Python."""
 
     pool: Pool
     site: Path | None = None
     timeout: float = TIMEOUT
 
-    def __call__(self, loop: Loop, more: Sequence[str] = ()) -> Answers:
-        """Probe a loop; ``more`` are further arguments. Raises Inconclusive without an answer."""
+    def __call__(self, loop: Loop, words: Sequence[str] = ()) -> Answers:
+        """Probe a loop; ``words`` are further arguments. Raises Inconclusive without an answer."""
         target = loop.target()
-        return self.probe(replace(target, arguments=(*target.arguments, *more)), loop.settings())
+        return self.probe(replace(target, arguments=(*target.arguments, *words)), loop.settings())
 
     def probe(self, target: Target, settings: Settings) -> Answers:
         """Probe any script. Raises Inconclusive without an answer."""

@@ -83,65 +83,67 @@ def probe(
     """Run everything and compare it; ``report`` is called with each layout, as soon as it is
     compared. Raises Inconclusive if the reference gives no answer."""
     base = reference(settings)
-    wanted = compared(settings)
-    for layout in (base, *rounding(base), *wanted):
+    layouts = compared(settings)
+    for layout in (base, *rounding(base), *layouts):
         runner.start(layout)
     ranks = runner.start(base).result()
-    first = as_one(ranks, settings.same_rows)
-    refuse_unusable(first)
+    reference_run = as_one(ranks, settings.same_rows)
+    refuse_unusable(reference_run)
     perturbed = [_result(runner, settings, each) for each in rounding(base)]
-    right = Reference.of(first, perturbed)
-    vain = right.decided(0) < LEAST_DECIDED
-    sloped = not vain and plausibility.same_gradients(ranks)
-    moved = plausibility.ends_of_slope(settings, right, plausibility.CHANGES[0]) if sloped else []
-    for layout in moved:
+    baseline = Reference.of(reference_run, perturbed)
+    undecided = baseline.decided(0) < LEAST_DECIDED
+    sloped = not undecided and plausibility.same_gradients(ranks)
+    ends = plausibility.ends_of_slope(settings, baseline, plausibility.CHANGES[0]) if sloped else []
+    for layout in ends:
         runner.start(layout)
     answers = Answers(
-        _about(first),
-        releases=first.releases,
-        imported=first.imported,
-        on_cpu=first.on_cpu,
-        relations=first.relations,
+        _about(reference_run),
+        releases=reference_run.releases,
+        imported=reference_run.imported,
+        on_cpu=reference_run.on_cpu,
+        relations=reference_run.relations,
         script=Path(runner.target.made or runner.target.script).name,
         reference=base.name,
     )
-    for layout in wanted:
-        run = without_cleared(runner.start(layout).result(), right.steps, settings.same_rows)
+    for layout in layouts:
+        run = without_cleared(runner.start(layout).result(), baseline.steps, settings.same_rows)
         answers.seconds[layout.name] = run.seconds
         if layout.kind:
             if layout.kind == RANKS_RESUME:
-                found = _rank_by_rank(runner, settings, run)
+                comparison = _rank_by_rank(runner, settings, run)
             elif layout.kind == SEED:
                 usual = runner.start(without_a_stop(settings)).result()
-                found = _seeded(run, without_cleared(usual, right.steps, settings.same_rows))
+                comparison = _seeded(
+                    run, without_cleared(usual, baseline.steps, settings.same_rows)
+                )
             else:
-                found = _compared(runner, settings, run, right)
-                _compare_whole(found, settings, run, first)
-            if vain and found.as_reference:
-                found.no_answer = VAIN
-            answers.layouts.append(found)
-            report(found)
-            answers.notes += _notes(run, right)
+                comparison = _compared(runner, settings, run, baseline)
+                _compare_whole(comparison, settings, run, reference_run)
+            if undecided and comparison.as_reference:
+                comparison.no_answer = VAIN
+            answers.layouts.append(comparison)
+            report(comparison)
+            answers.notes += _notes(run, baseline)
     answers.written = runner.written
-    answers.notes += _notes_on(right, perturbed)
-    answers.notes += _notes_on_slope(runner, settings, right, moved)
+    answers.notes += _notes_on(baseline, perturbed)
+    answers.notes += _notes_on_slope(runner, settings, baseline, ends)
     answers.notes = relevant(dict.fromkeys(answers.notes), answers.layouts)
-    answers.decided = right.decided(_last_compared(answers.layouts, right))
-    answers.unseen = not any(right.steps[0]["rows"]) and SAMPLES not in settings.without
-    answers.not_tested = list(_not_tested(settings, runner.lane, first, right, answers))
+    answers.decided = baseline.decided(_last_compared(answers.layouts, baseline))
+    answers.unseen = not any(baseline.steps[0]["rows"]) and SAMPLES not in settings.without
+    answers.not_tested = list(_not_tested(settings, runner.lane, reference_run, baseline, answers))
     return answers
 
 
-def _last_compared(layouts: Sequence[Compared], right: Reference) -> int:
-    """The number, from 0, of the last step of the reference that a layout was compared in."""
-    last = len(right.steps) - 1
-    steps = [last if found.step is None else found.step - 1 for found in layouts]
-    return max(steps, default=last)
+def _last_compared(layouts: Sequence[Compared], baseline: Reference) -> int:
+    """The last step of the reference that a layout was compared with, from 0."""
+    last_step = len(baseline.steps) - 1
+    steps = [last_step if found.step is None else found.step - 1 for found in layouts]
+    return max(steps, default=last_step)
 
 
 def relevant(notes: Iterable[str], layouts: Iterable[Compared]) -> list[str]:
-    """The notes without what may explain another learning rate on several ranks, if no such layout
-    has one: accelerate may step a constant schedule as often as it likes."""
+    """The notes. unlike.SCHEDULE stays only if a layout on several ranks has another learning rate:
+    accelerate may step a constant schedule as often as it likes."""
     rates = [
         found.layout
         for found in layouts
@@ -150,8 +152,8 @@ def relevant(notes: Iterable[str], layouts: Iterable[Compared]) -> list[str]:
     if not any(layout.world > 1 for layout in rates):
         return [note for note in notes if note != unlike.SCHEDULE]
     others = [layout.name for layout in rates if layout.world == 1]
-    more = f". That is no reason for the learning rate with {', '.join(others)}" if others else ""
-    return [note + more if note == unlike.SCHEDULE else note for note in notes]
+    remark = f". That is no reason for the learning rate with {', '.join(others)}" if others else ""
+    return [note + remark if note == unlike.SCHEDULE else note for note in notes]
 
 
 def _result(runner: Runner, settings: Settings, layout: Layout) -> Run:
@@ -160,53 +162,53 @@ def _result(runner: Runner, settings: Settings, layout: Layout) -> Run:
 
 
 def _about(run: Run) -> str:
-    first = run.ranks[0][0]
-    rows, steps = sum(map(len, first["rows"])), len(run.ranks[0])
-    given = f"{rows} rows" if rows else "rows that probe did not see"
-    return f"{steps} steps of {given}, {first['optimizer']}, {len(first['grad'])} parameters"
+    step = run.ranks[0][0]
+    rows, steps = sum(map(len, step["rows"])), len(run.ranks[0])
+    batch = f"{rows} rows" if rows else "rows that probe did not see"
+    return f"{steps} steps of {batch}, {step['optimizer']}, {len(step['grad'])} parameters"
 
 
-def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) -> Compared:
-    """Compare a layout; once more with every sampler in one order, if it only has another order."""
-    found = compare(run, right, settings.same_rows)
-    if not found.broken or found.broken[0].relation != SAMPLES:
-        return found
+def _compared(runner: Runner, settings: Settings, run: Run, baseline: Reference) -> Compared:
+    """Compare a layout; again with every sampler in one order, if only its order differs."""
+    comparison = compare(run, baseline, settings.same_rows)
+    if not comparison.broken or comparison.broken[0].relation != SAMPLES:
+        return comparison
     if run.layout.resumed:
-        first = found.broken[0]
-        found.broken[0] = replace(first, details=(*first.details, _resumed(run, right)))
-        return found
-    if own := _micro_batches_of_its_own(runner, settings, run, right):
-        why = NO_K.format(own=f"{own} micro-batch" + ("" if own == 1 else "es"))
-        found.no_answer, found.broken, found.step = why, [], None
-        return found
-    again = ("" if settings.same_rows else _all_alike(run)) or _again(run, right)
-    if again := again or _same_epochs(run, right):
-        first = found.broken[0]
-        found.broken[0] = replace(first, details=(again, *first.details))
-        return found
+        cause = comparison.broken[0]
+        comparison.broken[0] = replace(cause, details=(*cause.details, _resumed(run, baseline)))
+        return comparison
+    if micro_batches := _micro_batches_of_its_own(runner, settings, run, baseline):
+        why = NO_K.format(own=f"{micro_batches} micro-batch" + ("" if micro_batches == 1 else "es"))
+        comparison.no_answer, comparison.broken, comparison.step = why, [], None
+        return comparison
+    again = ("" if settings.same_rows else _all_alike(run)) or _again(run, baseline)
+    if again := again or _same_epochs(run, baseline):
+        cause = comparison.broken[0]
+        comparison.broken[0] = replace(cause, details=(again, *cause.details))
+        return comparison
     ordered = _in_one_order(runner, settings, run.layout)
     if ordered is None or ordered.no_answer or _begins_with_samples(ordered.broken):
-        return _without_an_answer(found, run, right)
+        return _without_an_answer(comparison, run, baseline)
     ordered.layout = run.layout
     ordered.notes.append(
-        f"draws another order than the reference ({found.broken[0].text}); none comes twice. It "
-        "was compared again, with every sampler in one order"
+        f"draws another order than the reference ({comparison.broken[0].text}); none comes twice. "
+        "It was compared again, with every sampler in one order"
     )
     return ordered
 
 
-def _resumed(run: Run, right: Reference) -> str:
+def _resumed(run: Run, baseline: Reference) -> str:
     """How many rows after a resume were trained before the stop, and how many are skipped."""
-    first = run.layout.first
+    start = run.layout.first
     before, after = (
         {row for step in steps for micro in step["rows"] for row in micro}
-        for steps in (right.steps[:first], right.steps[first : first + run.steps])
+        for steps in (baseline.steps[:start], baseline.steps[start : start + run.steps])
     )
-    seen = [row for one in run.ranks for t in one for micro in t["rows"] for row in micro]
-    again = sum(row in before - after for row in seen)
-    never = len(after - set(seen))
+    rows = [row for one in run.ranks for t in one for micro in t["rows"] for row in micro]
+    again = sum(row in before - after for row in rows)
+    never = len(after - set(rows))
     return (
-        f"of {count(len(seen), 'row')} after the resume, {again} come again that were trained "
+        f"of {count(len(rows), 'row')} after the resume, {again} come again that were trained "
         f"before the stop; {never} that are trained without the stop do not come"
     )
 
@@ -218,94 +220,98 @@ NO_K = (
 
 
 def _micro_batches_of_its_own(
-    runner: Runner, settings: Settings, run: Run, right: Reference
+    runner: Runner, settings: Settings, run: Run, baseline: Reference
 ) -> int:
-    """How many micro-batches each step has, if nothing asked the script for them, and it takes as
-    many in the reference; otherwise 0."""
+    """The script's own number of micro-batches per step, if the command does not set one and the
+    reference has the same number; otherwise 0."""
     if run.layout.k == 1 or runner.target.names_micro_batches:
         return 0
     together = 1 if settings.same_rows else settings.reference_ranks
     counts = {len(step["rows"]) for steps in run.ranks for step in steps}
-    in_reference = {len(step["rows"]) // together for step in right.steps}
+    in_reference = {len(step["rows"]) // together for step in baseline.steps}
     return counts.pop() if len(counts) == 1 and counts == in_reference else 0
 
 
-def _compare_whole(found: Compared, settings: Settings, run: Run, first: Run) -> None:
-    """Compare what is of no single step: the rows of an epoch, and evaluations."""
-    if found.no_answer:
+def _compare_whole(comparison: Compared, settings: Settings, run: Run, reference_run: Run) -> None:
+    """Compare whole runs: the rows of an epoch, schedules, and evaluations."""
+    if comparison.no_answer:
         return
-    if settings.epoch and not found.broken:
-        over_all = epoch(run, first, settings.same_rows)
-        found.broken += [over_all] if over_all else []
-    if not any(one.relation in (SAMPLES, "learning rate") for one in found.broken):
-        length = schedule(run.schedule, first.schedule, run.layout)
-        found.broken += [length] if length else []
-    evaluated = evaluation(run, first)
+    if settings.epoch and not comparison.broken:
+        over_all = epoch(run, reference_run, settings.same_rows)
+        comparison.broken += [over_all] if over_all else []
+    if not any(one.relation in (SAMPLES, "learning rate") for one in comparison.broken):
+        length = schedule(run.schedule, reference_run.schedule, run.layout)
+        comparison.broken += [length] if length else []
+    evaluated = evaluation(run, reference_run)
     if isinstance(evaluated, Broken):
-        found.broken.append(evaluated)
-    elif evaluated and not found.broken:
-        found.notes.append(evaluated)
+        comparison.broken.append(evaluated)
+    elif evaluated and not comparison.broken:
+        comparison.notes.append(evaluated)
 
 
 def _seeded(run: Run, usual: Run) -> Compared:
     """With another seed, the first step must have other rows."""
-    found = Compared(run.layout, run.seconds, no_answer=run.failure or usual.failure, log=run.log)
-    if found.no_answer:
-        return found
+    comparison = Compared(
+        run.layout, run.seconds, no_answer=run.failure or usual.failure, log=run.log
+    )
+    if comparison.no_answer:
+        return comparison
     rows = [[one[0]["rows"] for one in each.ranks] for each in (run, usual)]
     if rows[0] == rows[1] and any(map(any, rows[0])):
-        found.broken = [Broken(ORDER, "the first step has the same rows in the same order")]
-        found.step = 1
-    return found
+        comparison.broken = [Broken(ORDER, "the first step has the same rows in the same order")]
+        comparison.step = 1
+    return comparison
 
 
 def _rank_by_rank(runner: Runner, settings: Settings, run: Run) -> Compared:
-    """A resume on several ranks, each of which is compared with itself without a stop: what a rank
-    has need not be what one rank alone would have. It is the same program, so the tolerance is what
-    a repetition differs by."""
+    """Compare each rank of a resume with the same rank of a run without a stop, because it need not
+    have what one rank alone would have. The program is the same, so the tolerance is what a
+    repetition differs by."""
     base = without_a_stop(settings)
     again = replace(base, name=f"{base.name}, again")
-    whole, repeated = (without_cleared(each.result()) for each in map(runner.start, (base, again)))
+    whole, repeated = (
+        without_cleared(future.result()) for future in map(runner.start, (base, again))
+    )
     if run.failure or whole.failure:
         why = run.failure or f"{base.name}: {whole.failure}"
         return Compared(run.layout, run.seconds, no_answer=why, log=run.log or whole.log)
-    each = [_of_rank(rank, run, whole, repeated) for rank in range(len(run.ranks))]
+    comparisons = [_of_rank(rank, run, whole, repeated) for rank in range(len(run.ranks))]
     if settings.same_rows:  # later stages of a pipeline are given activations
-        for one in each[1:]:
-            one.broken = [each for each in one.broken if each.relation != SAMPLES]
-    wrong = sorted((one for one in each if one.broken), key=lambda one: one.step or 0)
-    return next(iter([*(one for one in each if one.no_answer), *wrong]), each[0])
+        for comparison in comparisons[1:]:
+            comparison.broken = [one for one in comparison.broken if one.relation != SAMPLES]
+    broken = sorted((one for one in comparisons if one.broken), key=lambda one: one.step or 0)
+    return next(iter([*(one for one in comparisons if one.no_answer), *broken]), comparisons[0])
 
 
 def _of_rank(rank: int, run: Run, whole: Run, repeated: Run) -> Compared:
-    right = Reference(whole.ranks[rank], [each.ranks[rank] for each in [repeated] if each.ranks])
-    found = compare(replace(run, ranks=[run.ranks[rank]]), right)
-    found.broken = [
+    baseline = Reference(whole.ranks[rank], [each.ranks[rank] for each in [repeated] if each.ranks])
+    comparison = compare(replace(run, ranks=[run.ranks[rank]]), baseline)
+    comparison.broken = [
         replace(one, text=one.text.replace("rank 0", f"rank {rank}"), ranks=(rank,))
-        for one in found.broken
+        for one in comparison.broken
     ]
-    return found
+    return comparison
 
 
-def _without_an_answer(found: Compared, run: Run, right: Reference) -> Compared:
-    """Other rows, as many as in the reference and none of them twice, are no fault by themselves:
-    the script shuffles by itself, or draws at random."""
-    for number, step in enumerate(right.steps[: run.steps]):
-        here = sum(len(micro) for one in run.ranks for micro in one[number]["rows"])
-        if here != sum(map(len, step["rows"])):
-            return found
-    found.no_answer = (
+def _without_an_answer(comparison: Compared, run: Run, baseline: Reference) -> Compared:
+    """Report no answer, and no fault, if the layout has as many rows as the reference, none of them
+    twice: the script shuffles by itself, or draws at random."""
+    for number, step in enumerate(baseline.steps[: run.steps]):
+        row_count = sum(len(micro) for one in run.ranks for micro in one[number]["rows"])
+        if row_count != sum(map(len, step["rows"])):
+            return comparison
+    comparison.no_answer = (
         "draws other rows than the reference, or changes them at random (masks, noise, crops), "
         "also with every sampler in one order. None comes twice, but nothing can be compared"
     )
     if run.layout.world > 1 and not all(one[0]["seeded"] for one in run.ranks):
-        found.no_answer += ": the script sets no seed, so each rank draws or splits by itself"
+        comparison.no_answer += ": the script sets no seed, so each rank draws or splits by itself"
     elif run.layout.world == 1 and any(step["evaluated"] for step in run.ranks[0]):
-        found.no_answer += ": does an evaluation draw rows from the same generator?"
+        comparison.no_answer += ": does an evaluation draw rows from the same generator?"
     else:
-        found.no_answer += ": switch that off, or make it depend on the row"
-    found.broken, found.step = [], None
-    return found
+        comparison.no_answer += ": switch that off, or make it depend on the row"
+    comparison.broken, comparison.step = [], None
+    return comparison
 
 
 def _begins_with_samples(broken: list[Broken]) -> bool:
@@ -319,115 +325,118 @@ ALIKE = (
 
 
 def _all_alike(run: Run) -> str:
-    """Whether all ranks are given the same rows, which they have no reason to; empty if not."""
-    first, *others = (one[0]["rows"] for one in run.ranks)
-    alike = any(first) and others and all(other == first for other in others)
+    """The message that all ranks have the same rows; empty if they have not."""
+    rows, *others = (one[0]["rows"] for one in run.ranks)
+    alike = any(rows) and others and all(other == rows for other in others)
     return ALIKE if alike else ""
 
 
-def _again(run: Run, right: Reference) -> str:
-    """How many rows come twice, until the reference has seen its first one twice; empty for none.
+def _again(run: Run, baseline: Reference) -> str:
+    """How many rows come twice in the first epoch of the reference; empty for none.
 
-    The last step before that is left out: at the end of an epoch samplers repeat rows on purpose.
+    The last step of the epoch is left out, because samplers repeat rows there on purpose.
     """
-    steps = _steps_of_one_epoch(right)
-    seen = [row for one in run.ranks for t in one[:steps] for micro in t["rows"] for row in micro]
-    twice = len(seen) - len(set(seen))
-    return f"in {steps} steps {twice} of {len(seen)} rows come again" if twice else ""
+    steps = _steps_of_one_epoch(baseline)
+    rows = [row for one in run.ranks for t in one[:steps] for micro in t["rows"] for row in micro]
+    twice = len(rows) - len(set(rows))
+    return f"in {steps} steps {twice} of {len(rows)} rows come again" if twice else ""
 
 
-def _same_epochs(run: Run, right: Reference) -> str:
-    """Whether the second epoch of a layout has the order of the first, and the reference's not."""
-    rows = ([_rows(step) for step in steps] for steps in (run.ranks[0], right.steps))
-    here, there = (next(plausibility.same_order(steps), "") for steps in rows)
-    return "" if there else here
+def _same_epochs(run: Run, baseline: Reference) -> str:
+    """The note that a layout's second epoch repeats its first; empty if the reference's does,
+    too."""
+    rows = ([_rows(step) for step in steps] for steps in (run.ranks[0], baseline.steps))
+    note, reference_note = (next(plausibility.same_order(steps), "") for steps in rows)
+    return "" if reference_note else note
 
 
 def _rows(step: Step) -> list[str]:
     return [row for micro in step["rows"] for row in micro]
 
 
-def _steps_of_one_epoch(right: Reference) -> int:
-    known: set[str] = set()
-    for number, step in enumerate(right.steps):
+def _steps_of_one_epoch(baseline: Reference) -> int:
+    earlier_rows: set[str] = set()
+    for number, step in enumerate(baseline.steps):
         rows = [row for micro in step["rows"] for row in micro]
-        if known & set(rows) or len(set(rows)) < len(rows):
+        if earlier_rows & set(rows) or len(set(rows)) < len(rows):
             return max(number - 1, 0)
-        known |= set(rows)
-    return len(right.steps)
+        earlier_rows |= set(rows)
+    return len(baseline.steps)
 
 
 def _in_one_order(runner: Runner, settings: Settings, layout: Layout) -> Compared | None:
-    """The layout compared with a reference, both with samplers that draw the same order."""
+    """Compare a layout and a reference whose samplers draw in one order; None if that fails."""
     base = _ordered(reference(settings))
-    wanted = [base, *rounding(base)]
-    for each in (*wanted, _ordered(layout)):
-        runner.start(each)
-    first, *perturbed = (_result(runner, settings, each) for each in wanted)
-    right = Reference.of(first, perturbed)
-    run = without_cleared(
-        runner.start(_ordered(layout)).result(), right.steps if first.ranks else ()
+    layouts = [base, *rounding(base)]
+    for ordered_layout in (*layouts, _ordered(layout)):
+        runner.start(ordered_layout)
+    reference_run, *perturbed = (
+        _result(runner, settings, ordered_layout) for ordered_layout in layouts
     )
-    if first.failure:
+    baseline = Reference.of(reference_run, perturbed)
+    run = without_cleared(
+        runner.start(_ordered(layout)).result(), baseline.steps if reference_run.ranks else ()
+    )
+    if reference_run.failure:
         return None
-    return compare(run, right, settings.same_rows)
+    return compare(run, baseline, settings.same_rows)
 
 
 def _ordered(layout: Layout) -> Layout:
     return replace(layout, name=f"{layout.name}, in one order", one_order=True)
 
 
-def _notes(run: Run, right: Reference) -> Iterator[str]:
-    """What is worth a look, and is not wrong by itself."""
+def _notes(run: Run, baseline: Reference) -> Iterator[str]:
+    """Notes on what is not wrong by itself."""
     if run.failure:
         return
     drops = [steps[0]["drops"] for steps in run.ranks]
     if len(drops) > 1 and drops[0] and drops[0] == drops[1]:
         yield "dropout draws the same numbers on all ranks, for unlike rows"
-    if run.layout.resumed and run.layout.first < len(right.steps):
-        before = right.steps[run.layout.first]["drops"]
+    if run.layout.resumed and run.layout.first < len(baseline.steps):
+        before = baseline.steps[run.layout.first]["drops"]
         if before and drops[0] != before:
             yield "after the resume, dropout draws other numbers than without the stop"
 
 
-def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
-    yield from right.steps[0]["unlike"]
-    yield from plausibility.notes_on_steps(right.steps)
-    if other := plausibility.note_on_compiler(right):
-        yield other
-    if shims := right.steps[0]["shims"]:
+def _notes_on(baseline: Reference, perturbed: list[Run]) -> Iterator[str]:
+    yield from baseline.steps[0]["unlike"]
+    yield from plausibility.notes_on_steps(baseline.steps)
+    if compiler_note := plausibility.note_on_compiler(baseline):
+        yield compiler_note
+    if shims := baseline.steps[0]["shims"]:
         yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
-    if own := losses.note_on_loss(right.steps[0]["own"]):
-        yield own
-    if right.steps[0].get("shifted"):
+    if loss_note := losses.note_on_loss(baseline.steps[0]["own"]):
+        yield loss_note
+    if baseline.steps[0].get("shifted"):
         yield losses.SHIFTED
-    if right.steps[0].get("endless"):
+    if baseline.steps[0].get("endless"):
         yield losses.ENDLESS
     if any(run.failure for run in perturbed):
         yield "a perturbed reference run gave no answer: tolerances may be too small"
-    if right.steps[0]["stale"]:
+    if baseline.steps[0]["stale"]:
         yield "the reference begins with gradients: something was differentiated before its loop"
-    if any(step["stale"] for step in right.steps[1:]):
+    if any(step["stale"] for step in baseline.steps[1:]):
         yield "the reference itself has gradients left from the step before: is zero_grad missing?"
 
 
 def _notes_on_slope(
-    runner: Runner, settings: Settings, right: Reference, moved: list[Layout]
+    runner: Runner, settings: Settings, baseline: Reference, first_ends: list[Layout]
 ) -> Iterator[str]:
-    """A slope that is not as the gradient says must be the same with smaller steps, too: with a
-    large one, a loss is not straight."""
-    first, *smaller = plausibility.CHANGES
-    runs = [_result(runner, settings, each) for each in moved]
-    found = [plausibility.steep(right, runs, first)]
-    if found[0] is None or found[0].right:
+    """If the slope is not as the gradient says, measure it with smaller steps, too: over a large
+    step, a loss is not straight."""
+    largest, *smaller = plausibility.CHANGES
+    runs = [_result(runner, settings, each) for each in first_ends]
+    slopes = [plausibility.steep(baseline, runs, largest)]
+    if slopes[0] is None or slopes[0].right:
         return
     for change in smaller:
-        ends = plausibility.ends_of_slope(settings, right, change)
+        ends = plausibility.ends_of_slope(settings, baseline, change)
         for layout in ends:
             runner.start(layout)
         runs = [_result(runner, settings, each) for each in ends]
-        found.append(plausibility.steep(right, runs, change))
-    if note := plausibility.note_on_slope(found):
+        slopes.append(plausibility.steep(baseline, runs, change))
+    if note := plausibility.note_on_slope(slopes):
         yield note
 
 
@@ -438,9 +447,9 @@ ALWAYS = (
 
 
 def _not_tested(
-    settings: Settings, lane: Lane, first: Run, right: Reference, answers: Answers
+    settings: Settings, lane: Lane, reference_run: Run, baseline: Reference, answers: Answers
 ) -> Iterator[str]:
-    """What the answers say nothing about."""
+    """What the probe did not test."""
     kinds = {found.layout.kind for found in answers.layouts if not found.no_answer}
     names = {
         RANKS: "several ranks",
@@ -455,17 +464,17 @@ def _not_tested(
             how = " (needs --save and --resume)" if kind == RESUME and settings.save is None else ""
             how = " (needs --other-seed)" if kind == SEED and not settings.other_seed else how
             yield name + how
-    if right.steps[0]["own"] is None:
+    if baseline.steps[0]["own"] is None:
         yield "the size of the reference's own gradient: no logits and labels were seen"
-    if right.steps[0]["stops"]:
+    if baseline.steps[0]["stops"]:
         yield "whether the loss falls as its gradient says: the loop stops gradients on purpose"
-    if not any(right.steps[0]["rows"]):
+    if not any(baseline.steps[0]["rows"]):
         yield "samples: no module with parameters was called with them"
     elif not settings.epoch:
         yield "rows that come twice or never later in an epoch (needs --epoch)"
-    if not first.reported[0]:
+    if not reference_run.reported[0]:
         yield "evaluation: no loss of one was reported"
-    if dead := right.dead:
+    if dead := baseline.dead:
         yield f"{count(len(dead), 'parameter')} whose gradient is always 0: {several(dead)}"
     if answers.decided < 0.99:
         yield (

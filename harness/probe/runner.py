@@ -34,14 +34,15 @@ from harness.system.machine import cache_folder, cores, own_folder
 from harness.system.text import one_line
 
 LONGEST_PATH = 60
-"""Of a folder in which multiprocessing makes sockets: their paths have at most 107 characters."""
+"""The longest path of a folder for the sockets of multiprocessing: theirs have at most 107
+characters."""
 
 WRITTEN = "written"
-"""The folder, in that of a run, with what the ranks write into the user's."""
+"""The subfolder of a run's folder for what ranks write into the user's folders."""
 
 LOG_LINES, LINES_OF_OUTPUT = 12, 4
-"""How many of the last lines of a rank are shown, and how many of those are of its output where its
-errors have more."""
+"""How many of a rank's last lines are shown, and how many of these its output gets if its errors
+have more."""
 
 END_OF_LOG, LONGEST_LINE = 20_000, 500
 """Bytes of a log that are read, and characters of a line that are shown."""
@@ -57,14 +58,14 @@ MOST_AT_ONCE = 4
 """Layouts that run side by side: each rank has its own copy of the model."""
 
 EARLY = (AGENT, "harness.rank.probe.watch", "torch.distributed.fsdp", "torch.utils.data")
-"""What ranks import whatever the script is."""
+"""The modules that ranks import for every script."""
 
 LATE = {
     "accelerate": ("datasets",),
     "transformers": ("accelerate", "datasets"),
     "deepspeed": ("torch._dynamo.testing", "torch._inductor.codecache"),
 }
-"""What packages import only while they train, and takes a second."""
+"""Modules that packages import only while they train, which takes a second."""
 
 ENVIRONMENT = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's thread would forbid forks
@@ -203,17 +204,17 @@ class Runner:
         return self._read(layout, folder, ended)
 
     def _folder(self, name: str) -> Path:
-        """Of the run of the layout with this name."""
+        """The folder of the run of this layout."""
         return self.folder / name.replace(" ", "_").replace(",", "")
 
     @cached_property
     def _folders(self) -> list[str]:
         """The user's folders that the script may write into."""
-        found = own_files.beside(folders(self.target, self.settings), self.folder.resolve())
+        user_folders = own_files.beside(folders(self.target, self.settings), self.folder.resolve())
         cwd = Path.cwd()
-        if not {str(cwd), *map(str, cwd.parents)} & set(found):
+        if not {str(cwd), *map(str, cwd.parents)} & set(user_folders):
             self.written.refusal = f"{cwd} contains the folders of probe itself"
-        return found
+        return user_folders
 
     def _assign(self, layout: Layout, folder: Path) -> None:
         """Write down what the ranks are to do."""
@@ -221,10 +222,10 @@ class Runner:
         if layout.shift:
             shift = str(folder / "shift.pickle")
             Path(shift).write_bytes(exchange.dumped(dict(layout.shift)))
-        own = folder / "files"
+        files_folder = folder / "files"
         if layout.saves or layout.resumed:
-            own = self.folder / f"checkpoint_{layout.world}"
-        own.mkdir(exist_ok=True)
+            files_folder = self.folder / f"checkpoint_{layout.world}"
+        files_folder.mkdir(exist_ok=True)
         temporary = self._temporary / f"t{next(self._numbers)}"
         temporary.mkdir()
         divided = layout.k * (1 if settings.same_rows else layout.world)
@@ -234,7 +235,7 @@ class Runner:
             "k": layout.k,
             "ranks": layout.world,
             "micro_batches": divided,
-            "dir": own,
+            "dir": files_folder,
             "at": settings.at,
         }
         assignment = Assignment(
@@ -267,12 +268,12 @@ class Runner:
             raise KeyboardInterrupt
 
     def _server(self) -> OverlayServer:
-        wanted = Wanted(self._environment, (), (*EARLY, self._imports), (), self.python)
-        return self.pool.server(wanted)
+        requirements = Wanted(self._environment, (), (*EARLY, self._imports), (), self.python)
+        return self.pool.server(requirements)
 
     @property
     def _environment(self) -> dict[str, str]:
-        """That of ranks, with the user's own path for imports."""
+        """The environment of ranks, with the user's path for imports."""
         settings = RankSettings(self.lane, ROOT, self.extensions, 1, self.python, self.gpus)
         ours = rank_environment(settings)
         users = os.environ.get("PYTHONPATH", "")
@@ -294,9 +295,10 @@ class Runner:
             folders = [source.parent, *([Path.cwd()] if self.target.module else [])]
             beside |= {path.stem for folder in folders for path in folder.iterdir()}
         words = " ".join([script, *self.target.arguments])
-        named = [package for word, package in SHIMMED.items() if word in words]
+        shimmed_packages = [package for word, package in SHIMMED.items() if word in words]
         lines = [
-            f"from harness.rank.probe import on_cpu\non_cpu.install_shims({named!r}, '{self.lane}')"
+            "from harness.rank.probe import on_cpu\n"
+            f"on_cpu.install_shims({shimmed_packages!r}, '{self.lane}')"
         ]
         late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
         lines += imports("\n".join([script, *late]), beside)
@@ -315,7 +317,7 @@ class Runner:
         log = last_lines(folder, ended)
         ranks, records = [], []
         if failure:
-            for lock in self.extensions.rglob("lock"):  # of a compiler that was ended
+            for lock in self.extensions.rglob("lock"):  # left by a compiler that was ended
                 lock.unlink(missing_ok=True)
         else:
             files = [folder / f"rank{n}.pickle" for n in range(layout.world)]
@@ -330,14 +332,14 @@ class Runner:
             own_files.remove(folder / WRITTEN)
         if not layout.saves and not failure:
             shutil.rmtree(folder, ignore_errors=True)
-        seen, reported = ([one[what] for one in records] for what in ("seen", "reported"))
+        rows, reported = ([one[what] for one in records] for what in ("seen", "reported"))
         releases = records[0]["releases"] if records else {}
         imported = frozenset(records[0]["imported"]) if records else frozenset()
-        found = Run(layout, ranks, ended.seconds, failure, log, seen, reported, releases, imported)
+        run = Run(layout, ranks, ended.seconds, failure, log, rows, reported, releases, imported)
         if records:
-            found.on_cpu, found.schedule = records[0]["on_cpu"], records[0]["schedule"]
-            found.relations = records[0]["relations"]
-        return found
+            run.on_cpu, run.schedule = records[0]["on_cpu"], records[0]["schedule"]
+            run.relations = records[0]["relations"]
+        return run
 
 
 PATH = re.compile(r"""(["'])((?:/|~/|\.\./)[^"'\s{}*]+)\1""")
@@ -346,29 +348,29 @@ PATH = re.compile(r"""(["'])((?:/|~/|\.\./)[^"'\s{}*]+)\1""")
 
 def folders(target: Target, settings: Settings) -> list[Path]:
     """The user's folders that a script may write into."""
-    more = shlex.split(f"{settings.save or ''} {settings.resume or ''}")
+    checkpoint_arguments = shlex.split(f"{settings.save or ''} {settings.resume or ''}")
     source = target.file.read_text(errors="replace") if target.file else ""
     literals = (found[2] for found in PATH.finditer(source))
-    words = [*target.arguments, *target.constants.values(), *more, *literals]
+    words = [*target.arguments, *target.constants.values(), *checkpoint_arguments, *literals]
     return own_files.folders_of(words, target.file)
 
 
 def room(target: Target, settings: Settings) -> Path | None:
-    """Where the runs' folders can be, if not in the usual place for temporary files: they must not
-    lie in one of the user's folders. The kernel refuses that for what lies on these."""
+    """A place for the runs' folders, if the usual place for temporary files lies in one of the
+    user's folders: the kernel refuses an overlay on a folder that contains the overlay's files."""
     usual = Path(tempfile.gettempdir()).resolve()
     if not set(folders(target, settings)) & {usual, *usual.parents}:
         return None
     with writing(cache_folder(), "HARNESS_CACHE"):
-        other = own_folder(cache_folder(), "probe")
-        other.mkdir(parents=True, exist_ok=True)
-    return other
+        fallback = own_folder(cache_folder(), "probe")
+        fallback.mkdir(parents=True, exist_ok=True)
+    return fallback
 
 
 def imports(source: str, without: Container[str]) -> Iterator[str]:
-    """The imports at the top level of a script, each of which may fail, and those of training
-    packages elsewhere; not other ones elsewhere, which may never happen, and not those of modules
-    in ``without``."""
+    """The imports at the top level of a script, and those of training packages elsewhere; each may
+    fail. Others elsewhere may never happen, so they are left out, and so are those of modules in
+    ``without``."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -397,7 +399,7 @@ def _no_step(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
-"""A line of a stack, of which the innermost comes first."""
+"""A line of a stack; the innermost comes first."""
 
 
 def why_failed(ended: Exit, timeout: float, folder: Path, script: Path | None) -> str:
@@ -411,23 +413,23 @@ def why_failed(ended: Exit, timeout: float, folder: Path, script: Path | None) -
 
 
 def where_failed(folder: Path, script: Path | None) -> str:
-    """What the first rank that says so was doing when it was ended: the innermost line of the
-    script's folder, otherwise of any file."""
+    """What a rank was doing when it was ended, by the first stack that shows it: the innermost line
+    of the script's folder, otherwise of any file."""
     beside = str(script.resolve().parent) if script else ""
     for file in sorted(folder.glob("stack_rank_*.txt")):
         lines = FRAME.findall(file.read_text(errors="replace"))
         if any("cpp_extension" in path for path, *_ in lines):
             return "it was building a C++ extension: build it before, or give it more --timeout"
-        own = [line for line in lines if beside and line[0].startswith(beside)]
-        for path, number, function in (own or lines)[:1]:
+        lines_of_script = [line for line in lines if beside and line[0].startswith(beside)]
+        for path, number, function in (lines_of_script or lines)[:1]:
             rank = file.stem.removeprefix("stack_rank_")
             return f"rank {rank} was in {function} ({Path(path).name}, line {number})"
     return ""
 
 
 def last_lines(folder: Path, ended: Exit) -> str:
-    """The last lines that the rank that failed has printed, or rank 0: those of its output, and
-    then those of its errors. Those of the agent, if the rank has printed nothing."""
+    """The last lines of the rank that failed, or of rank 0: its output, then its errors. If the
+    rank printed nothing, the last lines of the agent."""
     logs = folder / "logs" / f"rank_{(ended.failure or {}).get('rank', 0)}"
     output, errors = _lines(logs / "stdout.log"), _lines(logs / "stderr.log")
     errors = errors[-(LOG_LINES - min(len(output), LINES_OF_OUTPUT)) :]

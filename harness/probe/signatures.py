@@ -1,9 +1,9 @@
-"""What probe shows of the bugs of the catalogue: recorded in each scenario's ``probe.json``.
+"""What probe shows of each bug of the catalogue, recorded in ``probe.json`` of its scenario.
 
-The file has a loop that meets the bug, written by hand, and what ``python -m harness signatures``
-recorded of it with the releases of ``buggy`` and ``fixed``. A bug that no loop can show has a
-reason instead of a loop. A probe compares what it has found with these records, and so names the
-known bugs of the installed releases that look like it.
+The file has a loop that meets the bug, written by hand, and the results that
+``python -m harness signatures`` recorded with the releases of ``buggy`` and ``fixed``. A bug that
+no loop can show has a reason instead of a loop. A probe compares its own results with these, and so
+names the known bugs of the installed releases that look like them.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class Sign:
 
     @property
     def is_news(self) -> bool:
-        """Whether a right loop does not show it: a broken relation, or one of some notes."""
+        """Whether no right loop shows it: a broken relation, or a note in SUSPECT."""
         return not self.note or self.relation.startswith(SUSPECT)
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """What tells it from another finding: of a note in SUSPECT only how it begins, as a change
-        of its other words must not make another finding of it."""
+        """Signs of the same kind are the same finding. Of a note in SUSPECT only the beginning
+        counts, so that its other words may change."""
         begins = next((b for b in SUSPECT if self.note and self.relation.startswith(b)), "")
         return self.layout, begins or self.relation, self.times
 
@@ -113,37 +113,41 @@ class Signature:
 
     @property
     def shown(self) -> list[Sign]:
-        """What the release with the bug shows and the one without it does not."""
-        right = {one.kind for one in self._shown("fixed")}
-        return [one for one in self._shown("buggy") if one.is_news and one.kind not in right]
+        """The signs that the release with the bug shows and the one without it does not."""
+        kinds_of_fixed = {one.kind for one in self._signs("fixed")}
+        return [
+            one for one in self._signs("buggy") if one.is_news and one.kind not in kinds_of_fixed
+        ]
 
     @property
     def parts(self) -> set[str]:
-        """The parts of a model that the loop has, and without which there is no bug: experts."""
-        return _parts(self._shown("buggy"))
+        """The parts of a model, such as experts, that the loop has and the bug needs."""
+        return _parts(self._signs("buggy"))
 
     @property
     def silent(self) -> dict[str, list[str]]:
         """By variant, why there is no answer, or the layouts without one.
 
-        Without the bug, a layout whose samples it breaks may have none: where shards of a stream
-        go to the ranks, their rows are not those of the reference's step, and that none comes twice
-        is all that can be compared.
+        If the bug breaks the samples of a layout, ``fixed`` may have no answer there: where ranks
+        read shards of a stream, their rows differ from the reference's step, so only rows that come
+        twice can be found.
         """
-        samples = {one.layout for one in self._shown("buggy") if one.relation == "samples"}
-        found = {}
-        for variant, one in self.recorded.items():
+        samples = {one.layout for one in self._signs("buggy") if one.relation == "samples"}
+        by_variant = {}
+        for variant, record in self.recorded.items():
             by_design = samples if variant == "fixed" else set()
-            silent = {kind for kind, status in one.statuses.items() if status == "no answer"}
-            found[variant] = [one.no_answer] if one.no_answer else sorted(silent - by_design)
-        return {variant: reasons for variant, reasons in found.items() if reasons}
+            silent = {kind for kind, status in record.statuses.items() if status == "no answer"}
+            by_variant[variant] = (
+                [record.no_answer] if record.no_answer else sorted(silent - by_design)
+            )
+        return {variant: reasons for variant, reasons in by_variant.items() if reasons}
 
     @property
     def false_alarms(self) -> list[Sign]:
         """The relations that are broken in the release without the bug."""
-        return [one for one in self._shown("fixed") if not one.note]
+        return [one for one in self._signs("fixed") if not one.note]
 
-    def _shown(self, variant: str) -> tuple[Sign, ...]:
+    def _signs(self, variant: str) -> tuple[Sign, ...]:
         return self.recorded[variant].shown if variant in self.recorded else ()
 
 
@@ -153,22 +157,25 @@ def without_numbers(note: str) -> str:
 
 
 def shown(answers: Answers) -> tuple[Sign, ...]:
-    """What a probe has shown, to be compared with that of a catalogued bug."""
-    found = []
-    for one in answers.layouts:
-        own = [each for each in one.broken[1:] if each.relation == whole_run.EVALUATION]
-        for first in [*one.broken[:1], *own]:  # an evaluation is not a result of the first
-            layout, ratio = one.layout, None if first.ratio is None else round(first.ratio, 6)
-            known = first.ratio is not None and first.meaning
-            times = term(first.ratio or 0.0, layout.times, layout.k) if known else ""
-            found.append(Sign(layout.kind, first.relation, ratio, times, one.step))
-        found += [Sign(one.layout.kind, without_numbers(note), note=True) for note in one.notes]
-    found += [Sign("", without_numbers(note), note=True) for note in answers.notes]
-    wrong = [
+    """The signs of a probe, to be compared with those of known bugs."""
+    signs = []
+    for answer in answers.layouts:
+        evaluations = [each for each in answer.broken[1:] if each.relation == whole_run.EVALUATION]
+        # An evaluation is not a result of the first fault.
+        for fault in [*answer.broken[:1], *evaluations]:
+            layout, ratio = answer.layout, None if fault.ratio is None else round(fault.ratio, 6)
+            has_meaning = fault.ratio is not None and fault.meaning
+            times = term(fault.ratio or 0.0, layout.times, layout.k) if has_meaning else ""
+            signs.append(Sign(layout.kind, fault.relation, ratio, times, answer.step))
+        signs += [
+            Sign(answer.layout.kind, without_numbers(note), note=True) for note in answer.notes
+        ]
+    signs += [Sign("", without_numbers(note), note=True) for note in answers.notes]
+    wrong_relations = [
         name for name, (status, _) in answers.relations.items() if status == AnswerStatus.WRONG
     ]
-    found += [Sign(MODEL, name) for name in wrong]
-    return tuple(found)
+    signs += [Sign(MODEL, name) for name in wrong_relations]
+    return tuple(signs)
 
 
 def recorded(answers: Answers, pins: Mapping[str, str], torch: str, date: str) -> ProbeResult:
@@ -198,22 +205,22 @@ def _fixed(value: Any) -> Any:
 
 
 def from_json(content: Mapping[str, Any]) -> ProbeResult:
-    """What was written with ``dataclasses.asdict``."""
-    found = tuple(Sign(**one) for one in content["shown"])
-    return ProbeResult(**{**content, "shown": found})
+    """The result that ``dataclasses.asdict`` wrote."""
+    signs = tuple(Sign(**one) for one in content["shown"])
+    return ProbeResult(**{**content, "shown": signs})
 
 
-def write(folder: Path, found: Mapping[str, ProbeResult]) -> None:
-    """Replace what was recorded; what was written by hand stays."""
+def write(folder: Path, by_variant: Mapping[str, ProbeResult]) -> None:
+    """Replace the recorded results; what was written by hand stays."""
     file = folder / FILE
     content = json.loads(file.read_text(encoding="utf-8"))
-    content["recorded"] = {variant: asdict(one) for variant, one in found.items()}
+    content["recorded"] = {variant: asdict(one) for variant, one in by_variant.items()}
     write_whole(file, json.dumps(content, indent=1) + "\n")
 
 
 Affected = Callable[[str, Mapping[str, str]], str]
-"""What says that releases, by package, have a bug; empty if nothing does. ``harness.bugs.lookup``
-answers, which must not be imported here."""
+"""Says why releases, by package, have a bug; returns "" if nothing shows it.
+``harness.bugs.lookup`` answers, which must not be imported here."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +234,7 @@ class KnownBug:
 
 
 def known(answers: Answers, affected: Affected) -> list[KnownBug]:
-    """The bugs with the signature of what was found that the imported releases have."""
+    """The bugs of the imported releases whose signature matches the answers."""
     compared = {found.layout.kind for found in answers.layouts if not found.no_answer}
     compared |= {MODEL} if answers.relations else set()
     news = shown(answers)
@@ -235,21 +242,21 @@ def known(answers: Answers, affected: Affected) -> list[KnownBug]:
 
 
 def with_signature(
-    found: Iterable[Sign],
+    signs: Iterable[Sign],
     layouts: set[str],
     releases: Mapping[str, str],
     affected: Affected,
     imported: Set[str] = frozenset(),
 ) -> Iterator[KnownBug]:
-    """The bugs with this signature that these releases have, and whose code the script imported, if
-    that is known. A bug of experts needs a model with experts.
+    """The bugs that match these signs, that these releases have, and whose code the script
+    imported, if that is known. A bug of experts needs a model with experts.
 
-    ``layouts`` are those that were compared; ``releases`` are by module. Only recorded results
-    count: an unknown status is no reason to suspect a bug.
+    ``layouts`` were compared; ``releases`` are by module. Only recorded results count: an unknown
+    status is no reason to suspect a bug.
     """
-    found = list(found)
-    news = {one.kind for one in found if one.is_news}
-    parts = _parts(found)
+    signs = list(signs)
+    news = {one.kind for one in signs if one.is_news}
+    parts = _parts(signs)
     for name in catalog.sound() if news else ():
         signature = read(catalog.folder(name))
         if signature is None or not _fits(signature, news, layouts):
@@ -266,14 +273,14 @@ def with_signature(
 
 def _fits(signature: Signature, news: set[tuple[str, str, str]], layouts: set[str]) -> bool:
     """Whether everything that the bug shows in these layouts was found."""
-    own = {one.kind for one in signature.shown}
-    here = {kind for kind in own if kind[0] in ("", *layouts)}
-    return bool(here) and here <= news
+    kinds = {one.kind for one in signature.shown}
+    kinds_in_layouts = {kind for kind in kinds if kind[0] in ("", *layouts)}
+    return bool(kinds_in_layouts) and kinds_in_layouts <= news
 
 
-def _parts(found: Iterable[Sign]) -> set[str]:
-    """The parts that are unlike by design in each layout, by what their notes say."""
-    notes = [one.relation for one in found if one.note]
+def _parts(signs: Iterable[Sign]) -> set[str]:
+    """The parts that differ between layouts by design, as the notes say."""
+    notes = [one.relation for one in signs if one.note]
     return {why for why in map(without_numbers, UNLIKE.values()) if any(why in n for n in notes)}
 
 

@@ -28,14 +28,14 @@ def crossed(sizes: Sequence[int]) -> list[tuple[int, ...]]:
         for a in range(sizes[f])
         for b in range(sizes[g])
     }
-    found = [(0,) * len(sizes)]
-    missing -= _pairs(found[0])
+    rows = [(0,) * len(sizes)]
+    missing -= _pairs(rows[0])
     while missing:
-        found.append(_next(sizes, missing))
-        missing -= _pairs(found[-1])
+        rows.append(_next(sizes, missing))
+        missing -= _pairs(rows[-1])
     if len(sizes) == 1:
-        found = [(value,) for value in range(sizes[0])]
-    return found
+        rows = [(value,) for value in range(sizes[0])]
+    return rows
 
 
 def _pairs(row: Sequence[int]) -> set[Pair]:
@@ -54,7 +54,7 @@ def _next(sizes: Sequence[int], missing: set[Pair]) -> tuple[int, ...]:
 
 
 def _gain(row: dict[int, int], factor: int, value: int, missing: set[Pair]) -> int:
-    """How many missing pairs a value has with those that are chosen."""
+    """How many missing pairs a value forms with the chosen ones."""
     ordered = (
         (factor, value, other, at) if factor < other else (other, at, factor, value)
         for other, at in row.items()
@@ -126,7 +126,7 @@ TRAINER = HuntedStack(
         "evaluation": flags("", "--evaluate true --eval_strategy steps --eval_steps 2"),
     },
 )
-"""Rows have one length: with others, a mean over a micro-batch's tokens is unlike by design."""
+"""Rows have one length: otherwise the mean over a micro-batch's tokens differs by design."""
 
 GROUPED = HuntedStack(
     "Trainer, rows grouped by length",

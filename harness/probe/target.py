@@ -1,6 +1,6 @@
-"""The user's command line: taken apart into a script and its arguments, and filled in.
+"""Splits the user's command line into a script and its arguments, and fills them in.
 
-What starts ranks (torchrun, accelerate launch, deepspeed) is left out, as each layout has its own
+Launchers (torchrun, accelerate launch, deepspeed) are removed, because each layout has its own
 number of ranks.
 """
 
@@ -64,39 +64,39 @@ class Target:
     @property
     def names_micro_batches(self) -> bool:
         """Whether the command says how many micro-batches a step has."""
-        named = names((*self.arguments, *self.constants.values()))
-        return bool(named & {"k", "micro_batches"})
+        placeholders = names((*self.arguments, *self.constants.values()))
+        return bool(placeholders & {"k", "micro_batches"})
 
     @property
     def file(self) -> Path | None:
-        """The user's own file, or that of a module; None if it cannot be found."""
+        """The file of the script or of the module; None if it cannot be found."""
         if self.made:
             return Path(self.made)
         if not self.module:
             return Path(self.script)
         path = Path(*self.script.split("."))
-        here = path.with_suffix(".py"), path / "__main__.py"
-        if file := next(filter(Path.is_file, here), None):  # the harness's path has no such folder
+        files = path.with_suffix(".py"), path / "__main__.py"
+        if file := next(filter(Path.is_file, files), None):  # the harness's path has no such folder
             return file.resolve()
         with suppress(ImportError, ValueError):
-            found = find_spec(self.script)
-            if found is not None and found.origin:
-                return Path(found.origin)
+            spec = find_spec(self.script)
+            if spec is not None and spec.origin:
+                return Path(spec.origin)
         return None
 
-    def filled(self, values: Mapping[str, object], more: str = "") -> list[str]:
-        """The arguments, and ``more`` ones, without placeholders. Other braces are left alone."""
-        return [_filled(word, values) for word in (*self.arguments, *shlex.split(more))]
+    def filled(self, values: Mapping[str, object], extra_arguments: str = "") -> list[str]:
+        """The arguments and ``extra_arguments``, without placeholders. Other braces stay."""
+        return [_filled(word, values) for word in (*self.arguments, *shlex.split(extra_arguments))]
 
     def filled_constants(self, values: Mapping[str, object]) -> dict[str, str]:
         return {name: _filled(text, values) for name, text in self.constants.items()}
 
 
 def _filled(word: str, values: Mapping[str, object]) -> str:
-    def value(found: re.Match[str]) -> str:
-        factors = [part.strip() for part in found[1].split("*")]
+    def value(match: re.Match[str]) -> str:
+        factors = [part.strip() for part in match[1].split("*")]
         if not any(part in values for part in factors):
-            return found[0]
+            return match[0]
         if len(factors) == 1:
             return str(values[factors[0]])
         return str(math.prod(int(str(values.get(part, part))) for part in factors))
@@ -105,23 +105,23 @@ def _filled(word: str, values: Mapping[str, object]) -> str:
 
 
 def names(words: Iterable[str]) -> set[str]:
-    """The placeholders in some words; raises UserError for what is none, such as {rows/2}."""
-    found: set[str] = set()
+    """The placeholders in some words; raises UserError for other arithmetic, such as {rows/2}."""
+    placeholders: set[str] = set()
     for word in words:
         for match in PLACEHOLDER.finditer(word):
-            found |= {part.strip() for part in match[1].split("*")}
-        for other in OTHER.finditer(PLACEHOLDER.sub("", word)):
-            if not set(re.findall(r"\w+", other[1])) & set(PLACEHOLDERS):
+            placeholders |= {part.strip() for part in match[1].split("*")}
+        for arithmetic in OTHER.finditer(PLACEHOLDER.sub("", word)):
+            if not set(re.findall(r"\w+", arithmetic[1])) & set(PLACEHOLDERS):
                 continue
             raise UserError(
-                f"{other[0]} in {word}: write a placeholder ({', '.join(PLACEHOLDERS)}), or a "
+                f"{arithmetic[0]} in {word}: write a placeholder ({', '.join(PLACEHOLDERS)}), or a "
                 "product with whole numbers, such as {rows*1024}"
             )
-    return found & set(PLACEHOLDERS)
+    return placeholders & set(PLACEHOLDERS)
 
 
 def target(words: Sequence[str]) -> Target:
-    """The script and its arguments; raises UserError if there is none, or it does not exist."""
+    """The script and its arguments; raises UserError without a script, or if it does not exist."""
     words, launcher = _without_launcher(list(words))
     words, module = _without_options(words, launcher)
     if not words:
@@ -163,7 +163,7 @@ def _without_options(words: list[str], launcher: str) -> tuple[list[str], bool]:
     """The words from the script on, and whether it is a module."""
     module = False
     while words and words[0].startswith("-"):
-        name, given, _ = words.pop(0).lstrip("-").partition("=")
+        name, equals_sign, _ = words.pop(0).lstrip("-").partition("=")
         if name in ("m", "module"):
             module = True
             if launcher == "python":
@@ -173,6 +173,6 @@ def _without_options(words: list[str], launcher: str) -> tuple[list[str], bool]:
                 f"--{name} of accelerate launch changes what the script does, and is not obeyed: "
                 "configure that in the script for the test"
             )
-        elif not given and name not in FLAGS[launcher]:
+        elif not equals_sign and name not in FLAGS[launcher]:
             words[:1] = []
     return words, module

@@ -22,9 +22,9 @@ RANKS = 2
 WARM, STEPS = 2, 5
 WIDTH, LAYERS, WORDS = 512, 8, 16_384
 CLASSES = 64
-"""Of the head; few, so that a step is short."""
+"""The classes of the head; few, so that a step is short."""
 ROWS, TOKENS = 8, 128
-"""Of a batch on each rank."""
+"""The size of a batch on each rank."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ def measured(detectors: Sequence[DetectorConfig]) -> tuple[float, list[Cost]]:
     from torch.multiprocessing.spawn import start_processes
 
     with tempfile.TemporaryDirectory() as folder:
-        wanted = [vars(one) for one in detectors]
-        start_processes(_train, (Path(folder), wanted), nprocs=RANKS, start_method="spawn")
+        settings = [vars(one) for one in detectors]
+        start_processes(_train, (Path(folder), settings), nprocs=RANKS, start_method="spawn")
         content = json.loads((Path(folder) / "seconds.json").read_text())
     step = statistics.median(content["steps"][WARM:])
     return 1000 * step, list(_costs(content["calls"], step))
@@ -51,11 +51,11 @@ def measured(detectors: Sequence[DetectorConfig]) -> tuple[float, list[Cost]]:
 
 def _costs(calls: Mapping[str, Sequence[float]], step: float) -> Iterator[Cost]:
     for name, seconds in calls.items():
-        own = statistics.median(seconds[WARM:])
-        yield Cost(name, 1000 * own, own / step)
+        median = statistics.median(seconds[WARM:])
+        yield Cost(name, 1000 * median, median / step)
 
 
-def _train(rank: int, folder: Path, wanted: Sequence[Mapping[str, str]]) -> None:
+def _train(rank: int, folder: Path, settings: Sequence[Mapping[str, str]]) -> None:
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -64,8 +64,8 @@ def _train(rank: int, folder: Path, wanted: Sequence[Mapping[str, str]]) -> None
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     torch.manual_seed(0)
-    made, hooks = attachment.Attachment(wanted, folder / "kept", rank), Hooks()
-    made.install()
+    watcher, hooks = attachment.Attachment(settings, folder / "kept", rank), Hooks()
+    watcher.install()
     hooks.install()
     model = DistributedDataParallel(_model())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
@@ -73,14 +73,16 @@ def _train(rank: int, folder: Path, wanted: Sequence[Mapping[str, str]]) -> None
     loader = torch.utils.data.DataLoader(data, batch_size=ROWS)
     steps, calls, before = [], dict[str, list[float]](), dict[str, float]()
     for (ids,) in loader:
-        began, given = time.perf_counter(), _seconds(made, hooks)
+        began, seconds_before = time.perf_counter(), _seconds(watcher, hooks)
         model((ids + rank) % WORDS).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        after = _seconds(made, hooks)
+        after = _seconds(watcher, hooks)
         for name, seconds in after.items():
             calls.setdefault(name, []).append(seconds - before.get(name, 0.0))
-        steps.append(time.perf_counter() - began - sum(after.values()) + sum(given.values()))
+        steps.append(
+            time.perf_counter() - began - sum(after.values()) + sum(seconds_before.values())
+        )
         before = after
     if rank == 0:
         (folder / "seconds.json").write_text(json.dumps({"steps": steps, "calls": calls}))
@@ -109,9 +111,9 @@ class Hooks:
             setattr(owner, name, self._registering(getattr(owner, name)))
         call = Attached.call
 
-        def called(one: Attached, *arguments: Any, **named: Any) -> None:
-            with self._running(one.name):
-                call(one, *arguments, **named)
+        def called(detector: Attached, *arguments: Any, **named: Any) -> None:
+            with self._running(detector.name):
+                call(detector, *arguments, **named)
 
         Attached.call = called  # type: ignore[assignment,method-assign]
 
@@ -126,8 +128,8 @@ class Hooks:
     def _registering(self, register: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(register)
         def registering(owner: Any, hook: Any, *arguments: Any, **named: Any) -> Any:
-            own = self._timed(hook, self._of) if self._of else hook
-            return register(owner, own, *arguments, **named)
+            timed_hook = self._timed(hook, self._of) if self._of else hook
+            return register(owner, timed_hook, *arguments, **named)
 
         return registering
 
@@ -143,7 +145,7 @@ class Hooks:
 
 
 def _model() -> Any:
-    """A language model whose output has ``logits`` and ``loss``, as those of transformers."""
+    """A language model whose output has ``logits`` and ``loss``, as in transformers."""
     from torch import nn
 
     class Language(nn.Module):
@@ -162,7 +164,7 @@ def _model() -> Any:
     return Language()
 
 
-def _seconds(made: attachment.Attachment, hooks: Hooks) -> dict[str, float]:
-    watched: list[Any] = [*made.trainings, *made.readings]
+def _seconds(watcher: attachment.Attachment, hooks: Hooks) -> dict[str, float]:
+    watched: list[Any] = [*watcher.trainings, *watcher.readings]
     detectors = [one for each in watched for one in each.detectors]
     return {one.name: one.seconds + hooks.seconds.get(one.name, 0.0) for one in detectors}

@@ -1,8 +1,8 @@
 """What a detector did on one bug, from the trials with it and without it.
 
-An alarm in a variant without the bug of its scenario can be right, as a release has many bugs: it
-is another bug's if the detector gave the same alarm where it detected that one, and the variant's
-release has it.
+An alarm in a variant without the bug of its scenario can be right, because a release has many bugs.
+It is another bug's alarm if the detector gave the same alarm where it detected that bug, and if the
+variant's release has that bug.
 """
 
 from __future__ import annotations
@@ -82,45 +82,47 @@ class Score:
 def score(
     scenario: str, detector: str, trials: Sequence[Watched], failures: Sequence[str] = ()
 ) -> Score:
-    """Judge a detector by its trials of one bug, of which each showed what it should. ``failures``
-    say of each other trial its variant and what went wrong."""
+    """Judge a detector by the trials of one bug that went as documented. ``failures`` contain the
+    variant and the reason of each other trial."""
 
-    def judged(found: Detection, reason: str = "", **more: Any) -> Score:
-        return Score(scenario, detector, found, reason, trials=trials, **more)
+    def judged(detection: Detection, reason: str = "", **more: Any) -> Score:
+        return Score(scenario, detector, detection, reason, trials=trials, **more)
 
     buggy = [one for one in trials if one.symptom]
     if not buggy or len(buggy) == len(trials):
         missing = "the bug" if not buggy else "a training without the bug"
-        return judged(Detection.NO_ANSWER, _first(failures) or f"no variant showed {missing}")
+        return judged(
+            Detection.NO_ANSWER, _first_nonempty(failures) or f"no variant showed {missing}"
+        )
     if not any(one.attached for one in buggy):
         return judged(Detection.NOT_APPLICABLE)
-    if changed := _first(one.changed for one in trials):
+    if changed := _first_nonempty(one.changed for one in trials):
         return judged(Detection.DISTURBS, changed)
-    wrong = {one.variant: one for one in trials if one.alarms and not one.symptom}
-    if wrong:
-        text = f"{', '.join(wrong)}: {next(iter(wrong.values())).text}"
+    false_trials = {one.variant: one for one in trials if one.alarms and not one.symptom}
+    if false_trials:
+        text = f"{', '.join(false_trials)}: {next(iter(false_trials.values())).text}"
         if not all(one.alarms for one in buggy):
             text += "; and silent with the bug"
-        return judged(Detection.FALSE_ALARM, text, false_alarms=tuple(sorted(wrong)))
-    if error := _first(one.error for one in trials):
+        return judged(Detection.FALSE_ALARM, text, false_alarms=tuple(sorted(false_trials)))
+    if error := _first_nonempty(one.error for one in trials):
         return judged(Detection.NO_ANSWER, _where(error))
     silent = [one for one in buggy if not one.alarms]
     if silent:
         alarmed = len(buggy) - len(silent)
         return judged(Detection.MISSED, f"in {alarmed} of {len(buggy)} trials" if alarmed else "")
-    first = buggy[0]
-    late = None if first.since is None or first.first is None else first.first - first.since
-    return judged(Detection.DETECTED, first.text, step=first.first, late=late)
+    trial = buggy[0]
+    late = None if trial.since is None or trial.first is None else trial.first - trial.since
+    return judged(Detection.DETECTED, trial.text, step=trial.first, late=late)
 
 
 def _where(error: str) -> str:
     """The last line of a traceback, and the line of the detector that it names."""
-    *lines, last = error.strip().splitlines()
+    *lines, message = error.strip().splitlines()
     place = next((line.strip() for line in reversed(lines) if line.startswith('  File "')), "")
-    return f"{last} ({place})" if place else last
+    return f"{message} ({place})" if place else message
 
 
-def _first(texts: Iterable[str]) -> str:
+def _first_nonempty(texts: Iterable[str]) -> str:
     return next(filter(None, texts), "")
 
 
@@ -129,17 +131,19 @@ Alarm = Mapping[str, Any]
 
 def without_others(scores: Sequence[Score]) -> list[Score]:
     """The scores, judged without the alarms of other bugs."""
-    known = [(s.detector, s.scenario, _texts(s)) for s in scores if s.found is Detection.DETECTED]
+    detections = [
+        (s.detector, s.scenario, _texts(s)) for s in scores if s.found is Detection.DETECTED
+    ]
     return [
-        _judged(each, [(name, texts) for d, name, texts in known if d == each.detector])
+        _judged(each, [(name, texts) for d, name, texts in detections if d == each.detector])
         if each.found is Detection.FALSE_ALARM
         else each
         for each in scores
     ]
 
 
-def _texts(one: Score) -> set[str]:
-    return {_kind(a) for trial in one.trials if trial.symptom for a in trial.alarms}
+def _texts(detector_score: Score) -> set[str]:
+    return {_kind(a) for trial in detector_score.trials if trial.symptom for a in trial.alarms}
 
 
 def _kind(alarm: Alarm) -> str:
@@ -147,26 +151,32 @@ def _kind(alarm: Alarm) -> str:
     return re.sub(r"-?\d[\d.e+-]*", "#", str(alarm["text"]))
 
 
-def _judged(one: Score, known: Sequence[tuple[str, set[str]]]) -> Score:
-    found: dict[str, None] = {}
-    trials = [_own(trial, known, found) for trial in one.trials]
-    if not found:
-        return one
-    judged = score(one.scenario, one.detector, trials)
+def _judged(old_score: Score, texts_by_bug: Sequence[tuple[str, set[str]]]) -> Score:
+    other_bugs: dict[str, None] = {}
+    trials = [
+        _without_alarms_of_others(trial, texts_by_bug, other_bugs) for trial in old_score.trials
+    ]
+    if not other_bugs:
+        return old_score
+    judged = score(old_score.scenario, old_score.detector, trials)
     return replace(
-        judged, reason=judged.reason or f"alarms of {', '.join(found)}", trials=one.trials
+        judged,
+        reason=judged.reason or f"alarms of {', '.join(other_bugs)}",
+        trials=old_score.trials,
     )
 
 
-def _own(trial: Watched, known: Iterable[tuple[str, set[str]]], found: dict[str, None]) -> Watched:
-    """A trial without the alarms of other bugs, whose names go to ``found``."""
-    there = [(bug, texts) for bug, texts in known if _has(bug, trial.releases)]
-    kept = []
+def _without_alarms_of_others(
+    trial: Watched, texts_by_bug: Iterable[tuple[str, set[str]]], other_bugs: dict[str, None]
+) -> Watched:
+    """A trial without the alarms of other bugs, whose names go to ``other_bugs``."""
+    candidates = [(bug, texts) for bug, texts in texts_by_bug if _has(bug, trial.releases)]
+    alarms = []
     for alarm in trial.alarms:
-        others = [bug for bug, texts in there if _kind(alarm) in texts]
-        found.update(dict.fromkeys(others))
-        kept += [] if others else [alarm]
-    return replace(trial, alarms=kept)
+        others = [bug for bug, texts in candidates if _kind(alarm) in texts]
+        other_bugs.update(dict.fromkeys(others))
+        alarms += [] if others else [alarm]
+    return replace(trial, alarms=alarms)
 
 
 def _has(bug: str, releases: Mapping[str, str]) -> bool:

@@ -54,9 +54,8 @@ class Scoring:
     """A seed that nobody knew before; more are counted on from it."""
 
     def all_seeds(self) -> list[int]:
-        """The seeds of every variant: of those that were given the first half, and as many drawn
-        ones as are left. All variants have the same, so that no seed tells whether the bug is
-        there."""
+        """The seeds of every variant: the first half of ``seeds``, then as many drawn ones as are
+        left. All variants have the same, so that no seed tells whether the bug is there."""
         half = (len(self.seeds) + 1) // 2
         drawn = (self.drawn[0] + n for n in range(len(self.seeds) - half))
         return [*self.seeds[:half], *(n % LARGEST_SEED for n in drawn)]
@@ -87,21 +86,21 @@ def steps_of(scenario: str) -> int:
     )
 
 
-def scored(scoring: Scoring, each: Callable[[Score], None]) -> list[Score]:
-    """The scores of all detectors on all scenarios; ``each`` gets every one as it is there."""
+def scored(scoring: Scoring, report: Callable[[Score], None]) -> list[Score]:
+    """The scores of all detectors on all scenarios; ``report`` gets each as soon as it exists."""
     plan = [run for config in scoring.configs for run in _runs(config, scoring)]
-    found, scores = dict[str, dict[int, tuple[RunConfig, Done]]](), list[Score]()
+    runs_by_scenario, scores = dict[str, dict[int, tuple[RunConfig, Done]]](), list[Score]()
     with started(plan) as futures:
         numbers = {future: number for number, future in enumerate(futures)}
         for future in as_completed(futures):
-            name, (_, done) = plan[number := numbers[future]].scenario, future.result()
-            runs = found.setdefault(name, {})
-            runs[number] = plan[number], done
+            name, (_, ended_run) = plan[number := numbers[future]].scenario, future.result()
+            runs = runs_by_scenario.setdefault(name, {})
+            runs[number] = plan[number], ended_run
             if len(runs) == sum(other.scenario == name for other in plan):
                 in_order = [run for _, run in sorted(runs.items(), key=itemgetter(0))]
-                for one in _of_scenario(name, in_order, scoring):
-                    scores.append(one)
-                    each(one)
+                for new_score in _of_scenario(name, in_order, scoring):
+                    scores.append(new_score)
+                    report(new_score)
     return scores
 
 
@@ -132,49 +131,51 @@ def _of_scenario(
                 judged = stack.enter_context(judge(detector, folders))
             trials = [
                 trial
-                for config, done in others
-                for trial in _trials(done, config.seed, detector.name, judged)
+                for config, ended_run in others
+                for trial in _trials(ended_run, config.seed, detector.name, judged)
             ]
         if disturbed and len(scoring.detectors) == 1:
             trials = [replace(one, changed=one.changed or disturbed) for one in trials]
-        failures = [failure for _, done in others for failure in _failures(done)]
+        failures = [failure for _, ended_run in others for failure in _failures(ended_run)]
         yield score(name, detector.name, trials, failures)
 
 
 def _traces(runs: Iterable[tuple[RunConfig, Done]], detector: str) -> Iterator[Path]:
     """The traces of the trials that showed what is documented."""
-    for _, done in runs:
-        for trial in done.result.trials:
-            if done.folder is not None and trial.as_expected:
-                yield traces_of(done.folder / trial.variant, detector)
+    for _, ended_run in runs:
+        for trial in ended_run.result.trials:
+            if ended_run.folder is not None and trial.as_expected:
+                yield traces_of(ended_run.folder / trial.variant, detector)
 
 
-def _failures(done: Done) -> Iterator[str]:
+def _failures(ended_run: Done) -> Iterator[str]:
     """The variants of a run that did not show what is documented, with the reason."""
-    for trial in done.result.trials:
+    for trial in ended_run.result.trials:
         if not trial.as_expected:
             yield f"{trial.variant}: {trial.outcome}: {short(trial.reason, 300)}"
-    if not done.result.trials:
-        yield "; ".join(done.result.reasons)
+    if not ended_run.result.trials:
+        yield "; ".join(ended_run.result.reasons)
 
 
 def _trials(
-    done: Done, seed: int, detector: str, judged: Callable[[Path], Judged] | None
+    ended_run: Done, seed: int, detector: str, judged: Callable[[Path], Judged] | None
 ) -> Iterator[Watched]:
     """The trials of a run that showed what is documented, with what a detector reported."""
-    if done.folder is None:
+    if ended_run.folder is None:
         return
-    run = read_json(done.folder / RUN_FILE)
-    for trial in done.result.trials:
+    run = read_json(ended_run.folder / RUN_FILE)
+    for trial in ended_run.result.trials:
         if trial.as_expected:
-            one = _watched(trial, seed, detector, reports(done.folder, run, trial.variant))
+            watched = _watched(trial, seed, detector, reports(ended_run.folder, run, trial.variant))
             overlay = run["trials"][trial.variant].get("overlay") or {}
             pairs = (line.partition("==") for line in overlay.get("lock", ()))
-            one = replace(one, releases={name: version for name, _, version in pairs})
+            watched = replace(watched, releases={name: version for name, _, version in pairs})
             if judged is not None:
-                alarms, error = judged(traces_of(done.folder / trial.variant, detector))
-                one = replace(one, alarms=[*one.alarms, *alarms], error=one.error or error)
-            yield one
+                alarms, error = judged(traces_of(ended_run.folder / trial.variant, detector))
+                watched = replace(
+                    watched, alarms=[*watched.alarms, *alarms], error=watched.error or error
+                )
+            yield watched
 
 
 def reports(folder: Path, run: Mapping[str, Any], variant: str) -> list[dict[str, Any]]:
@@ -193,35 +194,39 @@ def reports(folder: Path, run: Mapping[str, Any], variant: str) -> list[dict[str
 def _watched(
     trial: TrialResult, seed: int, detector: str, trainings: Iterable[Mapping[str, Any]]
 ) -> Watched:
-    own = [each["detectors"][detector] for each in trainings if detector in each["detectors"]]
+    detector_reports = [
+        each["detectors"][detector] for each in trainings if detector in each["detectors"]
+    ]
     return Watched(
         trial.variant,
         seed,
         trial.outcome is Outcome.SYMPTOM,
         trial.finding.step if trial.finding else None,
-        len(own),
-        [alarm for one in own for alarm in one["alarms"]],
-        next((one["error"] for one in own if one["error"]), ""),
-        next((one["changed"] for one in own if one["changed"]), ""),
-        sum(one["calls"] for one in own),
-        sum(one["seconds"] for one in own),
+        len(detector_reports),
+        [alarm for one in detector_reports for alarm in one["alarms"]],
+        next((one["error"] for one in detector_reports if one["error"]), ""),
+        next((one["changed"] for one in detector_reports if one["changed"]), ""),
+        sum(one["calls"] for one in detector_reports),
+        sum(one["seconds"] for one in detector_reports),
     )
 
 
 def _disturbed(without: Done, others: Sequence[tuple[RunConfig, Done]]) -> str:
     """How the records of the training differ from those without detectors; empty if they do not."""
-    for _, done in others[:1]:
-        if without.folder is None or done.folder is None:
+    for _, ended_run in others[:1]:
+        if without.folder is None or ended_run.folder is None:
             return ""
-        for trial in done.result.trials:
-            first, second = (_facts(one.folder, trial.variant) for one in (without, done))
-            if first is not None and second is not None and first != second:
+        for trial in ended_run.result.trials:
+            facts_without, facts_with = (
+                _facts(one.folder, trial.variant) for one in (without, ended_run)
+            )
+            if facts_without is not None and facts_with is not None and facts_without != facts_with:
                 return f"{trial.variant}: the records are not those of a run without it"
     return ""
 
 
 def _facts(folder: Path | None, variant: str) -> list[Any] | None:
-    """The records of a trial that are about the training; None if they are not whole."""
+    """The records of a trial that are about the training; None if some are missing."""
     if folder is None:
         return None
     try:
@@ -244,7 +249,7 @@ def writes_traces(detector: DetectorConfig) -> bool:
 
 @contextmanager
 def judge(detector: DetectorConfig, healthy: Sequence[Path]) -> Iterator[Callable[[Path], Judged]]:
-    """What judges a folder of traces, after the detector has learned from those of healthy runs."""
+    """Yields what judges a folder of traces, after the detector has learned from healthy ones."""
     with tempfile.TemporaryDirectory(prefix="traces-") as place:
         copied = 0
 
@@ -253,16 +258,16 @@ def judge(detector: DetectorConfig, healthy: Sequence[Path]) -> Iterator[Callabl
             copied += 1
             return Path(shutil.copytree(folder, Path(place) / str(copied)))
 
-        made = kind_of(vars(detector))()
+        instance = kind_of(vars(detector))()
         error = ""
-        if hasattr(made, "fit"):
-            _, error = _tried(made.fit, [neutral(folder) for folder in healthy])
+        if hasattr(instance, "fit"):
+            _, error = _tried(instance.fit, [neutral(folder) for folder in healthy])
 
         def judged(folder: Path) -> Judged:
             if error or not folder.exists():
                 return [], error
-            found, raised = _tried(made.judge, neutral(folder))
-            return [alarm_of(one, 0) for one in several(found)], raised
+            alarms, raised = _tried(instance.judge, neutral(folder))
+            return [alarm_of(one, 0) for one in several(alarms)], raised
 
         yield judged
 

@@ -1,4 +1,4 @@
-"""The code of our own that a module runs, and its digest, under which results are stored."""
+"""Finds the code of ours that a module runs, and its digest, under which results are stored."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class _Module:
 def sources(*modules: str) -> list[Path]:
     """The files of modules, such as ``harness.rank.scenario``, and of all our modules that they
     import."""
-    waiting, seen, files = list(modules), set(), set()
+    waiting, visited, files = list(modules), set(), set()
     while waiting:
         module = waiting.pop()
-        if module in seen:
+        if module in visited:
             continue
-        seen.add(module)
+        visited.add(module)
         place = ROOT / module.replace(".", "/")
         for path in (place.with_suffix(".py"), place / "__init__.py"):
             if path.is_file():
@@ -46,10 +46,10 @@ def sources(*modules: str) -> list[Path]:
 def digest(*modules: str) -> str:
     """A digest of the code of modules and of all our modules that they import, without comments,
     docstrings and pictures."""
-    made = hashlib.sha256()
+    checksum = hashlib.sha256()
     for path in sources(*modules):
-        made.update(f"{path.relative_to(ROOT)}\n{_read(path).code}\n".encode())
-    return made.hexdigest()
+        checksum.update(f"{path.relative_to(ROOT)}\n{_read(path).code}\n".encode())
+    return checksum.hexdigest()
 
 
 def _read(path: Path) -> _Module:

@@ -8,8 +8,8 @@ from harness.system.text import short
 
 
 def past_day(text: str, today: str = "") -> date:
-    """A day (ISO) that has begun: up to ``today``, which is that of UTC if it is empty. Raises
-    ValueError, with what to write, for others."""
+    """A day (ISO) up to ``today``, which is the day in UTC if it is empty. Raises ValueError, with
+    what to write, for others."""
     try:
         day = date.fromisoformat(text)
     except ValueError:

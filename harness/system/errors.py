@@ -57,9 +57,9 @@ class Fault(Inconclusive):
     """This machine failed, its disk or its network, and not what was tested."""
 
 
-def unknown(what: str, given: str, choices: Iterable[str]) -> str:
+def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     """One line that names what was not found, a guess, and the choices."""
     choices = list(choices)
-    guess = difflib.get_close_matches(given, choices, n=1, cutoff=0.5)
+    guess = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     hint = f": did you mean {guess[0]}?" if guess else "."
-    return f"no {what} '{given}'{hint} Choices: {', '.join(choices) or 'none'}."
+    return f"no {kind} '{name}'{hint} Choices: {', '.join(choices) or 'none'}."

@@ -52,9 +52,9 @@ def beside(path: Path) -> Path:
 
 
 def new_folder_beside(path: Path) -> Path:
-    """Create a folder with an unused name beside ``path``.
+    """Create a folder with an unused name in the folder of ``path``.
 
-    Unlike mkdtemp's, its mode follows the umask.
+    Its mode follows the umask, which mkdtemp ignores.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = beside(path)
@@ -121,7 +121,7 @@ def refuse_unless_writable(file: Path) -> None:
 
 
 def refuse_unless_creatable(folder: Path) -> None:
-    """The same of a folder, whose parents may be missing."""
+    """Raise UserError unless a folder can be made; its parents may be missing."""
     nearest = folder
     while not nearest.parent.exists():
         nearest = nearest.parent
@@ -131,7 +131,7 @@ def refuse_unless_creatable(folder: Path) -> None:
 def _refuse_unless(
     make: Callable[[Path], None], remove: Callable[[Path], None], path: Path
 ) -> None:
-    """Make something beside a path, and remove it: permissions do not say all, as in /proc."""
+    """Make something beside a path, and remove it: permissions do not decide alone, as in /proc."""
     aside = beside(path)
     try:
         make(aside)
@@ -158,13 +158,13 @@ def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[b
         yield True
         return
     try:
-        yield _taken(handle, mode if wait else mode | fcntl.LOCK_NB)
+        yield _try_lock(handle, mode if wait else mode | fcntl.LOCK_NB)
     finally:
         fcntl.flock(handle, fcntl.LOCK_UN)  # a forked process may have the descriptor, too
         os.close(handle)
 
 
-def _taken(handle: int, mode: int) -> bool:
+def _try_lock(handle: int, mode: int) -> bool:
     try:
         fcntl.flock(handle, mode)
     except BlockingIOError:
@@ -209,7 +209,7 @@ def refuse_unless_ours(out: Path, output: Output) -> None:
     refuse_unless_creatable(out)
     if not out.is_dir():
         return
-    foreign = sorted(_present(out) - _made(out, output))
+    foreign = sorted(_present(out) - _files_of(out, output))
     if foreign:
         raise UserError(
             f"{out} contains a file that is not part of {output.name} ({foreign[0]}): name a new "
@@ -235,7 +235,7 @@ def replace_folder(out: Path, files: Files, output: Output) -> None:
 
 def _present(folder: Path) -> set[str]:
     """The files, links and empty folders in a folder, by their paths in it."""
-    found = [Path(root, name) for root, _, names in os.walk(folder) for name in names]
+    files = [Path(root, name) for root, _, names in os.walk(folder) for name in names]
     empty = [Path(root) for root, inside, names in os.walk(folder) if not (inside or names)]
     links = [
         Path(r, name)
@@ -243,10 +243,10 @@ def _present(folder: Path) -> set[str]:
         for name in inside
         if Path(r, name).is_symlink()
     ]
-    return {path.relative_to(folder).as_posix() for path in (*found, *empty, *links)} - {"."}
+    return {path.relative_to(folder).as_posix() for path in (*files, *empty, *links)} - {"."}
 
 
-def _made(folder: Path, output: Output) -> set[str]:
+def _files_of(folder: Path, output: Output) -> set[str]:
     """The files of the output in a folder; empty if there is none."""
     try:
         content = json.loads((folder / output.mark).read_text(encoding="utf-8"))
@@ -261,8 +261,8 @@ def _write(folder: Path, files: Files, output: Output) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
-    made = {"made by": output.maker, "files": sorted(files)}
-    write_whole(folder / output.mark, json.dumps(made) + "\n")
+    listing = {"made by": output.maker, "files": sorted(files)}
+    write_whole(folder / output.mark, json.dumps(listing) + "\n")
 
 
 def _replace(out: Path, aside: Path) -> None:

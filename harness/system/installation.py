@@ -41,10 +41,10 @@ def install(*packages: str) -> str:
     return f"{shlex.quote(sys.executable)} -m {pip} install {shlex.join(packages)}"
 
 
-def refuse_without_torch(what: str) -> None:
+def refuse_without_torch(feature: str) -> None:
     """Raise Fault if torch is missing, which runs need. Does not import it."""
     if find_spec("torch") is None:
-        raise Fault(f"{what} needs torch, which is not installed: {install('torch')}")
+        raise Fault(f"{feature} needs torch, which is not installed: {install('torch')}")
 
 
 def is_checkout() -> bool:
@@ -52,7 +52,7 @@ def is_checkout() -> bool:
     return not (ROOT / "__init__.py").exists()
 
 
-def refuse_without_checkout(what: str) -> None:
+def refuse_without_checkout(feature: str) -> None:
     """Raise UserError if this is an installed package: nothing is written into it."""
     if not is_checkout():
-        raise UserError(f"{what} needs a checkout of the project; this is an installed package")
+        raise UserError(f"{feature} needs a checkout of the project; this is an installed package")

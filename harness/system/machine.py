@@ -46,30 +46,30 @@ def gpus() -> tuple[Gpu, ...]:
     if smi is None:
         return ()
     query = [smi, "--query-gpu=index,uuid,name", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines() if done.returncode == 0 else []
-    found = [line.split(", ", 2) for line in lines]
-    return visible([row for row in found if len(row) == 3], os.environ.get("CUDA_VISIBLE_DEVICES"))
+    process = subprocess.run(query, capture_output=True, text=True, check=False)
+    lines = process.stdout.splitlines() if process.returncode == 0 else []
+    rows = [line.split(", ", 2) for line in lines]
+    return visible([row for row in rows if len(row) == 3], os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def visible(found: Sequence[Sequence[str]], named: str | None) -> tuple[Gpu, ...]:
-    """The GPUs ``(index, uuid, name)`` that CUDA sees if CUDA_VISIBLE_DEVICES is ``named``.
+def visible(rows: Sequence[Sequence[str]], setting: str | None) -> tuple[Gpu, ...]:
+    """The GPUs ``(index, uuid, name)`` that CUDA sees if CUDA_VISIBLE_DEVICES is ``setting``.
 
     CUDA accepts indices and beginnings of UUIDs, and ignores everything after an unknown one.
     """
-    if named is None:
-        return tuple(Gpu(*row) for row in found)
-    seen = []
-    for word in filter(None, (word.strip() for word in named.split(","))):
+    if setting is None:
+        return tuple(Gpu(*row) for row in rows)
+    selection = []
+    for word in filter(None, (word.strip() for word in setting.split(","))):
         match = [
             Gpu(index, uuid, name)
-            for index, uuid, name in found
+            for index, uuid, name in rows
             if word == index or (not word.isdigit() and uuid.startswith(word))
         ]
         if not match:
             break
-        seen.append(match[0])
-    return tuple(seen)
+        selection.append(match[0])
+    return tuple(selection)
 
 
 @contextmanager
@@ -137,8 +137,8 @@ def source() -> dict[str, Any]:
     """The commit of this harness and whether its files were changed; without git, the reason."""
     carried = ROOT / "bundle.json"
     if carried.is_file():
-        found: dict[str, Any] = json.loads(carried.read_text())["source"]
-        return found
+        recorded_source: dict[str, Any] = json.loads(carried.read_text())["source"]
+        return recorded_source
     if not is_checkout():
         release = f"no checkout: {SCRIPT} {release_of(SCRIPT)} is installed"
         return {"commit": None, "dirty": None, "unknown": release}
@@ -151,10 +151,10 @@ def source() -> dict[str, Any]:
 def _git(*arguments: str) -> str | None:
     if not (ROOT / ".git").exists():
         return None
-    done = subprocess.run(
+    process = subprocess.run(
         ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
     )
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None
 
 
 def release_of(distribution: str) -> str | None:
@@ -193,9 +193,9 @@ def temporary_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"distributed-bugs-{os.getuid()}"
     with writing(folder, "HARNESS_CACHE"):
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     # Another user may have created something of that name before.
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise Fault(f"{folder} is not private to this user: name another HARNESS_CACHE")
     return folder
 
@@ -206,9 +206,9 @@ def cache_folder() -> Path:
     It is HARNESS_CACHE, otherwise a folder in the user's cache, and may be read-only. Raises
     Inconclusive if it is not a folder, and UserError if it cannot be part of PYTHONPATH.
     """
-    named = os.environ.get("HARNESS_CACHE")
+    setting = os.environ.get("HARNESS_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = (Path(named) if named else Path(base) / "distributed-bugs").absolute()
+    folder = (Path(setting) if setting else Path(base) / "distributed-bugs").absolute()
     refuse_unless_on_a_path(folder, "HARNESS_CACHE")
     if folder.exists() and not folder.is_dir():
         raise Fault(f"the cache {folder} is not a folder: name another one in HARNESS_CACHE")

@@ -1,4 +1,4 @@
-"""Processes with a token in their environment, such as those of a launch: found, and killed.
+"""Finds and kills the processes with a token in their environment, such as a launch has.
 
 Two mechanisms end processes, because each covers a case that the other does not:
 
@@ -51,19 +51,19 @@ def set_token(token: str) -> None:
 
 def members(token: str) -> list[psutil.Process]:
     """Every living process with this token."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             mine = process.environ().get(TOKEN) == token
             if mine and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes.append(process)
         except psutil.Error:
             continue  # it has ended, or belongs to another user
-    return found
+    return processes
 
 
 def handling(processes: Iterable[psutil.Process], number: int) -> Iterator[psutil.Process]:
-    """Those of these processes that have a handler for a signal; Linux only."""
+    """The processes that have a handler for a signal; Linux only."""
     for process in processes:
         try:
             status = Path(f"/proc/{process.pid}/status").read_text()
@@ -75,7 +75,8 @@ def handling(processes: Iterable[psutil.Process], number: int) -> Iterator[psuti
 
 
 def end_all(token: str) -> tuple[int, ...]:
-    """Kill every process with this token; returns the ids of those that live 5 seconds later."""
+    """Kill every process with this token; returns the ids of the processes that live 5 seconds
+    later."""
     deadline = time.monotonic() + 5
     while living := members(token):
         for process in living:

@@ -52,9 +52,11 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # before a fork,
 
 def options(**variables: str) -> dict[str, Any]:
     """Arguments for ``subprocess`` that start a program so, with the user's variables and these."""
-    kept = {name: value for name, value in os.environ.items() if name not in INTERPRETERS}
-    files = {name: os.path.abspath(kept[name]) for name in FILES if kept.get(name)}
-    environment = {**kept, **files, **variables}
+    user_variables = {name: value for name, value in os.environ.items() if name not in INTERPRETERS}
+    files = {
+        name: os.path.abspath(user_variables[name]) for name in FILES if user_variables.get(name)
+    }
+    environment = {**user_variables, **files, **variables}
     return {"cwd": NEUTRAL, "env": environment, "preexec_fn": _end_with_parent}
 
 

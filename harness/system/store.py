@@ -1,4 +1,4 @@
-"""Results in the cache, each under all that it depends on.
+"""Stores results in the cache, each under all that it depends on.
 
 Each is one file, named by a digest of its inputs: releases, parameters, lane, torch, our own code.
 The file also contains the inputs; they are compared before the result is used.

@@ -69,37 +69,37 @@ class Progress:
         if self.console.is_terminal:
             self._live.stop()
 
-    def say(self, what: str, detail: str = "") -> None:
+    def say(self, activity: str, detail: str = "") -> None:
         """Show an activity. ``detail``, such as a step, appears only in the live line."""
-        if what != self._current:
-            self._current, self._since = what, time.monotonic()
-            if not self.console.is_terminal and what not in self._printed:
-                self._printed.add(what)
-                self.console.print(f"... {what}")
+        if activity != self._current:
+            self._current, self._since = activity, time.monotonic()
+            if not self.console.is_terminal and activity not in self._printed:
+                self._printed.add(activity)
+                self.console.print(f"... {activity}")
         seconds = time.monotonic() - self._since
-        self._spinner.update(text=Text(plain(f"{what}  {detail}  {seconds:.0f} s")))
+        self._spinner.update(text=Text(plain(f"{activity}  {detail}  {seconds:.0f} s")))
 
-    def done(self, what: str) -> None:
+    def done(self, summary: str) -> None:
         """Show a result of the activity; on a terminal, until the end of it."""
         if not self.console.is_terminal:
-            self.console.print(f"... {what}")
-        self._done.append(Text(plain(what)))
+            self.console.print(f"... {summary}")
+        self._done.append(Text(plain(summary)))
         self._live.update(Group(*self._done, self._spinner))
 
-    def tally(self, what: str) -> None:
+    def tally(self, state: str) -> None:
         """Show how far something is, which changes often: a line that is not live comes at most
         once a minute."""
         if not self.console.is_terminal and time.monotonic() - self._tallied >= TALLY_EVERY:
             self._tallied = time.monotonic()
-            self.console.print(f"... {what}")
-        self._spinner.update(text=Text(plain(what)))
+            self.console.print(f"... {state}")
+        self._spinner.update(text=Text(plain(state)))
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
     """A plain table. Its cells are text, never markup."""
-    made = Table(title=Text(plain(title)), title_justify="left", box=None, pad_edge=False)
+    grid = Table(title=Text(plain(title)), title_justify="left", box=None, pad_edge=False)
     for column in columns:
-        made.add_column(Text(column), overflow="fold")
+        grid.add_column(Text(column), overflow="fold")
     for row in rows:
-        made.add_row(*(Text(plain(cell)) for cell in row))
-    return made
+        grid.add_row(*(Text(plain(cell)) for cell in row))
+    return grid

@@ -138,6 +138,6 @@ def silence(stream: TextIO) -> None:
     os.close(nowhere)
 
 
-def count(number: int, what: str) -> str:
+def count(number: int, noun: str) -> str:
     """``1 release``, ``2 releases``."""
-    return f"{number} {what}" + ("" if number == 1 else "s")
+    return f"{number} {noun}" + ("" if number == 1 else "s")

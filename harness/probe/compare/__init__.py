@@ -1,1 +1,1 @@
-"""What must be equal between the layouts of a script: the relations, and how they are judged."""
+"""The relations that must hold between the layouts of a script, and how they are judged."""

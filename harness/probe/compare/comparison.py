@@ -1,4 +1,4 @@
-"""A layout beside the reference: the first step at which something is not as it is there."""
+"""Compares a layout with the reference, up to the first step that differs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEEDS_RANKS = re.compile(
     r"at least (2|two)|more than (1|one)\b|multi.?gpu",
     re.IGNORECASE,
 )
-"""What scripts say that do not run on one rank."""
+"""What a script says that needs several ranks."""
 
 DEMAND = re.compile(r"(\[rank\d+\]:)?\s*(assert|raise)\b")
 """How a line of a traceback begins that demands something."""
@@ -71,90 +71,98 @@ class Compared:
 
 @dataclass
 class Own:
-    """Gradients that ranks have of their own: right if the optimizer averages them in its step.
-    A step with a rate of 0 does not show whether it does."""
+    """Gradients that differ between ranks: right if the optimizer averages them in its step. A step
+    with a rate of 0 does not show whether it does."""
 
     broken: list[Broken] = field(default_factory=list)
     step: int = 0
     averaged: bool = False
 
-    def without(self, at: Moment, found: list[Broken]) -> list[Broken]:
-        """What is broken beside them."""
-        own = own_gradients(at, found)
-        if not own:
-            return found
-        self.averaged |= is_updated(at, {name for one in own for name in one.parameters})
+    def without(self, at: Moment, faults: list[Broken]) -> list[Broken]:
+        """The faults that remain without these gradients."""
+        own_faults = own_gradients(at, faults)
+        if not own_faults:
+            return faults
+        self.averaged |= is_updated(at, {name for one in own_faults for name in one.parameters})
         if not self.broken:
-            self.broken, self.step = found, at.number + 1
-        return harmful(one for one in found if one not in own)
+            self.broken, self.step = faults, at.number + 1
+        return harmful(one for one in faults if one not in own_faults)
 
 
 def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared:
-    """Compare all steps of a run until one is unlike the reference's."""
-    found = Compared(run.layout, run.seconds, no_answer=run.failure, log=run.log)
-    own = Own()
+    """Compare the steps of a run until one differs from the reference's."""
+    comparison = Compared(run.layout, run.seconds, no_answer=run.failure, log=run.log)
+    local_gradients = Own()
     if not run.failure:
-        found = _compared(found, run, reference, same_rows, own)
-    if own.broken and not own.averaged:
-        found.broken, found.step, found.no_answer = own.broken, own.step, ""
-    return found
+        comparison = _compared(comparison, run, reference, same_rows, local_gradients)
+    if local_gradients.broken and not local_gradients.averaged:
+        comparison.broken, comparison.step, comparison.no_answer = (
+            local_gradients.broken,
+            local_gradients.step,
+            "",
+        )
+    return comparison
 
 
 def _compared(
-    found: Compared, run: Run, reference: Reference, same_rows: bool, own: Own
+    comparison: Compared, run: Run, reference: Reference, same_rows: bool, local_gradients: Own
 ) -> Compared:
-    first = run.layout.first
-    found.no_answer = _no_steps(run, reference)
-    if found.no_answer:
-        return found
-    ranks = [as_in(reference.steps[first], steps) for steps in run.ranks]
+    start = run.layout.first
+    comparison.no_answer = _no_steps(run, reference)
+    if comparison.no_answer:
+        return comparison
+    ranks = [as_in(reference.steps[start], steps) for steps in run.ranks]
     times: list[tuple[float, float]] = []
-    for step in range(min(run.steps, len(reference.steps) - first)):
-        right = reference.steps[first + step]
-        if why := infinite.reason(right):
-            return _until(found, first + step, f"is not finite ({why})")
-        whole = joined([steps[step] for steps in ranks], right)
-        here = [_shaped(each, right) for each in whole]
-        moment = Moment(reference, first + step, here, run.layout, step == 0, same_rows)
+    for step in range(min(run.steps, len(reference.steps) - start)):
+        expected = reference.steps[start + step]
+        if why := infinite.reason(expected):
+            return _until(comparison, start + step, f"is not finite ({why})")
+        whole = joined([steps[step] for steps in ranks], expected)
+        rank_steps = [_shaped(each, expected) for each in whole]
+        moment = Moment(reference, start + step, rank_steps, run.layout, step == 0, same_rows)
         if why := _incomparable(moment):
-            found.no_answer = why
-            return found
+            comparison.no_answer = why
+            return comparison
         if step == 0 and (parts := moment.parts_of(0)):
-            found.notes.append(
+            comparison.notes.append(
                 f"{len(parts)} parameters were not compared: a rank has parts of them "
                 f"({several(parts)})"
             )
-        _measure(moment, found.worst)
-        found.broken = own.without(moment, broken(moment))
+        _measure(moment, comparison.worst)
+        comparison.broken = local_gradients.without(moment, broken(moment))
         times += _loss_times(moment)
-        if found.broken and found.broken[0].relation == "samples" and reference.ends(first + step):
-            return _until(found, first + step)
-        if found.broken and (why := drawn(moment, found.broken[0])):
-            found.no_answer, found.broken = why, []
-        elif found.broken:
-            found.step = first + step + 1
-        if found.broken or found.no_answer:
-            return found
-    if run.steps < len(reference.steps) - first:
-        if run.steps and reference.ends(first + run.steps):
-            return _until(found, first + run.steps)
-        text = f"{run.steps} steps; the reference took {len(reference.steps) - first}"
-        found.broken = [Broken("steps", text)]
+        if (
+            comparison.broken
+            and comparison.broken[0].relation == "samples"
+            and reference.ends(start + step)
+        ):
+            return _until(comparison, start + step)
+        if comparison.broken and (why := drawn(moment, comparison.broken[0])):
+            comparison.no_answer, comparison.broken = why, []
+        elif comparison.broken:
+            comparison.step = start + step + 1
+        if comparison.broken or comparison.no_answer:
+            return comparison
+    if run.steps < len(reference.steps) - start:
+        if run.steps and reference.ends(start + run.steps):
+            return _until(comparison, start + run.steps)
+        text = f"{run.steps} steps; the reference took {len(reference.steps) - start}"
+        comparison.broken = [Broken("steps", text)]
     else:
-        found.notes += uneven(times)
-    return found
+        comparison.notes += uneven(times)
+    return comparison
 
 
 def _loss_times(at: Moment) -> Iterator[tuple[float, float]]:
-    """How many times the reference's the loss is: at least and at most, as it is rounded."""
-    right, rounding = at.reference.loss(at.number), at.reference.loss_spread(at.number)
-    if right and finite(ratio := mean_loss(at) / right):
-        away = vectors.SAFE * rounding / abs(right) * max(abs(ratio), 1)
+    """The lower and upper bound, by rounding, of the loss as a multiple of the reference's."""
+    expected_loss, rounding = at.reference.loss(at.number), at.reference.loss_spread(at.number)
+    if expected_loss and finite(ratio := mean_loss(at) / expected_loss):
+        away = vectors.SAFE * rounding / abs(expected_loss) * max(abs(ratio), 1)
         yield ratio - away, ratio + away
 
 
 def uneven(times: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """A note if a loss is no multiple of the reference's, where all gradients are right."""
+    """A note if no factor explains the losses, although all gradients are right."""
     least, most = [low for low, _ in times], [high for _, high in times]
     if times and max(least) > min(most):
         yield (
@@ -163,78 +171,78 @@ def uneven(times: Sequence[tuple[float, float]]) -> Iterator[str]:
         )
 
 
-def _shaped(step: Step, right: Step) -> Step:
-    """A step with the reference's shapes where a tensor has as many numbers: FSDP1 flattens a
-    parameter also where a rank has the whole of it."""
-    found = dict(step)
-    for kind in {"before", "grad", "update"} & set(step) & set(right):
-        found[kind] = dict(step[kind])
-        for name, wanted in right[kind].items():
+def _shaped(step: Step, expected: Step) -> Step:
+    """A step with the reference's shapes where sizes agree: FSDP1 flattens a parameter even where a
+    rank has all of it."""
+    shaped = dict(step)
+    for kind in {"before", "grad", "update"} & set(step) & set(expected):
+        shaped[kind] = dict(step[kind])
+        for name, expected_tensor in expected[kind].items():
             tensor = step[kind].get(name)
-            if tensor is not None and tensor.size == wanted.size:
-                found[kind][name] = tensor.reshape(wanted.shape)
-    return found
+            if tensor is not None and tensor.size == expected_tensor.size:
+                shaped[kind][name] = tensor.reshape(expected_tensor.shape)
+    return shaped
 
 
-def _until(found: Compared, step: int, what: str = FEWER) -> Compared:
-    """The comparison of the steps before this one, as a rule the end of the data: what fills it up,
-    or whether it is taken at all, is the sampler's affair."""
-    found.broken = []
-    why = f"step {step + 1} of the reference {what}"
-    if step == found.layout.first:
-        found.no_answer = why
+def _until(comparison: Compared, step: int, problem: str = FEWER) -> Compared:
+    """End the comparison before this step, as a rule the end of the data: a sampler may fill it up,
+    or skip it."""
+    comparison.broken = []
+    why = f"step {step + 1} of the reference {problem}"
+    if step == comparison.layout.first:
+        comparison.no_answer = why
     else:
-        found.notes.append(f"{why}, so it and those after it were not compared")
-    return found
+        comparison.notes.append(f"{why}, so it and those after it were not compared")
+    return comparison
 
 
 def _no_steps(run: Run, reference: Reference) -> str:
-    """Why the reference has no steps beside which those of a resumed run could be put."""
-    first = run.layout.first
-    if len(reference.steps) <= first:
+    """Why no steps of the reference match those of a resumed run; empty if they do."""
+    start = run.layout.first
+    if len(reference.steps) <= start:
         return f"the reference took {len(reference.steps)} steps: none follows the stop"
-    if run.layout.resumed and any(step["skipped"] for step in reference.steps[: first + 1]):
+    if run.layout.resumed and any(step["skipped"] for step in reference.steps[: start + 1]):
         return "the scaler of the loss skipped steps: let it begin with a smaller scale"
     return ""
 
 
 def _incomparable(at: Moment) -> str:
-    """Why a step cannot be compared: it is another one, as steps were skipped, or the optimizer has
-    shards that nobody can put together."""
-    for rank, one in enumerate(at.here):
-        if one["skipped"] != at.right["skipped"]:
+    """Why a step cannot be compared: skipped steps shifted it, or the optimizer has shards that
+    cannot be put together. Empty if it can."""
+    for rank, step in enumerate(at.here):
+        if step["skipped"] != at.right["skipped"]:
             return (
-                f"the scaler of the loss skipped {one['skipped']} steps before step "
+                f"the scaler of the loss skipped {step['skipped']} steps before step "
                 f"{at.number + 1}, in the reference {at.right['skipped']}: let it begin with a "
                 "smaller scale"
             )
         owned = at.owned(rank, at.right["grad"])
         for name, gradient in owned.items():
-            other = one["grad"].get(name)
-            if other is not None and other.shape != gradient.shape:
-                shapes = f"{tuple(other.shape)}, in the reference {tuple(gradient.shape)}"
+            tensor = step["grad"].get(name)
+            if tensor is not None and tensor.shape != gradient.shape:
+                shapes = f"{tuple(tensor.shape)}, in the reference {tuple(gradient.shape)}"
                 return f"{name} has the shape {shapes}: shards that probe cannot put together"
-        if len(at.parts_of(rank)) == len(one["update"]):
+        if len(at.parts_of(rank)) == len(step["update"]):
             return "the ranks have only parts of the parameters, which probe cannot put together"
-        if owned and not set(one["grad"]) & set(at.right["grad"]):
-            has, wanted = several(one["grad"]), several(at.right["grad"])
-            return f"the optimizer has {has}; that of the reference has {wanted}"
+        if owned and not set(step["grad"]) & set(at.right["grad"]):
+            has, reference_has = several(step["grad"]), several(at.right["grad"])
+            return f"the optimizer has {has}; that of the reference has {reference_has}"
     return ""
 
 
 def _measure(at: Moment, worst: dict[str, float]) -> None:
-    """Note the largest distances: how near to an alarm a right loop comes."""
+    """Keep the largest distances: they show how near a right loop comes to an alarm."""
     keep = at.reference.certain(at.number)
-    for rank, one in enumerate(at.here):
-        update = vectors.masked(at.owned(rank, one["update"]), keep)
-        right = at.owned(rank, vectors.masked(at.right["update"], keep))
+    for rank, step in enumerate(at.here):
+        update = vectors.masked(at.owned(rank, step["update"]), keep)
+        expected_update = at.owned(rank, vectors.masked(at.right["update"], keep))
         gradient = at.owned(rank, at.right["grad"])
-        found = {
-            "gradient": vectors.worst(one["grad"], gradient, at.spread("grad")),
-            "update": vectors.worst(update, right, at.spread("update")),
+        distances = {
+            "gradient": vectors.worst(step["grad"], gradient, at.spread("grad")),
+            "update": vectors.worst(update, expected_update, at.spread("update")),
         }
-        for what, times in found.items():
-            worst[what] = max(worst.get(what, 0.0), times)
+        for quantity, times in distances.items():
+            worst[quantity] = max(worst.get(quantity, 0.0), times)
 
 
 def refuse_unusable(reference: Run) -> None:

@@ -17,8 +17,7 @@ SHOWN = 3
 
 
 def reason(step: Step) -> str:
-    """Why nothing can be compared with a reference whose first step this is; empty if all of it is
-    finite."""
+    """Why nothing can be compared with this step of a reference; empty if it is finite."""
     if not finite(norm(step["raw"] or {})) or not finite(norm(step["grad"])):
         return "; ".join(["its first gradients are not finite", *_of_gradients(step)])
     if not finite(norm(step["update"])):
@@ -27,7 +26,7 @@ def reason(step: Step) -> str:
 
 
 def _of_gradients(step: Step) -> Iterator[str]:
-    """What is known of the cause, the first cause first."""
+    """The known causes of gradients that are not finite, the first one first."""
     if lost := [name for name, largest in step["largest"].items() if not largest < LARGE]:
         greatest = max((step["largest"][name] for name in lost), key=abs)
         yield (
@@ -47,7 +46,7 @@ def _of_gradients(step: Step) -> Iterator[str]:
 
 
 def _of_update(step: Step) -> Iterator[str]:
-    """A step that is not finite, though its gradients are: the optimizer's affair."""
+    """Why the optimizer's step is not finite although its gradients are."""
     kind, off = step["optimizer"], _infinite(step["update"])
     yield f"its first step is not finite, although its gradients are: {kind}, {_several(off)}"
     if state := _infinite(step.get("state", {})):
@@ -60,8 +59,8 @@ def _of_update(step: Step) -> Iterator[str]:
         )
 
 
-def _infinite(named: Named | Mapping[str, Any]) -> list[str]:
-    return [name for name, tensor in named.items() if not finite(_norm(tensor))]
+def _infinite(tensors: Named | Mapping[str, Any]) -> list[str]:
+    return [name for name, tensor in tensors.items() if not finite(_norm(tensor))]
 
 
 def _norm(tensor: Array) -> float:
@@ -69,5 +68,5 @@ def _norm(tensor: Array) -> float:
 
 
 def _several(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    remainder = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + remainder

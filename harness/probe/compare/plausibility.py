@@ -1,10 +1,10 @@
-"""Is the reference itself plausible? No comparison of layouts shows it if not.
+"""Is the reference itself plausible? No comparison of layouts can show that.
 
-Its steps have questions whose answer needs no second run: a schedule does not begin with a jump;
-the first step is the one that the formula of SGD or Adam gives; weights in 16 bits move at all; and
-a second epoch has another order than the first. Finite differences along its gradient show whether
-the loss falls as the gradient says: they find a backward that is not that of its forward. Only
-notes follow: a model may stop gradients on purpose.
+Some checks of its steps need no second run: a schedule does not begin with a jump; the first step
+is what the formula of SGD or Adam gives; weights in 16 bits move at all; and a second epoch has
+another order than the first. Finite differences along its gradient show whether the loss falls as
+the gradient says: they find a backward that does not match its forward. The results are only notes,
+because a model may stop gradients on purpose.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ COMPILED = "compiled, the first gradient is"
 """How the notes begin: by these words a recorded note is recognised, however it goes on."""
 
 JUMP = 1.5
-"""How many times the second rate the first one may be, if the third one is higher again."""
+"""The largest ratio of the first rate to the second, if the third one is higher again."""
 
 APPLIED = 0.01
-"""How far the first step may be from that of the formula, as a part of it; bf16 included."""
+"""How far (as a fraction) the first step may be from the formula's; bf16 included."""
 
 PLAIN = {"dampening": 0, "maximize": False, "nesterov": False, "correct_bias": True}
-"""The settings of an SGD or an Adam whose first step is that of the formula."""
+"""The settings with which the first step of SGD or Adam is the formula's."""
 
 COARSE = 1e-5
 """From this ulp of 1 on, weights are in 16 bits."""
@@ -55,27 +55,27 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     yield from same_order([[row for micro in step["rows"] for row in micro] for step in steps])
 
 
-def note_on_compiler(right: Reference) -> str:
-    """What to say of a compiled loop whose first gradient is not that of the same loop as it is
-    written: the perturbed runs compile nothing."""
-    step, written = right.steps[0], [run[0]["grad"] for run in right.rounded if run]
+def note_on_compiler(baseline: Reference) -> str:
+    """A note if the first gradient of a compiled loop is not that of the same loop without a
+    compiler: the perturbed runs compile nothing."""
+    step, written = baseline.steps[0], [run[0]["grad"] for run in baseline.rounded if run]
     if not step.get("compiled") or step["draws"] or len(written) < 2 or not norm(written[0]):
         return ""
     if not _alike(written[0], written[1]) or _alike(step["grad"], written[0]):
         return ""
-    found = share(step["grad"], written[0])
-    aside = f", {found.aside:.0%} of it in another direction" if not found.is_factor else ""
-    return f"{COMPILED} {found.ratio:.4g} times that of the same loop without torch.compile{aside}"
+    part = share(step["grad"], written[0])
+    aside = f", {part.aside:.0%} of it in another direction" if not part.is_factor else ""
+    return f"{COMPILED} {part.ratio:.4g} times that of the same loop without torch.compile{aside}"
 
 
-def _alike(gradient: Named, other: Named) -> bool:
-    apart = norm({name: gradient[name] - g for name, g in other.items() if name in gradient})
-    return apart <= NEAR_SLOPE * norm(other)
+def _alike(gradient: Named, twin: Named) -> bool:
+    apart = norm({name: gradient[name] - g for name, g in twin.items() if name in gradient})
+    return apart <= NEAR_SLOPE * norm(twin)
 
 
 def _unlike_copies(step: Step) -> Iterator[str]:
-    """Weights in 16 bits, as the model computes with, that are not those that the optimizer steps,
-    rounded."""
+    """A note if the model's weights in 16 bits are not the rounded weights that the optimizer
+    steps."""
     pairs = {name: name.rpartition(COPY)[0] for name in step["before"] if COPY in name}
     off = [
         whole
@@ -116,36 +116,36 @@ def _jump(rates: Sequence[float]) -> Iterator[str]:
     """A warmup that begins with the second step."""
     if len(rates) < 3:
         return
-    first, second, third = rates[:3]
-    if first > JUMP * second and third > second:
+    first_rate, second_rate, third_rate = rates[:3]
+    if first_rate > JUMP * second_rate and third_rate > second_rate:
         yield (
-            f"{FALLS} from {first:.4g} to {second:.4g} after the first step, and "
-            f"then rises to {third:.4g}: the first step was not taken with the schedule's rate"
+            f"{FALLS} from {first_rate:.4g} to {second_rate:.4g} after the first step, and "
+            f"then rises to {third_rate:.4g}: the first step was not taken with the schedule's rate"
         )
 
 
 def _applied(step: Step) -> Iterator[str]:
-    """A first step that is not the one that the optimizer's formula gives for its gradient."""
+    """A first step that differs from what the optimizer's formula gives for its gradient."""
     size = norm(step["grad"])
     clipping, rate = step["clipping"], step["lr"][0]
-    known = step["fresh"] and clipping is not None
-    if not (known and rate and size):
+    is_computable = step["fresh"] and clipping is not None
+    if not (is_computable and rate and size):
         return
-    right = min(1.0, clipping / size) if clipping else 1.0
-    expected = _formula(step, rate, right)
+    clip_factor = min(1.0, clipping / size) if clipping else 1.0
+    expected = _formula(step, rate, clip_factor)
     if expected is None or _drowned(step, expected):
         return
-    found = share(step["update"], expected).ratio
-    if near(found, 1.0, share=APPLIED):
+    ratio = share(step["update"], expected).ratio
+    if near(ratio, 1.0, share=APPLIED):
         return
     if step["optimizer"] != "SGD":
         kind = step["optimizer"]
-        text = f"{found:.4g} times what {kind}'s formula gives for its gradient"
+        text = f"{ratio:.4g} times what {kind}'s formula gives for its gradient"
     elif clipping:
-        text = f"{found * right:.4g} times the gradient of norm {size:.4g}; clipping to "
-        text += f"{clipping:.4g} leaves {right:.4g} times"
+        text = f"{ratio * clip_factor:.4g} times the gradient of norm {size:.4g}; clipping to "
+        text += f"{clipping:.4g} leaves {clip_factor:.4g} times"
     else:
-        text = f"{found:.4g} times the gradient, and nothing clips it"
+        text = f"{ratio:.4g} times the gradient, and nothing clips it"
     yield f"{APPLIED_FIRST} {text}: all layouts have that"
 
 
@@ -162,41 +162,41 @@ def _formula(step: Step, rate: float, clipped: float) -> Named | None:
         gradient = {n: g + decay * before[n] for n, g in gradient.items()}
     if kind == "SGD":
         return {n: -rate * g for n, g in gradient.items()}
-    found = {n: -rate * g / (abs(g) + group["eps"]) for n, g in gradient.items()}
+    update = {n: -rate * g / (abs(g) + group["eps"]) for n, g in gradient.items()}
     if decay and decoupled:
-        return {n: u - rate * decay * before[n] for n, u in found.items()}
-    return found
+        return {n: u - rate * decay * before[n] for n, u in update.items()}
+    return update
 
 
 def _drowned(step: Step, expected: Named) -> bool:
-    """Whether rounding of the weights is too much of a step."""
+    """Whether the rounding of the weights hides the step."""
     rounded = sum((step["eps"][n] / 2 * norm({n: step["before"][n]})) ** 2 for n in expected)
     return float(rounded**0.5) > APPLIED * norm(expected)
 
 
 def _lost(steps: Sequence[Step]) -> Iterator[str]:
     """Weights in 16 bits whose updates are less than half an ulp of them."""
-    moved = 0.0
+    portion = 0.0
     for step in steps:
         coarse = [n for n in step["grad"] if step["eps"][n] > COARSE and n in step["update"]]
-        there = sum(int((step["grad"][n] != 0).sum()) for n in coarse)
-        if not there:
+        nonzero_count = sum(int((step["grad"][n] != 0).sum()) for n in coarse)
+        if not nonzero_count:
             return
         both = ((step["grad"][n] != 0) & (step["update"][n] != 0) for n in coarse)
-        moved = max(moved, sum(int(each.sum()) for each in both) / there)
-    if steps and moved < MOVED:
+        portion = max(portion, sum(int(each.sum()) for each in both) / nonzero_count)
+    if steps and portion < MOVED:
         yield (
-            f"{LOST} {moved:.0%} of the values of weights in 16 bits: the updates of the others "
+            f"{LOST} {portion:.0%} of the values of weights in 16 bits: the updates of the others "
             "are less than their rounding, and no copy in fp32 keeps them"
         )
 
 
 def same_order(steps: Sequence[Sequence[str]]) -> Iterator[str]:
     """A step later than the second that has the rows of the first, in the same order."""
-    first = steps[0]
-    again = (n for n, rows in enumerate(steps) if n > 1 and rows == first)
+    first_rows = steps[0]
+    again = (n for n, rows in enumerate(steps) if n > 1 and rows == first_rows)
     number = next(again, 0)
-    if number and len(set(first)) > 1 and steps[1] != first:
+    if number and len(set(first_rows)) > 1 and steps[1] != first_rows:
         yield (
             f"{SAME_ORDER} in the same order (step {number + 1} is as step 1): is set_epoch "
             "missing? No fault if the order is fixed on purpose"
@@ -232,67 +232,67 @@ class Steep:
 
 
 def same_gradients(run: Run) -> bool:
-    """Whether the ranks of the reference have the same gradients in the first step: the loss of all
-    ranks has no slope along the gradient of one."""
-    first, *others = (steps[0]["grad"] or {} for steps in run.ranks)
-    for one in others:
-        common = {n: g for n, g in one.items() if n in first and first[n].shape == g.shape}
-        apart = norm({name: first[name] - g for name, g in common.items()})
+    """Whether the ranks of the reference have the same gradients in the first step: otherwise the
+    loss of all has no slope along the gradient of one."""
+    gradient, *others = (steps[0]["grad"] or {} for steps in run.ranks)
+    for twin in others:
+        common = {n: g for n, g in twin.items() if n in gradient and gradient[n].shape == g.shape}
+        apart = norm({name: gradient[name] - g for name, g in common.items()})
         if apart > LIKE * norm(common):
             return False
     return True
 
 
-def ends_of_slope(settings: Settings, right: Reference, change: float) -> list[Layout]:
+def ends_of_slope(settings: Settings, baseline: Reference, change: float) -> list[Layout]:
     """The two runs of one step whose weights are moved along the gradient, and against it."""
-    if not right.steps[0]["slopes"] or not (size := _size(right, change)):
+    if not baseline.steps[0]["slopes"] or not (size := _size(baseline, change)):
         return []
     base = replace(reference(settings), steps=1, epoch=False)
     return [
         replace(
             base,
             name=f"{base.name}, moved {way} the gradient by {change:g}",
-            shift={name: sign * size * g for name, g in _gradient(right).items()},
+            shift={name: sign * size * g for name, g in _gradient(baseline).items()},
         )
         for way, sign in (("along", 1), ("against", -1))
     ]
 
 
-def steep(right: Reference, runs: Sequence[Run], change: float) -> Steep | None:
+def steep(baseline: Reference, runs: Sequence[Run], change: float) -> Steep | None:
     """How steep the loss is between two runs; None if they give no answer."""
     if not runs or any(run.failure for run in runs):
         return None
     up, down = (sum(run.ranks[0][0]["losses"]) for run in runs)
-    slope = (up - down) / (2 * _size(right, change) * norm(_gradient(right)) ** 2)
-    unsure = SAFE * right.loss_spread(0) / (change * abs(right.loss(0)))
+    slope = (up - down) / (2 * _size(baseline, change) * norm(_gradient(baseline)) ** 2)
+    unsure = SAFE * baseline.loss_spread(0) / (change * abs(baseline.loss(0)))
     return Steep(slope, unsure) if finite(slope) else None
 
 
-def note_on_slope(found: Sequence[Steep | None]) -> str:
-    """What to say of the slopes with smaller and smaller steps: empty unless all that rounding does
-    not decide agree that the loss is not as its gradient says."""
-    sure = [one for one in found if one is not None and one.unsure < ALIKE]
+def note_on_slope(slopes: Sequence[Steep | None]) -> str:
+    """A note on the slopes with smaller and smaller steps; empty unless all that rounding does not
+    decide agree that the loss does not fall as its gradient says."""
+    sure = [one for one in slopes if one is not None and one.unsure < ALIKE]
     if len(sure) < 2 or any(one.right for one in sure):
         return ""
-    last = sure[-1].slope
-    if abs(last) < NEAR_SLOPE:
+    slope = sure[-1].slope
+    if abs(slope) < NEAR_SLOPE:
         return ""  # the loss stays where it is: its gradient is that of a surrogate, as in GRPO
-    if not all(near(one.slope, last, within=ALIKE * abs(last) + one.unsure) for one in sure):
+    if not all(near(one.slope, slope, within=ALIKE * abs(slope) + one.unsure) for one in sure):
         return ""
     return (
-        f"{ALONG}, its loss falls {last:.3g} times as fast as the gradient says: a backward is "
+        f"{ALONG}, its loss falls {slope:.3g} times as fast as the gradient says: a backward is "
         "not that of its forward, unless a gradient is stopped on purpose"
     )
 
 
-def _gradient(right: Reference) -> Named:
+def _gradient(baseline: Reference) -> Named:
     """The gradient of the first step, before clipping."""
-    found: Named = right.steps[0]["raw"] or right.steps[0]["grad"]
-    return found
+    gradient: Named = baseline.steps[0]["raw"] or baseline.steps[0]["grad"]
+    return gradient
 
 
-def _size(right: Reference, change: float) -> float:
+def _size(baseline: Reference, change: float) -> float:
     """The length of the step, in gradients."""
-    square = norm(_gradient(right)) ** 2
-    loss = abs(right.loss(0))
+    square = norm(_gradient(baseline)) ** 2
+    loss = abs(baseline.loss(0))
     return change * loss / square if finite(square) and square > 0 and finite(loss) else 0.0

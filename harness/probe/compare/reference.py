@@ -1,4 +1,4 @@
-"""The reference, one rank with one micro-batch a step, with the spread that rounding has in it."""
+"""The reference, one rank with one micro-batch per step, and how far rounding moves it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from harness.rank import vectors
 from harness.rank.vectors import Array, Spread
 
 BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "update")
-"""What a step has for each parameter; the names of a state go on after a space."""
+"""The entries of a step that are by parameter; in a state, more words follow the name after a
+space."""
 
 LOSS_LEAST = 1e-7
-"""The least spread of a loss, as a part of it."""
+"""The least spread of a loss, as a fraction of it."""
 
 
-def without_cleared(run: Run, right: Sequence[Step] = (), same_rows: bool = False) -> Run:
-    """A run without the micro-batches whose gradients were cleared before the step, and without
-    those to which no gradient came: a rehearsal.
+def without_cleared(run: Run, expected: Sequence[Step] = (), same_rows: bool = False) -> Run:
+    """A run without the micro-batches of a rehearsal: their gradients were cleared before the step,
+    or no gradient came to them.
 
-    Beside a reference (``right``), only where its step has as many rows as are left. A loop that
-    clears the gradients of each micro-batch is wrong, and has trained on all of them.
+    With the steps of a reference (``expected``), only where its step has as many rows as are left.
+    A loop that clears the gradients of each micro-batch is wrong, and has trained on all of them.
     """
     steps = list(zip(*run.ranks, strict=False))
     gone = set()
@@ -34,8 +35,10 @@ def without_cleared(run: Run, right: Sequence[Step] = (), same_rows: bool = Fals
         if not any(one["cleared"] or one["unused"] for one in step):
             continue
         at = run.layout.first + number
-        kept = [_without_cleared(one) for one in step]
-        if not right or (at < len(right) and _count(kept, same_rows) == _count([right[at]], False)):
+        rank_steps = [_without_cleared(one) for one in step]
+        if not expected or (
+            at < len(expected) and _count(rank_steps, same_rows) == _count([expected[at]], False)
+        ):
             gone.add(number)
     if not gone:
         return run
@@ -43,19 +46,19 @@ def without_cleared(run: Run, right: Sequence[Step] = (), same_rows: bool = Fals
         [_without_cleared(one) if n in gone else one for n, one in enumerate(steps)]
         for steps in run.ranks
     ]
-    seen = [
+    seen_rows = [
         [[*chain(*rank[n]["rows"])] if n in gone else rows for n, rows in enumerate(of_rank)]
         for of_rank, rank in zip(run.seen, ranks, strict=True)
     ]
-    return replace(run, ranks=ranks, seen=seen)
+    return replace(run, ranks=ranks, seen=seen_rows)
 
 
 def _without_cleared(step: Step) -> Step:
     rows, unused = step["rows"], step["unused"]
-    first = step["cleared"].get("rows", 0)
-    kept = [micro for n, micro in enumerate(rows) if n >= first and n not in unused]
-    rest = {what: step[what][count:] for what, count in step["cleared"].items()}
-    return step | rest | {"rows": kept or rows[first:]}
+    cleared = step["cleared"].get("rows", 0)
+    micro_batches = [micro for n, micro in enumerate(rows) if n >= cleared and n not in unused]
+    remainders = {what: step[what][count:] for what, count in step["cleared"].items()}
+    return step | remainders | {"rows": micro_batches or rows[cleared:]}
 
 
 def _count(step: Sequence[Step], same_rows: bool) -> int:
@@ -70,24 +73,24 @@ def as_one(run: Run, same_rows: bool) -> Run:
     if len(run.ranks) < 2:
         return run
     steps = [_together([rank[n] for rank in run.ranks], same_rows) for n in range(run.steps)]
-    seen = run.seen[:1]
+    seen_rows = run.seen[:1]
     if not same_rows:
-        seen = [[[*chain(*rows)] for rows in zip(*run.seen, strict=False)]]
-    return replace(run, ranks=[steps], seen=seen, reported=run.reported[:1])
+        seen_rows = [[[*chain(*rows)] for rows in zip(*run.seen, strict=False)]]
+    return replace(run, ranks=[steps], seen=seen_rows, reported=run.reported[:1])
 
 
 def _together(ranks: Sequence[Step], same_rows: bool) -> Step:
-    found = dict(ranks[0])
-    for what in BY_NAME:
-        if any(one.get(what) for one in ranks):
-            every = [one.get(what) or {} for one in reversed(ranks)]
-            found[what] = {n: v for one in every for n, v in one.items()}
+    whole_step = dict(ranks[0])
+    for key in BY_NAME:
+        if any(one.get(key) for one in ranks):
+            every = [one.get(key) or {} for one in reversed(ranks)]
+            whole_step[key] = {n: v for one in every for n, v in one.items()}
     losses = [sum(one["losses"]) for one in ranks if one["losses"]]
-    found["losses"] = [sum(losses) / len(losses)] if losses else []
-    found["stale"] = max(one["stale"] for one in ranks)
+    whole_step["losses"] = [sum(losses) / len(losses)] if losses else []
+    whole_step["stale"] = max(one["stale"] for one in ranks)
     if not same_rows:
-        found["rows"] = [micro for one in ranks for micro in one["rows"]]
-    return found
+        whole_step["rows"] = [micro for one in ranks for micro in one["rows"]]
+    return whole_step
 
 
 @dataclass
@@ -103,41 +106,43 @@ class Reference:
     def of(run: Run, perturbed: Sequence[Run]) -> Reference:
         return Reference(run.ranks[0], [each.ranks[0] for each in perturbed if each.ranks])
 
-    def spread(self, step: int, what: str) -> Spread:
-        """By parameter, how far rounding alone moves ``what`` at a step, counted from 0. A single
-        value that is computed in 16 bits moves by half an ulp, or by chance in no perturbed run."""
-        key = step, what
+    def spread(self, step: int, quantity: str) -> Spread:
+        """By parameter, how far rounding alone moves a quantity at a step, counted from 0. A single
+        value in 16 bits counts as moved by half an ulp: by chance, no perturbed run may move it."""
+        key = step, quantity
         if key not in self._spreads:
-            right = self._named(self.steps, step, what)
-            others = [self._named(run, step, what) for run in self.rounded if step < len(run)]
-            found = vectors.spread(others, right)
+            expected = self._by_parameter(self.steps, step, quantity)
+            others = [
+                self._by_parameter(run, step, quantity) for run in self.rounded if step < len(run)
+            ]
+            spreads = vectors.spread(others, expected)
             if coarse := self.steps[step].get("coarse", 0.0) / 2:
-                single = {n: vectors.length(v) for n, v in right.items() if v.size == 1}
-                found |= {n: max(found[n], coarse * size) for n, size in single.items()}
-            if what in ("update", "before"):  # at least an ulp of the largest weight
+                single = {n: vectors.length(v) for n, v in expected.items() if v.size == 1}
+                spreads |= {n: max(spreads[n], coarse * size) for n, size in single.items()}
+            if quantity in ("update", "before"):  # at least an ulp of the largest weight
                 eps, largest = self.steps[step]["eps"], self.steps[step]["largest"]
-                found = {n: max(s, eps[n] * largest[n]) for n, s in found.items()}
-            self._spreads[key] = found
+                spreads = {n: max(s, eps[n] * largest[n]) for n, s in spreads.items()}
+            self._spreads[key] = spreads
         return self._spreads[key]
 
-    def _named(self, steps: Sequence[Step], step: int, what: str) -> Any:
-        """What a step has of each parameter; of updates, only where they are certain."""
-        named = steps[step][what] or {}
-        return vectors.masked(named, self.certain(step)) if what == "update" else named
+    def _by_parameter(self, steps: Sequence[Step], step: int, quantity: str) -> Any:
+        """A quantity of each parameter at a step; of updates, only the certain values."""
+        tensors = steps[step][quantity] or {}
+        return vectors.masked(tensors, self.certain(step)) if quantity == "update" else tensors
 
     def certain(self, step: int) -> dict[str, Any]:
         """Which values had gradients above rounding in all steps until this one."""
         if step not in self._certain:
-            kept = vectors.certain(self.steps[step]["grad"], self.spread(step, "grad"))
+            masks = vectors.certain(self.steps[step]["grad"], self.spread(step, "grad"))
             for name, before in (self.certain(step - 1) if step else {}).items():
-                kept[name] = kept[name] & before if name in kept else before
-            self._certain[step] = kept
+                masks[name] = masks[name] & before if name in masks else before
+            self._certain[step] = masks
         return self._certain[step]
 
     def decided(self, step: int) -> float:
         """The share (0 to 1) of the values whose updates are compared."""
-        kept = self.certain(step).values()
-        return sum(float(k.sum()) for k in kept) / max(sum(k.size for k in kept), 1)
+        masks = self.certain(step).values()
+        return sum(float(mask.sum()) for mask in masks) / max(sum(mask.size for mask in masks), 1)
 
     @property
     def dead(self) -> list[str]:
@@ -147,30 +152,32 @@ class Reference:
         return [n for n in gradients[0] if not any(one[n].any() for one in gradients if n in one)]
 
     def ends(self, step: int) -> bool:
-        """Whether a step is that of the end of the data, which has fewer rows."""
-        first, last = (sum(map(len, self.steps[n]["rows"])) for n in (0, step))
-        return last < first
+        """Whether a step ends the data: it has fewer rows than the first."""
+        first_size, last_size = (sum(map(len, self.steps[n]["rows"])) for n in (0, step))
+        return last_size < first_size
 
     def loss(self, step: int) -> float:
         return float(sum(self.steps[step]["losses"]))
 
     def loss_spread(self, step: int) -> float:
-        right = self.loss(step)
-        found = [sum(run[step]["losses"]) - right for run in self.rounded if step < len(run)]
-        size = max(abs(right), self._of_summands(step))
-        return max([abs(f) for f in found if finite(f)] + [LOSS_LEAST * size])
+        expected = self.loss(step)
+        deviations = [
+            sum(run[step]["losses"]) - expected for run in self.rounded if step < len(run)
+        ]
+        size = max(abs(expected), self._of_summands(step))
+        return max([abs(f) for f in deviations if finite(f)] + [LOSS_LEAST * size])
 
     def _of_summands(self, step: int) -> float:
-        """How large the summands of a loss may be that cancel each other, as where advantages have
-        the mean 0: as much as it would change with the weights, if all went along its gradient."""
-        first, gradient = self.steps[0], self.steps[step]["raw"] or self.steps[step]["grad"]
-        size = vectors.norm(first.get("before", {})) * vectors.norm(gradient)
+        """How large the summands of a loss may be if they cancel each other, as with advantages of
+        mean 0: the change of the loss if all weights moved along its gradient."""
+        first_step, gradient = self.steps[0], self.steps[step]["raw"] or self.steps[step]["grad"]
+        size = vectors.norm(first_step.get("before", {})) * vectors.norm(gradient)
         return size if finite(size) else 0.0
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A step of a layout beside the same step of the reference."""
+    """A step of a layout, and the same step of the reference."""
 
     reference: Reference
     number: int
@@ -191,94 +198,96 @@ class Moment:
         """Whether gradients were clipped where hooks see it, in both."""
         return bool(self.right["raw"]) and all(one["raw"] for one in self.here)
 
-    def owned(self, rank: int, named: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Of named things, those of parameters that the rank has as a whole: a stage of a pipeline
-        has some, and a rank of tensor parallelism has parts of others.
+    def owned(self, rank: int, by_name: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The entries of ``by_name`` whose parameter the rank has as a whole: a stage of a pipeline
+        has some parameters, a rank of tensor parallelism has parts of others.
 
-        What no rank has counts as every rank's: it is missing.
+        A parameter that no rank has counts as every rank's: it is missing.
         """
         if not self.same_rows:
-            return named
-        held = [set(one["update"]) for one in self.here]
-        others = set().union(*held) - held[rank] | set(self.parts_of(rank))
-        return {name: one for name, one in named.items() if name.partition(" ")[0] not in others}
+            return by_name
+        names_of_ranks = [set(one["update"]) for one in self.here]
+        others = set().union(*names_of_ranks) - names_of_ranks[rank] | set(self.parts_of(rank))
+        return {name: one for name, one in by_name.items() if name.partition(" ")[0] not in others}
 
     def parts_of(self, rank: int) -> list[str]:
-        """The parameters of which a rank has only a part, without anything that says which."""
-        mine, right = self.here[rank]["update"], self.right["update"]
-        return [name for name in mine if name in right and mine[name].shape != right[name].shape]
+        """The parameters of which a rank has an unknown part."""
+        mine, expected = self.here[rank]["update"], self.right["update"]
+        return [
+            name for name in mine if name in expected and mine[name].shape != expected[name].shape
+        ]
 
-    def spread(self, what: str) -> Spread:
-        return self.reference.spread(self.number, what)
+    def spread(self, quantity: str) -> Spread:
+        return self.reference.spread(self.number, quantity)
 
 
 OF_VALUES = ("before", "grad", "update")
-"""What a step has for each value of a parameter."""
+"""The entries of a step with a number for each value of a parameter."""
 
 Piece = tuple[int, Array]
 """The number of its first value in the parameter, and its values."""
 
 
-def joined(ranks: Sequence[Step], right: Step) -> list[Step]:
-    """A step of all ranks. Those that have a piece of a parameter get the whole of it, if all
-    pieces are there; where several ranks have the same one, each keeps its own."""
-    names = {name for one in ranks for name in one.get("starts", ())}
-    found = [dict(one) for one in ranks]
-    for what in OF_VALUES if names else ():
-        for one in found:
-            one[what] = dict(one.get(what, {}))
-        for name in names & set(right.get(what, ())):
-            owners = [one for one in found if name in one[what]]
-            pieces = [(one["starts"].get(name, 0), one[what][name].ravel()) for one in owners]
-            for one, own in zip(owners, pieces, strict=True):
-                whole = _whole([*pieces, own], right[what][name])
-                one[what][name] = one[what][name] if whole is None else whole
-    return found
+def joined(ranks: Sequence[Step], expected: Step) -> list[Step]:
+    """A step of all ranks. A rank with a piece of a parameter gets the whole of it, if all pieces
+    are there; if several ranks have the same piece, each keeps its own."""
+    names = {name for step in ranks for name in step.get("starts", ())}
+    steps = [dict(step) for step in ranks]
+    for kind in OF_VALUES if names else ():
+        for step in steps:
+            step[kind] = dict(step.get(kind, {}))
+        for name in names & set(expected.get(kind, ())):
+            owners = [step for step in steps if name in step[kind]]
+            pieces = [(step["starts"].get(name, 0), step[kind][name].ravel()) for step in owners]
+            for step, piece in zip(owners, pieces, strict=True):
+                whole = _whole([*pieces, piece], expected[kind][name])
+                step[kind][name] = step[kind][name] if whole is None else whole
+    return steps
 
 
 def _whole(pieces: Sequence[Piece], like: Array) -> Array | None:
-    """The pieces in one, of which later ones count; None if values are missing."""
+    """The joined pieces; later ones overwrite earlier ones. None if values are missing."""
     import numpy
 
-    whole, there = numpy.zeros(like.size, like.dtype), numpy.zeros(like.size, bool)
+    whole, is_filled = numpy.zeros(like.size, like.dtype), numpy.zeros(like.size, bool)
     for start, values in pieces:
         whole[start : start + values.size] = values
-        there[start : start + values.size] = True
-    return whole.reshape(like.shape) if there.all() else None
+        is_filled[start : start + values.size] = True
+    return whole.reshape(like.shape) if is_filled.all() else None
 
 
-def as_in(right: Step, steps: Sequence[Step]) -> list[Step]:
+def as_in(expected: Step, steps: Sequence[Step]) -> list[Step]:
     """A rank's steps with the names that the reference has for the same parameters."""
     if not steps:
         return []
-    here, there = set(steps[0]["update"]), set(right["update"])
-    named = _numbered(steps[0].get("stage"), here, there) or _renaming(here, there)
-    return [_renamed(step, named) for step in steps] if named else list(steps)
+    names, targets = set(steps[0]["update"]), set(expected["update"])
+    rename = _numbered(steps[0].get("stage"), names, targets) or _renaming(names, targets)
+    return [_renamed(step, rename) for step in steps] if rename else list(steps)
 
 
-def _numbered(stage: int | None, here: set[str], there: set[str]) -> Callable[[str], str] | None:
-    """What puts the number of a rank's first stage before the names of its parameters, if the
-    reference has all of them like that."""
+def _numbered(stage: int | None, names: set[str], targets: set[str]) -> Callable[[str], str] | None:
+    """Adds the number of a rank's first stage to the names of its parameters; None unless the
+    reference has all of these names."""
 
-    def named(name: str) -> str:
-        return f"{stage}.{name}" if f"{stage}.{name}" in there else name
+    def with_stage(name: str) -> str:
+        return f"{stage}.{name}" if f"{stage}.{name}" in targets else name
 
-    found = {named(name) for name in here}
-    return named if stage is not None and found != here and found <= there else None
+    labels = {with_stage(name) for name in names}
+    return with_stage if stage is not None and labels != names and labels <= targets else None
 
 
-def _renaming(here: set[str], there: set[str]) -> Callable[[str], str] | None:
-    """What makes the names that are here those that are there: a prefix less, or one more."""
-    if not here or here & there:
+def _renaming(names: set[str], targets: set[str]) -> Callable[[str], str] | None:
+    """Adds a prefix to names, or removes one, so that all are ``targets``; None without one."""
+    if not names or names & targets:
         return None
-    first = min(here)
-    for other in there:
-        for named in (
-            partial(_without, first.removesuffix(other)),
-            partial(_with, other.removesuffix(first)),
+    first_name = min(names)
+    for target in targets:
+        for rename in (
+            partial(_without, first_name.removesuffix(target)),
+            partial(_with, target.removesuffix(first_name)),
         ):
-            if {named(name) for name in here} <= there:
-                return named
+            if {rename(name) for name in names} <= targets:
+                return rename
     return None
 
 
@@ -290,9 +299,9 @@ def _with(prefix: str, name: str) -> str:
     return prefix + name if prefix.endswith(".") else name
 
 
-def _renamed(step: Step, named: Callable[[str], str]) -> Step:
+def _renamed(step: Step, rename: Callable[[str], str]) -> Step:
     def of(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {named(name): value for name, value in values.items()}
+        return {rename(name): value for name, value in values.items()}
 
-    found = {what: of(step[what]) for what in BY_NAME if step.get(what)}
-    return {**step, **found, "parts": [of(part) for part in step["parts"]]}
+    quantities = {what: of(step[what]) for what in BY_NAME if step.get(what)}
+    return {**step, **quantities, "parts": [of(part) for part in step["parts"]]}

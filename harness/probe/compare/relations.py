@@ -1,8 +1,8 @@
 """The relations that hold between a right loop's layouts, each defined once.
 
-``RELATIONS`` has them in the order of cause and effect: the first that is broken at the first step
-where any is broken is what a report names, as the others follow from it. ``MISTAKES`` has the
-ratios to the reference that mistakes leave.
+``RELATIONS`` has them in the order of cause and effect. A report names the first broken one at the
+first step that has any, because the others follow from it. ``MISTAKES`` has the ratios to the
+reference that mistakes leave.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness.rank import vectors
 from harness.rank.vectors import Array, Named, Share, flat, length
 
 NEAR = 2e-3
-"""How far (as a fraction) a ratio may be from that of a mistake."""
+"""How far (as a fraction) a ratio may be from a mistake's."""
 
 
 MISTAKES = {
@@ -40,7 +40,7 @@ MISTAKES = {
 
 
 def term(ratio: float, world: int, k: int) -> str:
-    """The ratio in terms of ranks and micro-batches, such as ``1/k``; empty if it is none."""
+    """The ratio in terms of ranks and micro-batches, such as ``1/k``; empty if no term fits."""
     values = {name: value(world, k) for name, (_, value) in MISTAKES.items()}
     close = (
         name
@@ -51,9 +51,9 @@ def term(ratio: float, world: int, k: int) -> str:
 
 
 def meaning(ratio: float, world: int, k: int) -> str:
-    """The mistake with this ratio; empty if there is none that we know."""
-    found = term(ratio, world, k)
-    return MISTAKES[found][0] if found else ""
+    """The mistake with this ratio; empty if we know none."""
+    mistake = term(ratio, world, k)
+    return MISTAKES[mistake][0] if mistake else ""
 
 
 SMALL = 0.02
@@ -63,10 +63,10 @@ SMALL = 0.02
 def times(ratio: float, world: int, k: int, of: str = "") -> str:
     """A ratio in words, with what it is a multiple ``of``, and with its meaning."""
     words = meaning(ratio, world, k)
-    shown = f"{ratio:.4g}"
-    if shown == "1" and ratio != 1:  # how far it is from 1 is what matters
-        shown = f"1 {'+' if ratio > 1 else '-'} {abs(ratio - 1):.2g}"
-    return f"{shown} times{of}" + (f" ({words})" if words else "")
+    factor = f"{ratio:.4g}"
+    if factor == "1" and ratio != 1:  # how far it is from 1 is what matters
+        factor = f"1 {'+' if ratio > 1 else '-'} {abs(ratio - 1):.2g}"
+    return f"{factor} times{of}" + (f" ({words})" if words else "")
 
 
 FIT = 0.01
@@ -82,37 +82,39 @@ def made_of(at: Moment, rank: int) -> str:
     import numpy
 
     parts = [(r, m, p) for r, one in enumerate(at.here) for m, p in enumerate(one["parts"]) if p]
-    right = at.right["grad"]
-    names = {n: t for n, t in right.items() if all(n in part for _, _, part in parts)}
+    expected = at.right["grad"]
+    names = {n: t for n, t in expected.items() if all(n in part for _, _, part in parts)}
     if len(parts) < 2 or not names or any(at.parts_of(r) for r in range(len(at.here))):
         return ""
     basis = numpy.stack([flat(part, names, names) for _, _, part in parts], 1)
-    got, want = (_weights(basis, each, names) for each in (at.here[rank]["grad"], right))
-    if got is None or want is None or not float(want.mean()):
+    shares, expected_shares = (
+        _weights(basis, each, names) for each in (at.here[rank]["grad"], expected)
+    )
+    if shares is None or expected_shares is None or not float(expected_shares.mean()):
         return ""
-    if _level(got) and _level(want):
-        return ""  # a factor, which the ratio says
-    mean = float(want.mean())
-    shown = ", ".join(f"{float(x) / mean:.3g}" for x in got)
-    wanted = ", ".join(f"{float(x) / mean:.3g}" for x in want)
-    text = f"the micro-batches (by rank) have the weights {shown}; in the reference {wanted}"
+    if _level(shares) and _level(expected_shares):
+        return ""  # the ratio already says it
+    mean = float(expected_shares.mean())
+    summary = ", ".join(f"{float(x) / mean:.3g}" for x in shares)
+    expectation = ", ".join(f"{float(x) / mean:.3g}" for x in expected_shares)
+    text = f"the micro-batches (by rank) have the weights {summary}; in the reference {expectation}"
     gone = [
         f"{m + 1} of rank {r}"
-        for (r, m, _), weight in zip(parts, got, strict=True)
+        for (r, m, _), weight in zip(parts, shares, strict=True)
         if abs(float(weight)) < LEVEL * abs(mean)
     ]
     if gone:
         return f"{text}: micro-batch {', '.join(gone)} is lost"
-    return f"{text}: a mean of means" if _level(got) else text
+    return f"{text}: a mean of means" if _level(shares) else text
 
 
 def _weights(basis: Array, gradient: Named, names: Named) -> Array | None:
     """The micro-batches' weights in a gradient; None if it is made of something else."""
     import numpy
 
-    wanted = flat(gradient, names, names)
-    found: Array = numpy.linalg.lstsq(basis, wanted, rcond=None)[0]
-    return found if length(basis @ found - wanted) <= FIT * length(wanted) else None
+    vector = flat(gradient, names, names)
+    solution: Array = numpy.linalg.lstsq(basis, vector, rcond=None)[0]
+    return solution if length(basis @ solution - vector) <= FIT * length(vector) else None
 
 
 def _level(weights: Array) -> bool:
@@ -142,21 +144,22 @@ class Broken:
 
 
 def weights(at: Moment) -> Broken | None:
-    """Every rank begins with the reference's weights; after a resume, with those of that step."""
+    """Every rank begins with the reference's weights; after a resume, with its weights at that
+    step."""
     if not at.first:
         return None
-    right, rounding = at.right["before"], at.spread("before")
+    expected, rounding = at.right["before"], at.spread("before")
     parts = other_parts(at)
     off = {
-        rank: [*vectors.astray(one["before"], at.owned(rank, right), rounding), *parts]
-        for rank, one in enumerate(at.here)
+        rank: [*vectors.astray(step["before"], at.owned(rank, expected), rounding), *parts]
+        for rank, step in enumerate(at.here)
     }
     off = {rank: names for rank, names in off.items() if names}
     if not off:
         return None
     names = tuple(dict.fromkeys(name for found in off.values() for name in found))
-    one, more = ("goes on", "go on") if at.layout.resumed else ("begins", "begin")
-    begin = more if len(off) > 1 else one
+    singular, plural = ("goes on", "go on") if at.layout.resumed else ("begins", "begin")
+    begin = plural if len(off) > 1 else singular
     text = f"{several_ranks(off)} {begin} with other weights: {several(names)}"
     if at.layout.resumed and _began_again(at):
         text = BEGAN_AGAIN
@@ -172,18 +175,19 @@ def outside(at: Moment) -> Broken | None:
     Before the first step of a layout, nobody knows what they were."""
     if at.first:
         return None
-    for rank, one in enumerate(at.here):
-        here, right = one["outside"], at.owned(rank, at.right["outside"])
+    for rank, step in enumerate(at.here):
+        changes, expected = step["outside"], at.owned(rank, at.right["outside"])
         off = [
             name
-            for name in dict.fromkeys([*here, *right])
-            if not near(here.get(name, 0.0), right.get(name, 0.0), share=LIKE_OUTSIDE)
+            for name in dict.fromkeys([*changes, *expected])
+            if not near(changes.get(name, 0.0), expected.get(name, 0.0), share=LIKE_OUTSIDE)
             and name not in at.parts_of(rank)
         ]
         if off:
             text = (
-                f"rank {rank}: {several(off)} changed by {here.get(off[0], 0.0):.2g} of their size "
-                f"outside of optimizer.step; in the reference by {right.get(off[0], 0.0):.2g}"
+                f"rank {rank}: {several(off)} changed by {changes.get(off[0], 0.0):.2g} of their "
+                "size outside of optimizer.step; in the reference by "
+                f"{expected.get(off[0], 0.0):.2g}"
             )
             return Broken(BETWEEN, text, parameters=tuple(off), ranks=(rank,))
     return None
@@ -193,20 +197,20 @@ BETWEEN = "weights between steps"
 
 
 def other_parts(at: Moment) -> list[str]:
-    """The parameters of which the ranks have parts that are not those of the reference's weights,
-    in whatever order: each rank has drawn its own."""
+    """The parameters whose parts on all ranks are not the reference's weights, in any order: each
+    rank has drawn its own."""
     import numpy
 
-    found = []
+    names = []
     for name in at.parts_of(0):
-        right = at.right["before"][name]
+        expected = at.right["before"][name]
         parts = [one["before"][name].ravel() for one in at.here if name in one["before"]]
         values = numpy.sort(numpy.concatenate(parts))
-        if values.size != right.size:
+        if values.size != expected.size:
             continue  # some ranks have the same part
-        if length(values - numpy.sort(right.ravel())) > vectors.SAFE * at.spread("before")[name]:
-            found.append(name)
-    return found
+        if length(values - numpy.sort(expected.ravel())) > vectors.SAFE * at.spread("before")[name]:
+            names.append(name)
+    return names
 
 
 BEGAN_AGAIN = "it began again at step 1: the resume arguments had no effect"
@@ -223,60 +227,60 @@ def _began_again(at: Moment) -> bool:
 
 def optimizer(at: Moment) -> Broken | None:
     """After a resume, the optimizer has the state that it had."""
-    right = at.right.get("state")
-    if not (at.first and at.layout.resumed and right):
+    expected = at.right.get("state")
+    if not (at.first and at.layout.resumed and expected):
         return None
     rounding = at.spread("state")
-    off = vectors.astray(at.here[0]["state"], right, rounding)
+    off = vectors.astray(at.here[0]["state"], expected, rounding)
     if not off:
         return None
-    lost = [name for name in right if name not in at.here[0]["state"]]
-    how = "has no state" if len(lost) == len(right) else f"has another state: {several(off)}"
+    lost = [name for name in expected if name not in at.here[0]["state"]]
+    how = "has no state" if len(lost) == len(expected) else f"has another state: {several(off)}"
     return Broken("optimizer", f"the optimizer {how}", parameters=tuple(off))
 
 
 def samples(at: Moment) -> Broken | None:
     """All ranks and micro-batches together see the rows of the reference's step."""
-    want = Counter(row for micro in at.right["rows"] for row in micro)
-    seen = _seen(at, want)
-    missing = want - seen
-    if seen == want:
+    expected = Counter(row for micro in at.right["rows"] for row in micro)
+    rows = _rows(at, expected)
+    missing = expected - rows
+    if rows == expected:
         return None
     text = (
-        f"{seen.total()} rows, {len(seen)} of them distinct; the reference has {want.total()}, and "
-        f"{missing.total()} of its rows are missing"
+        f"{rows.total()} rows, {len(rows)} of them distinct; the reference has {expected.total()}, "
+        f"and {missing.total()} of its rows are missing"
     )
     if came := _came_early(at):
         text = f"{came}: {text}"
-    hint = _divides_itself(at, seen.total(), want.total())
+    hint = _divides_itself(at, rows.total(), expected.total())
     return Broken("samples", text, details=(hint,) if hint else ())
 
 
-def _divides_itself(at: Moment, seen: int, want: int) -> str:
-    """What to write if the script seems to divide its batch size by the ranks or by the number of
+def _divides_itself(at: Moment, row_count: int, expected_count: int) -> str:
+    """What to write if the script seems to divide its batch size itself, by the ranks or by the
     micro-batches, so that it sees exactly that part of the rows; empty if not."""
     ranks, k = at.layout.times, at.layout.k
     divisors = {"rows*ranks": ranks, "rows*k": k, "total": ranks * k}
-    whole = (name for name, n in divisors.items() if n > 1 and seen * n == want)
+    whole = (name for name, n in divisors.items() if n > 1 and row_count * n == expected_count)
     placeholder = next(whole, "")
     if at.same_rows or not placeholder or _came_early(at):
         return ""
     return (
-        f"these are 1/{want // seen} of the rows: if the script divides its batch size itself, "
-        f"give it {{{placeholder}}} instead of {{rows}}"
+        f"these are 1/{expected_count // row_count} of the rows: if the script divides its batch "
+        f"size itself, give it {{{placeholder}}} instead of {{rows}}"
     )
 
 
-def _seen(at: Moment, want: Counter[str]) -> Counter[str]:
-    """The rows of all ranks. Where ranks see the same rows, one that several see counts once, and
-    a rank that knows none of the reference's is a later stage, which is given something else."""
-    first, *others = (Counter(row for micro in one["rows"] for row in micro) for one in at.here)
-    for other in others:
+def _rows(at: Moment, expected: Counter[str]) -> Counter[str]:
+    """The rows of all ranks. If ranks see the same rows, a row of several ranks counts once, and a
+    rank without any of the reference's is a later stage, which is given something else."""
+    rows, *others = (Counter(row for micro in one["rows"] for row in micro) for one in at.here)
+    for other_rows in others:
         if not at.same_rows:
-            first += other
-        elif other & want:
-            first |= other
-    return first
+            rows += other_rows
+        elif other_rows & expected:
+            rows |= other_rows
+    return rows
 
 
 def _came_early(at: Moment) -> str:
@@ -301,16 +305,16 @@ def stale(at: Moment) -> Broken | None:
 
 def loss(at: Moment) -> Broken | None:
     """The mean of the ranks' losses is the reference's."""
-    found, right = mean_loss(at), at.reference.loss(at.number)
-    if near(found, right, within=vectors.SAFE * at.reference.loss_spread(at.number)):
+    mean, expected = mean_loss(at), at.reference.loss(at.number)
+    if near(mean, expected, within=vectors.SAFE * at.reference.loss_spread(at.number)):
         return None
-    ratio = found / right if right else float("nan")
-    text = f"{found:.6g}; the reference has {right:.6g}: {_ratio(at, ratio)}"
+    ratio = mean / expected if expected else float("nan")
+    text = f"{mean:.6g}; the reference has {expected:.6g}: {_ratio(at, ratio)}"
     return Broken("loss", text, ratio, meaning(ratio, at.layout.times, at.layout.k))
 
 
 def mean_loss(at: Moment) -> float:
-    """Of the ranks that have one: of a pipeline, the last stage."""
+    """The mean of the ranks that have a loss: in a pipeline, the last stage."""
     losses = [sum(one["losses"]) for one in at.here if one["losses"]]
     return sum(losses) / max(len(losses), 1)
 
@@ -321,34 +325,34 @@ def gradient(at: Moment) -> Broken | None:
 
 
 def clipped(at: Moment) -> Broken | None:
-    """What the optimizer gets after clipping is what it gets in the reference."""
+    """After clipping, the optimizer gets the reference's gradient."""
     return _gradient(at, "grad", "clipped gradient") if at.clipping else None
 
 
-def _gradient(at: Moment, what: str, relation: str) -> Broken | None:
-    right, rounding = at.right[what], at.spread(what)
+def _gradient(at: Moment, quantity: str, relation: str) -> Broken | None:
+    expected, rounding = at.right[quantity], at.spread(quantity)
     off = {
-        rank: vectors.astray(one[what], at.owned(rank, right), rounding)
+        rank: vectors.astray(one[quantity], at.owned(rank, expected), rounding)
         for rank, one in enumerate(at.here)
     }
     off = {rank: names for rank, names in off.items() if names}
     if not off:
         return None
     rank, names = next(iter(off.items()))
-    got, right = at.here[rank][what], at.owned(rank, right)
-    found = vectors.share(got, right)
+    tensors, expected = at.here[rank][quantity], at.owned(rank, expected)
+    part = vectors.share(tensors, expected)
     clips = len(at.here[rank]["clips"]), len(at.right["clips"])
     often = f"clipped {clips[0]} times a step, not {clips[1]}; " if clips[0] > clips[1] else ""
-    details = [_only_some(at, got, right, names, found), _unlike_ranks(at, what)]
-    if what == "grad" and not at.clipping and not any(details):
+    details = [_only_some(at, tensors, expected, names, part), _unlike_ranks(at, quantity)]
+    if quantity == "grad" and not at.clipping and not any(details):
         details.append(made_of(at, rank))
     if at.right["clips"] or at.here[0]["clips"]:
         details.append(_clips(at))
-    explanation = meaning(found.ratio, at.layout.times, at.layout.k) if found.is_factor else ""
+    explanation = meaning(part.ratio, at.layout.times, at.layout.k) if part.is_factor else ""
     return Broken(
         relation,
-        f"{several_ranks(off)}: {often}{_described(at, found)} the reference's",
-        found.ratio,
+        f"{several_ranks(off)}: {often}{_described(at, part)} the reference's",
+        part.ratio,
         explanation,
         tuple(names),
         tuple(off),
@@ -356,45 +360,49 @@ def _gradient(at: Moment, what: str, relation: str) -> Broken | None:
     )
 
 
-def _only_some(at: Moment, got: Named, right: Named, off: Iterable[str], whole: Share) -> str:
+def _only_some(
+    at: Moment, tensors: Named, expected: Named, off: Iterable[str], whole: Share
+) -> str:
     """Which parameters are wrong, if others are right."""
     off = list(off)
-    if len(off) == len(right) or whole.aside < 1e-3:
+    if len(off) == len(expected) or whole.aside < 1e-3:
         return ""
-    each = [f"{n} {_described(at, vectors.share(got, right, [n]))}" for n in off[:SHOWN]]
-    more = f" and {len(off) - SHOWN} more" if len(off) > SHOWN else ""
-    others = [name for name in right if name not in off]
+    examples = [f"{n} {_described(at, vectors.share(tensors, expected, [n]))}" for n in off[:SHOWN]]
+    remainder = f" and {len(off) - SHOWN} more" if len(off) > SHOWN else ""
+    others = [name for name in expected if name not in off]
     are = "is" if len(others) == 1 else "are"
     few = several(others) if len(others) <= SHOWN else str(len(others))
-    return f"only {', '.join(each)}{more}; {few} {are} right"
+    return f"only {', '.join(examples)}{remainder}; {few} {are} right"
 
 
 UNLIKE_RANKS = "the ranks have unlike gradients"
 
 
-def drawn(at: Moment, found: Broken) -> str:
-    """Why a gradient that is no multiple of the reference's says nothing: the model has drawn other
-    numbers. Ranks whose gradients are unlike are wrong nevertheless."""
+def drawn(at: Moment, fault: Broken) -> str:
+    """Why this mismatch proves nothing: the model drew other random numbers in this layout. Ranks
+    that disagree with each other are still wrong."""
     draws = at.right["draws"] and any(one["draws"] for one in at.here)
-    unlike = any(detail.startswith(UNLIKE_RANKS) for detail in found.details)
-    if not draws or unlike or found.meaning or "gradient" not in found.relation:
+    unlike = any(detail.startswith(UNLIKE_RANKS) for detail in fault.details)
+    if not draws or unlike or fault.meaning or "gradient" not in fault.relation:
         return ""
     return (
         "the model draws random numbers itself (masks, noise, dropped layers), others on each rank "
-        f"and in each micro-batch: switch that off. Its gradient: {found.text}"
+        f"and in each micro-batch: switch that off. Its gradient: {fault.text}"
     )
 
 
-def _unlike_ranks(at: Moment, what: str) -> str:
-    """Whether the ranks have gradients of their own, and what their mean is."""
+def _unlike_ranks(at: Moment, quantity: str) -> str:
+    """The message that ranks have unlike gradients, with their mean; empty if not."""
     if at.layout.world == 1 or at.same_rows:
         return ""
-    right, rounding = at.right[what], at.spread(what)
-    first, *others = (one[what] for one in at.here)
-    if not any(vectors.astray(other, {**right, **first}, {**dict.fromkeys(first, 0.0), **rounding})
-               for other in others):  # fmt: skip
+    expected, rounding = at.right[quantity], at.spread(quantity)
+    tensors, *others = (one[quantity] for one in at.here)
+    if not any(
+        vectors.astray(other, {**expected, **tensors}, {**dict.fromkeys(tensors, 0.0), **rounding})
+        for other in others
+    ):
         return ""
-    mean = vectors.share(_mean(at, what, right), right)
+    mean = vectors.share(_mean(at, quantity, expected), expected)
     text = UNLIKE_RANKS
     if mean.is_factor:
         text += f"; their mean is {_ratio(at, mean.ratio)} the reference's: they are not averaged"
@@ -402,36 +410,38 @@ def _unlike_ranks(at: Moment, what: str) -> str:
 
 
 def _clips(at: Moment) -> str:
-    here = ", ".join(f"{one['clips'][0][1]:.4g}" if one["clips"] else "none" for one in at.here)
-    there = f"{at.right['clips'][0][1]:.4g}" if at.right["clips"] else "none"
-    return f"clipping saw the norm {here} (by rank), in the reference {there}"
+    norms = ", ".join(f"{one['clips'][0][1]:.4g}" if one["clips"] else "none" for one in at.here)
+    expected_norm = f"{at.right['clips'][0][1]:.4g}" if at.right["clips"] else "none"
+    return f"clipping saw the norm {norms} (by rank), in the reference {expected_norm}"
 
 
 def rate(at: Moment) -> Broken | None:
     """The learning rate is the reference's."""
-    right = at.right["lr"]
-    for rank, one in enumerate(at.here):
-        pairs = list(zip(one["lr"], right, strict=False))
-        if all(near(a, b, share=RATE_SHARE) for a, b in pairs) and len(one["lr"]) == len(right):
+    expected = at.right["lr"]
+    for rank, step in enumerate(at.here):
+        pairs = list(zip(step["lr"], expected, strict=False))
+        if all(near(a, b, share=RATE_SHARE) for a, b in pairs) and len(step["lr"]) == len(expected):
             continue
-        got, want = next(((a, b) for a, b in pairs if a != b), (one["lr"], right))
-        text = f"{shown_rate(got)}; the reference has {shown_rate(want)}"
+        own_rate, reference_rate = next(
+            ((a, b) for a, b in pairs if a != b), (step["lr"], expected)
+        )
+        text = f"{shown_rate(own_rate)}; the reference has {shown_rate(reference_rate)}"
         return Broken("learning rate", text, ranks=(rank,))
     return None
 
 
 def shown_rate(rate: float | list[float]) -> str:
-    """A rate, or those of all groups, without the digits that rounding has left."""
+    """A rate, or the rates of all groups, without digits that only rounding has left."""
     return f"{rate:.8g}" if isinstance(rate, float) else ", ".join(map(shown_rate, rate))
 
 
 def update(at: Moment) -> Broken | None:
     """Every rank's weights go as far as the reference's, where that is more than rounding."""
     keep = at.reference.certain(at.number)
-    right, rounding = vectors.masked(at.right["update"], keep), at.spread("update")
+    expected, rounding = vectors.masked(at.right["update"], keep), at.spread("update")
     off = {
         rank: vectors.astray(
-            vectors.masked(at.owned(rank, one["update"]), keep), at.owned(rank, right), rounding
+            vectors.masked(at.owned(rank, one["update"]), keep), at.owned(rank, expected), rounding
         )
         for rank, one in enumerate(at.here)
     }
@@ -439,10 +449,10 @@ def update(at: Moment) -> Broken | None:
     if not off:
         return None
     rank, names = next(iter(off.items()))
-    found = vectors.share(at.here[rank]["update"], at.owned(rank, at.right["update"]))
-    text = f"{several_ranks(off)}: {_described(at, found)} the reference's; {several(names)}"
-    explanation = meaning(found.ratio, at.layout.times, at.layout.k) if found.is_factor else ""
-    return Broken("update", text, found.ratio, explanation, tuple(names), tuple(off))
+    part = vectors.share(at.here[rank]["update"], at.owned(rank, at.right["update"]))
+    text = f"{several_ranks(off)}: {_described(at, part)} the reference's; {several(names)}"
+    explanation = meaning(part.ratio, at.layout.times, at.layout.k) if part.is_factor else ""
+    return Broken("update", text, part.ratio, explanation, tuple(names), tuple(off))
 
 
 RELATIONS = (weights, outside, optimizer, samples, stale, gradient, clipped, loss, rate, update)
@@ -451,30 +461,34 @@ RELATIONS = (weights, outside, optimizer, samples, stale, gradient, clipped, los
 def broken(at: Moment) -> list[Broken]:
     """The relations that do not hold at a step.
 
-    How a loss is scaled is the loop's own affair where the gradient is right: alone it is none.
+    A loss alone does not count: where the gradient is right, a loop may scale its loss as it likes.
     """
     return harmful(one for relation in RELATIONS if (one := relation(at)) is not None)
 
 
-def harmful(found: Iterable[Broken]) -> list[Broken]:
-    """All of them, but a loss alone."""
-    found = list(found)
-    return [] if [one.relation for one in found] == ["loss"] else found
+def harmful(faults: Iterable[Broken]) -> list[Broken]:
+    """The faults; none if the loss is the only one."""
+    faults = list(faults)
+    return [] if [one.relation for one in faults] == ["loss"] else faults
 
 
 GRADIENTS = ("gradient", "clipped gradient")
 """The relations of gradients that an optimizer may still average over the ranks."""
 
 
-def own_gradients(at: Moment, found: Iterable[Broken]) -> list[Broken]:
-    """Of what is broken, the gradients that ranks may have of their own until the optimizer's step,
-    which averages them: their mean is the reference's, and so is the update."""
-    own = [one for one in found if one.relation in GRADIENTS]
-    updated = all(one.relation != "update" for one in found)
-    if not (own and updated) or at.layout.world == 1 or at.same_rows:
+def own_gradients(at: Moment, faults: Iterable[Broken]) -> list[Broken]:
+    """The faults of gradients that may differ between ranks until the optimizer's step averages
+    them: their mean is the reference's, and so is the update."""
+    own_faults = [one for one in faults if one.relation in GRADIENTS]
+    updated = all(one.relation != "update" for one in faults)
+    if not (own_faults and updated) or at.layout.world == 1 or at.same_rows:
         return []
-    right = {name: at.right["grad"][name] for one in own for name in one.parameters}
-    return [] if vectors.astray(_mean(at, "grad", right), right, at.spread("grad")) else own
+    expected = {name: at.right["grad"][name] for one in own_faults for name in one.parameters}
+    return (
+        []
+        if vectors.astray(_mean(at, "grad", expected), expected, at.spread("grad"))
+        else own_faults
+    )
 
 
 def is_updated(at: Moment, names: Iterable[str]) -> bool:
@@ -485,20 +499,20 @@ def is_updated(at: Moment, names: Iterable[str]) -> bool:
     return bool(vectors.astray({}, update, at.spread("update")))
 
 
-def _mean(at: Moment, what: str, right: Named) -> Named:
-    """The mean over the ranks of what each has, with the names of ``right``."""
+def _mean(at: Moment, quantity: str, expected: Named) -> Named:
+    """The mean of a quantity over the ranks, with the names of ``expected``."""
     return {
-        name: sum(one[what].get(name, tensor * 0) for one in at.here) / at.layout.world
-        for name, tensor in right.items()
+        name: sum(one[quantity].get(name, tensor * 0) for one in at.here) / at.layout.world
+        for name, tensor in expected.items()
     }
 
 
-def _described(at: Moment, found: Share) -> str:
-    if found.is_factor:
-        return _ratio(at, found.ratio)
-    if not finite(found.ratio):
+def _described(at: Moment, part: Share) -> str:
+    if part.is_factor:
+        return _ratio(at, part.ratio)
+    if not finite(part.ratio):
         return "not finite, unlike"
-    return f"{found.ratio:.4g} times (and {found.aside:.0%} of it in another direction)"
+    return f"{part.ratio:.4g} times (and {part.aside:.0%} of it in another direction)"
 
 
 def _ratio(at: Moment, ratio: float) -> str:
@@ -507,8 +521,8 @@ def _ratio(at: Moment, ratio: float) -> str:
 
 def several(names: Iterable[str]) -> str:
     names = list(names)
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    remainder = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + remainder
 
 
 def several_ranks(ranks: Iterable[int]) -> str:

@@ -18,18 +18,18 @@ def epoch(run: Run, reference: Run, same_rows: bool) -> Broken | None:
 
     Where the rows do not fill the last step, it may repeat rows, or be left out.
     """
-    want = Counter(_rows(reference.seen[0][run.layout.first :]))
+    expected_rows = Counter(_rows(reference.seen[0][run.layout.first :]))
     ranks = run.seen[:1] if same_rows else run.seen
-    seen = Counter(row for rank in ranks for row in _rows(rank))
-    twice, never = seen - want, want - seen
+    rows = Counter(row for rank in ranks for row in _rows(rank))
+    twice, never = rows - expected_rows, expected_rows - rows
     size = len(reference.seen[0][0])
-    if want.total() % max(size, 1):
-        twice -= Counter(row for rank in ranks for row in _last(rank))
+    if expected_rows.total() % max(size, 1):
+        twice -= Counter(row for rank in ranks for row in _rows_of_last_step(rank))
         never = never if never.total() >= size else Counter()
     if not (twice or never):
         return None
     text = (
-        f"over an epoch of {want.total()} rows, {twice.total()} come too often, and "
+        f"over an epoch of {expected_rows.total()} rows, {twice.total()} come too often, and "
         f"{never.total()} never"
     )
     return Broken("samples", text)
@@ -39,7 +39,7 @@ def _rows(steps: Iterable[Iterable[str]]) -> list[str]:
     return [row for step in steps for row in step]
 
 
-def _last(steps: list[list[str]]) -> list[str]:
+def _rows_of_last_step(steps: list[list[str]]) -> list[str]:
     """The rows of the last step, and those after it, which no step has used."""
     return _rows(steps[-2:])
 
@@ -62,55 +62,58 @@ class Loss:
 
 
 def evaluation(run: Run, reference: Run) -> Broken | str | None:
-    """The first loss of an evaluation that a mistake has multiplied, or a note on one that is just
-    another one."""
-    found = _losses(run, reference)
-    for one in found:
-        ratio = one.here / one.there if one.there else 1.0
+    """The first loss of an evaluation that a known mistake multiplied; otherwise a note on the
+    first one that differs."""
+    losses = _losses(run, reference)
+    for loss in losses:
+        ratio = loss.here / loss.there if loss.there else 1.0
         if words := meaning(ratio, run.layout.times, run.layout.k):
-            text = f"{_described(one)}: {times(ratio, run.layout.times, run.layout.k)}"
+            text = f"{_described(loss)}: {times(ratio, run.layout.times, run.layout.k)}"
             return Broken(EVALUATION, text, ratio, words)
-    other = (one for one in found if not near(one.here, one.there, share=NEAR))
-    return next((f"evaluation: {_described(one)}" for one in other), None)
+    unlike_losses = (loss for loss in losses if not near(loss.here, loss.there, share=NEAR))
+    return next((f"evaluation: {_described(loss)}" for loss in unlike_losses), None)
 
 
-def _described(one: Loss) -> str:
+def _described(loss: Loss) -> str:
     return (
-        f"after step {one.steps}, {one.name} is {one.here:.6g}; the reference has {one.there:.6g}"
+        f"after step {loss.steps}, {loss.name} is {loss.here:.6g}; "
+        f"the reference has {loss.there:.6g}"
     )
 
 
 def _losses(run: Run, reference: Run) -> list[Loss]:
     """The losses that both have reported, after the same step and under the same name."""
-    there = {(steps, name): loss for steps, name, loss in reference.reported[0]}
-    first = run.layout.first
+    reference_losses = {(steps, name): loss for steps, name, loss in reference.reported[0]}
+    start = run.layout.first
     return [
-        Loss(first + steps, name, loss, there[first + steps, name])
+        Loss(start + steps, name, loss, reference_losses[start + steps, name])
         for steps, name, loss in run.reported[0]
-        if (first + steps, name) in there
+        if (start + steps, name) in reference_losses
     ]
 
 
 SCHEDULE = "schedule"
 
 UNLIKE = 1.4
-"""How many times as long a schedule is at least, if it is another one: a dataset that cannot be
-divided by the rows of a step makes it a little longer or shorter."""
+"""The least ratio of the lengths of two schedules that are not the same: a dataset that cannot be
+divided by the rows of a step makes one a little longer or shorter."""
 
 
-def schedule(here: Mapping[str, int], there: Mapping[str, int], layout: Layout) -> Broken | None:
+def schedule(
+    falls: Mapping[str, int], reference_falls: Mapping[str, int], layout: Layout
+) -> Broken | None:
     """Whether a layout's schedule has another length than the reference's.
 
     After a resume, the highest rate may have been before the stop: only the end is compared.
     """
-    for what in (LOWEST,) if layout.resumed else (LOWEST, HALF):
-        if not (what in here and what in there):
+    for level in (LOWEST,) if layout.resumed else (LOWEST, HALF):
+        if not (level in falls and level in reference_falls):
             continue
-        longer = (here[what] + layout.first) / there[what]
+        longer = (falls[level] + layout.first) / reference_falls[level]
         if max(longer, 1 / longer) >= UNLIKE:
             text = (
-                f"the schedule falls to {what} after {here[what] + layout.first} steps, in the "
-                f"reference after {there[what]}: {times(longer, layout.times, layout.k)}"
+                f"the schedule falls to {level} after {falls[level] + layout.first} steps, in the "
+                f"reference after {reference_falls[level]}: {times(longer, layout.times, layout.k)}"
             )
             return Broken(SCHEDULE, text, longer)
     return None
