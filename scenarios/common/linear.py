@@ -62,11 +62,11 @@ def batches(
 def exact_model() -> nn.Linear:
     """A linear map with weights of -1, 0 and 1. With ``exact_batches`` no number in a step is
     rounded in bf16: each is a whole number below 256, divided by a power of 2."""
-    made = model()
+    linear_map = model()
     with torch.no_grad():
-        for part in made.parameters():
+        for part in linear_map.parameters():
             part.copy_(torch.randint(-1, 2, part.shape))
-    return made
+    return linear_map
 
 
 def exact_batches(ctx: api.Context, rows: int) -> Iterator[Rows]:

@@ -48,12 +48,12 @@ def engine(ctx: api.Context, lr: float, config: Mapping[str, Any], observe: Obse
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
     torch.manual_seed(ctx.seed)
     model = ByteGPT(Shape(), observe)
-    made, *_ = deepspeed.initialize(
+    gpt_engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=optimizer(model.parameters(), lr),
         config={**_accumulation(config), **config},
     )
-    return made
+    return gpt_engine
 
 
 def optimizer(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
@@ -78,8 +78,8 @@ class Training:
         p, headroom = ctx.params, Headroom(warn_below=ctx.params.warn_below)
         self.engine = engine(ctx, p.lr, config, headroom.observe)
         text = corpus.standard_library()
-        first = begun.Watch(self.engine, partial(optimizer, lr=p.lr), p.gradient_clipping)
-        self.watch = loss_scale.Watch(ctx, self.engine, headroom, first, text.facts)
+        first_steps = begun.Watch(self.engine, partial(optimizer, lr=p.lr), p.gradient_clipping)
+        self.watch = loss_scale.Watch(ctx, self.engine, headroom, first_steps, text.facts)
         self._batches = text.batches(ctx, p.sequences, Shape().sequence + 1)
 
     def begin(self, step: int) -> Tensor:
