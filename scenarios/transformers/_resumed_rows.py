@@ -31,8 +31,8 @@ def orders(records: api.Records) -> tuple[Epochs, Epochs]:
 
 def stop(records: api.Records) -> tuple[int, int]:
     """The epoch of the resume, from 0, and how many of its rows came before it."""
-    epoch, done = divmod(records.params.stop * BATCH, records.params.rows)
-    return epoch, done
+    epoch, rows_done = divmod(records.params.stop * BATCH, records.params.rows)
+    return epoch, rows_done
 
 
 def _of_resume(records: api.Records) -> list[int]:
