@@ -103,7 +103,7 @@ def _at_last(steps: Sequence[api.Record]) -> str:
     return f"after step {last_step['step']} the ranks' weights are {last_step['apart']:.3g} apart"
 
 
-def own(records: api.Records) -> float:
+def full_share(records: api.Records) -> float:
     """A step applied another gradient than plain torch's mean over the ranks: the rank's own."""
     return 1.0
 
@@ -114,7 +114,7 @@ class Unreduced:
 
     also: Callable[[api.Position], api.Plan]
     """What the scenario records besides the steps."""
-    documented: Callable[[api.Records], float] = own
+    documented: Callable[[api.Records], float] = full_share
     """How much of its own gradient each rank applies. Its docstring is the symptom on the bug's
     page."""
 
