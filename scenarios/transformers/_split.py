@@ -31,8 +31,8 @@ COPIED = ("act_fn", "q_norm", "k_norm")
 
 def oracle(*modules: str) -> features.Feature:
     """Each rank has only its own part of the gradient of one of these modules."""
-    then = "the gradients of the ranks add up to the right one: each rank has a part of it alone"
-    return features.Feature(then, modules, replicas=False, checks=())
+    explanation = "the gradients of the ranks add up to the right one: each rank has a part of it alone"
+    return features.Feature(explanation, modules, replicas=False, checks=())
 
 
 def differentiate(ctx: api.Context, make: Callable[[], Any]) -> None:
