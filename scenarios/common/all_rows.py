@@ -22,10 +22,9 @@ def each_step(at: api.Position) -> range:
 
 @dataclass(frozen=True)
 class AllRows:
-    """The oracle of scenarios in which a metric over N ranks is not that of all rows.
-
-    A rank records ``value`` with ``value``, upstream's, and ``right``. ``value`` is None on ranks
-    that upstream gives none."""
+    """The oracle of scenarios in which a metric over N ranks is not that of all rows. A rank
+    records ``value`` with upstream's ``value``, or None if upstream gives it none, and the
+    ``right`` one."""
 
     documented: Judge
     """Whether a value is wrong as documented. Its docstring is the symptom on the bug's page."""

@@ -133,7 +133,7 @@ def times(step: api.Record, ratio: float) -> bool:
 
 
 def _even(step: api.Record) -> bool:
-    """Whether each micro-batch has the same share in what was applied, within what is ``off``."""
+    """Whether each micro-batch has the same share in what was applied, up to what is ``off``."""
     count, off = len(step["micro"]), step["off"] * step["applied"]
     within = 1e-4 + off * math.sqrt(count) / CUT / max(step["gradient"], sys.float_info.min)
     return all(api.near(share, step["ratio"], within=within) for share in step["micro"])
@@ -142,9 +142,9 @@ def _even(step: api.Record) -> bool:
 def loss_wrong(
     records: api.Records, *, parts: bool = False, tolerance: float = TOLERANCE
 ) -> Iterator[str]:
-    """One message for each step whose ``loss`` is not that of plain torch, within a fraction.
+    """One message for each step whose ``loss`` differs from plain torch's by more than a fraction.
 
-    ``parts``: each rank computed the loss of its own part of the rows, so their mean counts.
+    ``parts``: each rank computed the loss of its part of the rows, so their mean is compared.
     """
     by_step: dict[int, list[api.Record]] = {}
     for step in records.of("step"):
@@ -185,12 +185,12 @@ def explained(
     last: Callable[[Sequence[api.Record]], str] = lambda steps: "",
     words: Callable[[api.Record], str] | None = None,
 ) -> api.Finding | None:
-    """The finding that steps applied another gradient, of which ``why`` is the explanation.
+    """The finding that steps applied another gradient; ``why`` explains which.
 
-    It is the documented one if ``explains`` holds for every step, and nothing else is wrong:
-    ``odd`` are messages of other faults, and ``sound`` says that there is none. ``parted`` are
-    steps that another fact says are wrong. ``last`` makes a line for the end; ``words`` describes
-    the first wrong step.
+    It is the documented one if ``explains`` holds for every step and nothing else is wrong: ``odd``
+    are messages of other faults, and ``sound`` says that there are no others. ``parted`` are steps
+    that are wrong by another fact. ``last`` makes a line for the end; ``words`` describes the first
+    wrong step.
     """
     wrong_steps = [step for step in steps if not times(step, 1)]
     if not (wrong_steps or parted or odd) and sound:

@@ -88,7 +88,7 @@ class Continued:
         )
 
     def _agrees(self, step: api.Record, expected: api.Record) -> bool:
-        """Whether a step has the facts of another, apart from its launch."""
+        """Whether a step has the expected facts; the launch is not compared."""
         names = (step.keys() | expected.keys()) - {"launch"}
         return all(self._equal(step.get(name), expected.get(name)) for name in names)
 

@@ -118,9 +118,8 @@ def drifting(trials: api.Trials, field: str) -> Iterator[api.Picture]:
 
 
 def unsummed(step: api.Record, name: str, clipping: float = 0.0) -> bool:
-    """Whether a stage applied all of its own gradient of the tied weight, and not the sum. An
-    excuse for ``stepped.astray``; the norm of what was applied is excused too.
-    """
+    """Whether a stage applied all of its own gradient of the tied weight, and not the sum: an
+    excuse for ``stepped.astray``, which also excuses the norm of what was applied."""
     shares, factor = step["got_of_own"], stepped.factor(step, clipping)
     applied = bool(shares) and all(stepped.gave(step, share, factor) for share in shares.values())
     return applied and (name in shares or name == stepped.NORM)

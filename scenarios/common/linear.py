@@ -82,10 +82,10 @@ class Update:
     """One update of a module on a global batch, and what plain torch computes for it."""
 
     def __init__(self, module: nn.Module, *micro_batches: Rows) -> None:
-        """Make it before the step is taken; the micro-batches are those of all ranks."""
+        """Make it before the step; ``micro_batches`` are those of all ranks."""
         self.module, self.before = module, applied.copied(module, torch.float64)
         self.plain = applied.plainly(of(module), self.before, micro_batches)
 
     def facts(self, rate: float) -> dict[str, Any]:
-        """After the step: ``applied.facts`` of it, at this learning rate."""
+        """``applied.facts`` of the step at this learning rate; call it after the step."""
         return applied.facts(self.plain, self.before, applied.copied(self.module), rate)

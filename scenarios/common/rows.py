@@ -41,8 +41,8 @@ Ranks = Sequence[Sequence[int]]
 
 
 def how_often(epoch: Callable[[api.Records], Sequence[int]]) -> api.Pictures:
-    """How often each of the parameter ``rows`` came in the epoch of a resume: ``epoch`` returns the
-    rows that came in it, by number."""
+    """A picture of how often each of ``rows`` rows, a parameter, came in the epoch of a resume.
+    ``epoch`` returns the numbers of the rows that came in it."""
 
     def fields(records: api.Records) -> list[tuple[int, str, str]]:
         came = epoch(records)
@@ -67,7 +67,7 @@ def by_epoch(records: api.Records, kind: str = "epoch") -> dict[int, Ranks]:
 
 
 def resumed(records: api.Records) -> dict[int, Ranks]:
-    """The epochs of the stopped run, from the one of the stop on: rows before and after it."""
+    """The epochs of the stopped run from the stop on; the first has rows from before it, too."""
     before, after = by_epoch(records, "before"), by_epoch(records, "after")
 
     def joined(parts: tuple[Sequence[int], Sequence[int]]) -> list[int]:
@@ -110,7 +110,7 @@ Judge = Callable[[Sequence[Fault], api.Records], bool]
 
 
 def often(trials: api.Trials) -> Iterator[api.Picture]:
-    """How often each row came in each epoch; of a stopped run, in the epochs from the stop on."""
+    """A picture of how often each row came in each epoch; in a stopped run, from the stop on."""
     yield api.Grid(
         "How often each row came in each epoch",
         "with the bug some rows come twice or never",
@@ -128,7 +128,7 @@ def often(trials: api.Trials) -> Iterator[api.Picture]:
 
 
 def in_order(trials: api.Trials) -> Iterator[api.Picture]:
-    """Which row came at which place of each epoch on rank 0."""
+    """A picture of which row came at which place of each epoch on rank 0."""
     yield api.Grid(
         "Which row came at which place",
         "with the bug the order is not that of a shuffled epoch",
@@ -146,8 +146,8 @@ def in_order(trials: api.Trials) -> Iterator[api.Picture]:
 
 @dataclass(frozen=True)
 class Epochs(usual_checks.Checked):
-    """The oracle of scenarios whose epochs do not have each of ``rows`` rows once, or have a wrong
-    order. The parameters ``rows`` and ``epochs`` are their numbers."""
+    """The oracle of scenarios whose epochs do not have each row once, or have a wrong order. The
+    parameters ``rows`` and ``epochs`` are the numbers of rows and epochs."""
 
     documented: Judge
     """Its docstring is the symptom on the bug's page."""
@@ -166,7 +166,7 @@ class Epochs(usual_checks.Checked):
     picture: api.Pictures = often
 
     def plan(self, at: api.Position) -> api.Plan:
-        """The rows of each epoch; of a stopped run, also those before and after the stop."""
+        """The rows of each epoch; in a stopped run, also the rows before and after the stop."""
         stop, epochs = self.stop(at.params), api.each(at.params.epochs)
         kinds: dict[str, Sequence[int]] = {"epoch": epochs}
         if self.reseeded:

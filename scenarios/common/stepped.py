@@ -161,7 +161,8 @@ def as_made(torchs: Any, base: Any) -> None:
 
 
 def _share(actual: Tensor, gradient: Tensor) -> list[float]:
-    """The gradient's norm, how much of it is in ``actual``, and the norm of the rest of that."""
+    """The gradient's norm, how much of it is in ``actual``, and the norm of the rest of
+    ``actual``."""
     ours, plain = (each.detach().double().flatten() for each in (actual, gradient))
     projection = api.projection(ours, plain)
     share = (projection.right, projection.ratio if projection.right else 0.0, projection.beside)

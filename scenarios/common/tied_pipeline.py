@@ -132,7 +132,7 @@ def layers(shape: Shape) -> list[Any]:
 
 
 def engine(ctx: api.Context, shape: Shape, training: Training) -> Any:
-    """DeepSpeed's pipeline engine, one stage on each rank; the model is the same for any number."""
+    """DeepSpeed's pipeline engine, one stage on each rank; any number gives the same model."""
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
     module = deepspeed.PipelineModule(
         layers(shape),
@@ -207,7 +207,7 @@ class Trainer:
 
 
 def drift(pipeline: Any, masters: bool = False) -> dict[str, float]:
-    """The greatest difference between the copies of each tied weight whose copies are not equal."""
+    """The greatest difference between the copies of each tied weight; equal copies are left out."""
     return copies.facts(tied_differences(tied_copies(pipeline.module, masters)))
 
 

@@ -20,7 +20,7 @@ Weights = dict[str, "Tensor"]
 
 
 def steps(at: api.Position) -> api.Kind:
-    """The records of the steps, each with what the rank's own gradient alone would give."""
+    """The records of the steps; ``own`` compares what was applied with the rank's own gradient."""
     own_shapes = api.held(applied.shapes(1))
     facts = {"loss": api.SIZE, **applied.shapes(at.world_size), "own": own_shapes}
     return api.Kind(

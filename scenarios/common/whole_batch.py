@@ -57,7 +57,7 @@ class WholeBatch:
     report a multiple. None if the loss is not compared."""
 
     def plan(self, at: api.Position) -> api.Plan:
-        """Each step, with the gradient that was applied beside that of one process."""
+        """Each step, with a comparison of the applied gradient and that of one process."""
         beside = {name: api.alike(api.NUMBER) for name in ("ratio", "cosine")}
         facts = {"gradient": api.alike(api.SIZE), "applied": api.alike(api.SIZE), **beside}
         losses = {"loss": api.NUMBER, "reference_loss": api.alike(api.NUMBER)}
@@ -65,10 +65,10 @@ class WholeBatch:
         return {"step": api.Kind({**losses, **facts, **comparison}, api.each(at.params.steps))}
 
     def train(self, ctx: api.Context, loss: Loss, alone: Loss) -> None:
-        """Train a linear map under DDP, and record each step; the process group must be there.
+        """Train a linear map under DDP, and record each step; the process group must exist.
 
-        ``loss`` is upstream's on the rows of this rank, and ``alone`` is the same in one process,
-        on all rows.
+        ``loss`` is upstream's loss of this rank's rows, and ``alone`` is the same loss of all rows
+        in one process.
         """
         import copy
 

@@ -62,7 +62,7 @@ def optimizer(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Opti
 
 
 def _accumulation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """In what bf16 at stage 0 accumulates gradients: old releases refuse bf16, new ones fp32."""
+    """The dtype in which bf16 at stage 0 accumulates: old releases refuse bf16, new ones fp32."""
     from deepspeed.runtime import constants
 
     if "bf16" not in config or config["zero_optimization"]["stage"]:
@@ -72,7 +72,7 @@ def _accumulation(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Training:
-    """The engine, what watches its steps, and its batches."""
+    """The engine, the watch over its steps, and its batches."""
 
     def __init__(self, ctx: api.Context, config: Mapping[str, Any]) -> None:
         p, headroom = ctx.params, Headroom(warn_below=ctx.params.warn_below)

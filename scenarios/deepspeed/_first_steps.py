@@ -29,7 +29,7 @@ alone moves them by 1e-3 in the third step."""
 
 
 def plan(steps: int) -> api.Plan:
-    """The first of so many steps."""
+    """The records of the first steps of a training that has ``steps``."""
     facts = {
         "loss": api.MAY_OVERFLOW,
         "reference_loss": api.MAY_OVERFLOW,
@@ -137,7 +137,7 @@ def untrue(records: api.Records, unscaled_twice: bool = False) -> Iterator[str]:
     """Where the first steps differ from plain torch's; for each rank, the first difference.
 
     Steps are ignored from the first one on at which plain torch's gradient overflows as well.
-    ``unscaled_twice``: all gradients may be too small by the scale of the loss.
+    ``unscaled_twice``: gradients may be divided by the scale of the loss once too often.
     """
     clipping = records.params.gradient_clipping
     for rank in records.ranks:

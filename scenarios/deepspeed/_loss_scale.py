@@ -51,7 +51,7 @@ STEP = {
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The scaler's settings, then so many steps, unless the documented exception ends them; and the
+    """The scaler's settings; then all steps, or those until the documented exception; and the
     comparison of the first steps with plain torch."""
     steps = api.each(at.params.steps)
     raised = {"type": api.exactly("Exception"), "text": api.exactly(GIVEN_UP)}
@@ -73,7 +73,7 @@ class Watch:
         ctx.record("setup", corpus=corpus, scaler=_settings(engine.optimizer))
 
     def begin(self, number: int, batch: Any) -> None:
-        """Start a step on a batch; of the first steps, plain torch takes the same."""
+        """Start a step on a batch; plain torch takes the first steps, too."""
         if number <= begun.STEPS:
             self.first.scale = _scale(self.engine.optimizer)
             self.first.begin(batch)
@@ -272,7 +272,7 @@ def _from_elsewhere(records: api.Records) -> Iterator[str]:
 def untrue(records: api.Records) -> Iterator[str]:
     """What is wrong with the training besides any overflow.
 
-    At ZeRO stage 0, releases since 0.18.3 divide by the scale twice: another bug, which is excused.
+    Another bug is excused: at ZeRO stage 0, releases since 0.18.3 divide by the scale twice.
     """
     yield from begun.untrue(records, unscaled_twice=not records.params.zero_stage)
     for rank in records.ranks:
@@ -281,7 +281,7 @@ def untrue(records: api.Records) -> Iterator[str]:
 
 
 def _setup_wrong(records: api.Records, rank: int) -> Iterator[str]:
-    """Where the loss scaler that upstream made is not the one that the parameters select."""
+    """Whether upstream's loss scaler is not the one that the parameters select."""
     setup, params = records.one("setup", rank), records.params
     if setup is None:
         return
@@ -299,7 +299,7 @@ def _ended(records: api.Records, rank: int) -> list[api.Record]:
 
 
 def _begun_wrong(records: api.Records, rank: int) -> Iterator[str]:
-    """Where a first step contradicts the record of that step: in its rate or norm."""
+    """Where the rate or the norm of a first step contradicts the record ``begun`` of that step."""
     setup = records.one("setup", rank)
     if setup is None:
         return
@@ -326,8 +326,8 @@ def _norm_of(step: api.Record, comparison: api.Record) -> bool:
 
 
 def _rates_wrong(records: api.Records, rank: int) -> Iterator[str]:
-    """Every step that is taken must raise the rate by the same amount, up to the top of the ramp,
-    and lower it by as much from there on, for as many steps."""
+    """Every step that is taken must raise the rate by the same amount up to the top of the ramp,
+    and then lower it by that amount for as many steps."""
     params = records.params
     for step in _ended(records, rank):
         count = step["step"] - step["skipped"]
@@ -356,7 +356,7 @@ def _scale_wrong(records: api.Records, rank: int) -> Iterator[str]:
 
 
 def _weights_wrong(records: api.Records, rank: int) -> Iterator[str]:
-    """A step that is taken must move the weights, a skipped one must not; all ranks' are equal."""
+    """A step that is taken must move the weights, a skipped one must not; ranks must stay equal."""
     steps = _ended(records, rank)
     for before, step, of_rank_0 in zip(steps, steps[1:], records.of("step", 0)[1:], strict=False):
         skips = step["skipped"] > before["skipped"]

@@ -20,7 +20,7 @@ BATCH = 8
 
 
 def engine(ctx: api.Context, lr: float, **config: Any) -> Any:
-    """DeepSpeed's engine with Adam; the weights differ by the launch, so that loading shows."""
+    """DeepSpeed's engine with Adam; each launch has other initial weights, which a load changes."""
     torch.manual_seed(ctx.seed + len(ctx.launch))
     return regression.engine(
         ctx,
@@ -41,7 +41,7 @@ def rows(ctx: api.Context, count: int) -> list[Rows]:
 
 
 def adam(engine: Any) -> dict[str, float]:
-    """Adam's count of steps, and the norms of its moments; 0 where it has no state."""
+    """Adam's count of steps, and the norms of its moments; 0 if it has no state."""
     base = engine.optimizer
     while hasattr(base, "optimizer"):
         base = base.optimizer

@@ -120,7 +120,7 @@ class Scheduled(usual_checks.Checked):
     """Checks that miss the bug."""
 
     def plan(self, at: api.Position) -> api.Plan:
-        """The schedule's class; the rate of each step; and what it did to the weights."""
+        """The schedule's class, the rate of each step, and what each step did to the weights."""
         steps = api.each(at.params.steps)
         return {
             "schedule": api.Kind({"name": api.exactly(self.name)}),

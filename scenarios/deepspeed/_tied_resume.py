@@ -86,7 +86,7 @@ def _save(ctx: api.Context, trainer: Any, steps: int) -> None:
 
 
 def _torchs(ctx: api.Context) -> Path:
-    """Where a rank keeps the state of torch's own optimizer from before the save."""
+    """The file with the state of torch's own optimizer on this rank, from before the save."""
     return ctx.folder / f"torch_{ctx.rank}.pt"
 
 

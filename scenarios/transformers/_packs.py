@@ -99,7 +99,7 @@ def _rows(ctx: api.Context, rank: int) -> list[Tensor]:
 
 
 def _apart(model: Any, rows: Sequence[Tensor], device: Any) -> Tensor:
-    """The mean loss of a token, each row in a pass of its own."""
+    """The mean loss of a token, with a forward pass for each row."""
     import torch.nn.functional as F
 
     total: Any = 0

@@ -66,7 +66,7 @@ def _attended(layer: Mapping[str, Tensor], x: Tensor, angles: Tensor, heads: int
 
 
 def _turned(x: Tensor, angles: Tensor) -> Tensor:
-    """Each dimension and the one half a head further on, turned by their angle."""
+    """Turn each dimension and the one half a head further on by their angle."""
     front, back = x.chunk(2, dim=-1)
     return x * angles.cos() + torch.cat((-back, front), dim=-1) * angles.sin()
 

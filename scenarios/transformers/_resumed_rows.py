@@ -19,7 +19,7 @@ Epochs = list[list[int]]
 
 
 def orders(records: api.Records) -> tuple[Epochs, Epochs]:
-    """The rows by epoch: of the run without a stop, and of the stopped and resumed one."""
+    """The rows by epoch of the run without a stop, and those of the stopped and resumed run."""
     whole, save, resume = (record["rows"] for record in records.of("order"))
     size = records.params.rows
 
@@ -48,7 +48,7 @@ def another_number(records: api.Records) -> dict[str, bool]:
 
 @dataclass(frozen=True)
 class Resumed(usual_checks.Checked):
-    """The oracle of scenarios in which a resumed run gets other rows; they judge these."""
+    """The oracle of scenarios in which a resumed run gets other rows; each judges them itself."""
 
     checks: tuple[usual_checks.Check, ...] = (another_number,)
     """Checks that miss the bug."""

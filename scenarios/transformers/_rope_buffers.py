@@ -263,7 +263,7 @@ def _figures(difference: BufferRecord) -> Figures:
 
 
 def _diverging_unlike(answer: api.Record, position: int) -> Iterator[str]:
-    """Where the logits do not differ at each position from the documented first one on."""
+    """Where logits do not differ at exactly the positions from the documented one on."""
     if answer["first"] is None:
         yield f"the logits of {_tokens(answer)} tokens do not differ"
     elif answer["first"] != position:

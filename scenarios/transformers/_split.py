@@ -31,7 +31,9 @@ COPIED = ("act_fn", "q_norm", "k_norm")
 
 def oracle(*modules: str) -> features.Feature:
     """Each rank has only its own part of the gradient of one of these modules."""
-    explanation = "the gradients of the ranks add up to the right one: each rank has a part of it alone"
+    explanation = (
+        "the gradients of the ranks add up to the right one: each rank has a part of it alone"
+    )
     return features.Feature(explanation, modules, replicas=False, checks=())
 
 
@@ -76,7 +78,7 @@ def several(records: api.Records) -> api.Exercise:
 
 
 def _split(ctx: api.Context, model: Any, name: str) -> Any:
-    """The model, saved, and loaded in parts. The first rank alone writes."""
+    """Save the model, and load it in parts; only the first rank writes."""
     import torch.distributed as dist
 
     folder = ctx.folder / name
@@ -88,7 +90,7 @@ def _split(ctx: api.Context, model: Any, name: str) -> Any:
 
 
 def _by_plan(ranks: int) -> dict[str, Any]:
-    """What a release's ``from_pretrained`` takes to split tensors by the model's plan."""
+    """The arguments by which a release's ``from_pretrained`` splits tensors by the model's plan."""
     import importlib.util
 
     if not importlib.util.find_spec("transformers.distributed"):  # before 4.54

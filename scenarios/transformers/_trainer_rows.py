@@ -73,5 +73,5 @@ def trainer(ctx: api.Context) -> Any:
 
 
 def _name(tokens: Tensor, labels: Tensor) -> tuple[int, ...]:
-    """What distinguishes a row from all others."""
+    """A key that distinguishes a row from all others."""
     return (*tokens.tolist(), *labels.tolist())

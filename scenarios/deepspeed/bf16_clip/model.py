@@ -113,7 +113,7 @@ def engine(ctx: api.Context, optimizer: Optimizer, config: Mapping[str, Any]) ->
 def plainly(pipeline: Any, group: Any, data: tuple[Tensor, Tensor]) -> Plain:
     """What plain autograd computes for the present weights; a collective call of the ranks.
 
-    A replicated parameter counts once in the norm: that of rank 0 of ``group``.
+    The norm counts a replicated parameter once: on rank 0 of ``group``.
     """
     tokens, labels = data
     parameters = dict(pipeline.module.named_parameters())
@@ -278,8 +278,8 @@ def _saved_by_old_releases(layer: nn.Module) -> nn.Module:
 
 
 def unlike_norms(checkpoint: Path) -> dict[str, Any]:
-    """Compare the files of the two ranks key by key, as upstream's test does: the failures, and the
-    number of keys compared."""
+    """Compare the files of the two ranks key by key, as upstream's test does. Returns the failures,
+    and the number of keys compared."""
     compared, failures = 0, []
     for rank_0_file in sorted(checkpoint.glob("layer_*-model_00-model_states.pt")):
         pair = [

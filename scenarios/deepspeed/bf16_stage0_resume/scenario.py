@@ -54,9 +54,8 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The state at the save; after the load, that before it, too. Then the steps after it.
-
-    Of BF16_Optimizer each rank has a part of the state."""
+    """Adam's state at the save, or before and after the load; then the steps. With BF16_Optimizer,
+    each rank has a part of the state."""
     state = api.held({"count": api.COUNT, "mean": api.SIZE, "square": api.SIZE})
     step = api.Kind({"loss": api.NUMBER}, api.each(MORE))
     if at.launch == "train":

@@ -63,7 +63,7 @@ picture = applied.ratios
 
 
 def plan(at: api.Position) -> api.Plan:
-    """Each step: what it applied of its own gradient, and of the sum of all so far."""
+    """Each step, compared with its own gradient and with the sum of all gradients so far."""
     shapes = {name: api.alike(shape) for name, shape in applied.shapes(1).items()}
     summed = api.alike(api.held(applied.shapes(1)))
     return {

@@ -63,7 +63,7 @@ SCENARIO = api.Scenario(
 
 
 def facts(at: api.Position) -> api.Facts:
-    """Also what was applied beside each rank's own gradient of all micro-batches."""
+    """Also compares what was applied with each rank's own gradient of all micro-batches."""
     own_gradient = {"own": api.held(applied.shapes(1))} if at.params.micro_batches > 1 else {}
     return {**local.oracle.facts(at), **own_gradient}
 

@@ -58,7 +58,7 @@ def larger_factor(step: api.Record, records: api.Records) -> bool:
 
 
 def smaller_factor(step: api.Record, records: api.Records) -> float:
-    """What clipping should multiply a step's gradient with."""
+    """The factor by which clipping should multiply a step's gradient."""
     clipping = records.params.clipping
     return float(min(1.0, clipping / step["gradient"])) if clipping else 1.0
 

@@ -107,7 +107,7 @@ def detect(records: api.Records) -> api.Finding | None:
 
 
 def _doubts(records: api.Records) -> Iterator[str]:
-    """What differs from what was found."""
+    """What differs from the bug as it was found."""
     yield from loss_scale.cut_short(records)
     ends = set()
     for rank in records.ranks:

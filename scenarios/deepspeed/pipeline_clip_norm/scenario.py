@@ -100,7 +100,7 @@ def _factor(records: api.Records, norm: float) -> float:
 
 
 def _norms(records: api.Records, of: str = "gradient") -> dict[int, list[float]]:
-    """By step, the norm of each stage's gradient, or of what it applied."""
+    """The norm of each stage's gradient, or of what it applied, by step."""
     norms: dict[int, list[float]] = {}
     for step in records.of("step"):
         norms.setdefault(step["step"], []).append(step[of])

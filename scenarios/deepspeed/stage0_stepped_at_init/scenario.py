@@ -95,7 +95,7 @@ def plan(at: api.Position) -> api.Plan:
 
 
 def run(ctx: api.Context) -> None:
-    """Fit a linear map with Adam; beside it plain torch, once as it should be and once ahead."""
+    """Fit a linear map with Adam; plain torch trains two copies, one of them a step ahead."""
     import torch
 
     from scenarios.common import linear, regression

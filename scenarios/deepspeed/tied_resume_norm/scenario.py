@@ -117,7 +117,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The steps before the save, the load, and the step after it on either side."""
+    """The steps before the save, the load, and the step after the save and after the load."""
     return resume.plan(at, at.params.steps, copies.tied_step(at))
 
 

@@ -71,8 +71,8 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """For each expert: how many tokens chose it, how many of these with a positive logit, and how
-    many it was sent; and how many it has room for."""
+    """For each expert, how many tokens chose it, how many of these with a positive logit, and how
+    many it was sent; and how many tokens an expert has room for."""
     names = ("chosen", "positive", "sent")
     facts = {**{name: api.many(api.COUNT, at.params.experts) for name in names}, "room": api.COUNT}
     return {"batch": api.Kind(facts, api.each(at.params.batches))}
@@ -165,7 +165,7 @@ def exercised(records: api.Records) -> api.Exercise:
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The counts that the layer returns are those before the drop, and whether they are wrong."""
+    """The layer returns the counts of tokens from before the drop, so they are right."""
     k, tokens = records.params.k, records.params.tokens
     differs = any(sum(batch["chosen"]) != k * tokens for batch in records.of("batch"))
     return {"the counts of tokens by expert do not add up to k for each token": differs}

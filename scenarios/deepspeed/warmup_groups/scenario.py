@@ -66,7 +66,7 @@ _GROUPS = api.many(api.SIZE, 2)
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The rates of each step, and how far the step moved each group, in its gradients."""
+    """The rates of each step, and how far it moved each group, as a multiple of its gradient."""
     steps = api.each(at.params.steps)
     step = {"loss": api.NUMBER, "reference_loss": api.NUMBER, "moved": _GROUPS}
     return {"rate": api.Kind({"rates": _GROUPS}, steps), "step": api.Kind(step, steps)}

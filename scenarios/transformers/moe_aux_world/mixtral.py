@@ -49,7 +49,7 @@ def dataset(count: int, seed: int) -> list[Rows]:
 
 
 class Apart(Watch):
-    """Takes the task's and the auxiliary loss for two parts of what a step should have applied."""
+    """Treats the losses of the task and of the router as two parts of what a step should apply."""
 
     def plainly(self, batches: list[Rows]) -> applied.Plain:
         """Each loss, twice: the mean of the two is their sum."""

@@ -188,7 +188,7 @@ def run(ctx: api.Context) -> None:
 
 
 def _compared(ctx: api.Context, precision: str) -> Any:
-    """One model, after its remedy, whose buffers have been compared."""
+    """Build a model, apply the remedy, and compare the buffers; returns the model."""
     from scenarios.transformers import _rope_models as rope
 
     remedy, saved = ctx.params.remedy, []
