@@ -161,7 +161,7 @@ def as_made(torchs: Any, base: Any) -> None:
 
 
 def _share(actual: Tensor, gradient: Tensor) -> list[float]:
-    """The gradient's norm, how much of it is in ``actual``, and the norm of the rest of
+    """The gradient's norm, how much of it ``actual`` has, and the norm of the rest of
     ``actual``."""
     ours, plain = (each.detach().double().flatten() for each in (actual, gradient))
     projection = api.projection(ours, plain)
