@@ -21,8 +21,8 @@ def losses(
 ) -> Iterator[str]:
     """``fixed`` must have the losses of the variant ``reference``, within ``tolerance`` nats.
 
-    ``one`` names the reference in messages: "one rank". Yields each disagreement, and nothing
-    where one of the two was not run.
+    ``one`` names the reference in messages: "one rank". Yields each disagreement, and nothing if
+    one of the two was not run.
     """
     if not {api.FIXED, REFERENCE} <= set(trials):
         return

@@ -22,10 +22,9 @@ def each_step(at: api.Position) -> range:
 
 @dataclass(frozen=True)
 class AllRows:
-    """The oracle of scenarios in which a metric over N ranks is not that of all rows.
-
-    A rank records ``value`` with ``value``, upstream's, and ``right``. ``value`` is None on ranks
-    that upstream gives none."""
+    """The oracle of scenarios in which a metric over N ranks is not that of all rows. A rank
+    records ``value`` with upstream's ``value``, or None if upstream gives it none, and the
+    ``right`` one."""
 
     documented: Judge
     """Whether a value is wrong as documented. Its docstring is the symptom on the bug's page."""
@@ -44,48 +43,50 @@ class AllRows:
 
     def plan(self, at: api.Position) -> api.Plan:
         """The values, with the right ones."""
-        there = at.rank == 0 or not self.only_first
-        value = api.NUMBER if there else api.exactly(None)
+        has_value = at.rank == 0 or not self.only_first
+        value = api.NUMBER if has_value else api.exactly(None)
         facts = {"value": value, "right": api.alike(api.NUMBER), **self.facts(at)}
         return {"value": api.Kind(facts, self.steps(at))}
 
     def detect(self, records: api.Records) -> api.Finding | None:
         """The finding that a value is not that of all rows."""
-        given = [one for one in records.of("value") if one["value"] is not None]
-        wrong = [one for one in given if not self._right(one)]
-        if not wrong:
+        values = [record for record in records.of("value") if record["value"] is not None]
+        wrong_values = [record for record in values if not self._is_right(record)]
+        if not wrong_values:
             return None
-        first = min(wrong, key=lambda one: (one["step"], one["rank"]))
+        fault = min(wrong_values, key=lambda record: (record["step"], record["rank"]))
         ranks = len(records.ranks)
         return api.Finding(
-            f"the {self.metric} over {ranks} ranks is {first['value']:.5g}; that of one rank with "
-            f"all rows is {first['right']:.5g}",
-            step=first["step"],
-            ranks=tuple(sorted({one["rank"] for one in wrong})),
-            magnitude=max(abs(one["value"] - one["right"]) for one in wrong),
+            f"the {self.metric} over {ranks} ranks is {fault['value']:.5g}; that of one rank with "
+            f"all rows is {fault['right']:.5g}",
+            step=fault["step"],
+            ranks=tuple(sorted({record["rank"] for record in wrong_values})),
+            magnitude=max(abs(record["value"] - record["right"]) for record in wrong_values),
             unit=f"of the {self.metric}",
-            documented=all(self.documented(one, records) for one in given),
+            documented=all(self.documented(record, records) for record in values),
         )
 
-    def _right(self, one: api.Record) -> bool:
-        return api.near(one["value"], one["right"], share=self.share, within=1e-9)
+    def _is_right(self, record: api.Record) -> bool:
+        return api.near(record["value"], record["right"], share=self.share, within=1e-9)
 
     def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
         """Whether the ranks disagree, and whether the checks of the scenario give an alarm."""
-        given = [one for one in records.of("value") if one["value"] is not None]
-        several: dict[int, set[float]] = {}
-        for one in given:
-            several.setdefault(one["step"], set()).add(one["value"])
-        others = {n: any(odd(one, records) for one in given) for n, odd in self.checks.items()}
-        apart = any(len(values) > 1 for values in several.values())
+        values = [record for record in records.of("value") if record["value"] is not None]
+        by_step: dict[int, set[float]] = {}
+        for record in values:
+            by_step.setdefault(record["step"], set()).add(record["value"])
+        others = {
+            n: any(odd(record, records) for record in values) for n, odd in self.checks.items()
+        }
+        apart = any(len(at_step) > 1 for at_step in by_step.values())
         return others if self.only_first else {"the ranks have different values": apart, **others}
 
     def picture(self, trials: api.Trials) -> Iterator[api.Picture]:
         """The values on rank 0 beside the right ones."""
         values = [
-            (variant, f"{name}, step {one['step']}", float(one[fact]))
+            (variant, f"{name}, step {record['step']}", float(record[fact]))
             for variant, records in trials.items()
-            for one in records.of("value", 0)
+            for record in records.of("value", 0)
             for name, fact in (("over the ranks", "value"), ("of all rows", "right"))
         ]
         caption = "with the bug the value over the ranks is not that of one rank with all rows"

@@ -73,9 +73,9 @@ def plainly(
     losses, gradients = [], []
     for batch in micro_batches:
         value = loss(leaves, batch)
-        found = torch.autograd.grad(value, list(leaves.values()))
+        tensors = torch.autograd.grad(value, list(leaves.values()))
         losses.append(float(value.detach()))
-        gradients.append(dict(zip(leaves, found, strict=True)))
+        gradients.append(dict(zip(leaves, tensors, strict=True)))
     return Plain(losses, gradients)
 
 
@@ -100,17 +100,19 @@ def facts(
         return torch.cat([tensors[name].cpu().double().flatten() for name in before])
 
     applied = (flat(before) - flat(after)) / rate
-    micro = torch.stack([flat(each) for each in plain.micro])
+    micro = torch.stack([flat(part) for part in plain.micro])
     gradient = micro.mean(0)
-    found = api.projection(applied, gradient)
-    aside = (applied - found.ratio * gradient)[:, None]
+    projection = api.projection(applied, gradient)
+    aside = (applied - projection.ratio * gradient)[:, None]
     beside = torch.linalg.lstsq(micro.T / len(micro), aside, rcond=CUT, driver="gelsd").solution
     return {
-        "gradient": found.right,
-        "applied": found.got,
-        "ratio": found.ratio,
-        "off": found.aside,
-        "micro": [round(share, 4) + 0.0 for share in (found.ratio + beside.flatten()).tolist()],
+        "gradient": projection.right,
+        "applied": projection.got,
+        "ratio": projection.ratio,
+        "off": projection.aside,
+        "micro": [
+            round(share, 4) + 0.0 for share in (projection.ratio + beside.flatten()).tolist()
+        ],
         "reference_loss": plain.loss,
     }
 
@@ -131,7 +133,7 @@ def times(step: api.Record, ratio: float) -> bool:
 
 
 def _even(step: api.Record) -> bool:
-    """Whether each micro-batch has the same share in what was applied, within what is ``off``."""
+    """Whether each micro-batch has the same share in what was applied, up to what is ``off``."""
     count, off = len(step["micro"]), step["off"] * step["applied"]
     within = 1e-4 + off * math.sqrt(count) / CUT / max(step["gradient"], sys.float_info.min)
     return all(api.near(share, step["ratio"], within=within) for share in step["micro"])
@@ -140,9 +142,9 @@ def _even(step: api.Record) -> bool:
 def loss_wrong(
     records: api.Records, *, parts: bool = False, tolerance: float = TOLERANCE
 ) -> Iterator[str]:
-    """One message for each step whose ``loss`` is not that of plain torch, within a fraction.
+    """One message for each step whose ``loss`` differs from plain torch's by more than a fraction.
 
-    ``parts``: each rank computed the loss of its own part of the rows, so their mean counts.
+    ``parts``: each rank computed the loss of its part of the rows, so their mean is compared.
     """
     by_step: dict[int, list[api.Record]] = {}
     for step in records.of("step"):
@@ -150,19 +152,19 @@ def loss_wrong(
     for number, steps in by_step.items():
         mean = math.fsum(step["loss"] for step in steps) / len(steps)
         for step in steps:
-            loss, right = mean if parts else step["loss"], step["reference_loss"]
-            if not api.near(loss, right, share=tolerance):
-                yield f"the loss of step {number} is {loss:.5g}, but plain torch has {right:.5g}"
+            loss, expected = mean if parts else step["loss"], step["reference_loss"]
+            if not api.near(loss, expected, share=tolerance):
+                yield f"the loss of step {number} is {loss:.5g}, but plain torch has {expected:.5g}"
 
 
 def described(step: api.Record) -> str:
     """What one step of a rank applied, in words."""
-    each = ", ".join(f"{share:.4g}" for share in step["micro"])
+    shares = ", ".join(f"{share:.4g}" for share in step["micro"])
     aside = (
         "" if straight(step) else f", plus {step['off']:.2g} times its norm in another direction"
     )
     several = (
-        f"; each micro-batch has {each} times its right weight"
+        f"; each micro-batch has {shares} times its right weight"
         if step["micro"][1:] or not _even(step)
         else ""
     )
@@ -183,43 +185,43 @@ def explained(
     last: Callable[[Sequence[api.Record]], str] = lambda steps: "",
     words: Callable[[api.Record], str] | None = None,
 ) -> api.Finding | None:
-    """The finding that steps applied another gradient, of which ``why`` is the explanation.
+    """The finding that steps applied another gradient; ``why`` explains which.
 
-    It is the documented one if ``explains`` holds for every step, and nothing else is wrong:
-    ``odd`` are messages of other faults, and ``sound`` says that there is none. ``parted`` are
-    steps that another fact says are wrong. ``last`` makes a line for the end; ``words`` describes
-    the first wrong step.
+    It is the documented one if ``explains`` holds for every step and nothing else is wrong: ``odd``
+    are messages of other faults, and ``sound`` says that there are no others. ``parted`` are steps
+    that are wrong by another fact. ``last`` makes a line for the end; ``words`` describes the first
+    wrong step.
     """
-    wrong = [step for step in steps if not times(step, 1)]
-    if not (wrong or parted or odd) and sound:
+    wrong_steps = [step for step in steps if not times(step, 1)]
+    if not (wrong_steps or parted or odd) and sound:
         return None
     ours = all(map(explains, steps))
-    lines = [*odd, *map(words or described, wrong[:1])]
+    lines = [*odd, *map(words or described, wrong_steps[:1])]
     lines += [f"exactly that follows if {why}"] * ours + [*filter(None, [last(steps)])]
-    documented = ours and bool(wrong) and not odd and sound
-    return finding(wrong or parted or steps, lines, documented=documented)
+    documented = ours and bool(wrong_steps) and not odd and sound
+    return finding(wrong_steps or parted or steps, lines, documented=documented)
 
 
-def first_step(wrong: Sequence[api.Record], _: api.Records) -> api.Finding:
+def first_step(steps: Sequence[api.Record], _: api.Records) -> api.Finding:
     """The finding of these steps, with what each rank applied in the first one."""
-    lines = [described(step) for step in wrong if step["step"] == wrong[0]["step"]]
-    return finding(wrong, lines, documented=True)
+    lines = [described(step) for step in steps if step["step"] == steps[0]["step"]]
+    return finding(steps, lines, documented=True)
 
 
 def finding(
-    wrong: Sequence[api.Record],
+    steps: Sequence[api.Record],
     lines: Iterable[str],
-    wanted: Callable[[api.Record], float] = lambda _: 1.0,
+    right_ratio: Callable[[api.Record], float] = lambda _: 1.0,
     *,
     documented: bool,
     another: str = "",
 ) -> api.Finding:
-    """The finding that these steps did not apply ``wanted`` times the gradient."""
+    """The finding that these steps did not apply ``right_ratio`` times the gradient."""
     return api.Finding(
         message="\n".join(lines),
-        step=min(step["step"] for step in wrong),
-        ranks=tuple(sorted({step["rank"] for step in wrong})),
-        magnitude=max(abs(step["ratio"] / wanted(step) - 1) for step in wrong),
+        step=min(step["step"] for step in steps),
+        ranks=tuple(sorted({step["rank"] for step in steps})),
+        magnitude=max(abs(step["ratio"] / right_ratio(step) - 1) for step in steps),
         unit=UNIT,
         documented=documented,
         another=another,
@@ -230,11 +232,11 @@ def accumulated(records: api.Records, counted: Callable[[api.Record], int]) -> a
     """Each step of the optimizer came after several micro-batches: as many as were requested.
 
     ``counted`` returns how many a step had."""
-    steps, wanted = records.of("step"), records.params.accumulation
+    steps, requested = records.of("step"), records.params.accumulation
     counts = sorted(set(map(counted, steps)))
     text = f"{len(steps)} updates came after {', '.join(map(str, counts))} micro-batches each"
-    return api.Exercise.needs(wanted > 1, "no accumulation was requested") & api.Exercise.of(
-        counts == [wanted], text, f"{text}, but {wanted} were requested"
+    return api.Exercise.needs(requested > 1, "no accumulation was requested") & api.Exercise.of(
+        counts == [requested], text, f"{text}, but {requested} were requested"
     )
 
 
@@ -242,11 +244,13 @@ def divided(records: api.Records, counted: Callable[[api.Record], int]) -> api.E
     """Several ranks or several micro-batches made each step, as many as were requested.
 
     ``counted`` returns how many micro-batches a rank had in a step."""
-    steps, wanted, ranks = records.of("step"), records.params.accumulation, len(records.ranks)
+    steps, requested, ranks = records.of("step"), records.params.accumulation, len(records.ranks)
     counts = sorted(set(map(counted, steps)))
-    text = f"{len(steps)} records of steps with {wanted} micro-batches on each of {ranks} ranks"
-    return api.Exercise.needs(wanted * ranks > 1, "one micro-batch on one rank") & api.Exercise.of(
-        counts == [wanted], text, f"the steps had {counts} micro-batches, not {wanted}"
+    text = f"{len(steps)} records of steps with {requested} micro-batches on each of {ranks} ranks"
+    return api.Exercise.needs(
+        requested * ranks > 1, "one micro-batch on one rank"
+    ) & api.Exercise.of(
+        counts == [requested], text, f"the steps had {counts} micro-batches, not {requested}"
     )
 
 
@@ -331,19 +335,21 @@ class Applied(usual_checks.Checked):
     def step(self, at: api.Position) -> api.Facts:
         """The facts of a step."""
         facts = {**shapes(self.parts(at)), **self.facts(at)}
-        same = {name: api.alike(shape) for name, shape in facts.items()} if self.replicas else facts
-        return {**({"loss": api.NUMBER} if self.loss else {}), **same}
+        step_facts = (
+            {name: api.alike(shape) for name, shape in facts.items()} if self.replicas else facts
+        )
+        return {**({"loss": api.NUMBER} if self.loss else {}), **step_facts}
 
     def detect(self, records: api.Records) -> api.Finding | None:
         """The finding that steps applied another gradient than plain torch's mean."""
         for odd in loss_wrong(records, parts=self.loss == "parts") if self.loss else ():
             return api.Finding(odd, documented=False)
         steps = records.of("step")
-        wrong = [step for step in steps if not times(step, self.right(step, records))]
-        if not wrong:
+        wrong_steps = [step for step in steps if not times(step, self.right(step, records))]
+        if not wrong_steps:
             return None
-        found = self.found(wrong, records)
+        base = self.found(wrong_steps, records)
         if all(self.documented(step, records) for step in steps):
-            return replace(found, message="\n".join([found.message, *filter(None, [self.then])]))
+            return replace(base, message="\n".join([base.message, *filter(None, [self.then])]))
         others = (n for n, of in self.instead.items() if all(of(step, records) for step in steps))
-        return replace(found, documented=False, another=next(others, ""))
+        return replace(base, documented=False, another=next(others, ""))

@@ -22,8 +22,8 @@ launch, and the records of the trial."""
 
 def steps(at: api.Position) -> range:
     """The numbers of the steps of a launch."""
-    first = 1 if at.launch == WHOLE else at.params.done + 1
-    return range(first, at.params.done + at.params.more + 1)
+    start = 1 if at.launch == WHOLE else at.params.done + 1
+    return range(start, at.params.done + at.params.more + 1)
 
 
 def of(records: api.Records, launch: str, rank: int) -> list[api.Record]:
@@ -60,54 +60,56 @@ class Continued:
 
     def detect(self, records: api.Records) -> api.Finding | None:
         """The finding that a step after the resume is not that of the uninterrupted run."""
-        wrong, documented, lines = [], True, []
+        mismatches, documented, lines = [], True, []
         for rank in records.ranks:
             whole, resumed = of(records, WHOLE, rank), of(records, RESUMED, rank)
             pairs = list(zip(resumed, whole[records.params.done :], strict=True))
-            odd = [(one, right) for one, right in pairs if not self._same(one, right)]
-            wrong += odd
+            odd = [(step, expected) for step, expected in pairs if not self._agrees(step, expected)]
+            mismatches += odd
             documented &= self.documented(resumed, whole, records)
             if odd:
-                found, right = ([pair[n][self.shown] for pair in pairs] for n in (0, 1))
+                actual, expected = ([pair[n][self.shown] for pair in pairs] for n in (0, 1))
                 lines.append(
-                    f"rank {rank}: after the resume the {self.what} is {_listed(found)}; without "
-                    f"an interruption {_listed(right)}"
+                    f"rank {rank}: after the resume the {self.what} is {_listed(actual)}; without "
+                    f"an interruption {_listed(expected)}"
                 )
-        if not wrong:
+        if not mismatches:
             return None
         return api.Finding(
             "\n".join(lines),
-            step=min(one["step"] for one, _ in wrong),
-            ranks=tuple(sorted({one["rank"] for one, _ in wrong})),
-            magnitude=max(abs(one[self.shown] - right[self.shown]) for one, right in wrong),
+            step=min(step["step"] for step, _ in mismatches),
+            ranks=tuple(sorted({step["rank"] for step, _ in mismatches})),
+            magnitude=max(
+                abs(step[self.shown] - expected[self.shown]) for step, expected in mismatches
+            ),
             unit=self.unit or f"of the {self.what}",
             clock=self.clock,
             documented=documented,
         )
 
-    def _same(self, one: api.Record, right: api.Record) -> bool:
-        """Whether a step has the facts of another, apart from its launch."""
-        names = (one.keys() | right.keys()) - {"launch"}
-        return all(self._equal(one.get(name), right.get(name)) for name in names)
+    def _agrees(self, step: api.Record, expected: api.Record) -> bool:
+        """Whether a step has the expected facts; the launch is not compared."""
+        names = (step.keys() | expected.keys()) - {"launch"}
+        return all(self._equal(step.get(name), expected.get(name)) for name in names)
 
-    def _equal(self, value: Any, right: Any) -> bool:
-        if api.finite(value) and api.finite(right):
-            return api.near(value, right, share=self.share, within=1e-9)
-        return bool(value == right)
+    def _equal(self, value: Any, expected: Any) -> bool:
+        if api.finite(value) and api.finite(expected):
+            return api.near(value, expected, share=self.share, within=1e-9)
+        return bool(value == expected)
 
     def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
         """Whether facts differ that the bug leaves right."""
-        found = {}
+        alarms = {}
         for name, text in self.checks.items():
             late = [of(records, WHOLE, rank)[records.params.done :] for rank in records.ranks]
             came = [of(records, RESUMED, rank) for rank in records.ranks]
             pairs = [
                 pair for two in zip(came, late, strict=True) for pair in zip(*two, strict=True)
             ]
-            found[f"{text} is another after the resume"] = any(
-                not self._equal(one[name], right[name]) for one, right in pairs
+            alarms[f"{text} is another after the resume"] = any(
+                not self._equal(step[name], expected[name]) for step, expected in pairs
             )
-        return found
+        return alarms
 
     def picture(self, trials: api.Trials) -> Iterator[api.Picture]:
         """The fact that is shown, in both launches of each variant."""

@@ -58,7 +58,7 @@ def tied_step(at: api.Position, bf16: bool = True) -> api.Facts:
 
 def facts(differences: Iterable[Any]) -> dict[str, float]:
     """What to record of the differences that ``harness.detectors.replicas`` or ``tied`` found."""
-    return {each.name: each.greatest for each in differences}
+    return {difference.name: difference.greatest for difference in differences}
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class Parting:
 
 
 def parting(records: api.Records, field: str, rank: int = 0) -> Parting | None:
-    """When the copies in the fact ``field`` of the steps part; None if they never do."""
+    """When the copies first differ, by the fact ``field`` of the steps; None if they never do."""
     parted = [step for step in records.of("step", rank) if step[field]]
     if not parted:
         return None
-    first, last = parted[0], parted[-1]
-    return Parting(first["step"], first[field], last[field], last["step"])
+    start, end = parted[0], parted[-1]
+    return Parting(start["step"], start[field], end[field], end["step"])
 
 
 def drifting(trials: api.Trials, field: str) -> Iterator[api.Picture]:
@@ -118,12 +118,11 @@ def drifting(trials: api.Trials, field: str) -> Iterator[api.Picture]:
 
 
 def unsummed(step: api.Record, name: str, clipping: float = 0.0) -> bool:
-    """Whether a stage applied all of its own gradient of the tied weight, and not the sum. An
-    excuse for ``stepped.astray``; the norm of what was applied is excused too.
-    """
-    own, factor = step["got_of_own"], stepped.factor(step, clipping)
-    applied = bool(own) and all(stepped.gave(step, share, factor) for share in own.values())
-    return applied and (name in own or name == stepped.NORM)
+    """Whether a stage applied all of its own gradient of the tied weight, and not the sum: an
+    excuse for ``stepped.astray``, which also excuses the norm of what was applied."""
+    shares, factor = step["got_of_own"], stepped.factor(step, clipping)
+    applied = bool(shares) and all(stepped.gave(step, share, factor) for share in shares.values())
+    return applied and (name in shares or name == stepped.NORM)
 
 
 def gradients_parted(records: api.Records) -> api.Exercise:
@@ -131,9 +130,9 @@ def gradients_parted(records: api.Records) -> api.Exercise:
     steps = records.of("step")
     parted = [step for step in steps if step.get("parted")]
     norms = " and ".join(f"{step['own']:.4g}" for step in parted if step["step"] == 1)
-    what = "the stages' own gradients of the tied weight differed in"
+    subject = "the stages' own gradients of the tied weight differed in"
     return api.Exercise.of(
         0 < len(parted) == len(steps),
-        f"{what} each step (norms {norms} at step 1)",
-        f"{what} {len(parted)} of {len(steps)} records of a step",
+        f"{subject} each step (norms {norms} at step 1)",
+        f"{subject} {len(parted)} of {len(steps)} records of a step",
     )

@@ -15,8 +15,8 @@ def calls(function: Any, name: str) -> list[Any]:
     """The calls of a function or method by name, on any object."""
     import libcst.matchers as m
 
-    named = m.Name(name) | m.Attribute(attr=m.Name(name))
-    return list(m.findall(function, m.Call(func=named)))
+    callee = m.Name(name) | m.Attribute(attr=m.Name(name))
+    return list(m.findall(function, m.Call(func=callee)))
 
 
 def without_call(function: Any, name: str) -> api.Edits:
@@ -32,8 +32,8 @@ def with_keyword(function: Any, name: str, keyword: str, value: str) -> api.Edit
     import libcst as cst
 
     for call in calls(function, name):
-        more = cst.Arg(cst.parse_expression(value), cst.Name(keyword))
-        yield call, call.with_changes(args=[*call.args, more])
+        argument = cst.Arg(cst.parse_expression(value), cst.Name(keyword))
+        yield call, call.with_changes(args=[*call.args, argument])
 
 
 def wrapped(function: Any, name: str, expression: str) -> api.Edits:
@@ -59,8 +59,8 @@ def stepping(tree: Any) -> Iterator[Any]:
     """The lines that call ``step`` of anything named ``optimizer``."""
     import libcst.matchers as m
 
-    own = m.Name("optimizer") | m.Attribute(attr=m.Name("optimizer"))
-    call = m.Call(m.Attribute(own, m.Name("step")))
+    optimizer = m.Name("optimizer") | m.Attribute(attr=m.Name("optimizer"))
+    call = m.Call(m.Attribute(optimizer, m.Name("step")))
     yield from m.findall(tree, m.SimpleStatementLine([m.Expr(call)]))
 
 

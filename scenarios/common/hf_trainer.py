@@ -28,8 +28,9 @@ Rows = dict[str, Tensor]
 """A row or a micro-batch: ``input_ids``, and ``labels`` if it has any."""
 
 Facts = Callable[[Sequence[Rows], applied.Plain, float], dict[str, Any]]
-"""What to record of a step besides what it applied: of the micro-batches that this rank was given,
-of what plain torch computes on all ranks', and how far the weights moved since the last step."""
+"""Returns what to record of a step besides what it applied. It gets this rank's micro-batches, what
+plain torch computes on all ranks' micro-batches, and how far the weights moved since the last step.
+"""
 
 
 QUIET: dict[str, Any] = {
@@ -81,17 +82,17 @@ class Loss:
         return int((labels[:, 1:] if self.next_token else labels).ne(IGNORED).sum())
 
 
-def arguments(ctx: api.Context, folder: Path, **more: Any) -> TrainingArguments:
+def arguments(ctx: api.Context, folder: Path, **settings: Any) -> TrainingArguments:
     """The arguments of a quiet Trainer on this lane."""
-    known = inspect.signature(TrainingArguments).parameters
-    if "ddp_backend" not in known:  # before 4.29
-        more |= {"xpu_backend": ctx.lane.backend, "no_cuda": ctx.lane is api.Lane.CPU}
+    parameters = inspect.signature(TrainingArguments).parameters
+    if "ddp_backend" not in parameters:  # before 4.29
+        settings |= {"xpu_backend": ctx.lane.backend, "no_cuda": ctx.lane is api.Lane.CPU}
     elif ctx.world_size > 1:
-        more["ddp_backend"] = ctx.lane.backend
-    if "use_cpu" in known:
-        more["use_cpu"] = ctx.lane is api.Lane.CPU  # before 4.34 it was no_cuda
+        settings["ddp_backend"] = ctx.lane.backend
+    if "use_cpu" in parameters:
+        settings["use_cpu"] = ctx.lane is api.Lane.CPU  # before 4.34 it was no_cuda
     return TrainingArguments(
-        output_dir=str(folder), seed=ctx.seed, remove_unused_columns=False, **QUIET, **more
+        output_dir=str(folder), seed=ctx.seed, remove_unused_columns=False, **QUIET, **settings
     )
 
 
@@ -113,9 +114,9 @@ def sgd(
 ) -> Any:
     """A Trainer with SGD at the constant rate ``lr``, without clipping, whose steps are recorded.
 
-    A micro-batch has ``size`` rows. Right is the mean of ``loss`` over all labels of a step that
-    count, or what ``watch`` computes. The parameters ``lr``, ``steps`` and ``accumulation`` are the
-    scenario's; ``settings`` are further arguments of the Trainer.
+    A micro-batch has ``size`` rows. The right loss is the mean of ``loss`` over all labels of a
+    step that count, or what ``watch`` computes. The parameters ``lr``, ``steps`` and
+    ``accumulation`` are the scenario's; ``settings`` are further arguments of the Trainer.
     """
     params = ctx.params
     model = model.to(ctx.device)
@@ -136,9 +137,9 @@ def sgd(
     )
 
 
-def logged(made: Any) -> list[float]:
+def logged(trainer: Any) -> list[float]:
     """The losses that a Trainer has logged, one for each step."""
-    return [float(line["loss"]) for line in made.state.log_history if "loss" in line]
+    return [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]
 
 
 class Watched:
@@ -160,7 +161,7 @@ class Watched:
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
 
-    def _given(self, _: Any, positional: Any, given: dict[str, Any]) -> None:
+    def _given(self, _: Any, positional: Any, keywords: dict[str, Any]) -> None:
         """Add what the model is given to ``seen``."""
         raise NotImplementedError
 
@@ -193,36 +194,38 @@ class Watch(Watched):
         loss: Loss,
         optimizer: torch.optim.Optimizer,
         rows: list[Rows],
-        more: Facts,
+        extra_facts: Facts,
     ) -> None:
         super().__init__(ctx, model, optimizer)
-        self.loss, self.more, self.left = loss, more, self.start
+        self.loss, self.more, self.left = loss, extra_facts, self.start
         self.labels = {tuple(row["input_ids"].tolist()): row["labels"] for row in rows}
 
-    def _given(self, _: Any, __: Any, given: dict[str, Any]) -> None:
-        tokens, labels = given["input_ids"], given.get("labels")
+    def _given(self, _: Any, __: Any, keywords: dict[str, Any]) -> None:
+        tokens, labels = keywords["input_ids"], keywords.get("labels")
         if labels is None:  # the Trainer computes the loss itself, with label smoothing
             labels = torch.stack([self.labels[tuple(row)] for row in tokens.tolist()])
-        seen = {"input_ids": tokens, "labels": labels.to(tokens.device)}
-        self.seen.append({name: tensor.detach().clone() for name, tensor in seen.items()})
+        batch = {"input_ids": tokens, "labels": labels.to(tokens.device)}
+        self.seen.append({name: tensor.detach().clone() for name, tensor in batch.items()})
 
     def facts(self) -> dict[str, Any]:
         plain = self.plainly(self._of_all_ranks())
-        moved = max(float((self.weights[n] - w).abs().max()) for n, w in self.left.items())
+        distance = max(float((self.weights[n] - w).abs().max()) for n, w in self.left.items())
         self.left = applied.copied(self.model)
-        return {**self.more(self.seen, plain, moved), **self._applied(plain)}
+        return {**self.more(self.seen, plain, distance), **self._applied(plain)}
 
     def _of_all_ranks(self) -> list[Rows]:
         """The micro-batches that all ranks were given in this step."""
         if self.ctx.world_size == 1:
             return list(self.seen)
-        found: list[Any] = [None] * self.ctx.world_size
-        dist.all_gather_object(found, [{k: v.cpu() for k, v in b.items()} for b in self.seen])
-        return [{k: v.to(self.ctx.device) for k, v in b.items()} for own in found for b in own]
+        by_rank: list[Any] = [None] * self.ctx.world_size
+        dist.all_gather_object(by_rank, [{k: v.cpu() for k, v in b.items()} for b in self.seen])
+        return [
+            {k: v.to(self.ctx.device) for k, v in b.items()} for batches in by_rank for b in batches
+        ]
 
     def plainly(self, batches: list[Rows]) -> applied.Plain:
-        """Each micro-batch's part of the mean over all labels that count, times their number: so
-        their mean is the mean over all labels."""
+        """Differentiate each micro-batch's part of the mean over all labels that count, times the
+        number of micro-batches: the mean of these parts is the mean over all labels."""
         labels = sum(self.loss.count(batch["labels"]) for batch in batches)
 
         def part(weights: Any, batch: Rows) -> Tensor:

@@ -62,11 +62,11 @@ def batches(
 def exact_model() -> nn.Linear:
     """A linear map with weights of -1, 0 and 1. With ``exact_batches`` no number in a step is
     rounded in bf16: each is a whole number below 256, divided by a power of 2."""
-    made = model()
+    linear_map = model()
     with torch.no_grad():
-        for part in made.parameters():
+        for part in linear_map.parameters():
             part.copy_(torch.randint(-1, 2, part.shape))
-    return made
+    return linear_map
 
 
 def exact_batches(ctx: api.Context, rows: int) -> Iterator[Rows]:
@@ -82,10 +82,10 @@ class Update:
     """One update of a module on a global batch, and what plain torch computes for it."""
 
     def __init__(self, module: nn.Module, *micro_batches: Rows) -> None:
-        """Make it before the step is taken; the micro-batches are those of all ranks."""
+        """Make it before the step; ``micro_batches`` are those of all ranks."""
         self.module, self.before = module, applied.copied(module, torch.float64)
         self.plain = applied.plainly(of(module), self.before, micro_batches)
 
     def facts(self, rate: float) -> dict[str, Any]:
-        """After the step: ``applied.facts`` of it, at this learning rate."""
+        """``applied.facts`` of the step at this learning rate; call it after the step."""
         return applied.facts(self.plain, self.before, applied.copied(self.module), rate)

@@ -41,8 +41,8 @@ class Mutation:
 def mutation(
     file: str, scope: str, about: str, *, variant: str = "fixed"
 ) -> Callable[[Callable[[Any], api.Edits]], Mutation]:
-    """Make a mutation of the decorated edit, which changes ``scope`` in ``file`` as a Defect's. Its
-    name is the edit's."""
+    """Make a mutation of the decorated edit, which changes ``scope`` in ``file`` as the edit of a
+    Defect does. The mutation has the name of the edit."""
 
     def of(edit: Callable[[Any], api.Edits]) -> Mutation:
         folder = file.partition("/")[0]

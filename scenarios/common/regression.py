@@ -114,12 +114,13 @@ class Stage:
         self.engine, self.whole = engine, linear.of(layers(ctx.seed))
 
     def begin(self, micro_batches: list[Rows]) -> None:
-        """Before a step on these micro-batches; a collective call."""
+        """Call it before a step on these micro-batches, on all ranks at once."""
         self.before = applied.copied(self.engine.module, torch.float64)
         self.plain = applied.plainly(self.whole, gathered(self.before), micro_batches)
 
     def facts(self, rate: float) -> dict[str, Any]:
-        """After the step: ``applied.facts`` of it, at this learning rate, and which stage it is."""
+        """``applied.facts`` of the step at this rate, and which stage it is; call it after a
+        step."""
         after = applied.copied(self.engine.module)
         stage = {"stage": self.engine.stage_id, "stages": self.engine.num_stages}
         return {**stage, **applied.facts(self.plain, self.before, after, rate)}

@@ -41,8 +41,8 @@ Ranks = Sequence[Sequence[int]]
 
 
 def how_often(epoch: Callable[[api.Records], Sequence[int]]) -> api.Pictures:
-    """How often each of the parameter ``rows`` came in the epoch of a resume: ``epoch`` returns the
-    rows that came in it, by number."""
+    """A picture of how often each of ``rows`` rows, a parameter, came in the epoch of a resume.
+    ``epoch`` returns the numbers of the rows that came in it."""
 
     def fields(records: api.Records) -> list[tuple[int, str, str]]:
         came = epoch(records)
@@ -60,14 +60,14 @@ def how_often(epoch: Callable[[api.Records], Sequence[int]]) -> api.Pictures:
 
 def by_epoch(records: api.Records, kind: str = "epoch") -> dict[int, Ranks]:
     """The rows of the records of a kind, by epoch and rank."""
-    seen: dict[int, list[Sequence[int]]] = {}
+    epochs: dict[int, list[Sequence[int]]] = {}
     for record in records.of(kind):
-        seen.setdefault(record["step"], []).append(record["seen"])
-    return dict(seen)
+        epochs.setdefault(record["step"], []).append(record["seen"])
+    return dict(epochs)
 
 
 def resumed(records: api.Records) -> dict[int, Ranks]:
-    """The epochs of the stopped run, from the one of the stop on: rows before and after it."""
+    """The epochs of the stopped run from the stop on; the first has rows from before it, too."""
     before, after = by_epoch(records, "before"), by_epoch(records, "after")
 
     def joined(parts: tuple[Sequence[int], Sequence[int]]) -> list[int]:
@@ -86,11 +86,11 @@ def together(ranks: Ranks) -> list[int]:
 
 def missed(ranks: Ranks, total: int, noun: str = "rows") -> str:
     """How many of the ``total`` rows came, and how often, in words."""
-    seen = together(ranks)
-    different = len(set(seen))
+    draws = together(ranks)
+    different = len(set(draws))
     return (
-        f"{different} of {total} {noun} seen, in {len(seen)} draws: "
-        f"{total - different} never, {len(seen) - different} a second time"
+        f"{different} of {total} {noun} seen, in {len(draws)} draws: "
+        f"{total - different} never, {len(draws) - different} a second time"
     )
 
 
@@ -110,7 +110,7 @@ Judge = Callable[[Sequence[Fault], api.Records], bool]
 
 
 def often(trials: api.Trials) -> Iterator[api.Picture]:
-    """How often each row came in each epoch; of a stopped run, in the epochs from the stop on."""
+    """A picture of how often each row came in each epoch; in a stopped run, from the stop on."""
     yield api.Grid(
         "How often each row came in each epoch",
         "with the bug some rows come twice or never",
@@ -128,7 +128,7 @@ def often(trials: api.Trials) -> Iterator[api.Picture]:
 
 
 def in_order(trials: api.Trials) -> Iterator[api.Picture]:
-    """Which row came at which place of each epoch on rank 0."""
+    """A picture of which row came at which place of each epoch on rank 0."""
     yield api.Grid(
         "Which row came at which place",
         "with the bug the order is not that of a shuffled epoch",
@@ -146,8 +146,8 @@ def in_order(trials: api.Trials) -> Iterator[api.Picture]:
 
 @dataclass(frozen=True)
 class Epochs(usual_checks.Checked):
-    """The oracle of scenarios whose epochs do not have each of ``rows`` rows once, or have a wrong
-    order. The parameters ``rows`` and ``epochs`` are their numbers."""
+    """The oracle of scenarios whose epochs do not have each row once, or have a wrong order. The
+    parameters ``rows`` and ``epochs`` are the numbers of rows and epochs."""
 
     documented: Judge
     """Its docstring is the symptom on the bug's page."""
@@ -166,7 +166,7 @@ class Epochs(usual_checks.Checked):
     picture: api.Pictures = often
 
     def plan(self, at: api.Position) -> api.Plan:
-        """The rows of each epoch; of a stopped run, also those before and after the stop."""
+        """The rows of each epoch; in a stopped run, also the rows before and after the stop."""
         stop, epochs = self.stop(at.params), api.each(at.params.epochs)
         kinds: dict[str, Sequence[int]] = {"epoch": epochs}
         if self.reseeded:
@@ -179,18 +179,18 @@ class Epochs(usual_checks.Checked):
     def faults(self, records: api.Records) -> list[Fault]:
         """All that is wrong with the rows."""
         epochs, stopped = by_epoch(records), resumed(records)
-        found = [
+        faults = [
             *self._uncovered(epochs, records),
             *self._uncovered(stopped, records, resumed=True),
         ]
         for epoch, after in by_epoch(records, "after").items():
             if len(after) == len(epochs[epoch]):
-                found += _moved(epoch, stopped[epoch], epochs[epoch])
+                faults += _misplaced(epoch, stopped[epoch], epochs[epoch])
         if self.shuffled:
-            found += _unshuffled(epochs)
+            faults += _unshuffled(epochs)
         if self.reseeded:
-            found += _seedless(epochs, by_epoch(records, "reseeded"))
-        return found
+            faults += _seedless(epochs, by_epoch(records, "reseeded"))
+        return faults
 
     def _uncovered(
         self, epochs: Mapping[int, Ranks], records: api.Records, *, resumed: bool = False
@@ -198,10 +198,10 @@ class Epochs(usual_checks.Checked):
         total, when = records.params.rows, "after the resume, " if resumed else ""
         shares = by_epoch(records, "after") if resumed else epochs
         for epoch, ranks in epochs.items():
-            seen, lengths = together(ranks), list(map(len, shares[epoch]))
-            never, again = total - len(set(seen)), len(seen) - len(set(seen))
+            draws, lengths = together(ranks), list(map(len, shares[epoch]))
+            never, again = total - len(set(draws)), len(draws) - len(set(draws))
             text = f"{when}epoch {epoch}: {missed(ranks, total)}"
-            if never > self.spare(records) or not set(seen) <= set(range(total)):
+            if never > self.spare(records) or not set(draws) <= set(range(total)):
                 yield Fault(NEVER, epoch, resumed, never / total, text)
             if again:
                 yield Fault(TWICE, epoch, resumed, again / total, text)
@@ -226,20 +226,20 @@ class Epochs(usual_checks.Checked):
         )
 
 
-def _moved(epoch: int, ranks: Ranks, right: Ranks) -> Iterator[Fault]:
-    """The rows of a resumed epoch that are at another place than in the run without a stop, on as
-    many ranks. An epoch with other rows is another fault."""
-    if sorted(together(ranks)) != sorted(together(right)):
+def _misplaced(epoch: int, ranks: Ranks, expected: Ranks) -> Iterator[Fault]:
+    """The fault that rows of a resumed epoch come at another place than without a stop. Both runs
+    have the same number of ranks. An epoch with other rows is another fault."""
+    if sorted(together(ranks)) != sorted(together(expected)):
         return
-    pairs = zip(together(ranks), together(right), strict=True)
-    moved = sum(mine != its for mine, its in pairs)
-    if moved or list(map(len, ranks)) != list(map(len, right)):
-        total = len(together(right))
+    pairs = zip(together(ranks), together(expected), strict=True)
+    count = sum(mine != its for mine, its in pairs)
+    if count or list(map(len, ranks)) != list(map(len, expected)):
+        total = len(together(expected))
         text = (
-            f"after the resume, epoch {epoch}: {moved} of {total} rows come at another place than "
+            f"after the resume, epoch {epoch}: {count} of {total} rows come at another place than "
             "without a stop"
         )
-        yield Fault(MOVED, epoch, True, moved / total, text)
+        yield Fault(MOVED, epoch, True, count / total, text)
 
 
 def _unshuffled(epochs: Mapping[int, Ranks]) -> Iterator[Fault]:
@@ -273,8 +273,8 @@ def names(faults: Sequence[Fault]) -> set[str]:
 
 def another_number(records: api.Records) -> dict[str, bool]:
     """Other rows may come instead."""
-    wrong = any(len(together(ranks)) != records.params.rows for ranks in _epochs(records))
-    return {"the number of rows in an epoch is not the dataset's": wrong}
+    differs = any(len(together(ranks)) != records.params.rows for ranks in _epochs(records))
+    return {"the number of rows in an epoch is not the dataset's": differs}
 
 
 def row_twice(records: api.Records) -> dict[str, bool]:
@@ -285,8 +285,8 @@ def row_twice(records: api.Records) -> dict[str, bool]:
 
 def other_lengths(records: api.Records) -> dict[str, bool]:
     """All ranks may miss rows."""
-    wrong = any(len(set(map(len, ranks))) > 1 for ranks in _epochs(records))
-    return {"the ranks have unequal numbers of rows": wrong}
+    uneven = any(len(set(map(len, ranks))) > 1 for ranks in _epochs(records))
+    return {"the ranks have unequal numbers of rows": uneven}
 
 
 def _epochs(records: api.Records) -> list[Ranks]:

@@ -59,7 +59,7 @@ class Plain:
 
 
 class Watch:
-    """Watches the optimizer of a DeepSpeed engine; of the fp32 masters where there are any.
+    """Watches the optimizer of a DeepSpeed engine, and its fp32 masters if it has any.
 
     ``make`` makes torch's optimizer of the same kind for copies of the parameters.
     """
@@ -99,14 +99,14 @@ class Watch:
         import torch
 
         zeros = {name: torch.zeros_like(copy) for name, copy in self.copies.items()}
-        got = {**zeros, **self.got}
+        gradients = {**zeros, **self.got}
         after = self._values()
-        expected = self._step(got)
+        expected = self._step(gradients)
         return {
             "gradient": plain.norm,
             "reference_loss": plain.loss,
             "got": self.shares(plain.gradients),
-            "strayed": {n: _strayed(self.before[n], after[n], expected[n]) for n in got},
+            "strayed": {n: _strayed(self.before[n], after[n], expected[n]) for n in gradients},
             "stale": [
                 n for n, p in self.parameters.items() if not torch.equal(p, after[n].to(p.dtype))
             ],
@@ -130,15 +130,17 @@ class Watch:
 
     def _look(self, *_: Any) -> None:
         buffers = {n: getattr(p, "_hp_grad", None) for n, p in self.parameters.items()}
-        used = {n: p.grad if buffers[n] is None else buffers[n] for n, p in self.parameters.items()}
+        gradients = {
+            n: p.grad if buffers[n] is None else buffers[n] for n, p in self.parameters.items()
+        }
         self.got = {
             name: gradient.detach().float().reshape(self.copies[name].shape).clone()
-            for name, gradient in used.items()
+            for name, gradient in gradients.items()
             if gradient is not None
         }
 
     def _step(self, gradients: Gradients) -> dict[str, Tensor]:
-        """Where torch's own optimizer takes the weights of before the step with these gradients."""
+        """The weights after torch's own optimizer steps, from ``before``, with these gradients."""
         for name, copy in self.copies.items():
             copy.data.copy_(self.before[name])
             copy.grad = gradients[name].to(copy.dtype)
@@ -147,7 +149,7 @@ class Watch:
 
 
 def as_made(torchs: Any, base: Any) -> None:
-    """Repeat on torch's optimizer the empty steps that some DeepSpeed optimizers take when made."""
+    """Repeat on torch's optimizer the empty steps that DeepSpeed's took when it was initialised."""
     import torch
 
     counts = (int(state["step"]) for state in base.state.values() if "step" in state)
@@ -158,11 +160,12 @@ def as_made(torchs: Any, base: Any) -> None:
         torchs.step()
 
 
-def _share(got: Tensor, gradient: Tensor) -> list[float]:
-    """The gradient's norm, how much of it was got, and the norm of what was got besides."""
-    ours, plain = (each.detach().double().flatten() for each in (got, gradient))
-    found = api.projection(ours, plain)
-    share = (found.right, found.ratio if found.right else 0.0, found.beside)
+def _share(actual: Tensor, gradient: Tensor) -> list[float]:
+    """The gradient's norm, how much of it ``actual`` has, and the norm of the rest of
+    ``actual``."""
+    ours, plain = (each.detach().double().flatten() for each in (actual, gradient))
+    projection = api.projection(ours, plain)
+    share = (projection.right, projection.ratio if projection.right else 0.0, projection.beside)
     return [float(f"{each:.6g}") for each in share]
 
 
@@ -185,8 +188,8 @@ class Astray:
 
 
 def factor(step: api.Record, clipping: float) -> float:
-    """What clipping to this norm should have multiplied all gradients of a step with; 0: no
-    clipping."""
+    """The factor by which clipping to this norm should have multiplied all gradients of a step. A
+    ``clipping`` of 0 is no clipping."""
     norm = step["gradient"]
     if step["grad_norm"] is not None:
         norm = step["grad_norm"]  # ``astray`` compares the two
@@ -209,13 +212,13 @@ def astray(
 ) -> list[Astray]:
     """The parameters that did not take the right step, by rank and step; ``clipping`` is the
     greatest gradient norm, and 0 means no clipping."""
-    found = []
+    strays = []
     normed = any(step["grad_norm"] is not None for step in records.of("step"))
     for step in records.of("step"):
-        right = factor(step, clipping)
+        scale = factor(step, clipping)
         where = (step["rank"], step["step"])
         if normed and step["grad_norm"] is None:
-            found.append(Astray(*where, NORM, "is missing, though other steps have it"))
+            strays.append(Astray(*where, NORM, "is missing, though other steps have it"))
         for name, ours, torchs in (
             (LOSS, step["loss"], step["reference_loss"]),
             (NORM, step["grad_norm"], step["gradient"]),
@@ -223,16 +226,16 @@ def astray(
             close = ours is None or api.near(ours, torchs, share=TOLERANCE)
             if not close and not excused(step, name):
                 about = f"is {ours:.5g}, but plain torch has {torchs:.5g}"
-                found.append(Astray(*where, name, about))
+                strays.append(Astray(*where, name, about))
         for name, share in step["got"].items():
-            if not gave(step, share, right) and not excused(step, name):
-                found.append(Astray(*where, name, _gradient(share, right)))
+            if not gave(step, share, scale) and not excused(step, name):
+                strays.append(Astray(*where, name, _gradient(share, scale)))
         for name, part in step["strayed"].items():
             if not api.near(part, 0.0, within=TOLERANCE):
                 about = f"is {part:.2g} of a step away from where torch's own step leads"
-                found.append(Astray(*where, name, about))
-        found += [Astray(*where, name, "is not its fp32 master rounded") for name in step["stale"]]
-    return found
+                strays.append(Astray(*where, name, about))
+        strays += [Astray(*where, name, "is not its fp32 master rounded") for name in step["stale"]]
+    return strays
 
 
 def _gradient(share: Sequence[float], times: float) -> str:
@@ -244,13 +247,13 @@ def _gradient(share: Sequence[float], times: float) -> str:
     )
 
 
-def finding(wrong: Sequence[Astray], most: int = 3) -> api.Finding:
-    """The finding that these steps are wrong, which is no documented symptom."""
-    rest = f"and {len(wrong) - most} more"
+def finding(strays: Sequence[Astray], most: int = 3) -> api.Finding:
+    """The finding that these steps are wrong; this is not a documented symptom."""
+    remainder = f"and {len(strays) - most} more"
     return api.Finding(
-        message="\n".join([*map(str, wrong[:most]), *([rest] if len(wrong) > most else [])]),
-        step=min(one.step for one in wrong),
-        parameters=tuple(dict.fromkeys(one.name for one in wrong)),
-        ranks=tuple(sorted({one.rank for one in wrong})),
+        message="\n".join([*map(str, strays[:most]), *([remainder] if len(strays) > most else [])]),
+        step=min(stray.step for stray in strays),
+        parameters=tuple(dict.fromkeys(stray.name for stray in strays)),
+        ranks=tuple(sorted({stray.rank for stray in strays})),
         documented=False,
     )

@@ -17,10 +17,10 @@ SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 def tokenizer(vocabulary: int, pad: int = 0) -> Any:
     """A tokenizer that splits at spaces, and adds no token of its own; ``pad`` pads."""
     words = [*SPECIAL, *(f"w{n}" for n in range(vocabulary - len(SPECIAL)))]
-    made = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=backend,
         bos_token="<s>",
         eos_token="</s>",
         unk_token="<unk>",

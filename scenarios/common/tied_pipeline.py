@@ -132,7 +132,7 @@ def layers(shape: Shape) -> list[Any]:
 
 
 def engine(ctx: api.Context, shape: Shape, training: Training) -> Any:
-    """DeepSpeed's pipeline engine, one stage on each rank; the model is the same for any number."""
+    """DeepSpeed's pipeline engine, one stage on each rank; any number gives the same model."""
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
     module = deepspeed.PipelineModule(
         layers(shape),
@@ -143,14 +143,16 @@ def engine(ctx: api.Context, shape: Shape, training: Training) -> Any:
         seed_layers=True,
         base_seed=ctx.seed + 1,
     )
-    made, *_ = deepspeed.initialize(
+    pipeline, *_ = deepspeed.initialize(
         model=module,
         optimizer=_optimizer(training, module.parameters()),
         config=_config(training, ctx.pins),
     )
-    if isinstance(made.optimizer, BF16_Optimizer) is not training.bf16:
-        raise api.Inconclusive(f"DeepSpeed took another optimizer: {type(made.optimizer).__name__}")
-    return made
+    if isinstance(pipeline.optimizer, BF16_Optimizer) is not training.bf16:
+        raise api.Inconclusive(
+            f"DeepSpeed took another optimizer: {type(pipeline.optimizer).__name__}"
+        )
+    return pipeline
 
 
 def _optimizer(training: Training, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -175,17 +177,17 @@ class Trainer:
 
     def __init__(self, ctx: api.Context, training: Training, shape: Shape = SHAPE) -> None:
         with ctx.phase("init"):
-            made = engine(ctx, shape, training)
-        self.ctx, self.engine, self.training, self.shape = ctx, made, training, shape
+            pipeline = engine(ctx, shape, training)
+        self.ctx, self.engine, self.training, self.shape = ctx, pipeline, training, shape
         self.data = _data(shape, training, ctx.seed, ctx.device)
-        self.gradients = TiedGradients(made)
-        self.watch = stepped.Watch(made, partial(_optimizer, training))
+        self.gradients = TiedGradients(pipeline)
+        self.watch = stepped.Watch(pipeline, partial(_optimizer, training))
 
     def step(self, number: int) -> None:
         """One step over all micro-batches; number counts from 1."""
         self.gradients.forget()
         self.watch.begin()
-        plain, own = plainly(self.ctx, self.engine, self.shape, self.data)
+        plain, own_gradients = plainly(self.ctx, self.engine, self.shape, self.data)
         mean = float(self.engine.train_batch(iter(self.data)))
         self.ctx.record(
             "step",
@@ -195,7 +197,7 @@ class Trainer:
             drift=drift(self.engine),
             **self.gradients.facts(),
             **self.watch.facts(plain),
-            got_of_own=self.watch.shares(own),
+            got_of_own=self.watch.shares(own_gradients),
         )
 
     def copies(self) -> dict[str, dict[str, float]]:
@@ -204,30 +206,30 @@ class Trainer:
         return {"tied": drift(self.engine), "tied_masters": masters}
 
 
-def drift(made: Any, masters: bool = False) -> dict[str, float]:
-    """The greatest difference between the copies of each tied weight whose copies are not equal."""
-    return copies.facts(tied_differences(tied_copies(made.module, masters)))
+def drift(pipeline: Any, masters: bool = False) -> dict[str, float]:
+    """The greatest difference between the copies of each tied weight; equal copies are left out."""
+    return copies.facts(tied_differences(tied_copies(pipeline.module, masters)))
 
 
 class TiedGradients:
     """Watches which gradient of the tied weight a stage computes, and which one it applies.
 
     A hook of autograd sees the stage's own gradient of each micro-batch. A hook of the optimizer
-    sees what it is about to use: the fp32 buffer of BF16_Optimizer, or ``.grad`` without one.
+    sees what it is about to use: the fp32 buffer of BF16_Optimizer, or ``.grad`` if there is none.
     """
 
-    def __init__(self, made: Any) -> None:
+    def __init__(self, pipeline: Any) -> None:
         self.weight: Any = None
-        if "embed" in made.module.tied_modules:
-            self.weight = made.module.tied_modules["embed"].tied_weight
-        self.copies = list(tied_copies(made.module))
+        if "embed" in pipeline.module.tied_modules:
+            self.weight = pipeline.module.tied_modules["embed"].tied_weight
+        self.copies = list(tied_copies(pipeline.module))
         self.own: Tensor | None = None
         self.applied: Tensor | None = None
         self.left: Tensor | None = None
         if self.weight is None:
             return
         self.weight.register_hook(self._add)
-        base = getattr(made.optimizer, "optimizer", made.optimizer)
+        base = getattr(pipeline.optimizer, "optimizer", pipeline.optimizer)
         base.register_step_pre_hook(self._look)
 
     def forget(self) -> None:
@@ -239,16 +241,16 @@ class TiedGradients:
 
     def _look(self, *_: Any) -> None:
         buffer = getattr(self.weight, "_hp_grad", None)
-        used = self.weight.grad if buffer is None else buffer
-        self.applied = used.detach().float().reshape(self.weight.shape).clone()
+        gradient = self.weight.grad if buffer is None else buffer
+        self.applied = gradient.detach().float().reshape(self.weight.shape).clone()
         self.left = None if buffer is None else self.weight.grad.detach().clone()
 
     def facts(self) -> dict[str, Any]:
         """The norms of the stage's own gradient, of the sum over stages, and of the applied one.
 
-        ``parted`` says whether the stages' own gradients differ, ``applied_parted`` whether the
-        applied ones do, ``left_parted`` whether those in ``.grad`` beside a buffer do.
-        A collective call of the ranks with a copy.
+        ``parted`` says whether the stages' own gradients differ, and ``applied_parted`` whether the
+        applied ones do. If there is a buffer, ``left_parted`` says whether those in ``.grad``
+        differ. A collective call of the ranks with a copy.
         """
         if self.own is None or self.applied is None:
             return {}
@@ -267,50 +269,55 @@ class TiedGradients:
 
     def _parted(self, gradient: Tensor) -> bool:
         # A list first: every rank must make every collective call.
-        found = [replica_differences([("", gradient)], group) for _, _, group in self.copies]
-        return any(found)
+        differences = [replica_differences([("", gradient)], group) for _, _, group in self.copies]
+        return any(differences)
 
 
 def plainly(
-    ctx: api.Context, made: Any, shape: Shape, data: Iterable[tuple[Tensor, Tensor]]
+    ctx: api.Context, pipeline: Any, shape: Shape, data: Iterable[tuple[Tensor, Tensor]]
 ) -> tuple[stepped.Plain, dict[str, Tensor]]:
     """What plain autograd computes, on this rank, for the present weights of all stages.
 
     The gradient of a tied weight is the sum over its copies, and counts once in the norm. The
     second return value has the gradients of the stage's own copies alone. A collective call.
     """
-    stages = _gathered(ctx, made.module)
+    stages = _gathered(ctx, pipeline.module)
     leaves = [w for weights in stages for w in weights.values()]
     losses, sums = [], [torch.zeros_like(leaf, dtype=torch.float32) for leaf in leaves]
     for tokens, labels in data:
         value = loss(_whole(shape, stages, tokens), labels)
         losses.append(float(value.detach()))
-        for total, found in zip(
+        for total, part in zip(
             sums, torch.autograd.grad(value, leaves, allow_unused=True), strict=True
         ):
-            total += 0 if found is None else found.float()
+            total += 0 if part is None else part.float()
     flat = iter(total / len(losses) for total in sums)
-    own = [
+    own_gradients = [
         {name: next(flat) * _accumulated(ctx, stage, len(losses)) for name in weights}
         for stage, weights in enumerate(stages)
     ]
-    tied = torch.stack([each[copies.WEIGHT] for each in own if copies.WEIGHT in each]).sum(0)
-    right = [{**each, **({copies.WEIGHT: tied} if copies.WEIGHT in each else {})} for each in own]
+    tied = torch.stack(
+        [by_name[copies.WEIGHT] for by_name in own_gradients if copies.WEIGHT in by_name]
+    ).sum(0)
+    right_gradients = [
+        {**by_name, **({copies.WEIGHT: tied} if copies.WEIGHT in by_name else {})}
+        for by_name in own_gradients
+    ]
     # DeepSpeed's norm does not count the tied modules of later stages.
     counted = [
         gradient.norm()
-        for stage, each in enumerate(right)
-        for name, gradient in each.items()
+        for stage, by_name in enumerate(right_gradients)
+        for name, gradient in by_name.items()
         if not stage or not name.startswith(TIED)
     ]
     plain = stepped.Plain(
-        sum(losses) / len(losses), float(torch.stack(counted).norm()), right[ctx.rank]
+        sum(losses) / len(losses), float(torch.stack(counted).norm()), right_gradients[ctx.rank]
     )
-    return plain, {name: g for name, g in own[ctx.rank].items() if name == copies.WEIGHT}
+    return plain, {name: g for name, g in own_gradients[ctx.rank].items() if name == copies.WEIGHT}
 
 
 def _accumulated(ctx: api.Context, stage: int, micro_batches: int) -> float:
-    """What a release's pipelines wrongly multiply a stage's gradients with; 1 where they are right.
+    """The factor by which a release's pipeline multiplies a stage's gradients; 1 if it is right.
 
     Releases have the bug ``pipeline_gas_twice``, and older ones its opposite. AdamW cancels it.
     """
@@ -339,12 +346,12 @@ def _whole(shape: Shape, stages: Sequence[Mapping[str, Tensor]], tokens: Tensor)
     def part(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
         return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
 
-    first, last = (part(stages[place], TIED) for place in (0, -1))
-    x: Tensor = torch.func.functional_call(Embedding(shape), first, (tokens,))
+    embedding, head = (part(stages[place], TIED) for place in (0, -1))
+    x: Tensor = torch.func.functional_call(Embedding(shape), embedding, (tokens,))
     middle = {name: weight for weights in stages for name, weight in weights.items()}
     for number in (1, 2, 3):
         x = torch.func.functional_call(Block(shape), part(middle, f"{number}."), (x,))
-    return F.linear(x, last["word_embeddings.weight"], last.get("head_bias"))
+    return F.linear(x, head["word_embeddings.weight"], head.get("head_bias"))
 
 
 def _norm(value: Any) -> float | None:

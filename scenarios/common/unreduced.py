@@ -20,9 +20,9 @@ Weights = dict[str, "Tensor"]
 
 
 def steps(at: api.Position) -> api.Kind:
-    """The records of the steps, each with what the rank's own gradient alone would give."""
-    own = api.held(applied.shapes(1))
-    facts = {"loss": api.SIZE, **applied.shapes(at.world_size), "own": own}
+    """The records of the steps; ``own`` compares what was applied with the rank's own gradient."""
+    own_shapes = api.held(applied.shapes(1))
+    facts = {"loss": api.SIZE, **applied.shapes(at.world_size), "own": own_shapes}
     return api.Kind(
         {**facts, "apart": api.alike(api.SIZE), "parted": api.alike(api.FLAG)},
         api.each(at.params.steps),
@@ -58,7 +58,7 @@ def train_by(
     optimizer: Any,
     whole: Callable[[], Weights],
 ) -> None:
-    """The same with ``backward``, which makes the gradients of a part and returns its loss."""
+    """Do as ``train`` does; ``backward`` computes the gradients of a part, and returns its loss."""
     from scenarios.common import linear
 
     p = ctx.params
@@ -68,12 +68,12 @@ def train_by(
         parts = list(zip(*(part.chunk(ctx.world_size) for part in batch), strict=True))
         before = whole()
         plain = applied.plainly(plain_loss, before, parts)
-        own = applied.plainly(plain_loss, before, [parts[ctx.rank]])
+        own_plain = applied.plainly(plain_loss, before, [parts[ctx.rank]])
         loss = backward(parts[ctx.rank])
         optimizer.step()
         optimizer.zero_grad()
         after = whole()
-        alone = applied.facts(own, before, after, p.lr)
+        alone = applied.facts(own_plain, before, after, p.lr)
         facts = applied.facts(plain, before, after, p.lr)
         ctx.record(
             "step",
@@ -82,7 +82,7 @@ def train_by(
             **{**facts, "reference_loss": alone["reference_loss"]},  # that of the rank's part
             own=alone,
             apart=_apart(after),
-            parted=any(one["weight"].ne(plain.micro[0]["weight"]).any() for one in plain.micro),
+            parted=any(micro["weight"].ne(plain.micro[0]["weight"]).any() for micro in plain.micro),
         )
 
 
@@ -99,11 +99,11 @@ def _apart(weights: Weights) -> float:
 
 
 def _at_last(steps: Sequence[api.Record]) -> str:
-    last = max(steps, key=lambda step: step["step"])
-    return f"after step {last['step']} the ranks' weights are {last['apart']:.3g} apart"
+    last_step = max(steps, key=lambda step: step["step"])
+    return f"after step {last_step['step']} the ranks' weights are {last_step['apart']:.3g} apart"
 
 
-def own(records: api.Records) -> float:
+def full_share(records: api.Records) -> float:
     """A step applied another gradient than plain torch's mean over the ranks: the rank's own."""
     return 1.0
 
@@ -114,7 +114,7 @@ class Unreduced:
 
     also: Callable[[api.Position], api.Plan]
     """What the scenario records besides the steps."""
-    documented: Callable[[api.Records], float] = own
+    documented: Callable[[api.Records], float] = full_share
     """How much of its own gradient each rank applies. Its docstring is the symptom on the bug's
     page."""
 

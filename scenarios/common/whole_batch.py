@@ -57,18 +57,18 @@ class WholeBatch:
     report a multiple. None if the loss is not compared."""
 
     def plan(self, at: api.Position) -> api.Plan:
-        """Each step, with the gradient that was applied beside that of one process."""
+        """Each step, with a comparison of the applied gradient and that of one process."""
         beside = {name: api.alike(api.NUMBER) for name in ("ratio", "cosine")}
         facts = {"gradient": api.alike(api.SIZE), "applied": api.alike(api.SIZE), **beside}
         losses = {"loss": api.NUMBER, "reference_loss": api.alike(api.NUMBER)}
-        found = {"documented": api.held({"ratio": api.NUMBER, "cosine": api.NUMBER})}
-        return {"step": api.Kind({**losses, **facts, **found}, api.each(at.params.steps))}
+        comparison = {"documented": api.held({"ratio": api.NUMBER, "cosine": api.NUMBER})}
+        return {"step": api.Kind({**losses, **facts, **comparison}, api.each(at.params.steps))}
 
     def train(self, ctx: api.Context, loss: Loss, alone: Loss) -> None:
-        """Train a linear map under DDP, and record each step; the process group must be there.
+        """Train a linear map under DDP, and record each step; the process group must exist.
 
-        ``loss`` is upstream's on the rows of this rank, and ``alone`` is the same in one process,
-        on all rows.
+        ``loss`` is upstream's loss of this rank's rows, and ``alone`` is the same loss of all rows
+        in one process.
         """
         import copy
 
@@ -82,45 +82,54 @@ class WholeBatch:
         mine = rows.chunk(ctx.world_size)[ctx.rank], labels.chunk(ctx.world_size)[ctx.rank]
         for step in api.each(ctx.params.steps):
             plain = copy.deepcopy(model)
-            right, reference = _gradient(plain, alone(plain(rows), labels))
+            right_gradient, reference = _gradient(plain, alone(plain(rows), labels))
             parts = zip(
                 *(part.chunk(ctx.world_size) for part in (plain(rows), labels)), strict=True
             )
-            wrong, _ = _gradient(plain, self.documented(alone, list(parts)))
+            wrong_gradient, _ = _gradient(plain, self.documented(alone, list(parts)))
             value = loss(ddp(mine[0]), mine[1])
             value.backward()
-            got = model.weight.grad.double().flatten()
+            gradient = model.weight.grad.double().flatten()
             with torch.no_grad():
                 model.weight -= RATE * model.weight.grad
             model.weight.grad = None
             facts = {"loss": float(value.detach()), "reference_loss": reference}
-            norms = {"gradient": float(right.norm()), "applied": float(got.norm())}
-            documented = _beside(got, wrong)
-            ctx.record("step", step, **facts, **norms, **_beside(got, right), documented=documented)
+            norms = {"gradient": float(right_gradient.norm()), "applied": float(gradient.norm())}
+            documented = _beside(gradient, wrong_gradient)
+            ctx.record(
+                "step",
+                step,
+                **facts,
+                **norms,
+                **_beside(gradient, right_gradient),
+                documented=documented,
+            )
 
     def detect(self, records: api.Records) -> api.Finding | None:
         """The finding that steps applied another gradient than that of one process."""
         steps = records.of("step")
         odd = next(self._losses_wrong(records), "")
-        wrong = [step for step in steps if not _right(step)]
-        if not (wrong or odd):
+        wrong_steps = [step for step in steps if not _is_right(step)]
+        if not (wrong_steps or odd):
             return None
-        first = (wrong or steps)[0]
-        documented = bool(wrong) and not odd and all(_right(step["documented"]) for step in steps)
-        lines = [*filter(None, [odd]), described(first), *[self.then] * documented]
+        fault = (wrong_steps or steps)[0]
+        documented = (
+            bool(wrong_steps) and not odd and all(_is_right(step["documented"]) for step in steps)
+        )
+        lines = [*filter(None, [odd]), described(fault), *[self.then] * documented]
         ranks, error = records.ranks, max(map(_error, steps))
         unit = "of the right gradient"
         return api.Finding(
-            "\n".join(lines), first["step"], (), ranks, error, unit, "step", documented
+            "\n".join(lines), fault["step"], (), ranks, error, unit, "step", documented
         )
 
     def _losses_wrong(self, records: api.Records) -> Iterator[str]:
         ranks = len(records.ranks)
         for several in zip(*(records.of("step", rank) for rank in records.ranks), strict=True):
-            mean, right = sum(s["loss"] for s in several) / ranks, several[0]["reference_loss"]
+            mean, expected = sum(s["loss"] for s in several) / ranks, several[0]["reference_loss"]
             scales = self.scales(ranks) if self.scales else ()
-            if scales and not any(api.near(mean, n * right, share=TOLERANCE) for n in scales):
-                yield f"the loss of step {several[0]['step']} is {mean:.5g}, not {right:.5g}"
+            if scales and not any(api.near(mean, n * expected, share=TOLERANCE) for n in scales):
+                yield f"the loss of step {several[0]['step']} is {mean:.5g}, not {expected:.5g}"
 
     insufficient_checks = staticmethod(usual_checks.together(usual_checks.loss_ends_higher))
     """Training goes on with a wrong gradient, too."""
@@ -181,17 +190,17 @@ def _gradient(model: Any, loss: Tensor) -> tuple[Tensor, float]:
     """The gradient of the weight, in fp64 and flat, and the loss."""
     import torch
 
-    (found,) = torch.autograd.grad(loss, [model.weight])
-    return found.double().flatten(), float(loss.detach())
+    (gradient,) = torch.autograd.grad(loss, [model.weight])
+    return gradient.double().flatten(), float(loss.detach())
 
 
-def _beside(got: Tensor, right: Tensor) -> dict[str, float]:
-    found = api.projection(got, right)
-    cosine = found.ratio * found.right / found.got if found.got else 0.0
-    return {"ratio": found.ratio, "cosine": cosine}
+def _beside(gradient: Tensor, expected: Tensor) -> dict[str, float]:
+    projection = api.projection(gradient, expected)
+    cosine = projection.ratio * projection.right / projection.got if projection.got else 0.0
+    return {"ratio": projection.ratio, "cosine": cosine}
 
 
-def _right(facts: api.Record) -> bool:
+def _is_right(facts: api.Record) -> bool:
     return api.near(facts["ratio"], 1, share=TOLERANCE) and facts["cosine"] >= STRAIGHT
 
 

@@ -35,8 +35,8 @@ class Reference:
 
     def distance(self, weights: Mapping[str, Tensor]) -> float:
         """The greatest difference between its weights and these."""
-        own = dict(self.module.named_parameters())
-        return max(float((own[n] - w).detach().abs().max()) for n, w in weights.items())
+        parameters = dict(self.module.named_parameters())
+        return max(float((parameters[n] - w).detach().abs().max()) for n, w in weights.items())
 
 
 class Beside:

@@ -48,12 +48,12 @@ def engine(ctx: api.Context, lr: float, config: Mapping[str, Any], observe: Obse
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
     torch.manual_seed(ctx.seed)
     model = ByteGPT(Shape(), observe)
-    made, *_ = deepspeed.initialize(
+    gpt_engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=optimizer(model.parameters(), lr),
         config={**_accumulation(config), **config},
     )
-    return made
+    return gpt_engine
 
 
 def optimizer(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
@@ -62,7 +62,7 @@ def optimizer(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Opti
 
 
 def _accumulation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """In what bf16 at stage 0 accumulates gradients: old releases refuse bf16, new ones fp32."""
+    """The dtype in which bf16 at stage 0 accumulates: old releases refuse bf16, new ones fp32."""
     from deepspeed.runtime import constants
 
     if "bf16" not in config or config["zero_optimization"]["stage"]:
@@ -72,14 +72,14 @@ def _accumulation(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Training:
-    """The engine, what watches its steps, and its batches."""
+    """The engine, the watch over its steps, and its batches."""
 
     def __init__(self, ctx: api.Context, config: Mapping[str, Any]) -> None:
         p, headroom = ctx.params, Headroom(warn_below=ctx.params.warn_below)
         self.engine = engine(ctx, p.lr, config, headroom.observe)
         text = corpus.standard_library()
-        first = begun.Watch(self.engine, partial(optimizer, lr=p.lr), p.gradient_clipping)
-        self.watch = loss_scale.Watch(ctx, self.engine, headroom, first, text.facts)
+        first_steps = begun.Watch(self.engine, partial(optimizer, lr=p.lr), p.gradient_clipping)
+        self.watch = loss_scale.Watch(ctx, self.engine, headroom, first_steps, text.facts)
         self._batches = text.batches(ctx, p.sequences, Shape().sequence + 1)
 
     def begin(self, step: int) -> Tensor:

@@ -57,7 +57,7 @@ class Corpus:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What to record of it."""
+        """What to record of the text."""
         return {"sha256": self.sha256, "bytes": len(self.data), "files": self.files}
 
 

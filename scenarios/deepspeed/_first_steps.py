@@ -29,7 +29,7 @@ alone moves them by 1e-3 in the third step."""
 
 
 def plan(steps: int) -> api.Plan:
-    """The first of so many steps."""
+    """The records of the first steps of a training that has ``steps``."""
     facts = {
         "loss": api.MAY_OVERFLOW,
         "reference_loss": api.MAY_OVERFLOW,
@@ -75,8 +75,8 @@ class Watch:
         self.before = {n: p.detach().clone() for n, p in self.parameters.items()}
         leaves = {n: value.clone().requires_grad_() for n, value in self.before.items()}
         loss = torch.func.functional_call(self.engine.module, leaves, (batch,))
-        found = torch.autograd.grad(loss.float() * self.scale, list(leaves.values()))
-        for copy, gradient in zip(self.copies.values(), found, strict=True):
+        gradients = torch.autograd.grad(loss.float() * self.scale, list(leaves.values()))
+        for copy, gradient in zip(self.copies.values(), gradients, strict=True):
             whole = gradient.float()
             dist.all_reduce(whole)
             copy.grad = (whole / (self.scale * dist.get_world_size())).to(copy.dtype)
@@ -88,9 +88,9 @@ class Watch:
         import torch.distributed as dist
 
         gradients = [copy.grad.double() for copy in self.copies.values() if copy.grad is not None]
-        norm = float(torch.stack([each.norm() for each in gradients]).norm())
-        got = torch.zeros((), dtype=torch.float64) if self.got is None else self.got
-        reached = got.float().to(self.engine.device)
+        norm = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
+        squares = torch.zeros((), dtype=torch.float64) if self.got is None else self.got
+        reached = squares.float().to(self.engine.device)
         if self._sharded():
             dist.all_reduce(reached)
         for copy in self.copies.values():
@@ -112,15 +112,17 @@ class Watch:
     def _look(self, *_: Any) -> None:
         import torch
 
-        used = [p.grad for group in self.base.param_groups for p in group["params"]]
-        squares = [each.double().square().sum() for each in used if each is not None]
+        gradients = [p.grad for group in self.base.param_groups for p in group["params"]]
+        squares = [
+            gradient.double().square().sum() for gradient in gradients if gradient is not None
+        ]
         self.got = torch.stack(squares).sum() if squares else None
         group = self.base.param_groups[0]
         self.rates = {"lr": float(group["lr"]), "betas": group["betas"]}
 
     def _sharded(self) -> bool:
-        held = sum(p.numel() for group in self.base.param_groups for p in group["params"])
-        return bool(held < sum(p.numel() for p in self.parameters.values()))
+        elements = sum(p.numel() for group in self.base.param_groups for p in group["params"])
+        return bool(elements < sum(p.numel() for p in self.parameters.values()))
 
     def _aside(self) -> float:
         way, aside = 0.0, 0.0
@@ -135,28 +137,30 @@ def untrue(records: api.Records, unscaled_twice: bool = False) -> Iterator[str]:
     """Where the first steps differ from plain torch's; for each rank, the first difference.
 
     Steps are ignored from the first one on at which plain torch's gradient overflows as well.
-    ``unscaled_twice``: all gradients may be too small by the scale of the loss.
+    ``unscaled_twice``: gradients may be divided by the scale of the loss once too often.
     """
     clipping = records.params.gradient_clipping
     for rank in records.ranks:
         for step in records.of("begun", rank):
             if not api.finite(step["gradient"]):
                 break
-            wrong = _wrong(step, clipping, unscaled_twice)
-            if wrong:
-                yield f"rank {rank}, step {step['step']}: {wrong}"
+            fault = _fault(step, clipping, unscaled_twice)
+            if fault:
+                yield f"rank {rank}, step {step['step']}: {fault}"
                 break
 
 
-def _wrong(step: api.Record, clipping: float, unscaled_twice: bool) -> str:
+def _fault(step: api.Record, clipping: float, unscaled_twice: bool) -> str:
     unclipped = (step["gradient"] / over for over in (1, step["scale"]))
-    right, again = (min(norm, clipping) if clipping else norm for norm in unclipped)
+    expected, again = (min(norm, clipping) if clipping else norm for norm in unclipped)
     if not api.near(step["loss"], step["reference_loss"], share=TOLERANCE):
         return f"the loss is {step['loss']:.5g}, but plain torch has {step['reference_loss']:.5g}"
-    if unscaled_twice and again < right and api.near(step["got"], again, share=TOLERANCE):
+    if unscaled_twice and again < expected and api.near(step["got"], again, share=TOLERANCE):
         return ""
-    if not api.near(step["got"], right, share=TOLERANCE):
-        return f"the optimizer got a gradient of norm {step['got']:.4g}, where {right:.4g} is right"
+    if not api.near(step["got"], expected, share=TOLERANCE):
+        return (
+            f"the optimizer got a gradient of norm {step['got']:.4g}, where {expected:.4g} is right"
+        )
     if not api.near(step["aside"], 0.0, within=ASIDE):
         return f"the weights are {step['aside']:.2g} of a step away from plain torch's"
     return ""

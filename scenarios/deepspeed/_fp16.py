@@ -91,13 +91,13 @@ def run(ctx: api.Context) -> None:
     from scenarios.deepspeed import _byte_gpt as byte_gpt
 
     with ctx.phase("init"):
-        made = byte_gpt.Training(ctx, config(ctx))
+        training = byte_gpt.Training(ctx, config(ctx))
     with ctx.phase("steps"):
         for step in api.each(ctx.params.steps):
-            batch = made.begin(step)
-            loss = made.engine(batch)
-            made.engine.backward(loss)
-            if not made.watch.step(step, loss):
+            batch = training.begin(step)
+            loss = training.engine(batch)
+            training.engine.backward(loss)
+            if not training.watch.step(step, loss):
                 return
 
 
@@ -134,7 +134,7 @@ def _doubts(records: api.Records) -> Iterator[str]:
         if setup is None or not setup["scaler"]["dynamic"]:
             yield f"rank {rank} has no dynamic loss scaler"
             continue
-        taken = steps[-1]["skipped"] if steps else 0
+        skips = steps[-1]["skipped"] if steps else 0
         allowed = loss_scale.expected_skips(steps, setup["scaler"])
-        if taken != allowed:
-            yield f"rank {rank}: {taken} skipped steps, where the loss scaler allows {allowed}"
+        if skips != allowed:
+            yield f"rank {rank}: {skips} skipped steps, where the loss scaler allows {allowed}"

@@ -9,7 +9,7 @@ from harness.bugs import api
 
 
 def weights_lost(records: api.Records) -> api.Finding | None:
-    """The finding that weights were not restored, which is no documented symptom."""
+    """The finding that weights were not restored; this is not a documented symptom."""
     count = records.of("loaded")[0]["differing"]
     text = f"{count} weights differ from those saved"
     return api.Finding(text, documented=False) if count else None

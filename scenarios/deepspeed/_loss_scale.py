@@ -51,7 +51,7 @@ STEP = {
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The scaler's settings, then so many steps, unless the documented exception ends them; and the
+    """The scaler's settings; then all steps, or those until the documented exception; and the
     comparison of the first steps with plain torch."""
     steps = api.each(at.params.steps)
     raised = {"type": api.exactly("Exception"), "text": api.exactly(GIVEN_UP)}
@@ -67,13 +67,13 @@ class Watch:
     """Records what DeepSpeed does with each step; ``headroom`` has seen the forward pass."""
 
     def __init__(
-        self, ctx: api.Context, engine: Any, headroom: Any, first: begun.Watch, corpus: Any
+        self, ctx: api.Context, engine: Any, headroom: Any, first_steps: begun.Watch, corpus: Any
     ) -> None:
-        self.ctx, self.engine, self.headroom, self.first = ctx, engine, headroom, first
+        self.ctx, self.engine, self.headroom, self.first = ctx, engine, headroom, first_steps
         ctx.record("setup", corpus=corpus, scaler=_settings(engine.optimizer))
 
     def begin(self, number: int, batch: Any) -> None:
-        """Start a step on a batch; of the first steps, plain torch takes the same."""
+        """Start a step on a batch; plain torch takes the first steps, too."""
         if number <= begun.STEPS:
             self.first.scale = _scale(self.engine.optimizer)
             self.first.begin(batch)
@@ -197,16 +197,16 @@ def expected_skips(steps: Sequence[api.Record], scaler: Mapping[str, Any]) -> in
     """
     halvings = math.ceil(math.log2(scaler["initial"] / scaler["minimum"]))
     patience = (scaler["hysteresis"] or 1) - 1
-    left, passed = patience, 0
+    patience_left, passed = patience, 0
     start = {"skipped": 0, "loss_scale": scaler["initial"]}
     for before, step in pairwise([start, *steps]):
         doubled = step["loss_scale"] > before["loss_scale"]
         skips = step["skipped"] > before["skipped"]
         halvings += doubled
         if doubled or (scaler["consecutive"] and not skips):
-            left = patience
-        elif skips and left:
-            left -= 1
+            patience_left = patience
+        elif skips and patience_left:
+            patience_left -= 1
             passed += 1
     return halvings + passed
 
@@ -272,16 +272,16 @@ def _from_elsewhere(records: api.Records) -> Iterator[str]:
 def untrue(records: api.Records) -> Iterator[str]:
     """What is wrong with the training besides any overflow.
 
-    At ZeRO stage 0, releases since 0.18.3 divide by the scale twice: another bug, which is excused.
+    Another bug is excused: at ZeRO stage 0, releases since 0.18.3 divide by the scale twice.
     """
     yield from begun.untrue(records, unscaled_twice=not records.params.zero_stage)
     for rank in records.ranks:
-        for wrong in (_setup_wrong, _begun_wrong, _rates_wrong, _scale_wrong, _weights_wrong):
-            yield from list(wrong(records, rank))[:1]
+        for check in (_setup_wrong, _begun_wrong, _rates_wrong, _scale_wrong, _weights_wrong):
+            yield from list(check(records, rank))[:1]
 
 
 def _setup_wrong(records: api.Records, rank: int) -> Iterator[str]:
-    """Where the loss scaler that upstream made is not the one that the parameters select."""
+    """Whether upstream's loss scaler is not the one that the parameters select."""
     setup, params = records.one("setup", rank), records.params
     if setup is None:
         return
@@ -299,43 +299,43 @@ def _ended(records: api.Records, rank: int) -> list[api.Record]:
 
 
 def _begun_wrong(records: api.Records, rank: int) -> Iterator[str]:
-    """Where a first step contradicts the record of that step: in its rate or norm."""
+    """Where the rate or the norm of a first step contradicts the record ``begun`` of that step."""
     setup = records.one("setup", rank)
     if setup is None:
         return
     rate = records.params.first_lr
     before = {"loss_scale": setup["scaler"]["initial"], "lr": rate, "skipped": 0}
-    for first, step in zip(records.of("begun", rank), _ended(records, rank), strict=False):
-        where, taken = f"rank {rank}, step {step['step']}:", step["skipped"] == before["skipped"]
-        if taken and not api.near(first["rate"], before["lr"], share=1e-3):
-            yield f"{where} its rate is {first['rate']:.4g}, where {before['lr']:.4g} was due"
-        if taken and not math.isfinite(float(first["gradient"])):
-            yield f"{where} it was taken, but plain torch's gradient is {first['gradient']}"
-        elif taken and not _norm_of(step, first):
-            norms = f"{step['grad_norm']}, but plain torch's {first['gradient']:.5g}"
-            yield f"{where} its gradient norm is {norms}, at a scale of {first['scale']:g}"
+    for comparison, step in zip(records.of("begun", rank), _ended(records, rank), strict=False):
+        where, is_taken = f"rank {rank}, step {step['step']}:", step["skipped"] == before["skipped"]
+        if is_taken and not api.near(comparison["rate"], before["lr"], share=1e-3):
+            yield f"{where} its rate is {comparison['rate']:.4g}, where {before['lr']:.4g} was due"
+        if is_taken and not math.isfinite(float(comparison["gradient"])):
+            yield f"{where} it was taken, but plain torch's gradient is {comparison['gradient']}"
+        elif is_taken and not _norm_of(step, comparison):
+            norms = f"{step['grad_norm']}, but plain torch's {comparison['gradient']:.5g}"
+            yield f"{where} its gradient norm is {norms}, at a scale of {comparison['scale']:g}"
         before = step
 
 
-def _norm_of(step: api.Record, first: api.Record) -> bool:
-    """Whether the gradient norm is plain torch's, as it is, scaled, or divided by the scale once
-    too often, as releases have it at their stages; or whether there is none."""
-    rights = (first["gradient"] * first["scale"] ** power for power in (0, 1, -1))
+def _norm_of(step: api.Record, comparison: api.Record) -> bool:
+    """Whether the gradient norm is plain torch's, or missing. Some releases and stages multiply it
+    by the scale, or divide it by the scale once too often."""
+    norms = (comparison["gradient"] * comparison["scale"] ** power for power in (0, 1, -1))
     norm = step["grad_norm"]
-    return norm is None or any(api.near(norm, right, share=begun.TOLERANCE) for right in rights)
+    return norm is None or any(api.near(norm, due, share=begun.TOLERANCE) for due in norms)
 
 
 def _rates_wrong(records: api.Records, rank: int) -> Iterator[str]:
-    """Every step that is taken must raise the rate by the same amount, up to the top of the ramp,
-    and lower it by as much from there on, for as many steps."""
+    """Every step that is taken must raise the rate by the same amount up to the top of the ramp,
+    and then lower it by that amount for as many steps."""
     params = records.params
     for step in _ended(records, rank):
-        taken = step["step"] - step["skipped"]
-        from_top = abs(taken - params.ramp) / params.ramp
-        right = params.lr - (params.lr - params.first_lr) * from_top
-        if from_top <= 1 and not api.near(step["lr"], right, share=1e-3):
+        count = step["step"] - step["skipped"]
+        from_top = abs(count - params.ramp) / params.ramp
+        expected = params.lr - (params.lr - params.first_lr) * from_top
+        if from_top <= 1 and not api.near(step["lr"], expected, share=1e-3):
             where = f"rank {rank}, step {step['step']}:"
-            yield f"{where} the next rate is {step['lr']:.4g}, where {right:.4g} is right"
+            yield f"{where} the next rate is {step['lr']:.4g}, where {expected:.4g} is right"
 
 
 def _scale_wrong(records: api.Records, rank: int) -> Iterator[str]:
@@ -343,40 +343,42 @@ def _scale_wrong(records: api.Records, rank: int) -> Iterator[str]:
     setup, steps = records.one("setup", rank), _ended(records, rank)
     least = setup["scaler"]["minimum"] if setup else None
     for before, step in pairwise(steps):
-        was, now = before["loss_scale"], step["loss_scale"]
+        was, scale = before["loss_scale"], step["loss_scale"]
         skips = step["skipped"] > before["skipped"]
         if step["skipped"] - before["skipped"] not in (0, 1):
             counts = f"from {before['skipped']} to {step['skipped']}"
             yield f"rank {rank}, step {step['step']}: the count of skipped steps went {counts}"
-        if now not in ((was, max(was / 2, least or 0.0)) if skips else (was, 2 * was)):
-            what = "skipped" if skips else "taken"
-            yield f"rank {rank}, step {step['step']} was {what}: the scale went {was:g} to {now:g}"
+        if scale not in ((was, max(was / 2, least or 0.0)) if skips else (was, 2 * was)):
+            fate = "skipped" if skips else "taken"
+            yield (
+                f"rank {rank}, step {step['step']} was {fate}: the scale went {was:g} to {scale:g}"
+            )
 
 
 def _weights_wrong(records: api.Records, rank: int) -> Iterator[str]:
-    """A step that is taken must move the weights, a skipped one must not; all ranks' are equal."""
+    """A step that is taken must move the weights, a skipped one must not; ranks must stay equal."""
     steps = _ended(records, rank)
-    for before, step, first in zip(steps, steps[1:], records.of("step", 0)[1:], strict=False):
+    for before, step, of_rank_0 in zip(steps, steps[1:], records.of("step", 0)[1:], strict=False):
         skips = step["skipped"] > before["skipped"]
         if (step["weights"] == before["weights"]) is not skips:
-            what = "was skipped, but moved" if skips else "was taken, but did not move"
-            yield f"rank {rank}, step {step['step']} {what} the weights"
-        if step["weights"] != first["weights"]:
+            fault = "was skipped, but moved" if skips else "was taken, but did not move"
+            yield f"rank {rank}, step {step['step']} {fault} the weights"
+        if step["weights"] != of_rank_0["weights"]:
             yield f"rank {rank}, step {step['step']}: the weights are not those of rank 0"
 
 
 def cut_short(records: api.Records) -> Iterator[str]:
     """The ranks that did not take all of their steps."""
     for rank in records.ranks:
-        taken = len(records.of("step", rank))
-        if taken != records.params.steps:
-            yield f"rank {rank} took {taken} of {records.params.steps} steps"
+        count = len(records.of("step", rank))
+        if count != records.params.steps:
+            yield f"rank {rank} took {count} of {records.params.steps} steps"
 
 
 def unwell(records: api.Records) -> api.Finding | None:
-    """What shows that training did not survive the overflow unharmed, though no loss broke.
+    """The finding that the overflow harmed the training, though every loss was finite.
 
-    Without an overflow a skipped step is no such sign: loss scaling skips steps.
+    Without an overflow, a skipped step is normal: loss scaling skips steps.
     """
     odd = [*cut_short(records), *untrue(records)]
     if skipped(records) and first_overflow(records):
@@ -390,8 +392,8 @@ def exercised(records: api.Records) -> api.Exercise:
     if not steps:
         return api.Exercise(False, "no step was recorded")
     if overflow is None:
-        taken, least = max(step["step"] for step in steps), _least(steps)
-        why = f"no watched tensor passed {LIMIT} in {taken} steps"
+        count, least = max(step["step"] for step in steps), _least(steps)
+        why = f"no watched tensor passed {LIMIT} in {count} steps"
         return api.Exercise(False, f"{why}; the least headroom was {least:.1f} bits")
     values = (float(value) for step in steps for value in step["largest"].values())
     largest = max((value for value in values if not math.isnan(value)), default=math.nan)

@@ -25,9 +25,9 @@ BATCH = 4
 def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **config: Any) -> None:
     """Train a linear map for a step of SGD, and record it.
 
-    ``local`` compares what was applied with the gradient of which only the first ``averaged``
-    micro-batches are averaged over the ranks; of the others, each rank uses its own. If some are
-    averaged, ``own`` compares it with the gradient of which none is.
+    ``local`` compares what was applied with a gradient in which only the first ``averaged``
+    micro-batches are averaged over the ranks; for the others, each rank uses its own gradient. If
+    ``averaged`` is above 0, ``own`` compares it with each rank's own gradient of all micro-batches.
     """
     ranks = range(ctx.world_size)
     torch.manual_seed(ctx.seed)
@@ -51,7 +51,7 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
     before = masters(engine)
     loss = linear.of(engine.module)
     whole = applied.plainly(loss, before, rows)
-    each = [
+    by_rank = [
         applied.plainly(
             loss, before, [tuple(t.chunk(len(ranks))[rank] for t in row) for row in rows]
         )
@@ -61,7 +61,7 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
     after = masters(engine)
 
     def mixed(averaged: int) -> api.Facts:
-        micro = [_mixed(whole, each, averaged)]
+        micro = [_mixed(whole, by_rank, averaged)]
         return applied.facts(Plain(whole.losses, micro), before, after, lr)
 
     ctx.record(
@@ -69,7 +69,9 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
         1,
         loss=sum(losses) / len(losses),
         parted=any(
-            not torch.equal(each[0].micro[0][n], one.micro[0][n]) for one in each for n in before
+            not torch.equal(by_rank[0].micro[0][n], plain.micro[0][n])
+            for plain in by_rank
+            for n in before
         ),
         **applied.facts(whole, before, after, lr),
         local=mixed(averaged),
@@ -82,18 +84,18 @@ def masters(engine: Any) -> dict[str, Tensor]:
     return {n: safe_get_full_fp32_param(p).clone() for n, p in engine.module.named_parameters()}
 
 
-def _mixed(whole: Plain, each: list[Plain], averaged: int) -> dict[str, Tensor]:
-    """The gradient of each rank's part, with its own gradients where the mean is missing."""
+def _mixed(whole: Plain, by_rank: list[Plain], averaged: int) -> dict[str, Tensor]:
+    """The gradient of each rank's part; after ``averaged`` micro-batches the rank uses its own."""
     names = list(whole.micro[0])
 
     def flat(micro: Any) -> Tensor:
         return torch.cat([micro[name].flatten() for name in names])
 
     parts = []
-    for rank, own in enumerate(each):
-        used = [*whole.micro[:averaged], *own.micro[averaged:]]
-        mean = torch.stack([flat(micro) for micro in used]).mean(0)
-        parts.append(mean.chunk(len(each))[rank])
+    for rank, plain in enumerate(by_rank):
+        gradients = [*whole.micro[:averaged], *plain.micro[averaged:]]
+        mean = torch.stack([flat(micro) for micro in gradients]).mean(0)
+        parts.append(mean.chunk(len(by_rank))[rank])
     sizes = [whole.micro[0][name].numel() for name in names]
-    found = torch.cat(parts).split(sizes)
-    return {n: f.view_as(whole.micro[0][n]) for n, f in zip(names, found, strict=True)}
+    parts_of_weights = torch.cat(parts).split(sizes)
+    return {n: f.view_as(whole.micro[0][n]) for n, f in zip(names, parts_of_weights, strict=True)}

@@ -20,7 +20,7 @@ BATCH = 8
 
 
 def engine(ctx: api.Context, lr: float, **config: Any) -> Any:
-    """DeepSpeed's engine with Adam; the weights differ by the launch, so that loading shows."""
+    """DeepSpeed's engine with Adam; each launch has other initial weights, which a load changes."""
     torch.manual_seed(ctx.seed + len(ctx.launch))
     return regression.engine(
         ctx,
@@ -41,7 +41,7 @@ def rows(ctx: api.Context, count: int) -> list[Rows]:
 
 
 def adam(engine: Any) -> dict[str, float]:
-    """Adam's count of steps, and the norms of its moments; 0 where it has no state."""
+    """Adam's count of steps, and the norms of its moments; 0 if it has no state."""
     base = engine.optimizer
     while hasattr(base, "optimizer"):
         base = base.optimizer
@@ -59,8 +59,8 @@ def saved_weights(folder: Path, rank: int, module: Any = None) -> dict[str, Tens
     file = folder / f"weights_{rank}.pt"
     if module is not None:
         torch.save({n: p.detach().clone() for n, p in module.named_parameters()}, file)
-    found: dict[str, Tensor] = torch.load(file, weights_only=True)
-    return found
+    weights: dict[str, Tensor] = torch.load(file, weights_only=True)
+    return weights
 
 
 def differing(module: Any, weights: dict[str, Tensor]) -> int:
@@ -69,7 +69,7 @@ def differing(module: Any, weights: dict[str, Tensor]) -> int:
 
 
 def masters(engine: Any) -> dict[str, Tensor]:
-    """A copy of the fp32 masters of all ranks, or of the weights without any; a collective call."""
+    """A copy of all ranks' fp32 masters, or of the weights if there are none; a collective call."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     parameters = dict(engine.module.named_parameters())
@@ -77,8 +77,8 @@ def masters(engine: Any) -> dict[str, Tensor]:
     if unfused is not None:  # the optimizer without ZeRO has a list for each group of parameters
         flat = [master for group in unfused for master in group]
         return {n: m.detach().clone() for n, m in zip(parameters, flat, strict=True)}
-    found = {name: safe_get_full_fp32_param(p) for name, p in parameters.items()}
-    return {n: (parameters[n] if f is None else f).detach().clone() for n, f in found.items()}
+    by_name = {name: safe_get_full_fp32_param(p) for name, p in parameters.items()}
+    return {n: (parameters[n] if f is None else f).detach().clone() for n, f in by_name.items()}
 
 
 def apart(ones: dict[str, Tensor], others: dict[str, Tensor]) -> float:

@@ -62,7 +62,7 @@ def not_moved(records: api.Records) -> Iterator[str]:
     """
     for rank in records.ranks:
         for rate, step in zip(records.of("rate", rank), records.of("step", rank), strict=True):
-            if not all(applied.times(step, each) for each in rate["rates"]):
+            if not all(applied.times(step, used_rate) for used_rate in rate["rates"]):
                 yield f"{applied.described(step)}, at a rate of {rate['rates']}"
 
 
@@ -80,20 +80,20 @@ def groups_wrong(records: api.Records) -> Iterator[str]:
 
 
 def logged_wrong(records: api.Records, formula: Callable[[int], float]) -> Iterator[str]:
-    """The steps after which another rate than the next one's was ``logged``."""
+    """The steps after which ``logged`` is not the rate of the next step."""
     for step in records.of("step"):
-        right = formula(step["step"] + 1)
-        if not all(api.near(rate, right, within=1e-9) for rate in step["logged"]):
-            yield f"step {step['step']}: {step['logged']} is logged, but {right:.4g} is next"
+        expected = formula(step["step"] + 1)
+        if not all(api.near(rate, expected, within=1e-9) for rate in step["logged"]):
+            yield f"step {step['step']}: {step['logged']} is logged, but {expected:.4g} is next"
 
 
-def finding(wrong: Sequence[Deviation], *, documented: bool) -> api.Finding:
+def finding(wrong_rates: Sequence[Deviation], *, documented: bool) -> api.Finding:
     """The finding that these steps used a wrong rate."""
     return api.Finding(
-        message="\n".join(dict.fromkeys(map(str, wrong))),
-        step=min(each.step for each in wrong),
-        ranks=tuple(sorted({each.rank for each in wrong})),
-        magnitude=max(abs(each.rate - each.wanted) for each in wrong),
+        message="\n".join(dict.fromkeys(map(str, wrong_rates))),
+        step=min(deviation.step for deviation in wrong_rates),
+        ranks=tuple(sorted({deviation.rank for deviation in wrong_rates})),
+        magnitude=max(abs(deviation.rate - deviation.wanted) for deviation in wrong_rates),
         unit=UNIT,
         documented=documented,
     )
@@ -120,7 +120,7 @@ class Scheduled(usual_checks.Checked):
     """Checks that miss the bug."""
 
     def plan(self, at: api.Position) -> api.Plan:
-        """The schedule's class; the rate of each step; and what it did to the weights."""
+        """The schedule's class, the rate of each step, and what each step did to the weights."""
         steps = api.each(at.params.steps)
         return {
             "schedule": api.Kind({"name": api.exactly(self.name)}),
@@ -132,8 +132,12 @@ class Scheduled(usual_checks.Checked):
         """The finding that steps used another rate than the schedule's."""
         if odd := list(self.odd(records)):
             return api.Finding("\n".join(odd[:3]), documented=False)
-        wrong = deviations(records, partial(self.formula, records.params))
-        return finding(wrong, documented=self.documented(wrong, records)) if wrong else None
+        wrong_rates = deviations(records, partial(self.formula, records.params))
+        return (
+            finding(wrong_rates, documented=self.documented(wrong_rates, records))
+            if wrong_rates
+            else None
+        )
 
 
 def watch(record: Callable[..., None], optimizer: Any) -> None:

@@ -70,10 +70,10 @@ def run(ctx: api.Context) -> None:
         ctx.record("step", step, loss=loss, **stage.facts(p.lr))
 
 
-def all_stages(wrong: Sequence[api.Record], records: api.Records) -> api.Finding:
+def all_stages(wrong_steps: Sequence[api.Record], records: api.Records) -> api.Finding:
     """The finding, with what all stages applied in the first wrong step."""
-    seen = [step for step in records.of("step") if step["step"] == wrong[0]["step"]]
-    return applied.finding(wrong, map(applied.described, seen), documented=True)
+    steps = [step for step in records.of("step") if step["step"] == wrong_steps[0]["step"]]
+    return applied.finding(wrong_steps, map(applied.described, steps), documented=True)
 
 
 def count(records: api.Records) -> int:

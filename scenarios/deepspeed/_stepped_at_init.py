@@ -50,21 +50,21 @@ class Ahead:
     def detect(self, records: api.Records) -> api.Finding | None:
         """The finding that Adam's count or the weights are not plain torch's."""
         steps = records.of("step")
-        wrong = [step for step in steps if not self._right(step)]
-        if not wrong:
+        wrong_steps = [step for step in steps if not self._is_right(step)]
+        if not wrong_steps:
             return None
-        first = wrong[0]
+        fault = wrong_steps[0]
         return api.Finding(
-            f"after step {first['step']} Adam has counted {first['count']}, and the {self.weights} "
-            f"are {first['strayed']:.3g} learning rates from plain torch's",
-            step=first["step"],
+            f"after step {fault['step']} Adam has counted {fault['count']}, and the {self.weights} "
+            f"are {fault['strayed']:.3g} learning rates from plain torch's",
+            step=fault["step"],
             ranks=records.ranks,
-            magnitude=max(step["strayed"] for step in wrong),
+            magnitude=max(step["strayed"] for step in wrong_steps),
             unit="learning rates from plain torch's weights",
             documented=all(map(self.documented, steps)),
         )
 
-    def _right(self, step: api.Record) -> bool:
+    def _is_right(self, step: api.Record) -> bool:
         """Whether the count and the weights are those of plain torch."""
         near = api.near(step["strayed"], 0, within=self.tolerance)
         return near and bool(step["count"] == step["step"])

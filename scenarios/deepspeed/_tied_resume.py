@@ -43,8 +43,8 @@ LOADED = {
 
 
 def plan(at: api.Position, steps: int, step: api.Facts) -> api.Plan:
-    """What ``run`` records in a launch; ``step`` has the facts of the trainer's steps, those of
-    ``stepped`` and ``drift`` among them."""
+    """What ``run`` records in a launch; ``step`` has the facts of the trainer's steps, including
+    those of ``stepped``, and ``drift``."""
     if at.launch == "train":
         return {
             "step": api.Kind(step, api.each(steps + 1)),
@@ -86,7 +86,7 @@ def _save(ctx: api.Context, trainer: Any, steps: int) -> None:
 
 
 def _torchs(ctx: api.Context) -> Path:
-    """Where a rank keeps the state of torch's own optimizer from before the save."""
+    """The file with the state of torch's own optimizer on this rank, from before the save."""
     return ctx.folder / f"torch_{ctx.rank}.pt"
 
 
@@ -104,8 +104,8 @@ def _load(ctx: api.Context, trainer: Any, steps: int, optimizer_states: bool) ->
     if optimizer_states:
         trainer.watch.load(_torchs(ctx))
     changes = changes_since(ctx.folder / "before", trainer.engine)
-    now = {name: tensor.cpu() for name, tensor in state_of(trainer.engine).items()}
-    reset = {c.name for c in changes} - {c.name for c in state_changes(fresh, now)}
+    state = {name: tensor.cpu() for name, tensor in state_of(trainer.engine).items()}
+    reset = {c.name for c in changes} - {c.name for c in state_changes(fresh, state)}
     ctx.record(
         "loaded",
         steps,
@@ -151,24 +151,24 @@ def changed(records: api.Records) -> list[Changed]:
     Master copies count only if they were loaded: without optimizer states they are made from the
     rounded weights, as intended.
     """
-    found = [
-        Changed(one["rank"], c["name"], c["about"], c["greatest"], c["reset"])
-        for one in records.of("loaded")
-        for c in one["changed"]
+    changes = [
+        Changed(record["rank"], c["name"], c["about"], c["greatest"], c["reset"])
+        for record in records.of("loaded")
+        for c in record["changed"]
     ]
-    return [c for c in found if not c.master or masters_loaded(records)]
+    return [c for c in changes if not c.master or masters_loaded(records)]
 
 
 def finding(
-    records: api.Records, shown: Sequence[Changed], lines: Sequence[str], *, documented: bool
+    records: api.Records, changes: Sequence[Changed], lines: Sequence[str], *, documented: bool
 ) -> api.Finding:
     """The finding that the load did not restore these tensors."""
     return api.Finding(
         message="\n".join(lines),
         step=records.of("loaded")[0]["step"],
-        parameters=tuple(one.name for one in shown),
-        ranks=tuple(sorted({one.rank for one in shown})),
-        magnitude=max((one.greatest for one in shown), default=None),
+        parameters=tuple(change.name for change in changes),
+        ranks=tuple(sorted({change.rank for change in changes})),
+        magnitude=max((change.greatest for change in changes), default=None),
         unit="between before the save and after the load",
         documented=documented,
     )
@@ -181,21 +181,22 @@ def masters_loaded(records: api.Records) -> bool:
 
 def drifted(records: api.Records) -> Mapping[str, float]:
     """How far copies of one weight were apart right before the save."""
-    return next((one["tied"] for one in records.of("drift", 0)), {})
+    return next((record["tied"] for record in records.of("drift", 0)), {})
 
 
-def later(records: api.Records, one: Changed) -> str:
+def later(records: api.Records, change: Changed) -> str:
     """What one more step does to a parameter that the load has reset."""
-    after = records.one("later", one.rank)
+    after = records.one("later", change.rank)
     still = {c["name"]: c["greatest"] for c in after["changed"]} if after else {}
-    if one.name in still:
-        return f"one step later {one.name} is still off, by {still[one.name]:.3g}"
-    return f"one step later {one.name} is back: the step copies the fp32 master over it"
+    if change.name in still:
+        return f"one step later {change.name} is still off, by {still[change.name]:.3g}"
+    return f"one step later {change.name} is back: the step copies the fp32 master over it"
 
 
 @dataclass(frozen=True)
 class Losses:
-    """In nats, on rank 0: of the last step before the save, and of the next step both ways."""
+    """The losses (nats) on rank 0: of the last step before the save, and of the next step without
+    and with the restart."""
 
     before: float
     uninterrupted: float
@@ -216,40 +217,42 @@ def losses(records: api.Records) -> Losses | None:
 
 
 def trained(
-    records: api.Records, which: Callable[[str], bool], ranks: Sequence[int]
+    records: api.Records, accepts: Callable[[str], bool], ranks: Sequence[int]
 ) -> api.Exercise:
-    """On each of the ranks, training had moved a weight that ``which`` accepts before the save, so
-    a load that restores initial values loses something."""
-    moved = []
+    """On each of the ranks, training had moved a weight whose name ``accepts`` accepts before the
+    save, so a load that restores initial values loses something."""
+    moved_weights = []
     for rank in ranks:
         loaded = records.one("loaded", rank)
-        found = [n for n in loaded["trained"] if which(n)] if loaded else []
-        weights = [name for name in found if not name.endswith(MASTER)]
+        accepted_names = [n for n in loaded["trained"] if accepts(n)] if loaded else []
+        weights = [name for name in accepted_names if not name.endswith(MASTER)]
         if not weights:
             return api.Exercise(False, f"rank {rank} had saved only initial values of it")
-        moved += weights
+        moved_weights += weights
     compared, masters = (
-        sum(one[key] for one in records.of("loaded")) for key in ("compared", "masters")
+        sum(record[key] for record in records.of("loaded")) for key in ("compared", "masters")
     )
     return api.Exercise(
         True,
-        f"training had moved {', '.join(dict.fromkeys(moved))} before the save; {compared} tensors "
-        f"on {len(records.ranks)} ranks were compared after the load, {masters} of them fp32 "
-        "master copies",
+        f"training had moved {', '.join(dict.fromkeys(moved_weights))} before the save; "
+        f"{compared} tensors on {len(records.ranks)} ranks were compared after the load, {masters} "
+        "of them fp32 master copies",
     )
 
 
 def loss_jumps(records: api.Records, by: float = 0.0) -> dict[str, bool]:
     """What everybody checks after a restart."""
-    found = losses(records)
+    restart_losses = losses(records)
     higher = f"{by:g} nats higher" if by else "higher"
-    fired = found is not None and found.resumed > found.uninterrupted + by
+    fired = (
+        restart_losses is not None and restart_losses.resumed > restart_losses.uninterrupted + by
+    )
     return {f"the loss after the load is {higher} than without the restart": fired}
 
 
 def copies_differ(records: api.Records, *fields: str) -> dict[str, bool]:
     """Copies of one weight are equal after a load even if it restored the wrong one."""
-    differ = any(one[field] for one in records.of("loaded") for field in fields)
+    differ = any(record[field] for record in records.of("loaded") for field in fields)
     return {"the tied copies differ after the load": differ}
 
 
@@ -257,7 +260,7 @@ def later_differs(records: api.Records) -> dict[str, bool]:
     """One step too late: that step copies the fp32 masters over what the load had lost."""
     if not masters_loaded(records):
         return {}
-    differs = any(one["changed"] for one in records.of("later"))
+    differs = any(record["changed"] for record in records.of("later"))
     return {"a parameter differs one step after the load": differs}
 
 
@@ -265,12 +268,16 @@ def brought_back(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of each tensor that some variant did not restore, and of how much its values differ
     after the load."""
     lost = {
-        variant: {f"rank {one.rank}: {one.name}": one.greatest for one in changed(records)}
+        variant: {
+            f"rank {change.rank}: {change.name}": change.greatest for change in changed(records)
+        }
         for variant, records in trials.items()
     }
-    names = dict.fromkeys(name for found in lost.values() for name in found)
+    names = dict.fromkeys(name for distances in lost.values() for name in distances)
     values = [
-        (variant, name, found.get(name, 0.0)) for variant, found in lost.items() for name in names
+        (variant, name, distances.get(name, 0.0))
+        for variant, distances in lost.items()
+        for name in names
     ]
     yield api.Bars(
         "How far each tensor is after the load from what was saved",

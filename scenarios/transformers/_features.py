@@ -61,8 +61,8 @@ class Feature(usual_checks.Checked):
     """Checks that miss the bug, besides one for values that are not finite."""
 
     def plan(self, at: api.Position) -> api.Plan:
-        """Each step: of each parameter the norm of its right gradient, and how far the applied one
-        is from it and from the documented one, as fractions."""
+        """Each step has three numbers for each parameter: the norm of its right gradient, and how
+        far the applied one is from the right one and from the documented one, as fractions."""
         compared = api.by_name(api.many(api.SIZE, 3), least=1)
         facts = {"gradients": api.alike(compared) if self.replicas else compared}
         return {
@@ -74,18 +74,22 @@ class Feature(usual_checks.Checked):
     def detect(self, records: api.Records) -> api.Finding | None:
         """The finding that gradients are not those without the feature."""
         steps = records.of("step")
-        wrong = [step for step in steps if any(off > TOLERANCE for _, off, _ in _each(step))]
-        if not wrong:
+        wrong_steps = [
+            step for step in steps if any(off > TOLERANCE for _, off, _ in _figures(step))
+        ]
+        if not wrong_steps:
             return None
-        explained = all(min(off, away) <= TOLERANCE for s in wrong for _, off, away in _each(s))
-        documented = explained and all(map(self._about, wrong))
-        first = wrong[0]
+        explained = all(
+            min(off, away) <= TOLERANCE for s in wrong_steps for _, off, away in _figures(s)
+        )
+        documented = explained and all(map(self._about, wrong_steps))
+        example = wrong_steps[0]
         return api.Finding(
-            "\n".join([_described(first), *[self.then] * documented]),
-            first["step"],
+            "\n".join([_described(example), *[self.then] * documented]),
+            example["step"],
             (),
             records.ranks,
-            max(off for step in wrong for _, off, _ in _each(step)),
+            max(off for step in wrong_steps for _, off, _ in _figures(step)),
             "of the right gradient of a parameter",
             "step",
             documented,
@@ -93,7 +97,7 @@ class Feature(usual_checks.Checked):
 
     def _about(self, step: api.Record) -> bool:
         """Whether the gradient of one of the modules is wrong."""
-        names = (name for name, one in step["gradients"].items() if one[1] > TOLERANCE)
+        names = (name for name, figures in step["gradients"].items() if figures[1] > TOLERANCE)
         return not self.modules or any(set(self.modules) & set(name.split(".")) for name in names)
 
     def picture(self, trials: api.Trials) -> Any:
@@ -102,7 +106,7 @@ class Feature(usual_checks.Checked):
             "The gradient that is farthest from the right one",
             "without the bug, all parameters have the gradient that they have without the feature",
             [
-                (variant, f"step {step['step']}", max(off for _, off, _ in _each(step)))
+                (variant, f"step {step['step']}", max(off for _, off, _ in _figures(step)))
                 for variant, records in trials.items()
                 for step in records.of("step", 0)
             ],
@@ -114,12 +118,13 @@ def record(
     ctx: api.Context,
     step: int,
     loss: Tensor,
-    got: Gradients,
-    right: Gradients,
+    actual: Gradients,
+    expected: Gradients,
     documented: Gradients,
 ) -> None:
-    """Record a step: its loss, and the gradients that it got, by name of the parameter."""
-    facts = {name: _beside(name, got, right, documented) for name in right}
+    """Record a step: its loss, and how its gradients compare with ``expected`` and ``documented``.
+    All gradients are by name of the parameter."""
+    facts = {name: _beside(name, actual, expected, documented) for name in expected}
     ctx.record("step", step, loss=float(loss.detach()), gradients=facts)
 
 
@@ -139,32 +144,36 @@ def of_losses(model: Any, losses: Sequence[Tensor]) -> dict[str, Tensor]:
 
     names, leaves = zip(*model.named_parameters(), strict=True)
     mean = torch.stack(list(losses)).mean()
-    found = torch.autograd.grad(mean, leaves, allow_unused=True)
+    tensors = torch.autograd.grad(mean, leaves, allow_unused=True)
     zeros = (torch.zeros_like(leaf) for leaf in leaves)
     return {
-        name: zero if one is None else one
-        for name, one, zero in zip(names, found, zeros, strict=True)
+        name: zero if tensor is None else tensor
+        for name, tensor, zero in zip(names, tensors, zeros, strict=True)
     }
 
 
-def _beside(name: str, got: Gradients, right: Gradients, documented: Gradients) -> list[float]:
+def _beside(
+    name: str, actual: Gradients, expected: Gradients, documented: Gradients
+) -> list[float]:
     import torch
 
-    whole = float(torch.stack([one.double().norm() for one in right.values()]).norm())
-    norm = float(right[name].double().norm())
+    whole = float(torch.stack([gradient.double().norm() for gradient in expected.values()]).norm())
+    norm = float(expected[name].double().norm())
     size = max(norm, FLOOR * whole)
     return [
         norm,
-        *(float((got[name] - x[name]).double().norm()) / size for x in (right, documented)),
+        *(float((actual[name] - x[name]).double().norm()) / size for x in (expected, documented)),
     ]
 
 
-def _each(step: api.Record) -> list[list[float]]:
+def _figures(step: api.Record) -> list[list[float]]:
     return list(step["gradients"].values())
 
 
 def _described(step: api.Record) -> str:
-    off = {name: one[1] for name, one in step["gradients"].items() if one[1] > TOLERANCE}
+    off = {
+        name: figures[1] for name, figures in step["gradients"].items() if figures[1] > TOLERANCE
+    }
     worst = max(off, key=off.__getitem__)
     total = len(step["gradients"])
     return (

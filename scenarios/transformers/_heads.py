@@ -84,8 +84,8 @@ def trainer(
     torch.manual_seed(ctx.seed)
     loss = Loss(params.head in NEXT_TOKEN, smoothing)
 
-    def facts(seen: Sequence[Rows], *_: Any) -> dict[str, list[int]]:
-        return {"labels": [loss.count(one["labels"]) for one in seen]}
+    def facts(batches: Sequence[Rows], *_: Any) -> dict[str, list[int]]:
+        return {"labels": [loss.count(batch["labels"]) for batch in batches]}
 
     return sgd(
         ctx,

@@ -19,9 +19,9 @@ def run(ctx: api.Context) -> None:
     from scenarios.transformers import _heads as heads
 
     with ctx.phase("init"):
-        made = heads.trainer(ctx)
+        trainer = heads.trainer(ctx)
     with ctx.phase("steps"):
-        made.train()
+        trainer.train()
 
 
 def divided(records: api.Records) -> api.Exercise:

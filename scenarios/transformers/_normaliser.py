@@ -31,6 +31,6 @@ NORMALISERS: Mapping[str, Callable[[Losses, Sequence[int]], float]] = {
 def explains(
     loss: float, means: Losses, tokens: Sequence[int], tolerance: float = 1e-4
 ) -> list[str]:
-    """Which normalisers give this loss, within a fraction; none gives NaN."""
+    """The names of the normalisers that give this loss, within a fraction; none gives NaN."""
     values = {name: of(means, tokens) for name, of in NORMALISERS.items()}
     return [n for n, value in values.items() if api.near(loss, value, share=tolerance)]

@@ -40,8 +40,8 @@ def train(
 ) -> None:
     """Train under DDP on packed rows, and record each step.
 
-    ``masks`` makes the ``attention_mask`` that has the documented fault. It gets of each token in a
-    pack [tokens] its place there, and the number of its row.
+    ``masks`` makes the ``attention_mask`` that has the documented fault. Its arguments are each
+    token's place in the pack and the number of each token's row, both [tokens].
     ``ones`` passes a mask of ones with the packed rows.
     """
     import torch
@@ -63,24 +63,24 @@ def train(
     rows = rows.to(ctx.device)
     at = torch.arange(len(rows), device=ctx.device)
     for step in api.each(ctx.params.steps):
-        right = features.of_losses(model, [_apart(model, rows, ctx.device) for rows in packs])
+        expected = features.of_losses(model, [_apart(model, rows, ctx.device) for rows in packs])
         unlike = {"attention_mask": masks(at, rows)}
-        wrong = features.of_losses(model, [model(**together(r), **unlike).loss for r in packs])
+        documented = features.of_losses(model, [model(**together(r), **unlike).loss for r in packs])
         mask = {"attention_mask": torch.ones_like(at)[None]} if ones else {}
         loss = ddp(**together(packs[ctx.rank]), **mask).loss
         loss.backward()
-        got = features.gradients(model)
+        actual = features.gradients(model)
         optimizer.step()
         optimizer.zero_grad()
-        features.record(ctx, step, loss, got, right, wrong)
+        features.record(ctx, step, loss, actual, expected, documented)
 
 
-def added(seen: Tensor) -> Tensor:
-    """A mask to be added to scores [1, 1, queries, keys]: 0 where ``seen`` [queries, keys]."""
+def added(visible: Tensor) -> Tensor:
+    """A mask to be added to scores [1, 1, queries, keys]: 0 where ``visible`` [queries, keys]."""
     import torch
 
-    zeros = torch.zeros(1, 1, *seen.shape, device=seen.device)
-    return zeros.masked_fill(~seen, torch.finfo(torch.float32).min)
+    zeros = torch.zeros(1, 1, *visible.shape, device=visible.device)
+    return zeros.masked_fill(~visible, torch.finfo(torch.float32).min)
 
 
 def several(records: api.Records) -> api.Exercise:
@@ -99,7 +99,7 @@ def _rows(ctx: api.Context, rank: int) -> list[Tensor]:
 
 
 def _apart(model: Any, rows: Sequence[Tensor], device: Any) -> Tensor:
-    """The mean loss of a token, each row in a pass of its own."""
+    """The mean loss of a token, with a forward pass for each row."""
     import torch.nn.functional as F
 
     total: Any = 0

@@ -27,54 +27,54 @@ def buffers_off(buffers: Iterable[tuple[str, Tensor]], positions: int) -> dict[s
     """How far rotary buffers are from plain torch's: the greatest difference of cosines and sines,
     and for frequencies the angle (radians) at the last position. Other buffers are left out."""
     angles = _angles(positions)
-    last = angles[-1, : DIMENSIONS // 2]
-    kinds = {"inv_freq": last, "cos": angles.cos(), "sin": angles.sin()}
-    found = {}
+    last_angles = angles[-1, : DIMENSIONS // 2]
+    kinds = {"inv_freq": last_angles, "cos": angles.cos(), "sin": angles.sin()}
+    distances = {}
     for name, buffer in buffers:
         kind = name.rpartition(".")[2].removeprefix("original_").strip("_").removesuffix("_cached")
         if kind in kinds:
             value = buffer.detach().cpu().double() * (positions - 1 if kind == "inv_freq" else 1)
-            found[name] = float((value.reshape(kinds[kind].shape) - kinds[kind]).abs().max())
-    return found
+            distances[name] = float((value.reshape(kinds[kind].shape) - kinds[kind]).abs().max())
+    return distances
 
 
 def logits(weights: Mapping[str, Tensor], tokens: Tensor, layers: int, heads: int) -> Tensor:
     """The logits [1, positions, vocabulary] of tokens [1, positions], in fp32; ``weights`` have the
     names of transformers."""
-    named = {name: weight.float() for name, weight in weights.items()}
+    fp32_weights = {name: weight.float() for name, weight in weights.items()}
     angles = _angles(tokens.shape[1]).float().to(tokens.device)
-    x = named["model.embed_tokens.weight"][tokens]
+    x = fp32_weights["model.embed_tokens.weight"][tokens]
     for number in range(layers):
         start = f"model.layers.{number}."
-        own = {n.removeprefix(start): w for n, w in named.items() if n.startswith(start)}
-        x = x + _attended(own, _norm(x, own["input_layernorm.weight"]), angles, heads)
-        h = _norm(x, own["post_attention_layernorm.weight"])
-        inner = F.silu(h @ own["mlp.gate_proj.weight"].T) * (h @ own["mlp.up_proj.weight"].T)
-        x = x + inner @ own["mlp.down_proj.weight"].T
-    return _norm(x, named["model.norm.weight"]) @ named["lm_head.weight"].T
+        layer = {n.removeprefix(start): w for n, w in fp32_weights.items() if n.startswith(start)}
+        x = x + _attended(layer, _norm(x, layer["input_layernorm.weight"]), angles, heads)
+        h = _norm(x, layer["post_attention_layernorm.weight"])
+        inner = F.silu(h @ layer["mlp.gate_proj.weight"].T) * (h @ layer["mlp.up_proj.weight"].T)
+        x = x + inner @ layer["mlp.down_proj.weight"].T
+    return _norm(x, fp32_weights["model.norm.weight"]) @ fp32_weights["lm_head.weight"].T
 
 
-def _attended(own: Mapping[str, Tensor], x: Tensor, angles: Tensor, heads: int) -> Tensor:
+def _attended(layer: Mapping[str, Tensor], x: Tensor, angles: Tensor, heads: int) -> Tensor:
     q, k, v = (
-        (x @ own[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (heads, -1)).transpose(1, 2)
+        (x @ layer[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (heads, -1)).transpose(1, 2)
         for name in "qkv"
     )
     mixed = F.scaled_dot_product_attention(
         _turned(q, angles), _turned(k, angles), v, is_causal=True
     )
-    return mixed.transpose(1, 2).flatten(-2) @ own["self_attn.o_proj.weight"].T
+    return mixed.transpose(1, 2).flatten(-2) @ layer["self_attn.o_proj.weight"].T
 
 
 def _turned(x: Tensor, angles: Tensor) -> Tensor:
-    """Each dimension and the one half a head further on, turned by their angle."""
-    one, other = x.chunk(2, dim=-1)
-    return x * angles.cos() + torch.cat((-other, one), dim=-1) * angles.sin()
+    """Turn each dimension and the one half a head further on by their angle."""
+    front, back = x.chunk(2, dim=-1)
+    return x * angles.cos() + torch.cat((-back, front), dim=-1) * angles.sin()
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * weight
 
 
-def logits_off(found: Tensor, plain: Tensor) -> float:
+def logits_off(actual: Tensor, plain: Tensor) -> float:
     """The distance of logits from plain torch's, as a fraction."""
-    return float((found.float() - plain).norm() / plain.norm())
+    return float((actual.float() - plain).norm() / plain.norm())

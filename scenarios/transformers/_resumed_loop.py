@@ -63,14 +63,14 @@ def trained(ctx: api.Context, grouped: bool) -> list[list[int]]:
     """
     params, launch = ctx.params, ctx.launch
     folder = ctx.folder / ("whole" if launch == "whole" else "stopped")
-    known = inspect.signature(TrainingArguments).parameters
+    parameters = inspect.signature(TrainingArguments).parameters
     grouping: dict[str, Any] = {}
-    if grouped and "group_by_length" in known:
+    if grouped and "group_by_length" in parameters:
         grouping["group_by_length"] = True
     elif grouped:
         grouping["train_sampling_strategy"] = "group_by_length"
     torch.manual_seed(ctx.seed)
-    made = Seen(
+    trainer = Seen(
         llama().to(ctx.device),
         arguments(
             ctx,
@@ -84,5 +84,5 @@ def trained(ctx: api.Context, grouped: bool) -> list[list[int]]:
         callbacks=[Stop(params.stop)] if launch == "save" else [],
     )
     checkpoint = str(folder / f"checkpoint-{params.stop}") if launch == "resume" else None
-    made.train(resume_from_checkpoint=checkpoint)
-    return made.given
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return trainer.given

@@ -19,7 +19,7 @@ Epochs = list[list[int]]
 
 
 def orders(records: api.Records) -> tuple[Epochs, Epochs]:
-    """The rows by epoch: of the run without a stop, and of the stopped and resumed one."""
+    """The rows by epoch of the run without a stop, and those of the stopped and resumed run."""
     whole, save, resume = (record["rows"] for record in records.of("order"))
     size = records.params.rows
 
@@ -31,8 +31,8 @@ def orders(records: api.Records) -> tuple[Epochs, Epochs]:
 
 def stop(records: api.Records) -> tuple[int, int]:
     """The epoch of the resume, from 0, and how many of its rows came before it."""
-    epoch, done = divmod(records.params.stop * BATCH, records.params.rows)
-    return epoch, done
+    epoch, rows_done = divmod(records.params.stop * BATCH, records.params.rows)
+    return epoch, rows_done
 
 
 def _of_resume(records: api.Records) -> list[int]:
@@ -48,7 +48,7 @@ def another_number(records: api.Records) -> dict[str, bool]:
 
 @dataclass(frozen=True)
 class Resumed(usual_checks.Checked):
-    """The oracle of scenarios in which a resumed run gets other rows; they judge these."""
+    """The oracle of scenarios in which a resumed run gets other rows; each judges them itself."""
 
     checks: tuple[usual_checks.Check, ...] = (another_number,)
     """Checks that miss the bug."""

@@ -145,11 +145,11 @@ def diverging(
     }
     best = max(apart, key=lambda name: _agreeing(apart[name]))
     distance, length = apart[best], len(apart[best])
-    first = _agreeing(distance)
+    position = _agreeing(distance)
     return {
         "reference": best,
-        "first": None if first == length else first,
-        "after": length - first,
+        "first": None if position == length else position,
+        "after": length - position,
         "differing": int(distance.count_nonzero()),
         "greatest": {str(n): float(distance[:n].max()) for n in [*lengths, length] if n <= length},
         "apart": distance.tolist(),
@@ -175,29 +175,29 @@ def unlike_reference(records: api.Records, documented: Documented) -> api.Findin
     odd = list(dict.fromkeys(_no_reference(records)))
     if odd:
         return api.Finding("\n".join(odd), ranks=records.ranks, documented=False)
-    wrong = [
+    wrong_buffers = [
         (_precision(record), difference)
         for record in built
-        for difference in _found(record)
+        for difference in _differences(record)
         if beyond(difference, ROUNDING[api.Lane(record["lane"])])
     ]
-    if not wrong and all(answer["first"] is None for answer in answers):
+    if not wrong_buffers and all(answer["first"] is None for answer in answers):
         return None
     doubts = [doubt for record in built for doubt in _unlike(record, documented.figures)]
     doubts += [doubt for answer in answers for doubt in _diverging_unlike(answer, documented.first)]
     layers_alike: dict[tuple[str, str], BufferRecord] = {}
-    for precision, difference in wrong:  # each layer and each rank repeats it
+    for precision, difference in wrong_buffers:  # each layer and each rank repeats it
         layers_alike.setdefault((precision, difference["name"].rpartition(".")[2]), difference)
     lines = [_described(precision, found) for (precision, _), found in layers_alike.items()]
-    named = {name for record in built for name in record["compared"]}
+    names = {name for record in built for name in record["compared"]}
     return api.Finding(
         message="\n".join([*dict.fromkeys(doubts), *lines, *map(_diverges, answers[:1])]),
-        parameters=tuple(dict.fromkeys(d["name"] for _, d in wrong if d["name"] in named)),
+        parameters=tuple(dict.fromkeys(d["name"] for _, d in wrong_buffers if d["name"] in names)),
         step=0,  # buffers are wrong as soon as the model is built
         ranks=records.ranks,
-        magnitude=max((difference["greatest"] for _, difference in wrong), default=None),
+        magnitude=max((difference["greatest"] for _, difference in wrong_buffers), default=None),
         unit=UNIT,
-        documented=bool(wrong and answers) and not doubts,
+        documented=bool(wrong_buffers and answers) and not doubts,
     )
 
 
@@ -220,11 +220,11 @@ def _no_reference(records: api.Records) -> Iterator[str]:
 
 
 def _tokens(answer: api.Record) -> int:
-    """Of how many tokens logits were compared."""
+    """The number of tokens whose logits were compared."""
     return len(answer["apart"])
 
 
-def _found(record: api.Record) -> Sequence[BufferRecord]:
+def _differences(record: api.Record) -> Sequence[BufferRecord]:
     return [*record["differing"], *record.get("turned", ())]
 
 
@@ -232,8 +232,8 @@ def _unlike(
     record: api.Record, documented: Mapping[api.Lane, Mapping[tuple[str, str], Figures]]
 ) -> Iterator[str]:
     """Where a rank's buffers of one precision differ from the documented figures."""
-    found = {difference["name"]: _figures(difference) for difference in _found(record)}
-    compared = dict.fromkeys([*record["compared"], *found])
+    by_name = {difference["name"]: _figures(difference) for difference in _differences(record)}
+    compared = dict.fromkeys([*record["compared"], *by_name])
     for (precision, buffer), figures in documented[api.Lane(record["lane"])].items():
         if precision != _precision(record):
             continue
@@ -241,11 +241,11 @@ def _unlike(
         if not names:
             yield f"{precision}: nothing called {buffer} was compared"
         for name in names:
-            figures_of = zip(Figures._fields, found.get(name, EQUAL), figures, strict=True)
+            figures_of = zip(Figures._fields, by_name.get(name, EQUAL), figures, strict=True)
             odd = [
-                f"{field.replace('_', ' ')} is {seen}, where {wanted} is documented"
-                for field, seen, wanted in figures_of
-                if wanted is not None and seen != wanted
+                f"{field.replace('_', ' ')} is {actual}, where {expected} is documented"
+                for field, actual, expected in figures_of
+                if expected is not None and actual != expected
             ]
             if odd:
                 yield f"{precision} {name}: {', '.join(odd)}"
@@ -262,25 +262,25 @@ def _figures(difference: BufferRecord) -> Figures:
     )
 
 
-def _diverging_unlike(answer: api.Record, first: int) -> Iterator[str]:
-    """Where the logits do not differ at each position from the documented first one on."""
+def _diverging_unlike(answer: api.Record, position: int) -> Iterator[str]:
+    """Where logits do not differ at exactly the positions from the documented one on."""
     if answer["first"] is None:
         yield f"the logits of {_tokens(answer)} tokens do not differ"
-    elif answer["first"] != first:
-        yield f"the logits differ from position {answer['first']} on, and not from {first}"
+    elif answer["first"] != position:
+        yield f"the logits differ from position {answer['first']} on, and not from {position}"
     elif answer["differing"] != answer["after"]:
         yield f"{answer['after'] - answer['differing']} later positions have equal logits again"
 
 
 def _described(precision: str, difference: BufferRecord) -> str:
-    seen, elements = _figures(difference), difference["elements"]
+    figures, elements = _figures(difference), difference["elements"]
     dtypes = f"{difference['dtype']} instead of {difference['expected_dtype']}; "
     return (
         f"{precision} {difference['name']}: "
         f"{dtypes if difference['dtype'] != difference['expected_dtype'] else ''}"
-        f"{seen.mismatched} of {elements} elements ({seen.mismatched / elements:.1%}) differ, by "
-        f"up to {seen.greatest:g} at {seen.place}, relatively by up to {seen.relative:g} at "
-        f"{seen.relative_place}"
+        f"{figures.mismatched} of {elements} elements ({figures.mismatched / elements:.1%}) "
+        f"differ, by up to {figures.greatest:g} at {figures.place}, relatively by up to "
+        f"{figures.relative:g} at {figures.relative_place}"
     )
 
 

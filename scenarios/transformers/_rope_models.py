@@ -57,14 +57,14 @@ def built(
     """The model, built inside these contexts, the outermost first; and the dtypes that constructors
     returned inside them when asked for float32."""
     with ExitStack() as stack:
-        for each in contexts:
-            stack.enter_context(each)
+        for context in contexts:
+            stack.enter_context(context)
         model = build(precision)
-        made = {
+        tensors = {
             "arange": torch.arange(3, dtype=torch.float32),
             "ones": torch.ones(3, dtype=torch.float32),
         }
-    return model, {name: str(value.dtype).removeprefix("torch.") for name, value in made.items()}
+    return model, {name: str(value.dtype).removeprefix("torch.") for name, value in tensors.items()}
 
 
 def build(
@@ -129,8 +129,8 @@ def _parted(model: nn.Module, device: torch.device) -> list[str]:
     """The buffers that differ between ranks: a check that misses this bug."""
     if dist.get_world_size() == 1:
         return []
-    named = [(n, b.to(device)) for n, b in model.named_buffers() if b.is_floating_point()]
-    return [found.name for found in replica_differences(named)]
+    pairs = [(n, b.to(device)) for n, b in model.named_buffers() if b.is_floating_point()]
+    return [found.name for found in replica_differences(pairs)]
 
 
 def turned(
@@ -139,13 +139,13 @@ def turned(
     """How the cosines and sines of transformers 5 differ, at every position, from those of
     ``tiny``; and how far the latter are from plain torch's."""
     answers = []
-    for each, where in ((model, device), (tiny("bf16"), torch.device("cpu"))):
-        positions = torch.arange(each.config.max_position_embeddings, device=where)[None]
+    for llama, where in ((model, device), (tiny("bf16"), torch.device("cpu"))):
+        positions = torch.arange(llama.config.max_position_embeddings, device=where)[None]
         like = torch.empty(0, dtype=torch.bfloat16, device=where)
-        answers.append([t[0] for t in each.model.rotary_emb(like, positions)])
-    named = list(zip(("cos", "sin"), *answers, strict=True))
-    differences = [difference(name, ours, theirs) for name, ours, theirs in named]
-    off = plain_llama.buffers_off(((name, theirs) for name, _, theirs in named), Shape.positions)
+        answers.append([t[0] for t in llama.model.rotary_emb(like, positions)])
+    tables = list(zip(("cos", "sin"), *answers, strict=True))
+    differences = [difference(name, ours, theirs) for name, ours, theirs in tables]
+    off = plain_llama.buffers_off(((name, theirs) for name, _, theirs in tables), Shape.positions)
     return buffers.facts(found for found in differences if found is not None), off
 
 
@@ -159,17 +159,17 @@ def compare_logits(ctx: api.Context, model: LlamaForCausalLM, length: int) -> No
     torch.manual_seed(ctx.seed)
     kinds = dict.fromkeys(["cpu", ctx.device.type])
     references = {kind: build("bf16", kind).to(ctx.device) for kind in kinds}
-    first = next(iter(references.values()))
-    for other in references.values():
-        other.load_state_dict(first.state_dict())
+    source = next(iter(references.values()))
+    for reference in references.values():
+        reference.load_state_dict(source.state_dict())
     _move(model, ctx.device)
-    _give(model, first)
+    _give(model, source)
     tokens = _tokens(length, ctx.seed).to(ctx.device)
     with _gathered(model), torch.no_grad():
         unequal = {name for each in references.values() for name in _unequal(model, each)}
         theirs = {kind: _logits(each, tokens) for kind, each in references.items()}
         answer = buffers.diverging(_logits(model, tokens), theirs)
-        plain = plain_llama.logits(first.state_dict(), tokens, Shape.layers, Shape.heads)
+        plain = plain_llama.logits(source.state_dict(), tokens, Shape.layers, Shape.heads)
         off = max(plain_llama.logits_off(each, plain) for each in theirs.values())
     ctx.record(
         "logits",
@@ -238,10 +238,10 @@ def copy_buffers(model: LlamaForCausalLM, healthy_model: LlamaForCausalLM) -> No
 def load_buffers(model: nn.Module, healthy: nn.Module) -> list[str]:
     """A remedy of the report: make the buffers persistent, so that checkpoints contain them.
 
-    Saves those of a healthy model and loads them. Returns the names of what was saved.
+    Saves the buffers of a healthy model and loads them into ``model``. Returns their names.
     """
-    for each in (model, healthy):
-        for module in each.modules():
+    for root in (model, healthy):
+        for module in root.modules():
             module._non_persistent_buffers_set.clear()
     names = {name for name, _ in healthy.named_buffers()}
     saved = {name: value for name, value in healthy.state_dict().items() if name in names}

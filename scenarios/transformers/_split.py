@@ -31,8 +31,10 @@ COPIED = ("act_fn", "q_norm", "k_norm")
 
 def oracle(*modules: str) -> features.Feature:
     """Each rank has only its own part of the gradient of one of these modules."""
-    then = "the gradients of the ranks add up to the right one: each rank has a part of it alone"
-    return features.Feature(then, modules, replicas=False, checks=())
+    explanation = (
+        "the gradients of the ranks add up to the right one: each rank has a part of it alone"
+    )
+    return features.Feature(explanation, modules, replicas=False, checks=())
 
 
 def differentiate(ctx: api.Context, make: Callable[[], Any]) -> None:
@@ -50,23 +52,23 @@ def differentiate(ctx: api.Context, make: Callable[[], Any]) -> None:
     size = (ctx.params.rows, ctx.params.length)
     tokens = torch.randint(3, features.VOCABULARY, size, generator=draw).to(ctx.device)
     split = _split(ctx, model, "weights")
-    right = features.of_losses(model, [model(input_ids=tokens, labels=tokens).loss])
+    whole_gradients = features.of_losses(model, [model(input_ids=tokens, labels=tokens).loss])
     loss = split(input_ids=tokens, labels=tokens).loss
     loss.backward()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            weight.copy_(right[name])
+            weight.copy_(whole_gradients[name])
     expected = {
         n: _whole(p.detach()) for n, p in _split(ctx, model, "gradients").named_parameters()
     }
-    got = {n: _whole(g) for n, g in features.gradients(split).items()}
+    actual = {n: _whole(g) for n, g in features.gradients(split).items()}
     documented = {
         name: expected[name] - _others(part)
         if set(COPIED) & set(name.split("."))
         else expected[name]
-        for name, part in got.items()
+        for name, part in actual.items()
     }
-    features.record(ctx, 1, loss, got, expected, documented)
+    features.record(ctx, 1, loss, actual, expected, documented)
 
 
 def several(records: api.Records) -> api.Exercise:
@@ -76,19 +78,19 @@ def several(records: api.Records) -> api.Exercise:
 
 
 def _split(ctx: api.Context, model: Any, name: str) -> Any:
-    """The model, saved, and loaded in parts. The first rank alone writes."""
+    """Save the model, and load it in parts; only the first rank writes."""
     import torch.distributed as dist
 
     folder = ctx.folder / name
     if ctx.rank == 0:
         model.save_pretrained(folder)
     dist.barrier()
-    made = type(model).from_pretrained(folder, **_by_plan(ctx.world_size))
-    return made.to(ctx.device).eval()  # with one rank, it stays on the CPU
+    split_model = type(model).from_pretrained(folder, **_by_plan(ctx.world_size))
+    return split_model.to(ctx.device).eval()  # with one rank, it stays on the CPU
 
 
 def _by_plan(ranks: int) -> dict[str, Any]:
-    """What a release's ``from_pretrained`` takes to split tensors by the model's plan."""
+    """The arguments by which a release's ``from_pretrained`` splits tensors by the model's plan."""
     import importlib.util
 
     if not importlib.util.find_spec("transformers.distributed"):  # before 4.54
@@ -102,8 +104,8 @@ def _by_plan(ranks: int) -> dict[str, Any]:
 
 def _whole(tensor: Any) -> Tensor:
     """A DTensor, gathered from all ranks; another tensor as it is."""
-    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
 
 
 def _others(mine: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class Symptom:
     logged: Sequence[str]
     """One of these ``normaliser``s gives each loss that the Trainer has logged."""
 
-    def shown(self, records: api.Records) -> bool:
+    def holds_for(self, records: api.Records) -> bool:
         """Whether each update and each logged loss is as described."""
         return logged_as(records, self.logged) and multiplied(records, self.factor)
 
@@ -74,13 +74,13 @@ class Accumulated(usual_checks.Checked):
     def detect(self, records: api.Records) -> api.Finding | None:
         """The finding that updates are multiplied, as documented or as with another bug."""
         p = records.params
-        for name, other in self.instead.items():
-            if other(p).factor != 1 and other(p).shown(records):
-                return _judged(records, other(p).factor, (), another=name)
+        for name, symptom_of in self.instead.items():
+            if symptom_of(p).factor != 1 and symptom_of(p).holds_for(records):
+                return _judged(records, symptom_of(p).factor, (), another=name)
         symptom = self.documented(p)
-        wrong = any(not applied.times(step, 1) for step in records.of("step"))
-        known = logged_as(records, symptom.logged if wrong else self.right)
-        return _judged(records, symptom.factor, () if known else (self.unlike,))
+        update_wrong = any(not applied.times(step, 1) for step in records.of("step"))
+        loss_expected = logged_as(records, symptom.logged if update_wrong else self.right)
+        return _judged(records, symptom.factor, () if loss_expected else (self.unlike,))
 
     @staticmethod
     def exercised(records: api.Records) -> api.Exercise:
@@ -95,10 +95,10 @@ def run(ctx: api.Context) -> None:
     from scenarios.transformers import _trainer_rows as rows
 
     with ctx.phase("init"):
-        made = rows.trainer(ctx)
+        trainer = rows.trainer(ctx)
     with ctx.phase("steps"):
-        made.train()
-    ctx.record("logged", losses=logged(made))
+        trainer.train()
+    ctx.record("logged", losses=logged(trainer))
 
 
 def multiplied(records: api.Records, factor: float) -> bool:
@@ -107,20 +107,24 @@ def multiplied(records: api.Records, factor: float) -> bool:
 
 
 def _judged(
-    records: api.Records, factor: float, other: Iterable[str], another: str = ""
+    records: api.Records, factor: float, faults: Iterable[str], another: str = ""
 ) -> api.Finding | None:
     """The finding, documented if each update is ``factor`` times the right one, and nothing else is
-    wrong; ``other`` says what else is. With ``another`` it is that bug's instead."""
-    wrong = [step for step in records.of("step") if not applied.times(step, 1)]
-    others = [*_otherwise_wrong(records), *other]
-    if wrong:
-        exactly = multiplied(records, factor) and not others
-        lines = [*others, *map(applied.described, wrong)]
+    wrong. ``faults`` are messages of other faults. With ``another`` it is the finding of that bug.
+    """
+    wrong_steps = [step for step in records.of("step") if not applied.times(step, 1)]
+    messages = [*_otherwise_wrong(records), *faults]
+    if wrong_steps:
+        exactly = multiplied(records, factor) and not messages
+        lines = [*messages, *map(applied.described, wrong_steps)]
         return applied.finding(
-            wrong, lines, documented=exactly and not another, another=another if exactly else ""
+            wrong_steps,
+            lines,
+            documented=exactly and not another,
+            another=another if exactly else "",
         )
-    if others:
-        return api.Finding("\n".join(others), ranks=records.ranks, documented=False)
+    if messages:
+        return api.Finding("\n".join(messages), ranks=records.ranks, documented=False)
     return None
 
 
@@ -129,14 +133,14 @@ def _otherwise_wrong(records: api.Records) -> Iterator[str]:
     steps = records.of("step")
     rows = [row for step in steps for row in step["rows"]]
     if sorted(rows) != list(range(len(rows))):
-        known = len({row for row in rows if row >= 0})
-        yield f"the model was given {len(rows)} rows, only {known} of them different"
+        different = len({row for row in rows if row >= 0})
+        yield f"the model was given {len(rows)} rows, only {different} of them different"
     for step in steps:
         if step["aside"]:
             yield f"the weights changed by up to {step['aside']:.3g} before step {step['step']}"
-        given, first = len(step["rows"]), len(steps[0]["rows"])
-        if given != first:
-            yield f"step {step['step']} has {given} rows, but the first step had {first}"
+        size, first_size = len(step["rows"]), len(steps[0]["rows"])
+        if size != first_size:
+            yield f"step {step['step']} has {size} rows, but the first step had {first_size}"
 
 
 def logged_as(records: api.Records, normalisers: Iterable[str]) -> bool:

@@ -55,13 +55,17 @@ def trainer(ctx: api.Context) -> Any:
     rows = dataset(ROWS * params.steps, ctx.seed)
     numbers = {_name(row["input_ids"], row["labels"]): number for number, row in enumerate(rows)}
 
-    def facts(seen: Sequence[Rows], plain: applied.Plain, moved: float) -> dict[str, Any]:
-        pairs = [pair for one in seen for pair in zip(one["input_ids"], one["labels"], strict=True)]
+    def facts(batches: Sequence[Rows], plain: applied.Plain, distance: float) -> dict[str, Any]:
+        pairs = [
+            pair
+            for batch in batches
+            for pair in zip(batch["input_ids"], batch["labels"], strict=True)
+        ]
         return {
-            "tokens": [Loss().count(one["labels"]) for one in seen],
+            "tokens": [Loss().count(batch["labels"]) for batch in batches],
             "losses": plain.losses,
             "rows": [numbers.get(_name(*pair), -1) for pair in pairs],
-            "aside": moved,
+            "aside": distance,
         }
 
     size = ROWS // params.accumulation
@@ -69,5 +73,5 @@ def trainer(ctx: api.Context) -> Any:
 
 
 def _name(tokens: Tensor, labels: Tensor) -> tuple[int, ...]:
-    """What distinguishes a row from all others."""
+    """A key that distinguishes a row from all others."""
     return (*tokens.tolist(), *labels.tolist())

@@ -24,8 +24,8 @@ def layer_norm(lane: api.Lane) -> type[nn.Module]:
     from apex.normalization import MixedFusedLayerNorm  # type: ignore[import-not-found]
 
     apex.use("MixedFusedLayerNorm")
-    found: type[nn.Module] = MixedFusedLayerNorm
-    return found
+    norm: type[nn.Module] = MixedFusedLayerNorm
+    return norm
 
 
 def adam(lane: api.Lane, parameters: Iterable[nn.Parameter], lr: float) -> Any:

@@ -92,35 +92,37 @@ def engine(ctx: api.Context, optimizer: Optimizer, config: Mapping[str, Any]) ->
         partition_method="uniform",
         activation_checkpoint_interval=0,
     )
-    made, *_ = deepspeed.initialize(
+    pipeline, *_ = deepspeed.initialize(
         model=module,
         optimizer=optimizer(module.parameters()),
         config={**bf16.config(ctx.pins), **config},
     )
     group = parallel_state.get_tensor_model_parallel_group()
-    theirs = dist.get_process_group_ranks(made.grid.get_slice_parallel_group())
-    if not isinstance(made.optimizer, BF16_Optimizer):
-        raise api.Inconclusive(f"DeepSpeed took another optimizer: {type(made.optimizer).__name__}")
+    theirs = dist.get_process_group_ranks(pipeline.grid.get_slice_parallel_group())
+    if not isinstance(pipeline.optimizer, BF16_Optimizer):
+        raise api.Inconclusive(
+            f"DeepSpeed took another optimizer: {type(pipeline.optimizer).__name__}"
+        )
     if theirs != dist.get_process_group_ranks(group):
         raise api.Inconclusive(
             "DeepSpeed's grid and parallel_state disagree on the tensor-parallel group"
         )
-    return made, group
+    return pipeline, group
 
 
-def plainly(made: Any, group: Any, data: tuple[Tensor, Tensor]) -> Plain:
+def plainly(pipeline: Any, group: Any, data: tuple[Tensor, Tensor]) -> Plain:
     """What plain autograd computes for the present weights; a collective call of the ranks.
 
-    A replicated parameter counts once in the norm: that of rank 0 of ``group``.
+    The norm counts a replicated parameter once: on rank 0 of ``group``.
     """
     tokens, labels = data
-    parameters = dict(made.module.named_parameters())
-    value = loss(made.module(tokens), labels)
-    found = torch.autograd.grad(value, list(parameters.values()))
-    gradients = {name: each.float() for name, each in zip(parameters, found, strict=True)}
-    replicated = {name for name, _ in replicated_parameters(made.module)}
+    parameters = dict(pipeline.module.named_parameters())
+    value = loss(pipeline.module(tokens), labels)
+    tensors = torch.autograd.grad(value, list(parameters.values()))
+    gradients = {name: gradient.float() for name, gradient in zip(parameters, tensors, strict=True)}
+    replicated = {name for name, _ in replicated_parameters(pipeline.module)}
     counted = [g for n, g in gradients.items() if n not in replicated or not dist.get_rank(group)]
-    square = torch.stack([each.square().sum() for each in counted]).sum()
+    square = torch.stack([gradient.square().sum() for gradient in counted]).sum()
     dist.all_reduce(square, group=group)
     return Plain(float(value.detach()), float(square.sqrt()), gradients)
 
@@ -276,11 +278,14 @@ def _saved_by_old_releases(layer: nn.Module) -> nn.Module:
 
 
 def unlike_norms(checkpoint: Path) -> dict[str, Any]:
-    """Compare the files of the two ranks key by key, as upstream's test does: the failures, and the
-    number of keys compared."""
+    """Compare the files of the two ranks key by key, as upstream's test does. Returns the failures,
+    and the number of keys compared."""
     compared, failures = 0, []
-    for first in sorted(checkpoint.glob("layer_*-model_00-model_states.pt")):
-        pair = [first, first.with_name(first.name.replace("model_00", "model_01"))]
+    for rank_0_file in sorted(checkpoint.glob("layer_*-model_00-model_states.pt")):
+        pair = [
+            rank_0_file,
+            rank_0_file.with_name(rank_0_file.name.replace("model_00", "model_01")),
+        ]
         ours, theirs = (torch.load(f, map_location="cpu", weights_only=True) for f in pair)
         for key in (key for key in LAYER_NORMS if key in ours):
             compared += 1

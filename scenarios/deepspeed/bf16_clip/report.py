@@ -16,7 +16,7 @@ def moves(rank: int) -> list[float]:
     """How far the first step of SGD with rate 1 moves each rank's copy of the weight."""
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # do not compile it
     deepspeed.init_distributed("gloo", False, rank=rank, world_size=2)
-    layer, ones, found = torch.nn.Linear(1, 1), torch.ones(1, 1, dtype=torch.bfloat16), [0.0, 0.0]
+    layer, ones, steps = torch.nn.Linear(1, 1), torch.ones(1, 1, dtype=torch.bfloat16), [0.0, 0.0]
     torch.nn.init.zeros_(layer.weight)
     layer.bias.tensor_model_parallel = True  # type: ignore  # a part, not a copy
     ranks = deepspeed.runtime.pipe.topology.PipeModelDataParallelTopology(1, num_mp=2, num_dp=1)
@@ -27,14 +27,14 @@ def moves(rank: int) -> list[float]:
     config |= {"gradient_clipping": 0.5}
     engine = deepspeed.initialize(model=model, optimizer=sgd, config=config)[0]
     engine.train_batch(iter([(ones, ones)]))  # all gradients are 1
-    torch.distributed.all_gather_object(found, -float(layer.weight))
-    return found
+    torch.distributed.all_gather_object(steps, -float(layer.weight))
+    return steps
 
 
 if __name__ == "__main__":
     rank_0 = spawn(moves, join=False, daemon=True)
-    first, second = moves(1)
+    copy1, copy2 = moves(1)
     rank_0.join()
-    print(f"deepspeed {deepspeed.__version__}: the copies move by {first:.4f} and {second:.4f}")
-    print("WRONG: only the first one is clipped" if first != second else "right: both are clipped")
-    raise SystemExit(first != second)
+    print(f"deepspeed {deepspeed.__version__}: the copies move by {copy1:.4f} and {copy2:.4f}")
+    print("WRONG: only the first one is clipped" if copy1 != copy2 else "right: both are clipped")
+    raise SystemExit(copy1 != copy2)

@@ -83,9 +83,9 @@ def filter_for_clipping_too(function: Any) -> api.Edits:
     )
     node: Any
     for node in m.findall(function, guard):
-        *kept, last = node.body.body
-        body = node.body.with_changes(body=kept)
-        yield node, cst.FlattenSentinel([node.with_changes(body=body), last])
+        *statements, duplicate_filter = node.body.body
+        body = node.body.with_changes(body=statements)
+        yield node, cst.FlattenSentinel([node.with_changes(body=body), duplicate_filter])
 
 
 DEFECT = api.Defect(
@@ -197,14 +197,14 @@ def detect(records: api.Records) -> api.Finding | None:
     the layer norms of the two ranks differ in the checkpoint, too, as the report says. All other
     parameters took the right steps."""
     clipping = records.params.gradient_clipping
-    if wrong := stepped.astray(records, clipping, excused=_unclipped):
-        return stepped.finding(wrong)
+    if strays := stepped.astray(records, clipping, excused=_unclipped):
+        return stepped.finding(strays)
     parting, saved = copies.parting(records, "differing"), records.one("checkpoint")
     failures = saved["failures"] if saved else []
     if saved and not _goes_with(saved, records.of("step", 0)[-1]):
         failed = f"the documented check failed for {len(failures)} of {saved['compared']} keys"
-        there = f"the model has {len(_layer_norms(records.of('step', 0)[-1]))}"
-        return api.Finding(f"{failed} ({there}): not those that had drifted", documented=False)
+        expected = f"the model has {len(_layer_norms(records.of('step', 0)[-1]))}"
+        return api.Finding(f"{failed} ({expected}): not those that had drifted", documented=False)
     if not parting:
         undocumented = "the documented check fails, but no drift was seen during training"
         return api.Finding(undocumented, documented=False) if failures else None
@@ -230,14 +230,14 @@ def _layer_norms(step: api.Record) -> list[str]:
     return [name for name in step["got"] if not KEY(name.partition(".")[2])]
 
 
-def _goes_with(saved: api.Record, last: api.Record) -> bool:
+def _goes_with(saved: api.Record, step: api.Record) -> bool:
     """Whether the documented check compared the model's layer norms, and failed for those that had
     drifted by the last step."""
-    keys = _layer_norms(last)
-    failed = [f"{int(each['files'][0][6:8])}.{each['key']}" for each in saved["failures"]]
-    norms = [name for name in keys if name in last["differing"]]
-    same = not (failed and norms) or sorted(failed) == sorted(norms)
-    return same and len(failed) <= saved["compared"] == len(keys)
+    keys = _layer_norms(step)
+    failed = [f"{int(failure['files'][0][6:8])}.{failure['key']}" for failure in saved["failures"]]
+    norms = [name for name in keys if name in step["differing"]]
+    matches = not (failed and norms) or sorted(failed) == sorted(norms)
+    return matches and len(failed) <= saved["compared"] == len(keys)
 
 
 def _assertion(failure: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch.multiprocessing.spawn import spawn
 
 
-def moved(rank: int) -> list[float]:
+def moves(rank: int) -> list[float]:
     """How far the first step of SGD with rate 1 moves each weight."""
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # do not compile it
     deepspeed.init_distributed("gloo", False, rank=rank, world_size=2)
@@ -31,10 +31,10 @@ def moved(rank: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    rank_0 = spawn(moved, join=False, daemon=True)
-    moves = moved(1)
+    rank_0 = spawn(moves, join=False, daemon=True)
+    steps = moves(1)
     rank_0.join()
-    print(f"deepspeed {deepspeed.__version__}: the weights move by", *moves, "and 2 is right")
-    wrong = moves != [2.0] * 4
-    print("WRONG: the ranks' gradients are not averaged" if wrong else "right: they are averaged")
-    raise SystemExit(wrong)
+    print(f"deepspeed {deepspeed.__version__}: the weights move by", *steps, "and 2 is right")
+    bug = steps != [2.0] * 4
+    print("WRONG: the ranks' gradients are not averaged" if bug else "right: they are averaged")
+    raise SystemExit(bug)

@@ -54,9 +54,8 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The state at the save; after the load, that before it, too. Then the steps after it.
-
-    Of BF16_Optimizer each rank has a part of the state."""
+    """Adam's state at the save, or before and after the load; then the steps. With BF16_Optimizer,
+    each rank has a part of the state."""
     state = api.held({"count": api.COUNT, "mean": api.SIZE, "square": api.SIZE})
     step = api.Kind({"loss": api.NUMBER}, api.each(MORE))
     if at.launch == "train":
@@ -96,19 +95,19 @@ def detect(records: api.Records) -> api.Finding | None:
     saved, loaded = (records.of(kind) for kind in ("saved", "loaded"))
     if lost := _loaded.weights_lost(records):
         return lost
-    then, now = ([one["adam"] for one in states] for states in (saved, loaded))
-    if then == now:
+    saved_adam, loaded_adam = ([state["adam"] for state in states] for states in (saved, loaded))
+    if saved_adam == loaded_adam:
         return None
     return api.Finding(
-        f"Adam was saved after {then[0]['count']} steps, with a first moment of "
-        f"{then[0]['mean']:.4g}; loaded, it has counted {now[0]['count']}, and its first moment is "
-        f"{now[0]['mean']:.4g}",
+        f"Adam was saved after {saved_adam[0]['count']} steps, with a first moment of "
+        f"{saved_adam[0]['mean']:.4g}; loaded, it has counted {loaded_adam[0]['count']}, and its "
+        f"first moment is {loaded_adam[0]['mean']:.4g}",
         step=0,
         ranks=records.ranks,
-        magnitude=float(then[0]["count"] - now[0]["count"]),
+        magnitude=float(saved_adam[0]["count"] - loaded_adam[0]["count"]),
         unit="steps of Adam lost",
-        documented=now == [one["fresh"] for one in loaded]
-        and all(one == states[0] for states in (then, now) for one in states),
+        documented=loaded_adam == [state["fresh"] for state in loaded]
+        and all(state == states[0] for states in (saved_adam, loaded_adam) for state in states),
     )
 
 

@@ -63,11 +63,13 @@ picture = applied.ratios
 
 
 def plan(at: api.Position) -> api.Plan:
-    """Each step: what it applied of its own gradient, and of the sum of all so far."""
-    same = {name: api.alike(shape) for name, shape in applied.shapes(1).items()}
+    """Each step, compared with its own gradient and with the sum of all gradients so far."""
+    shapes = {name: api.alike(shape) for name, shape in applied.shapes(1).items()}
     summed = api.alike(api.held(applied.shapes(1)))
     return {
-        "step": api.Kind({"loss": api.NUMBER, "summed": summed, **same}, api.each(at.params.steps))
+        "step": api.Kind(
+            {"loss": api.NUMBER, "summed": summed, **shapes}, api.each(at.params.steps)
+        )
     }
 
 
@@ -115,22 +117,22 @@ def detect(records: api.Records) -> api.Finding | None:
     steps = records.of("step")
     if _losses_wrong(records):
         return api.Finding("the loss is not plain torch's with the same weights", documented=False)
-    wrong = [step for step in steps if not _times(step, 1)]
-    if not wrong:
+    wrong_steps = [step for step in steps if not _times(step, 1)]
+    if not wrong_steps:
         return None
     faults = list(_faults(steps))
-    lines = [*faults, *map(applied.described, wrong)]
-    return applied.finding(wrong, lines, documented=bool(faults))
+    lines = [*faults, *map(applied.described, wrong_steps)]
+    return applied.finding(wrong_steps, lines, documented=bool(faults))
 
 
 def _faults(steps: list[api.Record]) -> Iterator[str]:
     """Which of the two faults explain all steps."""
     scale = next((s for s in (1, SCALE) if _times(steps[0], 1 / s)), None)
     summed = scale is not None and all(_times(step["summed"], 1 / scale) for step in steps)
-    own = scale is not None and all(_times(step, 1 / scale) for step in steps)
-    if scale == SCALE and (own or summed):
+    alone = scale is not None and all(_times(step, 1 / scale) for step in steps)
+    if scale == SCALE and (alone or summed):
         yield f"each step is divided by {SCALE}"
-    if summed and not own:
+    if summed and not alone:
         yield "each step applies the sum of its own gradient and those of all steps before"
 
 

@@ -63,9 +63,9 @@ SCENARIO = api.Scenario(
 
 
 def facts(at: api.Position) -> api.Facts:
-    """Also what was applied beside each rank's own gradient of all micro-batches."""
-    own = {"own": api.held(applied.shapes(1))} if at.params.micro_batches > 1 else {}
-    return {**local.oracle.facts(at), **own}
+    """Also compares what was applied with each rank's own gradient of all micro-batches."""
+    own_gradient = {"own": api.held(applied.shapes(1))} if at.params.micro_batches > 1 else {}
+    return {**local.oracle.facts(at), **own_gradient}
 
 
 def none_averaged(step: api.Record, records: api.Records) -> bool:

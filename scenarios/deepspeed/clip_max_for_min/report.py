@@ -18,13 +18,13 @@ sgd = torch.optim.SGD(model.parameters(), lr=1.0)
 config = {"train_batch_size": 1, "gradient_clipping": 1.0}
 engine = deepspeed.initialize(model=model, optimizer=sgd, config=config)[0]
 print("deepspeed", deepspeed.__version__)
-wrong = False
+bug = False
 for norm in (10.0, 0.1):
     before = float(model.weight)
     engine.backward(engine(torch.tensor([[norm]])).sum())  # its gradient is the input
     engine.step()
-    step, right = before - float(model.weight), min(norm, 1.0)
-    wrong |= abs(step - right) > 0.01
-    print(f"gradient of norm {norm:g}, learning rate 1: the step is {step:.4f}, right is {right:g}")
-print("WRONG: the small one grows, the large one stays" if wrong else "right: only one is cut")
-raise SystemExit(wrong)
+    step, goal = before - float(model.weight), min(norm, 1.0)
+    bug |= abs(step - goal) > 0.01
+    print(f"gradient of norm {norm:g}, learning rate 1: the step is {step:.4f}, right is {goal:g}")
+print("WRONG: the small one grows, the large one stays" if bug else "right: only one is cut")
+raise SystemExit(bug)

@@ -58,7 +58,7 @@ def larger_factor(step: api.Record, records: api.Records) -> bool:
 
 
 def smaller_factor(step: api.Record, records: api.Records) -> float:
-    """What clipping should multiply a step's gradient with."""
+    """The factor by which clipping should multiply a step's gradient."""
     clipping = records.params.clipping
     return float(min(1.0, clipping / step["gradient"])) if clipping else 1.0
 
@@ -71,17 +71,19 @@ def _kinds(steps: Sequence[api.Record], records: api.Records) -> Sequence[list[a
     return whole, [s for s in small if applied.times(s, clipping / s["gradient"])]
 
 
-def found(wrong: Sequence[api.Record], records: api.Records) -> api.Finding:
+def finding(wrong_steps: Sequence[api.Record], records: api.Records) -> api.Finding:
     """The finding, with the first step that was not clipped, and the last that was raised."""
-    clipping, (whole, raised) = records.params.clipping, _kinds(wrong, records)
+    clipping, (whole, raised) = records.params.clipping, _kinds(wrong_steps, records)
     lines = [
-        *([applied.described(wrong[0])] if not (whole or raised) else []),
+        *([applied.described(wrong_steps[0])] if not (whole or raised) else []),
         *(f"not clipped to {clipping:g}: {applied.described(s)}" for s in whole[:1]),
         *(f"raised to {clipping:g}: {applied.described(s)}" for s in raised[-1:]),
-        f"of {len(records.of('step'))} steps of {len(records.ranks)} ranks {len(wrong)} are wrong: "
-        f"{len(whole)} not clipped, {len(raised)} raised to the threshold",
+        f"of {len(records.of('step'))} steps of {len(records.ranks)} ranks {len(wrong_steps)} are "
+        f"wrong: {len(whole)} not clipped, {len(raised)} raised to the threshold",
     ]
-    return applied.finding(wrong, lines, lambda s: smaller_factor(s, records), documented=True)
+    return applied.finding(
+        wrong_steps, lines, lambda s: smaller_factor(s, records), documented=True
+    )
 
 
 oracle = applied.Applied(
@@ -90,7 +92,7 @@ oracle = applied.Applied(
     parts=lambda at: 1,
     replicas=True,
     loss="parts",
-    found=found,
+    found=finding,
     checks=[usual_checks.loss_ends_higher, applied.same_direction],
     picture=applied.norms,
 )

@@ -88,9 +88,9 @@ def detect(records: api.Records) -> api.Finding | None:
     """The loss is not finite, and until the run ends steps are skipped at the smallest scale."""
     if loss_scale.exceptions(records) or not loss_scale.broke(records):
         # The exception that the sibling documents is right here; any other end is not documented.
-        found = fp16.raised(records)
-        return None if found is None or found.documented else found
-    wasted, last = loss_scale.skipped_at_minimum(records), records.of("step")[-1]
+        finding = fp16.raised(records)
+        return None if finding is None or finding.documented else finding
+    wasted, last_step = loss_scale.skipped_at_minimum(records), records.of("step")[-1]
     since = f" since step {wasted[0]}" if wasted else ""
     return loss_scale.finding(
         records,
@@ -99,14 +99,15 @@ def detect(records: api.Records) -> api.Finding | None:
         magnitude=float(len(wasted)),
         unit="steps skipped with the loss scale at its minimum",
         lines=[
-            f"step {last['step']}: {last['skipped']} steps skipped in all, {len(wasted)} of them"
-            f"{since} with the loss scale already at {last['loss_scale']:g}; nothing was raised"
+            f"step {last_step['step']}: {last_step['skipped']} steps skipped in all, {len(wasted)} "
+            f"of them{since} with the loss scale already at {last_step['loss_scale']:g}; nothing "
+            "was raised"
         ],
     )
 
 
 def _doubts(records: api.Records) -> Iterator[str]:
-    """What differs from what was found."""
+    """What differs from the bug as it was found."""
     yield from loss_scale.cut_short(records)
     ends = set()
     for rank in records.ranks:

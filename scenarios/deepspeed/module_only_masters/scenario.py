@@ -164,8 +164,8 @@ def exercised(records: api.Records) -> api.Exercise:
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """All weights are loaded, and the first loss after the load is near the last before it."""
-    first, *losses = (step["loss"] for step in records.of("step", 0))
-    above = losses[records.params.steps - 1] > first
+    first_loss, *losses = (step["loss"] for step in records.of("step", 0))
+    above = losses[records.params.steps - 1] > first_loss
     return _loaded.weights_differ(records) | {
         "the first loss after the load is above the first of the training": above
     }

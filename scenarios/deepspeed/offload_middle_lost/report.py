@@ -29,10 +29,10 @@ def moves(device: str) -> torch.Tensor:
     return (before - model.weight.detach()).flatten()
 
 
-found = [(device, moves(device)) for device in ("none", "cpu")]
+by_device = [(device, moves(device)) for device in ("none", "cpu")]
 print(f"deepspeed {deepspeed.__version__}: the mean of the gradients moves each weight by 0.25")
-for device, moved in found:
-    print(f"ZeRO-2, offload to {device}: the weights move by", *(f"{each:.4f}" for each in moved))
-lost = int((moved.abs() < 0.01).sum())
+for device, steps in by_device:
+    print(f"ZeRO-2, offload to {device}: the weights move by", *(f"{each:.4f}" for each in steps))
+lost = int((steps.abs() < 0.01).sum())
 print(f"WRONG: {lost} of 4 micro-batches are lost" if lost else "right: all micro-batches count")
 raise SystemExit(lost > 0)

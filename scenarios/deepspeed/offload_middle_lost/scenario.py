@@ -69,8 +69,8 @@ SCENARIO = api.Scenario(
 def ends_only(step: api.Record, records: api.Records) -> bool:
     """Each step applied the gradients of its first and its last micro-batch, each in full, and
     nothing of those between. The losses are plain torch's."""
-    first, *between, last = step["micro"]
-    full = api.near(first, 1, within=1e-3) and api.near(last, 1, within=1e-3)
+    first_share, *between, last_share = step["micro"]
+    full = api.near(first_share, 1, within=1e-3) and api.near(last_share, 1, within=1e-3)
     return full and all(api.near(share, 0, within=1e-3) for share in between)
 
 

@@ -33,6 +33,6 @@ steps = [first_step(stage) for stage in (0, 1, 2)]
 print("deepspeed", deepspeed.__version__)
 for stage, step in enumerate(steps):
     print(f"ZeRO stage {stage}: the first step is {step:.4f}; Adam's is the learning rate, 0.25")
-wrong = any(abs(step / 0.25 - 1) > 0.01 for step in steps)
-print("WRONG: Adam has counted a step too many" if wrong else "right: all are Adam's")
-raise SystemExit(wrong)
+bug = any(abs(step / 0.25 - 1) > 0.01 for step in steps)
+print("WRONG: Adam has counted a step too many" if bug else "right: all are Adam's")
+raise SystemExit(bug)

@@ -65,7 +65,7 @@ oracle = init.Ahead(ahead, TOLERANCE)
 
 
 def run(ctx: api.Context) -> None:
-    """Fit a linear map with Adam; beside it plain torch, once as it should be and once ahead."""
+    """Fit a linear map with Adam; plain torch trains two copies, one of them a step ahead."""
     import torch
 
     from scenarios.common import linear, regression

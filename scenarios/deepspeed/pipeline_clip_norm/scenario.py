@@ -37,8 +37,8 @@ def by_slice(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    asked = m.Call(m.Attribute(attr=m.Name("get_model_parallel_rank")))
-    for call in m.findall(function, asked):
+    query = m.Call(m.Attribute(attr=m.Name("get_model_parallel_rank")))
+    for call in m.findall(function, query):
         yield call, cst.parse_expression("mpu.get_slice_parallel_rank()")
 
 
@@ -85,8 +85,8 @@ SCENARIO = api.Scenario(
 def by_first_stage(step: api.Record, records: api.Records) -> bool:
     """All stages applied their gradients times the limit, divided by the norm of the first stage
     alone. The loss is that of plain torch."""
-    first, *_ = _norms(records)[step["step"]]
-    return applied.times(step, _factor(records, first))
+    norm, *_ = _norms(records)[step["step"]]
+    return applied.times(step, _factor(records, norm))
 
 
 def by_all_stages(step: api.Record, records: api.Records) -> float:
@@ -100,20 +100,20 @@ def _factor(records: api.Records, norm: float) -> float:
 
 
 def _norms(records: api.Records, of: str = "gradient") -> dict[int, list[float]]:
-    """By step, the norm of each stage's gradient, or of what it applied."""
-    found: dict[int, list[float]] = {}
+    """The norm of each stage's gradient, or of what it applied, by step."""
+    norms: dict[int, list[float]] = {}
     for step in records.of("step"):
-        found.setdefault(step["step"], []).append(step[of])
-    return found
+        norms.setdefault(step["step"], []).append(step[of])
+    return norms
 
 
-def found(wrong: Sequence[api.Record], records: api.Records) -> api.Finding:
+def finding(wrong_steps: Sequence[api.Record], records: api.Records) -> api.Finding:
     """The finding, with the norm of the first wrong step over all stages."""
-    number, limit = wrong[0]["step"], records.params.clipping
+    number, limit = wrong_steps[0]["step"], records.params.clipping
     length = math.hypot(*_norms(records, "applied")[number])
     lines = [f"step {number}: its norm is {length:.4g}, the limit is {limit:g}"]
-    lines += [applied.described(step) for step in wrong if step["step"] == number]
-    return applied.finding(wrong, lines, lambda s: by_all_stages(s, records), documented=True)
+    lines += [applied.described(step) for step in wrong_steps if step["step"] == number]
+    return applied.finding(wrong_steps, lines, lambda s: by_all_stages(s, records), documented=True)
 
 
 def lengths(trials: api.Trials) -> Iterator[api.Picture]:
@@ -133,7 +133,7 @@ def lengths(trials: api.Trials) -> Iterator[api.Picture]:
 
 
 oracle = stages.Stages(
-    by_first_stage, by_all_stages, parts=lambda at: 1, found=found, picture=lengths
+    by_first_stage, by_all_stages, parts=lambda at: 1, found=finding, picture=lengths
 )
 
 
@@ -161,7 +161,7 @@ def run(ctx: api.Context) -> None:
 def exercised(records: api.Records) -> api.Exercise:
     """There were several stages in fp32 without ZeRO, and their common norm was above the limit."""
     p, norms = records.params, _norms(records)
-    above_limit = [n for n, found in norms.items() if 0 < p.clipping < math.hypot(*found)]
+    above_limit = [n for n, parts in norms.items() if 0 < p.clipping < math.hypot(*parts)]
     count = len(records.ranks)
     text = f"{count} stages at ZeRO stage {p.zero_stage}"
     return api.Exercise.of(count > 1 and p.zero_stage == 0, text) & api.Exercise.of(

@@ -24,9 +24,9 @@ def moves(rank: int) -> list[float]:
     config |= {"gradient_clipping": 0, "steps_per_print": 9}
     engine = deepspeed.initialize(model=model, optimizer=sgd, config=config)[0]
     engine.train_batch(iter([(ones, ones)] * 4))
-    found = [0.0, 0.0]
-    torch.distributed.all_gather_object(found, 1 - float(weight))
-    return found
+    distances = [0.0, 0.0]
+    torch.distributed.all_gather_object(distances, 1 - float(weight))
+    return distances
 
 
 if __name__ == "__main__":
@@ -35,6 +35,6 @@ if __name__ == "__main__":
     rank_0.join()
     print(f"deepspeed {deepspeed.__version__}: each micro-batch has the gradient 1 on both stages")
     print("the steps of the stages are", *(f"{step:.4f}" for step in steps))
-    wrong = any(abs(step - 1) > 0.01 for step in steps)
-    print("WRONG: a step is not the mean of the gradients" if wrong else "right: both are the mean")
-    raise SystemExit(wrong)
+    bug = any(abs(step - 1) > 0.01 for step in steps)
+    print("WRONG: a step is not the mean of the gradients" if bug else "right: both are the mean")
+    raise SystemExit(bug)

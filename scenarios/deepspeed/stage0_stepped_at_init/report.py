@@ -23,6 +23,6 @@ engine.backward(engine(torch.ones(1, 2, dtype=torch.bfloat16)).sum())
 engine.step()
 step = 1 - float(adam.param_groups[0]["params"][0].detach().float().mean())
 print(f"the first step is {step:.4f}, and Adam's is {0.25:.4f}: {step / 0.25:.3f} times")
-wrong = abs(step / 0.25 - 1) > 0.01
-print("WRONG: Adam has counted a step too many" if wrong else "right: the step is Adam's")
-raise SystemExit(wrong)
+bug = abs(step / 0.25 - 1) > 0.01
+print("WRONG: Adam has counted a step too many" if bug else "right: the step is Adam's")
+raise SystemExit(bug)

@@ -95,7 +95,7 @@ def plan(at: api.Position) -> api.Plan:
 
 
 def run(ctx: api.Context) -> None:
-    """Fit a linear map with Adam; beside it plain torch, once as it should be and once ahead."""
+    """Fit a linear map with Adam; plain torch trains two copies, one of them a step ahead."""
     import torch
 
     from scenarios.common import linear, regression
@@ -131,6 +131,6 @@ def run(ctx: api.Context) -> None:
 
 def exercised(records: api.Records) -> api.Exercise:
     """Adam was made for 16 bits, without ZeRO."""
-    p, made = records.params, records.of("made", 0)[0]["optimizer"]
-    text = f"{made} made Adam's state, in {p.precision} at ZeRO stage {p.zero_stage}"
-    return api.Exercise.of(made.startswith("FP16_"), text)
+    p, optimizer = records.params, records.of("made", 0)[0]["optimizer"]
+    text = f"{optimizer} made Adam's state, in {p.precision} at ZeRO stage {p.zero_stage}"
+    return api.Exercise.of(optimizer.startswith("FP16_"), text)

@@ -25,16 +25,16 @@ def gradients(rank: int) -> list[float]:
     config |= {"data_types": {"grad_accum_dtype": "fp32"}, "zero_allow_untested_optimizer": True}
     config |= {"gradient_clipping": 0}
     engine = deepspeed.initialize(model=model, optimizer=sgd, config=config)[0]
-    one, found = torch.ones(1, 1, dtype=torch.bfloat16), [0.0, 0.0]
-    engine.train_batch(iter([(one, one)]))
-    torch.distributed.all_gather_object(found, 1 - float(model.tied_modules["tied"].weight))
-    return found
+    row, changes = torch.ones(1, 1, dtype=torch.bfloat16), [0.0, 0.0]
+    engine.train_batch(iter([(row, row)]))
+    torch.distributed.all_gather_object(changes, 1 - float(model.tied_modules["tied"].weight))
+    return changes
 
 
 if __name__ == "__main__":
     rank_0 = torch.multiprocessing.spawn(gradients, join=False, daemon=True)  # type: ignore
-    first, last = gradients(1)
+    copy1, copy2 = gradients(1)
     rank_0.join()
-    print(f"deepspeed {deepspeed.__version__}: the copies apply {first:g} and {last:g} of 1 + 3")
-    print("WRONG: each applies its own gradient" if first != last else "right: both apply the sum")
-    raise SystemExit(first != last)
+    print(f"deepspeed {deepspeed.__version__}: the copies apply {copy1:g} and {copy2:g} of 1 + 3")
+    print("WRONG: each applies its own gradient" if copy1 != copy2 else "right: both apply the sum")
+    raise SystemExit(copy1 != copy2)

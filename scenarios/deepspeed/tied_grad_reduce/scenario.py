@@ -113,12 +113,12 @@ def run(ctx: api.Context) -> None:
 def detect(records: api.Records) -> api.Finding | None:
     """The copies differ after a step, because each stage applied its own gradient instead of the
     sum. All other parameters took the step that plain torch takes."""
-    wrong = stepped.astray(records, excused=copies.unsummed)
-    if wrong:
-        return stepped.finding(wrong)
+    strays = stepped.astray(records, excused=copies.unsummed)
+    if strays:
+        return stepped.finding(strays)
     parting = copies.parting(records, "drift")
     if parting is None:
-        unsummed = [s for s in records.of("step") if "own" in s and not _is(s, "sum")]
+        unsummed = [s for s in records.of("step") if "own" in s and not _applies(s, "sum")]
         return api.Finding(_applied(unsummed[0]), documented=False) if unsummed else None
     (name, at_first), *_ = parting.first.items()
     same_step = [s for s in records.of("step") if s["step"] == parting.step]
@@ -127,13 +127,15 @@ def detect(records: api.Records) -> api.Finding | None:
         f"{max(parting.last.values()):.3g} after step {parting.last_step}",
         *map(_applied, same_step),
     ]
-    own = all(_is(step, "own") and not _is(step, "sum") for step in records.of("step"))
-    return parting.finding(lines, records.ranks, documented=own)
+    documented = all(
+        _applies(step, "own") and not _applies(step, "sum") for step in records.of("step")
+    )
+    return parting.finding(lines, records.ranks, documented=documented)
 
 
-def _is(step: api.Record, which: str) -> bool:
+def _applies(step: api.Record, fact: str) -> bool:
     """Whether the applied gradient is the stage's ``own``, or the ``sum`` over the stages."""
-    return api.near(step["applied"], step[which], share=NORM_TOLERANCE)
+    return api.near(step["applied"], step[fact], share=NORM_TOLERANCE)
 
 
 def _applied(step: api.Record) -> str:
@@ -156,11 +158,11 @@ def exercised(records: api.Records) -> api.Exercise:
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, or fire without it, and whether they fired."""
-    left = any(step.get("left_parted") for step in records.of("step", 0))
+    differs = any(step.get("left_parted") for step in records.of("step", 0))
     return (
         usual_checks.loss_rises(records)
         | usual_checks.norm(records)
-        | {"weight.grad differs between the stages": left}
+        | {"weight.grad differs between the stages": differs}
     )
 
 

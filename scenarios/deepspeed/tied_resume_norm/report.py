@@ -21,20 +21,20 @@ def engine() -> deepspeed.DeepSpeedEngine:
     return deepspeed.initialize(model=model, config=config)[0]
 
 
-def norms(rank: int, own: str) -> list[str]:
+def norms(rank: int, out: str) -> list[str]:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # do not compile it
-    deepspeed.init_distributed("gloo", False, init_method=f"file:{own}/0", rank=rank, world_size=2)
+    deepspeed.init_distributed("gloo", False, init_method=f"file:{out}/0", rank=rank, world_size=2)
     before, after = engine(), engine()
     torch.nn.init.constant_(before.module.tied_modules["tied"][1].weight, 0.5)  # as if trained
-    before.save_checkpoint(own)
-    after.load_checkpoint(own)
+    before.save_checkpoint(out)
+    after.load_checkpoint(out)
     return [f"{each.module.tied_modules['tied'][1].weight[0]:.4f}" for each in (before, after)]
 
 
 if __name__ == "__main__":
-    own = tempfile.mkdtemp()
-    torch.multiprocessing.spawn(norms, (own,), join=False, daemon=True)  # type: ignore  # rank 0
-    saved, loaded = norms(1, own)
+    out = tempfile.mkdtemp()
+    torch.multiprocessing.spawn(norms, (out,), join=False, daemon=True)  # type: ignore  # rank 0
+    saved, loaded = norms(1, out)
     print(f"deepspeed {deepspeed.__version__}: the last stage's norm is {saved} when saved")
     print("WRONG:" if loaded != saved else "right:", f"it is {loaded} after the load")
     raise SystemExit(loaded != saved)

@@ -57,13 +57,13 @@ def save_and_load_partials(function: Any) -> api.Edits:
     append = m.Call(func=m.Attribute(functions, m.Name("append")), args=[m.Arg(partial)])
     matcher = m.SimpleStatementLine([m.Expr(append)])
     for line in m.findall(function, matcher):
-        found: Any = m.extract(line, matcher)
-        parts = {name: cst.Module([]).code_for_node(node) for name, node in found.items()}
-        given = (
+        nodes: Any = m.extract(line, matcher)
+        parts = {name: cst.Module([]).code_for_node(node) for name, node in nodes.items()}
+        statements = (
             cst.parse_statement("{functions}[-1].{0} = {module}.{0}".format(method, **parts))
             for method in ("state_dict", "load_state_dict")
         )
-        yield line, cst.FlattenSentinel([line, *given])
+        yield line, cst.FlattenSentinel([line, *statements])
 
 
 REMEDY = api.Defect(
@@ -117,7 +117,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The steps before the save, the load, and the step after it on either side."""
+    """The steps before the save, the load, and the step after the save and after the load."""
     return resume.plan(at, at.params.steps, copies.tied_step(at))
 
 
@@ -139,18 +139,18 @@ def run(ctx: api.Context) -> None:
 def detect(records: api.Records) -> api.Finding | None:
     """Parameters beside the tied weight on the last stage are not what they were before the save,
     but as initialised. Every step was the one that plain torch takes."""
-    wrong = stepped.astray(records)
-    if wrong:
-        return stepped.finding(wrong)
+    strays = stepped.astray(records)
+    if strays:
+        return stepped.finding(strays)
     changed = resume.changed(records)
     if not changed:
         return None
-    reset = [one for one in changed if one.reset and _beside_the_tied_weight(one.name)]
-    documented = reset == changed and {one.rank for one in reset} == {max(records.ranks)}
-    odd = [one for one in changed if one not in reset]
-    shown = [*odd[:3], *reset]
-    lines = [*map(str, shown), *(resume.later(records, one) for one in reset)]
-    return resume.finding(records, shown, lines, documented=documented)
+    reset = [change for change in changed if change.reset and _beside_the_tied_weight(change.name)]
+    documented = reset == changed and {change.rank for change in reset} == {max(records.ranks)}
+    odd = [change for change in changed if change not in reset]
+    examples = [*odd[:3], *reset]
+    lines = [*map(str, examples), *(resume.later(records, change) for change in reset)]
+    return resume.finding(records, examples, lines, documented=documented)
 
 
 def _beside_the_tied_weight(name: str) -> bool:

@@ -67,9 +67,9 @@ def filter_tied_for_clipping_too(function: Any) -> api.Edits:
     )
     node: Any
     for node in m.findall(function, guard):
-        first, *kept = node.body.body
-        body = node.body.with_changes(body=kept)
-        yield node, cst.FlattenSentinel([first, node.with_changes(body=body)])
+        copy_filter, *statements = node.body.body
+        body = node.body.with_changes(body=statements)
+        yield node, cst.FlattenSentinel([copy_filter, node.with_changes(body=body)])
 
 
 CLIPPING_DEFECT = api.Defect(
@@ -122,7 +122,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The steps before the save, the load, and the step after it on either side."""
+    """The steps before the save, the load, and the step after the save and after the load."""
     return resume.plan(at, at.params.steps, copies.tied_step(at))
 
 
@@ -147,21 +147,23 @@ def detect(records: api.Records) -> api.Finding | None:
     by then, through one of the two bugs. All else took the step that plain torch takes."""
     clipping = records.params.gradient_clipping
     excuse = partial(_drifting, clipping=clipping)
-    wrong = stepped.astray(records, clipping, excuse)
-    if wrong:
-        return stepped.finding(wrong)
+    strays = stepped.astray(records, clipping, excuse)
+    if strays:
+        return stepped.finding(strays)
     changed, drifted = resume.changed(records), resume.drifted(records)
     if not changed and not drifted:
         return None
-    weight = [one for one in changed if one.name == copies.WEIGHT]
-    odd = [one for one in changed if one.master or not one.name.startswith("tied_modules.")]
+    weight = [change for change in changed if change.name == copies.WEIGHT]
+    odd = [
+        change for change in changed if change.master or not change.name.startswith("tied_modules.")
+    ]
     lines = [
         *map(str, odd or changed),
         _drifted(drifted),
         *([str(resume.losses(records))] * bool(weight)),
     ]
-    last = {max(records.ranks)}
-    documented = bool(drifted) and not odd and {one.rank for one in weight} == last
+    last_stage = {max(records.ranks)}
+    documented = bool(drifted) and not odd and {change.rank for change in weight} == last_stage
     return resume.finding(records, changed, lines, documented=documented)
 
 

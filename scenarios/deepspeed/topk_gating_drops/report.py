@@ -17,6 +17,6 @@ for shift in (4.0, 0.0, -4.0):
     dispatched = topkgating(logits + shift, k=3, capacity_factor=1.0, min_capacity=4)[2]
     sent.append(int(dispatched.sum()))
     print(f"logits around {shift:g}: {sent[-1] / 64:.2f} experts for a token")
-wrong = len(set(sent)) > 1
-print("WRONG: negative logits are dropped" if wrong else "right: the shift changes nothing")
-raise SystemExit(wrong)
+bug = len(set(sent)) > 1
+print("WRONG: negative logits are dropped" if bug else "right: the shift changes nothing")
+raise SystemExit(bug)

@@ -71,8 +71,8 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """For each expert: how many tokens chose it, how many of these with a positive logit, and how
-    many it was sent; and how many it has room for."""
+    """For each expert, how many tokens chose it, how many of these with a positive logit, and how
+    many it was sent; and how many tokens an expert has room for."""
     names = ("chosen", "positive", "sent")
     facts = {**{name: api.many(api.COUNT, at.params.experts) for name in names}, "room": api.COUNT}
     return {"batch": api.Kind(facts, api.each(at.params.batches))}
@@ -93,7 +93,7 @@ def run(ctx: api.Context) -> None:
     gate, decided = layer.deepspeed_moe.gate, []
     with torch.no_grad():
         gate.wg.weight[:, 0] = p.shift  # the first feature of each token is 1
-    gate.register_forward_hook(lambda module, given, got: decided.append(got))
+    gate.register_forward_hook(lambda module, inputs, outputs: decided.append(outputs))
     drawn = torch.Generator().manual_seed(ctx.seed + 1)
     for batch in api.each(p.batches):
         tokens = torch.randn(p.tokens, WIDTH, generator=drawn).to(ctx.device)
@@ -123,26 +123,26 @@ def detect(records: api.Records) -> api.Finding | None:
     """Each expert was sent its tokens with a positive logit and, of the others, those for which
     places are left behind all tokens that did not choose it."""
     batches = records.of("batch")
-    right = sum(sum(_right(batch)) for batch in batches)
-    wrong = [batch for batch in batches if batch["sent"] != _right(batch)]
-    if not wrong:
+    room = sum(sum(_right_counts(batch)) for batch in batches)
+    wrong_batches = [batch for batch in batches if batch["sent"] != _right_counts(batch)]
+    if not wrong_batches:
         return None
     sent = sum(sum(batch["sent"]) for batch in batches)
     tokens = records.params.tokens * len(batches)
     return api.Finding(
-        f"a token reaches {sent / tokens:.3g} experts instead of {right / tokens:.3g}; there is "
-        f"room for {right} pairs of a token and an expert, and {right - sent} of them are dropped",
-        step=wrong[0]["step"],
+        f"a token reaches {sent / tokens:.3g} experts instead of {room / tokens:.3g}; there is "
+        f"room for {room} pairs of a token and an expert, and {room - sent} of them are dropped",
+        step=wrong_batches[0]["step"],
         ranks=records.ranks,
-        magnitude=(right - sent) / right,
+        magnitude=(room - sent) / room,
         unit="of the pairs dropped",
         clock="batch",
         documented=all(batch["sent"] == _by_logits(batch, records) for batch in batches),
     )
 
 
-def _right(batch: api.Record) -> list[int]:
-    """All that chose an expert, up to its places."""
+def _right_counts(batch: api.Record) -> list[int]:
+    """How many tokens each expert should get: all that chose it, up to its places."""
     return [min(chosen, batch["room"]) for chosen in batch["chosen"]]
 
 
@@ -150,8 +150,8 @@ def _by_logits(batch: api.Record, records: api.Records) -> list[int]:
     """An expert's places go to positive logits, then to tokens that did not choose it."""
     sent = []
     for chosen, positive in zip(batch["chosen"], batch["positive"], strict=True):
-        left = batch["room"] - positive - (records.params.tokens - chosen)
-        sent.append(min(positive, batch["room"]) + min(max(left, 0), chosen - positive))
+        spare = batch["room"] - positive - (records.params.tokens - chosen)
+        sent.append(min(positive, batch["room"]) + min(max(spare, 0), chosen - positive))
     return sent
 
 
@@ -165,16 +165,16 @@ def exercised(records: api.Records) -> api.Exercise:
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The counts that the layer returns are those before the drop, and whether they are wrong."""
+    """The layer returns the counts of tokens from before the drop, so they are right."""
     k, tokens = records.params.k, records.params.tokens
-    wrong = any(sum(batch["chosen"]) != k * tokens for batch in records.of("batch"))
-    return {"the counts of tokens by expert do not add up to k for each token": wrong}
+    differs = any(sum(batch["chosen"]) != k * tokens for batch in records.of("batch"))
+    return {"the counts of tokens by expert do not add up to k for each token": differs}
 
 
 def _pairs(records: api.Records) -> Iterator[tuple[str, float]]:
     """The pairs of the first batch."""
     for batch in records.of("batch", 0)[:1]:
-        yield "chosen, with room", float(sum(_right(batch)))
+        yield "chosen, with room", float(sum(_right_counts(batch)))
         yield "sent", float(sum(batch["sent"]))
 
 

@@ -25,6 +25,6 @@ for _ in range(6):
     rates.append(before - float(model.weight))
 print(f"deepspeed {deepspeed.__version__}: steps with gradient 1 under WarmupLR from 0 to 0.1 are")
 print(", ".join(f"{rate:.4f}" for rate in rates))
-wrong = rates[0] > 0.01
-print("WRONG: the first uses the optimizer's own rate" if wrong else "right: they begin with 0")
-raise SystemExit(wrong)
+bug = rates[0] > 0.01
+print("WRONG: the first uses the optimizer's own rate" if bug else "right: they begin with 0")
+raise SystemExit(bug)

@@ -72,10 +72,13 @@ SCENARIO = api.Scenario(
 )
 
 
-def own_first(wrong: Sequence[schedule.Deviation], records: api.Records) -> bool:
+def own_first(deviations: Sequence[schedule.Deviation], records: api.Records) -> bool:
     """The first step used the optimizer's own rate, and all others the schedule's. Each step moved
     the weights by its rate times the gradient, and the next step's rate was logged."""
-    return all(each.step == 1 and each.rate == records.params.own_rate for each in wrong)
+    return all(
+        deviation.step == 1 and deviation.rate == records.params.own_rate
+        for deviation in deviations
+    )
 
 
 def warmup(p: Params, step: int) -> float:
@@ -134,6 +137,6 @@ def run(ctx: api.Context) -> None:
 
 def exercised(records: api.Records) -> api.Exercise:
     """Steps were taken under a warmup that starts at another rate than the optimizer's own."""
-    own, low, steps = records.params.own_rate, records.params.low, len(records.of("rate", 0))
-    text = f"the optimizer's own rate is {own:g}, the schedule's first {low:g}; {steps} steps"
-    return api.Exercise.of(own != low and steps > 0, f"{text} under {SCHEDULE}", text)
+    own_rate, low, steps = records.params.own_rate, records.params.low, len(records.of("rate", 0))
+    text = f"the optimizer's own rate is {own_rate:g}, the schedule's first {low:g}; {steps} steps"
+    return api.Exercise.of(own_rate != low and steps > 0, f"{text} under {SCHEDULE}", text)

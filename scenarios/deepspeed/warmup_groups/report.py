@@ -25,9 +25,9 @@ for _ in range(6):
     engine.backward(engine(torch.ones(1, 1)).sum())  # both gradients are 1
     engine.step()
 print("deepspeed", deepspeed.__version__, "behind the warmup, at a gradient of 1:")
-moved = {name: before[name] - float(part) for name, part in model.named_parameters()}
+moves = {name: before[name] - float(part) for name, part in model.named_parameters()}
 for name, rate in rates.items():
-    print(f"the {name}, with lr={rate}, moves by {moved[name]:.4f}")
-wrong = abs(moved["bias"] - rates["bias"]) > 0.01
-print("WRONG: the bias has the weight's rate" if wrong else "right: each has its own rate")
-raise SystemExit(wrong)
+    print(f"the {name}, with lr={rate}, moves by {moves[name]:.4f}")
+bug = abs(moves["bias"] - rates["bias"]) > 0.01
+print("WRONG: the bias has the weight's rate" if bug else "right: each has its own rate")
+raise SystemExit(bug)

@@ -66,7 +66,7 @@ _GROUPS = api.many(api.SIZE, 2)
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The rates of each step, and how far the step moved each group, in its gradients."""
+    """The rates of each step, and how far it moved each group, as a multiple of its gradient."""
     steps = api.each(at.params.steps)
     step = {"loss": api.NUMBER, "reference_loss": api.NUMBER, "moved": _GROUPS}
     return {"rate": api.Kind({"rates": _GROUPS}, steps), "step": api.Kind(step, steps)}
@@ -79,14 +79,14 @@ def run(ctx: api.Context) -> None:
     from scenarios.common import linear, regression
 
     p = ctx.params
-    own = p.first, p.second
-    highest = {"warmup_max_lr": list(own)} if p.given else {}
+    rates = p.first, p.second
+    highest = {"warmup_max_lr": list(rates)} if p.given else {}
     warmup = {"warmup_num_steps": p.warmup, "warmup_type": "linear", **highest}
     with ctx.phase("init"):
         engine = regression.engine(
             ctx,
             lambda parts: torch.optim.SGD(
-                {"params": part, "lr": lr} for part, lr in zip(parts, own, strict=True)
+                {"params": part, "lr": lr} for part, lr in zip(parts, rates, strict=True)
             ),
             train_micro_batch_size_per_gpu=p.batch,
             zero_optimization={"stage": 0},
@@ -98,39 +98,48 @@ def run(ctx: api.Context) -> None:
         update = linear.Update(engine.module, rows)
         loss = regression.step(ctx, engine, rows)
         after, (gradient,) = applied.copied(engine.module), update.plain.micro
-        moved = [
+        distances = [
             float((update.before[name] - after[name]).norm() / gradient[name].norm())
             for name in ("weight", "bias")
         ]
-        ctx.record("step", step, loss=loss, reference_loss=update.plain.loss, moved=moved)
+        ctx.record("step", step, loss=loss, reference_loss=update.plain.loss, moved=distances)
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """Each group has the rate that the warmup to the first group's rate gives; so the others have
     not theirs. Each step moved each group by that rate, and computed plain torch's loss."""
-    other = [*_unmoved(records), *applied.loss_wrong(records)]
-    if other:
-        return api.Finding("\n".join(other[:3]), documented=False)
-    found = [
-        schedule.Deviation(rate["rank"], rate["step"], group, got, _wanted(records, rate, group))
+    faults = [*_unmoved(records), *applied.loss_wrong(records)]
+    if faults:
+        return api.Finding("\n".join(faults[:3]), documented=False)
+    deviations = [
+        schedule.Deviation(
+            rate["rank"], rate["step"], group, used_rate, _right_rate(records, rate, group)
+        )
         for rate in records.of("rate")
-        for group, got in enumerate(rate["rates"])
+        for group, used_rate in enumerate(rate["rates"])
     ]
-    wrong = [each for each in found if not _near(each.rate, each.wanted)]
-    if not wrong:
+    wrong_rates = [
+        deviation for deviation in deviations if not _near(deviation.rate, deviation.wanted)
+    ]
+    if not wrong_rates:
         return None
-    first = {each.step: each.wanted for each in found if each.group == 0}
+    rates_of_first = {
+        deviation.step: deviation.wanted for deviation in deviations if deviation.group == 0
+    }
     return schedule.finding(
-        wrong, documented=all(_near(each.rate, first[each.step]) for each in found)
+        wrong_rates,
+        documented=all(
+            _near(deviation.rate, rates_of_first[deviation.step]) for deviation in deviations
+        ),
     )
 
 
-def _near(rate: float, wanted: float) -> bool:
-    return api.near(rate, wanted, share=schedule.TOLERANCE)
+def _near(rate: float, expected: float) -> bool:
+    return api.near(rate, expected, share=schedule.TOLERANCE)
 
 
-def _wanted(records: api.Records, rate: api.Record, group: int) -> float:
-    """A group's rate: the optimizer's first and second steps are at the start of the warmup."""
+def _right_rate(records: api.Records, rate: api.Record, group: int) -> float:
+    """A group's right rate: the optimizer's first two steps are at the start of the warmup."""
     p = records.params
     return float((p.first, p.second)[group] * min(max(rate["step"] - 2, 0) / p.warmup, 1.0))
 
@@ -147,8 +156,8 @@ def exercised(records: api.Records) -> api.Exercise:
     """The groups had different rates, and the schedule was given none."""
     p = records.params
     rates = f"the groups have the rates {p.first:g} and {p.second:g}"
-    given = "warmup_max_lr was " + ("given" if p.given else "not given")
-    return api.Exercise.of(p.first != p.second, rates) & api.Exercise.of(not p.given, given)
+    setting = "warmup_max_lr was " + ("given" if p.given else "not given")
+    return api.Exercise.of(p.first != p.second, rates) & api.Exercise.of(not p.given, setting)
 
 
 insufficient_checks = usual_checks.together(

@@ -29,10 +29,10 @@ def moves(stage: int) -> torch.Tensor:
     return (before - model.weight.detach()).flatten()
 
 
-found = [(stage, moves(stage)) for stage in (1, 2)]
+by_stage = [(stage, moves(stage)) for stage in (1, 2)]
 print(f"deepspeed {deepspeed.__version__}: the mean of the gradients moves each weight by 0.25")
-for stage, moved in found:
-    print(f"ZeRO stage {stage} moves the weights by", *(f"{each:.4f}" for each in moved))
-lost = int((moved.abs() < 0.01).sum())
+for stage, steps in by_stage:
+    print(f"ZeRO stage {stage} moves the weights by", *(f"{each:.4f}" for each in steps))
+lost = int((steps.abs() < 0.01).sum())
 print(f"WRONG: {lost} of 4 micro-batches are lost" if lost else "right: all micro-batches count")
 raise SystemExit(lost > 0)

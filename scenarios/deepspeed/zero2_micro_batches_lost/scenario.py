@@ -66,8 +66,10 @@ SCENARIO = api.Scenario(
 def last_only(step: api.Record, records: api.Records) -> bool:
     """Each step applied the gradient of its last micro-batch, with its right weight, and nothing of
     the others. The losses are plain torch's."""
-    *lost, last = step["micro"]
-    return api.near(last, 1, within=1e-3) and all(api.near(share, 0, within=1e-3) for share in lost)
+    *lost, last_share = step["micro"]
+    return api.near(last_share, 1, within=1e-3) and all(
+        api.near(share, 0, within=1e-3) for share in lost
+    )
 
 
 oracle = applied.Applied(

@@ -23,18 +23,18 @@ def evaluate(rank: int, folder: str) -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     config = transformers.BertConfig(vocab_size=32, num_attention_heads=2, num_labels=4, **sizes)
     model = transformers.BertForSequenceClassification(config).eval()
-    right = float(model(input_ids=tokens, labels=labels).loss.detach())
+    mean = float(model(input_ids=tokens, labels=labels).loss.detach())
     quiet = {"use_cpu": True, "ddp_backend": "gloo", "report_to": [], "disable_tqdm": True}
     args = transformers.TrainingArguments(folder, per_device_eval_batch_size=4, **quiet)
-    found = transformers.Trainer(model, args, eval_dataset=rows).evaluate()["eval_loss"]
-    torch.save([found, right], f"{folder}/{rank}.pt")
+    loss = transformers.Trainer(model, args, eval_dataset=rows).evaluate()["eval_loss"]
+    torch.save([loss, mean], f"{folder}/{rank}.pt")
 
 
 if __name__ == "__main__":
     folder = tempfile.mkdtemp()
     mp.spawn(evaluate, (folder,), RANKS)  # type: ignore[attr-defined]
-    found, right = torch.load(f"{folder}/0.pt")
-    print(f"transformers {transformers.__version__}, {RANKS} ranks: eval_loss {found:.4f}")
-    wrong = abs(found / right - 1) > 1e-3
-    print(f"WRONG: it should be {right:.4f}" if wrong else f"right: the mean is {right:.4f}")
-    raise SystemExit(wrong)
+    loss, mean = torch.load(f"{folder}/0.pt")
+    print(f"transformers {transformers.__version__}, {RANKS} ranks: eval_loss {loss:.4f}")
+    bug = abs(loss / mean - 1) > 1e-3
+    print(f"WRONG: it should be {mean:.4f}" if bug else f"right: the mean is {mean:.4f}")
+    raise SystemExit(bug)

@@ -91,20 +91,20 @@ def run(ctx: api.Context) -> None:
     size = ROWS // 2 // ctx.world_size
     settings = arguments(ctx, ctx.folder / "out", per_device_eval_batch_size=size)
     with ctx.phase("evaluate"):
-        found = Trainer(model=model, args=settings, eval_dataset=rows).evaluate()
+        metrics = Trainer(model=model, args=settings, eval_dataset=rows).evaluate()
     mean = heads.mean_loss(model, head, rows)
-    ctx.record("evaluation", loss=float(found["eval_loss"]), reference=mean)
+    ctx.record("evaluation", loss=float(metrics["eval_loss"]), reference=mean)
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """The evaluation loss is the mean loss times the number of ranks."""
-    one = records.of("evaluation")[0]
-    ratio = one["loss"] / one["reference"]
+    evaluation = records.of("evaluation")[0]
+    ratio = evaluation["loss"] / evaluation["reference"]
     if api.near(ratio, 1, share=1e-3):
         return None
     return api.Finding(
-        f"eval_loss is {one['loss']:.5g}, {ratio:.4g} times the mean loss of the same rows, "
-        f"{one['reference']:.5g}",
+        f"eval_loss is {evaluation['loss']:.5g}, {ratio:.4g} times the mean loss of the same rows, "
+        f"{evaluation['reference']:.5g}",
         ranks=records.ranks,
         magnitude=abs(ratio - 1),
         unit="of the right loss",
@@ -123,7 +123,7 @@ def exercised(records: api.Records) -> api.Exercise:
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """All ranks report the same loss, so comparing them misses the bug."""
-    losses = {one["loss"] for one in records.of("evaluation")}
+    losses = {evaluation["loss"] for evaluation in records.of("evaluation")}
     return {"the ranks report different losses": len(losses) > 1}
 
 

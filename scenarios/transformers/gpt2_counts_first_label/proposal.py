@@ -12,8 +12,8 @@ def by_function(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    asked = m.Call(func=m.Attribute(m.Name("LOSS_MAPPING"), m.Name("get")))
-    for call in m.findall(function, asked):
+    query = m.Call(func=m.Attribute(m.Name("LOSS_MAPPING"), m.Name("get")))
+    for call in m.findall(function, query):
         yield call, cst.parse_expression('getattr(model_to_inspect, "loss_function", None)')
 
 

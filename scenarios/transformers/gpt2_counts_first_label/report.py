@@ -21,18 +21,18 @@ once |= {"save_strategy": "no", "report_to": [], "disable_tqdm": True}
 def applied(model: transformers.PreTrainedModel) -> float:
     """How many times the gradient of the model's own loss on these rows was applied."""
     loss = model(input_ids=tokens, labels=tokens).loss
-    right = flat(torch.autograd.grad(loss, list(model.parameters())))
+    gradient = flat(torch.autograd.grad(loss, list(model.parameters())))
     before = flat(model.parameters()).detach().clone()
     batch = {"per_device_train_batch_size": 8}
     args = transformers.TrainingArguments(tempfile.mkdtemp(), **batch, **once)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0), None
     transformers.Trainer(model, args, train_dataset=rows, optimizers=sgd).train()
-    return float((before - flat(model.parameters()).detach()) @ right / (right @ right))
+    return float((before - flat(model.parameters()).detach()) @ gradient / (gradient @ gradient))
 
 
 config = transformers.GPT2Config(vocab_size=32, attn_pdrop=0.0, **gpt2)
-found = applied(transformers.GPT2LMHeadModel(config))
-other = applied(transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=32, **llama)))
-print(f"transformers {transformers.__version__}: GPT-2 {found:.3f}, LLaMA {other:.3f} (right: 1)")
-print("WRONG: GPT-2's first label is counted" if found < 0.99 else "right: it is not counted")
-raise SystemExit(found < 0.99)
+ratio = applied(transformers.GPT2LMHeadModel(config))
+control = applied(transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=32, **llama)))
+print(f"transformers {transformers.__version__}: GPT-2 {ratio:.3f}, LLaMA {control:.3f} (right: 1)")
+print("WRONG: GPT-2's first label is counted" if ratio < 0.99 else "right: it is not counted")
+raise SystemExit(ratio < 0.99)

@@ -25,16 +25,16 @@ def applied(k: int) -> float:
     torch.manual_seed(0)
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, **still))
     loss = model(input_ids=tokens, labels=tokens.sum(1) % 4).loss
-    right = flat(torch.autograd.grad(loss, list(model.parameters())))
+    gradient = flat(torch.autograd.grad(loss, list(model.parameters())))
     before = flat(model.parameters()).detach().clone()
     batch = {"gradient_accumulation_steps": k, "per_device_train_batch_size": 8 // k // ranks}
     args = transformers.TrainingArguments(tempfile.mkdtemp(), **batch, **once)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0), None
     transformers.Trainer(model, args, train_dataset=rows, optimizers=sgd).train()
-    return float((before - flat(model.parameters()).detach()) @ right / (right @ right))
+    return float((before - flat(model.parameters()).detach()) @ gradient / (gradient @ gradient))
 
 
-found = [round(applied(k), 4) for k in (1, 2)]
-print(f"transformers {transformers.__version__}, ranks: {ranks}; 1 and 2 micro-batches: {found}")
-print("WRONG: ranks and accumulation multiply it" if found[1] > 1.1 else "right: it is the mean's")
-raise SystemExit(found[1] > 1.1)
+ratios = [round(applied(k), 4) for k in (1, 2)]
+print(f"transformers {transformers.__version__}, ranks: {ranks}; 1 and 2 micro-batches: {ratios}")
+print("WRONG: ranks and accumulation multiply it" if ratios[1] > 1.1 else "right: it is the mean's")
+raise SystemExit(ratios[1] > 1.1)

@@ -24,17 +24,17 @@ def applied(steps: int) -> float:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2))
     logits = model(tokens).logits[:, :-1].flatten(0, 1)
     loss = cross_entropy(logits, tokens[:, 1:].flatten(), label_smoothing=0.1)
-    right = flat(torch.autograd.grad(loss, list(model.parameters())))
+    gradient = flat(torch.autograd.grad(loss, list(model.parameters())))
     before = flat(model.parameters()).detach().clone()
     batch = {"gradient_accumulation_steps": steps, "per_device_train_batch_size": 8 // steps}
     smooth = {"label_smoothing_factor": 0.1}
     args = transformers.TrainingArguments(tempfile.mkdtemp(), **smooth, **batch, **once)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0), None
     transformers.Trainer(model, args, train_dataset=rows, optimizers=sgd).train()
-    return float((before - flat(model.parameters()).detach()) @ right / (right @ right))
+    return float((before - flat(model.parameters()).detach()) @ gradient / (gradient @ gradient))
 
 
-found = {steps: round(applied(steps), 4) for steps in (1, 2, 4)}
-print(f"transformers {transformers.__version__}; times the right gradient for 1, 2, 4: {found}")
-print("WRONG: accumulation multiplies it" if found[4] > 3.9 else "right: each is 1")
-raise SystemExit(found[4] > 3.9)
+ratios = {steps: round(applied(steps), 4) for steps in (1, 2, 4)}
+print(f"transformers {transformers.__version__}; times the right gradient for 1, 2, 4: {ratios}")
+print("WRONG: accumulation multiplies it" if ratios[4] > 3.9 else "right: each is 1")
+raise SystemExit(ratios[4] > 3.9)

@@ -86,9 +86,9 @@ def run(ctx: api.Context) -> None:
     rows = heads.dataset(p.head, heads.ROWS * p.steps, ctx.seed, first_label=False)
     settings = {"label_smoothing_factor": p.smoothing}
     with ctx.phase("init"):
-        made = heads.trainer(ctx, rows, smoothing=p.smoothing, **settings)
+        trainer = heads.trainer(ctx, rows, smoothing=p.smoothing, **settings)
     with ctx.phase("steps"):
-        made.train()
+        trainer.train()
 
 
 def exercised(records: api.Records) -> api.Exercise:

@@ -22,13 +22,13 @@ def with_epochs(sampler: Any) -> api.Edits:
     """The sampler has ``set_epoch``, and its order depends on the seed and the epoch alone."""
     import libcst as cst
 
-    kept = [
+    members = [
         part
         for part in sampler.body.body
         if getattr(part, "name", None) is None or part.name.value != "__iter__"
     ]
     added = [cst.parse_statement(code) for code in (DRAWN, COUNTED)]
-    yield sampler.body, sampler.body.with_changes(body=[*kept, *added])
+    yield sampler.body, sampler.body.with_changes(body=[*members, *added])
 
 
 PROPOSAL = (

@@ -20,21 +20,21 @@ group = {"group_by_length": True} if old else {"train_sampling_strategy": "group
 
 def order(folder: str, resume: str | None) -> list[int]:
     """The numbers of the rows in the order in which the Trainer takes them, 4 in each step."""
-    given: list[int] = []
+    numbers: list[int] = []
 
     def collate(batch: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        given.extend(int(row["input_ids"][0]) for row in batch)
+        numbers.extend(int(row["input_ids"][0]) for row in batch)
         return {k: pad_sequence([row[k] for row in batch], batch_first=True) for k in batch[0]}
 
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
     some = {"per_device_train_batch_size": 4, "max_steps": 12, "save_steps": 8, "report_to": []}
     args = transformers.TrainingArguments(folder, use_cpu=True, **some, **group)
     transformers.Trainer(model, args, train_dataset=rows, data_collator=collate).train(resume)
-    return given
+    return numbers
 
 
 folder = tempfile.mkdtemp()
-seen = len({*order(folder, None)[-24:-16], *order(folder, f"{folder}/checkpoint-8")[-16:]})
-print(f"transformers {transformers.__version__}: {seen} of 24 rows came in the second epoch")
-print("WRONG: some came twice, others never" if seen < 24 else "right: each came once")
-raise SystemExit(seen < 24)
+count = len({*order(folder, None)[-24:-16], *order(folder, f"{folder}/checkpoint-8")[-16:]})
+print(f"transformers {transformers.__version__}: {count} of 24 rows came in the second epoch")
+print("WRONG: some came twice, others never" if count < 24 else "right: each came once")
+raise SystemExit(count < 24)

@@ -70,8 +70,8 @@ def run(ctx: api.Context) -> None:
     """Train without a stop; train and stop; resume from the checkpoint."""
     from scenarios.transformers import _resumed_loop as loop
 
-    given = loop.trained(ctx, ctx.params.grouped)
-    ctx.record("order", rows=[row for step in given for row in step])
+    steps = loop.trained(ctx, ctx.params.grouped)
+    ctx.record("order", rows=[row for step in steps for row in step])
 
 
 def detect(records: api.Records) -> api.Finding | None:
@@ -79,10 +79,13 @@ def detect(records: api.Records) -> api.Finding | None:
     whole, stopped = resumed.orders(records)
     if whole == stopped:
         return None
-    number, done = resumed.stop(records)
+    number, rows_done = resumed.stop(records)
     epoch = stopped[number]
     never = records.params.rows - len(set(epoch))
-    same_before = [*whole[:number], whole[number][:done]] == [*stopped[:number], epoch[:done]]
+    same_before = [*whole[:number], whole[number][:rows_done]] == [
+        *stopped[:number],
+        epoch[:rows_done],
+    ]
     return api.Finding(
         f"resumed after step {records.params.stop}: in that epoch {len(set(epoch))} of "
         f"{len(epoch)} rows came, {never} never and {never} a second time",
@@ -90,16 +93,16 @@ def detect(records: api.Records) -> api.Finding | None:
         ranks=records.ranks,
         magnitude=never / len(epoch),
         unit="of the epoch's rows seen by nobody",
-        documented=same_before and epoch[done:] == whole[0][done:] and never > 0,
+        documented=same_before and epoch[rows_done:] == whole[0][rows_done:] and never > 0,
     )
 
 
 def exercised(records: api.Records) -> api.Exercise:
     """Rows were grouped, and the run was resumed in the second epoch or later, within the epoch."""
     p = records.params
-    done, rest = resumed.stop(records)
+    epoch, rows_done = resumed.stop(records)
     return api.Exercise.needs(p.grouped, "rows were not grouped by length") & api.Exercise.of(
-        done > 0 and rest > 0,
-        f"resumed after {rest} of {p.rows} rows of epoch {done + 1}, grouped by length",
-        f"resumed in epoch {done + 1}, after {rest} of its rows",
+        epoch > 0 and rows_done > 0,
+        f"resumed after {rows_done} of {p.rows} rows of epoch {epoch + 1}, grouped by length",
+        f"resumed in epoch {epoch + 1}, after {rows_done} of its rows",
     )

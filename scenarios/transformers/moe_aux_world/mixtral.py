@@ -49,11 +49,13 @@ def dataset(count: int, seed: int) -> list[Rows]:
 
 
 class Apart(Watch):
-    """Takes the task's and the auxiliary loss for two parts of what a step should have applied."""
+    """Treats the losses of the task and of the router as two parts of what a step should apply."""
 
     def plainly(self, batches: list[Rows]) -> applied.Plain:
         """Each loss, twice: the mean of the two is their sum."""
-        batch = {name: torch.cat([one[name] for one in batches]) for name in batches[0]}
+        batch = {
+            name: torch.cat([micro_batch[name] for micro_batch in batches]) for name in batches[0]
+        }
 
         def part(weights: Any, auxiliary: bool) -> Tensor:
             answer = torch.func.functional_call(self.plain, dict(weights), (), kwargs=batch)
@@ -80,7 +82,7 @@ def trainer(ctx: api.Context) -> Any:
         Loss(),
         dataset(ROWS * params.steps, ctx.seed),
         size=ROWS // params.accumulation // ctx.world_size,
-        more=lambda seen, *_: {"micro_batches": len(seen)},
+        more=lambda batches, *_: {"micro_batches": len(batches)},
         watch=Apart,
         **settings,
     )

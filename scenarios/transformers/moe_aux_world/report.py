@@ -21,12 +21,12 @@ def train(rank: int, ranks: int, k: int, out: str) -> None:
     torch.manual_seed(0)
     model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **router))
     gate = next(each for name, each in model.named_parameters() if "gate.weight" in name)
-    before, found = gate.detach().clone(), model(tokens[None], labels=tokens[None])
-    right = torch.autograd.grad(0.5 * found.aux_loss, gate, retain_graph=True)[0].flatten()
-    task = torch.autograd.grad(found.loss, gate)[0].flatten() - right
+    before, output = gate.detach().clone(), model(tokens[None], labels=tokens[None])
+    balance = torch.autograd.grad(0.5 * output.aux_loss, gate, retain_graph=True)[0].flatten()
+    task = torch.autograd.grad(output.loss, gate)[0].flatten() - balance
     args = transformers.TrainingArguments(out, gradient_accumulation_steps=k, report_to=[], **once)
     transformers.Trainer(model, args, train_dataset=rows).train()
-    both = torch.linalg.lstsq(torch.stack([task, right], 1), (before - gate.detach()).view(-1, 1))
+    both = torch.linalg.lstsq(torch.stack([task, balance], 1), (before - gate.detach()).view(-1, 1))
     torch.save(both.solution.flatten().tolist(), f"{out}/{rank}.pt")
 
 

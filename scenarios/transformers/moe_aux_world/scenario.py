@@ -85,19 +85,19 @@ def _near(shares: Sequence[float], expected: Sequence[float]) -> bool:
     return all(api.near(a, b, share=5e-3) for a, b in zip(shares, expected, strict=True))
 
 
-def found(wrong: Sequence[api.Record], records: api.Records) -> api.Finding:
+def finding(wrong_steps: Sequence[api.Record], records: api.Records) -> api.Finding:
     """The finding, with the shares of both gradients."""
     lines = [
         f"rank {step['rank']}, step {step['step']}: the task's gradient counts "
         f"{step['micro'][0]:.4g} times, that of the auxiliary loss {step['micro'][1]:.4g} times "
         "(right: 1 each)"
-        for step in wrong
+        for step in wrong_steps
     ]
     return api.Finding(
         "\n".join(lines),
-        step=min(step["step"] for step in wrong),
+        step=min(step["step"] for step in wrong_steps),
         ranks=records.ranks,
-        magnitude=max(abs(step["micro"][1] - 1) for step in wrong),
+        magnitude=max(abs(step["micro"][1] - 1) for step in wrong_steps),
         unit="of the right auxiliary gradient",
     )
 
@@ -107,14 +107,14 @@ def ranks_unlike(records: api.Records) -> dict[str, bool]:
     by_step: dict[int, set[float]] = {}
     for step in records.of("step"):
         by_step.setdefault(step["step"], set()).add(round(step["applied"], 5))
-    return {"the ranks apply different updates": any(len(found) > 1 for found in by_step.values())}
+    return {"the ranks apply different updates": any(len(norms) > 1 for norms in by_step.values())}
 
 
 oracle = applied.Applied(
     multiplied,
     parts=lambda at: 2,
     facts=lambda at: {"micro_batches": api.COUNT},
-    found=found,
+    found=finding,
     checks=[ranks_unlike],
 )
 
@@ -124,9 +124,9 @@ def run(ctx: api.Context) -> None:
     from scenarios.transformers.moe_aux_world import mixtral
 
     with ctx.phase("init"):
-        made = mixtral.trainer(ctx)
+        trainer = mixtral.trainer(ctx)
     with ctx.phase("steps"):
-        made.train()
+        trainer.train()
 
 
 def exercised(records: api.Records) -> api.Exercise:

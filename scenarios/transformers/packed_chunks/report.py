@@ -13,24 +13,24 @@ chunks = {"attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_
 experts = {"intermediate_size_mlp": 32, "num_local_experts": 2}
 config = transformers.Llama4TextConfig(**sizes, **heads, **chunks, **experts)
 model = transformers.Llama4ForCausalLM(config)
-first, second = torch.randint(3, 64, (10,)), torch.randint(3, 64, (12,))
+first_row, second_row = torch.randint(3, 64, (10,)), torch.randint(3, 64, (12,))
 collate = transformers.DataCollatorWithFlattening()
-packed = collate([{"input_ids": first.tolist()}, {"input_ids": second.tolist()}])
+packed = collate([{"input_ids": first_row.tolist()}, {"input_ids": second_row.tolist()}])
 
 
 def off(model: torch.nn.Module) -> float:
     """How far the logits of the second row are from those that it has alone, as a fraction."""
     with torch.no_grad():
-        got = model(**packed).logits[0, len(first) :]
-        alone = model(input_ids=second[None]).logits[0]
-    return float((got - alone).norm() / alone.norm())
+        logits = model(**packed).logits[0, len(first_row) :]
+        alone = model(input_ids=second_row[None]).logits[0]
+    return float((logits - alone).norm() / alone.norm())
 
 
-found = off(model)
-print(f"transformers {transformers.__version__}: off by {found:.1%}")
+distance = off(model)
+print(f"transformers {transformers.__version__}: off by {distance:.1%}")
 print(
     "WRONG: the chunks of a packed row begin where the pack begins"
-    if found > 1e-3
+    if distance > 1e-3
     else "right: they begin where the row begins"
 )
-raise SystemExit(found > 1e-3)
+raise SystemExit(distance > 1e-3)

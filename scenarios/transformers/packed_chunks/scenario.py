@@ -70,18 +70,18 @@ def run(ctx: api.Context) -> None:
     from transformers import Llama4ForCausalLM, Llama4TextConfig
 
     def masks(at: Tensor, rows: Tensor) -> Any:
-        seen = (at[:, None] >= at) & (rows[:, None] == rows)
+        visible = (at[:, None] >= at) & (rows[:, None] == rows)
         together = at[:, None] // CHUNK == at // CHUNK
         return {
-            "full_attention": packs.added(seen),
-            "chunked_attention": packs.added(seen & together),
+            "full_attention": packs.added(visible),
+            "chunked_attention": packs.added(visible & together),
         }
 
     torch.manual_seed(ctx.seed)
     kinds = ["chunked_attention" if ctx.params.chunked else "full_attention", "full_attention"]
-    own = {"attention_chunk_size": CHUNK, "layer_types": kinds, "num_local_experts": 2}
+    chunks = {"attention_chunk_size": CHUNK, "layer_types": kinds, "num_local_experts": 2}
     widths = {"intermediate_size_mlp": 32, "num_experts_per_tok": 1}
-    config = Llama4TextConfig(**features.SIZES, **own, **widths, use_cache=False)
+    config = Llama4TextConfig(**features.SIZES, **chunks, **widths, use_cache=False)
     packs.train(ctx, Llama4ForCausalLM(config).to(ctx.device), masks)
 
 

@@ -10,20 +10,20 @@ torch.manual_seed(0)
 sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
 heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "use_cache": False}
 model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
-first, second = torch.randint(3, 64, (10,)), torch.randint(3, 64, (12,))
+first_row, second_row = torch.randint(3, 64, (10,)), torch.randint(3, 64, (12,))
 collate = transformers.DataCollatorWithFlattening()
-packed = collate([{"input_ids": first.tolist()}, {"input_ids": second.tolist()}])
+packed = collate([{"input_ids": first_row.tolist()}, {"input_ids": second_row.tolist()}])
 
 
 def off(model: torch.nn.Module) -> float:
     """How far the logits of the second row are from those that it has alone, as a fraction."""
     with torch.no_grad():
-        got = model(**packed).logits[0, len(first) :]
-        alone = model(input_ids=second[None]).logits[0]
-    return float((got - alone).norm() / alone.norm())
+        logits = model(**packed).logits[0, len(first_row) :]
+        alone = model(input_ids=second_row[None]).logits[0]
+    return float((logits - alone).norm() / alone.norm())
 
 
-found = off(model)
-print(f"transformers {transformers.__version__}: off by {found:.1%}")
-print("WRONG: a packed row sees the row before it" if found > 1e-3 else "right: it does not")
-raise SystemExit(found > 1e-3)
+distance = off(model)
+print(f"transformers {transformers.__version__}: off by {distance:.1%}")
+print("WRONG: a packed row sees the row before it" if distance > 1e-3 else "right: it does not")
+raise SystemExit(distance > 1e-3)

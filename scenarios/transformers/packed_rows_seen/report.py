@@ -18,16 +18,16 @@ llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)
 
 def off(model: torch.nn.Module) -> float:
     """How far the logits of the second row are from those that it has alone, as a fraction."""
-    first, second = torch.randint(3, 64, (10,)), torch.randint(3, 64, (12,))
-    packed = torch.cat([first, second])[None]
+    first_row, second_row = torch.randint(3, 64, (10,)), torch.randint(3, 64, (12,))
+    packed = torch.cat([first_row, second_row])[None]
     positions = torch.cat([torch.arange(10), torch.arange(12)])[None]
     with torch.no_grad():
-        got = model(input_ids=packed, position_ids=positions, use_cache=False).logits[0, 10:]
-        alone = model(input_ids=second[None], use_cache=False).logits[0]
-    return float((got - alone).norm() / alone.norm())
+        logits = model(input_ids=packed, position_ids=positions, use_cache=False).logits[0, 10:]
+        alone = model(input_ids=second_row[None], use_cache=False).logits[0]
+    return float((logits - alone).norm() / alone.norm())
 
 
-found, other = off(gpt_oss), off(llama)
-print(f"transformers {transformers.__version__}: off by {found:.1%}; LLaMA: {other:.1%}")
-print("WRONG: a packed row sees the row before it" if found > 1e-3 else "right: it does not")
-raise SystemExit(found > 1e-3)
+gpt_oss_off, llama_off = off(gpt_oss), off(llama)
+print(f"transformers {transformers.__version__}: off by {gpt_oss_off:.1%}; LLaMA: {llama_off:.1%}")
+print("WRONG: a packed row sees the row before it" if gpt_oss_off > 1e-3 else "right: it does not")
+raise SystemExit(gpt_oss_off > 1e-3)

@@ -37,11 +37,11 @@ def with_positions(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    named = m.Dict([m.ZeroOrMore(), m.DictElement(m.SimpleString('"past_key_values"'))])
-    more = cst.DictElement(cst.SimpleString('"position_ids"'), cst.Name("position_ids"))
-    for found in m.findall(function, named):
-        arguments: Any = found
-        yield arguments, arguments.with_changes(elements=[*arguments.elements, more])
+    pattern = m.Dict([m.ZeroOrMore(), m.DictElement(m.SimpleString('"past_key_values"'))])
+    entry = cst.DictElement(cst.SimpleString('"position_ids"'), cst.Name("position_ids"))
+    for node in m.findall(function, pattern):
+        arguments: Any = node
+        yield arguments, arguments.with_changes(elements=[*arguments.elements, entry])
 
 
 REMEDY = api.Defect(
@@ -103,8 +103,8 @@ def run(ctx: api.Context) -> None:
     if ctx.params.model == "llama":
         model: Any = LlamaForCausalLM(LlamaConfig(**features.SIZES, use_cache=False))
     else:
-        more = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}
-        model = GptOssForCausalLM(GptOssConfig(**features.SIZES, **more, use_cache=False))
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}
+        model = GptOssForCausalLM(GptOssConfig(**features.SIZES, **experts, use_cache=False))
     model.set_attn_implementation("eager")
     packs.train(ctx, model.to(ctx.device), masks)
 

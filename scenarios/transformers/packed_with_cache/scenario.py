@@ -40,11 +40,11 @@ def by_its_tokens(function: Any) -> api.Edits:
     cache = m.Name("past_key_values") | m.Name("cache")
     none = m.ComparisonTarget(m.Is(), m.Name("None"))
     packing = m.BooleanOperation(right=m.Comparison(cache, [none]))
-    for found in m.findall(function, packing):
-        condition: Any = found
+    for node in m.findall(function, packing):
+        condition: Any = node
         name = condition.right.left.value
-        right = cst.parse_expression(f"({name} is None or not {name}.get_seq_length())")
-        yield condition, condition.with_changes(right=right)
+        replacement = cst.parse_expression(f"({name} is None or not {name}.get_seq_length())")
+        yield condition, condition.with_changes(right=replacement)
 
 
 REMEDY = api.Defect(

@@ -20,21 +20,21 @@ sizes = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 128, "num_hi
 def buffers() -> dict[str, torch.Tensor]:
     """A new model's frequencies and, in releases before 4.41, cosines and sines of positions."""
     config = transformers.LlamaConfig(**sizes, num_attention_heads=1, max_position_embeddings=4096)
-    named = transformers.LlamaForCausalLM(config).named_buffers()
-    return {name.rpartition(".")[2]: each for name, each in named if "rotary" in name}
+    pairs = transformers.LlamaForCausalLM(config).named_buffers()
+    return {name.rpartition(".")[2]: each for name, each in pairs if "rotary" in name}
 
 
 zero = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}, "train_batch_size": 1}
-right = buffers()
+reference = buffers()
 with deepspeed.zero.Init(config_dict_or_path=zero):
-    made = buffers()
+    actual = buffers()
 print(f"transformers {transformers.__version__}, deepspeed {deepspeed.__version__}")
-wrong = {name: int((made[name] != right[name]).sum()) for name in right}
-for name, count in wrong.items():
-    off = float((made[name].float() - right[name].float()).abs().max())
-    print(f"{name}: {count} of {right[name].numel()} are wrong, by up to {off:.4f}; right: 0")
+counts = {name: int((actual[name] != reference[name]).sum()) for name in reference}
+for name, count in counts.items():
+    off = float((actual[name].float() - reference[name].float()).abs().max())
+    print(f"{name}: {count} of {reference[name].numel()} are wrong, by up to {off:.4f}; right: 0")
     if name == "cos_cached" and count:
-        position = int((made[name] != right[name]).any(-1).flatten().nonzero()[0])
+        position = int((actual[name] != reference[name]).any(-1).flatten().nonzero()[0])
         print(f"the first wrong position is {position}: bf16 has no 257, and makes it 256")
-print("WRONG: zero.Init rounds what they are made from" if any(wrong.values()) else "right: equal")
-raise SystemExit(any(wrong.values()))
+print("WRONG: zero.Init rounds what they are made from" if any(counts.values()) else "right: equal")
+raise SystemExit(any(counts.values()))

@@ -92,10 +92,10 @@ def count_in_integers(function: Any) -> api.Edits:
     floats = m.Call(func=arange, args=[m.ZeroOrMore(), m.Arg(keyword=m.Name("dtype"))])
     call: Any
     for call in m.findall(function, floats):
-        *others, asked = call.args
-        integers = asked.with_changes(value=cst.parse_expression("torch.int64"))
+        *others, dtype = call.args
+        integers = dtype.with_changes(value=cst.parse_expression("torch.int64"))
         late = cst.Attribute(call.with_changes(args=[*others, integers]), cst.Name("to"))
-        yield call, cst.Call(late, [cst.Arg(asked.value)])
+        yield call, cst.Call(late, [cst.Arg(dtype.value)])
 
 
 INTEGERS = api.Defect(
@@ -188,7 +188,7 @@ def run(ctx: api.Context) -> None:
 
 
 def _compared(ctx: api.Context, precision: str) -> Any:
-    """One model, after its remedy, whose buffers have been compared."""
+    """Build a model, apply the remedy, and compare the buffers; returns the model."""
     from scenarios.transformers import _rope_models as rope
 
     remedy, saved = ctx.params.remedy, []

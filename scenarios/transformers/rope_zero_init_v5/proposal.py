@@ -13,8 +13,8 @@ def counted_in_integers(function: Any) -> api.Edits:
     import libcst.matchers as m
 
     counting = m.Call(func=m.Attribute(m.Name("torch"), m.Name("arange")))
-    found: list[Any] = list(m.findall(function, counting))
-    for call in found:
+    calls: list[Any] = list(m.findall(function, counting))
+    for call in calls:
         others = [arg for arg in call.args if arg.keyword is None]
         integers = call.with_changes(
             args=[*others, cst.Arg(cst.parse_expression("torch.int64"), cst.Name("dtype"))]

@@ -24,14 +24,14 @@ def frequencies() -> torch.Tensor:
 
 
 zero = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}, "train_batch_size": 1}
-right = frequencies()
+reference = frequencies()
 with deepspeed.zero.Init(config_dict_or_path=zero):
-    made = frequencies()
-wrong = int((made != right).sum())
-off = float((made.double() - right.double()).abs().max()) * 4000
+    actual = frequencies()
+count = int((actual != reference).sum())
+off = float((actual.double() - reference.double()).abs().max()) * 4000
 print(f"transformers {transformers.__version__}, deepspeed {deepspeed.__version__}")
-print(f"inv_freq is {made.dtype}; right: {right.dtype}")
-print(f"{wrong} of {len(right)} frequencies are wrong; right: 0")
+print(f"inv_freq is {actual.dtype}; right: {reference.dtype}")
+print(f"{count} of {len(reference)} frequencies are wrong; right: 0")
 print(f"angles at position 4000 are off by up to {off:.1f} radians; right: 0")
-print("WRONG: zero.Init rounded the frequencies" if wrong else "right: zero.Init changed nothing")
-raise SystemExit(wrong > 0)
+print("WRONG: zero.Init rounded the frequencies" if count else "right: zero.Init changed nothing")
+raise SystemExit(count > 0)

@@ -112,7 +112,7 @@ def run(ctx: api.Context) -> None:
 
 
 def _contexts(ctx: api.Context) -> Iterator[AbstractContextManager[Any]]:
-    """What the model is built in, outermost first."""
+    """The contexts in which the model is built, outermost first."""
     from scenarios.transformers import _rope_models as rope
 
     if ctx.params.guard:

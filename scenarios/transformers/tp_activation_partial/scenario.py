@@ -40,10 +40,10 @@ def with_activation(config: Any) -> api.Edits:
         cst.SimpleString('"layers.*.mlp.act_fn"'),
         cst.SimpleString('"replicated_with_grad_allreduce"'),
     )
-    for found in m.findall(config, plan):
-        assigned: Any = found
-        more = assigned.value.with_changes(elements=[*assigned.value.elements, entry])
-        yield assigned, assigned.with_changes(value=more)
+    for node in m.findall(config, plan):
+        assigned: Any = node
+        entries = assigned.value.with_changes(elements=[*assigned.value.elements, entry])
+        yield assigned, assigned.with_changes(value=entries)
 
 
 REMEDY = api.Defect(

@@ -16,13 +16,13 @@ def rank(number: int, folder: str) -> None:
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(number), "LOCAL_RANK": str(number)}
     store = f"file://{folder}/store"
     torch.distributed.init_process_group("gloo", init_method=store, rank=number, world_size=2)
-    tokens, found = torch.arange(48).view(3, 16), []
+    tokens, gradients = torch.arange(48).view(3, 16), []
     for how in ({}, {"tp_plan": "auto"}):
         model = transformers.Qwen3ForCausalLM.from_pretrained(folder, **how)
         model(input_ids=tokens, labels=tokens).loss.backward()
         part = model.model.layers[0].self_attn.q_norm
-        found.append(torch.cat([p.grad.flatten() for p in part.parameters()]))
-    off = float((found[1] - found[0]).norm() / found[0].norm())
+        gradients.append(torch.cat([p.grad.flatten() for p in part.parameters()]))
+    off = float((gradients[1] - gradients[0]).norm() / gradients[0].norm())
     Path(folder, f"off-{number}").write_text(str(off))
 
 

@@ -21,18 +21,18 @@ def applied(length: int) -> float:
     rows = [{"input_ids": row, "labels": row} for row in tokens]
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2))
     loss = model(input_ids=tokens, labels=tokens).loss
-    right = flat(torch.autograd.grad(loss, list(model.parameters())))
+    gradient = flat(torch.autograd.grad(loss, list(model.parameters())))
     before = flat(model.parameters()).detach().clone()
     folder, sgd = tempfile.mkdtemp(), torch.optim.SGD(model.parameters(), lr=1.0)
     args = transformers.TrainingArguments(folder, per_device_train_batch_size=16, **once)
     transformers.Trainer(model, args, train_dataset=rows, optimizers=(sgd, None)).train()
-    return float((before - flat(model.parameters()).detach()) @ right / (right @ right))
+    return float((before - flat(model.parameters()).detach()) @ gradient / (gradient @ gradient))
 
 
 print("transformers", transformers.__version__)
-found = {length: applied(length) for length in (4, 8, 16)}
-for length, times in found.items():
+ratios = {length: applied(length) for length in (4, 8, 16)}
+for length, times in ratios.items():
     print(f"{length} tokens: {times:.4f} times the right gradient; 1 - 1 / L: {1 - 1 / length:.4f}")
-wrong = abs(found[4] - 0.75) < 0.01
-print("WRONG: divided by L labels, not the L - 1 predicted" if wrong else "right: once each")
-raise SystemExit(wrong)
+bug = abs(ratios[4] - 0.75) < 0.01
+print("WRONG: divided by L labels, not the L - 1 predicted" if bug else "right: once each")
+raise SystemExit(bug)

@@ -71,9 +71,9 @@ def run(ctx: api.Context) -> None:
     p = ctx.params
     rows = heads.dataset(p.head, heads.ROWS * p.steps, ctx.seed, p.first_label)
     with ctx.phase("init"):
-        made = heads.trainer(ctx, rows)
+        trainer = heads.trainer(ctx, rows)
     with ctx.phase("steps"):
-        made.train()
+        trainer.train()
 
 
 def exercised(records: api.Records) -> api.Exercise:

@@ -31,9 +31,9 @@ def update(steps: int) -> tuple[torch.Tensor, float]:
 
 
 print("transformers", transformers.__version__)
-found = {steps: update(steps) for steps in (1, 2, 4)}
-for steps, (change, loss) in found.items():
-    times = float(change.norm() / found[1][0].norm())
+updates = {steps: update(steps) for steps in (1, 2, 4)}
+for steps, (change, loss) in updates.items():
+    times = float(change.norm() / updates[1][0].norm())
     print(f"gradient_accumulation_steps={steps}: {times:.4f} of the right update; loss {loss:.4f}")
 print("WRONG: accumulation multiplies the update" if times > 3.9 else "right: all are equal")
 raise SystemExit(times > 3.9)

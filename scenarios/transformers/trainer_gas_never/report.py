@@ -32,9 +32,9 @@ def update(steps: int) -> tuple[Tensor, float]:
     return model.weight.detach() - before, trainer.state.log_history[0]["loss"]
 
 
-found = {steps: update(steps) for steps in (1, 2, 4)}
-times = {k: round(float(found[k][0].norm() / found[1][0].norm()), 4) for k in found}
+updates = {steps: update(steps) for steps in (1, 2, 4)}
+times = {k: round(float(updates[k][0].norm() / updates[1][0].norm()), 4) for k in updates}
 print(f"transformers {transformers.__version__}: times the right update for 1, 2, 4: {times}")
-print("logged losses:", {k: loss for k, (_, loss) in found.items()})
+print("logged losses:", {k: loss for k, (_, loss) in updates.items()})
 print("WRONG: accumulation multiplies the update" if times[4] > 3.9 else "right: all are equal")
 raise SystemExit(times[4] > 3.9)

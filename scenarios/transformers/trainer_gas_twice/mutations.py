@@ -21,9 +21,9 @@ def log_doubled(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    given: Any
-    for given in m.findall(function, m.Return(m.Call(m.Attribute(m.Name("loss"))))):
-        yield given, given.with_changes(value=cst.parse_expression("2 * loss.detach()"))
+    node: Any
+    for node in m.findall(function, m.Return(m.Call(m.Attribute(m.Name("loss"))))):
+        yield node, node.with_changes(value=cst.parse_expression("2 * loss.detach()"))
 
 
 def first_again(function: Any) -> api.Edits:

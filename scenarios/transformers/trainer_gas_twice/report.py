@@ -32,9 +32,9 @@ def update(steps: int) -> tuple[torch.Tensor, float]:
 
 
 print("transformers", transformers.__version__)
-found = {steps: update(steps) for steps in (1, 2, 4, 8)}
-for steps, (change, loss) in found.items():
-    size = float(change.norm() / found[1][0].norm())
+updates = {steps: update(steps) for steps in (1, 2, 4, 8)}
+for steps, (change, loss) in updates.items():
+    size = float(change.norm() / updates[1][0].norm())
     print(f"gradient_accumulation_steps={steps}: {size:.4f} of the right update; loss {loss:.4f}")
 print("WRONG: the update depends on the accumulation" if size < 0.99 else "right: all are equal")
 raise SystemExit(size < 0.99)

@@ -73,7 +73,7 @@ def divided_twice(p: Params) -> gas.Symptom:
 
 
 def never_divided(p: Params, model: str) -> gas.Symptom:
-    """The symptom of the opposite bug, which a model of the other kind has not."""
+    """The symptom of the opposite bug; a model of the other kind does not have it."""
     return gas.Symptom(p.accumulation if p.model == model else 1, [TOKENS, SUM])
 
 

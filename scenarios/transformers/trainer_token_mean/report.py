@@ -25,13 +25,13 @@ def compared(steps: int) -> float:
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2))
     loss = model(input_ids=tokens, labels=labels).loss
-    right = flat(torch.autograd.grad(loss, list(model.parameters())))
+    gradient = flat(torch.autograd.grad(loss, list(model.parameters())))
     before = flat(model.parameters()).detach().clone()
     batch = {"gradient_accumulation_steps": steps, "per_device_train_batch_size": 8 // steps}
     args = transformers.TrainingArguments(tempfile.mkdtemp(), **batch, **once)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0), None
     transformers.Trainer(model, args, train_dataset=rows, optimizers=sgd).train()
-    return float((before - flat(model.parameters()).detach() - right).norm() / right.norm())
+    return float((before - flat(model.parameters()).detach() - gradient).norm() / gradient.norm())
 
 
 off = {steps: round(compared(steps), 4) for steps in (1, 2, 4)}

@@ -83,13 +83,13 @@ def unused(records: api.Records) -> dict[str, bool]:
     return {"a micro-batch was left out": left_out}
 
 
-def found(wrong: Sequence[api.Record], records: api.Records) -> api.Finding:
+def finding(wrong_steps: Sequence[api.Record], records: api.Records) -> api.Finding:
     """The finding, with each wrong step."""
     return api.Finding(
-        "\n".join(map(applied.described, wrong)),
-        step=wrong[0]["step"],
+        "\n".join(map(applied.described, wrong_steps)),
+        step=wrong_steps[0]["step"],
         ranks=records.ranks,
-        magnitude=max(step["off"] for step in wrong),
+        magnitude=max(step["off"] for step in wrong_steps),
         unit="of the applied gradient has another direction",
     )
 
@@ -97,7 +97,7 @@ def found(wrong: Sequence[api.Record], records: api.Records) -> api.Finding:
 oracle = applied.Applied(
     of_means,
     facts=labels.facts,
-    found=found,
+    found=finding,
     instead={"trainer_gas_twice": labels.divided_twice},
     checks=[unused],
 )
@@ -114,9 +114,9 @@ def run(ctx: api.Context) -> None:
     for number, row in enumerate(rows) if p.unequal else ():
         row["labels"][1 + COUNTED[number % len(COUNTED)] :] = IGNORED
     with ctx.phase("init"):
-        made = heads.trainer(ctx, rows)
+        trainer = heads.trainer(ctx, rows)
     with ctx.phase("steps"):
-        made.train()
+        trainer.train()
 
 
 def exercised(records: api.Records) -> api.Exercise:
