@@ -33,11 +33,11 @@ seedable = not (options.device_specific or options.default_sampler)
 try:
     from accelerate.utils import DataLoaderConfiguration
 
-    more = {"dataloader_config": DataLoaderConfiguration(use_seedable_sampler=seedable)}
+    keywords = {"dataloader_config": DataLoaderConfiguration(use_seedable_sampler=seedable)}
 except ImportError:  # an old release
-    more = {}
+    keywords = {}
 if not options.schedule_inside:  # otherwise the schedule goes on once for each rank
-    more["step_scheduler_with_optimizer"] = False
+    keywords["step_scheduler_with_optimizer"] = False
 
 
 class Schedule(lr_scheduler.LinearLR, lr_scheduler._LRScheduler):
@@ -48,7 +48,7 @@ accelerator = Accelerator(
     gradient_accumulation_steps=options.accum,
     cpu=not torch.cuda.is_available(),
     mixed_precision="bf16" if options.bf16 else "no",
-    **more,
+    **keywords,
 )
 generator = torch.Generator().manual_seed(0)
 inputs = torch.randn(options.rows, 16, generator=generator)

@@ -109,8 +109,8 @@ def loss_of(ids, advantages, old):
 
 def counted(ids):
     """Which tokens count: how many depends on the first one."""
-    last = COMPLETION - ids[:, PROMPT, None] % 4 if options.lengths else COMPLETION
-    return (torch.arange(COMPLETION) < last).float().expand(len(ids), -1)
+    length = COMPLETION - ids[:, PROMPT, None] % 4 if options.lengths else COMPLETION
+    return (torch.arange(COMPLETION) < length).float().expand(len(ids), -1)
 
 
 accum = options.accum
@@ -126,8 +126,8 @@ for step in range(len(batches) // accum):
             old = [log_probabilities(model, ids) for ids, _ in drawn]
     for _ in range(2 if options.objective == "ppo" else 1):
         for number, (ids, advantages) in enumerate(drawn):
-            last = number == accum - 1
-            with contextlib.nullcontext() if last else trained.no_sync():
+            is_last = number == accum - 1
+            with contextlib.nullcontext() if is_last else trained.no_sync():
                 loss = loss_of(ids, advantages, old[number])
                 loss = loss * world / tokens
                 loss = loss * accum if bug == "never divided by k" else loss

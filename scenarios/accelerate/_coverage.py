@@ -37,8 +37,8 @@ def watch(ctx: api.Context, loader: Any, epochs: int) -> None:
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch - 1)
         seed = torch.initial_seed()
-        seen = [int(sample) for batch in loader for sample in batch]
-        ctx.record("epoch", epoch, seen=seen, order=list(order), seed=seed)
+        samples = [int(sample) for batch in loader for sample in batch]
+        ctx.record("epoch", epoch, seen=samples, order=list(order), seed=seed)
 
 
 def _noted(sampler: Any) -> list[int]:
@@ -66,15 +66,15 @@ def incomplete(records: api.Records) -> api.Finding | None:
     }
     if not lines:
         return None
-    wrong = {epoch: rows.together(drawn[epoch]) for epoch in lines}
+    samples = {epoch: rows.together(drawn[epoch]) for epoch in lines}
     return api.Finding(
         message="\n".join(lines.values()),
-        step=min(wrong),
+        step=min(samples),
         ranks=records.ranks,
-        magnitude=max(1 - len(set(seen)) / total for seen in wrong.values()),
+        magnitude=max(1 - len(set(seen)) / total for seen in samples.values()),
         unit=UNIT,
         clock="epoch",
-        documented=all(len(seen) == total for seen in wrong.values()),
+        documented=all(len(seen) == total for seen in samples.values()),
     )
 
 
@@ -101,14 +101,14 @@ def misdrawn(records: api.Records, batch: int) -> api.Finding | None:
     )
 
 
-def _misdrawn(one: api.Record, ranks: int, total: int, batch: int) -> Iterator[str]:
-    where, order = f"epoch {one['step']}, rank {one['rank']}:", one["order"]
+def _misdrawn(record: api.Record, ranks: int, total: int, batch: int) -> Iterator[str]:
+    where, order = f"epoch {record['step']}, rank {record['rank']}:", record["order"]
     if sorted(order) != list(range(total)):
         yield f"{where} its order of {len(order)} does not have each of {total} samples once"
     batches = [order[at : at + batch] for at in range(0, len(order), batch)]
-    share = [sample for batch in batches[one["rank"] :: ranks] for sample in batch]
-    if one["seen"] != share:
-        apart = sum(a != b for a, b in zip_longest(one["seen"], share))
+    share = [sample for batch in batches[record["rank"] :: ranks] for sample in batch]
+    if record["seen"] != share:
+        apart = sum(a != b for a, b in zip_longest(record["seen"], share))
         yield f"{where} {apart} of the {len(share)} samples are not those of its share"
 
 
@@ -151,8 +151,8 @@ def _seen_by(records: api.Records) -> Iterator[tuple[int, int, str]]:
     """Which ranks saw each sample, in each epoch."""
     for number, ranks in rows.by_epoch(records).items():
         for sample in range(records.params.samples):
-            seen = [f"rank {rank}" for rank, one in enumerate(ranks) for s in one if s == sample]
-            yield sample, number, " and ".join(seen) or "nobody"
+            viewers = [f"rank {rank}" for rank, one in enumerate(ranks) for s in one if s == sample]
+            yield sample, number, " and ".join(viewers) or "nobody"
 
 
 seen_by = api.grid(

@@ -19,7 +19,7 @@ def accelerator(ctx: api.Context, precision: str, **plugin: Any) -> Accelerator:
     accelerate takes no notice of the plugin on CPUs: AcceleratorState chooses FSDP only for GPUs
     and the like. On the CPU lane this function makes that choice, as AcceleratorState does on GPUs.
     """
-    made = FullyShardedDataParallelPlugin(
+    fsdp_plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="no_wrap",
         cpu_ram_efficient_loading=False,
@@ -27,11 +27,11 @@ def accelerator(ctx: api.Context, precision: str, **plugin: Any) -> Accelerator:
         **plugin,
     )
     on_cpu = ctx.lane is api.Lane.CPU
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision=precision, fsdp_plugin=made)
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision=precision, fsdp_plugin=fsdp_plugin)
     if on_cpu:
         if precision != "no":
-            made.set_mixed_precision(precision)
-        accelerator.state.fsdp_plugin = made
+            fsdp_plugin.set_mixed_precision(precision)
+        accelerator.state.fsdp_plugin = fsdp_plugin
         accelerator.state.distributed_type = DistributedType.FSDP
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
     if accelerator.num_processes != ctx.world_size or not accelerator.is_fsdp2:

@@ -98,12 +98,12 @@ def forward(data: Iterator[Batch], model: Any) -> Any:
     probabilities = model(inputs, padded if batch.padded.any() else None)
 
     def loss(output: Tensor) -> Any:
-        each = (output * batch.values).sum(-1)[~batch.padded]
-        count = torch.tensor(each.numel(), dtype=torch.int, device=each.device)
-        logged = {"loss": each.detach().mean()}
+        losses = (output * batch.values).sum(-1)[~batch.padded]
+        count = torch.tensor(losses.numel(), dtype=torch.int, device=losses.device)
+        logged = {"loss": losses.detach().mean()}
         if model.module.config.calculate_per_token_loss:
-            return each.sum(), count, logged
-        return each.mean(), logged
+            return losses.sum(), count, logged
+        return losses.mean(), logged
 
     return probabilities, loss
 

@@ -25,8 +25,8 @@ class OfPairs:
         import torch
 
         images, texts = features(outputs)
-        found: Tensor = self.loss(images, texts, torch.tensor(SCALE, device=images.device))
-        return found
+        loss: Tensor = self.loss(images, texts, torch.tensor(SCALE, device=images.device))
+        return loss
 
 
 def features(outputs: Tensor) -> tuple[Tensor, Tensor]:

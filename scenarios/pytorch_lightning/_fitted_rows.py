@@ -36,8 +36,8 @@ class Seen(LightningModule):  # type: ignore[misc]
         self.begin(self.current_epoch)
 
     def on_train_epoch_end(self) -> None:
-        passes, rest = divmod(self.current_epoch + 1, self.parts)
-        if not rest:
+        passes, remainder = divmod(self.current_epoch + 1, self.parts)
+        if not remainder:
             self.ctx.record("epoch", passes, seen=self.seen)
             self.seen = []
 

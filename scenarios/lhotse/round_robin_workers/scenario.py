@@ -94,14 +94,16 @@ def order(records: api.Records) -> list[int]:
 def detect(records: api.Records) -> api.Finding | None:
     """As many batches in a row are of one source as there are workers."""
     p, came = records.params, order(records)
-    right = [n % p.sources for n in range(len(came))]
-    if came == right:
+    expected = [n % p.sources for n in range(len(came))]
+    if came == expected:
         return None
     rows = [len(list(batches)) for _, batches in groupby(came)]
     text = "".join(map(str, came[:16]))
     return api.Finding(
         f"up to {max(rows)} batches in a row are of one source: {text}",
-        step=next(n for n, pair in enumerate(zip(came, right, strict=True), 1) if len({*pair}) > 1),
+        step=next(
+            n for n, pair in enumerate(zip(came, expected, strict=True), 1) if len({*pair}) > 1
+        ),
         ranks=records.ranks,
         magnitude=max(rows),
         unit="batches in a row of one source",

@@ -69,8 +69,8 @@ def train(ctx: api.Context) -> None:
         inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in next(data))
 
         def loss(outputs: Tensor) -> Any:
-            found = (outputs - labels).square().mean()
-            return found, {"loss": found.detach()}
+            error = (outputs - labels).square().mean()
+            return error, {"loss": error.detach()}
 
         return model(inputs, mask), loss
 
@@ -78,12 +78,14 @@ def train(ctx: api.Context) -> None:
         batch = torch.randn(2, LENGTH, ROWS, HIDDEN, generator=generator).to(ctx.device)
         trained = [weight for weight in module.parameters() if weight.requires_grad]
         trainer.backward(forward, batch, (LENGTH, ROWS))
-        own = _norm([weight.main_grad for weight in trained])  # before they are clipped in place
+        local_norm = _norm(
+            [weight.main_grad for weight in trained]
+        )  # before they are clipped in place
         sinks = _norm([w.main_grad for n, w in module.named_parameters() if n.endswith(SINKS)])
         before = [weight.detach().clone() for weight in trained]
         norm = trainer.step()
-        moved = [(b - a.detach()) / p.lr for b, a in zip(before, trained, strict=True)]
-        ctx.record("step", step, norm=norm, own=own, sinks=sinks, applied=_norm(moved))
+        updates = [(b - a.detach()) / p.lr for b, a in zip(before, trained, strict=True)]
+        ctx.record("step", step, norm=norm, own=local_norm, sinks=sinks, applied=_norm(updates))
 
 
 def _init(weight: Tensor) -> Tensor:

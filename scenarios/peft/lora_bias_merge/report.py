@@ -34,6 +34,6 @@ def compare(bias: bool, alpha: int) -> float:
 print("peft", peft.__version__)
 compare(False, 16)
 compare(True, 4)
-wrong = compare(True, 16) > 1e-3
-print("WRONG: the merge changes the model" if wrong else "right: the merged model is the same")
-raise SystemExit(wrong)
+has_bug = compare(True, 16) > 1e-3
+print("WRONG: the merge changes the model" if has_bug else "right: the merged model is the same")
+raise SystemExit(has_bug)

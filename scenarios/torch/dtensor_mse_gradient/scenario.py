@@ -171,14 +171,14 @@ def run(ctx: api.Context) -> None:
         optimizer.step()
         optimizer.zero_grad()
         after = {"weight": head.detach().full_tensor().clone()}
-        right = applied.plainly(plain, before, [(inputs, labels)])
+        expected = applied.plainly(plain, before, [(inputs, labels)])
         local: Any = predictions.detach()
         ctx.record(
             "step",
             step,
             loss=float(loss.detach().full_tensor()),
             local={"rows": len(local.to_local()), "elements": local.to_local().numel()},
-            **applied.facts(right, before, after, p.lr),
+            **applied.facts(expected, before, after, p.lr),
         )
 
 

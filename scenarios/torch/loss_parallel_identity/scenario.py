@@ -181,7 +181,7 @@ def run(ctx: api.Context) -> None:
         optimizer.step()
         optimizer.zero_grad()
         after = _whole(head.weight)
-        seen = {
+        comparisons = {
             name: applied.facts(
                 applied.plainly(of, before, [(inputs, targets)]), before, after, p.lr
             )
@@ -192,8 +192,8 @@ def run(ctx: api.Context) -> None:
             "step",
             step,
             loss=float(value),
-            **seen["right"],
-            identity=seen["identity"],
+            **comparisons["right"],
+            identity=comparisons["identity"],
             classes=head.weight.to_local().shape[0],
         )
 

@@ -159,8 +159,8 @@ def run(ctx: api.Context) -> None:
         optimizer.zero_grad()
         after = pipe.weights()
         for stage in pipe.blocks:
-            was, now = (pipeline.of_stage(stage, weights) for weights in (before, after))
-            right, twice = (
+            was, current = (pipeline.of_stage(stage, weights) for weights in (before, after))
+            expected, twice = (
                 applied.Plain(plain.losses, [{n: _counted(plain, n, early, p.shared) for n in was}])
                 for early in (1, 2 if stage else 1)
             )
@@ -168,8 +168,8 @@ def run(ctx: api.Context) -> None:
                 "stage",
                 step,
                 stage=stage,
-                **applied.facts(right, was, now, p.lr),
-                twice=applied.facts(twice, was, now, p.lr),
+                **applied.facts(expected, was, current, p.lr),
+                twice=applied.facts(twice, was, current, p.lr),
             )
         ctx.record("step", step, loss=loss, reference_loss=plain.loss)
 

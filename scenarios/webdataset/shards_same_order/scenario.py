@@ -85,8 +85,10 @@ def run(ctx: api.Context) -> None:
     import webdataset
 
     p = ctx.params
-    more = {"detshuffle": True} if p.shuffle == "detshuffle" else {}
-    dataset = webdataset.WebDataset(_written(ctx.folder, p.shards), shardshuffle=p.shards, **more)
+    options = {"detshuffle": True} if p.shuffle == "detshuffle" else {}
+    dataset = webdataset.WebDataset(
+        _written(ctx.folder, p.shards), shardshuffle=p.shards, **options
+    )
     source = _loader(dataset.decode().to_tuple("txt"), p.workers)
     orders: list[Sequence[int]] = []
     for epoch in range(1, p.epochs + 1):
