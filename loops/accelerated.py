@@ -36,12 +36,12 @@ try:
     keywords = {"dataloader_config": DataLoaderConfiguration(use_seedable_sampler=seedable)}
 except ImportError:  # an old release
     keywords = {}
-if not options.schedule_inside:  # otherwise the schedule goes on once for each rank
+if not options.schedule_inside:  # otherwise accelerate steps the schedule once for each rank
     keywords["step_scheduler_with_optimizer"] = False
 
 
 class Schedule(lr_scheduler.LinearLR, lr_scheduler._LRScheduler):
-    """What every release takes for a schedule: some know only the base class of torch 1."""
+    """A schedule that every release accepts: some know only the base class of torch 1."""
 
 
 accelerator = Accelerator(

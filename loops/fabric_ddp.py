@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 try:
     from lightning.fabric import Fabric
     from lightning.pytorch import LightningModule
-except ImportError:  # the same under its other names
+except ImportError:  # the same packages under other names
     from lightning_fabric import Fabric
     from pytorch_lightning import LightningModule
 

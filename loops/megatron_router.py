@@ -83,7 +83,7 @@ class Model(MegatronModule):
         )
 
     def set_input_tensor(self, _):
-        """For pipelines."""
+        """Upstream calls it in pipelines."""
 
 
 model = DistributedDataParallel(config, DistributedDataParallelConfig(), Model().to(device))

@@ -39,7 +39,7 @@ data = TensorDataset(prompts, torch.arange(len(prompts)))
 
 
 class Policy(nn.Module):
-    """Each token's logits depend on it and on the mean of those before."""
+    """Each token's logits depend on the token and on the mean of the tokens before it."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ amp = {"device_type": "cpu", "dtype": getattr(torch, options.amp or "bfloat16")}
 
 
 def log_probabilities(policy, ids):
-    """Of the tokens of the completions."""
+    """The log-probabilities of the completions' tokens."""
     with torch.autocast(**amp, enabled=bool(options.amp)):
         logits = policy(ids)
     chosen = logits[:, PROMPT - 1 : -1].float().log_softmax(-1)
@@ -108,7 +108,7 @@ def loss_of(ids, advantages, old):
 
 
 def counted(ids):
-    """Which tokens count: how many depends on the first one."""
+    """A mask of the tokens that count: the first token of a completion decides how many."""
     length = COMPLETION - ids[:, PROMPT, None] % 4 if options.lengths else COMPLETION
     return (torch.arange(COMPLETION) < length).float().expand(len(ids), -1)
 

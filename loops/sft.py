@@ -11,7 +11,7 @@ from trl import SFTConfig, SFTTrainer, TrlParser
 
 @dataclass
 class Own:
-    """What the loop has besides."""
+    """Arguments that trl's configuration lacks."""
 
     pad_with_eos: bool = False
 

@@ -59,7 +59,7 @@ kind, drop = ours.model, ours.dropout
 
 
 class Plain(torch.nn.Module):
-    """A module of one's own, which returns a mean and takes no further keywords."""
+    """A user's own module: it returns a mean and accepts no further keywords."""
 
     def __init__(self):
         super().__init__()

@@ -56,7 +56,7 @@ engine, _, loader, _ = deepspeed.initialize(
 )
 begun = 0
 if options.weights:
-    # A checkpoint of other weights, as of a pretraining. It is loaded into the first ones.
+    # Save other weights, as after a pretraining, and load them over the first ones.
     weights = [parameter.detach().clone() for parameter in engine.module.parameters()]
     with torch.no_grad():
         for parameter in engine.module.parameters():

@@ -21,12 +21,12 @@ _ROWS = rows.SEEN["seen"]
 
 
 def plan(epochs: int) -> api.Plan:
-    """What ``watch`` records of so many epochs."""
+    """The records that ``watch`` writes in so many epochs."""
     return {"epoch": api.Kind({"seen": _ROWS, "order": _ROWS, "seed": api.WHOLE}, api.each(epochs))}
 
 
 def watch(ctx: api.Context, loader: Any, epochs: int) -> None:
-    """Iterate over a prepared loader of integers, epoch by epoch, and record what came.
+    """Iterate over a prepared loader of integers, epoch by epoch, and record the samples.
 
     ``loader.batch_sampler`` shards another batch sampler, which draws from a ``sampler``.
     """
@@ -42,7 +42,7 @@ def watch(ctx: api.Context, loader: Any, epochs: int) -> None:
 
 
 def _noted(sampler: Any) -> list[int]:
-    """A list that always has the order which a sampler drew last; the sampler works as before."""
+    """A list that always contains the newest order of a sampler; the sampler works as before."""
     kind, order = type(sampler), list[int]()
 
     def draw(self: Any) -> Iterator[int]:
@@ -81,9 +81,9 @@ def incomplete(records: api.Records) -> api.Finding | None:
 def misdrawn(records: api.Records, batch: int) -> api.Finding | None:
     """A rank's order does not have every sample once, or the rank saw other samples than its share.
 
-    The documented bug is that the ranks' orders differ, so anything else is not documented. Of the
-    batches of its order, rank r of n sees every n-th one from r on. That an order is repeated in
-    the next epoch is no finding: accelerate 0.24.1 does so.
+    The documented bug is that the ranks' orders differ, so anything else is not documented. Rank r
+    of n sees every n-th batch of its order, from batch r on. An order may come again in the next
+    epoch: accelerate 0.24.1 repeats it.
     """
     count = len(records.ranks)
     total = records.params.samples

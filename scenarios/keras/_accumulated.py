@@ -101,9 +101,9 @@ def mean(micro: Sequence[Vector]) -> list[float]:
 def deviation(
     records: api.Records, name: str, subject: str, explains: Callable[[api.Record], bool]
 ) -> api.Finding | None:
-    """The finding that ``weights`` or ``average`` is not what one batch gives: it is documented if
-    ``explains`` holds for each update, and if the weights are right where only the average should
-    be wrong."""
+    """A finding if ``weights`` or ``average`` differs from what one batch gives. It is documented
+    if ``explains`` holds for each update, and if the weights are right where only the average
+    should be wrong."""
     steps = records.of("step")
     odd = [step for step in steps if not equal(step[name], step[_expected(name)])]
     also = name == "average" and any(not equal(step["weights"], step["right"]) for step in steps)

@@ -18,7 +18,7 @@ def _multiplied(function: Any) -> api.Edits:
 
 
 def times_ranks(about: str) -> api.Defect:
-    """The edit; ``about`` says what it is to the scenario."""
+    """The edit; ``about`` describes it in the words of the scenario."""
     return api.Defect(
         name="times_ranks",
         upstream="megatron-core",

@@ -90,7 +90,8 @@ def trained(ctx: api.Context) -> Routed:
 
 
 def forward(data: Iterator[Batch], model: Any) -> Any:
-    """The probabilities, and their loss: each token's, summed or averaged, as upstream wants it."""
+    """The probabilities and the function of their loss, a sum or a mean over tokens as upstream
+    wants."""
     batch = next(data)
     ranks = parallel_state.get_tensor_model_parallel_world_size()
     rank = parallel_state.get_tensor_model_parallel_rank()

@@ -42,7 +42,7 @@ class Shares:
     """As a fraction of what was applied."""
 
     def are(self, task: float, auxiliary: float) -> bool:
-        """Whether what was applied are just these shares."""
+        """Whether a step applied just these shares."""
         parts = api.near(self.task, task, share=WITHIN) and api.near(
             self.auxiliary, auxiliary, share=WITHIN
         )

@@ -43,7 +43,7 @@ LAYOUT = api.Kind({"buffer": _EDGES, "bucket": _EDGES, "owned": _EDGES})
 
 
 def plan(moments: Sequence[str]) -> api.Plan:
-    """Where the copy is, what a rank's cell contains at each of the moments, and the rest."""
+    """Where the copy is, the content of a rank's cell at each moment, and the other weights."""
     # In any order: a fix may use another one.
     cell = api.Kind(
         {"when": api.one_of(*moments), "pieces": api.many(_PIECE, least=1)}, [1] * len(moments)
@@ -76,7 +76,7 @@ def one_hot(ctx: api.Context, width: int) -> Tensor:
 
 
 def record_others(ctx: api.Context, others: Mapping[str, Tensor], apart: float) -> None:
-    """Record what this rank owns of the other weights' gradients, which are given by name."""
+    """Record, by name, the parts of the other weights' gradients that this rank owns."""
     owned = {name: sorted(set(part.tolist())) for name, part in others.items()}
     dtypes = sorted({str(part.dtype).removeprefix("torch.") for part in others.values()})
     ctx.record("rest", owned=owned, dtypes=dtypes, apart=apart)
@@ -147,8 +147,8 @@ def _rest_wrong(record: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
 
 
 def _unstepped(records: api.Records, sharded: bool) -> Iterator[tuple[int, str]]:
-    """By rank, other weights of its stage that it does not name, or that nobody steps: one of the
-    replicas must, and without a distributed optimizer each of them."""
+    """By rank, other weights of its stage that the rank does not name, or that nobody steps. One of
+    the replicas must step them, and without a distributed optimizer each of them."""
     owned = {one["rank"]: one["owned"] for one in records.of("rest")}
     for rank, gradients in owned.items():
         stage = [owned[other] for other in owned if other // REPLICAS == rank // REPLICAS]
@@ -201,7 +201,7 @@ def incomplete(records: api.Records, copies: tuple[str, ...], summed: str) -> ap
 
 
 def _misses_others(rank: int, row: Sequence[float]) -> bool:
-    """Whether a row is a sum with all of its own stage's gradients and complete ones of the
+    """Whether a row is the sum of all gradients of its own stage and some complete ones of the
     other."""
     start = rank // REPLICAS * REPLICAS
     stage, mean = row[start : start + REPLICAS], 1 / REPLICAS
@@ -315,7 +315,7 @@ def followed(records: api.Records, moments: Sequence[str]) -> api.Exercise:
 
 
 def _only(pieces: Sequence[Piece]) -> tuple[float, ...]:
-    """The row that all rows of a cell are equal to; empty if there is none."""
+    """The row that all rows of a cell equal; empty if they differ."""
     rows = {tuple(piece["row"]) for piece in pieces}
     return rows.pop() if len(rows) == 1 else ()
 
@@ -366,7 +366,7 @@ def insufficient_checks(group_differs: bool, sums_differ: bool) -> dict[str, boo
 
 
 def wholes(records: api.Records) -> dict[int, list[tuple[list[float], int]]]:
-    """By rank the complete gradient in its last cell: the values of rows, and how many equal rows
+    """By rank, the complete gradient in its last cell: the values of rows, and how many equal rows
     follow one another."""
     gradients: dict[int, list[tuple[list[float], int]]] = {}
     for rank in records.ranks:
@@ -402,5 +402,5 @@ def tables(trials: api.Trials, moments: Sequence[str]) -> Iterator[api.Picture]:
 
 
 def _main_piece(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """The piece of a cell that its rank steps with, or else the first piece."""
+    """The piece of a cell that its rank steps with, otherwise the first piece."""
     return [*(piece for piece in pieces if piece["owned"]), *pieces][:1]

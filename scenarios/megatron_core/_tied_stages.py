@@ -253,9 +253,8 @@ def tied_weight(ddp: Any) -> Any:
 
 
 def apart(tensor: Tensor) -> float:
-    """The greatest difference between this rank's tensor and that of the other copy; 0 if they are
-    bitwise equal. A collective call of the ranks in the embedding group.
-    """
+    """The greatest difference between this rank's tensor and the other copy's; 0 if they are
+    bitwise equal. A collective call of the ranks in the embedding group."""
     differences = tied_differences([("", tensor, parallel_state.get_embedding_group())])
     return max((each.greatest for each in differences), default=0.0)
 

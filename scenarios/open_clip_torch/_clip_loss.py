@@ -30,7 +30,7 @@ class OfPairs:
 
 
 def features(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the images and of the texts, each of length 1."""
+    """The features of the images and of the texts, each of length 1."""
     import torch
 
     images, texts = torch.nn.functional.normalize(outputs, dim=-1).unbind(1)

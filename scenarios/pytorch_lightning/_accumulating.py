@@ -57,7 +57,7 @@ class Map(LightningModule):  # type: ignore[misc]
         return loss
 
     def extra_facts(self) -> dict[str, Any]:
-        """What is recorded of a step besides."""
+        """Further facts for the record of a step."""
         return {}
 
     def on_train_batch_end(self, _outputs: Any, _: Any, number: int) -> None:

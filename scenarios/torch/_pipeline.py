@@ -76,12 +76,12 @@ class Pipeline:
         self.first, self.last = 0 in numbers, len(self.owners) - 1 in numbers
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those of this rank's stages."""
+        """The parameters of this rank's stages."""
         return [weight for block in self.blocks.values() for weight in block.parameters()]
 
     @property
     def halves(self) -> int:
-        """How many backward passes of the weights this rank has apart from those of the inputs."""
+        """How many of this rank's backward passes compute gradients of weights alone."""
         actions = self.schedule.pipeline_order[dist.get_rank(self.group)]
         kinds = [action.computation_type.name for action in actions if action is not None]
         return kinds.count("BACKWARD_WEIGHT")
@@ -108,12 +108,12 @@ class Pipeline:
         return {name: w.detach().clone() for name, w in self.whole.named_parameters()}
 
     def of_rank(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Of these weights, those of this rank's stages."""
+        """The weights of this rank's stages."""
         return {name: w for n in self.blocks for name, w in of_stage(n, weights).items()}
 
 
 def of_stage(stage: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of these weights, those of one stage."""
+    """The weights that belong to one stage."""
     return {name: weight for name, weight in weights.items() if name.startswith(f"{stage}.")}
 
 

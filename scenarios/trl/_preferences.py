@@ -49,7 +49,7 @@ def dataset(tokenizer: Any, count: int, seed: int) -> Dataset:
 
 
 def _stored(ctx: api.Context, rows: Dataset) -> Dataset:
-    """The rows in files of this rank: trl 1.6 to 1.8 read a file that ``map`` writes only then."""
+    """The rows, stored in files: only then does ``map`` write the file that trl 1.6 to 1.8 read."""
     folder = ctx.folder / f"rows-{ctx.rank}"
     rows.save_to_disk(str(folder))
     return load_from_disk(str(folder))

@@ -84,8 +84,8 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The loader's class; and each micro-batch, with what was applied of it and of those before it
-    that should be accumulated with it."""
+    """The loader's class. For each micro-batch: which shares of its gradient, and of the earlier
+    ones of its window, were applied."""
     p = at.params
     return {
         "loader": api.Kind({"name": api.exactly(LOADERS[p.data])}),
@@ -154,7 +154,7 @@ def _epoch(records: api.Records, step: api.Record) -> int:
 
 
 def _accumulates(records: api.Records, step: api.Record) -> bool:
-    """The last micro-batch of a window applied the window's mean; those before it, nothing."""
+    """The last micro-batch of a window applied the window's mean; the others applied nothing."""
     ends_window = len(step["micro"]) == records.params.accumulation
     return (
         applied.times(step, 1.0)
@@ -164,7 +164,7 @@ def _accumulates(records: api.Records, step: api.Record) -> bool:
 
 
 def _alone(records: api.Records, step: api.Record) -> bool:
-    """This micro-batch's gradient was applied, divided by the accumulation steps, and no other."""
+    """Only this micro-batch's gradient was applied, divided by the accumulation steps."""
     *before, share = step["micro"]
     expected = len(step["micro"]) / records.params.accumulation
     within = 1e-2

@@ -54,7 +54,7 @@ class Adapter:
 
     @property
     def saving(self) -> tuple[Any, ...]:
-        """The first arguments of accelerate's functions that save and load."""
+        """The first arguments of accelerate's functions for saving and loading."""
         return self.accelerator.state.fsdp_plugin, self.accelerator, self.model
 
 

@@ -17,7 +17,7 @@ def compare(restored: torch.Tensor, folder: str) -> None:
         fsdp_version=2, state_dict_type="FULL_STATE_DICT", cpu_ram_efficient_loading=False
     )
     accelerator = accelerate.Accelerator(cpu=True)
-    accelerator.state.fsdp_plugin = plugin  # which it takes from its arguments on GPUs alone
+    accelerator.state.fsdp_plugin = plugin  # its argument works on GPUs alone
     accelerator.state.distributed_type = utils.DistributedType.FSDP
     weights = []
     for seed, function in enumerate((utils.save_fsdp_model, utils.load_fsdp_model)):

@@ -76,7 +76,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """This rank's part of the adapter before the save; as new, and after the load."""
+    """This rank's part of the adapter: before the save, in a new adapter, and after the load."""
     if at.launch == "save":
         return {"saved": api.Kind({"values": VALUES, "shapes": api.alike(SHAPES)})}
     return {
@@ -92,8 +92,8 @@ def run(ctx: api.Context) -> None:
 
 
 def _lost(records: api.Records) -> Mapping[int, tuple[int, int, int]]:
-    """By rank: how many values of the adapter the load did not restore, how many of these are as
-    in a new adapter, and how many there are."""
+    """By rank: how many values the load did not restore, how many of these equal a new adapter's,
+    and how many values the adapter has there."""
     counts = {}
     for rank in records.ranks:
         (saved,), (loaded,) = records.of("saved", rank), records.of("loaded", rank)

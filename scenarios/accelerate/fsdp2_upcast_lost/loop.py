@@ -17,7 +17,7 @@ Local = Mapping[str, Tensor]
 
 
 class Shadow:
-    """torch's AdamW over copies of this rank's weights, in a type of its own."""
+    """torch's AdamW over copies of this rank's weights in another dtype."""
 
     def __init__(self, local: Local, dtype: torch.dtype, lr: float) -> None:
         self.copies = {n: torch.nn.Parameter(p.to(dtype, copy=True)) for n, p in local.items()}
@@ -25,7 +25,7 @@ class Shadow:
         self.lr = lr
 
     def away(self, before: Local, gradients: Local, after: Local) -> float:
-        """Take this step from ``before``; return how far ``after`` is, in learning rates."""
+        """Take this step from ``before``; return the distance to ``after``, in learning rates."""
         for name, copy in self.copies.items():
             copy.data.copy_(before[name])
             copy.grad = gradients[name].to(copy.dtype)
@@ -89,7 +89,7 @@ def _dtype(tensor: Any) -> str:
 
 
 def _share(gradients: Mapping[str, Tensor], expected: applied.Plain) -> dict[str, float]:
-    """How much of plain torch's gradient the ranks got together, and how much besides."""
+    """The ranks' gradient as a multiple of plain torch's, and its part in other directions."""
     plain = torch.cat([gradient.flatten() for gradient in expected.micro[0].values()])
     ours = torch.cat([gradients[name].double().flatten() for name in expected.micro[0]])
     ratio = ours @ plain / (plain @ plain)

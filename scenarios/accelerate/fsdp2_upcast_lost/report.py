@@ -17,7 +17,7 @@ def train(fractions: torch.Tensor) -> None:
         fsdp_version=2, mixed_precision_policy=policy, cpu_ram_efficient_loading=False
     )
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
-    accelerator.state.fsdp_plugin = plugin  # which it takes from its arguments on GPUs alone
+    accelerator.state.fsdp_plugin = plugin  # its argument works on GPUs alone
     for place, loaded in enumerate(TYPES):
         torch.manual_seed(0)
         model = fsdp2_prepare_model(accelerator, torch.nn.Linear(32, 32).to(loaded))

@@ -84,7 +84,7 @@ def _rate(p: Params, count: int) -> float:
 
 
 def odd(records: api.Records) -> Iterator[str]:
-    """Other faults: of the movements and the losses."""
+    """Other faults, in the movements and in the losses."""
     yield from schedule.not_moved(records)
     yield from applied.loss_wrong(records)
 
@@ -116,7 +116,7 @@ def run(ctx: api.Context) -> None:
     from scenarios.common import linear
 
     class Linear(lr_scheduler.LambdaLR, lr_scheduler._LRScheduler):
-        """What every release takes for a scheduler: 0.16.0 asks for the base class of torch 1."""
+        """A scheduler that every release accepts: 0.16.0 demands the base class of torch 1."""
 
     p = ctx.params
     with ctx.phase("init"):

@@ -11,14 +11,14 @@ from torch.distributed.tensor import DTensor, Replicate, parallel
 def train(counts: torch.Tensor) -> None:
     """Count the parameters and those that a step moves: the sharded ones, and the others."""
     parallelism = accelerate.ParallelismConfig(tp_size=2)
-    parallelism._validate_accelerator = lambda _: None  # which wants a GPU, and checks no more
+    parallelism._validate_accelerator = lambda _: None  # it only demands a GPU
     accelerator = accelerate.Accelerator(cpu=True, parallelism_config=parallelism)
     gathered = parallel.ColwiseParallel(output_layouts=Replicate())
     sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=4)
     model, mesh = transformers.LlamaForCausalLM(config), accelerator.torch_device_mesh["tp"]
     parallel.parallelize_module(model.model.layers[0].mlp, mesh, {"up_proj": gathered})
-    model._tp_size, model._device_mesh = 2, mesh  # as from_pretrained does, which wants a GPU
+    model._tp_size, model._device_mesh = 2, mesh  # from_pretrained does it on GPUs
     sharded = [name for name, weight in model.named_parameters() if isinstance(weight, DTensor)]
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}

@@ -91,7 +91,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """What ``prepare`` made of each parameter; each step: how far it took each of them."""
+    """How ``prepare`` changed each parameter, and how far each step moved it."""
     names = api.alike(api.many(api.LINE))
     step = {
         "loss": api.alike(api.NUMBER),
@@ -105,7 +105,7 @@ def plan(at: api.Position) -> api.Plan:
 
 
 def run(ctx: api.Context) -> None:
-    """Train a LLaMA of one layer; compare what each parameter took with plain torch."""
+    """Train a LLaMA of one layer; compare each parameter's movement with plain torch's."""
     from scenarios.accelerate.tp_stale_optimizer import training
 
     training.train(ctx)
@@ -117,7 +117,7 @@ def _strays(step: api.Record) -> list[str]:
 
 
 def _took(step: api.Record, name: str, times: float) -> bool:
-    """Whether a step took this parameter by so many times its right gradient."""
+    """Whether a step moved this parameter by so many times its right gradient."""
     norm = step["gradient"][name]
     least = FLOOR * max(step["gradient"].values()) / max(norm, 1e-30)
     away = abs(step["ratio"][name] - times) + step["aside"][name]

@@ -53,7 +53,7 @@ def train(ctx: api.Context) -> None:
         if p.sharded == "linear":
             parts = {f"model.layers.*.{where}.{n}": how() for n, (where, how) in SPLIT.items()}
             parallelize_module(model, mesh, parts)
-        model._tp_size, model._device_mesh = ctx.world_size, mesh  # as transformers' own loading
+        model._tp_size, model._device_mesh = ctx.world_size, mesh  # transformers' loading does it
         before = dict(model.named_parameters())
         # On GPUs, SGD steps all parameters at once, and torch refuses a mixture with DTensors.
         sgd_of = partial(torch.optim.SGD, lr=p.lr, foreach=False)

@@ -19,7 +19,7 @@ _ROWS = api.many(api.COUNT)
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The rows before the checkpoint, after it, and those of a run without a checkpoint."""
+    """The rows before the checkpoint, after it, and of a run without a checkpoint."""
     before = api.many(api.COUNT, at.params.before)
     rows = {"before": before, "after": _ROWS, "whole": _ROWS, "marks": _ROWS}
     return {"resume": api.Kind(rows)}

@@ -74,9 +74,9 @@ def run(ctx: api.Context) -> None:
             return int(source)
 
     def sampler(source: int) -> Any:
-        # One batch for each that is taken: no source ends.
+        # Each source has as many batches as are taken, so none ends.
         cuts = [MonoCut(f"{source}-{n}", 0, 1, channel=source) for n in range(2 * p.batches)]
-        # Rank 0 of 1 is what lhotse demands of a sampler in a worker.
+        # lhotse demands rank 0 of 1 from a sampler in a worker.
         return DynamicCutSampler(CutSet.from_cuts(cuts), max_cuts=2, rank=0, world_size=1)
 
     both = RoundRobinSampler(*map(sampler, range(p.sources)))

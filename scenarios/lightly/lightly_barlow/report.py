@@ -19,7 +19,7 @@ def norm(model: Any, loss: Any, rows: torch.Tensor) -> float:
 
 
 def norms(rank: int) -> tuple[float, float]:
-    """On two ranks, and in one process with all rows."""
+    """The norm on two ranks, and in one process with all rows."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29737", rank=rank, world_size=2)
     torch.manual_seed(0)
     # Both ranks have the same rows: they have the mean and the deviation of all rows, and so does

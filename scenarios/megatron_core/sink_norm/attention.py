@@ -36,13 +36,13 @@ class Attention(training.Model):
         self.attention = SelfAttention(config, parts, layer_number=1, attn_mask_type=causal)
 
     def forward(self, inputs: Tensor, mask: Tensor) -> Tensor:
-        """[part of length, rows, hidden], of inputs and of what is returned"""
+        """Inputs and outputs are [part of length, rows, hidden]."""
         outputs: Tensor = self.attention(inputs, mask)[0]
         return outputs
 
 
 def train(ctx: api.Context) -> None:
-    """Train with SGD and clipping; record the norm by upstream and the parts of the right one."""
+    """Train with SGD and clipping; record upstream's norm and the parts of the right norm."""
     p = ctx.params
     torch.manual_seed(ctx.seed)
     config = training.config(
@@ -89,7 +89,7 @@ def train(ctx: api.Context) -> None:
 
 
 def _init(weight: Tensor) -> Tensor:
-    """The same values whatever was drawn before, so that one rank has those of two."""
+    """The same values whatever was drawn before, so that one rank gets the values of two."""
     generator = torch.Generator().manual_seed(sum(weight.shape))
     with torch.no_grad():
         return weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3)

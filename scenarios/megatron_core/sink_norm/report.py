@@ -14,7 +14,7 @@ base |= {"tensor_model_parallel_size": 2, "sequence_parallel": True, "masked_sof
 
 
 def norms(rank: int) -> tuple[float, list[float]]:
-    """The gradient norm that is used for clipping, and that of the sinks of each rank."""
+    """The gradient norm that is used for clipping, and the norm of each rank's sinks."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29623", rank=rank, world_size=2)
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
     torch.manual_seed(rank)

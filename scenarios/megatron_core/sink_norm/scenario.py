@@ -95,7 +95,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """Each step: upstream's norm, those of this rank's gradients, and of what was applied."""
+    """Each step: upstream's norm, and the norms of this rank's gradients and of its movement."""
     step = {"norm": api.alike(api.SIZE), "own": api.SIZE, "sinks": api.SIZE, "applied": api.SIZE}
     return {"step": api.Kind(step, api.each(at.params.steps))}
 

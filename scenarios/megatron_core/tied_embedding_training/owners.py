@@ -52,7 +52,7 @@ def off(tensor: Tensor, expected: Tensor) -> float:
 
 
 def missed(owned: Tensor, parts: Sequence[Tensor]) -> dict[str, float]:
-    """How far what a rank owns is from the mean of all parts, and from that without one of them."""
+    """How far the owned part is from the mean of all parts, and from the means without one part."""
     if not owned.numel():
         return {}
     mean = sum(parts[1:], parts[0]) / REPLICAS
@@ -61,9 +61,9 @@ def missed(owned: Tensor, parts: Sequence[Tensor]) -> dict[str, float]:
 
 
 def missed_by(step: api.Record) -> str | None:
-    """Whose gradient a rank's part of the tied gradient misses: ``g2``, or ``none``.
+    """The gradient that a rank's part of the tied gradient misses: ``g2``, or ``none``.
 
-    The documented bug misses one of the other stage's. None if nothing explains the part.
+    With the documented bug it is a gradient of the other stage. None if nothing explains the part.
     """
     stage = step["rank"] // REPLICAS
     names = [NONE, *(f"g{n}" for n in range(RANKS) if n // REPLICAS != stage)]
@@ -71,7 +71,7 @@ def missed_by(step: api.Record) -> str | None:
 
 
 def missing(records: api.Records) -> Mapping[int, str]:
-    """By rank, whose gradient it missed at the first step; without ranks that missed none."""
+    """By rank, the gradient that it missed at the first step; without ranks that missed none."""
     steps = [s for s in records.of("step") if s["step"] == 1 and s.get("missed")]
     return {s["rank"]: name for s in steps if (name := missed_by(s)) not in (None, NONE)}
 

@@ -45,7 +45,7 @@ def train(ctx: api.Context, shape: tied.Shape, data: tied.Batch, lr: float, step
 
 
 class Beside:
-    """Plain torch beside a pipeline's training: whose gradients its owners step with, and how."""
+    """Plain torch on a pipeline's rows: it shows which gradients the owners step with, and how."""
 
     def __init__(
         self, ctx: api.Context, trainer: tied.Trainer, data: tied.Batch, lr: float

@@ -123,7 +123,7 @@ def upstreams(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 
 
 def torchs(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """The same of the complete logits by torch, which gives the right class a share, too."""
+    """torch's loss of the complete logits, which gives the right class a share, too."""
     share = smoothing * VOCABULARY / (VOCABULARY - 1)
     return cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=share)
 
@@ -140,8 +140,8 @@ class Plain:
         return self._smoothed(logs, logs, both)
 
     def local(self, weights: Weights, both: Tensor) -> Tensor:
-        """A number whose gradient is that of the documented reason: each rank's part of the logits
-        gets the gradient of that rank's own loss. Its value has no meaning."""
+        """A number with the gradient of the documented bug: each rank's part of the logits gets the
+        gradient of that rank's own loss. Its value has no meaning."""
         logits = _logits(weights, both)
         fixed = logits.detach().chunk(self.parts, -1)
         parts = logits.chunk(self.parts, -1)

@@ -123,7 +123,7 @@ def _loss_agrees(step: api.Record) -> bool:
 
 
 def _explained(step: api.Record) -> bool:
-    """Whether the loss and what was applied are those of the documented reason."""
+    """Whether the documented reason explains the loss and the step."""
     local = api.near(step["loss"], step["local_loss"], share=applied.TOLERANCE)
     return local and applied.times(step["unexplained"], 1)
 

@@ -20,7 +20,7 @@ def gradient(model: Any, loss: Any, rows: torch.Tensor) -> torch.Tensor:
 
 
 def gradients(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """On two ranks, and in one process with all rows."""
+    """The gradient on two ranks, and in one process with all rows."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29734", rank=rank, world_size=2)
     torch.manual_seed(0)
     model, rows = torch.nn.Linear(6, 4, bias=False), torch.randn(16, 2, 6)

@@ -9,7 +9,7 @@ from torch.nn.functional import mse_loss
 
 
 def compare(bias: bool, alpha: int) -> float:
-    """How far the merged model's outputs are, as a part of what the adapter changes in them."""
+    """How far the merged model's outputs are off, as a part of the adapter's effect."""
     torch.manual_seed(0)
     rows, labels = torch.randn(2, 16, 8)
     base = nn.Sequential(nn.Linear(8, 8))

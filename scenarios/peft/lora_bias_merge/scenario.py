@@ -56,8 +56,8 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The losses of the training and of the merged model; how far this one is from two others, and
-    the size of the biases."""
+    """The losses; how far the merged model is from the trained one, and from one whose bias is not
+    scaled; and the size of the bias."""
     sizes = {
         "from_trained": api.SIZE,
         "from_unscaled": api.SIZE,

@@ -60,7 +60,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """Each step: the norm of each matrix' gradient, and of what it moved."""
+    """Each step: the norms of each matrix's gradient and movement."""
     names = [name for name in NAMES.values() if at.params.adapted or "linear" in name]
     norms = api.held(dict.fromkeys(names, api.SIZE))
     return {

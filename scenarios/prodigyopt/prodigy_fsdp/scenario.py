@@ -51,7 +51,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """Prodigy's numbers after each step, and those of one process."""
+    """Prodigy's numbers after each step, under FSDP and in one process."""
     of = api.held({name: api.alike(api.NUMBER) for name in ("d", "numerator")})
     facts = {"fsdp": api.alike(of), "alone": api.alike(of), "sharded": api.FLAG}
     return {"step": api.Kind(facts, api.each(at.params.steps))}

@@ -57,8 +57,8 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """Of each micro-batch the reported loss, that of plain torch, and how far the weights are from
-    those of plain torch."""
+    """For each micro-batch: the reported loss, plain torch's loss, and the distance to plain
+    torch's weights."""
     facts = {"reported": api.NUMBER, "right": api.NUMBER, "apart": api.SIZE}
     return {"step": api.Kind(facts, api.each(at.params.steps * at.params.accumulation))}
 

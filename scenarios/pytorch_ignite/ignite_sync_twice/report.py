@@ -15,7 +15,7 @@ RANKS = 2
 
 
 def values(rank: int, folder: str) -> None:
-    """Save the value after each update. A rank has ten right rows first, then ten and ten wrong."""
+    """Save the value after each update. Each rank has ten right rows, then twice ten wrong ones."""
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     idist.sync()

@@ -90,7 +90,7 @@ def run(ctx: api.Context) -> None:
     dist.init_process_group(ctx.lane.backend)
     idist.sync()
     generator = torch.Generator().manual_seed(ctx.seed)
-    # Fewer answers are right from update to update: the value must depend on what counts how often.
+    # Each update has fewer right answers, so the value shows which rows count how often.
     chances = torch.linspace(0.9, 0.1, p.steps)[:, None, None]
     hits = torch.rand(p.steps, ctx.world_size, p.rows, generator=generator) < chances
     metric = Accuracy(device=ctx.device)
@@ -101,7 +101,7 @@ def run(ctx: api.Context) -> None:
             (torch.nn.functional.one_hot(answers, 2).to(ctx.device), labels.to(ctx.device))
         )
         if step in computed(ctx):
-            # The oracle needs what came since the last value.
+            # The oracle needs the rows since the last value.
             new = hits[:step, ctx.rank] if p.computed == "last" else hits[step - 1, ctx.rank]
             ctx.record(
                 "value",

@@ -57,7 +57,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The rate of each step, torch's own and that of the step after it, and the loss."""
+    """For each step: its rate, torch's rate for it and for the next step, and the loss."""
     facts = dict.fromkeys(("rate", "torch", "next", "loss"), api.SIZE)
     return {"step": api.Kind(facts, api.each(at.params.steps))}
 

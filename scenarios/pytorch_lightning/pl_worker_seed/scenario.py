@@ -67,7 +67,7 @@ def run(ctx: api.Context) -> None:
 
 
 def draws(records: api.Records, name: str) -> list[list[Sequence[float]]]:
-    """What a generator drew on each rank: in the epochs with both seeds."""
+    """The numbers of a generator on each rank, in the epochs of both seeds."""
     both = [records.of(kind) for kind in ("epoch", "reseeded")]
     return [[one[name] for of in both for one in of if one["rank"] == r] for r in records.ranks]
 

@@ -20,7 +20,7 @@ def norm(model: Any, loss: Any, rows: torch.Tensor, labels: torch.Tensor) -> flo
 
 
 def norms(rank: int) -> tuple[float, float]:
-    """On two ranks, and in one process with all rows."""
+    """The norm on two ranks, and in one process with all rows."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29731", rank=rank, world_size=2)
     torch.manual_seed(0)
     model, rows, labels = torch.nn.Linear(6, 4), torch.randn(16, 6), torch.arange(16) % 4

@@ -19,7 +19,7 @@ def gradient(model: Any, loss: Any, rows: torch.Tensor, labels: torch.Tensor) ->
 
 
 def gradients(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """On two ranks, and in one process with all rows."""
+    """The gradient on two ranks, and in one process with all rows."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29732", rank=rank, world_size=2)
     torch.manual_seed(0)
     model, rows, labels = torch.nn.Linear(6, 4), torch.randn(16, 6), torch.arange(16) // 2 % 4

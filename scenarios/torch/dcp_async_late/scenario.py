@@ -91,7 +91,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """How far each checkpoint is from the weights at its step, and from those of the next."""
+    """How far each checkpoint is from the weights of its step, and from the next step's."""
     facts = {
         "device": api.exactly("cpu"),
         "waited": api.FLAG,

@@ -18,7 +18,7 @@ def build() -> tuple[torch.nn.Linear, torch.optim.Adam]:
 
 
 def states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What a checkpoint holds: nested dicts with tensors and numbers."""
+    """The content of a checkpoint: nested dicts with tensors and numbers."""
     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
 
 

@@ -195,7 +195,7 @@ def run(ctx: api.Context) -> None:
 
 
 class Training:
-    """What a checkpoint holds: the model, the optimizer and the last epoch."""
+    """The content of a checkpoint: the model, the optimizer and the last epoch."""
 
     def __init__(self, model: Any, optimizer: Any) -> None:
         self.model, self.optimizer, self.epoch = model, optimizer, 0

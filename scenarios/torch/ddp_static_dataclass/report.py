@@ -21,7 +21,7 @@ class Model(torch.nn.Linear):
 
 
 def gradients(rank: int) -> Any:
-    """On both ranks, without and with a static graph; rank 0 alone has 1, and rank 1 has 3."""
+    """Both ranks' gradients, without and with a static graph. Alone rank 0 has 1, rank 1 has 3."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29720", rank=rank, world_size=2)
     by_graph: Any = {False: [None, None], True: [None, None]}
     for static, of_ranks in by_graph.items():

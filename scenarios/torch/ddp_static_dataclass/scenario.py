@@ -129,7 +129,7 @@ oracle = unreduced.Unreduced(output)
 
 @dataclass
 class Output:
-    """What a model returns."""
+    """The output of a model."""
 
     logits: Tensor
 

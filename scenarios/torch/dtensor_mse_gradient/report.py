@@ -13,7 +13,7 @@ predictions, targets = torch.arange(64.0).reshape(2, 8, 4).sin().sigmoid()  # be
 
 
 def gradients(rank: int) -> list[torch.Tensor]:
-    """Those of the losses if the rows are split over two ranks."""
+    """The gradients of the losses if the rows are split over two ranks."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29727", rank=rank, world_size=2)
     mesh, wholes = init_device_mesh("cpu", (2,)), []
     for name in LOSSES:

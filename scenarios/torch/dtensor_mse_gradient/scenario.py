@@ -145,7 +145,7 @@ def run(ctx: api.Context) -> None:
     from torch.distributed.tensor.placement_types import Replicate, Shard
 
     p = ctx.params
-    import_module("torch.distributed.tensor._decompositions")  # 2.11 does it for a first rule
+    import_module("torch.distributed.tensor._decompositions")  # 2.11 imports it with the first rule
     dist.init_process_group(ctx.lane.backend)
     mesh = init_device_mesh(ctx.device.type, (ctx.world_size,))
     generator = torch.Generator().manual_seed(ctx.seed + 1)

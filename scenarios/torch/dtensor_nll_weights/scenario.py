@@ -108,7 +108,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The loss and what was applied, beside the mean of the ranks' own losses."""
+    """The loss, the applied gradient, and the mean of the ranks' own losses."""
     facts = {
         "loss": api.alike(api.SIZE),
         "of_parts": api.SIZE,
@@ -184,7 +184,7 @@ def _whole(loss: Any) -> Tensor:
 
 
 def _counted(targets: Tensor, weights: Tensor | None) -> float:
-    """What these rows weigh together."""
+    """The total weight of these rows."""
     labels = targets[targets >= 0]
     return float(len(labels)) if weights is None else float(weights[labels].sum())
 

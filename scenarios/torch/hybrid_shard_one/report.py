@@ -12,7 +12,7 @@ from torch.multiprocessing.spawn import spawn
 
 def steps(rank: int) -> Any:
     """By the mesh's shape, what a step of SGD with rate 1 subtracts from the weight on each rank.
-    The row of rank 0 has the gradient 1, that of rank 1 has 3."""
+    The row of rank 0 has the gradient 1, the row of rank 1 has 3."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29721", rank=rank, world_size=2)
     by_shape: Any = {(1, 2): [None, None], (2, 1): [None, None]}
     for shape, of_ranks in by_shape.items():

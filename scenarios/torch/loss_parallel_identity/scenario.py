@@ -223,7 +223,7 @@ def _loss(name: str) -> Callable[[Mapping[str, Tensor], Any], Tensor]:
 
 
 def _without_log_softmax(weights: Mapping[str, Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
-    """A loss with the gradient that distillation has if that of log_softmax is the identity's."""
+    """The loss of distillation, with the identity as the gradient of log_softmax."""
     inputs, targets = rows
     return cast("Tensor", _distillation(inputs @ weights["weight"].T, targets))
 

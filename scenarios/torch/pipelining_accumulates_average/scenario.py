@@ -155,7 +155,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """What each rank's stages applied, beside what the decayed sum of the calls would give."""
+    """What each rank's stages applied, and what the decayed sum of the calls would give."""
     p = at.params
     facts = {
         "loss": api.maybe(api.SIZE),
@@ -207,7 +207,7 @@ def run(ctx: api.Context) -> None:
 
 
 def _decayed(plain: applied.Plain, micro_batches: int) -> applied.Plain:
-    """The mean of the calls if each further call divides what was there by its micro-batches."""
+    """The calls' mean if each further call divides the earlier gradient by its micro-batches."""
     end = len(plain.micro) - 1
     shares = [micro_batches ** -(end - call) for call in range(end + 1)]
     parts = list(zip(shares, plain.micro, strict=True))

@@ -181,7 +181,7 @@ def detect(records: api.Records) -> api.Finding | None:
     ]
     lines.append(f"the rates after the resume are {_listed(rates)}, not {_listed(expected)}")
     anew = _anew(records.params)
-    late = [anew[0], *anew[:-1]]  # up to torch 2.6 the decay takes its first step for its start
+    late = [anew[0], *anew[:-1]]  # up to torch 2.6 the decay mistakes its first step for its start
     documented = any(
         all(api.near(rate, other, share=1e-6) for rate, other in zip(rates, way, strict=True))
         for way in (anew, late)

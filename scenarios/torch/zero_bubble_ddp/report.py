@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def gradients(rank: int) -> Any:
-    """Those of both stages on each rank. Each rank has a whole pipeline of two stages, with weights
-    of 1; the rows of rank 0 have the gradient 1, those of rank 1 have 3."""
+    """The gradients of both stages on each rank. Each rank has a whole pipeline of two stages with
+    weights of 1; the rows of rank 0 have the gradient 1, the rows of rank 1 have 3."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29725", rank=rank, world_size=2)
     alone, _ = torch.distributed.new_subgroups(1)
     models, stages = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)], []

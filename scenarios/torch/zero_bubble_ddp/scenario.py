@@ -125,8 +125,8 @@ def own_or_mean(stage: api.Record) -> bool:
 
 
 def facts(at: api.Position) -> api.Facts:
-    """What a stage applied, beside what its own gradient alone would give, and the mean of what the
-    replicas have at their own weights."""
+    """What a stage applied, and what its own gradient alone, or the mean of the replicas' gradients
+    at their own weights, would give."""
     shape = api.held(applied.shapes(1))
     apart = {"apart": api.SIZE, "parted": api.FLAG}
     return {**applied.shapes(REPLICAS), "own": shape, "mean": shape, **apart}
@@ -223,7 +223,7 @@ def run(ctx: api.Context) -> None:
 
 
 def _mean(gradients: Mapping[str, Tensor], group: Any) -> dict[str, Tensor]:
-    """The mean over a group of what each rank has; a collective call."""
+    """The mean of the gradients of a group's ranks; a collective call."""
     import torch.distributed as dist
 
     summed = {name: gradient.clone() for name, gradient in gradients.items()}

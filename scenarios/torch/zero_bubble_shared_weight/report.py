@@ -21,7 +21,7 @@ for block in blocks:
 
 
 def gradients(rank: int) -> list[float]:
-    """Those of this rank's two stages. The loss is the mean output."""
+    """The gradients of this rank's two stages. The loss is the mean output."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29726", rank=rank, world_size=2)
     stages = [PipelineStage(blocks[n], n, 4, torch.device("cpu")) for n in (rank, rank + 2)]
     schedule = ScheduleInterleavedZeroBubble(stages, 4, lambda output, _: output.mean())

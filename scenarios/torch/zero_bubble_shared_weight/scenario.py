@@ -179,7 +179,7 @@ def _names(module: Any) -> list[str]:
 
 
 def _counted(plain: applied.Plain, name: str, early: int, shared: bool) -> Tensor:
-    """The gradient of a weight; of a shared one, with its early use counted ``early`` times."""
+    """The gradient of a weight; a shared weight's early use counts ``early`` times."""
     gradient = plain.micro[0][name]
     return early * gradient + plain.micro[0][name.replace("early", "late")] if shared else gradient
 

@@ -46,7 +46,7 @@ def epoch_in_state(tree: Any) -> api.Edits:
     entry = cst.DictElement(cst.SimpleString('"epoch"'), cst.parse_expression("self.epoch"))
     with_epoch = saved.value.with_changes(elements=[*saved.value.elements, entry])
     body = body.deep_replace(saved, saved.with_changes(value=with_epoch))
-    # Only now: the replacement has made new nodes of all.
+    # Only now, because the replacement has renewed all nodes.
     load: Any = m.findall(body, m.FunctionDef(m.Name("load_state_dict")))[0]
     line = cst.parse_statement('self.set_epoch(state_dict["epoch"])')
     longer = load.body.with_changes(body=[*load.body.body, line])

@@ -51,12 +51,12 @@ class Example:
 
     @property
     def expected(self) -> list[int]:
-        """The labels that it should have."""
+        """The labels that the row should have."""
         return [*self.ids, *[IGNORED] * (len(self.labels) - len(self.ids))]
 
     @property
     def faults(self) -> list[int]:
-        """The positions whose label is not the right one."""
+        """The positions with a wrong label."""
         pairs = zip(self.labels, self.expected, strict=True)
         return [position for position, (label, right) in enumerate(pairs) if label != right]
 
@@ -81,7 +81,7 @@ def examples(records: api.Records) -> list[Example]:
 
 
 def otherwise_wrong(records: api.Records) -> Iterator[str]:
-    """Rows that are not the dataset's, and a loss that is not that of the labels."""
+    """Rows that the dataset does not have, and a loss that these labels do not have."""
     rows = len(records.of("dataset")[0]["rows"])
     numbers = [one.row for one in examples(records)]
     for epoch in range(len(numbers) // rows):
@@ -103,7 +103,7 @@ def ended(records: api.Records) -> api.Exercise:
 
 
 def padding_trained(records: api.Records) -> dict[str, bool]:
-    """What most people check in a collator's labels."""
+    """The usual check of a collator's labels."""
     beyond = [label for one in examples(records) for label in one.labels[len(one.ids) :]]
     return {"padding is trained": any(label != IGNORED for label in beyond)}
 

@@ -80,8 +80,9 @@ def run(ctx: api.Context) -> None:
 def _train(ctx: api.Context, make: Callable[..., Any]) -> None:
     """Quantize each rank's own rows for some steps; ``make`` takes ``sync_codebook`` or nothing.
 
-    ``whole`` is the distance from the codebook of one process with the rows of all ranks, ``own``
-    from that of one process with this rank's rows alone; both as a part of that codebook's norm.
+    ``whole`` is the distance to the codebook of one process with the rows of all ranks, ``own`` the
+    distance to the codebook of one process with this rank's rows alone; both are parts of the other
+    codebook's norm.
     """
     import torch
     import torch.distributed as dist

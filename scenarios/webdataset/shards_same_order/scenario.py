@@ -71,8 +71,8 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """Of each epoch: the first one with this order of shards, whether it is that of the names, and
-    how many samples came in how many shards."""
+    """For each epoch: the first epoch with this order of shards, whether it is the order of their
+    names, and how many samples came in how many shards."""
     facts = {"like": api.COUNT, "by_name": api.FLAG, "shards": api.COUNT, "samples": api.COUNT}
     return {"epoch": api.Kind(facts, api.each(at.params.epochs))}
 
