@@ -368,16 +368,14 @@ def insufficient_checks(group_differs: bool, sums_differ: bool) -> dict[str, boo
 def wholes(records: api.Records) -> dict[int, list[tuple[list[float], int]]]:
     """By rank, the complete gradient in its last cell: the values of rows, and how many equal rows
     follow one another."""
-    gradients: dict[int, list[tuple[list[float], int]]] = {}
+    by_rank: dict[int, list[tuple[list[float], int]]] = {}
     for rank in records.ranks:
-        gradients[rank] = []
+        by_rank[rank] = []
         for piece in [p for cell in list(_cells(records, rank).values())[-1:] for p in cell]:
             row = [value * 2**column for column, value in enumerate(piece["row"])]
-            count = (
-                gradients[rank].pop()[1] if gradients[rank] and gradients[rank][-1][0] == row else 0
-            )
-            gradients[rank].append((row, count + piece["rows"]))
-    return gradients
+            count = by_rank[rank].pop()[1] if by_rank[rank] and by_rank[rank][-1][0] == row else 0
+            by_rank[rank].append((row, count + piece["rows"]))
+    return by_rank
 
 
 def tables(trials: api.Trials, moments: Sequence[str]) -> Iterator[api.Picture]:

@@ -155,12 +155,8 @@ def _epoch(records: api.Records, step: api.Record) -> int:
 
 def _accumulates(records: api.Records, step: api.Record) -> bool:
     """The last micro-batch of a window applied the window's mean; the others applied nothing."""
-    ends_window = len(step["micro"]) == records.params.accumulation
-    return (
-        applied.times(step, 1.0)
-        if ends_window
-        else api.near(step["applied"], 0.0, within=_least(step))
-    )
+    ends = len(step["micro"]) == records.params.accumulation
+    return applied.times(step, 1.0) if ends else api.near(step["applied"], 0.0, within=_least(step))
 
 
 def _alone(records: api.Records, step: api.Record) -> bool:

@@ -78,9 +78,7 @@ def train(ctx: api.Context) -> None:
         batch = torch.randn(2, LENGTH, ROWS, HIDDEN, generator=generator).to(ctx.device)
         trained = [weight for weight in module.parameters() if weight.requires_grad]
         trainer.backward(forward, batch, (LENGTH, ROWS))
-        local_norm = _norm(
-            [weight.main_grad for weight in trained]
-        )  # before they are clipped in place
+        local_norm = _norm([weight.main_grad for weight in trained])  # the step clips in place
         sinks = _norm([w.main_grad for n, w in module.named_parameters() if n.endswith(SINKS)])
         before = [weight.detach().clone() for weight in trained]
         norm = trainer.step()

@@ -21,17 +21,15 @@ config = peft.LoraConfig(r=4, target_modules=["0", "1"], init_lora_weights=False
 model = peft.get_peft_model(base, config)
 rates = {"lr": RATE, "loraplus_lr_ratio": RATIO, "loraplus_lr_embedding": EMBEDDING}
 sgd = create_loraplus_optimizer(model, torch.optim.SGD, **rates)
-trained = {
-    name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
-}
-before = {name: parameter.detach().clone() for name, parameter in trained.items()}
+trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+before = {name: weight.detach().clone() for name, weight in trained.items()}
 model(torch.arange(16)).square().sum().backward()
 sgd.step()
 
 print("peft", peft.__version__)
 has_bug = False
-for name, parameter in trained.items():
-    rate = float((parameter.detach() - before[name]).norm() / parameter.grad.norm())
+for name, weight in trained.items():
+    rate = float((weight.detach() - before[name]).norm() / weight.grad.norm())
     expected = next(RIGHT[part] for part in name.split(".") if part in RIGHT)
     print(f"{name}: the rate is {rate:.4g}, and {expected:.4g} is right")
     has_bug |= "embedding" in name and abs(rate / expected - 1) > 0.01
