@@ -96,7 +96,7 @@ def run(ctx: api.Context) -> None:
     engine = accelerator(ctx)
     generator = torch.Generator().manual_seed(ctx.seed)
     scores = torch.rand(ctx.params.rows, generator=generator).tolist()
-    scores[-1] = 2.0  # unlike the others: a mean shows how often the last row counts
+    scores[-1] = 2.0  # larger than all others: the mean shows how often the last row counts
     with engine.split_between_processes(list(range(len(scores)))) as part:
         rows = [int(row) for row in part]
     gathered = [[scores[row] for row in rows]]

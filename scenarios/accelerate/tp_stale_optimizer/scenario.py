@@ -165,7 +165,7 @@ def exercised(records: api.Records) -> api.Exercise:
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The loss is that of plain torch at these weights, and falls if anything trains."""
+    """The loss is plain torch's at these weights, and falls if anything trains."""
     losses = usual_checks.loss_unlike_reference(records)
     if records.params.sharded == NOTHING:
         return losses

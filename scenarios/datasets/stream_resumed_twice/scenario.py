@@ -73,7 +73,7 @@ _SEEN = {"seen": api.many(api.COUNT)}
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The rows that each part of the run saw, and those of a run without a stop."""
+    """The rows that each part of the run saw, and the rows of a run without a stop."""
     return {"whole": api.Kind(_SEEN), "part": api.Kind(_SEEN, api.each(at.params.resumes + 1))}
 
 

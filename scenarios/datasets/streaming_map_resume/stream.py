@@ -32,9 +32,9 @@ def _ends(params: Any) -> list[int]:
 
 
 def skipped(records: api.Records) -> api.Finding | None:
-    """The rows before and after the checkpoint are not those of a run without one.
+    """The rows before and after the checkpoint differ from the rows of a run without one.
 
-    That is documented if the stream continues at the end of a table, or within a batch behind it.
+    This is documented if the stream continues at the end of a table, or at most a batch later.
     """
     resume = records.one("resume")
     if resume is None:

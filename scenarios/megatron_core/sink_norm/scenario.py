@@ -189,7 +189,7 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
 
 
 def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of the norms of the steps beside the limit."""
+    """A picture of the norms of the steps and the limit."""
     limit = max((records.params.clipping for records in trials.values()), default=0.0)
     yield api.Lines(
         "The norm of each step",

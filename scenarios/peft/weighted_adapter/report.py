@@ -8,7 +8,7 @@ from torch import nn
 
 
 def times(rslora: bool, combination: str) -> float:
-    """The effect of the combined adapter, divided by that of the adapter."""
+    """The effect of the combined adapter, divided by the adapter's own."""
     torch.manual_seed(0)
     base, rows = nn.Sequential(nn.Linear(8, 8)), torch.randn(16, 8)
     settings = {"use_rslora": rslora, "init_lora_weights": False}  # False: the adapter isn't 0

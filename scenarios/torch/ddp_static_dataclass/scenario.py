@@ -177,7 +177,7 @@ def run(ctx: api.Context) -> None:
 
 
 def _wrapping(inner: nn.Module, kind: str) -> nn.Module:
-    """A module whose output holds that of ``inner``, in an object of this kind."""
+    """A module that returns ``inner``'s output in an object of this kind."""
     from torch import nn
 
     holders = {"dataclass": Output, "plain_class": Plain, "tuple": lambda logits: (logits, 1)}

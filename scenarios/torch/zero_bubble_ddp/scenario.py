@@ -56,7 +56,7 @@ AVERAGED = """if backward_type == "weight":
 
 
 def averaged_after_weights(function: Any) -> api.Edits:
-    """Under DDP, after the last backward pass: average what that of the weights has added."""
+    """Under DDP, average the gradients of the weights after the last backward pass."""
     import libcst as cst
     import libcst.matchers as m
 

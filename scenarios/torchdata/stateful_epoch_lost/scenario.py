@@ -100,7 +100,7 @@ def _rows(loader: Any) -> list[int]:
 
 
 def _epochs(records: api.Records) -> tuple[list[list[int]], list[list[int]]]:
-    """The epochs of the resumed loader, and those of one without a stop, from the same row on."""
+    """The epochs of the resumed loader, and of one without a stop from the same row on."""
     whole, _, resumed = (one["rows"] for one in records.of("epochs"))
     passes, extra = divmod(records.params.stop * BATCH, records.params.rows)
     return resumed, [whole[passes][extra:], *whole[passes + 1 :]]

@@ -61,7 +61,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """How far the ranks' codebooks are from each other, and from those of one process."""
+    """How far the ranks' codebooks are from each other, and from the codebooks of one process."""
     facts = {"apart": api.alike(api.SIZE), "whole": api.SIZE, "own": api.SIZE}
     return {"step": api.Kind({**facts, "parted": api.alike(api.FLAG)}, api.each(at.params.steps))}
 

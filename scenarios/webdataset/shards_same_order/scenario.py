@@ -80,7 +80,7 @@ def plan(at: api.Position) -> api.Plan:
 def run(ctx: api.Context) -> None:
     """Read some epochs of a dataset, and note the order of the shards.
 
-    The orders themselves are not recorded: that of a release without the bug depends on the time.
+    The orders themselves are not recorded, as without the bug they depend on the time.
     """
     import webdataset
 
