@@ -33,22 +33,22 @@ seedable = not (options.device_specific or options.default_sampler)
 try:
     from accelerate.utils import DataLoaderConfiguration
 
-    more = {"dataloader_config": DataLoaderConfiguration(use_seedable_sampler=seedable)}
+    keywords = {"dataloader_config": DataLoaderConfiguration(use_seedable_sampler=seedable)}
 except ImportError:  # an old release
-    more = {}
-if not options.schedule_inside:  # otherwise the schedule goes on once for each rank
-    more["step_scheduler_with_optimizer"] = False
+    keywords = {}
+if not options.schedule_inside:  # otherwise accelerate steps the schedule once for each rank
+    keywords["step_scheduler_with_optimizer"] = False
 
 
 class Schedule(lr_scheduler.LinearLR, lr_scheduler._LRScheduler):
-    """What every release takes for a schedule: some know only the base class of torch 1."""
+    """A schedule that every release accepts: some know only the base class of torch 1."""
 
 
 accelerator = Accelerator(
     gradient_accumulation_steps=options.accum,
     cpu=not torch.cuda.is_available(),
     mixed_precision="bf16" if options.bf16 else "no",
-    **more,
+    **keywords,
 )
 generator = torch.Generator().manual_seed(0)
 inputs = torch.randn(options.rows, 16, generator=generator)

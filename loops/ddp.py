@@ -140,8 +140,8 @@ def shrink():
 accum, batches = options.accum, [[x.to(device) for x in batch] for batch in loader]
 if bug == "shuffles by itself":  # no mistake, but another order for each number of ranks
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(world))
-    own = torch.utils.data.Subset(data, order[rank::world].tolist())
-    batches = [[x.to(device) for x in batch] for batch in DataLoader(own, options.batch_size)]
+    subset = torch.utils.data.Subset(data, order[rank::world].tolist())
+    batches = [[x.to(device) for x in batch] for batch in DataLoader(subset, options.batch_size)]
 if bug == "drops the last steps of several ranks" and world > 1:
     batches = batches[: -2 * accum]
 for step in range(begun, len(batches) // accum):
@@ -149,16 +149,16 @@ for step in range(begun, len(batches) // accum):
     micro_batches = batches[at * accum : (at + 1) * accum]
     if bug == "steps after the first micro-batch":
         micro_batches = batches[max(0, (at - 1) * accum + 1) : at * accum + 1]
-    tokens = sum((wanted[:, 1:] != -100).sum() for _, wanted in micro_batches).float()
+    tokens = sum((targets[:, 1:] != -100).sum() for _, targets in micro_batches).float()
     dist.all_reduce(tokens)
-    for number, (ids, wanted) in enumerate(micro_batches):
-        last = number == accum - 1
-        with contextlib.nullcontext() if last or bug == "no all-reduce" else trained.no_sync():
+    for number, (ids, targets) in enumerate(micro_batches):
+        is_last = number == accum - 1
+        with contextlib.nullcontext() if is_last or bug == "no all-reduce" else trained.no_sync():
             with torch.autocast(**amp, enabled=bool(options.amp)):
                 output = trained(ids)
             logits = output.logits if options.dataclass else output
             loss = nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1).float(), wanted[:, 1:].flatten(), reduction="sum"
+                logits[:, :-1].flatten(0, 1).float(), targets[:, 1:].flatten(), reduction="sum"
             )
             loss = loss * world * accum / tokens  # the mean over the tokens of all micro-batches
             loss = loss if bug == "never divided by k" else loss / accum
@@ -169,7 +169,7 @@ for step in range(begun, len(batches) // accum):
             shrink()
         if bug == "clips each micro-batch":
             nn.utils.clip_grad_norm_(model.parameters(), options.clip)
-        if bug == "zero_grad in each micro-batch" and not last:
+        if bug == "zero_grad in each micro-batch" and not is_last:
             optimizer.zero_grad()
     if options.clip and bug != "clips each micro-batch":
         if bug not in ("clips what is scaled", "clips before unscale_"):

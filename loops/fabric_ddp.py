@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 try:
     from lightning.fabric import Fabric
     from lightning.pytorch import LightningModule
-except ImportError:  # the same under its other names
+except ImportError:  # the same packages under other names
     from lightning_fabric import Fabric
     from pytorch_lightning import LightningModule
 
@@ -45,13 +45,13 @@ module = Classifier()
 model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=1e-3))
 loader = fabric.setup_dataloaders(DataLoader(data, options.batch_size, shuffle=True))
 for number, batch in enumerate(loader):
-    last = (number + 1) % options.accum == 0
-    with fabric.no_backward_sync(model, enabled=not last):
+    is_last = (number + 1) % options.accum == 0
+    with fabric.no_backward_sync(model, enabled=not is_last):
         if options.training_step:
             loss = model.training_step(batch, number)
         else:
             loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
         fabric.backward(loss / options.accum)
-    if last:
+    if is_last:
         optimizer.step()
         optimizer.zero_grad()

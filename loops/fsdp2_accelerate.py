@@ -41,7 +41,7 @@ accelerator = Accelerator(
     mixed_precision=precision,
     fsdp_plugin=plugin,
 )
-if not on_gpu:  # there accelerate takes no notice of the plugin
+if not on_gpu:  # on CPUs accelerate ignores the plugin
     if options.bf16:
         plugin.set_mixed_precision(precision)
     accelerator.state.fsdp_plugin = plugin

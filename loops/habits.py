@@ -84,8 +84,8 @@ while step < 8:
     if sampler is not None and options.bug != "no set_epoch":
         sampler.set_epoch(epoch)
     batches = list(loader)
-    for first in range(0, len(batches) - options.accum + 1, options.accum):
-        for x, y in batches[first : first + options.accum]:
+    for start in range(0, len(batches) - options.accum + 1, options.accum):
+        for x, y in batches[start : start + options.accum]:
             if options.bug == "zero_grad in each micro-batch":
                 optimizer.zero_grad()
             loss_of(x, y).backward()

@@ -24,9 +24,9 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-more = {"vocab_size": 64, **json.loads(options.config)}
+settings = {"vocab_size": 64, **json.loads(options.config)}
 model = AutoModelForCausalLM.from_config(
-    AutoConfig.for_model(options.model, **sizes, **heads, **more)
+    AutoConfig.for_model(options.model, **sizes, **heads, **settings)
 )
 # An expert that gets no token has no gradient.
 trained = DDP(model, find_unused_parameters=True)

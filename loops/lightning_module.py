@@ -15,7 +15,7 @@ try:
     import lightning.pytorch as lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.strategies import DDPStrategy
-except ImportError:  # the same under its other name
+except ImportError:  # the same package under another name
     import pytorch_lightning as lightning
     from pytorch_lightning.callbacks import ModelCheckpoint
     from pytorch_lightning.strategies import DDPStrategy

@@ -128,8 +128,8 @@ def mean(losses):
 
 size = options.batch_size // replicas
 replica = parallel_state.get_data_parallel_rank()
-own = slice(replica * size, (replica + 1) * size)
-batches = ([x[own] for x in batch] for batch in DataLoader(data, options.batch_size))
+share = slice(replica * size, (replica + 1) * size)
+batches = ([x[share] for x in batch] for batch in DataLoader(data, options.batch_size))
 for _ in range(len(data) // (options.batch_size * options.accum)):
     model.zero_grad_buffer()
     optimizer.zero_grad()

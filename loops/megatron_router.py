@@ -83,7 +83,7 @@ class Model(MegatronModule):
         )
 
     def set_input_tensor(self, _):
-        """For pipelines."""
+        """Upstream calls it in pipelines."""
 
 
 model = DistributedDataParallel(config, DistributedDataParallelConfig(), Model().to(device))
@@ -97,13 +97,13 @@ if options.masked:
 
 def forward(data, model):
     inputs, values = next(data)
-    own = slice(rank * options.batch_size, (rank + 1) * options.batch_size)
-    outputs = model(inputs[own], padded[own].to(device))
+    share = slice(rank * options.batch_size, (rank + 1) * options.batch_size)
+    outputs = model(inputs[share], padded[share].to(device))
 
     def loss(outputs):
-        each = (outputs * values).sum(-1)[~padded.to(device)]
-        count = torch.tensor(each.numel(), dtype=torch.int, device=device)
-        return each.sum(), count, {"loss": each.detach().mean()}
+        losses = (outputs * values).sum(-1)[~padded.to(device)]
+        count = torch.tensor(losses.numel(), dtype=torch.int, device=device)
+        return losses.sum(), count, {"loss": losses.detach().mean()}
 
     return outputs, loss
 

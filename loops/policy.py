@@ -39,7 +39,7 @@ data = TensorDataset(prompts, torch.arange(len(prompts)))
 
 
 class Policy(nn.Module):
-    """Each token's logits depend on it and on the mean of those before."""
+    """Each token's logits depend on the token and on the mean of the tokens before it."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ amp = {"device_type": "cpu", "dtype": getattr(torch, options.amp or "bfloat16")}
 
 
 def log_probabilities(policy, ids):
-    """Of the tokens of the completions."""
+    """The log-probabilities of the completions' tokens."""
     with torch.autocast(**amp, enabled=bool(options.amp)):
         logits = policy(ids)
     chosen = logits[:, PROMPT - 1 : -1].float().log_softmax(-1)
@@ -108,9 +108,9 @@ def loss_of(ids, advantages, old):
 
 
 def counted(ids):
-    """Which tokens count: how many depends on the first one."""
-    last = COMPLETION - ids[:, PROMPT, None] % 4 if options.lengths else COMPLETION
-    return (torch.arange(COMPLETION) < last).float().expand(len(ids), -1)
+    """A mask of the tokens that count: the first token of a completion decides how many."""
+    length = COMPLETION - ids[:, PROMPT, None] % 4 if options.lengths else COMPLETION
+    return (torch.arange(COMPLETION) < length).float().expand(len(ids), -1)
 
 
 accum = options.accum
@@ -126,8 +126,8 @@ for step in range(len(batches) // accum):
             old = [log_probabilities(model, ids) for ids, _ in drawn]
     for _ in range(2 if options.objective == "ppo" else 1):
         for number, (ids, advantages) in enumerate(drawn):
-            last = number == accum - 1
-            with contextlib.nullcontext() if last else trained.no_sync():
+            is_last = number == accum - 1
+            with contextlib.nullcontext() if is_last else trained.no_sync():
                 loss = loss_of(ids, advantages, old[number])
                 loss = loss * world / tokens
                 loss = loss * accum if bug == "never divided by k" else loss

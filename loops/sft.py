@@ -11,19 +11,19 @@ from trl import SFTConfig, SFTTrainer, TrlParser
 
 @dataclass
 class Own:
-    """What the loop has besides."""
+    """Arguments that trl's configuration lacks."""
 
     pad_with_eos: bool = False
 
 
-arguments, own = TrlParser((SFTConfig, Own)).parse_args_and_config()
+arguments, ours = TrlParser((SFTConfig, Own)).parse_args_and_config()
 set_seed(arguments.seed)
 words = ["<pad>", "<eos>", "<unk>", *(f"word{n}" for n in range(61))]
 tokens = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
 tokens.pre_tokenizer = pre_tokenizers.Whitespace()
 tokenizer = PreTrainedTokenizerFast(
     tokenizer_object=tokens,
-    pad_token="<eos>" if own.pad_with_eos else "<pad>",
+    pad_token="<eos>" if ours.pad_with_eos else "<pad>",
     eos_token="<eos>",
     unk_token="<unk>",
 )

@@ -52,10 +52,10 @@ for epoch in range(begun, 3):
         sampler.set_epoch(epoch)
     for x, y in loader:
         micro += 1
-        last = micro % options.accum == 0
-        with contextlib.nullcontext() if last else trained.no_sync():
+        is_last = micro % options.accum == 0
+        with contextlib.nullcontext() if is_last else trained.no_sync():
             (nn.functional.cross_entropy(trained(x), y) / options.accum).backward()
-        if not last:
+        if not is_last:
             continue
         optimizer.step()
         optimizer.zero_grad()

@@ -29,17 +29,17 @@ loader = DataLoader(stream.with_format("torch"), options.batch_size, **workers)
 model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-done = 0
+start = 0
 if options.resume:
     saved = torch.load(f"{options.resume}/state.pt")
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    done = saved["batches"]
+    start = saved["batches"]
 batches = 24 // options.batch_size
-for epoch in range(done // batches, 4):
+for epoch in range(start // batches, 4):
     loader.dataset.set_epoch(epoch)
     for number, batch in enumerate(loader, epoch * batches):
-        if number < done:
+        if number < start:
             continue
         loss = nn.functional.cross_entropy(model(batch["x"]), batch["y"]) / options.accum
         loss.backward()

@@ -41,8 +41,8 @@ if options.transform == "skip":
     stream = stream.skip(12 // world)
 elif options.transform == "concatenate":
     numbers = torch.randn(48, 16, generator=generator).tolist()
-    more = Dataset.from_dict({"x": numbers, "y": [0] * 48}).to_iterable_dataset(num_shards=4)
-    stream = concatenate_datasets([stream, split_dataset_by_node(more, rank, world)])
+    extra = Dataset.from_dict({"x": numbers, "y": [0] * 48}).to_iterable_dataset(num_shards=4)
+    stream = concatenate_datasets([stream, split_dataset_by_node(extra, rank, world)])
 model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
 trained = DDP(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -62,11 +62,11 @@ for row in stream:
     x = torch.tensor([row["x"] for row in batch])
     y = torch.tensor([row["y"] for row in batch])
     batch, micro = [], micro + 1
-    last = micro % options.accum == 0
-    with contextlib.nullcontext() if last else trained.no_sync():
+    is_last = micro % options.accum == 0
+    with contextlib.nullcontext() if is_last else trained.no_sync():
         loss = nn.functional.cross_entropy(trained(x), y) / options.accum
         loss.backward()
-    if not last:
+    if not is_last:
         continue
     optimizer.step()
     optimizer.zero_grad()

@@ -61,9 +61,9 @@ class Model(nn.Module):
 
 def part(stage):
     torch.manual_seed(options.seed + 1)
-    model, each = Model(), BLOCKS // stages
+    model, depth = Model(), BLOCKS // stages
     for n in range(BLOCKS):
-        if n // each != stage:
+        if n // depth != stage:
             del model.blocks[str(n)]
     if stage:
         model.embedding = None
@@ -73,19 +73,19 @@ def part(stage):
 
 
 def loss(logits, labels):
-    found = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    mean = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     micro_batches = options.micro_batches if options.own_scale else 1
-    return found / (micro_batches * options.accum)
+    return mean / (micro_batches * options.accum)
 
 
 stages = ranks * options.stages if ranks > 1 else 1
 numbers = list(range(rank, stages, ranks))
 models = [part(number) for number in numbers]
-made = [PipelineStage(m, n, stages, device) for m, n in zip(models, numbers, strict=True)]
+local_stages = [PipelineStage(m, n, stages, device) for m, n in zip(models, numbers, strict=True)]
 kind = getattr(schedules, f"Schedule{options.schedule}")
 single = issubclass(kind, schedules.PipelineScheduleSingle)
 schedule = kind(
-    made[0] if single else made,
+    local_stages[0] if single else local_stages,
     options.micro_batches,
     loss_fn=loss,
     scale_grads=not options.own_scale,
@@ -98,8 +98,8 @@ else:
 batches = list(DataLoader(data, options.batch_size))
 for step in range(len(batches) // options.accum):
     for ids, labels in batches[step * options.accum : (step + 1) * options.accum]:
-        given = (ids.to(device),) if 0 in numbers else ()
-        wanted = {"target": labels.to(device)} if stages - 1 in numbers else {}
-        schedule.step(*given, **wanted)
+        inputs = (ids.to(device),) if 0 in numbers else ()
+        targets = {"target": labels.to(device)} if stages - 1 in numbers else {}
+        schedule.step(*inputs, **targets)
     optimizer.step()
     optimizer.zero_grad()

@@ -59,7 +59,7 @@ kind, drop = ours.model, ours.dropout
 
 
 class Plain(torch.nn.Module):
-    """A module of one's own, which returns a mean and takes no further keywords."""
+    """A user's own module: it returns a mean and accepts no further keywords."""
 
     def __init__(self):
         super().__init__()
@@ -67,8 +67,8 @@ class Plain(torch.nn.Module):
 
     def forward(self, input_ids, labels):
         logits = self.head(self.words(input_ids))
-        scores, wanted = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-        return {"loss": torch.nn.functional.cross_entropy(scores, wanted), "logits": logits}
+        scores, targets = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        return {"loss": torch.nn.functional.cross_entropy(scores, targets), "logits": logits}
 
 
 if kind == "llama":
@@ -157,19 +157,19 @@ def padded(rows):
     longest = max(len(row["input_ids"]) for row in rows)
     batch = {"input_ids": [], "attention_mask": [], "labels": []}
     for row in rows:
-        ids, more = row["input_ids"], longest - len(row["input_ids"])
-        batch["input_ids"].append(torch.cat([ids, ids.new_zeros(more)]))
-        batch["attention_mask"].append(torch.cat([torch.ones_like(ids), ids.new_zeros(more)]))
-        batch["labels"].append(torch.cat([ids, ids.new_full((more,), -100)]))
+        ids, gap = row["input_ids"], longest - len(row["input_ids"])
+        batch["input_ids"].append(torch.cat([ids, ids.new_zeros(gap)]))
+        batch["attention_mask"].append(torch.cat([torch.ones_like(ids), ids.new_zeros(gap)]))
+        batch["labels"].append(torch.cat([ids, ids.new_full((gap,), -100)]))
     return {name: torch.stack(tensors) for name, tensors in batch.items()}
 
 
-more = {"data_collator": padded} if arguments_say_grouped() else {}
+keywords = {"data_collator": padded} if arguments_say_grouped() else {}
 trainer = Trainer(
     model=model,
     args=arguments,
     train_dataset=Rows(ours.rows, 0),
     eval_dataset=Rows(48, 1) if ours.evaluate else None,
-    **more,
+    **keywords,
 )
 trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)

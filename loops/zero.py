@@ -56,13 +56,13 @@ engine, _, loader, _ = deepspeed.initialize(
 )
 begun = 0
 if options.weights:
-    # A checkpoint of other weights, as of a pretraining. It is loaded into the first ones.
-    own = [parameter.detach().clone() for parameter in engine.module.parameters()]
+    # Save other weights, as after a pretraining, and load them over the first ones.
+    weights = [parameter.detach().clone() for parameter in engine.module.parameters()]
     with torch.no_grad():
         for parameter in engine.module.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
         engine.save_checkpoint(options.weights, tag="pretrained")
-        for parameter, before in zip(engine.module.parameters(), own, strict=True):
+        for parameter, before in zip(engine.module.parameters(), weights, strict=True):
             parameter.copy_(before)
     only = {"load_module_only": True, "load_optimizer_states": False}
     engine.load_checkpoint(options.weights, "pretrained", **only)

@@ -19,7 +19,7 @@ def accelerator(ctx: api.Context, **loading: Any) -> Accelerator:
         from accelerate.utils import DataLoaderConfiguration
 
         options["dataloader_config"] = DataLoaderConfiguration(**loading)
-    made: Any = Accelerator(**options)
-    if made.num_processes != ctx.world_size:
-        raise api.Inconclusive(f"accelerate sees {made.num_processes} of {ctx.world_size} ranks")
-    return made
+    engine: Any = Accelerator(**options)
+    if engine.num_processes != ctx.world_size:
+        raise api.Inconclusive(f"accelerate sees {engine.num_processes} of {ctx.world_size} ranks")
+    return engine

@@ -21,12 +21,12 @@ _ROWS = rows.SEEN["seen"]
 
 
 def plan(epochs: int) -> api.Plan:
-    """What ``watch`` records of so many epochs."""
+    """The records that ``watch`` writes in so many epochs."""
     return {"epoch": api.Kind({"seen": _ROWS, "order": _ROWS, "seed": api.WHOLE}, api.each(epochs))}
 
 
 def watch(ctx: api.Context, loader: Any, epochs: int) -> None:
-    """Iterate over a prepared loader of integers, epoch by epoch, and record what came.
+    """Iterate over a prepared loader of integers, epoch by epoch, and record the samples.
 
     ``loader.batch_sampler`` shards another batch sampler, which draws from a ``sampler``.
     """
@@ -37,12 +37,12 @@ def watch(ctx: api.Context, loader: Any, epochs: int) -> None:
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch - 1)
         seed = torch.initial_seed()
-        seen = [int(sample) for batch in loader for sample in batch]
-        ctx.record("epoch", epoch, seen=seen, order=list(order), seed=seed)
+        samples = [int(sample) for batch in loader for sample in batch]
+        ctx.record("epoch", epoch, seen=samples, order=list(order), seed=seed)
 
 
 def _noted(sampler: Any) -> list[int]:
-    """A list that always has the order which a sampler drew last; the sampler works as before."""
+    """A list that always contains the newest order of a sampler; the sampler works as before."""
     kind, order = type(sampler), list[int]()
 
     def draw(self: Any) -> Iterator[int]:
@@ -66,24 +66,24 @@ def incomplete(records: api.Records) -> api.Finding | None:
     }
     if not lines:
         return None
-    wrong = {epoch: rows.together(drawn[epoch]) for epoch in lines}
+    samples = {epoch: rows.together(drawn[epoch]) for epoch in lines}
     return api.Finding(
         message="\n".join(lines.values()),
-        step=min(wrong),
+        step=min(samples),
         ranks=records.ranks,
-        magnitude=max(1 - len(set(seen)) / total for seen in wrong.values()),
+        magnitude=max(1 - len(set(seen)) / total for seen in samples.values()),
         unit=UNIT,
         clock="epoch",
-        documented=all(len(seen) == total for seen in wrong.values()),
+        documented=all(len(seen) == total for seen in samples.values()),
     )
 
 
 def misdrawn(records: api.Records, batch: int) -> api.Finding | None:
     """A rank's order does not have every sample once, or the rank saw other samples than its share.
 
-    The documented bug is that the ranks' orders differ, so anything else is not documented. Of the
-    batches of its order, rank r of n sees every n-th one from r on. That an order is repeated in
-    the next epoch is no finding: accelerate 0.24.1 does so.
+    The documented bug is that the ranks' orders differ, so anything else is not documented. Rank r
+    of n sees every n-th batch of its order, from batch r on. An order may come again in the next
+    epoch: accelerate 0.24.1 repeats it.
     """
     count = len(records.ranks)
     total = records.params.samples
@@ -101,14 +101,14 @@ def misdrawn(records: api.Records, batch: int) -> api.Finding | None:
     )
 
 
-def _misdrawn(one: api.Record, ranks: int, total: int, batch: int) -> Iterator[str]:
-    where, order = f"epoch {one['step']}, rank {one['rank']}:", one["order"]
+def _misdrawn(record: api.Record, ranks: int, total: int, batch: int) -> Iterator[str]:
+    where, order = f"epoch {record['step']}, rank {record['rank']}:", record["order"]
     if sorted(order) != list(range(total)):
         yield f"{where} its order of {len(order)} does not have each of {total} samples once"
     batches = [order[at : at + batch] for at in range(0, len(order), batch)]
-    share = [sample for batch in batches[one["rank"] :: ranks] for sample in batch]
-    if one["seen"] != share:
-        apart = sum(a != b for a, b in zip_longest(one["seen"], share))
+    share = [sample for batch in batches[record["rank"] :: ranks] for sample in batch]
+    if record["seen"] != share:
+        apart = sum(a != b for a, b in zip_longest(record["seen"], share))
         yield f"{where} {apart} of the {len(share)} samples are not those of its share"
 
 
@@ -151,8 +151,8 @@ def _seen_by(records: api.Records) -> Iterator[tuple[int, int, str]]:
     """Which ranks saw each sample, in each epoch."""
     for number, ranks in rows.by_epoch(records).items():
         for sample in range(records.params.samples):
-            seen = [f"rank {rank}" for rank, one in enumerate(ranks) for s in one if s == sample]
-            yield sample, number, " and ".join(seen) or "nobody"
+            viewers = [f"rank {rank}" for rank, one in enumerate(ranks) for s in one if s == sample]
+            yield sample, number, " and ".join(viewers) or "nobody"
 
 
 seen_by = api.grid(

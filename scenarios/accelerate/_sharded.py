@@ -16,10 +16,10 @@ from harness.bugs import api
 def accelerator(ctx: api.Context, precision: str, **plugin: Any) -> Accelerator:
     """accelerate with FSDP2 over this lane's ranks; ``plugin`` goes to its FSDP plugin.
 
-    accelerate takes no notice of the plugin on CPUs: AcceleratorState chooses FSDP only for GPUs
-    and the like. On the CPU lane this function makes that choice, as AcceleratorState does on GPUs.
+    accelerate ignores the plugin on CPUs, because AcceleratorState chooses FSDP only for GPUs and
+    the like. On the CPU lane this function makes that choice, as AcceleratorState does on GPUs.
     """
-    made = FullyShardedDataParallelPlugin(
+    fsdp_plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="no_wrap",
         cpu_ram_efficient_loading=False,
@@ -27,11 +27,11 @@ def accelerator(ctx: api.Context, precision: str, **plugin: Any) -> Accelerator:
         **plugin,
     )
     on_cpu = ctx.lane is api.Lane.CPU
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision=precision, fsdp_plugin=made)
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision=precision, fsdp_plugin=fsdp_plugin)
     if on_cpu:
         if precision != "no":
-            made.set_mixed_precision(precision)
-        accelerator.state.fsdp_plugin = made
+            fsdp_plugin.set_mixed_precision(precision)
+        accelerator.state.fsdp_plugin = fsdp_plugin
         accelerator.state.distributed_type = DistributedType.FSDP
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
     if accelerator.num_processes != ctx.world_size or not accelerator.is_fsdp2:
@@ -43,7 +43,7 @@ def accelerator(ctx: api.Context, precision: str, **plugin: Any) -> Accelerator:
 def _averages(ctx: api.Context) -> None:
     """Raise Inconclusive if a reduce-scatter that should average does something else.
 
-    That of gloo in torch 2.7.0 sums; FSDP2's gradients are then too large.
+    In torch 2.7.0 gloo sums instead: FSDP2's gradients are then too large.
     """
     parts = torch.full((ctx.world_size,), float(ctx.rank + 1), device=ctx.device)
     mean = torch.zeros(1, device=ctx.device)

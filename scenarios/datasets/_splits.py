@@ -36,8 +36,8 @@ def stream(start: int = 0) -> Any:
 
 
 def _rows(shards: Sequence[int]) -> Iterator[dict[str, int]]:
-    for first in shards:
-        yield from ({"row": first + row} for row in range(IN_SHARD))
+    for start in shards:
+        yield from ({"row": start + row} for row in range(IN_SHARD))
 
 
 def _numbers(dataset: Any) -> list[int]:
@@ -60,13 +60,13 @@ def watch(
         return split_dataset_by_node(dataset, rank=ctx.rank, world_size=ctx.world_size)
 
     if ctx.params.split == FIRST:
-        done = operation([split(dataset) for dataset in streams])
+        view = operation([split(dataset) for dataset in streams])
     else:
-        done = split(operation(streams))
+        view = split(operation(streams))
     parts = [_numbers(split(dataset)) for dataset in streams]
     ctx.record(
         "rows",
-        seen=_numbers(done),
+        seen=_numbers(view),
         part=[row for part in parts for row in part],
         right=plainly(parts),
         whole=plainly([_numbers(dataset) for dataset in streams]),
@@ -81,18 +81,18 @@ def detect(records: api.Records) -> api.Finding | None:
         together = sorted(row for one in ranks for row in one["seen"])
         text = "a stream that was split last does not give each row to one rank"
         return None if together == sorted(whole) else api.Finding(text, documented=False)
-    wrong = [one for one in ranks if one["seen"] != one["right"]]
-    if not wrong:
+    faults = [one for one in ranks if one["seen"] != one["right"]]
+    if not faults:
         return None
     return api.Finding(
         "\n".join(
             f"rank {one['rank']} sees {len(one['seen'])} rows instead of {len(one['right'])}"
-            for one in wrong
+            for one in faults
         ),
-        ranks=tuple(one["rank"] for one in wrong),
-        magnitude=max(len(one["seen"]) / len(one["right"]) for one in wrong),
+        ranks=tuple(one["rank"] for one in faults),
+        magnitude=max(len(one["seen"]) / len(one["right"]) for one in faults),
         unit="times the rows of a rank",
-        documented=len(wrong) == len(ranks) and all(one["seen"] == whole for one in ranks),
+        documented=len(faults) == len(ranks) and all(one["seen"] == whole for one in ranks),
     )
 
 
@@ -125,8 +125,8 @@ def _seen_by(records: api.Records) -> Iterator[tuple[int, str, str]]:
     """Which ranks saw each row."""
     ranks = records.of("rows")
     for row in range(max(max(one["whole"]) for one in ranks) + 1):
-        seen = [f"rank {one['rank']}" for one in ranks if row in one["seen"]]
-        yield row, "", " and ".join(seen) or "nobody"
+        viewers = [f"rank {one['rank']}" for one in ranks if row in one["seen"]]
+        yield row, "", " and ".join(viewers) or "nobody"
 
 
 picture = api.grid(

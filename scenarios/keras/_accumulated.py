@@ -57,20 +57,20 @@ def train(ctx: api.Context, **options: Any) -> None:
     with keras.device(str(ctx.device)):
         ours = keras.optimizers.SGD(p.lr, **several, **options)
         whole = keras.optimizers.SGD(p.lr, **options)
-        weight, right = (keras.Variable(keras.ops.ones(FEATURES)) for _ in range(2))
+        weight, reference = (keras.Variable(keras.ops.ones(FEATURES)) for _ in range(2))
         for step, micro in enumerate(gradients, 1):
             before = _numbers(weight)
             for gradient in micro:
                 ours.apply([gradient.to(ctx.device)], [weight])
-            whole.apply([micro.mean(0).to(ctx.device)], [right])
+            whole.apply([micro.mean(0).to(ctx.device)], [reference])
             ctx.record(
                 "step",
                 step,
                 before=before,
                 weights=_numbers(weight),
-                right=_numbers(right),
+                right=_numbers(reference),
                 average=_average(ours, weight),
-                right_average=_average(whole, right),
+                right_average=_average(whole, reference),
                 micro=micro.tolist(),
             )
 
@@ -81,16 +81,16 @@ def _numbers(variable: Any) -> list[float]:
 
 def _average(optimizer: Any, weight: Any) -> list[float]:
     """What the weight would become at the end of a training: with EMA its average."""
-    kept = weight.numpy().copy()
+    backup = weight.numpy().copy()
     optimizer.finalize_variable_values([weight])
-    found = _numbers(weight)
-    weight.assign(kept)
-    return found
+    average = _numbers(weight)
+    weight.assign(backup)
+    return average
 
 
-def same(found: Vector, right: Vector) -> bool:
+def equal(vector: Vector, expected: Vector) -> bool:
     """Whether two vectors are equal, within what fp32 rounds."""
-    return math.dist(found, right) <= 1e-5 * (1 + math.hypot(*right))
+    return math.dist(vector, expected) <= 1e-5 * (1 + math.hypot(*expected))
 
 
 def mean(micro: Sequence[Vector]) -> list[float]:
@@ -98,29 +98,29 @@ def mean(micro: Sequence[Vector]) -> list[float]:
     return [math.fsum(values) / len(micro) for values in zip(*micro, strict=True)]
 
 
-def wrong(
-    records: api.Records, name: str, what: str, explains: Callable[[api.Record], bool]
+def deviation(
+    records: api.Records, name: str, subject: str, explains: Callable[[api.Record], bool]
 ) -> api.Finding | None:
-    """The finding that ``weights`` or ``average`` is not what one batch gives: it is documented if
-    ``explains`` holds for each update, and if the weights are right where only the average should
-    be wrong."""
+    """A finding if ``weights`` or ``average`` differs from what one batch gives. It is documented
+    if ``explains`` holds for each update, and if the weights are right where only the average
+    should be wrong."""
     steps = records.of("step")
-    odd = [step for step in steps if not same(step[name], step[_right(name)])]
-    also = name == "average" and any(not same(step["weights"], step["right"]) for step in steps)
+    odd = [step for step in steps if not equal(step[name], step[_expected(name)])]
+    also = name == "average" and any(not equal(step["weights"], step["right"]) for step in steps)
     if not odd and not also:
         return None
-    one = (odd or steps)[0]
+    example = (odd or steps)[0]
     return api.Finding(
-        f"{what} after update {one['step']} is {_listed(one[name])}, not "
-        f"{_listed(one[_right(name)])}",
-        step=one["step"],
-        magnitude=max(math.dist(step[name], step[_right(name)]) for step in steps),
+        f"{subject} after update {example['step']} is {_listed(example[name])}, not "
+        f"{_listed(example[_expected(name)])}",
+        step=example["step"],
+        magnitude=max(math.dist(step[name], step[_expected(name)]) for step in steps),
         unit="between the weights",
         documented=bool(odd) and not also and all(map(explains, steps)),
     )
 
 
-def _right(name: str) -> str:
+def _expected(name: str) -> str:
     return "right" if name == "weights" else "right_average"
 
 
@@ -139,7 +139,7 @@ def far(name: str, caption: str) -> api.Pictures:
     return api.lines(
         "The distance to what one batch gives",
         caption,
-        lambda step: math.dist(step[name], step[_right(name)]),
+        lambda step: math.dist(step[name], step[_expected(name)]),
         x="update",
         y="distance",
     )

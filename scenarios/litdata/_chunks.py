@@ -19,7 +19,7 @@ CHUNK = 10
 
 
 def written(ctx: api.Context, rows: int) -> str:
-    """The folder of the dataset, of which each rank writes its part. Begins the process group."""
+    """The folder of the dataset; each rank writes its part. Opens the process group."""
     folder = ctx.folder / "rows"
     folder.mkdir(exist_ok=True)
     dist.init_process_group(ctx.lane.backend)

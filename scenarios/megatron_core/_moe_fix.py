@@ -13,12 +13,12 @@ def _multiplied(function: Any) -> api.Edits:
     import libcst.matchers as m
 
     product = m.BinaryOperation(m.Name("aux_loss"), m.Multiply(), m.Name("num_tokens"))
-    for found in m.findall(function, product):
-        yield found, cst.parse_expression("aux_loss * num_tokens * self.tp_cp_group.size()")
+    for node in m.findall(function, product):
+        yield node, cst.parse_expression("aux_loss * num_tokens * self.tp_cp_group.size()")
 
 
 def times_ranks(about: str) -> api.Defect:
-    """The edit; ``about`` says what it is to the scenario."""
+    """The edit; ``about`` describes it in the words of the scenario."""
     return api.Defect(
         name="times_ranks",
         upstream="megatron-core",

@@ -90,7 +90,8 @@ def trained(ctx: api.Context) -> Routed:
 
 
 def forward(data: Iterator[Batch], model: Any) -> Any:
-    """The probabilities, and their loss: each token's, summed or averaged, as upstream wants it."""
+    """The probabilities and the function of their loss, a sum or a mean over tokens as upstream
+    wants."""
     batch = next(data)
     ranks = parallel_state.get_tensor_model_parallel_world_size()
     rank = parallel_state.get_tensor_model_parallel_rank()
@@ -98,12 +99,12 @@ def forward(data: Iterator[Batch], model: Any) -> Any:
     probabilities = model(inputs, padded if batch.padded.any() else None)
 
     def loss(output: Tensor) -> Any:
-        each = (output * batch.values).sum(-1)[~batch.padded]
-        count = torch.tensor(each.numel(), dtype=torch.int, device=each.device)
-        logged = {"loss": each.detach().mean()}
+        losses = (output * batch.values).sum(-1)[~batch.padded]
+        count = torch.tensor(losses.numel(), dtype=torch.int, device=losses.device)
+        logged = {"loss": losses.detach().mean()}
         if model.module.config.calculate_per_token_loss:
-            return each.sum(), count, logged
-        return each.mean(), logged
+            return losses.sum(), count, logged
+        return losses.mean(), logged
 
     return probabilities, loss
 

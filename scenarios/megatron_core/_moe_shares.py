@@ -42,7 +42,7 @@ class Shares:
     """As a fraction of what was applied."""
 
     def are(self, task: float, auxiliary: float) -> bool:
-        """Whether what was applied are just these shares."""
+        """Whether a step applied just these shares."""
         parts = api.near(self.task, task, share=WITHIN) and api.near(
             self.auxiliary, auxiliary, share=WITHIN
         )
@@ -56,12 +56,12 @@ def of(step: api.Record) -> Shares:
     determinant = tt * aa - ta * ta
     task = (tx * aa - ax * ta) / determinant
     auxiliary = (ax * tt - tx * ta) / determinant
-    rest = [x - task * y - auxiliary * z for x, y, z in zip(applied, t, a, strict=True)]
-    return Shares(task, auxiliary, math.sqrt(_dot(rest, rest) / _dot(applied, applied)))
+    remainder = [x - task * y - auxiliary * z for x, y, z in zip(applied, t, a, strict=True)]
+    return Shares(task, auxiliary, math.sqrt(_dot(remainder, remainder) / _dot(applied, applied)))
 
 
-def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return math.fsum(x * y for x, y in zip(one, other, strict=True))
+def _dot(u: Sequence[float], v: Sequence[float]) -> float:
+    return math.fsum(x * y for x, y in zip(u, v, strict=True))
 
 
 def run(ctx: api.Context) -> None:
@@ -124,23 +124,23 @@ class Scaled:
         """The finding that steps applied another share of the auxiliary loss's gradient than all of
         it; documented if each applied the task's gradient as it is."""
         steps = [(step, of(step)) for step in records.of("step")]
-        wrong = [(step, shares) for step, shares in steps if not shares.are(1.0, 1.0)]
-        if not wrong:
+        faults = [(step, shares) for step, shares in steps if not shares.are(1.0, 1.0)]
+        if not faults:
             return None
-        first, _ = wrong[0]
+        example, _ = faults[0]
         lines = [
             f"step {step['step']}: applied {shares.auxiliary:.4g} times the auxiliary loss's "
             f"gradient, {shares.task:.4g} times the task's, and {shares.rest:.2g} of another "
             "direction"
-            for step, shares in wrong
-            if step["rank"] == first["rank"]
+            for step, shares in faults
+            if step["rank"] == example["rank"]
         ]
         return api.Finding(
             "\n".join(lines[:3]),
-            step=first["step"],
+            step=example["step"],
             parameters=("router.weight",),
             ranks=records.ranks,
-            magnitude=max(abs(shares.auxiliary - 1) for _, shares in wrong),
+            magnitude=max(abs(shares.auxiliary - 1) for _, shares in faults),
             unit="of the auxiliary loss's gradient",
             documented=all(shares.are(1.0, self.documented(records)) for _, shares in steps),
         )
@@ -149,7 +149,7 @@ class Scaled:
     def insufficient_checks(records: api.Records) -> dict[str, bool]:
         """The ranks agree, and the gradient of the loss that is watched is right."""
         steps = records.of("step")
-        first = records.of("step", 0)
-        unlike = any(step["applied"] != first[step["step"] - 1]["applied"] for step in steps)
+        of_rank_0 = records.of("step", 0)
+        unlike = any(step["applied"] != of_rank_0[step["step"] - 1]["applied"] for step in steps)
         task = any(not api.near(of(step).task, 1.0, share=WITHIN) for step in steps)
         return {"the ranks took different steps": unlike, "the task's gradient is scaled": task}

@@ -43,14 +43,14 @@ LAYOUT = api.Kind({"buffer": _EDGES, "bucket": _EDGES, "owned": _EDGES})
 
 
 def plan(moments: Sequence[str]) -> api.Plan:
-    """Where the copy is, what a rank's cell contains at each of the moments, and the rest."""
+    """Where the copy is, the content of a rank's cell at each moment, and the other weights."""
     # In any order: a fix may use another one.
     cell = api.Kind(
         {"when": api.one_of(*moments), "pieces": api.many(_PIECE, least=1)}, [1] * len(moments)
     )
     owned = api.by_name(api.many(api.NUMBER), least=1)
-    rest = {"owned": owned, "dtypes": api.many(api.LINE, least=1), "apart": api.SIZE}
-    return {"layout": LAYOUT, "cell": cell, "rest": api.Kind(rest)}
+    others = {"owned": owned, "dtypes": api.many(api.LINE, least=1), "apart": api.SIZE}
+    return {"layout": LAYOUT, "cell": cell, "rest": api.Kind(others)}
 
 
 def scale(rank: int) -> float:
@@ -75,8 +75,8 @@ def one_hot(ctx: api.Context, width: int) -> Tensor:
     return row
 
 
-def rest(ctx: api.Context, others: Mapping[str, Tensor], apart: float) -> None:
-    """Record what this rank owns of the other weights' gradients, which are given by name."""
+def record_others(ctx: api.Context, others: Mapping[str, Tensor], apart: float) -> None:
+    """Record, by name, the parts of the other weights' gradients that this rank owns."""
     owned = {name: sorted(set(part.tolist())) for name, part in others.items()}
     dtypes = sorted({str(part.dtype).removeprefix("torch.") for part in others.values()})
     ctx.record("rest", owned=owned, dtypes=dtypes, apart=apart)
@@ -104,15 +104,15 @@ def _pieces(gradient: Tensor, owned: tuple[int, int]) -> list[dict[str, Any]]:
     width = gradient.shape[1]
     if any(edge % width for edge in owned):
         raise api.Inconclusive(f"a row is cut: {owned}")
-    first, last = owned[0] // width, owned[1] // width
+    low, high = owned[0] // width, owned[1] // width
     pieces: list[dict[str, Any]] = []
     for number, values in enumerate(gradient.tolist()):
         row = [value / 2**column for column, value in enumerate(values)]
-        found = {"owned": first <= number < last, "row": row}
-        if pieces and {**pieces[-1], "rows": 0} == {**found, "rows": 0}:
+        piece = {"owned": low <= number < high, "row": row}
+        if pieces and {**pieces[-1], "rows": 0} == {**piece, "rows": 0}:
             pieces[-1]["rows"] += 1
         else:
-            pieces.append({**found, "rows": 1})
+            pieces.append({**piece, "rows": 1})
     return pieces
 
 
@@ -132,29 +132,29 @@ def otherwise_wrong(records: api.Records, *, sharded: bool) -> api.Finding | Non
     )
 
 
-def _rest_wrong(one: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    rank = one["rank"]
-    if one["apart"]:
-        yield rank, f"rank {rank}: the copies are {one['apart']:.3g} apart before any step"
-    if one["dtypes"] != ["float32"]:
-        yield rank, f"rank {rank}: its gradients are {', '.join(one['dtypes'])}, and not float32"
-    first = rank // REPLICAS * REPLICAS
-    right = sum(map(scale, range(first, first + REPLICAS))) / REPLICAS
-    for name, values in one["owned"].items():
-        if values not in ([right], []):
+def _rest_wrong(record: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    rank = record["rank"]
+    if record["apart"]:
+        yield rank, f"rank {rank}: the copies are {record['apart']:.3g} apart before any step"
+    if record["dtypes"] != ["float32"]:
+        yield rank, f"rank {rank}: its gradients are {', '.join(record['dtypes'])}, and not float32"
+    start = rank // REPLICAS * REPLICAS
+    mean = sum(map(scale, range(start, start + REPLICAS))) / REPLICAS
+    for name, values in record["owned"].items():
+        if values not in ([mean], []):
             text = ", ".join(f"{value:g}" for value in values)
-            yield rank, f"rank {rank} steps {name} with {text}, but its replicas' mean is {right:g}"
+            yield rank, f"rank {rank} steps {name} with {text}, but its replicas' mean is {mean:g}"
 
 
 def _unstepped(records: api.Records, sharded: bool) -> Iterator[tuple[int, str]]:
-    """By rank, other weights of its stage that it does not name, or that nobody steps: one of the
-    replicas must, and without a distributed optimizer each of them."""
+    """By rank, other weights of its stage that the rank does not name, or that nobody steps. One of
+    the replicas must step them, and without a distributed optimizer each of them."""
     owned = {one["rank"]: one["owned"] for one in records.of("rest")}
-    for rank, own in owned.items():
+    for rank, gradients in owned.items():
         stage = [owned[other] for other in owned if other // REPLICAS == rank // REPLICAS]
         for name in dict.fromkeys(name for parts in stage for name in parts):
-            steps = any(parts.get(name) for parts in (stage if sharded else [own]))
-            if name not in own or not steps:
+            steps = any(parts.get(name) for parts in (stage if sharded else [gradients]))
+            if name not in gradients or not steps:
                 yield rank, f"rank {rank}: owned does not name {name}, or nobody steps it"
 
 
@@ -173,40 +173,40 @@ def incomplete(records: api.Records, copies: tuple[str, ...], summed: str) -> ap
     stages, although the copies were summed over the stages. ``copies`` are the names of the weight
     on the stages, ``summed`` is the moment after that sum.
     """
-    last = {rank: list(_cells(records, rank).values())[-1:] for rank in records.ranks}
-    if not all(last.values()):
+    cells = {rank: list(_cells(records, rank).values())[-1:] for rank in records.ranks}
+    if not all(cells.values()):
         return None
-    wrong = [(n, row) for n, (cell,) in last.items() for row in _owned(cell) if row != _right(row)]
-    if not wrong:
+    faults = [(n, row) for n, (cell,) in cells.items() for row in _owned(cell) if row != _mean(row)]
+    if not faults:
         return None
-    stages = {rank // REPLICAS for rank, _ in wrong}
-    differ = len({tuple(row) for _, row in wrong}) > 1
+    stages = {rank // REPLICAS for rank, _ in faults}
+    differ = len({tuple(row) for _, row in faults}) > 1
     lines = [
-        *(f"rank {rank} steps with {_sum(row)}{_missed(row)}" for rank, row in wrong),
-        f"every owner should step with {_sum(_right(wrong[0][1]))}; cells by stage and replica:",
+        *(f"rank {rank} steps with {_sum(row)}{_missed(row)}" for rank, row in faults),
+        f"every owner should step with {_sum(_mean(faults[0][1]))}; cells by stage and replica:",
         *_tables(records),
     ]
     return api.Finding(
         message="\n".join(lines),
         step=1,
         parameters=copies,
-        ranks=tuple(dict.fromkeys(rank for rank, _ in wrong)),
-        magnitude=max(abs(share - 1 / REPLICAS) for _, row in wrong for share in row[:RANKS]),
+        ranks=tuple(dict.fromkeys(rank for rank, _ in faults)),
+        magnitude=max(abs(share - 1 / REPLICAS) for _, row in faults for share in row[:RANKS]),
         unit=UNIT,
         documented=len(stages) > 1
         and differ
-        and all(_misses_others(rank, row) for rank, row in wrong)
+        and all(_misses_others(rank, row) for rank, row in faults)
         and all(_of_both(rank, records, summed) for rank in records.ranks),
     )
 
 
 def _misses_others(rank: int, row: Sequence[float]) -> bool:
-    """Whether a row is a sum with all of its own stage's gradients and complete ones of the
+    """Whether a row is the sum of all gradients of its own stage and some complete ones of the
     other."""
-    first = rank // REPLICAS * REPLICAS
-    own, right = row[first : first + REPLICAS], 1 / REPLICAS
-    whole = all(share in (0, right) for share in row[:RANKS])
-    return whole and _adds_up(row) and own == [right] * REPLICAS
+    start = rank // REPLICAS * REPLICAS
+    stage, mean = row[start : start + REPLICAS], 1 / REPLICAS
+    whole = all(share in (0, mean) for share in row[:RANKS])
+    return whole and _adds_up(row) and stage == [mean] * REPLICAS
 
 
 def _of_both(rank: int, records: api.Records, when: str) -> bool:
@@ -220,10 +220,10 @@ def _adds_up(row: Sequence[float]) -> bool:
     return row[SHARED] == sum(row[:RANKS]) and not any(row[SHARED + 1 :])
 
 
-def _right(row: Sequence[float]) -> list[float]:
+def _mean(row: Sequence[float]) -> list[float]:
     """(g0+g1+g2+g3)/2, as a row of the same length."""
-    right = [1 / REPLICAS] * RANKS
-    return [*right, sum(right)] + [0.0] * (len(row) - RANKS - 1)
+    shares = [1 / REPLICAS] * RANKS
+    return [*shares, sum(shares)] + [0.0] * (len(row) - RANKS - 1)
 
 
 def _cells(records: api.Records, rank: int) -> dict[str, list[Piece]]:
@@ -241,8 +241,8 @@ def _tables(records: api.Records) -> Iterator[str]:
     for when in _cells(records, 0):
         cells = [_text(when, _cells(records, rank).get(when, ())) for rank in records.ranks]
         yield f"{when}:"
-        for stage, first in enumerate(range(0, len(cells), REPLICAS)):
-            yield f"  pp{stage}: {' | '.join(cells[first : first + REPLICAS])}"
+        for stage, start in enumerate(range(0, len(cells), REPLICAS)):
+            yield f"  pp{stage}: {' | '.join(cells[start : start + REPLICAS])}"
 
 
 def _text(when: str, pieces: Sequence[Piece]) -> str:
@@ -250,9 +250,9 @@ def _text(when: str, pieces: Sequence[Piece]) -> str:
 
     Before any reduction nothing is marked as owned, as in the report.
     """
-    own = "" if when == BEFORE else " own"
+    mark = "" if when == BEFORE else " own"
     pieces = sorted(pieces, key=lambda piece: not piece["owned"])
-    parts = [_sum(piece["row"]) + (own if piece["owned"] else "") for piece in pieces]
+    parts = [_sum(piece["row"]) + (mark if piece["owned"] else "") for piece in pieces]
     return "; ".join(dict.fromkeys(parts))
 
 
@@ -290,9 +290,9 @@ def disagree(
     """The cells of the variant ``name`` that differ from the documented ones."""
     for when, cells in documented.items():
         for rank, cell in enumerate(cells):
-            found = _text(when, _cells(records, rank).get(when, ()))
-            if found != cell:
-                yield f"{name}, {when}: rank {rank} holds {found}, where {cell} is documented"
+            text = _text(when, _cells(records, rank).get(when, ()))
+            if text != cell:
+                yield f"{name}, {when}: rank {rank} holds {text}, where {cell} is documented"
 
 
 def different(gradients: Sequence[Sequence[float]]) -> bool:
@@ -315,7 +315,7 @@ def followed(records: api.Records, moments: Sequence[str]) -> api.Exercise:
 
 
 def _only(pieces: Sequence[Piece]) -> tuple[float, ...]:
-    """The row that all rows of a cell are equal to; empty if there is none."""
+    """The row that all rows of a cell equal; empty if they differ."""
     rows = {tuple(piece["row"]) for piece in pieces}
     return rows.pop() if len(rows) == 1 else ()
 
@@ -333,12 +333,12 @@ def cut(records: api.Records, *, sharded: bool) -> api.Exercise:
             False, "without the distributed optimizer each rank reduces all of a copy"
         )
     places, parts = ([layout[key] for layout in layouts] for key in ("buffer", "owned"))
-    first, last = places[0], places[-1]
-    lay = f"the tied copies lay at elements {_range(first)} and {_range(last)} of the buffers"
-    sizes = [_size(first), _size(last)]
+    front, back = places[0], places[-1]
+    lay = f"the tied copies lay at elements {_range(front)} and {_range(back)} of the buffers"
+    sizes = [_size(front), _size(back)]
     owned = [sum(map(_size, parts[:REPLICAS])), sum(map(_size, parts[REPLICAS:]))]
     return api.Exercise.of(
-        places == [first] * REPLICAS + [last] * REPLICAS and first != last,
+        places == [front] * REPLICAS + [back] * REPLICAS and front != back,
         f"{lay} of the first and the last stage",
         f"{lay}, where each stage must have a place of its own",
     ) & api.Exercise.of(
@@ -366,16 +366,16 @@ def insufficient_checks(group_differs: bool, sums_differ: bool) -> dict[str, boo
 
 
 def wholes(records: api.Records) -> dict[int, list[tuple[list[float], int]]]:
-    """By rank the complete gradient in its last cell: the values of rows, and how many equal rows
+    """By rank, the complete gradient in its last cell: the values of rows, and how many equal rows
     follow one another."""
-    found: dict[int, list[tuple[list[float], int]]] = {}
+    by_rank: dict[int, list[tuple[list[float], int]]] = {}
     for rank in records.ranks:
-        found[rank] = []
+        by_rank[rank] = []
         for piece in [p for cell in list(_cells(records, rank).values())[-1:] for p in cell]:
             row = [value * 2**column for column, value in enumerate(piece["row"])]
-            more = found[rank].pop()[1] if found[rank] and found[rank][-1][0] == row else 0
-            found[rank].append((row, more + piece["rows"]))
-    return found
+            count = by_rank[rank].pop()[1] if by_rank[rank] and by_rank[rank][-1][0] == row else 0
+            by_rank[rank].append((row, count + piece["rows"]))
+    return by_rank
 
 
 def tables(trials: api.Trials, moments: Sequence[str]) -> Iterator[api.Picture]:
@@ -386,7 +386,7 @@ def tables(trials: api.Trials, moments: Sequence[str]) -> Iterator[api.Picture]:
         if variant in trials
         for when in moments
         for rank in trials[variant].ranks
-        for piece in _shown(_cells(trials[variant], rank).get(when, ()))
+        for piece in _main_piece(_cells(trials[variant], rank).get(when, ()))
         for column, share in enumerate(piece["row"][:RANKS])
     ]
     yield api.Grid(
@@ -399,6 +399,6 @@ def tables(trials: api.Trials, moments: Sequence[str]) -> Iterator[api.Picture]:
     )
 
 
-def _shown(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """The piece of a cell that its rank steps with, or else the first piece."""
+def _main_piece(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """The piece of a cell that its rank steps with, otherwise the first piece."""
     return [*(piece for piece in pieces if piece["owned"]), *pieces][:1]

@@ -96,8 +96,8 @@ class Stage(LanguageModule):  # type: ignore[misc]
             )
             self.embedding: Any = nn.Module()
             self.embedding.word_embeddings = words
-        own = initial.linear[number * shape.layers : (number + 1) * shape.layers]
-        self.linear = nn.ParameterList([nn.Parameter(weight.clone()) for weight in own])
+        matrices = initial.linear[number * shape.layers : (number + 1) * shape.layers]
+        self.linear = nn.ParameterList([nn.Parameter(weight.clone()) for weight in matrices])
         if self.post_process:
             self.output_layer = tensor_parallel.ColumnParallelLinear(
                 shape.hidden,
@@ -169,8 +169,8 @@ def data_parallel(module: Stage, *, sharded: bool, overlap: bool) -> Any:
     options = {"use_distributed_optimizer": sharded, "overlap_grad_reduce": overlap}
     if hasattr(distributed, "DistributedDataParallelConfig"):
         settings = distributed.DistributedDataParallelConfig(grad_reduce_in_fp32=True, **options)
-        wanted = inspect.signature(distributed.DistributedDataParallel.__init__).parameters
-        if "data_parallel_group" in wanted:  # 0.7
+        parameters = inspect.signature(distributed.DistributedDataParallel.__init__).parameters
+        if "data_parallel_group" in parameters:  # 0.7
             options = {"data_parallel_group": parallel_state.get_data_parallel_group()}
             return distributed.DistributedDataParallel(module.config, settings, module, **options)
         return distributed.DistributedDataParallel(module.config, settings, module)
@@ -221,8 +221,8 @@ def layout(ddp: Any, weight: Any, *, sharded: bool) -> Layout:
         return Layout((start, end), place, (0, weight.numel()))
     group = parallel_state.get_data_parallel_group()
     shard = _shard_buffer()(data, dist.get_world_size(group))[dist.get_rank(group)]
-    first = weight.main_grad.storage_offset()
-    low = shard.storage_offset() - first
+    origin = weight.main_grad.storage_offset()
+    low = shard.storage_offset() - origin
     clamped = (min(max(at, 0), weight.numel()) for at in (low, low + shard.numel()))
     return Layout((start, end), place, tuple(clamped))  # type: ignore[arg-type]
 
@@ -253,9 +253,8 @@ def tied_weight(ddp: Any) -> Any:
 
 
 def apart(tensor: Tensor) -> float:
-    """The greatest difference between this rank's tensor and that of the other copy; 0 if they are
-    bitwise equal. A collective call of the ranks in the embedding group.
-    """
+    """The greatest difference between this rank's tensor and the other copy's; 0 if they are
+    bitwise equal. A collective call of the ranks in the embedding group."""
     differences = tied_differences([("", tensor, parallel_state.get_embedding_group())])
     return max((each.greatest for each in differences), default=0.0)
 

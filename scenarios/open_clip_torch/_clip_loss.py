@@ -25,12 +25,12 @@ class OfPairs:
         import torch
 
         images, texts = features(outputs)
-        found: Tensor = self.loss(images, texts, torch.tensor(SCALE, device=images.device))
-        return found
+        loss: Tensor = self.loss(images, texts, torch.tensor(SCALE, device=images.device))
+        return loss
 
 
 def features(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the images and of the texts, each of length 1."""
+    """The features of the images and of the texts, each of length 1."""
     import torch
 
     images, texts = torch.nn.functional.normalize(outputs, dim=-1).unbind(1)

@@ -56,8 +56,8 @@ class Map(LightningModule):  # type: ignore[misc]
         self.losses.append(float(loss.detach()))
         return loss
 
-    def more(self) -> dict[str, Any]:
-        """What is recorded of a step besides."""
+    def extra_facts(self) -> dict[str, Any]:
+        """Further facts for the record of a step."""
         return {}
 
     def on_train_batch_end(self, _outputs: Any, _: Any, number: int) -> None:
@@ -66,17 +66,21 @@ class Map(LightningModule):  # type: ignore[misc]
             return
         facts = self.update.facts(self.ctx.params.lr)
         loss = sum(self.losses) / len(self.losses)
-        self.ctx.record("step", step, loss=loss, **self.more(), **facts)
+        self.ctx.record("step", step, loss=loss, **self.extra_facts(), **facts)
         self.losses = []
 
 
 def fit(
-    ctx: api.Context, made: Callable[[api.Context], Map], *, validated: bool = False, **options: Any
+    ctx: api.Context,
+    build: Callable[[api.Context], Map],
+    *,
+    validated: bool = False,
+    **options: Any,
 ) -> None:
     """Train for one epoch; each rank gets its part of each global batch."""
     p = ctx.params
     torch.manual_seed(ctx.seed)
-    model = made(ctx)
+    model = build(ctx)
     rows = linear.batches(ctx, model.map, p.batch * ctx.world_size, 5.0, 0.1)
     model.batches = list(islice(rows, p.accumulation * p.steps))
     trainer = Trainer(

@@ -17,7 +17,7 @@ from harness.bugs import api
 
 
 class Seen(LightningModule):  # type: ignore[misc]
-    """A weight that is trained on the numbers of rows, and notes them."""
+    """A module with one weight, which notes the numbers of the rows that it trains on."""
 
     def __init__(self, ctx: api.Context, parts: int, begin: Callable[[int], None]) -> None:
         super().__init__()
@@ -36,8 +36,8 @@ class Seen(LightningModule):  # type: ignore[misc]
         self.begin(self.current_epoch)
 
     def on_train_epoch_end(self) -> None:
-        passes, rest = divmod(self.current_epoch + 1, self.parts)
-        if not rest:
+        passes, remainder = divmod(self.current_epoch + 1, self.parts)
+        if not remainder:
             self.ctx.record("epoch", passes, seen=self.seen)
             self.seen = []
 
@@ -50,8 +50,8 @@ def fit(
 ) -> None:
     """Train on ``loader``, which Lightning shards, and record the rows.
 
-    A record has the rows of ``parts`` of Lightning's epochs; ``begin`` is called at the start of
-    each of them with its number.
+    A record has the rows of ``parts`` of Lightning's epochs. At the start of each epoch ``begin``
+    is called with the epoch's number.
     """
     several = ctx.world_size > 1
     Trainer(

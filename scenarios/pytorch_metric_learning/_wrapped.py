@@ -36,9 +36,9 @@ def train(ctx: api.Context, oracle: Any, **options: Any) -> None:
     from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 
     dist.init_process_group(ctx.lane.backend)
-    made = getattr(losses, LOSSES[ctx.params.loss])()
-    wrapped = DistributedLossWrapper(made, **options)
-    oracle.train(ctx, OfRows(wrapped), OfRows(made))
+    loss = getattr(losses, LOSSES[ctx.params.loss])()
+    wrapped = DistributedLossWrapper(loss, **options)
+    oracle.train(ctx, OfRows(wrapped), OfRows(loss))
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,19 @@ class OfRows:
     loss: Any
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        found: Tensor = self.loss(outputs.flatten(1), labels)
-        return found
+        loss: Tensor = self.loss(outputs.flatten(1), labels)
+        return loss
 
     def anchored(self, parts: Sequence[Part], rank: int) -> Tensor:
         """The loss of one rank's rows as anchors; gradients reach the rank's own rows alone."""
         import torch
         from pytorch_metric_learning.utils import loss_and_miner_utils as pairs
 
-        own, labels = parts[rank]
+        outputs, labels = parts[rank]
         others = [part for n, part in enumerate(parts) if n != rank]
         rows, classes = joined([parts[rank], *((out.detach(), of) for out, of in others)])
         chosen = pairs.get_all_pairs_indices(labels, classes)
         anchors = torch.arange(len(labels), device=labels.device)
         chosen = pairs.remove_self_comparisons(chosen, anchors, len(classes))
-        found: Tensor = self.loss(own.flatten(1), labels, chosen, rows.flatten(1), classes)
-        return found
+        loss: Tensor = self.loss(outputs.flatten(1), labels, chosen, rows.flatten(1), classes)
+        return loss

@@ -64,24 +64,24 @@ class Pipeline:
         self.micro_batches = micro_batches
         self.group, self.owners = group, _owners(schedule, count)
         self.whole = nn.Sequential(*(block() for _ in self.owners)).to(ctx.device)
-        own = [n for n, rank in enumerate(self.owners) if rank == dist.get_rank(group)]
-        self.blocks = {n: copy.deepcopy(self.whole[n]) for n in own}
+        numbers = [n for n, rank in enumerate(self.owners) if rank == dist.get_rank(group)]
+        self.blocks = {n: copy.deepcopy(self.whole[n]) for n in numbers}
         stages = [
             PipelineStage(wrap(b), n, len(self.owners), ctx.device, group=group)
             for n, b in self.blocks.items()
         ]
-        made: Any = getattr(schedules, f"Schedule{schedule}")
+        kind: Any = getattr(schedules, f"Schedule{schedule}")
         staged = stages[0] if schedule in SINGLE else stages
-        self.schedule = made(staged, micro_batches, loss_fn=loss, **options)
-        self.first, self.last = 0 in own, len(self.owners) - 1 in own
+        self.schedule = kind(staged, micro_batches, loss_fn=loss, **options)
+        self.first, self.last = 0 in numbers, len(self.owners) - 1 in numbers
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those of this rank's stages."""
+        """The parameters of this rank's stages."""
         return [weight for block in self.blocks.values() for weight in block.parameters()]
 
     @property
     def halves(self) -> int:
-        """How many backward passes of the weights this rank has apart from those of the inputs."""
+        """How many of this rank's backward passes compute gradients of weights alone."""
         actions = self.schedule.pipeline_order[dist.get_rank(self.group)]
         kinds = [action.computation_type.name for action in actions if action is not None]
         return kinds.count("BACKWARD_WEIGHT")
@@ -90,8 +90,8 @@ class Pipeline:
         """Run the schedule on a batch; returns the mean loss on the last stage's rank."""
         losses: list[Tensor] = []
         inputs = (batch[0],) if self.first else ()
-        last: dict[str, Any] = {"target": batch[1], "losses": losses} if self.last else {}
-        self.schedule.step(*inputs, **last)
+        keywords: dict[str, Any] = {"target": batch[1], "losses": losses} if self.last else {}
+        self.schedule.step(*inputs, **keywords)
         if not hasattr(self.schedule, "scale_grads"):  # before torch 2.7 the caller has to divide
             for weight in self.parameters():
                 if weight.grad is not None:
@@ -102,18 +102,18 @@ class Pipeline:
         """A copy of all stages' weights, from their owners; a collective call."""
         for n, rank in enumerate(self.owners):
             source = self.blocks.get(n, self.whole[n])
-            for weight, own in zip(self.whole[n].parameters(), source.parameters(), strict=True):
-                weight.data.copy_(own.data)
+            for weight, origin in zip(self.whole[n].parameters(), source.parameters(), strict=True):
+                weight.data.copy_(origin.data)
                 dist.broadcast(weight.data, group_src=rank, group=self.group)
         return {name: w.detach().clone() for name, w in self.whole.named_parameters()}
 
-    def own(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Of these weights, those of this rank's stages."""
+    def of_rank(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of this rank's stages."""
         return {name: w for n in self.blocks for name, w in of_stage(n, weights).items()}
 
 
 def of_stage(stage: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of these weights, those of one stage."""
+    """The weights that belong to one stage."""
     return {name: weight for name, weight in weights.items() if name.startswith(f"{stage}.")}
 
 

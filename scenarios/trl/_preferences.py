@@ -33,8 +33,8 @@ def dataset(tokenizer: Any, count: int, seed: int) -> Dataset:
     generator = torch.Generator().manual_seed(seed)
 
     def words(tokens: range, length: int) -> str:
-        found = torch.randint(tokens.start, tokens.stop, (length,), generator=generator).tolist()
-        return " ".join(tokenizer.convert_ids_to_tokens(found))
+        ids = torch.randint(tokens.start, tokens.stop, (length,), generator=generator).tolist()
+        return " ".join(tokenizer.convert_ids_to_tokens(ids))
 
     return Dataset.from_list(
         [
@@ -49,7 +49,7 @@ def dataset(tokenizer: Any, count: int, seed: int) -> Dataset:
 
 
 def _stored(ctx: api.Context, rows: Dataset) -> Dataset:
-    """The rows in files of this rank: trl 1.6 to 1.8 read a file that ``map`` writes only then."""
+    """The rows, stored in files: only then does ``map`` write the file that trl 1.6 to 1.8 read."""
     folder = ctx.folder / f"rows-{ctx.rank}"
     rows.save_to_disk(str(folder))
     return load_from_disk(str(folder))
@@ -61,13 +61,13 @@ def model(ctx: api.Context) -> nn.Module:
     trl 0.29 to 1.1 read the reference model from the folder that the policy names.
     """
     torch.manual_seed(ctx.seed)
-    made, folder = llama(), ctx.folder / f"model-{ctx.rank}"
-    made.save_pretrained(folder)
-    made.config._name_or_path = str(folder)
-    return made.to(ctx.device)
+    policy, folder = llama(), ctx.folder / f"model-{ctx.rank}"
+    policy.save_pretrained(folder)
+    policy.config._name_or_path = str(folder)
+    return policy.to(ctx.device)
 
 
-def made(kind: Any, **keywords: Any) -> Any:
+def instance(kind: Any, **keywords: Any) -> Any:
     """An instance of a class of trl, with those keywords that this release accepts."""
     accepted = inspect.signature(kind.__init__).parameters
     return kind(**{name: value for name, value in keywords.items() if name in accepted})
@@ -84,7 +84,7 @@ def trainer(
 ) -> Any:
     """A DPOTrainer at a constant rate, without clipping; ``settings`` go to its DPOConfig."""
     tokenizer = texts.tokenizer(VOCABULARY)
-    config = made(
+    config = instance(
         DPOConfig,
         output_dir=str(ctx.folder / "out"),
         use_cpu=ctx.lane is api.Lane.CPU,
@@ -100,7 +100,7 @@ def trainer(
         **QUIET,
         **settings,
     )
-    return made(
+    return instance(
         DPOTrainer,
         model=policy,
         ref_model=reference,
@@ -119,9 +119,9 @@ class Watch(Watched):
     """Records what each step applied, and what plain torch computes on the rows that the model
     got."""
 
-    def _given(self, _: Any, positional: Any, given: dict[str, Any]) -> None:
+    def _given(self, _: Any, positional: Any, keywords: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
-            tokens = given["input_ids"] if "input_ids" in given else positional[0]
+            tokens = keywords["input_ids"] if "input_ids" in keywords else positional[0]
             self.seen.append(tokens.detach().clone())
 
     def facts(self) -> dict[str, Any]:
@@ -145,6 +145,6 @@ class Watch(Watched):
         inputs = {"input_ids": tokens}
         answer = torch.func.functional_call(self.plain, dict(weights), (), kwargs=inputs)
         following = tokens[:, 1:, None]
-        each = log_softmax(answer["logits"][:, :-1].float(), -1).gather(-1, following)[..., 0]
+        scores = log_softmax(answer["logits"][:, :-1].float(), -1).gather(-1, following)[..., 0]
         counts = (tokens[:, 1:] >= COMPLETION.start) | (tokens[:, 1:] == EOS)
-        return (each * counts).sum(-1)
+        return (scores * counts).sum(-1)

@@ -32,8 +32,8 @@ def updates(dataset: Any) -> list[int]:
     return counts
 
 
-found = {"map-style": updates(torch.ones(8, 4)), "iterable": updates(Stream())}
-print(f"accelerate {accelerate.__version__}: updates of each epoch, by kind of dataset: {found}")
-wrong = any(max(counts) > 2 for counts in found.values())
-print("WRONG: after the first epoch nothing accumulates" if wrong else "right: each epoch has 2")
-raise SystemExit(wrong)
+by_kind = {"map-style": updates(torch.ones(8, 4)), "iterable": updates(Stream())}
+print(f"accelerate {accelerate.__version__}: updates of each epoch, by kind of dataset: {by_kind}")
+has_bug = any(max(counts) > 2 for counts in by_kind.values())
+print("WRONG: after the first epoch nothing accumulates" if has_bug else "right: each epoch has 2")
+raise SystemExit(has_bug)

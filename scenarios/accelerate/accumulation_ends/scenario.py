@@ -84,8 +84,8 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The loader's class; and each micro-batch, with what was applied of it and of those before it
-    that should be accumulated with it."""
+    """The loader's class. For each micro-batch: which shares of its gradient, and of the earlier
+    ones of its window, were applied."""
     p = at.params
     return {
         "loader": api.Kind({"name": api.exactly(LOADERS[p.data])}),
@@ -104,13 +104,13 @@ def run(ctx: api.Context) -> None:
 
     p = ctx.params
     with ctx.phase("init"):
-        made: Any = Accelerator(
+        accelerator: Any = Accelerator(
             cpu=ctx.lane is api.Lane.CPU, gradient_accumulation_steps=p.accumulation
         )
         plain = linear.model()
         sgd = torch.optim.SGD(plain.parameters(), lr=p.lr)
         rows = next(linear.batches(ctx, plain, ROWS * _micro_batches(p), 20.0, 0.1))
-        model, optimizer, loader = made.prepare(plain, sgd, _loader(rows, p.data))
+        model, optimizer, loader = accelerator.prepare(plain, sgd, _loader(rows, p.data))
     ctx.record("loader", name=type(loader).__name__)
     step = 0
     for _ in range(p.epochs):
@@ -121,9 +121,9 @@ def run(ctx: api.Context) -> None:
             step += 1
             window.append((inputs, labels))
             update = linear.Update(plain, *window)
-            with made.accumulate(model):
+            with accelerator.accumulate(model):
                 loss = linear.loss(model(inputs), labels)
-                made.backward(loss)
+                accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
             ctx.record("step", step, loss=float(loss.detach()), **update.facts(p.lr))
@@ -153,18 +153,18 @@ def _epoch(records: api.Records, step: api.Record) -> int:
     return 1 + (step["step"] - 1) // _micro_batches(records.params)
 
 
-def _right(records: api.Records, step: api.Record) -> bool:
-    """The last micro-batch of a window applied the window's mean; those before it, nothing."""
-    last = len(step["micro"]) == records.params.accumulation
-    return applied.times(step, 1.0) if last else api.near(step["applied"], 0.0, within=_least(step))
+def _accumulates(records: api.Records, step: api.Record) -> bool:
+    """The last micro-batch of a window applied the window's mean; the others applied nothing."""
+    ends = len(step["micro"]) == records.params.accumulation
+    return applied.times(step, 1.0) if ends else api.near(step["applied"], 0.0, within=_least(step))
 
 
 def _alone(records: api.Records, step: api.Record) -> bool:
-    """This micro-batch's gradient was applied, divided by the accumulation steps, and no other."""
-    *before, own = step["micro"]
-    wanted = len(step["micro"]) / records.params.accumulation
+    """Only this micro-batch's gradient was applied, divided by the accumulation steps."""
+    *before, share = step["micro"]
+    expected = len(step["micro"]) / records.params.accumulation
     within = 1e-2
-    return api.near(own, wanted, within=within) and all(
+    return api.near(share, expected, within=within) and all(
         api.near(m, 0.0, within=within) for m in before
     )
 
@@ -177,16 +177,16 @@ def _least(step: api.Record) -> float:
 def detect(records: api.Records) -> api.Finding | None:
     """In the first epoch all is right. After it, each micro-batch applies its own gradient."""
     steps = records.of("step")
-    wrong = [step for step in steps if not _right(records, step)]
-    if not wrong:
+    faults = [step for step in steps if not _accumulates(records, step)]
+    if not faults:
         return None
     later = [step for step in steps if _epoch(records, step) > 1]
-    documented = {step["step"] for step in wrong} == {step["step"] for step in later}
+    documented = {step["step"] for step in faults} == {step["step"] for step in later}
     counts = _updates(records)
     return api.Finding(
         f"the epochs have {', '.join(map(str, counts))} updates, where {records.params.updates} "
         "each are right",
-        step=wrong[0]["step"],
+        step=faults[0]["step"],
         ranks=records.ranks,
         magnitude=max(counts) / records.params.updates,
         unit="times the right number of updates in an epoch",
@@ -196,12 +196,12 @@ def detect(records: api.Records) -> api.Finding | None:
 
 def _updates(records: api.Records) -> list[int]:
     """How many micro-batches of each epoch changed the weights."""
-    moved = Counter(
+    counts = Counter(
         _epoch(records, step)
         for step in records.of("step", 0)
         if not api.near(step["applied"], 0.0, within=_least(step))
     )
-    return [moved[epoch] for epoch in api.each(records.params.epochs)]
+    return [counts[epoch] for epoch in api.each(records.params.epochs)]
 
 
 def exercised(records: api.Records) -> api.Exercise:
@@ -224,11 +224,11 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
 
 def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of how many updates each epoch had."""
-    wanted = {float(records.params.updates) for records in trials.values()}
+    expected = {float(records.params.updates) for records in trials.values()}
     yield from api.bars(
         "Updates of each epoch",
         "with the bug, each micro-batch is an update from the second epoch on",
         lambda records: ((f"epoch {n}", float(c)) for n, c in enumerate(_updates(records), 1)),
         "updates",
-        {"right": wanted.pop()} if len(wanted) == 1 else {},
+        {"right": expected.pop()} if len(expected) == 1 else {},
     )(trials)

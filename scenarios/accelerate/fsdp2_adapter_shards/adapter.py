@@ -54,24 +54,24 @@ class Adapter:
 
     @property
     def saving(self) -> tuple[Any, ...]:
-        """The first arguments of accelerate's functions that save and load."""
+        """The first arguments of accelerate's functions for saving and loading."""
         return self.accelerator.state.fsdp_plugin, self.accelerator, self.model
 
 
 def saved(ctx: api.Context) -> None:
     """Train the adapter and save it, with the arguments that transformers' Trainer passes."""
-    made = Adapter(ctx, ctx.seed)
-    made.train(ctx.params.steps)
-    ctx.record("saved", values=made.values(), shapes=made.shapes)
-    save_fsdp_model(*made.saving, str(_folder(ctx)), adapter_only=True)
+    adapter = Adapter(ctx, ctx.seed)
+    adapter.train(ctx.params.steps)
+    ctx.record("saved", values=adapter.values(), shapes=adapter.shapes)
+    save_fsdp_model(*adapter.saving, str(_folder(ctx)), adapter_only=True)
 
 
 def loaded(ctx: api.Context) -> None:
     """Load what was saved into a new adapter."""
-    made = Adapter(ctx, ctx.seed + 1)
-    fresh, peft = made.values(), bool(is_peft_model(made.model))
-    load_fsdp_model(*made.saving, str(_folder(ctx)), adapter_only=True)
-    ctx.record("loaded", fresh=fresh, values=made.values(), peft=peft, file=_shapes(ctx))
+    adapter = Adapter(ctx, ctx.seed + 1)
+    fresh, peft = adapter.values(), bool(is_peft_model(adapter.model))
+    load_fsdp_model(*adapter.saving, str(_folder(ctx)), adapter_only=True)
+    ctx.record("loaded", fresh=fresh, values=adapter.values(), peft=peft, file=_shapes(ctx))
 
 
 def _folder(ctx: api.Context) -> Path:

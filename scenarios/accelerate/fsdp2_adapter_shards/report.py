@@ -17,7 +17,7 @@ def compare(restored: torch.Tensor, folder: str) -> None:
         fsdp_version=2, state_dict_type="FULL_STATE_DICT", cpu_ram_efficient_loading=False
     )
     accelerator = accelerate.Accelerator(cpu=True)
-    accelerator.state.fsdp_plugin = plugin  # which it takes from its arguments on GPUs alone
+    accelerator.state.fsdp_plugin = plugin  # its argument works on GPUs alone
     accelerator.state.distributed_type = utils.DistributedType.FSDP
     weights = []
     for seed, function in enumerate((utils.save_fsdp_model, utils.load_fsdp_model)):
@@ -26,15 +26,15 @@ def compare(restored: torch.Tensor, folder: str) -> None:
         plain = peft.get_peft_model(nn.Sequential(nn.Linear(8, 8)), config)
         model = utils.fsdp2_prepare_model(accelerator, plain)
         function(plugin, accelerator, model, folder, adapter_only=True)
-        own = [each.to_local().flatten() for each in model.parameters() if each.requires_grad]
-        weights.append(torch.cat(own))
+        parts = [each.to_local().flatten() for each in model.parameters() if each.requires_grad]
+        weights.append(torch.cat(parts))
     restored[accelerator.process_index] = (weights[0] == weights[1]).float().mean()
 
 
 if __name__ == "__main__":
     restored = torch.zeros(2).share_memory_()
     accelerate.debug_launcher(compare, (restored, tempfile.mkdtemp()), num_processes=2)
-    first, second = restored.tolist()
-    print(f"accelerate {accelerate.__version__}: rank 0 has {first:.0%} back, rank 1 {second:.0%}")
-    print("WRONG: rank 1 has lost its part" if second < 0.5 else "right: no rank has lost any")
-    raise SystemExit(second < 0.5)
+    part_0, part_1 = restored.tolist()
+    print(f"accelerate {accelerate.__version__}: rank 0 has {part_0:.0%} back, rank 1 {part_1:.0%}")
+    print("WRONG: rank 1 has lost its part" if part_1 < 0.5 else "right: no rank has lost any")
+    raise SystemExit(part_1 < 0.5)

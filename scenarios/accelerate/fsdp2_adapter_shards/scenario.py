@@ -76,7 +76,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """This rank's part of the adapter before the save; as new, and after the load."""
+    """This rank's part of the adapter: before the save, in a new adapter, and after the load."""
     if at.launch == "save":
         return {"saved": api.Kind({"values": VALUES, "shapes": api.alike(SHAPES)})}
     return {
@@ -92,9 +92,9 @@ def run(ctx: api.Context) -> None:
 
 
 def _lost(records: api.Records) -> Mapping[int, tuple[int, int, int]]:
-    """By rank: how many values of the adapter the load did not restore, how many of these are as
-    in a new adapter, and how many there are."""
-    found = {}
+    """By rank: how many values the load did not restore, how many of these equal a new adapter's,
+    and how many values the adapter has there."""
+    counts = {}
     for rank in records.ranks:
         (saved,), (loaded,) = records.of("saved", rank), records.of("loaded", rank)
         rows = [
@@ -105,30 +105,30 @@ def _lost(records: api.Records) -> Mapping[int, tuple[int, int, int]]:
             )
         ]
         lost = [(is_, new) for was, is_, new in rows if was != is_]
-        found[rank] = len(lost), sum(is_ == new for is_, new in lost), len(rows)
-    return found
+        counts[rank] = len(lost), sum(is_ == new for is_, new in lost), len(rows)
+    return counts
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """After the load, every rank but rank 0 has the values of a new adapter, and rank 0 has those
     that were saved."""
     lost = _lost(records)
-    wrong = {rank: counts for rank, counts in lost.items() if counts[0]}
-    if not wrong:
+    faults = {rank: counts for rank, counts in lost.items() if counts[0]}
+    if not faults:
         return None
     total = sum(count for *_, count in lost.values())
     return api.Finding(
         "\n".join(
             f"rank {rank}: {many} of {count} values of its part of the adapter are not those that "
             f"were saved, {new} are as in a new adapter"
-            for rank, (many, new, count) in wrong.items()
+            for rank, (many, new, count) in faults.items()
         ),
         step=records.params.steps,
-        ranks=tuple(wrong),
-        magnitude=sum(many for many, *_ in wrong.values()) / total,
+        ranks=tuple(faults),
+        magnitude=sum(many for many, *_ in faults.values()) / total,
         unit="of the adapter's values lost",
-        documented=set(wrong) == set(records.ranks) - {0}
-        and all(many == new == count for many, new, count in wrong.values()),
+        documented=set(faults) == set(records.ranks) - {0}
+        and all(many == new == count for many, new, count in faults.values()),
     )
 
 
@@ -137,18 +137,18 @@ def exercised(records: api.Records) -> api.Exercise:
     part of it."""
     kind = records.params.state_dict
     saved, loaded = records.of("saved"), records.of("loaded")
-    moved = all(
+    is_trained = all(
         was["values"][name] != new["fresh"][name]
         for was, new in zip(saved, loaded, strict=True)
         for name in was["values"]
     )
-    own = [sum(map(len, one["values"].values())) for one in saved]
+    sizes = [sum(map(len, one["values"].values())) for one in saved]
     whole = sum(map(math.prod, saved[0]["shapes"]))
-    parted = len(own) > 1 and all(own) and sum(own) == whole
-    text = f"{kind} of an adapter; the ranks have {own} of its {whole} values"
+    parted = len(sizes) > 1 and all(sizes) and sum(sizes) == whole
+    text = f"{kind} of an adapter; the ranks have {sizes} of its {whole} values"
     peft = all(one["peft"] for one in loaded)
     return api.Exercise.needs(
-        moved and parted and peft, f"not a trained, sharded adapter: {text}"
+        is_trained and parted and peft, f"not a trained, sharded adapter: {text}"
     ) & (api.Exercise.of(kind == FULL, text))
 
 

@@ -17,7 +17,7 @@ Local = Mapping[str, Tensor]
 
 
 class Shadow:
-    """torch's AdamW over copies of this rank's weights, in a type of its own."""
+    """torch's AdamW over copies of this rank's weights in another dtype."""
 
     def __init__(self, local: Local, dtype: torch.dtype, lr: float) -> None:
         self.copies = {n: torch.nn.Parameter(p.to(dtype, copy=True)) for n, p in local.items()}
@@ -25,7 +25,7 @@ class Shadow:
         self.lr = lr
 
     def away(self, before: Local, gradients: Local, after: Local) -> float:
-        """Take this step from ``before``; return how far ``after`` is, in learning rates."""
+        """Take this step from ``before``; return the distance to ``after``, in learning rates."""
         for name, copy in self.copies.items():
             copy.data.copy_(before[name])
             copy.grad = gradients[name].to(copy.dtype)
@@ -38,29 +38,29 @@ def train(ctx: api.Context) -> None:
     """Train, and record each step."""
     p = ctx.params
     with ctx.phase("init"):
-        made = sharded.accelerator(ctx, "bf16")
+        accelerator = sharded.accelerator(ctx, "bf16")
         plain = linear.model()
         module = linear.model().to(getattr(torch, p.loaded))
         loaded, whole = _dtype(module.weight), sum(part.numel() for part in module.parameters())
         adamw = torch.optim.AdamW(module.parameters(), lr=p.lr, weight_decay=0.0)
         rows = next(linear.batches(ctx, module, p.rows, distance=3.0, noise=0.1))
         inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in rows)
-        model, optimizer = made.prepare(module, adamw)
+        model, optimizer = accelerator.prepare(module, adamw)
         weights: dict[str, Any] = dict(model.named_parameters())
         start = _local(weights)
         shadows = [Shadow(start, dtype, p.lr) for dtype in (torch.float32, torch.bfloat16)]
     for step in range(1, p.steps + 1):
         before = _local(weights)
         values = {n: weight.full_tensor().detach().double() for n, weight in weights.items()}
-        right = applied.plainly(linear.of(plain), values, [rows])
+        expected = applied.plainly(linear.of(plain), values, [rows])
         outputs = model(inputs)
         loss = linear.loss(outputs.float(), labels)
-        made.backward(loss)
+        accelerator.backward(loss)
         if step == 1:
-            own = sum(part.numel() for part in before.values())
-            ctx.record("prepared", loaded=loaded, forward=_dtype(outputs), own=own, whole=whole)
+            size = sum(part.numel() for part in before.values())
+            ctx.record("prepared", loaded=loaded, forward=_dtype(outputs), own=size, whole=whole)
         gradients = {n: weight.grad.to_local().clone() for n, weight in weights.items()}
-        found = _share({n: weight.grad.full_tensor() for n, weight in weights.items()}, right)
+        share = _share({n: weight.grad.full_tensor() for n, weight in weights.items()}, expected)
         optimizer.step()
         optimizer.zero_grad()
         after = _local(weights)
@@ -75,8 +75,8 @@ def train(ctx: api.Context) -> None:
             state=_dtype(state),
             from_fp32=fp32,
             from_bf16=bf16,
-            moved=_moved(start, after),
-            **found,
+            moved=_moved_share(start, after),
+            **share,
         )
 
 
@@ -88,15 +88,15 @@ def _dtype(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _share(got: Mapping[str, Tensor], right: applied.Plain) -> dict[str, float]:
-    """How much of plain torch's gradient the ranks got together, and how much besides."""
-    plain = torch.cat([gradient.flatten() for gradient in right.micro[0].values()])
-    ours = torch.cat([got[name].double().flatten() for name in right.micro[0]])
+def _share(gradients: Mapping[str, Tensor], expected: applied.Plain) -> dict[str, float]:
+    """The ranks' gradient as a multiple of plain torch's, and its part in other directions."""
+    plain = torch.cat([gradient.flatten() for gradient in expected.micro[0].values()])
+    ours = torch.cat([gradients[name].double().flatten() for name in expected.micro[0]])
     ratio = ours @ plain / (plain @ plain)
     return {"ratio": float(ratio), "off": float((ours - ratio * plain).norm() / ours.norm())}
 
 
-def _moved(start: Local, now: Local) -> float:
+def _moved_share(start: Local, weights: Local) -> float:
     """The part of this rank's weights that differ from the start."""
-    moved = sum(int((start[name] != now[name]).sum()) for name in start)
-    return moved / sum(part.numel() for part in start.values())
+    count = sum(int((start[name] != weights[name]).sum()) for name in start)
+    return count / sum(part.numel() for part in start.values())

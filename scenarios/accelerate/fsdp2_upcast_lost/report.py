@@ -10,14 +10,14 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 TYPES = (torch.float32, torch.bfloat16)
 
 
-def train(moved: torch.Tensor) -> None:
+def train(fractions: torch.Tensor) -> None:
     """For a model in each type, write which part of rank 0's weights 20 steps of AdamW move."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, mixed_precision_policy=policy, cpu_ram_efficient_loading=False
     )
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
-    accelerator.state.fsdp_plugin = plugin  # which it takes from its arguments on GPUs alone
+    accelerator.state.fsdp_plugin = plugin  # its argument works on GPUs alone
     for place, loaded in enumerate(TYPES):
         torch.manual_seed(0)
         model = fsdp2_prepare_model(accelerator, torch.nn.Linear(32, 32).to(loaded))
@@ -27,14 +27,14 @@ def train(moved: torch.Tensor) -> None:
             adamw.zero_grad()
             (model(torch.ones(4, 32)).float() - 9).square().mean().backward()
             adamw.step()
-        moved[place] = (model.weight.to_local() != before).float().mean()
+        fractions[place] = (model.weight.to_local() != before).float().mean()
 
 
 if __name__ == "__main__":
-    moved = torch.zeros(len(TYPES)).share_memory_()
-    accelerate.debug_launcher(train, (moved,), num_processes=2)
-    for loaded, part in zip(TYPES, moved.tolist(), strict=True):
+    shares = torch.zeros(len(TYPES)).share_memory_()
+    accelerate.debug_launcher(train, (shares,), num_processes=2)
+    for loaded, part in zip(TYPES, shares.tolist(), strict=True):
         print(f"accelerate {accelerate.__version__}, loaded in {loaded}: {part:.2%} have moved")
-    wrong = part < 0.9
-    print("WRONG: there are no fp32 weights" if wrong else "right: all weights move")
-    raise SystemExit(wrong)
+    has_bug = part < 0.9
+    print("WRONG: there are no fp32 weights" if has_bug else "right: all weights move")
+    raise SystemExit(has_bug)

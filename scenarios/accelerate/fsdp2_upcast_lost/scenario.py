@@ -92,14 +92,14 @@ def detect(records: api.Records) -> api.Finding | None:
     """Steps do not lead where AdamW leads with fp32 weights. It counts only if the gradients are
     right, and if each step leads exactly where AdamW leads with weights and state in bf16."""
     steps = records.of("step")
-    wrong = [step for step in steps if step["from_fp32"] > TOLERANCE]
+    faults = [step for step in steps if step["from_fp32"] > TOLERANCE]
     odd = [
         s for s in steps if not api.near(s["ratio"], 1, within=TOLERANCE) or s["off"] > TOLERANCE
     ]
     if odd:
         text = f"a gradient is {odd[0]['ratio']:.4g} times plain torch's, {odd[0]['off']:.2g} aside"
         return api.Finding(text, odd[0]["step"], documented=False)
-    if not wrong:
+    if not faults:
         return None
     in_bf16 = all(
         step["weights"] == step["state"] == BF16 and step["from_bf16"] <= TOLERANCE
@@ -109,20 +109,20 @@ def detect(records: api.Records) -> api.Finding | None:
     return api.Finding(
         f"the weights are {steps[0]['weights']}, AdamW's state is {steps[0]['state']}: after "
         f"{records.params.steps} steps up to {still:.1%} of a rank's weights have never moved",
-        wrong[0]["step"],
-        ranks=tuple(sorted({step["rank"] for step in wrong})),
+        faults[0]["step"],
+        ranks=tuple(sorted({step["rank"] for step in faults})),
         magnitude=still,
         unit="of the weights have never moved",
-        documented=in_bf16 and len(wrong) == len(steps),
+        documented=in_bf16 and len(faults) == len(steps),
     )
 
 
 def exercised(records: api.Records) -> api.Exercise:
     """Each rank had a part of the weights, which were loaded in bf16 and computed in bf16."""
-    made = records.of("prepared")
-    loaded, forward = made[0]["loaded"], made[0]["forward"]
-    parts = [f"{one['own']} of {one['whole']}" for one in made]
-    sharded = all(0 < one["own"] < one["whole"] for one in made)
+    setups = records.of("prepared")
+    loaded, forward = setups[0]["loaded"], setups[0]["forward"]
+    parts = [f"{one['own']} of {one['whole']}" for one in setups]
+    sharded = all(0 < one["own"] < one["whole"] for one in setups)
     text = f"loaded in {loaded}, computed in {forward}; the ranks have {', '.join(parts)} weights"
     return api.Exercise.of(sharded and loaded == forward == BF16, text)
 

@@ -24,16 +24,16 @@ def order(loader: Any) -> list[int]:
 
 
 loader = prepared()
-first, second = order(loader), order(loader)  # two epochs without a stop
+epoch_0, epoch_1 = order(loader), order(loader)  # two epochs without a stop
 loader = prepared()
 loader.set_epoch(1)
-rest = order(accelerate.skip_first_batches(loader, 3))
-seen = len({*second[:12], *rest})
+tail = order(accelerate.skip_first_batches(loader, 3))
+count = len({*epoch_1[:12], *tail})
 print("accelerate", accelerate.__version__)
-print("epoch 0:                ", first[:12], first[12:])
-print("epoch 1:                ", second[:12], second[12:])
-print("epoch 1, 3 batches done:", rest)
-print(f"Before and after the resume, {seen} of 24 rows came in epoch 1")
-replayed = rest == first[12:]
+print("epoch 0:                ", epoch_0[:12], epoch_0[12:])
+print("epoch 1:                ", epoch_1[:12], epoch_1[12:])
+print("epoch 1, 3 batches done:", tail)
+print(f"Before and after the resume, {count} of 24 rows came in epoch 1")
+replayed = tail == epoch_0[12:]
 print("WRONG: the end of epoch 0 comes again" if replayed else "right: the end of epoch 1 comes")
 raise SystemExit(replayed)

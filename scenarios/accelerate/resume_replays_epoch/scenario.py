@@ -68,8 +68,8 @@ def run(ctx: api.Context) -> None:
     """Train without a stop; train and stop; resume from the checkpoint."""
     from scenarios.transformers import _resumed_loop as loop
 
-    given = loop.trained(ctx, grouped=False)
-    ctx.record("order", rows=[row for step in given for row in step])
+    steps = loop.trained(ctx, grouped=False)
+    ctx.record("order", rows=[row for step in steps for row in step])
 
 
 def detect(records: api.Records) -> api.Finding | None:
@@ -81,15 +81,15 @@ def detect(records: api.Records) -> api.Finding | None:
         return api.Finding("without a stop, an epoch does not have each row once", documented=False)
     if whole == stopped:
         return None
-    number, done = resumed.stop(records)
-    seen = len(set(stopped[number]))
-    replayed = whole[number][:done] + whole[0][done:]
+    number, offset = resumed.stop(records)
+    count = len(set(stopped[number]))
+    replayed = whole[number][:offset] + whole[0][offset:]
     return api.Finding(
-        f"resumed after {done} of {p.rows} rows of epoch {number + 1}: {seen} of {p.rows} rows "
-        f"came in that epoch, {p.rows - seen} never and {p.rows - seen} a second time",
+        f"resumed after {offset} of {p.rows} rows of epoch {number + 1}: {count} of {p.rows} rows "
+        f"came in that epoch, {p.rows - count} never and {p.rows - count} a second time",
         step=p.stop + 1,
         ranks=records.ranks,
-        magnitude=1 - seen / p.rows,
+        magnitude=1 - count / p.rows,
         unit="of the epoch's rows seen by nobody",
         documented=stopped == [*whole[:number], replayed, *whole[number + 1 :]],
     )
@@ -99,9 +99,9 @@ def exercised(records: api.Records) -> api.Exercise:
     """The run was resumed within the second epoch or later, and its epochs have other orders."""
     p = records.params
     whole, _ = resumed.orders(records)
-    number, done = resumed.stop(records)
-    text = f"resumed after {done} of {p.rows} rows of epoch {number + 1}"
+    number, offset = resumed.stop(records)
+    text = f"resumed after {offset} of {p.rows} rows of epoch {number + 1}"
     orders = len({tuple(epoch) for epoch in whole})
-    return api.Exercise.of(number > 0 and done > 0, text) & api.Exercise.needs(
+    return api.Exercise.of(number > 0 and offset > 0, text) & api.Exercise.needs(
         orders == len(whole), f"{len(whole)} epochs have only {orders} orders"
     )

@@ -39,11 +39,11 @@ def first_sample_twice(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    given: Any
+    node: Any
     for loop in m.findall(function, m.For()):
-        for given in m.findall(loop, m.Yield(m.Name("batch_to_yield"))):
+        for node in m.findall(loop, m.Yield(m.Name("batch_to_yield"))):
             twice = cst.parse_expression("batch_to_yield[:-1] + batch_to_yield[:1]")
-            yield given, given.with_changes(value=twice)
+            yield node, node.with_changes(value=twice)
 
 
 @mutation(RANDOM, "set_seed", "device_specific seeds all ranks alike")
@@ -51,9 +51,9 @@ def seeded_alike(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    more: Any
-    for more in m.findall(function, m.AugAssign(target=m.Name("seed"))):
-        yield more, more.with_changes(value=cst.Integer("0"))
+    addition: Any
+    for addition in m.findall(function, m.AugAssign(target=m.Name("seed"))):
+        yield addition, addition.with_changes(value=cst.Integer("0"))
 
 
 MUTATIONS = (

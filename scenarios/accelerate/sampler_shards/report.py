@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 rows: Any = range(64)
 
 
-def shuffle(seen: torch.Tensor) -> None:
+def shuffle(totals: torch.Tensor) -> None:
     """Without and with a seed for each rank, count how often each row comes in an epoch."""
     accelerator = accelerate.Accelerator(cpu=True)
     for place, specific in enumerate((False, True)):
@@ -20,14 +20,14 @@ def shuffle(seen: torch.Tensor) -> None:
         loader = accelerator.prepare(DataLoader(rows, batch_size=4, shuffle=True))
         drawn = torch.cat([accelerator.gather(batch) for batch in loader])
         if accelerator.is_main_process:
-            seen[place] = torch.bincount(drawn, minlength=len(rows))
+            totals[place] = torch.bincount(drawn, minlength=len(rows))
 
 
 if __name__ == "__main__":
-    seen = torch.zeros(2, len(rows), dtype=torch.long).share_memory_()
-    accelerate.debug_launcher(shuffle, (seen,), num_processes=2)
+    tallies = torch.zeros(2, len(rows), dtype=torch.long).share_memory_()
+    accelerate.debug_launcher(shuffle, (tallies,), num_processes=2)
     print("accelerate", accelerate.__version__)
-    for specific, counts in zip((False, True), seen, strict=True):
+    for specific, counts in zip((False, True), tallies, strict=True):
         never, drawn = int((counts == 0).sum()), int(counts.sum())
         print(f"device_specific={specific}: {drawn} rows were drawn, and {never} of 64 never came")
     print("WRONG: each rank has its own order" if never else "right: all ranks share one order")

@@ -91,10 +91,10 @@ def run(ctx: api.Context) -> None:
     samples: Any = range(params.samples)
     loading = {"use_seedable_sampler": True} if params.sampler == "seedable" else {}
     with ctx.phase("init"):
-        made = accelerator(ctx, **loading)
+        engine = accelerator(ctx, **loading)
         # After the Accelerator, which knows the rank; before prepare, which may draw a seed.
         set_seed(ctx.seed, device_specific=params.seeding == "device_specific")
-        loader = made.prepare(DataLoader(samples, batch_size=BATCH, shuffle=True))
+        loader = engine.prepare(DataLoader(samples, batch_size=BATCH, shuffle=True))
     with ctx.phase("steps"):
         coverage.watch(ctx, loader, params.epochs)
 

@@ -19,22 +19,22 @@ def rates(accumulation: int) -> list[float]:
     data = TensorDataset(torch.ones(STEPS * accumulation, 4))
     model, optimizer, loader = accelerator.prepare(plain, sgd, DataLoader(data))
     scheduler = accelerator.prepare_scheduler(linear)
-    used: list[float] = []
+    history: list[float] = []
     for (batch,) in loader:
         with accelerator.accumulate(model):
             accelerator.backward(model(batch).square().mean())
             if accelerator.sync_gradients:
-                used.append(sgd.param_groups[0]["lr"])
+                history.append(sgd.param_groups[0]["lr"])
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-    return used
+    return history
 
 
 print("accelerate", accelerate.__version__)
-found = {accumulation: rates(accumulation) for accumulation in (1, 2, 4)}
-for accumulation, used in found.items():
-    print(f"gradient_accumulation_steps={accumulation}: rates", *(f"{rate:.4g}" for rate in used))
-wrong = found[4] != found[1]
-print("WRONG: it steps with each micro-batch" if wrong else "right: all have the same rates")
-raise SystemExit(wrong)
+by_accumulation = {accumulation: rates(accumulation) for accumulation in (1, 2, 4)}
+for accumulation, series in by_accumulation.items():
+    print(f"gradient_accumulation_steps={accumulation}: rates", *(f"{rate:.4g}" for rate in series))
+has_bug = by_accumulation[4] != by_accumulation[1]
+print("WRONG: it steps with each micro-batch" if has_bug else "right: all have the same rates")
+raise SystemExit(has_bug)

@@ -71,28 +71,28 @@ SCENARIO = api.Scenario(
 )
 
 
-def each_micro_batch(wrong: Sequence[schedule.Deviation], records: api.Records) -> bool:
+def each_micro_batch(deviations: Sequence[schedule.Deviation], records: api.Records) -> bool:
     """The rates are those of a schedule that steps with each micro-batch. Each step moved the
     weights by its rate times the gradient of its micro-batches."""
     p = records.params
     return not schedule.deviations(records, lambda step: _rate(p, p.accumulation * step - 1))
 
 
-def _rate(p: Params, done: int) -> float:
+def _rate(p: Params, count: int) -> float:
     """The rate after so many steps of the schedule."""
-    return float(p.lr * max(0.0, 1 - done / p.steps))
+    return float(p.lr * max(0.0, 1 - count / p.steps))
 
 
 def odd(records: api.Records) -> Iterator[str]:
-    """Other faults: of the movements and the losses."""
+    """Other faults, in the movements and in the losses."""
     yield from schedule.not_moved(records)
     yield from applied.loss_wrong(records)
 
 
 def rate_rises(records: api.Records) -> dict[str, bool]:
     """A rate that decays never rises."""
-    used = [record["rates"][0] for record in records.of("rate", 0)]
-    return {"a rate is above the one before": used != sorted(used, reverse=True)}
+    rates = [record["rates"][0] for record in records.of("rate", 0)]
+    return {"a rate is above the one before": rates != sorted(rates, reverse=True)}
 
 
 oracle = schedule.Scheduled(
@@ -116,11 +116,11 @@ def run(ctx: api.Context) -> None:
     from scenarios.common import linear
 
     class Linear(lr_scheduler.LambdaLR, lr_scheduler._LRScheduler):
-        """What every release takes for a scheduler: 0.16.0 asks for the base class of torch 1."""
+        """A scheduler that every release accepts: 0.16.0 demands the base class of torch 1."""
 
     p = ctx.params
     with ctx.phase("init"):
-        made: Any = Accelerator(
+        accelerator: Any = Accelerator(
             cpu=ctx.lane is api.Lane.CPU, gradient_accumulation_steps=p.accumulation
         )
         plain = linear.model()
@@ -129,40 +129,40 @@ def run(ctx: api.Context) -> None:
         schedule.watch(ctx.record, sgd)
         data = linear.batches(ctx, plain, ROWS * p.accumulation * p.steps, 20.0, 0.1)
         rows: Any = [*zip(*next(data), strict=True)]
-        model, optimizer, loader, scheduler = made.prepare(
+        model, optimizer, loader, scheduler = accelerator.prepare(
             plain, sgd, DataLoader(rows, batch_size=ROWS), falling
         )
     ctx.record("schedule", name=type(scheduler).__name__)
-    step, seen, losses = 0, [], []
+    step, window, losses = 0, [], []
     for batch in loader:
         before = applied.copied(plain)
-        with made.accumulate(model):
+        with accelerator.accumulate(model):
             loss = linear.loss(model(batch[0]), batch[1])
             losses.append(float(loss.detach()))  # before 0.13 backward divides it in place
-            made.backward(loss)
+            accelerator.backward(loss)
             optimizer.step()
-            if made.sync_gradients or not p.only_synced:
+            if accelerator.sync_gradients or not p.only_synced:
                 scheduler.step()
             optimizer.zero_grad()
-        seen.append(batch)
-        if made.sync_gradients:
+        window.append(batch)
+        if accelerator.sync_gradients:
             step += 1
-            torchs = applied.plainly(linear.of(plain), before, seen)
+            torchs = applied.plainly(linear.of(plain), before, window)
             facts = applied.facts(torchs, before, applied.copied(plain), 1.0)
             ctx.record("step", step, loss=sum(losses) / len(losses), **facts)
-            seen, losses = [], []
+            window, losses = [], []
 
 
 def exercised(records: api.Records) -> api.Exercise:
     """A prepared scheduler was stepped, and each step of the optimizer came after several
     micro-batches, as many as were requested."""
-    steps, wanted = records.of("step"), records.params.accumulation
+    steps, requested = records.of("step"), records.params.accumulation
     (scheduler,) = records.of("schedule")
-    text = f"{len(steps)} steps of {wanted} micro-batches each, with {scheduler['name']}"
-    counted = all(len(step["micro"]) == wanted for step in steps)
+    text = f"{len(steps)} steps of {requested} micro-batches each, with {scheduler['name']}"
+    counted = all(len(step["micro"]) == requested for step in steps)
     always = not records.params.only_synced
     return (
-        api.Exercise.needs(wanted > 1, "no accumulation was requested")
+        api.Exercise.needs(requested > 1, "no accumulation was requested")
         & api.Exercise.of(counted, text, f"not {text}")
         & api.Exercise.needs(always, "the scheduler was stepped only after the last micro-batch")
     )

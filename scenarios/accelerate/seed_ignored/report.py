@@ -31,6 +31,8 @@ if __name__ == "__main__":
         print(f"accelerate {accelerate.__version__}, ranks {ranks}:")
         for seed, order in zip(SEEDS, orders.tolist(), strict=True):
             print(f"    seed {seed} gives", *order)
-    same = bool((orders == orders[0]).all())
-    print("WRONG: all seeds give the same order" if same else "right: each seed has its own order")
-    raise SystemExit(same)
+    has_bug = bool((orders == orders[0]).all())
+    print(
+        "WRONG: all seeds give the same order" if has_bug else "right: each seed has its own order"
+    )
+    raise SystemExit(has_bug)

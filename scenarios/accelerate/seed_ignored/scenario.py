@@ -81,28 +81,28 @@ def run(ctx: api.Context) -> None:
 
     from scenarios.accelerate._accelerator import accelerator
 
-    made = accelerator(ctx)
+    engine = accelerator(ctx)
     samples: Any = range(ctx.params.samples)
     for seed in (ctx.seed, ctx.seed + 1, ctx.seed):
         set_seed(seed)
-        own = torch.Generator().manual_seed(seed) if ctx.params.generator == "own" else None
-        loader = DataLoader(samples, batch_size=BATCH, shuffle=True, generator=own)
-        coverage.watch(ctx, made.prepare(loader), ctx.params.epochs)
+        generator = torch.Generator().manual_seed(seed) if ctx.params.generator == "own" else None
+        loader = DataLoader(samples, batch_size=BATCH, shuffle=True, generator=generator)
+        coverage.watch(ctx, engine.prepare(loader), ctx.params.epochs)
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """Two different seeds gave the same orders of samples. It counts only if each rank saw its
     own part of the order, and if a seed that was set again gave the same order again."""
     n, orders = records.params.epochs, [one["order"] for one in records.of("epoch", 0)]
-    first, other, again = orders[:n], orders[n : 2 * n], orders[2 * n :]
-    if first != again:
+    first_orders, other_orders, again = orders[:n], orders[n : 2 * n], orders[2 * n :]
+    if first_orders != again:
         return api.Finding("a seed did not give its orders a second time", documented=False)
-    found = coverage.misdrawn(records, BATCH)
-    same = sum(a == b for a, b in zip(first, other, strict=True))
-    if found or not same:
-        return found
-    text = f"{same} of {n} epochs have the same order with both seeds"
-    return api.Finding(text, 1, ranks=records.ranks, clock="epoch", documented=same == n)
+    finding = coverage.misdrawn(records, BATCH)
+    repeats = sum(a == b for a, b in zip(first_orders, other_orders, strict=True))
+    if finding or not repeats:
+        return finding
+    text = f"{repeats} of {n} epochs have the same order with both seeds"
+    return api.Finding(text, 1, ranks=records.ranks, clock="epoch", documented=repeats == n)
 
 
 def exercised(records: api.Records) -> api.Exercise:

@@ -25,6 +25,6 @@ if __name__ == "__main__":
     for place, rows in enumerate((8, 3)):
         came = counts.sum(0)[place, :rows].tolist()
         print(f"{rows} rows on {RANKS} ranks: each row came {came} times")
-    wrong = came != [1] * 3
-    print("WRONG: the last row comes again" if wrong else "right: each row comes once")
-    raise SystemExit(wrong)
+    has_bug = came != [1] * 3
+    print("WRONG: the last row comes again" if has_bug else "right: each row comes once")
+    raise SystemExit(has_bug)

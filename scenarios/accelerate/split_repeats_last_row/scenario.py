@@ -93,20 +93,20 @@ def run(ctx: api.Context) -> None:
 
     from scenarios.accelerate._accelerator import accelerator
 
-    made = accelerator(ctx)
+    engine = accelerator(ctx)
     generator = torch.Generator().manual_seed(ctx.seed)
     scores = torch.rand(ctx.params.rows, generator=generator).tolist()
-    scores[-1] = 2.0  # unlike the others: a mean shows how often the last row counts
-    with made.split_between_processes(list(range(len(scores)))) as part:
-        own = [int(row) for row in part]
-    gathered = [[scores[row] for row in own]]
+    scores[-1] = 2.0  # larger than all others: the mean shows how often the last row counts
+    with engine.split_between_processes(list(range(len(scores)))) as part:
+        rows = [int(row) for row in part]
+    gathered = [[scores[row] for row in rows]]
     if ctx.world_size > 1:
         parts: list[list[float]] = [[] for _ in range(ctx.world_size)]
         dist.all_gather_object(parts, gathered[0])
         gathered = parts
-    found = list(chain.from_iterable(gathered))
-    right = sum(scores) / len(scores)
-    ctx.record("value", 1, value=sum(found) / len(found), right=right, rows=own)
+    pool = list(chain.from_iterable(gathered))
+    mean = sum(scores) / len(scores)
+    ctx.record("value", 1, value=sum(pool) / len(pool), right=mean, rows=rows)
 
 
 def exercised(records: api.Records) -> api.Exercise:

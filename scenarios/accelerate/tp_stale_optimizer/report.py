@@ -11,30 +11,30 @@ from torch.distributed.tensor import DTensor, Replicate, parallel
 def train(counts: torch.Tensor) -> None:
     """Count the parameters and those that a step moves: the sharded ones, and the others."""
     parallelism = accelerate.ParallelismConfig(tp_size=2)
-    parallelism._validate_accelerator = lambda _: None  # which wants a GPU, and checks no more
+    parallelism._validate_accelerator = lambda _: None  # it only demands a GPU
     accelerator = accelerate.Accelerator(cpu=True, parallelism_config=parallelism)
     gathered = parallel.ColwiseParallel(output_layouts=Replicate())
     sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=4)
     model, mesh = transformers.LlamaForCausalLM(config), accelerator.torch_device_mesh["tp"]
     parallel.parallelize_module(model.model.layers[0].mlp, mesh, {"up_proj": gathered})
-    model._tp_size, model._device_mesh = 2, mesh  # as from_pretrained does, which wants a GPU
-    sharded = [name for name, each in model.named_parameters() if isinstance(each, DTensor)]
+    model._tp_size, model._device_mesh = 2, mesh  # from_pretrained does it on GPUs
+    sharded = [name for name, weight in model.named_parameters() if isinstance(weight, DTensor)]
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     tokens = torch.arange(32).reshape(2, 16)
     accelerator.backward(model(input_ids=tokens, labels=tokens).loss)
     optimizer.step()
-    for name, each in model.named_parameters():
-        moved = bool((each.detach() - before[name]).norm() > 0)
+    for name, weight in model.named_parameters():
+        has_moved = bool((weight.detach() - before[name]).norm() > 0)
         if accelerator.is_main_process:
-            counts[int(name not in sharded)] += torch.tensor([1, moved])
+            counts[int(name not in sharded)] += torch.tensor([1, has_moved])
 
 
 if __name__ == "__main__":
     counts = torch.zeros(2, 2, dtype=torch.long).share_memory_()
     accelerate.debug_launcher(train, (counts,), num_processes=2)
-    (split, trained), (others, moved) = counts.tolist()
+    (split, trained), (others, moves) = counts.tolist()
     print(f"accelerate {accelerate.__version__}: {trained} of {split} sharded parameters moved")
-    print("WRONG:" if moved < others else "right:", f"{moved} of {others} other parameters moved")
-    raise SystemExit(moved < others)
+    print("WRONG:" if moves < others else "right:", f"{moves} of {others} other parameters moved")
+    raise SystemExit(moves < others)

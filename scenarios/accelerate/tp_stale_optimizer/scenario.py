@@ -91,7 +91,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """What ``prepare`` made of each parameter; each step: how far it took each of them."""
+    """How ``prepare`` changed each parameter, and how far each step moved it."""
     names = api.alike(api.many(api.LINE))
     step = {
         "loss": api.alike(api.NUMBER),
@@ -100,24 +100,24 @@ def plan(at: api.Position) -> api.Plan:
         "ratio": api.alike(api.by_name(api.NUMBER, least=1)),
         "aside": api.alike(api.by_name(api.SIZE, least=1)),
     }
-    made = {"first": api.alike(api.FLAG), "sharded": names, "replaced": names, "owned": names}
-    return {"prepared": api.Kind(made), "step": api.Kind(step, api.each(at.params.steps))}
+    fields = {"first": api.alike(api.FLAG), "sharded": names, "replaced": names, "owned": names}
+    return {"prepared": api.Kind(fields), "step": api.Kind(step, api.each(at.params.steps))}
 
 
 def run(ctx: api.Context) -> None:
-    """Train a LLaMA of one layer; compare what each parameter took with plain torch."""
+    """Train a LLaMA of one layer; compare each parameter's movement with plain torch's."""
     from scenarios.accelerate.tp_stale_optimizer import training
 
     training.train(ctx)
 
 
-def _wrong(step: api.Record) -> list[str]:
+def _strays(step: api.Record) -> list[str]:
     """The parameters that did not take the right step."""
     return [name for name in step["gradient"] if not _took(step, name, 1.0)]
 
 
 def _took(step: api.Record, name: str, times: float) -> bool:
-    """Whether a step took this parameter by so many times its right gradient."""
+    """Whether a step moved this parameter by so many times its right gradient."""
     norm = step["gradient"][name]
     least = FLOOR * max(step["gradient"].values()) / max(norm, 1e-30)
     away = abs(step["ratio"][name] - times) + step["aside"][name]
@@ -128,21 +128,21 @@ def detect(records: api.Records) -> api.Finding | None:
     """Exactly the parameters that prepare() replaced, and that the optimizer does not have, did not
     move at all."""
     steps = records.of("step")
-    first = next((step for step in steps if _wrong(step)), None)
-    if first is None:
+    failure = next((step for step in steps if _strays(step)), None)
+    if failure is None:
         return None
-    made = records.of("prepared", 0)[0]
-    stale = set(first["gradient"]) - set(made["sharded"])
-    documented = stale == set(made["replaced"]) and not stale & set(made["owned"])
+    setup = records.of("prepared", 0)[0]
+    stale = set(failure["gradient"]) - set(setup["sharded"])
+    documented = stale == set(setup["replaced"]) and not stale & set(setup["owned"])
     only = all(
-        set(_wrong(step)) == stale and all(_took(step, name, 0.0) for name in stale)
+        set(_strays(step)) == stale and all(_took(step, name, 0.0) for name in stale)
         for step in steps
     )
-    lost, whole = _wrong(first), len(first["gradient"])
+    lost, whole = _strays(failure), len(failure["gradient"])
     return api.Finding(
         f"{len(lost)} of {whole} parameters do not move: {', '.join(lost[:4])}"
         + (" ..." if lost[4:] else ""),
-        step=first["step"],
+        step=failure["step"],
         parameters=tuple(lost),
         ranks=records.ranks,
         magnitude=len(lost) / whole,
@@ -154,18 +154,18 @@ def detect(records: api.Records) -> api.Finding | None:
 def exercised(records: api.Records) -> api.Exercise:
     """prepare() got a model of which some parameters were not sharded, after its optimizer was
     made."""
-    made, step = records.of("prepared", 0)[0], records.of("step", 0)[0]
+    setup, step = records.of("prepared", 0)[0], records.of("step", 0)[0]
     whole = len(step["gradient"])
-    left, when = whole - len(made["sharded"]), "after" if made["first"] else "before"
+    count, when = whole - len(setup["sharded"]), "after" if setup["first"] else "before"
     text = (
-        f"{left} of {whole} parameters were not sharded when prepare() got the model, {when} the "
+        f"{count} of {whole} parameters were not sharded when prepare() got the model, {when} the "
         "optimizer was made"
     )
-    return api.Exercise.of(left > 0 and made["first"], text)
+    return api.Exercise.of(count > 0 and setup["first"], text)
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The loss is that of plain torch at these weights, and falls if anything trains."""
+    """The loss is plain torch's at these weights, and falls if anything trains."""
     losses = usual_checks.loss_unlike_reference(records)
     if records.params.sharded == NOTHING:
         return losses

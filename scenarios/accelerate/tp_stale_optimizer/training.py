@@ -44,26 +44,26 @@ def train(ctx: api.Context) -> None:
     p = ctx.params
     with ctx.phase("init"):
         kind = OnCPU if ctx.lane is api.Lane.CPU else ParallelismConfig
-        made = Accelerator(
+        accelerator = Accelerator(
             cpu=ctx.lane is api.Lane.CPU, parallelism_config=kind(tp_size=ctx.world_size)
         )
         model = _llama().to(ctx.device)
         plain = deepcopy(model)
-        mesh = made.torch_device_mesh["tp"]
+        mesh = accelerator.torch_device_mesh["tp"]
         if p.sharded == "linear":
             parts = {f"model.layers.*.{where}.{n}": how() for n, (where, how) in SPLIT.items()}
             parallelize_module(model, mesh, parts)
-        model._tp_size, model._device_mesh = ctx.world_size, mesh  # as transformers' own loading
+        model._tp_size, model._device_mesh = ctx.world_size, mesh  # transformers' loading does it
         before = dict(model.named_parameters())
         # On GPUs, SGD steps all parameters at once, and torch refuses a mixture with DTensors.
         sgd_of = partial(torch.optim.SGD, lr=p.lr, foreach=False)
         if p.optimizer_first:
             sgd = sgd_of(model.parameters())
-            model, optimizer = made.prepare(model, sgd)
+            model, optimizer = accelerator.prepare(model, sgd)
         else:
-            model = made.prepare(model)
+            model = accelerator.prepare(model)
             sgd = sgd_of(model.parameters())
-            optimizer = made.prepare(sgd)
+            optimizer = accelerator.prepare(sgd)
     after = dict(model.named_parameters())
     trained = {id(one) for group in sgd.param_groups for one in group["params"]}
     ctx.record(
@@ -78,7 +78,7 @@ def train(ctx: api.Context) -> None:
     for step in range(1, p.steps + 1):
         weights = _whole(model)
         loss = _of(model, tokens)
-        made.backward(loss)
+        accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
         facts = _facts(plain, tokens, weights, _whole(model), p.lr)
@@ -129,7 +129,7 @@ def _facts(
     plain.zero_grad()
     loss = _of(plain, tokens)
     loss.backward()
-    found = {
+    projections = {
         name: api.projection(
             ((before[name] - after[name]) / rate).double().flatten(),
             (torch.zeros_like(p) if p.grad is None else p.grad).double().flatten(),
@@ -138,7 +138,7 @@ def _facts(
     }
     return {
         "reference_loss": float(loss.detach()),
-        "gradient": {name: one.right for name, one in found.items()},
-        "ratio": {name: one.ratio for name, one in found.items()},
-        "aside": {name: one.beside / one.right for name, one in found.items()},
+        "gradient": {name: one.right for name, one in projections.items()},
+        "ratio": {name: one.ratio for name, one in projections.items()},
+        "aside": {name: one.beside / one.right for name, one in projections.items()},
     }

@@ -23,6 +23,6 @@ if __name__ == "__main__":
             stream.set_epoch(epoch)
             epochs.append([int(batch["row"]) for batch in loader])
             print(f"persistent_workers={persistent}, epoch {epoch}: {epochs[epoch]}")
-    wrong = orders[True] != orders[False]
-    print("WRONG: set_epoch has no effect" if wrong else "right: each epoch has its order")
-    raise SystemExit(wrong)
+    has_bug = orders[True] != orders[False]
+    print("WRONG: set_epoch has no effect" if has_bug else "right: each epoch has its order")
+    raise SystemExit(has_bug)

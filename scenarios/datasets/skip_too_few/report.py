@@ -7,14 +7,14 @@ import datasets
 rows = datasets.Dataset.from_dict({"row": list(range(4000))})
 stream = rows.to_iterable_dataset()  # it reads Arrow tables of 1000 rows
 print("datasets", datasets.__version__)
-wrong = False
+has_bug = False
 for count in (500, 1000, 2500):
-    taken = {row["row"] for row in stream.take(count)}
-    left = [row["row"] for row in stream.skip(count)]
-    both = taken & set(left)
+    head = {row["row"] for row in stream.take(count)}
+    tail = [row["row"] for row in stream.skip(count)]
+    both = head & set(tail)
     print(
-        f"skip({count}) begins with row {left[0]}; take({count}) has {len(both)} of its rows, too"
+        f"skip({count}) begins with row {tail[0]}; take({count}) has {len(both)} of its rows, too"
     )
-    wrong |= bool(both)
-print("WRONG: skip(n) has rows of take(n)" if wrong else "right: skip(n) has no row of take(n)")
-raise SystemExit(wrong)
+    has_bug |= bool(both)
+print("WRONG: skip(n) has rows of take(n)" if has_bug else "right: skip(n) has no row of take(n)")
+raise SystemExit(has_bug)

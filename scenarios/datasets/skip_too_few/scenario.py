@@ -91,19 +91,19 @@ def detect(records: api.Records) -> api.Finding | None:
     split, p = records.one("split"), records.params
     if split is None:
         return None
-    taken, left, whole = split["taken"], split["left"], split["whole"]
-    if (taken, left) == (whole[: p.count], whole[p.count :]) and whole == list(range(p.rows)):
+    head, tail, whole = split["taken"], split["left"], split["whole"]
+    if (head, tail) == (whole[: p.count], whole[p.count :]) and whole == list(range(p.rows)):
         return None
-    again, never = set(taken) & set(left), set(whole) - set(taken) - set(left)
+    again, never = set(head) & set(tail), set(whole) - set(head) - set(tail)
     start = min(p.count - p.table, p.table)
-    sound = whole == list(range(p.rows)) and taken == whole[: p.count]
+    sound = whole == list(range(p.rows)) and head == whole[: p.count]
     return api.Finding(
-        f"take({p.count}) has {len(taken)} rows and skip({p.count}) {len(left)} of {len(whole)}: "
+        f"take({p.count}) has {len(head)} rows and skip({p.count}) {len(tail)} of {len(whole)}: "
         f"{len(again)} are in both, {len(never)} in none",
         ranks=records.ranks,
-        magnitude=len(again) / max(len(taken), 1),
+        magnitude=len(again) / max(len(head), 1),
         unit="of the rows of take(n) are in skip(n), too",
-        documented=sound and start >= 0 and left == whole[start:],
+        documented=sound and start >= 0 and tail == whole[start:],
     )
 
 

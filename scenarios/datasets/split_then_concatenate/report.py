@@ -18,12 +18,12 @@ streams = [
     for shards in ([0, 1], [2, 3])
 ]
 print("datasets", datasets.__version__)
-seen = []
+by_rank = []
 for rank in (0, 1):
     parts = [split_dataset_by_node(stream, rank, world_size=2) for stream in streams]
-    seen.append([row["row"] for row in datasets.concatenate_datasets(parts)])
-    own = [row["row"] for part in parts for row in part]
-    print(f"rank {rank} has {own}, and concatenated {seen[rank]}")
-both = set(seen[0]) & set(seen[1])
+    by_rank.append([row["row"] for row in datasets.concatenate_datasets(parts)])
+    numbers = [row["row"] for part in parts for row in part]
+    print(f"rank {rank} has {numbers}, and concatenated {by_rank[rank]}")
+both = set(by_rank[0]) & set(by_rank[1])
 print("WRONG: each rank has the rows of all" if both else "right: no row is on both ranks")
 raise SystemExit(bool(both))

@@ -15,11 +15,11 @@ def rows(shards: list[int]) -> Iterator[dict[str, int]]:
 
 stream = datasets.IterableDataset.from_generator(rows, gen_kwargs={"shards": [0, 1, 2, 3]})
 print("datasets", datasets.__version__)
-seen = []
+by_rank = []
 for rank in (0, 1):
     part = split_dataset_by_node(stream, rank, world_size=2)
-    seen.append([row["row"] for row in part.skip(1)])
-    print(f"rank {rank} has {[row['row'] for row in part]}, and with skip(1) {seen[rank]}")
-both = set(seen[0]) & set(seen[1])
+    by_rank.append([row["row"] for row in part.skip(1)])
+    print(f"rank {rank} has {[row['row'] for row in part]}, and with skip(1) {by_rank[rank]}")
+both = set(by_rank[0]) & set(by_rank[1])
 print("WRONG: each rank has the rows of all" if both else "right: no row is on both ranks")
 raise SystemExit(bool(both))

@@ -13,10 +13,12 @@ for part in ("the run", "the first resume", "the second resume"):
     stream = rows.to_iterable_dataset(num_shards=2)
     if state:
         stream.load_state_dict(state)
-    seen = [row["row"] for row in itertools.islice(stream, 4)]
+    numbers = [row["row"] for row in itertools.islice(stream, 4)]
     state = stream.state_dict()
-    begins.append(seen[0])
-    print(f"{part} reads {seen}, and saves a state")
-wrong = begins != [0, 4, 8]
-print("WRONG: the second resume begins again" if wrong else "right: each goes on where it stopped")
-raise SystemExit(wrong)
+    begins.append(numbers[0])
+    print(f"{part} reads {numbers}, and saves a state")
+has_bug = begins != [0, 4, 8]
+print(
+    "WRONG: the second resume begins again" if has_bug else "right: each goes on where it stopped"
+)
+raise SystemExit(has_bug)

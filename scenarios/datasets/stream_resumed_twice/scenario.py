@@ -73,7 +73,7 @@ _SEEN = {"seen": api.many(api.COUNT)}
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The rows that each part of the run saw, and those of a run without a stop."""
+    """The rows that each part of the run saw, and the rows of a run without a stop."""
     return {"whole": api.Kind(_SEEN), "part": api.Kind(_SEEN, api.each(at.params.resumes + 1))}
 
 
@@ -85,9 +85,9 @@ def run(ctx: api.Context) -> None:
         stream = _stream(p)
         if saved:
             stream.load_state_dict(json.loads(saved))  # as through a file
-        seen = _numbers(islice(stream, None if part > p.resumes else p.each))
+        rows = _numbers(islice(stream, None if part > p.resumes else p.each))
         saved = json.dumps(stream.state_dict())
-        ctx.record("part", part, seen=seen)
+        ctx.record("part", part, seen=rows)
 
 
 def _stream(p: Params) -> Any:
@@ -108,29 +108,32 @@ def detect(records: api.Records) -> api.Finding | None:
     whole, parts = records.one("whole"), [part["seen"] for part in records.of("part")]
     if whole is None:
         return None
-    right, seen = whole["seen"], [row for part in parts for row in part]
-    if seen == right == list(range(records.params.rows)):
+    expected, rows = whole["seen"], [row for part in parts for row in part]
+    if rows == expected == list(range(records.params.rows)):
         return None
-    again = len(seen) - len(set(seen))
+    again = len(rows) - len(set(rows))
     return api.Finding(
-        f"resumed {len(parts) - 1} times: {again} of {len(right)} rows come again, "
-        f"{len(set(right) - set(seen))} never; the parts begin with the rows "
+        f"resumed {len(parts) - 1} times: {again} of {len(expected)} rows come again, "
+        f"{len(set(expected) - set(rows))} never; the parts begin with the rows "
         + ", ".join(str(part[0]) if part else "none" for part in parts),
-        step=next((n for n, part in enumerate(parts, 1) if n > 2 and part[:1] == right[:1]), None),
+        step=next(
+            (n for n, part in enumerate(parts, 1) if n > 2 and part[:1] == expected[:1]), None
+        ),
         ranks=records.ranks,
-        magnitude=again / len(right),
+        magnitude=again / len(expected),
         unit="of the rows seen again",
         clock="part",
-        documented=right == list(range(records.params.rows)) and parts == _frozen(right, records),
+        documented=expected == list(range(records.params.rows))
+        and parts == _frozen(expected, records),
     )
 
 
-def _frozen(right: list[int], records: api.Records) -> list[list[int]]:
+def _frozen(rows: list[int], records: api.Records) -> list[list[int]]:
     """The rows of each part if a resumed stream saves the state of the beginning."""
-    each, resumes = records.params.each, records.params.resumes
-    starts = [0, each, *[0] * (resumes - 1)]
-    ends = [start + each for start in starts[:-1]] + [len(right)]
-    return [right[start:end] for start, end in zip(starts, ends, strict=True)]
+    length, resumes = records.params.each, records.params.resumes
+    starts = [0, length, *[0] * (resumes - 1)]
+    ends = [start + length for start in starts[:-1]] + [len(rows)]
+    return [rows[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
 def exercised(records: api.Records) -> api.Exercise:
@@ -150,9 +153,9 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
 
 def _came(records: api.Records) -> Iterator[tuple[int, str, str]]:
     """How often each row came."""
-    seen = [row for part in records.of("part", 0) for row in part["seen"]]
+    rows = [row for part in records.of("part", 0) for row in part["seen"]]
     for row in range(records.params.rows):
-        yield row, "", {0: "never", 1: "once"}.get(seen.count(row), "again")
+        yield row, "", {0: "never", 1: "once"}.get(rows.count(row), "again")
 
 
 picture = api.grid(

@@ -19,7 +19,7 @@ _ROWS = api.many(api.COUNT)
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The rows before the checkpoint, after it, and those of a run without a checkpoint."""
+    """The rows before the checkpoint, after it, and of a run without a checkpoint."""
     before = api.many(api.COUNT, at.params.before)
     rows = {"before": before, "after": _ROWS, "whole": _ROWS, "marks": _ROWS}
     return {"resume": api.Kind(rows)}
@@ -32,67 +32,67 @@ def _ends(params: Any) -> list[int]:
 
 
 def skipped(records: api.Records) -> api.Finding | None:
-    """The rows before and after the checkpoint are not those of a run without one.
+    """The rows before and after the checkpoint differ from the rows of a run without one.
 
-    That is documented if the stream continues at the end of a table, or within a batch behind it.
+    This is documented if the stream continues at the end of a table, or at most a batch later.
     """
-    seen = records.one("resume")
-    if seen is None:
+    resume = records.one("resume")
+    if resume is None:
         return None
-    wrong = "\n".join(_stream_wrong(seen, records.params))
-    if wrong:
-        return api.Finding(wrong, ranks=records.ranks, clock="row", documented=False)
-    if seen["before"] + seen["after"] == seen["whole"]:
+    problem = "\n".join(_stream_wrong(resume, records.params))
+    if problem:
+        return api.Finding(problem, ranks=records.ranks, clock="row", documented=False)
+    if resume["before"] + resume["after"] == resume["whole"]:
         return None
     batch = BATCH if records.params.transform == "batched" else 0
-    start = len(seen["whole"]) - len(seen["after"])
-    begun = seen["before"] == seen["whole"][: len(seen["before"])]
+    start = len(resume["whole"]) - len(resume["after"])
+    begun = resume["before"] == resume["whole"][: len(resume["before"])]
     jumped = begun and any(0 <= start - end <= batch for end in _ends(records.params))
-    never = sorted(set(seen["whole"]) - set(seen["before"]) - set(seen["after"]))
-    twice = sorted(set(seen["before"]) & set(seen["after"]))
+    never = sorted(set(resume["whole"]) - set(resume["before"]) - set(resume["after"]))
+    twice = sorted(set(resume["before"]) & set(resume["after"]))
     return api.Finding(
-        message=_message(seen, never, twice),
-        step=len(seen["before"]),
+        message=_message(resume, never, twice),
+        step=len(resume["before"]),
         ranks=records.ranks,
-        magnitude=len(never) / len(seen["whole"]),
+        magnitude=len(never) / len(resume["whole"]),
         unit="of all rows seen by nobody",
         clock="row",
-        documented=bool(never) and jumped and seen["after"] == seen["whole"][start:],
+        documented=bool(never) and jumped and resume["after"] == resume["whole"][start:],
     )
 
 
-def _stream_wrong(seen: api.Record, params: Any) -> Iterator[str]:
+def _stream_wrong(resume: api.Record, params: Any) -> Iterator[str]:
     """What is wrong with the stream even without a resume."""
-    whole, rows = seen["whole"], params.rows
+    whole, rows = resume["whole"], params.rows
     if whole != list(range(rows)):
-        there = len(set(whole) & set(range(rows)))
-        yield f"without a resume {there} of {rows} rows came, in {len(whole)} draws or out of order"
+        count = len(set(whole) & set(range(rows)))
+        yield f"without a resume {count} of {rows} rows came, in {len(whole)} draws or out of order"
     mark = int(params.transform in ("map", "batched"))
-    if seen["marks"] != [mark]:
-        times = ", ".join(map(str, seen["marks"]))
+    if resume["marks"] != [mark]:
+        times = ", ".join(map(str, resume["marks"]))
         yield f"the transform {params.transform} was applied {times} times, not {mark}"
 
 
-def _message(seen: api.Record, never: Sequence[int], twice: Sequence[int]) -> str:
-    place, total = len(seen["before"]), len(seen["whole"])
+def _message(resume: api.Record, never: Sequence[int], twice: Sequence[int]) -> str:
+    place, total = len(resume["before"]), len(resume["whole"])
     if not never:
         return (
             f"resumed after {place} of {total} rows: {len(twice)} are seen twice, or out of order"
         )
-    came = seen["after"][0] if seen["after"] else "none"
+    came = resume["after"][0] if resume["after"] else "none"
     return (
         f"resumed after {place} of {total} rows: {len(never)} rows are never seen ({never[0]} to "
         f"{never[-1]}), {len(twice)} are seen twice; the next row is {came} instead of "
-        f"{seen['whole'][place]}"
+        f"{resume['whole'][place]}"
     )
 
 
 def resumed(records: api.Records) -> api.Exercise:
     """The stream was resumed in the middle: rows had come, and rows were left."""
-    seen = records.one("resume")
-    if seen is None:
+    resume = records.one("resume")
+    if resume is None:
         return api.Exercise(False, "nothing was resumed")
-    before, total = len(seen["before"]), len(seen["whole"])
+    before, total = len(resume["before"]), len(resume["whole"])
     return api.Exercise.of(
         0 < before < total,
         f"the stream was resumed after {before} of {total} rows",
@@ -102,18 +102,18 @@ def resumed(records: api.Records) -> api.Exercise:
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks for rows that come twice, or for no rows at all, and whether they fired."""
-    seen = records.of("resume")
+    resumes = records.of("resume")
     return {
-        "a row comes twice": any(set(s["before"]) & set(s["after"]) for s in seen),
-        "nothing comes after a resume": any(not s["after"] for s in seen),
+        "a row comes twice": any(set(s["before"]) & set(s["after"]) for s in resumes),
+        "nothing comes after a resume": any(not s["after"] for s in resumes),
     }
 
 
 def _came(records: api.Records) -> Iterator[tuple[int, str, str]]:
     """Whether each row came before the checkpoint, after it, twice or never."""
     words = {(True, False): "before", (False, True): "after", (True, True): "twice"}
-    for seen in records.of("resume", 0):
-        before, after = set(seen["before"]), set(seen["after"])
+    for resume in records.of("resume", 0):
+        before, after = set(resume["before"]), set(resume["after"])
         for row in range(records.params.rows):
             yield row, "", words.get((row in before, row in after), "never")
 

@@ -21,6 +21,6 @@ resumed.set_state(stopped.get_state())
 after = list(resumed)
 print("without a stop:", *whole)
 print("with a stop:   ", *before, "|", *after)
-wrong = before + after != whole
-print("WRONG: another order after the resume" if wrong else "right: the same order")
-raise SystemExit(wrong)
+has_bug = before + after != whole
+print("WRONG: another order after the resume" if has_bug else "right: the same order")
+raise SystemExit(has_bug)

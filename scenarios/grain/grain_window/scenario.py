@@ -68,12 +68,12 @@ def later_windows(faults: Sequence[rows.Fault], records: api.Records) -> bool:
     """After the resume the rows come in another order. On each rank the windows have their right
     rows, and the order is right up to the end of the window of the stop."""
     whole, stopped = rows.by_epoch(records)[1], rows.resumed(records)[1]
-    done = records.params.before // records.params.window + 1
-    for right, order in zip(whole, stopped, strict=True):
-        pairs = list(zip(windows(records, right), windows(records, order), strict=True))
+    count = records.params.before // records.params.window + 1
+    for expected, order in zip(whole, stopped, strict=True):
+        pairs = list(zip(windows(records, expected), windows(records, order), strict=True))
         if any(sorted(mine) != sorted(its) for mine, its in pairs):
             return False
-        if any(mine != its for mine, its in pairs[:done]):
+        if any(mine != its for mine, its in pairs[:count]):
             return False
     return rows.names(faults) == {rows.MOVED} and {fault.epoch for fault in faults} == {1}
 
@@ -116,6 +116,6 @@ def run(ctx: api.Context) -> None:
 def exercised(records: api.Records) -> api.Exercise:
     """The stream was stopped before its last window."""
     p = records.params
-    own = p.rows // len(records.ranks)
-    text = f"stopped after {p.before} of {own} rows of a rank, in windows of {p.window}"
-    return api.Exercise.of(p.before < own - p.window, text)
+    share = p.rows // len(records.ranks)
+    text = f"stopped after {p.before} of {share} rows of a rank, in windows of {p.window}"
+    return api.Exercise.of(p.before < share - p.window, text)

@@ -9,13 +9,13 @@ import torch
 from heavyball import utils
 
 utils.compile_mode = None  # heavyball's own switch: without torch.compile
-wrong = False
+has_bug = False
 print("heavyball", version("heavyball"), "l2_clip_ with a threshold of 0.1")
 for norm in (0.02, 5.0):
     gradient = torch.ones(4) * norm / 2
     (clipped,) = utils.l2_clip_([gradient], 0.1)
-    right = min(norm, 0.1)
-    print(f"a gradient of norm {norm} has a norm of {clipped.norm():.3g}, right: {right}")
-    wrong |= abs(float(clipped.norm()) - right) > 1e-3 * right
-print("WRONG: they do not have the norms above" if wrong else "right: they have these norms")
-raise SystemExit(wrong)
+    expected = min(norm, 0.1)
+    print(f"a gradient of norm {norm} has a norm of {clipped.norm():.3g}, right: {expected}")
+    has_bug |= abs(float(clipped.norm()) - expected) > 1e-3 * expected
+print("WRONG: they do not have the norms above" if has_bug else "right: they have these norms")
+raise SystemExit(has_bug)

@@ -70,8 +70,8 @@ def run(ctx: api.Context) -> None:
     for number, norm in enumerate(NORMS, 1):
         gradient = torch.randn(ELEMENTS, device=ctx.device)
         gradient *= norm * size / gradient.norm()
-        given = gradient.clone()
-        (clipped,) = getattr(utils, CLIP[ctx.params.norm])([given], ctx.params.threshold)
+        clone = gradient.clone()
+        (clipped,) = getattr(utils, CLIP[ctx.params.norm])([clone], ctx.params.threshold)
         before, after = float(gradient.norm()) / size, float(clipped.norm()) / size
         cosine = float(torch.cosine_similarity(gradient, clipped, dim=0))
         ctx.record("gradient", number, before=before, after=after, cosine=cosine)
@@ -81,23 +81,25 @@ def detect(records: api.Records) -> api.Finding | None:
     """Each gradient was divided by the larger of its norm and the threshold, and not multiplied by
     the threshold."""
     limit, gradients = records.params.threshold, records.of("gradient")
-    wrong = [one for one in gradients if not _near(one, min(one["before"], limit))]
-    if not wrong:
+    faults = [one for one in gradients if not _near(one, min(one["before"], limit))]
+    if not faults:
         return None
     documented = all(_near(one, one["before"] / max(one["before"], limit)) for one in gradients)
     lines = [
         f"threshold {limit:g}: a gradient of norm {one['before']:.3g} has a norm of "
         f"{one['after']:.3g} after clipping, right: {min(one['before'], limit):.3g}"
-        for one in wrong
+        for one in faults
     ]
     lines += ["exactly that follows if the threshold is forgotten as a factor"] * documented
-    size = max(abs(one["after"] / min(one["before"], limit) - 1) for one in wrong)
+    size = max(abs(one["after"] / min(one["before"], limit) - 1) for one in faults)
     text, unit = "\n".join(lines), "of the right norm"
-    return api.Finding(text, wrong[0]["step"], (), (0,), size, unit, documented=documented)
+    return api.Finding(text, faults[0]["step"], (), (0,), size, unit, documented=documented)
 
 
-def _near(one: api.Record, norm: float) -> bool:
-    return api.near(one["after"], norm, share=1e-3) and api.near(one["cosine"], 1, within=1e-3)
+def _near(gradient: api.Record, norm: float) -> bool:
+    return api.near(gradient["after"], norm, share=1e-3) and api.near(
+        gradient["cosine"], 1, within=1e-3
+    )
 
 
 def exercised(records: api.Records) -> api.Exercise:

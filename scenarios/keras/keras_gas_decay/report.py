@@ -12,17 +12,17 @@ import torch
 torch.manual_seed(0)
 micro = 3 * torch.randn(4, 3)
 print("keras", keras.__version__)
-wrong = False
+has_bug = False
 for options in ({}, {"weight_decay": 0.1}, {"clipnorm": 1.0}):
-    found = []
+    weights = []
     for steps, gradients in ((4, micro), (None, micro.mean(0, keepdim=True))):
         with keras.device("cpu"):
             optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=steps, **options)
             weight = keras.Variable(keras.ops.ones(3))
             for gradient in gradients:
                 optimizer.apply([gradient], [weight])
-            found.append(weight.numpy())
-    print(f"{options}: 4 micro-batches {found[0].round(4)}, their mean {found[1].round(4)}")
-    wrong |= bool(abs(found[0] - found[1]).max() > 1e-5)
-print("WRONG: 4 micro-batches decay or clip otherwise" if wrong else "right: both are the same")
-raise SystemExit(wrong)
+            weights.append(weight.numpy())
+    print(f"{options}: 4 micro-batches {weights[0].round(4)}, their mean {weights[1].round(4)}")
+    has_bug |= bool(abs(weights[0] - weights[1]).max() > 1e-5)
+print("WRONG: 4 micro-batches decay or clip otherwise" if has_bug else "right: both are the same")
+raise SystemExit(has_bug)

@@ -77,12 +77,12 @@ def detect(records: api.Records) -> api.Finding | None:
         return [factor * value for value in gradient]
 
     def each_micro_batch(step: api.Record) -> bool:
-        kept = (1 - p.weight_decay * p.lr) ** p.accumulation
+        decay = (1 - p.weight_decay * p.lr) ** p.accumulation
         gradient = accumulated.mean([clipped(one) for one in step["micro"]])
         pairs = zip(step["before"], gradient, strict=True)
-        return accumulated.same(step["weights"], [kept * w - p.lr * g for w, g in pairs])
+        return accumulated.equal(step["weights"], [decay * w - p.lr * g for w, g in pairs])
 
-    return accumulated.wrong(records, "weights", "the weight", each_micro_batch)
+    return accumulated.deviation(records, "weights", "the weight", each_micro_batch)
 
 
 def exercised(records: api.Records) -> api.Exercise:

@@ -12,7 +12,7 @@ import torch
 torch.manual_seed(0)
 updates = 3 * torch.randn(3, 4, 3)
 print("keras", keras.__version__)
-found = []
+averages = []
 for steps in (4, None):
     with keras.device("cpu"):
         options = {"use_ema": True, "ema_momentum": 0.5, "gradient_accumulation_steps": steps}
@@ -23,9 +23,9 @@ for steps in (4, None):
                 optimizer.apply([gradient], [weight])
         before = weight.numpy().copy()
         optimizer.finalize_variable_values([weight])  # the weight becomes the average
-        found.append(weight.numpy())
-    what = "4 micro-batches" if steps else "their mean     "
-    print(f"{what}, 3 updates: weight {before.round(4)}, average {found[-1].round(4)}")
-wrong = bool(abs(found[0] - found[1]).max() > 1e-5)
-print("WRONG: each micro-batch updates the average" if wrong else "right: both are the same")
-raise SystemExit(wrong)
+        averages.append(weight.numpy())
+    source = "4 micro-batches" if steps else "their mean     "
+    print(f"{source}, 3 updates: weight {before.round(4)}, average {averages[-1].round(4)}")
+has_bug = bool(abs(averages[0] - averages[1]).max() > 1e-5)
+print("WRONG: each micro-batch updates the average" if has_bug else "right: both are the same")
+raise SystemExit(has_bug)

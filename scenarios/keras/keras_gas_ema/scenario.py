@@ -95,15 +95,15 @@ def detect(records: api.Records) -> api.Finding | None:
     averages = [steps[0]["before"], *(step["average"] for step in steps)]
 
     def each_micro_batch(step: api.Record) -> bool:
-        if step["step"] == 1 and accumulated.same(step["average"], step["weights"]):
+        if step["step"] == 1 and accumulated.equal(step["average"], step["weights"]):
             return True  # since 3.5.0 all micro-batches of the first update set it
         late = p.momentum ** (p.accumulation - 1)
         rows = zip(averages[step["step"] - 1], step["before"], step["weights"], strict=True)
         waiting = [(late * average + (1 - late) * w, after) for average, w, after in rows]
-        found = [p.momentum * average + (1 - p.momentum) * after for average, after in waiting]
-        return accumulated.same(step["average"], found)
+        documented = [p.momentum * average + (1 - p.momentum) * after for average, after in waiting]
+        return accumulated.equal(step["average"], documented)
 
-    return accumulated.wrong(records, "average", "the average", each_micro_batch)
+    return accumulated.deviation(records, "average", "the average", each_micro_batch)
 
 
 def exercised(records: api.Records) -> api.Exercise:
@@ -116,8 +116,8 @@ def exercised(records: api.Records) -> api.Exercise:
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The weights are right."""
     steps = records.of("step")
-    wrong = any(not accumulated.same(step["weights"], step["right"]) for step in steps)
-    return {"the weights are not those of an update with the mean": wrong}
+    differs = any(not accumulated.equal(step["weights"], step["right"]) for step in steps)
+    return {"the weights are not those of an update with the mean": differs}
 
 
 picture = accumulated.far(

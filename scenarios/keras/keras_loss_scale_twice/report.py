@@ -19,8 +19,8 @@ for factor in (None, 100.0):
         optimizer.build([weight])
         optimizer.scale_loss(leaf.sum()).backward()  # the gradient of the loss itself is 1
         optimizer.apply([leaf.grad], [weight])
-        found = float(weight.numpy()[0])
-    print(f"loss_scale_factor={factor}: a step with a rate of 0.5 moves 1 to {found:.4g}")
-wrong = abs(found - 0.5) > 1e-4
-print("WRONG: the gradient was divided twice" if wrong else "right: it moves to 0.5")
-raise SystemExit(wrong)
+        end = float(weight.numpy()[0])
+    print(f"loss_scale_factor={factor}: a step with a rate of 0.5 moves 1 to {end:.4g}")
+has_bug = abs(end - 0.5) > 1e-4
+print("WRONG: the gradient was divided twice" if has_bug else "right: it moves to 0.5")
+raise SystemExit(has_bug)

@@ -31,7 +31,7 @@ def sources(workers: int) -> str:
 
 
 print("lhotse", lhotse.__version__)
-one, two = sources(1), sources(2)
-print(f"sources of the batches: {one} with one worker, {two} with two")
-print("WRONG: two batches in a row are of one source" if two != one else "right: they alternate")
-raise SystemExit(two != one)
+solo, pair = sources(1), sources(2)
+print(f"sources of the batches: {solo} with one worker, {pair} with two")
+print("WRONG: two batches in a row are of one source" if pair != solo else "right: they alternate")
+raise SystemExit(pair != solo)

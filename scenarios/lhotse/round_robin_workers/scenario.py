@@ -74,9 +74,9 @@ def run(ctx: api.Context) -> None:
             return int(source)
 
     def sampler(source: int) -> Any:
-        # One batch for each that is taken: no source ends.
+        # Each source has as many batches as are taken, so none ends.
         cuts = [MonoCut(f"{source}-{n}", 0, 1, channel=source) for n in range(2 * p.batches)]
-        # Rank 0 of 1 is what lhotse demands of a sampler in a worker.
+        # lhotse demands rank 0 of 1 from a sampler in a worker.
         return DynamicCutSampler(CutSet.from_cuts(cuts), max_cuts=2, rank=0, world_size=1)
 
     both = RoundRobinSampler(*map(sampler, range(p.sources)))
@@ -94,14 +94,16 @@ def order(records: api.Records) -> list[int]:
 def detect(records: api.Records) -> api.Finding | None:
     """As many batches in a row are of one source as there are workers."""
     p, came = records.params, order(records)
-    right = [n % p.sources for n in range(len(came))]
-    if came == right:
+    expected = [n % p.sources for n in range(len(came))]
+    if came == expected:
         return None
     rows = [len(list(batches)) for _, batches in groupby(came)]
     text = "".join(map(str, came[:16]))
     return api.Finding(
         f"up to {max(rows)} batches in a row are of one source: {text}",
-        step=next(n for n, pair in enumerate(zip(came, right, strict=True), 1) if len({*pair}) > 1),
+        step=next(
+            n for n, pair in enumerate(zip(came, expected, strict=True), 1) if len({*pair}) > 1
+        ),
         ranks=records.ranks,
         magnitude=max(rows),
         unit="batches in a row of one source",

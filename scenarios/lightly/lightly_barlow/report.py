@@ -19,22 +19,22 @@ def norm(model: Any, loss: Any, rows: torch.Tensor) -> float:
 
 
 def norms(rank: int) -> tuple[float, float]:
-    """On two ranks, and in one process with all rows."""
+    """The norm on two ranks, and in one process with all rows."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29737", rank=rank, world_size=2)
     torch.manual_seed(0)
     # Both ranks have the same rows: they have the mean and the deviation of all rows, and so does
     # one process with the rows of one rank.
     model, rows = torch.nn.Linear(6, 4, bias=False), torch.randn(16, 2, 6)
-    right = norm(model, BarlowTwinsLoss(), rows)
-    found = norm(DistributedDataParallel(model), BarlowTwinsLoss(gather_distributed=True), rows)
+    alone = norm(model, BarlowTwinsLoss(), rows)
+    on_ranks = norm(DistributedDataParallel(model), BarlowTwinsLoss(gather_distributed=True), rows)
     torch.distributed.barrier()
-    return found, right
+    return on_ranks, alone
 
 
 if __name__ == "__main__":
     spawn(norms, join=False, daemon=True)  # rank 0
-    found, right = norms(1)
+    on_two, in_one = norms(1)
     print("lightly", version("lightly"), "on 2 ranks")
-    wrong = abs(found / right - 1) > 1e-3
-    print(f"{'WRONG' if wrong else 'right'}: norm {found:.4f}, in one process {right:.4f}")
-    raise SystemExit(wrong)
+    has_bug = abs(on_two / in_one - 1) > 1e-3
+    print(f"{'WRONG' if has_bug else 'right'}: norm {on_two:.4f}, in one process {in_one:.4f}")
+    raise SystemExit(has_bug)

@@ -20,21 +20,21 @@ def norm(model: Any, loss: Any, rows: torch.Tensor) -> float:
 
 
 def norms(rank: int) -> tuple[float, float]:
-    """On two ranks, and in one process with all rows."""
+    """The norm on two ranks, and in one process with all rows."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29738", rank=rank, world_size=2)
     torch.manual_seed(0)
     model, rows = torch.nn.Linear(6, 4, bias=False), torch.randn(16, 6)
-    right = norm(model, SIGReg(), rows)
+    alone = norm(model, SIGReg(), rows)
     several = SIGReg(gather_distributed=True)
-    found = norm(DistributedDataParallel(model), several, rows.chunk(2)[rank])
+    on_ranks = norm(DistributedDataParallel(model), several, rows.chunk(2)[rank])
     torch.distributed.barrier()
-    return found, right
+    return on_ranks, alone
 
 
 if __name__ == "__main__":
     spawn(norms, join=False, daemon=True)  # rank 0
-    found, right = norms(1)
+    on_two, in_one = norms(1)
     print("lightly", version("lightly"), "on 2 ranks")
-    wrong = abs(found / right - 1) > 1e-3
-    print(f"{'WRONG' if wrong else 'right'}: norm {found:.4f}, in one process {right:.4f}")
-    raise SystemExit(wrong)
+    has_bug = abs(on_two / in_one - 1) > 1e-3
+    print(f"{'WRONG' if has_bug else 'right'}: norm {on_two:.4f}, in one process {in_one:.4f}")
+    raise SystemExit(has_bug)

@@ -68,8 +68,8 @@ def run(ctx: api.Context) -> None:
 
         def call(outputs: Tensor, labels: Tensor) -> Tensor:
             torch.manual_seed(ctx.seed)  # it compares along directions that it draws each time
-            found: Tensor = loss(outputs.flatten(0, 1))
-            return found
+            penalty: Tensor = loss(outputs.flatten(0, 1))
+            return penalty
 
         return call
 

@@ -27,6 +27,8 @@ if __name__ == "__main__":
     came = {workers: rows_of(workers) for workers in (1, 2, 4, 8)}
     for workers, count in came.items():
         print(f"{workers} workers: {count} of 100 rows")
-    wrong = min(came.values()) < 96
-    print("WRONG: workers drop batches" if wrong else "right: 96 rows fill batches, and they come")
-    raise SystemExit(wrong)
+    has_bug = min(came.values()) < 96
+    print(
+        "WRONG: workers drop batches" if has_bug else "right: 96 rows fill batches, and they come"
+    )
+    raise SystemExit(has_bug)

@@ -31,8 +31,10 @@ if __name__ == "__main__":
     resumed.load_state_dict(stopped.state_dict())
     lengths = [sum(len(batch) for batch in resumed) for _ in range(3)]
     print("rows of the resumed epoch and of the next two:", *lengths)
-    wrong = lengths[1:] != [100, 100]
+    has_bug = lengths[1:] != [100, 100]
     print(
-        "WRONG: the next epochs lack rows" if wrong else "right: the next epochs have all 100 rows"
+        "WRONG: the next epochs lack rows"
+        if has_bug
+        else "right: the next epochs have all 100 rows"
     )
-    raise SystemExit(wrong)
+    raise SystemExit(has_bug)

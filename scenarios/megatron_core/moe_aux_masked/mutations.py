@@ -18,9 +18,9 @@ def auxiliary_alone(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    for found in m.findall(function, m.Return(m.Tuple())):
+    for node in m.findall(function, m.Return(m.Tuple())):
         values = cst.parse_expression("(grad_output * 0, scaled_aux_loss_grad)")
-        yield found, cst.Return(values)
+        yield node, cst.Return(values)
 
 
 @mutation(
@@ -30,8 +30,8 @@ def auxiliary_thrice(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    for found in m.findall(function, m.Return(m.Name("aux_loss"))):
-        yield found, cst.Return(cst.parse_expression("3 * aux_loss"))
+    for node in m.findall(function, m.Return(m.Name("aux_loss"))):
+        yield node, cst.Return(cst.parse_expression("3 * aux_loss"))
 
 
 MUTATIONS = (

@@ -15,7 +15,7 @@ base |= {"num_moe_experts": 4, "calculate_per_token_loss": True, "add_bias_linea
 
 def gradient_norms(rank: int) -> list[float]:
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29621", rank=rank, world_size=2)
-    options, found = distributed.DistributedDataParallelConfig(), []
+    options, norms = distributed.DistributedDataParallelConfig(), []
     for n in (1, 2):
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=n)
         config = TransformerConfig(**base, tensor_model_parallel_size=n, sequence_parallel=n > 1)
@@ -26,15 +26,15 @@ def gradient_norms(rank: int) -> list[float]:
         part, mask = (each.chunk(n)[rank % n] for each in (tokens, padded))
         (0 * ddp(part, padding_mask=mask)[0].sum()).backward()  # leaves the auxiliary loss
         distributed.finalize_model_grads([ddp], num_tokens=torch.tensor(12))
-        found.append(float(layer.weight.main_grad.norm()))
+        norms.append(float(layer.weight.main_grad.norm()))
         parallel_state.destroy_model_parallel()
-    return found
+    return norms
 
 
 if __name__ == "__main__":
     spawn(gradient_norms, join=False, daemon=True)  # rank 0
-    one, two = gradient_norms(1)
-    print(f"megatron-core {__version__}: the norm is {one:.4f} on 1 rank, {two:.4f} on 2 ranks")
-    wrong = abs(two / one - 1) > 0.01
-    print("WRONG: it depends on the ranks" if wrong else "right: it is the same")
-    raise SystemExit(wrong)
+    alone, both = gradient_norms(1)
+    print(f"megatron-core {__version__}: the norm is {alone:.4f} on 1 rank, {both:.4f} on 2 ranks")
+    has_bug = abs(both / alone - 1) > 0.01
+    print("WRONG: it depends on the ranks" if has_bug else "right: it is the same")
+    raise SystemExit(has_bug)

@@ -16,7 +16,7 @@ base |= {"num_moe_experts": 4, "calculate_per_token_loss": True, "add_bias_linea
 def norms(rank: int) -> list[float]:
     """The norms of the gradients of the router's weight on 1 and 2 ranks."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29620", rank=rank, world_size=2)
-    options, found = distributed.DistributedDataParallelConfig(), []
+    options, sizes = distributed.DistributedDataParallelConfig(), []
     for n in (1, 2):
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=n)
         config = TransformerConfig(**base, tensor_model_parallel_size=n, sequence_parallel=n > 1)
@@ -26,15 +26,15 @@ def norms(rank: int) -> list[float]:
         part = torch.randn(16, 1, 8).chunk(n)[rank % n]  # of 16 tokens
         (0 * ddp(part)[0].sum()).backward()  # so only the auxiliary loss has a gradient
         distributed.finalize_model_grads([ddp], num_tokens=torch.tensor(16))
-        found.append(float(layer.weight.main_grad.norm()))
+        sizes.append(float(layer.weight.main_grad.norm()))
         parallel_state.destroy_model_parallel()
-    return found
+    return sizes
 
 
 if __name__ == "__main__":
     spawn(norms, join=False, daemon=True)  # rank 0
-    one, two = norms(1)
-    print(f"megatron-core {__version__}: the norm is {one:.4f} on 1 rank, {two:.4f} on 2 ranks")
-    wrong = abs(two / one - 1) > 0.01
-    print("WRONG: it depends on the ranks" if wrong else "right: it is the same")
-    raise SystemExit(wrong)
+    alone, both = norms(1)
+    print(f"megatron-core {__version__}: the norm is {alone:.4f} on 1 rank, {both:.4f} on 2 ranks")
+    has_bug = abs(both / alone - 1) > 0.01
+    print("WRONG: it depends on the ranks" if has_bug else "right: it is the same")
+    raise SystemExit(has_bug)

@@ -36,13 +36,13 @@ class Attention(training.Model):
         self.attention = SelfAttention(config, parts, layer_number=1, attn_mask_type=causal)
 
     def forward(self, inputs: Tensor, mask: Tensor) -> Tensor:
-        """[part of length, rows, hidden], of inputs and of what is returned"""
+        """Inputs and outputs are [part of length, rows, hidden]."""
         outputs: Tensor = self.attention(inputs, mask)[0]
         return outputs
 
 
 def train(ctx: api.Context) -> None:
-    """Train with SGD and clipping; record the norm by upstream and the parts of the right one."""
+    """Train with SGD and clipping; record upstream's norm and the parts of the right norm."""
     p = ctx.params
     torch.manual_seed(ctx.seed)
     config = training.config(
@@ -69,8 +69,8 @@ def train(ctx: api.Context) -> None:
         inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in next(data))
 
         def loss(outputs: Tensor) -> Any:
-            found = (outputs - labels).square().mean()
-            return found, {"loss": found.detach()}
+            error = (outputs - labels).square().mean()
+            return error, {"loss": error.detach()}
 
         return model(inputs, mask), loss
 
@@ -78,16 +78,16 @@ def train(ctx: api.Context) -> None:
         batch = torch.randn(2, LENGTH, ROWS, HIDDEN, generator=generator).to(ctx.device)
         trained = [weight for weight in module.parameters() if weight.requires_grad]
         trainer.backward(forward, batch, (LENGTH, ROWS))
-        own = _norm([weight.main_grad for weight in trained])  # before they are clipped in place
+        local_norm = _norm([weight.main_grad for weight in trained])  # the step clips in place
         sinks = _norm([w.main_grad for n, w in module.named_parameters() if n.endswith(SINKS)])
         before = [weight.detach().clone() for weight in trained]
         norm = trainer.step()
-        moved = [(b - a.detach()) / p.lr for b, a in zip(before, trained, strict=True)]
-        ctx.record("step", step, norm=norm, own=own, sinks=sinks, applied=_norm(moved))
+        updates = [(b - a.detach()) / p.lr for b, a in zip(before, trained, strict=True)]
+        ctx.record("step", step, norm=norm, own=local_norm, sinks=sinks, applied=_norm(updates))
 
 
 def _init(weight: Tensor) -> Tensor:
-    """The same values whatever was drawn before, so that one rank has those of two."""
+    """The same values whatever was drawn before, so that one rank gets the values of two."""
     generator = torch.Generator().manual_seed(sum(weight.shape))
     with torch.no_grad():
         return weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3)

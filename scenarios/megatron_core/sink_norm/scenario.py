@@ -95,7 +95,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """Each step: upstream's norm, those of this rank's gradients, and of what was applied."""
+    """Each step: upstream's norm, and the norms of this rank's gradients and of its movement."""
     step = {"norm": api.alike(api.SIZE), "own": api.SIZE, "sinks": api.SIZE, "applied": api.SIZE}
     return {"step": api.Kind(step, api.each(at.params.steps))}
 
@@ -124,28 +124,28 @@ class Step:
 def _steps(records: api.Records) -> Iterator[Step]:
     for step in records.of("step", 0):
         ranks = [s for s in records.of("step") if s["step"] == step["step"]]
-        right = math.hypot(*(s["own"] for s in ranks))
+        whole = math.hypot(*(s["own"] for s in ranks))
         later = math.hypot(*(s["sinks"] for s in ranks[1:]))
-        first = math.sqrt(max(right**2 - later**2, 0.0))
+        documented = math.sqrt(max(whole**2 - later**2, 0.0))
         applied = math.hypot(*(s["applied"] for s in ranks))
-        yield Step(step["step"], step["norm"], right, first, applied)
+        yield Step(step["step"], step["norm"], whole, documented, applied)
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """Upstream's norm leaves out the sinks of all ranks but the first, and each step is clipped by
     that norm."""
     clipping, steps = records.params.clipping, list(_steps(records))
-    wrong = [
+    faults = [
         s for s in steps if not (api.near(s.norm, s.right, share=WITHIN) and _fits(s, clipping))
     ]
-    if not wrong:
+    if not faults:
         return None
-    worst = min(wrong, key=lambda s: s.norm / s.right)
+    worst = min(faults, key=lambda s: s.norm / s.right)
     return api.Finding(
-        f"in {len(wrong)} steps the norm is wrong: in step {worst.number} {worst.norm:.5g}, where "
+        f"in {len(faults)} steps the norm is wrong: in step {worst.number} {worst.norm:.5g}, where "
         f"{worst.right:.5g} is right; the step has the norm {worst.applied:.5g}, the limit is "
         f"{clipping:g}",
-        step=wrong[0].number,
+        step=faults[0].number,
         parameters=("softmax_offset",),
         ranks=records.ranks,
         magnitude=1 - worst.norm / worst.right,
@@ -189,7 +189,7 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
 
 
 def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of the norms of the steps beside the limit."""
+    """A picture of the norms of the steps and the limit."""
     limit = max((records.params.clipping for records in trials.values()), default=0.0)
     yield api.Lines(
         "The norm of each step",

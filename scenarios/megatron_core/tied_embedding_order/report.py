@@ -14,7 +14,7 @@ def reduced(rank: int) -> torch.Tensor:
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29625", rank=rank, world_size=4)
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
     model = LanguageModule(TransformerConfig(num_layers=2, hidden_size=4, num_attention_heads=1))
-    model.share_embeddings_and_output_weights, found = True, [torch.empty(0)] * 4
+    model.share_embeddings_and_output_weights, parts = True, [torch.empty(0)] * 4
     model.pre_process, model.post_process = rank < 2, rank > 1  # each on two ranks
     if model.pre_process:
         model.embedding = torch.nn.ModuleDict({"word_embeddings": torch.nn.Embedding(4, 4)})
@@ -27,14 +27,14 @@ def reduced(rank: int) -> torch.Tensor:
     ddp = distributed.DistributedDataParallel(model.config, model, group, True, **options)
     (gradient * sum(each.sum() for each in model.parameters())).backward()
     distributed.finalize_model_grads([ddp])
-    torch.distributed.all_gather_object(found, model.shared_embedding_or_output_weight().main_grad)
-    return torch.stack(found)
+    torch.distributed.all_gather_object(parts, model.shared_embedding_or_output_weight().main_grad)
+    return torch.stack(parts)
 
 
 if __name__ == "__main__":
     spawn(reduced, nprocs=3, join=False, daemon=True)  # ranks 0 to 2
     cells = reduced(3)  # the means: 1 + 10 of the first stage, 100 + 1000 of the last
     print(f"megatron-core {package_info.__version__}:", *(cell.unique().tolist() for cell in cells))
-    wrong = bool((cells.view(2, 2, -1).amax(1) < 1111).any())  # the better of two replicas
-    print("WRONG: no replica has all, 1111" if wrong else "right: one of two replicas has 1111")
-    raise SystemExit(wrong)
+    has_bug = bool((cells.view(2, 2, -1).amax(1) < 1111).any())  # the better of two replicas
+    print("WRONG: no replica has all, 1111" if has_bug else "right: one of two replicas has 1111")
+    raise SystemExit(has_bug)

@@ -161,7 +161,7 @@ def run(ctx: api.Context) -> None:
         _reduce(ctx, ddp, place.owned)
     with ctx.phase("check"):
         others, copy = tied.others(ddp, sharded=sharded), tied.tied_weight(ddp)
-        cells.rest(ctx, others, tied.apart(copy.detach()))
+        cells.record_others(ctx, others, tied.apart(copy.detach()))
 
 
 def _reduce(ctx: api.Context, ddp: Any, owned: tuple[int, int]) -> None:
@@ -192,8 +192,8 @@ def _reduce(ctx: api.Context, ddp: Any, owned: tuple[int, int]) -> None:
 
 def detect(records: api.Records) -> api.Finding | None:
     """An owner's gradient is not the mean over the replicas, summed over the stages."""
-    wrong = cells.otherwise_wrong(records, sharded=records.params.distributed_optimizer)
-    return wrong or cells.incomplete(records, COPIES, SUMMED)
+    finding = cells.otherwise_wrong(records, sharded=records.params.distributed_optimizer)
+    return finding or cells.incomplete(records, COPIES, SUMMED)
 
 
 def exercised(records: api.Records) -> api.Exercise:

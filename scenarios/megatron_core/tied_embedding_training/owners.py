@@ -46,47 +46,47 @@ rank's part of the tied gradient is from that sum; it is empty if the rank owns 
 the greatest distance of its weights from where plain AdamW moves them."""
 
 
-def off(found: Tensor, right: Tensor) -> float:
+def off(tensor: Tensor, expected: Tensor) -> float:
     """The distance as a fraction of the right value."""
-    return float((found - right).norm() / (right.norm() or 1.0))
+    return float((tensor - expected).norm() / (expected.norm() or 1.0))
 
 
 def missed(owned: Tensor, parts: Sequence[Tensor]) -> dict[str, float]:
-    """How far what a rank owns is from the mean of all parts, and from that without one of them."""
+    """How far the owned part is from the mean of all parts, and from the means without one part."""
     if not owned.numel():
         return {}
-    right = sum(parts[1:], parts[0]) / REPLICAS
-    less = {f"g{n}": off(owned, right - part / REPLICAS) for n, part in enumerate(parts)}
-    return {NONE: off(owned, right), **less}
+    mean = sum(parts[1:], parts[0]) / REPLICAS
+    without = {f"g{n}": off(owned, mean - part / REPLICAS) for n, part in enumerate(parts)}
+    return {NONE: off(owned, mean), **without}
 
 
 def missed_by(step: api.Record) -> str | None:
-    """Whose gradient a rank's part of the tied gradient misses: ``g2``, or ``none``.
+    """The gradient that a rank's part of the tied gradient misses: ``g2``, or ``none``.
 
-    The documented bug misses one of the other stage's. None if nothing explains the part.
+    With the documented bug it is a gradient of the other stage. None if nothing explains the part.
     """
-    own = step["rank"] // REPLICAS
-    names = [NONE, *(f"g{n}" for n in range(RANKS) if n // REPLICAS != own)]
+    stage = step["rank"] // REPLICAS
+    names = [NONE, *(f"g{n}" for n in range(RANKS) if n // REPLICAS != stage)]
     return next((n for n in names if api.near(step["missed"][n], 0.0, within=SHARE)), None)
 
 
 def missing(records: api.Records) -> Mapping[int, str]:
-    """By rank, whose gradient it missed at the first step; without ranks that missed none."""
-    first = [s for s in records.of("step") if s["step"] == 1 and s.get("missed")]
-    return {s["rank"]: name for s in first if (name := missed_by(s)) not in (None, NONE)}
+    """By rank, the gradient that it missed at the first step; without ranks that missed none."""
+    steps = [s for s in records.of("step") if s["step"] == 1 and s.get("missed")]
+    return {s["rank"]: name for s in steps if (name := missed_by(s)) not in (None, NONE)}
 
 
 def otherwise_wrong(records: api.Records) -> api.Finding | None:
     """At some step something was wrong that no missed gradient explains: never documented."""
-    lines = [(step, line) for step in records.of("step") for line in _wrong(step)]
+    lines = [(step, line) for step in records.of("step") for line in _faults(step)]
     for rank, line in misplaced(records):
         lines += [(step, line) for step in records.of("step", rank)[:1]]
     if not lines:
         return None
-    first = min(step["step"] for step, _ in lines)
-    shown = [(step["rank"], line) for step, line in lines if step["step"] == first]
-    ranks = tuple(dict.fromkeys(rank for rank, _ in shown))
-    return api.Finding("\n".join(line for _, line in shown), first, (), ranks, documented=False)
+    start = min(step["step"] for step, _ in lines)
+    faults = [(step["rank"], line) for step, line in lines if step["step"] == start]
+    ranks = tuple(dict.fromkeys(rank for rank, _ in faults))
+    return api.Finding("\n".join(line for _, line in faults), start, (), ranks, documented=False)
 
 
 def distance(ours: api.Record | None, theirs: api.Record | None) -> float:
@@ -98,7 +98,7 @@ def distance(ours: api.Record | None, theirs: api.Record | None) -> float:
     return max(far, key=lambda d: (math.isnan(d), d))  # max alone ignores NaNs
 
 
-def _wrong(step: api.Record) -> Iterator[str]:
+def _faults(step: api.Record) -> Iterator[str]:
     if "missed" not in step:  # one process
         return
     where = f"step {step['step']}, rank {step['rank']}:"

@@ -23,10 +23,10 @@ Weights = Sequence[Tensor]
 hidden]."""
 
 
-def loss_of(first: Weights, last: Weights, data: tied.Batch) -> Tensor:
+def loss_of(front: Weights, back: Weights, data: tied.Batch) -> Tensor:
     """The mean loss (nats) of the complete model; its two copies of the tied weight may differ."""
-    x = tied.blocks(F.embedding(data.tokens, first[0]), [*first[1:], *last[1:]])
-    return F.cross_entropy(F.linear(x, last[0]).flatten(0, -2), data.labels.flatten())
+    x = tied.blocks(F.embedding(data.tokens, front[0]), [*front[1:], *back[1:]])
+    return F.cross_entropy(F.linear(x, back[0]).flatten(0, -2), data.labels.flatten())
 
 
 def train(ctx: api.Context, shape: tied.Shape, data: tied.Batch, lr: float, steps: int) -> None:
@@ -45,7 +45,7 @@ def train(ctx: api.Context, shape: tied.Shape, data: tied.Batch, lr: float, step
 
 
 class Beside:
-    """Plain torch beside a pipeline's training: whose gradients its owners step with, and how."""
+    """Plain torch on a pipeline's rows: it shows which gradients the owners step with, and how."""
 
     def __init__(
         self, ctx: api.Context, trainer: tied.Trainer, data: tied.Batch, lr: float
@@ -62,16 +62,16 @@ class Beside:
         """After a step: ``owners.FACTS``. A collective call."""
         stage, replica = divmod(self.rank, cells.REPLICAS)
         losses, gradients = zip(*map(self._plainly, range(cells.REPLICAS)), strict=True)
-        first, *others = self._owned_gradients()
+        tied_gradient, *others = self._owned_gradients()
         part = self.owned[0]
         tied_parts = [each[s][0].flatten()[part] for s in range(tied.STAGES) for each in gradients]
         means = [
             sum(g) / cells.REPLICAS for g in zip(*(e[stage][1:] for e in gradients), strict=True)
         ]
-        right = [m.flatten()[own] for m, own in zip(means, self.owned[1:], strict=True)]
+        expected = [m.flatten()[own] for m, own in zip(means, self.owned[1:], strict=True)]
         facts = {
-            "missed": owners.missed(first, tied_parts),
-            "others_off": max(owners.off(*pair) for pair in zip(others, right, strict=True)),
+            "missed": owners.missed(tied_gradient, tied_parts),
+            "others_off": max(owners.off(*pair) for pair in zip(others, expected, strict=True)),
             "weights_off": self._weights_off(stage),
             "plain_loss": losses[replica],
         }
@@ -84,9 +84,9 @@ class Beside:
         leaves = [[w.clone().requires_grad_() for w in stage] for stage in stages]
         size = self.data.tokens.shape[1] // cells.REPLICAS
         loss = loss_of(leaves[0], leaves[1], self.data.of_replica(replica, size))
-        found = torch.autograd.grad(loss, [w for stage in leaves for w in stage])
+        gradients = torch.autograd.grad(loss, [w for stage in leaves for w in stage])
         half = len(leaves[0])
-        return float(loss.detach()), (found[:half], found[half:])
+        return float(loss.detach()), (gradients[:half], gradients[half:])
 
     def _owned_gradients(self) -> list[Tensor]:
         pairs = zip(self.weights, self.owned, strict=True)
@@ -95,8 +95,8 @@ class Beside:
     def _weights_off(self, stage: int) -> float:
         """How far this rank's weights are from where AdamW moves them with each owner's part."""
         masked = [torch.zeros_like(weight.main_grad) for weight in self.weights]
-        for zeros, own, gradient in zip(masked, self.owned, self._owned_gradients(), strict=True):
-            zeros.view(-1)[own] = gradient
+        for zeros, place, gradient in zip(masked, self.owned, self._owned_gradients(), strict=True):
+            zeros.view(-1)[place] = gradient
         everybodys = _of_all(masked)[stage * cells.REPLICAS : (stage + 1) * cells.REPLICAS]
         for parameter, *parts in zip(self.stepped, *everybodys, strict=True):
             parameter.grad = sum(parts[1:], parts[0])
@@ -108,10 +108,10 @@ class Beside:
 def _of_all(tensors: Weights) -> list[Weights]:
     """The tensors of every rank, by rank; their shapes are the same. A collective call."""
     flat = torch.cat([each.detach().flatten() for each in tensors])
-    found = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, flat)
+    by_rank = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(by_rank, flat)
     sizes = [each.numel() for each in tensors]
     return [
         [part.view_as(each) for part, each in zip(one.split(sizes), tensors, strict=True)]
-        for one in found
+        for one in by_rank
     ]

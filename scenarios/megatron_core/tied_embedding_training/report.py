@@ -23,13 +23,13 @@ def distance(rank: int) -> float:
     options = distributed.DistributedDataParallelConfig(use_distributed_optimizer=True)
     ddp = distributed.DistributedDataParallel(config, options, model)
     adam = optimizer.OptimizerConfig(lr=0.01, use_distributed_optimizer=True)
-    step, found = optimizer.get_megatron_optimizer(adam, [ddp]).step, [torch.empty(0)] * 4
+    step, copies = optimizer.get_megatron_optimizer(adam, [ddp]).step, [torch.empty(0)] * 4
     torch.manual_seed(rank)  # so each rank has another gradient
     sum((each * torch.randn_like(each)).sum() for each in model.parameters()).backward()
     distributed.finalize_model_grads([ddp])
     step()
-    torch.distributed.all_gather_object(found, model.shared_embedding_or_output_weight().detach())
-    return float((found[0] - found[3]).abs().max())
+    torch.distributed.all_gather_object(copies, model.shared_embedding_or_output_weight().detach())
+    return float((copies[0] - copies[3]).abs().max())
 
 
 if __name__ == "__main__":

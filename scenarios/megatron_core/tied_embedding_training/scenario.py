@@ -57,10 +57,10 @@ def never_its_own_bucket(function: Any) -> api.Edits:
     import libcst.matchers as m
 
     name = m.MatchRegex("[\"']shared_embedding[\"']")
-    asked = m.Call(
+    pattern = m.Call(
         func=m.Name("getattr"), args=[m.Arg(), m.Arg(m.SimpleString(name)), m.Arg(m.Name("False"))]
     )
-    for call in m.findall(function, asked):
+    for call in m.findall(function, pattern):
         yield call, cst.Name("False")
 
 
@@ -168,23 +168,23 @@ def detect(records: api.Records) -> api.Finding | None:
     replicas = "the data-parallel replicas " + ("differ" if unlike else "agree")
     parted = [step for step in records.of("step", 0) if step.get("apart")]
     missing = owners.missing(records)
-    other = owners.otherwise_wrong(records)
-    if other or not parted:
+    fault = owners.otherwise_wrong(records)
+    if fault or not parted:
         agree_too = f"{replicas}, and the tied copies agree"
-        return other or (api.Finding(agree_too, documented=False) if unlike or missing else None)
-    first, last = parted[0], parted[-1]
-    shown = [step for step in parted if step["step"] in (first["step"], 5, last["step"])]
-    drift = ", ".join(f"{step['apart']:.3g} after step {step['step']}" for step in shown)
+        return fault or (api.Finding(agree_too, documented=False) if unlike or missing else None)
+    start, end = parted[0], parted[-1]
+    examples = [step for step in parted if step["step"] in (start["step"], 5, end["step"])]
+    drift = ", ".join(f"{step['apart']:.3g} after step {step['step']}" for step in examples)
     without = [f"; rank {rank} stepped without {name}" for rank, name in missing.items()]
     return api.Finding(
-        f"the copies of the tied embedding differ from step {first['step']} on: by up to {drift}\n"
+        f"the copies of the tied embedding differ from step {start['step']} on: by up to {drift}\n"
         f"{replicas}{''.join(without)}",
-        first["step"],
+        start["step"],
         ("embedding.word_embeddings.weight", "output_layer.weight"),
         records.ranks,
-        last["apart"],
+        end["apart"],
         copies.UNIT,
-        documented=first["step"] == 1
+        documented=start["step"] == 1
         and not unlike
         and {rank // cells.REPLICAS for rank in missing} == {0, 1},
     )
@@ -193,16 +193,16 @@ def detect(records: api.Records) -> api.Finding | None:
 def exercised(records: api.Records) -> api.Exercise:
     """All ranks' own gradients differed in every step. The copies were at different places of their
     buffers, and cut between the replicas."""
-    own: dict[int, list[tuple[float]]] = {}
+    steps: dict[int, list[tuple[float]]] = {}
     for step in records.of("step"):
-        own.setdefault(step["step"], []).append((step.get("own_gradient", 0.0),))
-    equal = [step for step, norms in own.items() if not cells.different(norms)]
-    norms = ", ".join(f"{norm:.3g}" for (norm,) in own.get(1, ()))
+        steps.setdefault(step["step"], []).append((step.get("own_gradient", 0.0),))
+    equal = [step for step, norms in steps.items() if not cells.different(norms)]
+    norms = ", ".join(f"{norm:.3g}" for (norm,) in steps.get(1, ()))
     return cells.cut(records, sharded=True) & api.Exercise.of(
-        bool(own) and not equal,
-        f"all ranks' own gradients of the weight differed in {len(own)} steps (norms {norms} at "
+        bool(steps) and not equal,
+        f"all ranks' own gradients of the weight differed in {len(steps)} steps (norms {norms} at "
         "step 1)",
-        f"the ranks' own gradients were equal, 0 or missing in {len(equal)} of {len(own)} steps",
+        f"the ranks' own gradients were equal, 0 or missing in {len(equal)} of {len(steps)} steps",
     )
 
 

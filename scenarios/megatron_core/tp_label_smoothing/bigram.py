@@ -91,21 +91,21 @@ def train(ctx: api.Context, smoothing: float, steps: int, lr: float, *, gathered
 
     The loss is upstream's, or torch's over gathered logits.
     """
-    made = model(ctx, gathered=gathered)
-    optimizer = torch.optim.SGD(made.parameters(), lr=lr)
+    bigram = model(ctx, gathered=gathered)
+    optimizer = torch.optim.SGD(bigram.parameters(), lr=lr)
     generator = torch.Generator().manual_seed(ctx.seed + 1)
     plain = Plain(ctx.world_size, smoothing)
     for step in range(1, steps + 1):
         both = torch.randint(VOCABULARY, (2, LENGTH, ROWS), generator=generator).to(ctx.device)
-        before = made.gathered()
+        before = bigram.gathered()
         optimizer.zero_grad()
-        loss = (torchs if gathered else upstreams)(made(both[0]), both[1], smoothing)
+        loss = (torchs if gathered else upstreams)(bigram(both[0]), both[1], smoothing)
         loss.backward()
         optimizer.step()
-        right = applied.plainly(plain.right, before, [both])
+        expected = applied.plainly(plain.loss, before, [both])
         local = applied.plainly(plain.local, before, [both])
-        after = made.gathered()
-        facts = applied.facts(right, before, after, lr)
+        after = bigram.gathered()
+        facts = applied.facts(expected, before, after, lr)
         ctx.record(
             "step",
             step,
@@ -123,7 +123,7 @@ def upstreams(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 
 
 def torchs(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """The same of the complete logits by torch, which gives the right class a share, too."""
+    """torch's loss of the complete logits, which gives the right class a share, too."""
     share = smoothing * VOCABULARY / (VOCABULARY - 1)
     return cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=share)
 
@@ -134,19 +134,19 @@ class Plain:
     def __init__(self, parts: int, smoothing: float) -> None:
         self.parts, self.smoothing = parts, smoothing
 
-    def right(self, weights: Weights, both: Tensor) -> Tensor:
+    def loss(self, weights: Weights, both: Tensor) -> Tensor:
         """The mean loss (nats): all classes but the right one share ``smoothing`` evenly."""
-        found = log_softmax(_logits(weights, both), -1)
-        return self._smoothed(found, found, both)
+        logs = log_softmax(_logits(weights, both), -1)
+        return self._smoothed(logs, logs, both)
 
     def local(self, weights: Weights, both: Tensor) -> Tensor:
-        """A number whose gradient is that of the documented reason: each rank's part of the logits
-        gets the gradient of that rank's own loss. Its value has no meaning."""
+        """A number with the gradient of the documented bug: each rank's part of the logits gets the
+        gradient of that rank's own loss. Its value has no meaning."""
         logits = _logits(weights, both)
         fixed = logits.detach().chunk(self.parts, -1)
-        own = logits.chunk(self.parts, -1)
+        parts = logits.chunk(self.parts, -1)
         mixed = [
-            torch.cat([*fixed[:rank], own[rank], *fixed[rank + 1 :]], -1)
+            torch.cat([*fixed[:rank], parts[rank], *fixed[rank + 1 :]], -1)
             for rank in range(self.parts)
         ]
         return torch.stack([self._of_part(m, both, rank) for rank, m in enumerate(mixed)]).sum()
@@ -157,13 +157,13 @@ class Plain:
         return [self._of_part(logits, both, rank) for rank in range(self.parts)]
 
     def _of_part(self, logits: Tensor, both: Tensor, rank: int) -> Tensor:
-        found = log_softmax(logits, -1)
-        return self._smoothed(found, found.chunk(self.parts, -1)[rank], both)
+        logs = log_softmax(logits, -1)
+        return self._smoothed(logs, logs.chunk(self.parts, -1)[rank], both)
 
-    def _smoothed(self, found: Tensor, over: Tensor, both: Tensor) -> Tensor:
+    def _smoothed(self, logs: Tensor, over: Tensor, both: Tensor) -> Tensor:
         share = self.smoothing * over.shape[-1] / (over.shape[-1] - 1)
-        right = found.gather(-1, both[1][..., None])[..., 0]
-        return -((1 - share) * right + share * over.mean(-1)).mean()
+        of_labels = logs.gather(-1, both[1][..., None])[..., 0]
+        return -((1 - share) * of_labels + share * over.mean(-1)).mean()
 
 
 def _logits(weights: Weights, both: Tensor) -> Tensor:

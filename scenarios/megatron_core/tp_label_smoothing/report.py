@@ -21,19 +21,19 @@ def results(rank: int) -> Any:
     part: Any = logits.chunk(2, -1)[rank].clone().requires_grad_()
     loss = vocab_parallel_cross_entropy(part, labels, label_smoothing=0.1).mean()
     loss.backward()
-    found: list[Any] = [None, None]
-    torch.distributed.all_gather_object(found, (loss.item(), part.grad))
-    return found
+    pairs: list[Any] = [None, None]
+    torch.distributed.all_gather_object(pairs, (loss.item(), part.grad))
+    return pairs
 
 
 if __name__ == "__main__":
     spawn(results, join=False, daemon=True)  # rank 0
     losses, gradients = zip(*results(1), strict=True)
     rate = 0.1 * 16 / 15  # as torch also gives a part to the right class, and Megatron does not
-    right = torch.nn.functional.cross_entropy(logits.requires_grad_(), labels, label_smoothing=rate)
-    gradient = torch.autograd.grad(right, logits)[0]
+    whole = torch.nn.functional.cross_entropy(logits.requires_grad_(), labels, label_smoothing=rate)
+    gradient = torch.autograd.grad(whole, logits)[0]
     off = float((torch.cat(gradients, -1) - gradient).norm() / gradient.norm())
     print("megatron-core", version("megatron-core"), "has losses", *(f"{x:.4f}" for x in losses))
-    print(f"torch has {right:.4f}; the gradient of the logits is wrong by {off:.2%}")
+    print(f"torch has {whole:.4f}; the gradient of the logits is wrong by {off:.2%}")
     print("WRONG: each rank smooths its part" if off > 1e-4 else "right: both are torch's")
     raise SystemExit(off > 1e-4)

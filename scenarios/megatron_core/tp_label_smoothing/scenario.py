@@ -45,8 +45,8 @@ def over_all_ranks(tree: Any) -> api.Edits:
             ),
         ),
     ):
-        ((line, more),) = followed(setting(body, name), *lines)
-        body = body.deep_replace(line, more)
+        ((line, replacement),) = followed(setting(body, name), *lines)
+        body = body.deep_replace(line, replacement)
     yield tree.body, body
 
 
@@ -111,26 +111,26 @@ def detect(records: api.Records) -> api.Finding | None:
     """Each rank's loss smooths over its part of the vocabulary, and each step applied the gradients
     of these losses, each on its rank's logits."""
     steps = records.of("step")
-    wrong = [step for step in steps if not (_right(step) and applied.times(step, 1))]
-    if not wrong:
+    faults = [step for step in steps if not (_loss_agrees(step) and applied.times(step, 1))]
+    if not faults:
         return None
-    explained = len(wrong) == len(steps) and all(map(_explained, steps))
-    return applied.finding(wrong, _lines(wrong), documented=explained)
+    explained = len(faults) == len(steps) and all(map(_explained, steps))
+    return applied.finding(faults, _lines(faults), documented=explained)
 
 
-def _right(step: api.Record) -> bool:
+def _loss_agrees(step: api.Record) -> bool:
     return api.near(step["loss"], step["reference_loss"], share=applied.TOLERANCE)
 
 
 def _explained(step: api.Record) -> bool:
-    """Whether the loss and what was applied are those of the documented reason."""
+    """Whether the documented reason explains the loss and the step."""
     local = api.near(step["loss"], step["local_loss"], share=applied.TOLERANCE)
     return local and applied.times(step["unexplained"], 1)
 
 
-def _lines(wrong: list[api.Record]) -> Iterator[str]:
-    for step in (one for one in wrong if one["step"] == wrong[0]["step"]):
-        if not _right(step):
+def _lines(faults: list[api.Record]) -> Iterator[str]:
+    for step in (one for one in faults if one["step"] == faults[0]["step"]):
+        if not _loss_agrees(step):
             yield (
                 f"rank {step['rank']}, step {step['step']}: the loss is {step['loss']:.4f}, plain "
                 f"torch's is {step['reference_loss']:.4f}"

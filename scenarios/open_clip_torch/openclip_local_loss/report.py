@@ -20,21 +20,21 @@ def gradient(model: Any, loss: Any, rows: torch.Tensor) -> torch.Tensor:
 
 
 def gradients(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """On two ranks, and in one process with all rows."""
+    """The gradient on two ranks, and in one process with all rows."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29734", rank=rank, world_size=2)
     torch.manual_seed(0)
     model, rows = torch.nn.Linear(6, 4, bias=False), torch.randn(16, 2, 6)
-    right, loss = gradient(model, ClipLoss(), rows), ClipLoss(True, rank=rank, world_size=2)
-    found = gradient(DistributedDataParallel(model), loss, rows.chunk(2)[rank])
+    alone, loss = gradient(model, ClipLoss(), rows), ClipLoss(True, rank=rank, world_size=2)
+    on_ranks = gradient(DistributedDataParallel(model), loss, rows.chunk(2)[rank])
     torch.distributed.barrier()
-    return found, right
+    return on_ranks, alone
 
 
 if __name__ == "__main__":
     spawn(gradients, join=False, daemon=True)  # rank 0
-    found, right = gradients(1)
-    wrong = bool((found - right).norm() > 1e-3 * right.norm())
-    text = f"norm {found.norm():.4f}, cosine {torch.cosine_similarity(found, right, dim=0):.4f}"
+    on_two, in_one = gradients(1)
+    has_bug = bool((on_two - in_one).norm() > 1e-3 * in_one.norm())
+    text = f"norm {on_two.norm():.4f}, cosine {torch.cosine_similarity(on_two, in_one, dim=0):.4f}"
     print("open_clip_torch", version("open_clip_torch"), "on 2 ranks, local_loss")
-    print(f"{'WRONG' if wrong else 'right'}: {text}; in one process {right.norm():.4f}")
-    raise SystemExit(wrong)
+    print(f"{'WRONG' if has_bug else 'right'}: {text}; in one process {in_one.norm():.4f}")
+    raise SystemExit(has_bug)

@@ -43,8 +43,8 @@ def implied(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    kept = m.Attribute(attr=m.Name("gather_with_grad"))
-    for line in m.findall(function, m.Assign([m.AssignTarget(kept)])):
+    attribute = m.Attribute(attr=m.Name("gather_with_grad"))
+    for line in m.findall(function, m.Assign([m.AssignTarget(attribute)])):
         value = cst.ensure_type(line, cst.Assign).value
         yield value, cst.parse_expression("gather_with_grad or local_loss")
 

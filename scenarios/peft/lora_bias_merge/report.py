@@ -9,7 +9,7 @@ from torch.nn.functional import mse_loss
 
 
 def compare(bias: bool, alpha: int) -> float:
-    """How far the merged model's outputs are, as a part of what the adapter changes in them."""
+    """How far the merged model's outputs are off, as a part of the adapter's effect."""
     torch.manual_seed(0)
     rows, labels = torch.randn(2, 16, 8)
     base = nn.Sequential(nn.Linear(8, 8))
@@ -34,6 +34,6 @@ def compare(bias: bool, alpha: int) -> float:
 print("peft", peft.__version__)
 compare(False, 16)
 compare(True, 4)
-wrong = compare(True, 16) > 1e-3
-print("WRONG: the merge changes the model" if wrong else "right: the merged model is the same")
-raise SystemExit(wrong)
+has_bug = compare(True, 16) > 1e-3
+print("WRONG: the merge changes the model" if has_bug else "right: the merged model is the same")
+raise SystemExit(has_bug)

@@ -56,8 +56,8 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The losses of the training and of the merged model; how far this one is from two others, and
-    the size of the biases."""
+    """The losses; how far the merged model is from the trained one, and from one whose bias is not
+    scaled; and the size of the bias."""
     sizes = {
         "from_trained": api.SIZE,
         "from_unscaled": api.SIZE,
@@ -94,11 +94,13 @@ def run(ctx: api.Context) -> None:
         with model.disable_adapter():
             effect = float((trained - model(rows)).norm())
         layer = model.base_model.model[0]
-        found = layer.lora_B["default"].bias
-        bias = torch.zeros(8, device=ctx.device) if found is None else found.detach().clone()
+        parameter = layer.lora_B["default"].bias
+        bias = (
+            torch.zeros(8, device=ctx.device) if parameter is None else parameter.detach().clone()
+        )
         missing = (layer.scaling["default"] - 1) * bias
         if p.scaled:
-            found.mul_(layer.scaling["default"])
+            parameter.mul_(layer.scaling["default"])
         merged = model.merge_and_unload()(rows)
     ctx.record(
         "merged",
@@ -112,42 +114,42 @@ def run(ctx: api.Context) -> None:
 
 def detect(records: api.Records) -> api.Finding | None:
     """The merged model is not the trained one, but the one whose bias is not scaled."""
-    (found,) = records.of("merged")
-    if api.near(found["from_trained"], 0, within=TOLERANCE):
+    (merge,) = records.of("merged")
+    if api.near(merge["from_trained"], 0, within=TOLERANCE):
         return None
     return api.Finding(
-        f"the outputs of the merged model are {found['from_trained']:.3g} of the adapter's effect "
-        f"away; the loss is {found['merged_loss']:.4f}, and was {found['losses'][-1]:.4f}",
+        f"the outputs of the merged model are {merge['from_trained']:.3g} of the adapter's effect "
+        f"away; the loss is {merge['merged_loss']:.4f}, and was {merge['losses'][-1]:.4f}",
         ranks=records.ranks,
         parameters=("lora_B.bias",),
-        magnitude=found["from_trained"],
+        magnitude=merge["from_trained"],
         unit="of the adapter's effect",
-        documented=api.near(found["from_unscaled"], 0, within=TOLERANCE),
+        documented=api.near(merge["from_unscaled"], 0, within=TOLERANCE),
     )
 
 
 def exercised(records: api.Records) -> api.Exercise:
     """The adapter has a bias that is not 0, and a scaling that is not 1."""
-    p, (found,) = records.params, records.of("merged")
-    text = f"the bias has the norm {found['bias']:.3g}; alpha is {p.alpha}, r is {p.rank}"
-    return api.Exercise.of(found["bias"] > 0 and p.alpha != p.rank, text)
+    p, (merge,) = records.params, records.of("merged")
+    text = f"the bias has the norm {merge['bias']:.3g}; alpha is {p.alpha}, r is {p.rank}"
+    return api.Exercise.of(merge["bias"] > 0 and p.alpha != p.rank, text)
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The training is right, and the merged model is better than the one before the training."""
-    (found,) = records.of("merged")
-    losses = found["losses"]
+    (merge,) = records.of("merged")
+    losses = merge["losses"]
     return {
         "the loss of the training rises": losses[-1] >= losses[0],
-        "the merged model is no better than the base": found["merged_loss"] >= losses[0],
+        "the merged model is no better than the base": merge["merged_loss"] >= losses[0],
     }
 
 
 def _losses(records: api.Records) -> list[tuple[str, float]]:
-    (found,) = records.of("merged")
-    first, *_, trained = found["losses"]
-    named = {"before the training": first, "trained": trained, "merged": found["merged_loss"]}
-    return list(named.items())
+    (merge,) = records.of("merged")
+    start, *_, trained = merge["losses"]
+    by_name = {"before the training": start, "trained": trained, "merged": merge["merged_loss"]}
+    return list(by_name.items())
 
 
 picture = api.bars(

@@ -21,17 +21,17 @@ config = peft.LoraConfig(r=4, target_modules=["0", "1"], init_lora_weights=False
 model = peft.get_peft_model(base, config)
 rates = {"lr": RATE, "loraplus_lr_ratio": RATIO, "loraplus_lr_embedding": EMBEDDING}
 sgd = create_loraplus_optimizer(model, torch.optim.SGD, **rates)
-trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-before = {name: each.detach().clone() for name, each in trained.items()}
+trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+before = {name: weight.detach().clone() for name, weight in trained.items()}
 model(torch.arange(16)).square().sum().backward()
 sgd.step()
 
 print("peft", peft.__version__)
-wrong = False
-for name, each in trained.items():
-    rate = float((each.detach() - before[name]).norm() / each.grad.norm())
-    right = next(RIGHT[part] for part in name.split(".") if part in RIGHT)
-    print(f"{name}: the rate is {rate:.4g}, and {right:.4g} is right")
-    wrong |= "embedding" in name and abs(rate / right - 1) > 0.01
-print("WRONG: the embedding has another rate" if wrong else "right: each has its own rate")
-raise SystemExit(wrong)
+has_bug = False
+for name, weight in trained.items():
+    rate = float((weight.detach() - before[name]).norm() / weight.grad.norm())
+    expected = next(RIGHT[part] for part in name.split(".") if part in RIGHT)
+    print(f"{name}: the rate is {rate:.4g}, and {expected:.4g} is right")
+    has_bug |= "embedding" in name and abs(rate / expected - 1) > 0.01
+print("WRONG: the embedding has another rate" if has_bug else "right: each has its own rate")
+raise SystemExit(has_bug)

@@ -60,7 +60,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """Each step: the norm of each matrix' gradient, and of what it moved."""
+    """Each step: the norms of each matrix's gradient and movement."""
     names = [name for name in NAMES.values() if at.params.adapted or "linear" in name]
     norms = api.held(dict.fromkeys(names, api.SIZE))
     return {
@@ -88,21 +88,23 @@ def run(ctx: api.Context) -> None:
         loraplus_lr_ratio=p.ratio,
         loraplus_lr_embedding=p.embedding,
     )
-    named = {
+    weights = {
         NAMES[next(part for part in NAMES if f".{part}." in name)]: weight
         for name, weight in model.named_parameters()
         if weight.requires_grad
     }
     tokens, labels = torch.randint(16, (32,)).to(ctx.device), torch.randint(4, (32,)).to(ctx.device)
     for step in range(1, p.steps + 1):
-        before = {name: weight.detach().clone() for name, weight in named.items()}
+        before = {name: weight.detach().clone() for name, weight in weights.items()}
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(tokens), labels)
         loss.backward()
-        gradient = {name: float(weight.grad.norm()) for name, weight in named.items()}
+        gradient = {name: float(weight.grad.norm()) for name, weight in weights.items()}
         optimizer.step()
-        moved = {n: float((weight.detach() - before[n]).norm()) for n, weight in named.items()}
-        ctx.record("step", step, gradient=gradient, moved=moved, loss=float(loss.detach()))
+        distances = {
+            n: float((weight.detach() - before[n]).norm()) for n, weight in weights.items()
+        }
+        ctx.record("step", step, gradient=gradient, moved=distances, loss=float(loss.detach()))
 
 
 def _rates(step: api.Record) -> dict[str, float]:
@@ -110,43 +112,45 @@ def _rates(step: api.Record) -> dict[str, float]:
     return {n: step["moved"][n] / g for n, g in step["gradient"].items() if g > 0}
 
 
-def _fits(rate: float, wanted: float) -> bool:
+def _fits(rate: float, expected: float) -> bool:
     # What moved is a difference of weights of about 1, in fp32.
-    return api.near(rate, wanted, share=0.01)
+    return api.near(rate, expected, share=0.01)
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """Both matrices of the embedding's adapter moved at the plain rate; the others at theirs."""
     p, rates = records.params, [(s["step"], _rates(s)) for s in records.of("step")]
-    right = {A: p.embedding, B: p.embedding, "linear A": p.lr, "linear B": p.ratio * p.lr}
-    seen = {**right, A: p.lr, B: p.lr}
-    wrong = [
+    expected = {A: p.embedding, B: p.embedding, "linear A": p.lr, "linear B": p.ratio * p.lr}
+    documented = {**expected, A: p.lr, B: p.lr}
+    faults = [
         (step, name, rate)
         for step, found in rates
         for name, rate in found.items()
-        if not _fits(rate, right[name])
+        if not _fits(rate, expected[name])
     ]
-    if not wrong:
+    if not faults:
         return None
-    last = {name: rate for _, name, rate in wrong}
-    lines = [f"{n}: the rate was {r:.4g}, where {right[n]:.4g} is right" for n, r in last.items()]
+    by_name = {name: rate for _, name, rate in faults}
+    lines = [
+        f"{n}: the rate was {r:.4g}, where {expected[n]:.4g} is right" for n, r in by_name.items()
+    ]
     return api.Finding(
         "\n".join(lines),
-        step=wrong[0][0],
-        parameters=tuple(last),
+        step=faults[0][0],
+        parameters=tuple(by_name),
         ranks=records.ranks,
-        magnitude=max(abs(rate / right[name] - 1) for name, rate in last.items()),
+        magnitude=max(abs(rate / expected[name] - 1) for name, rate in by_name.items()),
         unit="of the right rate",
-        documented=all(_fits(r, seen[n]) for _, found in rates for n, r in found.items()),
+        documented=all(_fits(r, documented[n]) for _, found in rates for n, r in found.items()),
     )
 
 
 def exercised(records: api.Records) -> api.Exercise:
     """Both matrices of an embedding's adapter had gradients, and should have another rate."""
     p = records.params
-    found = {name for step in records.of("step") for name in _rates(step)}
+    names = {name for step in records.of("step") for name in _rates(step)}
     return api.Exercise.of(
-        {A, B} <= found, "the embedding's adapter had gradients", "the embedding has no gradients"
+        {A, B} <= names, "the embedding's adapter had gradients", "the embedding has no gradients"
     ) & api.Exercise.of(
         p.embedding != p.lr, f"its rate should be {p.embedding:g}", "its rate is the plain one"
     )
@@ -155,9 +159,9 @@ def exercised(records: api.Records) -> api.Exercise:
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """All matrices are trained, and the loss falls."""
     steps = records.of("step")
-    last = steps[-1]["moved"]
+    distances = steps[-1]["moved"]
     return {
-        "a matrix does not move": not all(last.values()),
+        "a matrix does not move": not all(distances.values()),
         "the loss at the end is not below that at the start": steps[-1]["loss"] >= steps[0]["loss"],
     }
 

@@ -102,33 +102,35 @@ def run(ctx: api.Context) -> None:
         rows = torch.randn(16, 8, device=ctx.device)
         with model.disable_adapter():
             without = model(rows)
-        right = model(rows) - without
+        expected = model(rows) - without
         a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
         plain = layer.scaling["default"] * rows @ a.T @ b.T
         model.add_weighted_adapter(["default"], [1.0], "sum", combination_type=p.combination)
         model.set_adapter("sum")
         effect = model(rows) - without
-    apart = {"from_right": right, "from_scaled": right * p.rank**0.5, "from_plain": plain}
-    distances = {n: float((effect - other).norm() / right.norm()) for n, other in apart.items()}
-    used = sorted({name for m in model.modules() for name in getattr(m, "active_adapters", ())})
-    ctx.record("combined", **distances, effect=float(right.norm()), adapters=used)
+    apart = {"from_right": expected, "from_scaled": expected * p.rank**0.5, "from_plain": plain}
+    distances = {n: float((effect - other).norm() / expected.norm()) for n, other in apart.items()}
+    adapters = sorted({name for m in model.modules() for name in getattr(m, "active_adapters", ())})
+    ctx.record("combined", **distances, effect=float(expected.norm()), adapters=adapters)
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """The combined adapter is not the one that it is made of. Its effect is sqrt(rank) times that
     one's, or that of lora_A and lora_B alone."""
-    (found,) = records.of("combined")
-    if api.near(found["from_right"], 0, within=TOLERANCE):
+    (record,) = records.of("combined")
+    if api.near(record["from_right"], 0, within=TOLERANCE):
         return None
-    scaled, plain = (api.near(found[n], 0, within=TOLERANCE) for n in ("from_scaled", "from_plain"))
+    scaled, plain = (
+        api.near(record[n], 0, within=TOLERANCE) for n in ("from_scaled", "from_plain")
+    )
     root = records.params.rank**0.5
-    what = f"{root:.4g} times as large" if scaled else "that of lora_A and lora_B alone"
+    effect = f"{root:.4g} times as large" if scaled else "that of lora_A and lora_B alone"
     return api.Finding(
-        f"the effect of the combined adapter is {what}: off by {found['from_right']:.4g} of it"
+        f"the effect of the combined adapter is {effect}: off by {record['from_right']:.4g} of it"
         if scaled or plain
-        else f"the effect of the combined adapter is off by {found['from_right']:.4g} of it",
+        else f"the effect of the combined adapter is off by {record['from_right']:.4g} of it",
         ranks=records.ranks,
-        magnitude=found["from_right"],
+        magnitude=record["from_right"],
         unit="of the right effect",
         documented=scaled or plain,
     )
@@ -136,16 +138,16 @@ def detect(records: api.Records) -> api.Finding | None:
 
 def exercised(records: api.Records) -> api.Exercise:
     """An adapter with a bias or another scaling was combined."""
-    (found,), kind = records.of("combined"), records.params.kind
-    text = f"an adapter with {kind} was combined; the active adapter is {found['adapters']}"
-    met = found["adapters"] == ["sum"] and found["effect"] > 0
+    (record,), kind = records.of("combined"), records.params.kind
+    text = f"an adapter with {kind} was combined; the active adapter is {record['adapters']}"
+    met = record["adapters"] == ["sum"] and record["effect"] > 0
     return api.Exercise.needs(met, f"not combined: {text}") & api.Exercise.of(kind != "lora", text)
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The combined adapter has an effect."""
-    (found,) = records.of("combined")
-    return {"the combined adapter is not active": found["adapters"] != ["sum"]}
+    (record,) = records.of("combined")
+    return {"the combined adapter is not active": record["adapters"] != ["sum"]}
 
 
 picture = api.bars(

@@ -17,7 +17,7 @@ if not torch.cuda.is_available():  # Prodigy puts two numbers on the GPU, to add
 def sizes(rank: int) -> list[float]:
     """The step size d after 20 steps, in one process and on two ranks which have the same rows."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29736", rank=rank, world_size=2)
-    found = []
+    steps = []
     for wrap in (lambda m: m, lambda m: FullyShardedDataParallel(m, device_id=torch.device("cpu"))):
         torch.manual_seed(0)
         layers: Any = torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
@@ -27,14 +27,14 @@ def sizes(rank: int) -> list[float]:
             optimizer.zero_grad()
             (model(rows) - rows.sum(1, keepdim=True)).square().mean().backward()
             optimizer.step()
-        found.append(float(optimizer.param_groups[0]["d"]))
-    return found
+        steps.append(float(optimizer.param_groups[0]["d"]))
+    return steps
 
 
 if __name__ == "__main__":
     spawn(sizes, join=False, daemon=True)  # rank 0
-    one, two = sizes(1)
-    wrong = abs(two / one - 1) > 1e-3
+    alone, both = sizes(1)
+    has_bug = abs(both / alone - 1) > 1e-3
     print("prodigyopt", version("prodigyopt"), "under FSDP on 2 ranks, after 20 steps")
-    print(f"{'WRONG' if wrong else 'right'}: d is {two:.4f}, in one process {one:.4f}")
-    raise SystemExit(wrong)
+    print(f"{'WRONG' if has_bug else 'right'}: d is {both:.4f}, in one process {alone:.4f}")
+    raise SystemExit(has_bug)

@@ -51,7 +51,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """Prodigy's numbers after each step, and those of one process."""
+    """Prodigy's numbers after each step, under FSDP and in one process."""
     of = api.held({name: api.alike(api.NUMBER) for name in ("d", "numerator")})
     facts = {"fsdp": api.alike(of), "alone": api.alike(of), "sharded": api.FLAG}
     return {"step": api.Kind(facts, api.each(at.params.steps))}
@@ -76,11 +76,11 @@ def run(ctx: api.Context) -> None:
     mine = inputs.chunk(ctx.world_size)[ctx.rank]
     trained: dict[str, Any] = {"fsdp": (fsdp, Prodigy(fsdp.parameters()), mine)}
     trained["alone"] = plain, Prodigy(plain.parameters()), inputs
-    held = sum(weight.numel() for weight in fsdp.parameters())
+    share = sum(weight.numel() for weight in fsdp.parameters())
 
     for number in api.each(ctx.params.steps):
         facts = {name: _step(*parts) for name, parts in trained.items()}
-        ctx.record("step", number, **facts, sharded=held < size)
+        ctx.record("step", number, **facts, sharded=share < size)
 
 
 def _step(model: Any, optimizer: Any, rows: Any) -> dict[str, float]:
@@ -95,20 +95,20 @@ def detect(records: api.Records) -> api.Finding | None:
     """The first wrong number is the numerator, by the numerator of the step before for each further
     rank; later steps have another d than one process."""
     steps = records.of("step", 0)
-    wrong = [step for step in steps if _odd(step, "d") or _odd(step, "numerator")]
-    if not wrong:
+    faults = [step for step in steps if _odd(step, "d") or _odd(step, "numerator")]
+    if not faults:
         return None
-    first, worst = wrong[0], max(wrong, key=_apart)
-    before = [step["fsdp"]["numerator"] for step in steps if step["step"] == first["step"] - 1]
+    start, worst = faults[0], max(faults, key=_apart)
+    before = [step["fsdp"]["numerator"] for step in steps if step["step"] == start["step"] - 1]
     again = (len(records.ranks) - 1) * BETA_3 * sum(before)
-    right, found = first["alone"]["numerator"], first["fsdp"]["numerator"]
-    documented = bool(again) and api.near(found, right + again, share=TOLERANCE)
-    lines = [f"step {first['step']}: the numerator is {found:.4g}, in one process {right:.4g}"]
+    alone, numerator = start["alone"]["numerator"], start["fsdp"]["numerator"]
+    documented = bool(again) and api.near(numerator, alone + again, share=TOLERANCE)
+    lines = [f"step {start['step']}: the numerator is {numerator:.4g}, in one process {alone:.4g}"]
     lines += ["exactly that follows if the sum of the step before is added up again"] * documented
     lines += [f"step {worst['step']}: d is {_apart(worst):.3g} of the right one off"]
     text, apart, unit = "\n".join(lines), _apart(worst), "of the right d"
     ranks = records.ranks
-    return api.Finding(text, first["step"], (), ranks, apart, unit, documented=documented)
+    return api.Finding(text, start["step"], (), ranks, apart, unit, documented=documented)
 
 
 def _odd(step: api.Record, name: str) -> bool:

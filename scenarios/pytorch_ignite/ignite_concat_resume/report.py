@@ -9,7 +9,7 @@ import torch
 from ignite.handlers.param_scheduler import ConcatScheduler, LinearCyclicalScheduler
 
 
-def made() -> tuple[Any, Any]:
+def build() -> tuple[Any, Any]:
     """An optimizer, whose rate falls from 1 for 4 steps, and then rises from 0."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     falls = LinearCyclicalScheduler(optimizer, "lr", 1.0, 0.0, 200)
@@ -18,19 +18,19 @@ def made() -> tuple[Any, Any]:
 
 
 def rates(optimizer: Any, scheduler: Any, steps: int) -> list[float]:
-    found = []
+    history = []
     for _ in range(steps):
         scheduler(None)
-        found.append(round(optimizer.param_groups[0]["lr"], 3))
-    return found
+        history.append(round(optimizer.param_groups[0]["lr"], 3))
+    return history
 
 
 print("pytorch-ignite", ignite.__version__)
-optimizer, scheduler = made()
+optimizer, scheduler = build()
 print(f"before the save: {rates(optimizer, scheduler, 2)}")
-resumed_optimizer, resumed = made()
+resumed_optimizer, resumed = build()
 resumed.load_state_dict(scheduler.state_dict())
-right, found = rates(optimizer, scheduler, 5), rates(resumed_optimizer, resumed, 5)
-print(f"after it: {right}; if resumed {found}")
-print("WRONG: the first schedule lasts too long" if found != right else "right: both are the same")
-raise SystemExit(found != right)
+whole, loaded = rates(optimizer, scheduler, 5), rates(resumed_optimizer, resumed, 5)
+print(f"after it: {whole}; if resumed {loaded}")
+print("WRONG: the first schedule lasts too long" if loaded != whole else "right: both are the same")
+raise SystemExit(loaded != whole)

@@ -57,8 +57,8 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """Of each micro-batch the reported loss, that of plain torch, and how far the weights are from
-    those of plain torch."""
+    """For each micro-batch: the reported loss, plain torch's loss, and the distance to plain
+    torch's weights."""
     facts = {"reported": api.NUMBER, "right": api.NUMBER, "apart": api.SIZE}
     return {"step": api.Kind(facts, api.each(at.params.steps * at.params.accumulation))}
 
@@ -101,18 +101,18 @@ def run(ctx: api.Context) -> None:
 def detect(records: api.Records) -> api.Finding | None:
     """Each reported loss is that of plain torch divided by gradient_accumulation_steps."""
     steps = records.of("step")
-    wrong = [s for s in steps if not api.near(s["reported"], s["right"], share=1e-4)]
-    if not wrong:
+    faults = [s for s in steps if not api.near(s["reported"], s["right"], share=1e-4)]
+    if not faults:
         return None
-    part, one = 1 / records.params.accumulation, wrong[0]
-    found = [step["reported"] / step["right"] for step in steps]
+    part, example = 1 / records.params.accumulation, faults[0]
+    shares = [step["reported"] / step["right"] for step in steps]
     return api.Finding(
-        f"the loss of micro-batch {one['step']} is reported as {one['reported']:.5g}, "
-        f"{one['reported'] / one['right']:.4g} times the right one, {one['right']:.5g}",
-        step=one["step"],
-        magnitude=max(abs(share - 1) for share in found),
+        f"the loss of micro-batch {example['step']} is reported as {example['reported']:.5g}, "
+        f"{example['reported'] / example['right']:.4g} times the right one, {example['right']:.5g}",
+        step=example["step"],
+        magnitude=max(abs(share - 1) for share in shares),
         unit="of the right loss",
-        documented=all(api.near(share, part, share=1e-4) for share in found) and not _apart(steps),
+        documented=all(api.near(share, part, share=1e-4) for share in shares) and not _apart(steps),
     )
 
 

@@ -15,23 +15,23 @@ RANKS = 2
 
 
 def values(rank: int, folder: str) -> None:
-    """Save the value after each update. A rank has ten right rows first, then ten and ten wrong."""
+    """Save the value after each update. Each rank has ten right rows, then twice ten wrong ones."""
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     idist.sync()
-    metric, found = Accuracy(), []
+    metric, accuracies = Accuracy(), []
     for answer in (1, 0, 0):
         outputs = torch.nn.functional.one_hot(torch.full((10,), answer), 2)
         metric.update((outputs, torch.ones(10, dtype=torch.long)))
-        found.append(round(float(metric.compute()), 4))
-    torch.save(found, f"{folder}/{rank}.pt")
+        accuracies.append(round(float(metric.compute()), 4))
+    torch.save(accuracies, f"{folder}/{rank}.pt")
 
 
 if __name__ == "__main__":
     folder = tempfile.mkdtemp()
     mp.spawn(values, (folder,), RANKS)  # type: ignore[attr-defined]
-    found, right = torch.load(f"{folder}/0.pt"), [1, 0.5, 0.3333]
+    series, whole = torch.load(f"{folder}/0.pt"), [1, 0.5, 0.3333]
     print("pytorch-ignite", ignite.__version__)
-    print(f"the accuracy after 1, 2 and 3 updates is {found}; the rows say {right}")
-    print("WRONG: earlier rows count again" if found != right else "right: each row counts once")
-    raise SystemExit(found != right)
+    print(f"the accuracy after 1, 2 and 3 updates is {series}; the rows say {whole}")
+    print("WRONG: earlier rows count again" if series != whole else "right: each row counts once")
+    raise SystemExit(series != whole)

@@ -55,14 +55,14 @@ SCENARIO = api.Scenario(
 )
 
 
-def again(one: api.Record, records: api.Records) -> bool:
+def again(record: api.Record, records: api.Records) -> bool:
     """Each value after the first counts the sums of the one before once for each rank."""
     ranks, hits, rows = len(records.ranks), 0, 0
-    for step in range(1, one["step"] + 1):
+    for step in range(1, record["step"] + 1):
         parts = [part for part in records.of("value") if part["step"] == step]
         hits = ranks * hits + sum(part["hits"] for part in parts)
         rows = ranks * rows + sum(part["rows"] for part in parts)
-    return api.near(one["value"], hits / rows, share=1e-6)
+    return api.near(record["value"], hits / rows, share=1e-6)
 
 
 def computed(at: api.Position) -> range:
@@ -90,22 +90,24 @@ def run(ctx: api.Context) -> None:
     dist.init_process_group(ctx.lane.backend)
     idist.sync()
     generator = torch.Generator().manual_seed(ctx.seed)
-    # Fewer answers are right from update to update: the value must depend on what counts how often.
+    # Each update has fewer right answers, so the value shows which rows count how often.
     chances = torch.linspace(0.9, 0.1, p.steps)[:, None, None]
-    right = torch.rand(p.steps, ctx.world_size, p.rows, generator=generator) < chances
+    hits = torch.rand(p.steps, ctx.world_size, p.rows, generator=generator) < chances
     metric = Accuracy(device=ctx.device)
     for step in range(1, p.steps + 1):
-        own = right[step - 1, ctx.rank].long()
+        answers = hits[step - 1, ctx.rank].long()
         labels = torch.ones(p.rows, dtype=torch.long)
-        metric.update((torch.nn.functional.one_hot(own, 2).to(ctx.device), labels.to(ctx.device)))
+        metric.update(
+            (torch.nn.functional.one_hot(answers, 2).to(ctx.device), labels.to(ctx.device))
+        )
         if step in computed(ctx):
-            # The oracle needs what came since the last value.
-            new = right[:step, ctx.rank] if p.computed == "last" else right[step - 1, ctx.rank]
+            # The oracle needs the rows since the last value.
+            new = hits[:step, ctx.rank] if p.computed == "last" else hits[step - 1, ctx.rank]
             ctx.record(
                 "value",
                 step,
                 value=float(metric.compute()),
-                right=float(right[:step].double().mean()),
+                right=float(hits[:step].double().mean()),
                 hits=int(new.sum()),
                 rows=new.numel(),
             )

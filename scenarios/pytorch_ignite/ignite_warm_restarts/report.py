@@ -10,21 +10,21 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
 optimizer, plain = (torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0) for _ in "12")
 scheduler = CosineAnnealingWarmRestarts(plain, T_0=4)
-right = []
+expected = []
 for _ in range(10):
-    right.append(round(plain.param_groups[0]["lr"], 3))
+    expected.append(round(plain.param_groups[0]["lr"], 3))
     plain.step()
     scheduler.step()
 
-found: list[float] = []
-engine = Engine(lambda engine, batch: found.append(round(optimizer.param_groups[0]["lr"], 3)))
+rates: list[float] = []
+engine = Engine(lambda engine, batch: rates.append(round(optimizer.param_groups[0]["lr"], 3)))
 wrapper = LRScheduler(CosineAnnealingWarmRestarts(optimizer, T_0=4))
 engine.add_event_handler(Events.ITERATION_STARTED, wrapper)
 engine.run([0] * 10, max_epochs=1)
 
 print("pytorch-ignite", ignite.__version__)
-print(f"torch's scheduler: {right}")
-print(f"wrapped by ignite: {found}")
-wrong = len(set(found)) == 1
-print("WRONG: the rate never changes" if wrong else "right: the rate falls and starts again")
-raise SystemExit(wrong)
+print(f"torch's scheduler: {expected}")
+print(f"wrapped by ignite: {rates}")
+has_bug = len(set(rates)) == 1
+print("WRONG: the rate never changes" if has_bug else "right: the rate falls and starts again")
+raise SystemExit(has_bug)

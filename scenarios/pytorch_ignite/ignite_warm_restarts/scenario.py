@@ -57,7 +57,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The rate of each step, torch's own and that of the step after it, and the loss."""
+    """For each step: its rate, torch's rate for it and for the next step, and the loss."""
     facts = dict.fromkeys(("rate", "torch", "next", "loss"), api.SIZE)
     return {"step": api.Kind(facts, api.each(at.params.steps))}
 
@@ -90,8 +90,8 @@ def run(ctx: api.Context) -> None:
 
     def completed(engine: Any) -> None:
         step, rate = engine.state.iteration, float(its.param_groups[0]["lr"])
-        right = {"torch": rates[step - 1], "next": rates[step]}
-        ctx.record("step", step, rate=rate, **right, loss=engine.state.output)
+        references = {"torch": rates[step - 1], "next": rates[step]}
+        ctx.record("step", step, rate=rate, **references, loss=engine.state.output)
 
     engine = Engine(update)
     engine.add_event_handler(Events.ITERATION_STARTED, LRScheduler(wrapped))
@@ -111,15 +111,15 @@ def _scheduler(p: Params, optimizer: Any) -> Any:
 def detect(records: api.Records) -> api.Finding | None:
     """The rate of each step is that before the first one, and not torch's."""
     steps = records.of("step")
-    for right in ("torch", "next"):  # an order that begins with the second rate is accepted
-        if all(api.near(step["rate"], step[right], within=1e-6) for step in steps):
+    for reference in ("torch", "next"):  # an order that begins with the second rate is accepted
+        if all(api.near(step["rate"], step[reference], within=1e-6) for step in steps):
             return None
-    rates, wanted = ([step[n] for step in steps] for n in ("rate", "torch"))
-    listed = [", ".join(f"{rate:.3g}" for rate in found) for found in (rates, wanted)]
+    rates, expected = ([step[n] for step in steps] for n in ("rate", "torch"))
+    listed = [", ".join(f"{rate:.3g}" for rate in found) for found in (rates, expected)]
     return api.Finding(
         f"the rates are {listed[0]}; torch's scheduler gives {listed[1]}",
         step=next(s["step"] for s in steps if not api.near(s["rate"], s["torch"], within=1e-6)),
-        magnitude=max(abs(a - b) for a, b in zip(rates, wanted, strict=True)),
+        magnitude=max(abs(a - b) for a, b in zip(rates, expected, strict=True)),
         unit="of the learning rate",
         documented=all(api.near(rate, records.params.lr, within=1e-9) for rate in rates),
     )

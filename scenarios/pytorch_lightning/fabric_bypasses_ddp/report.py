@@ -28,12 +28,12 @@ fabric.launch()  # starts this script again as rank 1
 row = torch.tensor([1.0 + 2 * fabric.global_rank])
 fabric.print("pytorch-lightning", pytorch_lightning.__version__)
 for step in ("forward", "training_step"):
-    own = Model()
-    model, optimizer = fabric.setup(own, torch.optim.SGD(own.parameters(), lr=1.0))
+    plain = Model()
+    model, optimizer = fabric.setup(plain, torch.optim.SGD(plain.parameters(), lr=1.0))
     fabric.backward(model(row) if step == "forward" else model.training_step(row))
-    found = fabric.all_gather(own.weight.grad).flatten().tolist()
-    fabric.print(f"{step}: the ranks have the gradients {found[0]:g} and {found[1]:g}, right: 2")
+    pair = fabric.all_gather(plain.weight.grad).flatten().tolist()
+    fabric.print(f"{step}: the ranks have the gradients {pair[0]:g} and {pair[1]:g}, right: 2")
 fabric.barrier()
-wrong = found != [2, 2]
-fabric.print("WRONG: they are not averaged" if wrong else "right: each rank has the mean")
-raise SystemExit(wrong and fabric.is_global_zero)
+has_bug = pair != [2, 2]
+fabric.print("WRONG: they are not averaged" if has_bug else "right: each rank has the mean")
+raise SystemExit(has_bug and fabric.is_global_zero)

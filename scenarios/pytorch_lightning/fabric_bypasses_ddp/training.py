@@ -48,10 +48,10 @@ def fit(ctx: api.Context) -> None:
         strategy=DDPStrategy(process_group_backend=ctx.lane.backend),
     )
     fabric.launch()
-    made = Map()
-    reference = copy.deepcopy(made.map).to(ctx.device)
-    sgd = torch.optim.SGD(made.parameters(), lr=ctx.params.lr)
-    model, optimizer = fabric.setup(made, sgd)
+    plain = Map()
+    reference = copy.deepcopy(plain.map).to(ctx.device)
+    sgd = torch.optim.SGD(plain.parameters(), lr=ctx.params.lr)
+    model, optimizer = fabric.setup(plain, sgd)
     ddp = any(isinstance(module, DistributedDataParallel) for module in model.modules())
     ctx.record("wrapped", ddp=ddp)
 
@@ -63,4 +63,4 @@ def fit(ctx: api.Context) -> None:
         fabric.backward(loss)
         return loss
 
-    unreduced.train_by(ctx, reference, backward, optimizer, partial(applied.copied, made.map))
+    unreduced.train_by(ctx, reference, backward, optimizer, partial(applied.copied, plain.map))

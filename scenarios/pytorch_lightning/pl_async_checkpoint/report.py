@@ -30,7 +30,7 @@ plugin.save_checkpoint({"state_dict": {"weight": weight}, "global_step": 10}, pa
 weight += 1  # the next step of the optimizer
 plugin.teardown()  # waits for the disk
 file = torch.load(path)
-found = file["state_dict"]["weight"].item()
-print(f"saved at step {file['global_step']} with weight 0; the file has weight {found:g}")
-print("WRONG: that of a later step" if found else "right: that of the save")
-raise SystemExit(found != 0)
+loaded = file["state_dict"]["weight"].item()
+print(f"saved at step {file['global_step']} with weight 0; the file has weight {loaded:g}")
+print("WRONG: that of a later step" if loaded else "right: that of the save")
+raise SystemExit(loaded != 0)

@@ -106,8 +106,8 @@ def exercised(records: api.Records) -> api.Exercise:
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The file is complete, and says the right step."""
-    wrong = any(saved["at"] != records.params.save for saved in records.of("saved"))
-    return {"the file says another step than that of the save": wrong}
+    differs = any(saved["at"] != records.params.save for saved in records.of("saved"))
+    return {"the file says another step than that of the save": differs}
 
 
 def _weights(records: api.Records) -> Iterator[tuple[str, float]]:

@@ -22,7 +22,7 @@ PATIENCE = 20.0
 
 
 class Slow(TorchCheckpointIO):  # type: ignore[misc]
-    """Writes when it is told to, so that a run does not depend on the speed of a disk."""
+    """Writes only on request, so that a run does not depend on the speed of a disk."""
 
     def __init__(self) -> None:
         self.begin, self.done = threading.Event(), threading.Event()

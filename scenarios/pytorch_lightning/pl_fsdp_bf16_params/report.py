@@ -26,8 +26,8 @@ for _ in range(10):
     optimizer.zero_grad()
 with FSDP.summon_full_params(model):
     weight = next(model.parameters())
-    moved = 1 - float(weight.double().mean())
-print(f"{__version__}: weights in {weight.dtype}, moved by {moved:.4f} in 10 steps of 0.0010")
-wrong = abs(moved - 0.01) > 0.001
-print("WRONG: the updates are rounded away" if wrong else "right: each step moves the weights")
-raise SystemExit(wrong)
+    distance = 1 - float(weight.double().mean())
+print(f"{__version__}: weights in {weight.dtype}, moved by {distance:.4f} in 10 steps of 0.0010")
+has_bug = abs(distance - 0.01) > 0.001
+print("WRONG: the updates are rounded away" if has_bug else "right: each step moves the weights")
+raise SystemExit(has_bug)

@@ -94,23 +94,23 @@ def run(ctx: api.Context) -> None:
         optimizer.zero_grad()
         with FullyShardedDataParallel.summon_full_params(model, writeback=False):
             weight = next(model.parameters())
-            moved, bits = 1 - float(weight.double().mean()), 8 * weight.element_size()
-        ctx.record("step", step, moved=moved, bits=bits)
+            distance, bits = 1 - float(weight.double().mean()), 8 * weight.element_size()
+        ctx.record("step", step, moved=distance, bits=bits)
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """The weights are in 16 bits, and no step moves them."""
     steps, lr = records.of("step", 0), records.params.lr
-    wrong = [step for step in steps if not api.near(step["moved"], lr * step["step"], share=1e-3)]
-    if not wrong:
+    faults = [step for step in steps if not api.near(step["moved"], lr * step["step"], share=1e-3)]
+    if not faults:
         return None
-    last = steps[-1]
+    end = steps[-1]
     return api.Finding(
-        f"after {last['step']} steps the weights of {last['bits']} bits have moved by "
-        f"{last['moved']:.3g}, not by {lr * last['step']:.3g}",
-        step=wrong[0]["step"],
+        f"after {end['step']} steps the weights of {end['bits']} bits have moved by "
+        f"{end['moved']:.3g}, not by {lr * end['step']:.3g}",
+        step=faults[0]["step"],
         ranks=records.ranks,
-        magnitude=abs(1 - last["moved"] / (lr * last["step"])),
+        magnitude=abs(1 - end["moved"] / (lr * end["step"])),
         unit="of the updates lost",
         documented=all(step["bits"] == 16 and not step["moved"] for step in steps),
     )

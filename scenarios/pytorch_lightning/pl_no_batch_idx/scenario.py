@@ -59,8 +59,8 @@ SCENARIO = api.Scenario(
 def last_alone(step: api.Record, _: api.Records) -> bool:
     """Each step applied the gradient of its last micro-batch, with its right weight, and nothing of
     the others. The losses are plain torch's."""
-    *lost, last = step["micro"]
-    return api.near(last, 1, within=1e-3) and all(api.near(share, 0, within=1e-3) for share in lost)
+    *lost, end = step["micro"]
+    return api.near(end, 1, within=1e-3) and all(api.near(share, 0, within=1e-3) for share in lost)
 
 
 oracle = applied.Applied(

@@ -33,6 +33,6 @@ data: Any = torch.arange(24.0)
 trainer.fit(model, DataLoader(data, shuffle=True))  # starts this script again as rank 1
 different = len(set(model.seen))
 model.print(f"{__version__}: {len(model.seen)} rows were drawn, {different} of 24 came")
-wrong = different < 24
-model.print("WRONG: the ranks share some rows" if wrong else "right: each row came")
-raise SystemExit(wrong and trainer.is_global_zero)
+has_bug = different < 24
+model.print("WRONG: the ranks share some rows" if has_bug else "right: each row came")
+raise SystemExit(has_bug and trainer.is_global_zero)

@@ -34,6 +34,6 @@ trainer, model = Trainer(strategy=DDPStrategy(process_group_backend="gloo"), **o
 loader: Any = DataLoader(range(8), sampler=Half(range(0, 8, 2)))  # type: ignore[arg-type]
 trainer.fit(model, loader)  # starts this script again as rank 1
 model.print(f"{__version__}: rows of 4 epochs: {sorted(model.seen)}")
-wrong = len(model.seen) < 8
-model.print("WRONG: the sampler is always in epoch 0" if wrong else "right: all 8 rows come")
-raise SystemExit(wrong and trainer.is_global_zero)
+has_bug = len(model.seen) < 8
+model.print("WRONG: the sampler is always in epoch 0" if has_bug else "right: all 8 rows come")
+raise SystemExit(has_bug and trainer.is_global_zero)

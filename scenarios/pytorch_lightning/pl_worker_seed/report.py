@@ -25,8 +25,8 @@ class Model(LightningModule):  # type: ignore[misc]
 options: Any = {"accelerator": "cpu", "max_epochs": 3, "logger": False}
 options |= {"enable_checkpointing": False, "enable_progress_bar": False}
 options |= {"enable_model_summary": False}
-made: Any = {"num_workers": 2, "collate_fn": lambda rows: torch.rand(len(rows))}
-loader: Any = DataLoader(range(4), **made)  # type: ignore[arg-type]
+settings: Any = {"num_workers": 2, "collate_fn": lambda rows: torch.rand(len(rows))}
+loader: Any = DataLoader(range(4), **settings)  # type: ignore[arg-type]
 epochs = set()
 for seed in (1, 2):
     seed_everything(seed, workers=True)

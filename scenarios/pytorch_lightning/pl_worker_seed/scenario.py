@@ -67,7 +67,7 @@ def run(ctx: api.Context) -> None:
 
 
 def draws(records: api.Records, name: str) -> list[list[Sequence[float]]]:
-    """What a generator drew on each rank: in the epochs with both seeds."""
+    """The numbers of a generator on each rank, in the epochs of both seeds."""
     both = [records.of(kind) for kind in ("epoch", "reseeded")]
     return [[one[name] for of in both for one in of if one["rank"] == r] for r in records.ranks]
 
@@ -79,23 +79,23 @@ def detect(records: api.Records) -> api.Finding | None:
     different = {
         name: [len(set(map(tuple, rank))) for rank in draws(records, name)] for name in GENERATORS
     }
-    wanted = 2 * records.params.epochs
-    wrong = [name for name, counts in different.items() if min(counts) < wanted]
-    if not wrong:
+    expected = 2 * records.params.epochs
+    names = [name for name, counts in different.items() if min(counts) < expected]
+    if not names:
         return None
     firsts = {tuple(rank[0]) for rank in draws(records, "torch")}
     return api.Finding(
         "\n".join(
-            f"{name}: {', '.join(map(str, counts))} different epochs of {wanted} on the ranks"
+            f"{name}: {', '.join(map(str, counts))} different epochs of {expected} on the ranks"
             for name, counts in different.items()
         ),
         step=2,
         ranks=records.ranks,
-        magnitude=1 - min(map(min, different.values())) / wanted,
+        magnitude=1 - min(map(min, different.values())) / expected,
         unit="of the epochs repeat random numbers",
         clock="epoch",
-        documented=wrong in (["torch"], ["torch", "numpy"])
-        and {count for name in wrong for count in different[name]} == {1}
+        documented=names in (["torch"], ["torch", "numpy"])
+        and {count for name in names for count in different[name]} == {1}
         and len(firsts) == len(records.ranks),
     )
 
@@ -108,8 +108,8 @@ def exercised(records: api.Records) -> api.Exercise:
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Within an epoch all numbers differ, also between the ranks."""
-    first = [number for rank in draws(records, "torch") for number in rank[0]]
-    return {"two rows of an epoch have the same random number": len(set(first)) < len(first)}
+    numbers = [number for rank in draws(records, "torch") for number in rank[0]]
+    return {"two rows of an epoch have the same random number": len(set(numbers)) < len(numbers)}
 
 
 def _counts(records: api.Records) -> Iterator[tuple[str, float]]:

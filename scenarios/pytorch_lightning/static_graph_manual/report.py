@@ -33,8 +33,8 @@ for static in (False, True):
     model, ddp = Model(), DDPStrategy(process_group_backend="gloo", static_graph=static)
     trainer = Trainer(strategy=ddp, **options)
     trainer.fit(model, rows)  # the first one starts this script again as rank 1
-    found = model.all_gather(-model.weight.detach()).flatten().tolist()
-    model.print(f"{__version__}, static_graph={static}: the ranks apply {found}, right: 2 and 2")
+    updates = model.all_gather(-model.weight.detach()).flatten().tolist()
+    model.print(f"{__version__}, static_graph={static}: the ranks apply {updates}, right: 2 and 2")
 trainer.strategy.barrier()
-model.print("WRONG: they are not averaged" if found != [2, 2] else "right: they are averaged")
-raise SystemExit(found != [2, 2] and trainer.is_global_zero)
+model.print("WRONG: they are not averaged" if updates != [2, 2] else "right: they are averaged")
+raise SystemExit(updates != [2, 2] and trainer.is_global_zero)

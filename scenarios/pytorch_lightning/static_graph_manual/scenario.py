@@ -56,7 +56,7 @@ SCENARIO = api.Scenario(
 )
 
 
-def own(step: api.Record, _: api.Records) -> bool:
+def of_own_rows(step: api.Record, _: api.Records) -> bool:
     """Each rank applied the gradient of its own rows, and nothing of the others'."""
     ranks = len(step["micro"])
     return all(
@@ -66,7 +66,7 @@ def own(step: api.Record, _: api.Records) -> bool:
 
 
 oracle = applied.Applied(
-    own,
+    of_own_rows,
     parts=lambda at: at.world_size,
     facts=lambda at: {"loss": api.NUMBER, "static": api.FLAG},
     checks=[usual_checks.loss_ends_higher],
@@ -83,9 +83,9 @@ def run(ctx: api.Context) -> None:
 def detect(records: api.Records) -> api.Finding | None:
     """Each rank applied the gradient of its own rows, and nothing of the others'."""
     # Once the ranks' weights differ, the mean of their losses is no longer plain torch's.
-    found = oracle.detect(records)
-    odd = list(applied.loss_wrong(records, parts=True)) if found is None else []
-    return api.Finding(odd[0], documented=False) if odd else found
+    finding = oracle.detect(records)
+    odd = list(applied.loss_wrong(records, parts=True)) if finding is None else []
+    return api.Finding(odd[0], documented=False) if odd else finding
 
 
 def exercised(records: api.Records) -> api.Exercise:

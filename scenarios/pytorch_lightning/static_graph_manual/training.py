@@ -51,11 +51,11 @@ def fit(ctx: api.Context) -> None:
     """Train; each rank gets its part of each global batch."""
     p = ctx.params
     torch.manual_seed(ctx.seed)
-    made = Map(ctx, [])
-    rows = linear.batches(ctx, made.map, p.batch * ctx.world_size, 2.0, 0.1)
-    made.batches = list(islice(rows, p.steps))
-    own: Any = [
-        tuple(part.chunk(ctx.world_size)[ctx.rank] for part in rows) for rows in made.batches
+    model = Map(ctx, [])
+    rows = linear.batches(ctx, model.map, p.batch * ctx.world_size, 2.0, 0.1)
+    model.batches = list(islice(rows, p.steps))
+    parts: Any = [
+        tuple(part.chunk(ctx.world_size)[ctx.rank] for part in rows) for rows in model.batches
     ]
     trainer = Trainer(
         accelerator="cpu" if ctx.lane is api.Lane.CPU else "gpu",
@@ -69,4 +69,4 @@ def fit(ctx: api.Context) -> None:
         enable_checkpointing=False,
         default_root_dir=str(ctx.folder),
     )
-    trainer.fit(made, DataLoader(own, batch_size=None))
+    trainer.fit(model, DataLoader(parts, batch_size=None))

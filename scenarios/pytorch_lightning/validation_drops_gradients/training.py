@@ -22,7 +22,7 @@ class Validated(accumulating.Map):
         if not self.ctx.params.own_zero_grad:
             super().zero_grad(set_to_none)
 
-    def more(self) -> dict[str, Any]:
+    def extra_facts(self) -> dict[str, Any]:
         before, self.erasable = self.erasable, 0
         return {"before_validation": before}
 

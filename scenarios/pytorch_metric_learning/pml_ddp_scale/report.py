@@ -20,21 +20,21 @@ def norm(model: Any, loss: Any, rows: torch.Tensor, labels: torch.Tensor) -> flo
 
 
 def norms(rank: int) -> tuple[float, float]:
-    """On two ranks, and in one process with all rows."""
+    """The norm on two ranks, and in one process with all rows."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29731", rank=rank, world_size=2)
     torch.manual_seed(0)
     model, rows, labels = torch.nn.Linear(6, 4), torch.randn(16, 6), torch.arange(16) % 4
-    right = norm(model, NTXentLoss(), rows, labels)
+    alone = norm(model, NTXentLoss(), rows, labels)
     wrapped, part = DistributedLossWrapper(NTXentLoss()), slice(rank, None, 2)
-    found = norm(DistributedDataParallel(model), wrapped, rows[part], labels[part])
+    on_ranks = norm(DistributedDataParallel(model), wrapped, rows[part], labels[part])
     torch.distributed.barrier()
-    return found, right
+    return on_ranks, alone
 
 
 if __name__ == "__main__":
     spawn(norms, join=False, daemon=True)  # rank 0
-    found, right = norms(1)
+    on_two, in_one = norms(1)
     print("pytorch-metric-learning", version("pytorch-metric-learning"), "on 2 ranks")
-    wrong = abs(found / right - 1) > 1e-3
-    print(f"{'WRONG' if wrong else 'right'}: norm {found:.4f}, in one process {right:.4f}")
-    raise SystemExit(wrong)
+    has_bug = abs(on_two / in_one - 1) > 1e-3
+    print(f"{'WRONG' if has_bug else 'right'}: norm {on_two:.4f}, in one process {in_one:.4f}")
+    raise SystemExit(has_bug)

@@ -19,22 +19,22 @@ def gradient(model: Any, loss: Any, rows: torch.Tensor, labels: torch.Tensor) ->
 
 
 def gradients(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """On two ranks, and in one process with all rows."""
+    """The gradient on two ranks, and in one process with all rows."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29732", rank=rank, world_size=2)
     torch.manual_seed(0)
     model, rows, labels = torch.nn.Linear(6, 4), torch.randn(16, 6), torch.arange(16) // 2 % 4
-    right = gradient(model, NTXentLoss(), rows, labels)
+    alone = gradient(model, NTXentLoss(), rows, labels)
     wrapped, part = DistributedLossWrapper(NTXentLoss(), efficient=True), slice(rank, None, 2)
-    found = gradient(DistributedDataParallel(model), wrapped, rows[part], labels[part])
+    on_ranks = gradient(DistributedDataParallel(model), wrapped, rows[part], labels[part])
     torch.distributed.barrier()
-    return found, right
+    return on_ranks, alone
 
 
 if __name__ == "__main__":
     spawn(gradients, join=False, daemon=True)  # rank 0
-    found, right = gradients(1)
+    on_two, in_one = gradients(1)
     print("pytorch-metric-learning", version("pytorch-metric-learning"), "on 2 ranks, efficient")
-    text = f"norm {found.norm():.4f}, cosine {torch.cosine_similarity(found, right, dim=0):.4f}"
-    wrong = not torch.allclose(found, right, rtol=1e-3, atol=1e-3 * float(right.norm()))
-    print(f"{'WRONG' if wrong else 'right'}: {text}; in one process {right.norm():.4f}")
-    raise SystemExit(wrong)
+    text = f"norm {on_two.norm():.4f}, cosine {torch.cosine_similarity(on_two, in_one, dim=0):.4f}"
+    has_bug = not torch.allclose(on_two, in_one, rtol=1e-3, atol=1e-3 * float(in_one.norm()))
+    print(f"{'WRONG' if has_bug else 'right'}: {text}; in one process {in_one.norm():.4f}")
+    raise SystemExit(has_bug)

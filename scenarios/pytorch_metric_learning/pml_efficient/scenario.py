@@ -58,8 +58,8 @@ def with_gradient(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    own = m.Call(args=[m.Arg(m.Name("emb")), m.ZeroOrMore()])
-    for line in m.findall(function, m.SimpleStatementLine([m.Assign(value=own)])):
+    pattern = m.Call(args=[m.Arg(m.Name("emb")), m.ZeroOrMore()])
+    for line in m.findall(function, m.SimpleStatementLine([m.Assign(value=pattern)])):
         called = cst.ensure_type(cst.ensure_type(line, cst.SimpleStatementLine).body[0], cst.Assign)
         if m.matches(called.targets[0].target, m.Name("loss")):
             yield line, cst.FlattenSentinel(cst.parse_module(GATHERED).body)

@@ -11,7 +11,7 @@ import torch
 from pytorch_optimizer import Lookahead
 
 
-def made() -> tuple[Any, Any]:
+def build() -> tuple[Any, Any]:
     """A model with the weight 1, and an optimizer that pulls in every second step."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(model.weight, 1.0)
@@ -27,14 +27,14 @@ def weights(model: Any, optimizer: Any, steps: int) -> Iterator[float]:
 
 
 print("pytorch-optimizer", importlib.metadata.version("pytorch-optimizer"))
-parts, other = made(), made()
+parts, resumed = build(), build()
 print(f"before the save: {list(weights(*parts, 5))}")
 file = io.BytesIO()
 torch.save([part.state_dict() for part in parts], file)
 file.seek(0)
-for part, state in zip(other, torch.load(file, weights_only=False), strict=True):
+for part, state in zip(resumed, torch.load(file, weights_only=False), strict=True):
     part.load_state_dict(state)
-right, found = list(weights(*parts, 4)), list(weights(*other, 4))
-print("after it:", right, "if resumed", found)
-print("WRONG: a pull to the start" if found != right else "right: both are the same")
-raise SystemExit(found != right)
+whole, loaded = list(weights(*parts, 4)), list(weights(*resumed, 4))
+print("after it:", whole, "if resumed", loaded)
+print("WRONG: a pull to the start" if loaded != whole else "right: both are the same")
+raise SystemExit(loaded != whole)

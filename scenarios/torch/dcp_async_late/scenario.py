@@ -91,7 +91,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """How far each checkpoint is from the weights at its step, and from those of the next."""
+    """How far each checkpoint is from the weights of its step, and from the next step's."""
     facts = {
         "device": api.exactly("cpu"),
         "waited": api.FLAG,
@@ -119,49 +119,49 @@ def run(ctx: api.Context) -> None:
     data = linear.batches(replace(ctx, device=torch.device("cpu")), model, p.rows, 2.0, 0.1)
     module = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(module.parameters(), lr=p.lr)
-    seen: list[Any] = []
+    weights: list[Any] = []
     for step in api.each(p.steps + 1):
         inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in next(data))
         optimizer.zero_grad()
         linear.loss(module(inputs), labels).backward()
         optimizer.step()
         saves.finish()
-        seen.append(model.weight.detach().clone())
+        weights.append(model.weight.detach().clone())
         if step <= p.steps:
             saves.start(step, model)
         if p.wait:
             saves.finish()
-    for step, (own, later) in enumerate(pairwise(seen), 1):
-        found = saves.read(step, model)
+    for step, (at_save, later) in enumerate(pairwise(weights), 1):
+        loaded = saves.read(step, model)
         ctx.record(
             "saved",
             step,
-            device=own.device.type,
+            device=at_save.device.type,
             waited=p.wait,
-            own=float((found - own).abs().max()),
-            later=float((found - later).abs().max()),
-            moved=float((later - own).abs().max()),
+            own=float((loaded - at_save).abs().max()),
+            later=float((loaded - later).abs().max()),
+            moved=float((later - at_save).abs().max()),
         )
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """A checkpoint holds other weights than those of its step: those of the next one."""
     saved = records.of("saved")
-    wrong = [one for one in saved if one["own"]]
-    if not wrong:
+    faults = [one for one in saved if one["own"]]
+    if not faults:
         return None
     late = all(not one["later"] and one["own"] == one["moved"] for one in saved)
-    first, greatest = wrong[0], max(one["own"] for one in wrong)
+    fault, greatest = faults[0], max(one["own"] for one in faults)
     lines = [
-        f"rank {first['rank']}: the checkpoint of step {first['step']} differs from its weights by "
-        f"{first['own']:.3g}, and from those of the next step by {first['later']:.3g}"
+        f"rank {fault['rank']}: the checkpoint of step {fault['step']} differs from its weights by "
+        f"{fault['own']:.3g}, and from those of the next step by {fault['later']:.3g}"
     ]
     if late:
         lines.append(f"all {len(saved)} checkpoints hold exactly the weights of the next step")
-    ranks = tuple(sorted({one["rank"] for one in wrong}))
+    ranks = tuple(sorted({one["rank"] for one in faults}))
     return api.Finding(
         "\n".join(lines),
-        min(one["step"] for one in wrong),
+        min(one["step"] for one in faults),
         ranks=ranks,
         magnitude=greatest,
         unit="from the weights that were saved",
@@ -172,20 +172,20 @@ def detect(records: api.Records) -> api.Finding | None:
 def exercised(records: api.Records) -> api.Exercise:
     """Weights on the CPU changed after async_save returned, and before the file was written."""
     saved = records.of("saved")
-    moved = all(one["moved"] for one in saved) and not any(one["waited"] for one in saved)
+    has_moved = all(one["moved"] for one in saved) and not any(one["waited"] for one in saved)
     when = "after" if saved[0]["waited"] else "before"
     text = f"the weights moved by up to {max(one['moved'] for one in saved):.3g} {when} each file "
-    return api.Exercise.of(moved, f"{text}was written")
+    return api.Exercise.of(has_moved, f"{text}was written")
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """All ranks read the same file, and each file is another one."""
-    own: dict[int, set[float]] = {}
-    for one in records.of("saved"):
-        own.setdefault(one["step"], set()).add(one["own"])
-    values = [min(found) for found in own.values()]
+    by_step: dict[int, set[float]] = {}
+    for record in records.of("saved"):
+        by_step.setdefault(record["step"], set()).add(record["own"])
+    values = [min(found) for found in by_step.values()]
     return {
-        "the ranks load different weights": any(len(found) > 1 for found in own.values()),
+        "the ranks load different weights": any(len(found) > 1 for found in by_step.values()),
         "a checkpoint is not finite": not all(map(math.isfinite, values)),
     }
 

@@ -35,7 +35,7 @@ def only_optimizer(function: Any) -> api.Edits:
 
 
 def _given_back(function: Any) -> Any:
-    """The line in the else of the Stateful objects."""
+    """The line in the ``else`` for objects that are not Stateful."""
     import libcst.matchers as m
 
     for node in m.findall(function, m.Else()):

@@ -12,17 +12,17 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 torch.manual_seed(0)
 
 
-def made() -> tuple[torch.nn.Linear, torch.optim.Adam]:
+def build() -> tuple[torch.nn.Linear, torch.optim.Adam]:
     model = torch.nn.Linear(1, 1, bias=False)
     return model, torch.optim.Adam(model.parameters(), lr=1.0)
 
 
 def states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What a checkpoint holds: nested dicts with tensors and numbers."""
+    """The content of a checkpoint: nested dicts with tensors and numbers."""
     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
 
 
-(model, optimizer), (resumed, its_optimizer) = made(), made()
+(model, optimizer), (resumed, its_optimizer) = build(), build()
 model(torch.ones(1, 1)).sum().backward()
 optimizer.step()
 optimizer.param_groups[0]["lr"] = 0.25  # as a schedule does

@@ -157,9 +157,9 @@ def run(ctx: api.Context) -> None:
     batch = next(linear.batches(ctx, linear.model().to(ctx.device), p.rows, 2.0, 0.1))
     inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in batch)
     file, beside = ctx.folder / "checkpoint", ctx.folder / f"beside_{ctx.rank}.pt"
-    first = 1
+    start = 1
     if ctx.launch == "resumed":
-        first = p.done + 1
+        start = p.done + 1
         if p.form == "stateful":
             load({"training": training}, checkpoint_id=file)
         else:
@@ -175,7 +175,7 @@ def run(ctx: api.Context) -> None:
             weights=float((weight - was["weight"]).abs().max()),
             momentum=float((momentum - was["momentum"]).abs().max()),
         )
-    for step in range(first, p.done + p.more + 1):
+    for step in range(start, p.done + p.more + 1):
         if ctx.launch == "whole" and step <= p.done:
             optimizer.param_groups[0]["lr"] = p.rates[step - 1]
         loss = linear.loss(model(inputs), labels) / 10  # stable at a rate of 1
@@ -184,9 +184,9 @@ def run(ctx: api.Context) -> None:
         before = weight.detach().clone()
         optimizer.step()
         momentum = optimizer.state[weight]["momentum_buffer"]
-        moved = ((before - weight.detach()) * momentum).sum() / momentum.square().sum()
+        distance = ((before - weight.detach()) * momentum).sum() / momentum.square().sum()
         rate = float(optimizer.param_groups[0]["lr"])
-        ctx.record("step", step, rate=rate, moved=float(moved), loss=float(loss.detach()))
+        ctx.record("step", step, rate=rate, moved=float(distance), loss=float(loss.detach()))
         if ctx.launch == "whole" and step == p.done:
             training.epoch = step - 1
             states = training.state_dict() if p.form == "dicts" else {"training": training}
@@ -195,7 +195,7 @@ def run(ctx: api.Context) -> None:
 
 
 class Training:
-    """What a checkpoint holds: the model, the optimizer and the last epoch."""
+    """The content of a checkpoint: the model, the optimizer and the last epoch."""
 
     def __init__(self, model: Any, optimizer: Any) -> None:
         self.model, self.optimizer, self.epoch = model, optimizer, 0
@@ -233,9 +233,9 @@ def detect(records: api.Records) -> api.Finding | None:
         for name in ("weights", "momentum")
         if one[name]
     ]
-    wrong = [one for one, whole in pairs if one["rate"] != whole["rate"]]
+    faults = [one for one, whole in pairs if one["rate"] != whole["rate"]]
     epochs = {one["epoch"] for one in loaded}
-    if not wrong and not odd and epochs == {p.done - 1}:
+    if not faults and not odd and epochs == {p.done - 1}:
         return None
     rates = {one["rate"] for one in [*loaded, *(one for one, _ in pairs)]}
     lines = [
@@ -248,7 +248,7 @@ def detect(records: api.Records) -> api.Finding | None:
         lines.append("exactly that follows if what is no tensor is not loaded")
     return api.Finding(
         "\n".join(lines),
-        min((one["step"] for one in wrong), default=p.done + 1),
+        min((one["step"] for one in faults), default=p.done + 1),
         ranks=records.ranks,
         magnitude=max(abs(one["rate"] / p.saved - 1) for one in loaded),
         unit="of the saved rate",
@@ -269,11 +269,11 @@ def exercised(records: api.Records) -> api.Exercise:
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Weights and momentum are as they were saved, and the first loss is the right one."""
     loaded, pairs = records.of("loaded"), list(resumed.both(records))
-    first = [pair for pair in pairs if pair[0]["step"] == pairs[0][0]["step"]]
+    starts = [pair for pair in pairs if pair[0]["step"] == pairs[0][0]["step"]]
     return {
         "the loaded weights differ": any(one["weights"] for one in loaded),
         "the loaded momentum differs": any(one["momentum"] for one in loaded),
-        "the first loss differs": any(one["loss"] != whole["loss"] for one, whole in first),
+        "the first loss differs": any(one["loss"] != whole["loss"] for one, whole in starts),
     }
 
 

@@ -21,20 +21,20 @@ class Model(torch.nn.Linear):
 
 
 def gradients(rank: int) -> Any:
-    """On both ranks, without and with a static graph; rank 0 alone has 1, and rank 1 has 3."""
+    """Both ranks' gradients, without and with a static graph. Alone rank 0 has 1, rank 1 has 3."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29720", rank=rank, world_size=2)
-    found: Any = {False: [None, None], True: [None, None]}
-    for static, of_ranks in found.items():
+    by_graph: Any = {False: [None, None], True: [None, None]}
+    for static, of_ranks in by_graph.items():
         ddp = DistributedDataParallel(Model(1, 1, bias=False), static_graph=static)
         ddp(torch.full((1, 1), 1.0 + 2 * rank)).logits.sum().backward()
         torch.distributed.all_gather_object(of_ranks, ddp.module.weight.grad.item())
     torch.distributed.barrier()
-    return found
+    return by_graph
 
 
 if __name__ == "__main__":
     spawn(gradients, join=False, daemon=True)  # rank 0
-    for static, found in gradients(1).items():
-        print(f"torch {torch.__version__}, static_graph={static}: gradients {found}, right: 2, 2")
-    print("WRONG: they are not averaged" if found != [2, 2] else "right: each rank has the mean")
-    raise SystemExit(found != [2, 2])
+    for static, pair in gradients(1).items():
+        print(f"torch {torch.__version__}, static_graph={static}: gradients {pair}, right: 2, 2")
+    print("WRONG: they are not averaged" if pair != [2, 2] else "right: each rank has the mean")
+    raise SystemExit(pair != [2, 2])

@@ -129,7 +129,7 @@ oracle = unreduced.Unreduced(output)
 
 @dataclass
 class Output:
-    """What a model returns."""
+    """The output of a model."""
 
     logits: Tensor
 
@@ -158,28 +158,30 @@ def run(ctx: api.Context) -> None:
     module = DistributedDataParallel(
         _wrapping(copy.deepcopy(plain), p.output), static_graph=p.static_graph
     )
-    seen: list[Any] = []
+    answers: list[Any] = []
 
     def outputs(inputs: Tensor) -> Any:
         output = module(inputs)
-        seen.append(output)
+        answers.append(output)
         return output[0] if p.output == "tuple" else getattr(output, "logits", output)
 
     def whole() -> dict[str, Tensor]:
         return applied.copied(module.module.inner)
 
     unreduced.train(ctx, plain, outputs, torch.optim.SGD(module.parameters(), lr=p.lr), whole)
-    leaves = pytree.tree_leaves(seen[0])
-    found = any(isinstance(leaf, torch.Tensor) for leaf in leaves)
-    ctx.record("output", type=type(seen[0]).__name__, found=found, static=module.static_graph)
+    leaves = pytree.tree_leaves(answers[0])
+    has_tensor = any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+    ctx.record(
+        "output", type=type(answers[0]).__name__, found=has_tensor, static=module.static_graph
+    )
 
 
 def _wrapping(inner: nn.Module, kind: str) -> nn.Module:
-    """A module whose output holds that of ``inner``, in an object of this kind."""
+    """A module that returns ``inner``'s output in an object of this kind."""
     from torch import nn
 
-    made = {"dataclass": Output, "plain_class": Plain, "tuple": lambda logits: (logits, 1)}
-    hold: Any = made.get(kind, lambda logits: logits)
+    holders = {"dataclass": Output, "plain_class": Plain, "tuple": lambda logits: (logits, 1)}
+    hold: Any = holders.get(kind, lambda logits: logits)
 
     class Wrapping(nn.Module):
         def __init__(self) -> None:
@@ -196,7 +198,7 @@ def exercised(records: api.Records) -> api.Exercise:
     """The graph was static, and the output's tensors were in an object that is no pytree."""
     output = records.of("output", 0)[0]
     graph = "static" if output["static"] else "dynamic"
-    found = "found" if output["found"] else "not found"
-    text = f"a {graph} graph; the tensor in the output of type {output['type']} is {found}"
+    status = "found" if output["found"] else "not found"
+    text = f"a {graph} graph; the tensor in the output of type {output['type']} is {status}"
     hidden = output["static"] and not output["found"]
     return api.Exercise.of(hidden, text) & unreduced.parted(records)

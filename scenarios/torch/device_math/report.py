@@ -13,6 +13,6 @@ print(f"9 / 10 is {of_cpu[9]:.10f} and {of_gpu[9]:.10f}; 9 * 0.1 is {times_recip
 print(f"9 / torch.tensor(10) is {of_cpu[9]:.10f} and {by_tensor[9]:.10f}")
 powers = (10 ** (numbers / 10))[9], (10 ** (numbers.cuda() / 10))[9]
 print(f"10 ** (9 / 10) is {powers[0]:.10f} and {powers[1]:.10f}")
-wrong = not of_gpu.equal(of_cpu)
-print("WRONG: the GPU rounds twice" if wrong else "right: the quotients are the same")
-raise SystemExit(wrong)
+has_bug = not of_gpu.equal(of_cpu)
+print("WRONG: the GPU rounds twice" if has_bug else "right: the quotients are the same")
+raise SystemExit(has_bug)

@@ -110,38 +110,38 @@ def _bits(value: Any) -> str:
 def detect(records: api.Records) -> api.Finding | None:
     """The CPU and the device have different bits for 9 / 10, and so for the power of it. Element 4
     alone proves nothing: on a GPU its power differs in the last place even for equal exponents."""
-    seen = records.of("values")[0]
-    pairs = list(zip(seen["bits"]["host"], seen["bits"]["device"], strict=True))
+    record = records.of("values")[0]
+    pairs = list(zip(record["bits"]["host"], record["bits"]["device"], strict=True))
     differing = [index for index, (host, device) in enumerate(pairs) if host != device]
-    quotient, powers = seen["quotient"], seen["powers"]
+    quotient, powers = record["quotient"], record["powers"]
     if quotient["host"] == quotient["device"] and len(pairs) - 1 not in differing:
         return None
-    last = {name: values[-1] for name, values in powers.items()}
+    ninth = {name: values[-1] for name, values in powers.items()}
     return api.Finding(
-        f"elements {differing} of {len(pairs)} differ; the last is {last['host']:.20f} on the CPU "
-        f"and {last['device']:.20f} on the device; 9 / 10 is {quotient['host']} and "
+        f"elements {differing} of {len(pairs)} differ; the last is {ninth['host']:.20f} on the CPU "
+        f"and {ninth['device']:.20f} on the device; 9 / 10 is {quotient['host']} and "
         f"{quotient['device']}",
         ranks=records.ranks,
         magnitude=max(abs(h - d) for h, d in zip(powers["host"], powers["device"], strict=True)),
         unit="between the CPU's power and the device's",
-        documented=(differing, last, quotient) == (DIFFERING, NINTH, QUOTIENT),
+        documented=(differing, ninth, quotient) == (DIFFERING, NINTH, QUOTIENT),
     )
 
 
 def exercised(records: api.Records) -> api.Exercise:
     """The device was a GPU, and the values were in float32."""
-    seen = records.of("values")[0]
+    record = records.of("values")[0]
     text = (
-        f"{len(seen['powers']['device'])} powers of the CPU were compared with those of "
-        f"{seen['device'].upper()}, in {seen['dtype'].removeprefix('torch.')}"
+        f"{len(record['powers']['device'])} powers of the CPU were compared with those of "
+        f"{record['device'].upper()}, in {record['dtype'].removeprefix('torch.')}"
     )
-    on_gpu = seen["device"] == "cuda" and seen["dtype"] == "torch.float32"
+    on_gpu = record["device"] == "cuda" and record["dtype"] == "torch.float32"
     return api.Exercise.of(on_gpu, text)
 
 
 def _differences(records: api.Records) -> Iterator[tuple[str, float]]:
-    for seen in records.of("values", 0):
-        powers = zip(seen["powers"]["device"], seen["powers"]["host"], strict=True)
+    for record in records.of("values", 0):
+        powers = zip(record["powers"]["device"], record["powers"]["host"], strict=True)
         yield from ((f"n = {n}", device - host) for n, (device, host) in enumerate(powers))
 
 

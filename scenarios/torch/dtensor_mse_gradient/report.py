@@ -13,25 +13,25 @@ predictions, targets = torch.arange(64.0).reshape(2, 8, 4).sin().sigmoid()  # be
 
 
 def gradients(rank: int) -> list[torch.Tensor]:
-    """Those of the losses if the rows are split over two ranks."""
+    """The gradients of the losses if the rows are split over two ranks."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29727", rank=rank, world_size=2)
-    mesh, found = init_device_mesh("cpu", (2,)), []
+    mesh, wholes = init_device_mesh("cpu", (2,)), []
     for name in LOSSES:
-        rows, right = (distribute_tensor(each, mesh, [Shard(0)]) for each in (predictions, targets))
-        getattr(functional, name)(rows.requires_grad_(), right).backward()
-        found.append(rows.grad.full_tensor())
-    return found
+        rows, goals = (distribute_tensor(each, mesh, [Shard(0)]) for each in (predictions, targets))
+        getattr(functional, name)(rows.requires_grad_(), goals).backward()
+        wholes.append(rows.grad.full_tensor())
+    return wholes
 
 
 if __name__ == "__main__":
     spawn(gradients, join=False, daemon=True)  # rank 0
     print("torch", torch.__version__)
-    wrong = False
-    for name, found in zip(LOSSES, gradients(1), strict=True):
+    has_bug = False
+    for name, gradient in zip(LOSSES, gradients(1), strict=True):
         plain = predictions.clone().requires_grad_()
         getattr(functional, name)(plain, targets).backward()
-        times = float(found.norm() / plain.grad.norm())
+        times = float(gradient.norm() / plain.grad.norm())
         print(f"{name}: the gradient is {times:.4g} times the right one")
-        wrong |= abs(times - 1) > 1e-3
-    print("WRONG: gradients are multiplied by the ranks" if wrong else "right: all are equal")
-    raise SystemExit(wrong)
+        has_bug |= abs(times - 1) > 1e-3
+    print("WRONG: gradients are multiplied by the ranks" if has_bug else "right: all are equal")
+    raise SystemExit(has_bug)

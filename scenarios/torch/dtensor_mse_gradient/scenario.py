@@ -145,7 +145,7 @@ def run(ctx: api.Context) -> None:
     from torch.distributed.tensor.placement_types import Replicate, Shard
 
     p = ctx.params
-    import_module("torch.distributed.tensor._decompositions")  # 2.11 does it for a first rule
+    import_module("torch.distributed.tensor._decompositions")  # 2.11 imports it with the first rule
     dist.init_process_group(ctx.lane.backend)
     mesh = init_device_mesh(ctx.device.type, (ctx.world_size,))
     generator = torch.Generator().manual_seed(ctx.seed + 1)
@@ -171,14 +171,14 @@ def run(ctx: api.Context) -> None:
         optimizer.step()
         optimizer.zero_grad()
         after = {"weight": head.detach().full_tensor().clone()}
-        right = applied.plainly(plain, before, [(inputs, labels)])
+        expected = applied.plainly(plain, before, [(inputs, labels)])
         local: Any = predictions.detach()
         ctx.record(
             "step",
             step,
             loss=float(loss.detach().full_tensor()),
             local={"rows": len(local.to_local()), "elements": local.to_local().numel()},
-            **applied.facts(right, before, after, p.lr),
+            **applied.facts(expected, before, after, p.lr),
         )
 
 

@@ -29,11 +29,11 @@ def split(rank: int) -> tuple[Any, Any]:
 if __name__ == "__main__":
     spawn(split, join=False, daemon=True)  # rank 0
     loss, gradient = split(1)
-    right = cross_entropy(logits.requires_grad_(), targets, weights)
-    same = gradient.allclose(torch.autograd.grad(right, logits)[0])
-    own = [cross_entropy(logits[n : n + 4], targets[n : n + 4], weights) for n in (0, 4)]
-    print(f"torch {torch.__version__}: the loss is {loss:.4f}, of plain tensors {right:.4f}")
-    print(f"the mean of the ranks' own losses is {sum(own) / 2:.4f}; the gradient is right: {same}")
-    wrong = not loss.isclose(right)
-    print("WRONG: the loss is another" if wrong else "right: the loss is the same")
-    raise SystemExit(wrong)
+    whole = cross_entropy(logits.requires_grad_(), targets, weights)
+    ok = gradient.allclose(torch.autograd.grad(whole, logits)[0])
+    parts = [cross_entropy(logits[n : n + 4], targets[n : n + 4], weights) for n in (0, 4)]
+    print(f"torch {torch.__version__}: the loss is {loss:.4f}, of plain tensors {whole:.4f}")
+    print(f"the mean of the ranks' own losses is {sum(parts) / 2:.4f}; the gradient is right: {ok}")
+    has_bug = not loss.isclose(whole)
+    print("WRONG: the loss is another" if has_bug else "right: the loss is the same")
+    raise SystemExit(has_bug)

@@ -108,7 +108,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """The loss and what was applied, beside the mean of the ranks' own losses."""
+    """The loss, the applied gradient, and the mean of the ranks' own losses."""
     facts = {
         "loss": api.alike(api.SIZE),
         "of_parts": api.SIZE,
@@ -154,7 +154,7 @@ def run(ctx: api.Context) -> None:
         optimizer.step()
         optimizer.zero_grad()
         after = {"weight": head.detach().full_tensor().clone()}
-        right = applied.plainly(plain, before, [(inputs, targets)])
+        expected = applied.plainly(plain, before, [(inputs, targets)])
         parts = applied.plainly(plain, before, zip(*chunks, strict=True)).losses
         ctx.record(
             "step",
@@ -163,7 +163,7 @@ def run(ctx: api.Context) -> None:
             of_parts=sum(parts) / len(parts),
             rows=len(parted[0].to_local()),
             counted=[_counted(part, weights) for part in chunks[1]],
-            **applied.facts(right, before, after, p.lr),
+            **applied.facts(expected, before, after, p.lr),
         )
 
 
@@ -184,33 +184,33 @@ def _whole(loss: Any) -> Tensor:
 
 
 def _counted(targets: Tensor, weights: Tensor | None) -> float:
-    """What these rows weigh together."""
-    kept = targets[targets >= 0]
-    return float(len(kept)) if weights is None else float(weights[kept].sum())
+    """The total weight of these rows."""
+    labels = targets[targets >= 0]
+    return float(len(labels)) if weights is None else float(weights[labels].sum())
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """The loss is not plain torch's, but the mean of the ranks' own. The gradient is right."""
     steps = records.of("step")
     odd = [applied.described(step) for step in steps if not applied.times(step, 1)]
-    wrong = [s for s in steps if not api.near(s["loss"], s["reference_loss"], share=1e-5)]
-    if not wrong and not odd:
+    faults = [s for s in steps if not api.near(s["loss"], s["reference_loss"], share=1e-5)]
+    if not faults and not odd:
         return None
     parts = all(api.near(step["loss"], step["of_parts"], share=1e-5) for step in steps)
     lines = odd[:1]
     lines += [
         f"the loss of step {s['step']} is {s['loss']:.5g}, not {s['reference_loss']:.5g}"
-        for s in wrong[:1]
+        for s in faults[:1]
     ]
     if parts:
         lines.append("exactly that is the mean of the losses that each rank has on its own rows")
     return api.Finding(
         "\n".join(lines),
-        min(step["step"] for step in wrong or steps),
+        min(step["step"] for step in faults or steps),
         ranks=records.ranks,
         magnitude=max(abs(step["loss"] / step["reference_loss"] - 1) for step in steps),
         unit="of the right loss",
-        documented=parts and bool(wrong) and not odd,
+        documented=parts and bool(faults) and not odd,
     )
 
 

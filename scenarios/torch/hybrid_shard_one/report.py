@@ -12,10 +12,10 @@ from torch.multiprocessing.spawn import spawn
 
 def steps(rank: int) -> Any:
     """By the mesh's shape, what a step of SGD with rate 1 subtracts from the weight on each rank.
-    The row of rank 0 has the gradient 1, that of rank 1 has 3."""
+    The row of rank 0 has the gradient 1, the row of rank 1 has 3."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29721", rank=rank, world_size=2)
-    found: Any = {(1, 2): [None, None], (2, 1): [None, None]}
-    for shape, of_ranks in found.items():
+    by_shape: Any = {(1, 2): [None, None], (2, 1): [None, None]}
+    for shape, of_ranks in by_shape.items():
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
         linear, strategy = torch.nn.Linear(1, 1, bias=False), ShardingStrategy.HYBRID_SHARD
         torch.nn.init.ones_(linear.weight)
@@ -26,13 +26,13 @@ def steps(rank: int) -> Any:
         with FullyShardedDataParallel.summon_full_params(model):
             torch.distributed.all_gather_object(of_ranks, 1 - model.weight.item())
     torch.distributed.barrier()
-    return found
+    return by_shape
 
 
 if __name__ == "__main__":
     spawn(steps, join=False, daemon=True)  # rank 0
     print("torch", torch.__version__)
-    for (replicas, shards), found in steps(1).items():
-        print(f"{replicas} replicas of {shards} ranks: the ranks apply {found}, right: 2 and 2")
-    print("WRONG: they are not averaged" if found != [2, 2] else "right: each rank has the mean")
-    raise SystemExit(found != [2, 2])
+    for (replicas, shards), updates in steps(1).items():
+        print(f"{replicas} replicas of {shards} ranks: the ranks apply {updates}, right: 2 and 2")
+    print("WRONG: they are not averaged" if updates != [2, 2] else "right: each rank has the mean")
+    raise SystemExit(updates != [2, 2])

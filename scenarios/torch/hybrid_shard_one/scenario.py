@@ -48,13 +48,13 @@ def unless_replicated(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    own = "and not (sharding_strategy in HYBRID_SHARDING_STRATEGIES and {})"
-    one = m.Comparison(
+    template = "and not (sharding_strategy in HYBRID_SHARDING_STRATEGIES and {})"
+    pattern = m.Comparison(
         m.Attribute(attr=m.Name("world_size")), [m.ComparisonTarget(m.Equal(), m.Integer("1"))]
     )
-    for test in m.findall(function, one):
+    for test in m.findall(function, pattern):
         code = cst.Module([]).code_for_node(cst.ensure_type(test, cst.Comparison))
-        replicas = own.format("state._inter_node_pg.size() > 1")
+        replicas = template.format("state._inter_node_pg.size() > 1")
         yield test, cst.parse_expression(f"({code} {replicas})")
 
 

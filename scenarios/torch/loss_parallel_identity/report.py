@@ -30,10 +30,10 @@ def split(rank: int) -> tuple[float, torch.Tensor]:
 
 if __name__ == "__main__":
     spawn(split, join=False, daemon=True)  # rank 0
-    loss, found = split(1)
+    loss, gradient = split(1)
     plain = distillation(logits.requires_grad_(), teacher)
-    right = torch.autograd.grad(plain, logits)[0]
-    off = float((found - right).norm() / right.norm())
+    expected = torch.autograd.grad(plain, logits)[0]
+    off = float((gradient - expected).norm() / expected.norm())
     print(f"torch {torch.__version__}: the loss is {loss:.4f}, of plain tensors {plain:.4f}")
     print(f"the error has {off:.4f} times the norm of the right gradient")
     print("WRONG: the gradient is another" if off > 1e-4 else "right: the gradient is the same")

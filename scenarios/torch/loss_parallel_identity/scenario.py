@@ -181,7 +181,7 @@ def run(ctx: api.Context) -> None:
         optimizer.step()
         optimizer.zero_grad()
         after = _whole(head.weight)
-        seen = {
+        comparisons = {
             name: applied.facts(
                 applied.plainly(of, before, [(inputs, targets)]), before, after, p.lr
             )
@@ -192,8 +192,8 @@ def run(ctx: api.Context) -> None:
             "step",
             step,
             loss=float(value),
-            **seen["right"],
-            identity=seen["identity"],
+            **comparisons["right"],
+            identity=comparisons["identity"],
             classes=head.weight.to_local().shape[0],
         )
 
@@ -223,7 +223,7 @@ def _loss(name: str) -> Callable[[Mapping[str, Tensor], Any], Tensor]:
 
 
 def _without_log_softmax(weights: Mapping[str, Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
-    """A loss with the gradient that distillation has if that of log_softmax is the identity's."""
+    """The loss of distillation, with the identity as the gradient of log_softmax."""
     inputs, targets = rows
     return cast("Tensor", _distillation(inputs @ weights["weight"].T, targets))
 

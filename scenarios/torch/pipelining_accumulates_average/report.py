@@ -14,20 +14,20 @@ def accumulated(rank: int) -> list[float]:
     torch.nn.init.ones_(model.weight)
     stage = PipelineStage(model, rank, 2, torch.device("cpu"))
     schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=lambda output, _: output.mean())
-    found = []
+    history = []
     for gradient in (1.0, 3.0):
         rows = torch.full((8, 1), gradient)
         schedule.step(rows, target=rows)
-        found.append(model.weight.grad.item())
+        history.append(model.weight.grad.item())
     torch.distributed.barrier()
-    return found
+    return history
 
 
 if __name__ == "__main__":
     spawn(accumulated, join=False, daemon=True)  # rank 0
-    first, both = accumulated(1)
+    once, both = accumulated(1)
     print(f"torch {torch.__version__}: two calls of a schedule with 4 micro-batches")
-    print(f"after a batch with the gradient 1: {first:g}")
+    print(f"after a batch with the gradient 1: {once:g}")
     print(f"after a further one with the gradient 3: {both:g}, right: 4")
     print("WRONG: it is not the sum" if both != 4 else "right: it is the sum")
     raise SystemExit(both != 4)

@@ -155,7 +155,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """What each rank's stages applied, beside what the decayed sum of the calls would give."""
+    """What each rank's stages applied, and what the decayed sum of the calls would give."""
     p = at.params
     facts = {
         "loss": api.maybe(api.SIZE),
@@ -190,26 +190,26 @@ def run(ctx: api.Context) -> None:
         before = run.weights()
         plain = applied.plainly(linear.of(run.whole), before, batches)
         losses = [run.step(batch) for batch in batches]
-        seen = [loss for loss in losses if loss is not None]
+        reports = [loss for loss in losses if loss is not None]
         optimizer.step()
         optimizer.zero_grad()
-        after = run.own(run.weights())
-        before = run.own(before)
-        right = applied.Plain(plain.losses, [run.own(dict(g)) for g in plain.micro])
+        after = run.of_rank(run.weights())
+        before = run.of_rank(before)
+        expected = applied.Plain(plain.losses, [run.of_rank(dict(g)) for g in plain.micro])
         ctx.record(
             "step",
             step,
-            loss=parts * sum(seen) / len(seen) if seen else None,
-            **applied.facts(right, before, after, p.lr),
-            decayed=applied.facts(_decayed(right, p.micro_batches), before, after, p.lr),
+            loss=parts * sum(reports) / len(reports) if reports else None,
+            **applied.facts(expected, before, after, p.lr),
+            decayed=applied.facts(_decayed(expected, p.micro_batches), before, after, p.lr),
             calls=len(losses),
         )
 
 
 def _decayed(plain: applied.Plain, micro_batches: int) -> applied.Plain:
-    """The mean of the calls if each further call divides what was there by its micro-batches."""
-    last = len(plain.micro) - 1
-    shares = [micro_batches ** -(last - call) for call in range(last + 1)]
+    """The calls' mean if each further call divides the earlier gradient by its micro-batches."""
+    end = len(plain.micro) - 1
+    shares = [micro_batches ** -(end - call) for call in range(end + 1)]
     parts = list(zip(shares, plain.micro, strict=True))
     mean = {name: sum(s * g[name] for s, g in parts) / len(parts) for name in plain.micro[0]}
     return applied.Plain(plain.losses, [mean])
@@ -242,8 +242,10 @@ def exercised(records: api.Records) -> api.Exercise:
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The losses are right, and fall or rise with the rows alone."""
-    last = api.Records({max(records.ranks): records.by_rank[max(records.ranks)]}, records.params)
-    return usual_checks.loss_unlike_reference(last)
+    of_last_rank = api.Records(
+        {max(records.ranks): records.by_rank[max(records.ranks)]}, records.params
+    )
+    return usual_checks.loss_unlike_reference(of_last_rank)
 
 
 picture = api.bars(

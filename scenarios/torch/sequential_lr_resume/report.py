@@ -20,21 +20,21 @@ def sequential_lr(optimizer: Any, last_epoch: int) -> Any:
 
 
 def rates(optimizer: Any, scheduler: Any, epochs: int) -> list[float]:
-    found = []
+    history = []
     for _ in range(epochs):
-        found.append(round(optimizer.param_groups[0]["lr"], 4))
+        history.append(round(optimizer.param_groups[0]["lr"], 4))
         optimizer.step()
         scheduler.step()
-    return found
+    return history
 
 
-for made in (lambda_lr, sequential_lr):
+for build in (lambda_lr, sequential_lr):
     optimizer, resumed = (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 1.0) for _ in "12")
-    scheduler = made(optimizer, -1)
-    done = rates(optimizer, scheduler, 5)  # epochs 0 to 4
+    scheduler = build(optimizer, -1)
+    before = rates(optimizer, scheduler, 5)  # epochs 0 to 4
     resumed.load_state_dict(optimizer.state_dict())
-    right, found = rates(optimizer, scheduler, 4), rates(resumed, made(resumed, 4), 4)
-    print(f"{made.__name__}: {done}, then {right}; if resumed {found}")
+    whole, loaded = rates(optimizer, scheduler, 4), rates(resumed, build(resumed, 4), 4)
+    print(f"{build.__name__}: {before}, then {whole}; if resumed {loaded}")
 print(f"torch {torch.__version__}")
-print("WRONG: SequentialLR starts again" if found != right else "right: the rates are the same")
-raise SystemExit(found != right)
+print("WRONG: SequentialLR starts again" if loaded != whole else "right: the rates are the same")
+raise SystemExit(loaded != whole)

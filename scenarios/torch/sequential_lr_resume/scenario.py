@@ -101,9 +101,9 @@ SCENARIO = api.Scenario(
 def plan(at: api.Position) -> api.Plan:
     """The rate of each step, by the optimizer and by the movement of the weights."""
     p = at.params
-    first = 1 if at.launch == "whole" else p.done + 1
+    start = 1 if at.launch == "whole" else p.done + 1
     facts = {"rate": api.SIZE, "moved": api.SIZE, "loss": api.SIZE, "epoch": api.COUNT}
-    return {"step": api.Kind(facts, range(first, p.done + p.more + 1))}
+    return {"step": api.Kind(facts, range(start, p.done + p.more + 1))}
 
 
 def run(ctx: api.Context) -> None:
@@ -136,12 +136,12 @@ def run(ctx: api.Context) -> None:
         before = model.weight.detach().clone()
         optimizer.step()
         gradient: Any = model.weight.grad
-        moved = ((before - model.weight.detach()) * gradient).sum() / gradient.square().sum()
+        distance = ((before - model.weight.detach()) * gradient).sum() / gradient.square().sum()
         ctx.record(
             "step",
             step,
             rate=float(optimizer.param_groups[0]["lr"]),
-            moved=float(moved),
+            moved=float(distance),
             loss=float(loss.detach()),
             epoch=scheduler.last_epoch,
         )
@@ -170,25 +170,25 @@ def detect(records: api.Records) -> api.Finding | None:
     """After the resume the rates are not those of the uninterrupted run, but start anew."""
     pairs = list(resumed.both(records))
     odd = resumed.otherwise_moved(records)
-    wrong = [one for one, whole in pairs if not api.near(one["rate"], whole["rate"], share=1e-6)]
-    if not wrong and not odd:
+    faults = [one for one, whole in pairs if not api.near(one["rate"], whole["rate"], share=1e-6)]
+    if not faults and not odd:
         return None
     rates = [one["rate"] for one, _ in pairs]
-    right = [whole["rate"] for _, whole in pairs]
+    expected = [whole["rate"] for _, whole in pairs]
     worst = max(abs(one["rate"] / whole["rate"] - 1) for one, whole in pairs)
     lines = [
         f"step {s['step']} moved by a rate of {s['moved']:.3g}, not {s['rate']:.3g}" for s in odd
     ]
-    lines.append(f"the rates after the resume are {_listed(rates)}, not {_listed(right)}")
+    lines.append(f"the rates after the resume are {_listed(rates)}, not {_listed(expected)}")
     anew = _anew(records.params)
-    late = [anew[0], *anew[:-1]]  # up to torch 2.6 the decay takes its first step for its start
+    late = [anew[0], *anew[:-1]]  # up to torch 2.6 the decay mistakes its first step for its start
     documented = any(
         all(api.near(rate, other, share=1e-6) for rate, other in zip(rates, way, strict=True))
         for way in (anew, late)
     )
     if documented:
         lines.append("exactly that follows if the rate starts anew and the counter does not")
-    step = (wrong or odd)[0]["step"]
+    step = (faults or odd)[0]["step"]
     unit = "of the right rate"
     return api.Finding(
         "\n".join(lines), step, magnitude=worst, unit=unit, documented=documented and not odd

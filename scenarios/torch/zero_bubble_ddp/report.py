@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def gradients(rank: int) -> Any:
-    """Those of both stages on each rank. Each rank has a whole pipeline of two stages, with weights
-    of 1; the rows of rank 0 have the gradient 1, those of rank 1 have 3."""
+    """The gradients of both stages on each rank. Each rank has a whole pipeline of two stages with
+    weights of 1; the rows of rank 0 have the gradient 1, the rows of rank 1 have 3."""
     torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29725", rank=rank, world_size=2)
     alone, _ = torch.distributed.new_subgroups(1)
     models, stages = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)], []
@@ -21,17 +21,17 @@ def gradients(rank: int) -> Any:
         ddp = DistributedDataParallel(model)  # over both ranks
         stages.append(PipelineStage(ddp, number, 2, torch.device("cpu"), group=alone))
     schedule = ScheduleInterleavedZeroBubble(stages, 4, lambda output, _: output.mean())
-    rows, found = torch.full((4, 1), 1.0 + 2 * rank), [None, None]
+    rows, parts = torch.full((4, 1), 1.0 + 2 * rank), [None, None]
     schedule.step(rows, target=rows)
-    torch.distributed.all_gather_object(found, [model.weight.grad.item() for model in models])
+    torch.distributed.all_gather_object(parts, [model.weight.grad.item() for model in models])
     torch.distributed.barrier()
-    return found
+    return parts
 
 
 if __name__ == "__main__":
     spawn(gradients, join=False, daemon=True)  # rank 0
     print("torch", torch.__version__)
-    for stage, found in enumerate(zip(*gradients(1), strict=True)):
-        print(f"stage {stage}: the replicas have the gradients {found}, right: 2 and 2")
-    print("WRONG: they are not averaged" if found != (2, 2) else "right: each has the mean")
-    raise SystemExit(found != (2, 2))
+    for stage, replicas in enumerate(zip(*gradients(1), strict=True)):
+        print(f"stage {stage}: the replicas have the gradients {replicas}, right: 2 and 2")
+    print("WRONG: they are not averaged" if replicas != (2, 2) else "right: each has the mean")
+    raise SystemExit(replicas != (2, 2))

@@ -56,7 +56,7 @@ AVERAGED = """if backward_type == "weight":
 
 
 def averaged_after_weights(function: Any) -> api.Edits:
-    """Under DDP, after the last backward pass: average what that of the weights has added."""
+    """Under DDP, average the gradients of the weights after the last backward pass."""
     import libcst as cst
     import libcst.matchers as m
 
@@ -125,17 +125,17 @@ def own_or_mean(stage: api.Record) -> bool:
 
 
 def facts(at: api.Position) -> api.Facts:
-    """What a stage applied, beside what its own gradient alone would give, and the mean of what the
-    replicas have at their own weights."""
-    one = api.held(applied.shapes(1))
+    """What a stage applied, and what its own gradient alone, or the mean of the replicas' gradients
+    at their own weights, would give."""
+    shape = api.held(applied.shapes(1))
     apart = {"apart": api.SIZE, "parted": api.FLAG}
-    return {**applied.shapes(REPLICAS), "own": one, "mean": one, **apart}
+    return {**applied.shapes(REPLICAS), "own": shape, "mean": shape, **apart}
 
 
 def first_replicas_differ(records: api.Records) -> dict[str, bool]:
     """The first stage's replicas agree."""
-    first = [one["apart"] for one in records.of("stage") if one["stage"] == 0]
-    return {"the replicas of the first stage differ": any(first)}
+    distances = [one["apart"] for one in records.of("stage") if one["stage"] == 0]
+    return {"the replicas of the first stage differ": any(distances)}
 
 
 def how_far(stages: Sequence[api.Record]) -> str:
@@ -203,27 +203,27 @@ def run(ctx: api.Context) -> None:
         optimizer.zero_grad()
         after = pipe.weights()
         for stage in pipe.blocks:
-            was, now, *micro = (
+            was, current, *micro = (
                 pipeline.of_stage(stage, one) for one in (before, after, *plain.micro)
             )
-            first = next(iter(was))
+            name = next(iter(was))
             alone = applied.Plain([plain.losses[replica]], [micro[replica]])
             mean = applied.Plain(alone.losses, [_mean(micro[replica], replicas)])
             ctx.record(
                 "stage",
                 step,
                 stage=stage,
-                **applied.facts(applied.Plain(plain.losses, micro), was, now, p.lr),
-                own=applied.facts(alone, was, now, p.lr),
-                mean=applied.facts(mean, was, now, p.lr),
-                apart=_apart(now, replicas),
-                parted=any(one[first].ne(micro[0][first]).any() for one in micro),
+                **applied.facts(applied.Plain(plain.losses, micro), was, current, p.lr),
+                own=applied.facts(alone, was, current, p.lr),
+                mean=applied.facts(mean, was, current, p.lr),
+                apart=_apart(current, replicas),
+                parted=any(one[name].ne(micro[0][name]).any() for one in micro),
             )
         ctx.record("step", step, loss=loss, reference_loss=plain.losses[replica])
 
 
 def _mean(gradients: Mapping[str, Tensor], group: Any) -> dict[str, Tensor]:
-    """The mean over a group of what each rank has; a collective call."""
+    """The mean of the gradients of a group's ranks; a collective call."""
     import torch.distributed as dist
 
     summed = {name: gradient.clone() for name, gradient in gradients.items()}

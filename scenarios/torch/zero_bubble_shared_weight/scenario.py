@@ -159,8 +159,8 @@ def run(ctx: api.Context) -> None:
         optimizer.zero_grad()
         after = pipe.weights()
         for stage in pipe.blocks:
-            was, now = (pipeline.of_stage(stage, weights) for weights in (before, after))
-            right, twice = (
+            was, current = (pipeline.of_stage(stage, weights) for weights in (before, after))
+            expected, twice = (
                 applied.Plain(plain.losses, [{n: _counted(plain, n, early, p.shared) for n in was}])
                 for early in (1, 2 if stage else 1)
             )
@@ -168,8 +168,8 @@ def run(ctx: api.Context) -> None:
                 "stage",
                 step,
                 stage=stage,
-                **applied.facts(right, was, now, p.lr),
-                twice=applied.facts(twice, was, now, p.lr),
+                **applied.facts(expected, was, current, p.lr),
+                twice=applied.facts(twice, was, current, p.lr),
             )
         ctx.record("step", step, loss=loss, reference_loss=plain.loss)
 
@@ -179,7 +179,7 @@ def _names(module: Any) -> list[str]:
 
 
 def _counted(plain: applied.Plain, name: str, early: int, shared: bool) -> Tensor:
-    """The gradient of a weight; of a shared one, with its early use counted ``early`` times."""
+    """The gradient of a weight; a shared weight's early use counts ``early`` times."""
     gradient = plain.micro[0][name]
     return early * gradient + plain.micro[0][name.replace("early", "late")] if shared else gradient
 

@@ -74,18 +74,18 @@ def run(ctx: api.Context) -> None:
     p = ctx.params
     torch.manual_seed(ctx.seed)
     loader, state = _loader(p), ctx.folder / "state.pt"
-    done, rest = divmod(p.stop * BATCH, p.rows)
+    passes, extra = divmod(p.stop * BATCH, p.rows)
     if ctx.launch == "save":
-        epochs = [_rows(loader) for _ in range(done)]
-        if rest:
+        epochs = [_rows(loader) for _ in range(passes)]
+        if extra:
             batches = iter(loader)
-            epochs.append([row for _ in range(rest // BATCH) for row in next(batches).tolist()])
+            epochs.append([row for _ in range(extra // BATCH) for row in next(batches).tolist()])
         torch.save(loader.state_dict(), state)
     elif ctx.launch == "resume":
         loader.load_state_dict(torch.load(state, weights_only=True))
         epochs = [_rows(loader) for _ in range(p.epochs)]
     else:
-        epochs = [_rows(loader) for _ in range(done + p.epochs)]
+        epochs = [_rows(loader) for _ in range(passes + p.epochs)]
     ctx.record("epochs", rows=epochs)
 
 
@@ -100,25 +100,25 @@ def _rows(loader: Any) -> list[int]:
 
 
 def _epochs(records: api.Records) -> tuple[list[list[int]], list[list[int]]]:
-    """The epochs of the resumed loader, and those of one without a stop, from the same row on."""
+    """The epochs of the resumed loader, and of one without a stop from the same row on."""
     whole, _, resumed = (one["rows"] for one in records.of("epochs"))
-    done, rest = divmod(records.params.stop * BATCH, records.params.rows)
-    return resumed, [whole[done][rest:], *whole[done + 1 :]]
+    passes, extra = divmod(records.params.stop * BATCH, records.params.rows)
+    return resumed, [whole[passes][extra:], *whole[passes + 1 :]]
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """The first epoch after the resume is empty, and those behind it are the ones that should have
     come. The epochs before the save, and those without a stop, are complete."""
     whole, saved, _ = (one["rows"] for one in records.of("epochs"))
-    resumed, right = _epochs(records)
+    resumed, expected = _epochs(records)
     complete = all(sorted(epoch) == list(range(records.params.rows)) for epoch in whole)
     before = [row for epoch in whole for row in epoch][: records.params.stop * BATCH]
     if not complete or before != [row for epoch in saved for row in epoch]:
         return api.Finding("epochs without a resume are not complete, or differ", documented=False)
-    if resumed == right:
+    if resumed == expected:
         return None
     rows = ", ".join(str(len(epoch)) for epoch in resumed)
-    lost = 1 - sum(map(len, resumed)) / sum(map(len, right))
+    lost = 1 - sum(map(len, resumed)) / sum(map(len, expected))
     return api.Finding(
         f"the epochs after the resume have {rows} rows, instead of {records.params.rows} each",
         step=1,
@@ -126,24 +126,24 @@ def detect(records: api.Records) -> api.Finding | None:
         magnitude=lost,
         unit="of the rows after the resume never came",
         clock="epoch",
-        documented=not resumed[0] and resumed[1:] == right[:-1],
+        documented=not resumed[0] and resumed[1:] == expected[:-1],
     )
 
 
 def exercised(records: api.Records) -> api.Exercise:
     """The state was saved when an epoch was complete."""
-    done, rest = divmod(records.params.stop * BATCH, records.params.rows)
-    text = f"complete epochs before the save: {done}; rows of the next one: {rest}"
-    return api.Exercise.of(done > 0 and rest == 0, text)
+    passes, extra = divmod(records.params.stop * BATCH, records.params.rows)
+    text = f"complete epochs before the save: {passes}; rows of the next one: {extra}"
+    return api.Exercise.of(passes > 0 and extra == 0, text)
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Whatever comes after the resume is right."""
-    resumed, right = _epochs(records)
-    known = [*right, []]
+    resumed, expected = _epochs(records)
+    candidates = [*expected, []]
     return {
         "a row comes twice in an epoch": any(len(set(e)) < len(e) for e in resumed),
-        "an epoch with rows has another order": any(epoch not in known for epoch in resumed),
+        "an epoch with rows has another order": any(epoch not in candidates for epoch in resumed),
     }
 
 

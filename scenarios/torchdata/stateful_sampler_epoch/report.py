@@ -11,7 +11,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 came: list[int] = []
 
 
-def made(rank: int) -> tuple[Any, Any]:
+def build(rank: int) -> tuple[Any, Any]:
     """The sampler and the loader of one of two ranks. The seed is the default, 0."""
     sampler = StatefulDistributedSampler(range(16), 2, rank)
     return sampler, StatefulDataLoader(range(16), 2, sampler=sampler)
@@ -19,17 +19,17 @@ def made(rank: int) -> tuple[Any, Any]:
 
 print("torchdata", version("torchdata"))
 for rank in (0, 1):
-    (sampler, loader), (_, resumed) = made(rank), made(rank)
-    first = [row for batch in loader for row in batch.tolist()]
+    (sampler, loader), (_, resumed) = build(rank), build(rank)
+    epoch_0 = [row for batch in loader for row in batch.tolist()]
     sampler.set_epoch(1)
     batches = iter(loader)
     before = [row for _ in range(2) for row in next(batches).tolist()]
     resumed.load_state_dict(loader.state_dict())
-    rest = [[row for batch in each for row in batch.tolist()] for each in (resumed, batches)]
-    print(f"rank {rank}: epoch 0 was {first}")
-    print(f"epoch 1 is {before}, if resumed then {rest[0]}, and without a stop {rest[1]}")
-    came += before + rest[0]
-seen = len(set(came))
-print(f"{seen} of 16 rows came in epoch 1")
-print("WRONG: some came twice, others never" if seen < 16 else "right: each came once")
-raise SystemExit(seen < 16)
+    tails = [[row for batch in each for row in batch.tolist()] for each in (resumed, batches)]
+    print(f"rank {rank}: epoch 0 was {epoch_0}")
+    print(f"epoch 1 is {before}, if resumed then {tails[0]}, and without a stop {tails[1]}")
+    came += before + tails[0]
+count = len(set(came))
+print(f"{count} of 16 rows came in epoch 1")
+print("WRONG: some came twice, others never" if count < 16 else "right: each came once")
+raise SystemExit(count < 16)

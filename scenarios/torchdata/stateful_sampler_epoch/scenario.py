@@ -46,7 +46,7 @@ def epoch_in_state(tree: Any) -> api.Edits:
     entry = cst.DictElement(cst.SimpleString('"epoch"'), cst.parse_expression("self.epoch"))
     with_epoch = saved.value.with_changes(elements=[*saved.value.elements, entry])
     body = body.deep_replace(saved, saved.with_changes(value=with_epoch))
-    # Only now: the replacement has made new nodes of all.
+    # Only now, because the replacement has renewed all nodes.
     load: Any = m.findall(body, m.FunctionDef(m.Name("load_state_dict")))[0]
     line = cst.parse_statement('self.set_epoch(state_dict["epoch"])')
     longer = load.body.with_changes(body=[*load.body.body, line])
@@ -122,13 +122,13 @@ def run(ctx: api.Context) -> None:
     else:
         for epoch in range(p.epoch + 1):
             sampler.set_epoch(epoch)
-            seen: list[int] = []
+            order: list[int] = []
             for number, batch in enumerate(loader, 1):
-                seen += batch.tolist()
+                order += batch.tolist()
                 if ctx.launch == "save" and (epoch, number) == (p.epoch, p.before):
                     torch.save(loader.state_dict(), state)
                     break
-            epochs.append(seen)
+            epochs.append(order)
     ctx.record("epochs", rows=epochs)
 
 
@@ -141,27 +141,27 @@ def _of(records: api.Records, rank: int) -> tuple[list[list[int]], list[list[int
 def detect(records: api.Records) -> api.Finding | None:
     """After the resume each rank gets the end of epoch 0, where without a stop it gets the end of
     the epoch of the save."""
-    p, done = records.params, records.params.before * BATCH
-    wrong, documented, seen = [], True, set()
+    p, offset = records.params, records.params.before * BATCH
+    ranks, documented, union = [], True, set()
     for rank in records.ranks:
-        whole, saved, rest = _of(records, rank)
-        if saved != [*whole[:-1], whole[-1][:done]]:
+        whole, saved, tail = _of(records, rank)
+        if saved != [*whole[:-1], whole[-1][:offset]]:
             return api.Finding("the epochs before the save differ", ranks=(rank,), documented=False)
-        seen |= {*saved[-1], *rest}
-        if rest != whole[-1][done:]:
-            wrong.append(rank)
-            documented = documented and rest == whole[0][done:]
-    if not wrong:
+        union |= {*saved[-1], *tail}
+        if tail != whole[-1][offset:]:
+            ranks.append(rank)
+            documented = documented and tail == whole[0][offset:]
+    if not ranks:
         return None
-    never = p.rows - len(seen)
+    never = p.rows - len(union)
     return api.Finding(
-        f"resumed after {done * len(records.ranks)} of {p.rows} rows of epoch {p.epoch}: {never} "
+        f"resumed after {offset * len(records.ranks)} of {p.rows} rows of epoch {p.epoch}: {never} "
         "rows never came in that epoch",
         step=p.before,
-        ranks=tuple(wrong),
+        ranks=tuple(ranks),
         magnitude=never / p.rows,
         unit="of the epoch's rows seen by nobody",
-        documented=documented and tuple(wrong) == records.ranks,
+        documented=documented and tuple(ranks) == records.ranks,
     )
 
 
@@ -170,20 +170,22 @@ def exercised(records: api.Records) -> api.Exercise:
     epoch again."""
     p = records.params
     whole = [_of(records, rank)[0] for rank in records.ranks]
-    other = all(epochs[0] != epochs[-1] for epochs in whole)
+    differ = all(epochs[0] != epochs[-1] for epochs in whole)
     text = f"resumed in epoch {p.epoch}; set_epoch after the load: {'yes' if p.again else 'no'}"
     return api.Exercise.of(p.epoch > 0 and not p.again, text) & api.Exercise.needs(
-        other, "the epoch has the order of epoch 0"
+        differ, "the epoch has the order of epoch 0"
     )
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The number of rows after the resume is right, and none of them comes twice."""
-    done, own = records.params.before * BATCH, records.params.rows // len(records.ranks)
-    rest = [_of(records, rank)[2] for rank in records.ranks]
+    offset, size = records.params.before * BATCH, records.params.rows // len(records.ranks)
+    tails = [_of(records, rank)[2] for rank in records.ranks]
     return {
-        "another number of rows comes after the resume": any(len(r) != own - done for r in rest),
-        "a row comes twice after the resume": any(len(set(r)) < len(r) for r in rest),
+        "another number of rows comes after the resume": any(
+            len(r) != size - offset for r in tails
+        ),
+        "a row comes twice after the resume": any(len(set(r)) < len(r) for r in tails),
     }
 
 

@@ -98,8 +98,8 @@ def run(ctx: api.Context) -> None:
             module.load_state_dict(saved)
     for step in range(start + 1, p.done + p.more + 1):
         module["best"].update(torch.tensor(values[step - 1], device=ctx.device))
-        found = {name: float(value) for name, value in module["best"].compute().items()}
-        ctx.record("step", step, **found)
+        facts = {name: float(value) for name, value in module["best"].compute().items()}
+        ctx.record("step", step, **facts)
         module["best"].reset()  # of the mean: the extremes are of all epochs
         if ctx.launch == "whole" and step == p.done:
             torch.save(module if p.saved == "pickle" else module.state_dict(), file)

@@ -95,12 +95,12 @@ def run(ctx: api.Context) -> None:
         policy = preferences.model(ctx)
         optimizer = torch.optim.SGD(policy.parameters(), lr=p.lr)
         preferences.Watch(ctx, policy, optimizer)
-        made = preferences.trainer(
+        trainer = preferences.trainer(
             ctx, policy, optimizer, preferences.model(ctx), p.accumulation, p.steps
         )
     with ctx.phase("steps"):
-        made.train()
-    ctx.record("logged", losses=logged(made))
+        trainer.train()
+    ctx.record("logged", losses=logged(trainer))
 
 
 def exercised(records: api.Records) -> api.Exercise:

@@ -26,15 +26,15 @@ def losses(precompute: bool) -> list[float]:
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2))
     reference = None if precompute else copy.deepcopy(model)
-    more = {"use_cpu": True, "precompute_ref_log_probs": precompute}
-    args = trl.DPOConfig(tempfile.mkdtemp(), **settings, **more)
+    flags = {"use_cpu": True, "precompute_ref_log_probs": precompute}
+    args = trl.DPOConfig(tempfile.mkdtemp(), **settings, **flags)
     rows = {"train_dataset": Dataset.from_list(texts), "processing_class": tokenizer}
     (trainer := trl.DPOTrainer(model, reference, args=args, **rows)).train()
     return [round(log["loss"], 4) for log in trainer.state.log_history[:-1]]
 
 
-found, right = losses(True), losses(False)
-print(f"trl {trl.__version__}: losses {found}; right, those with a reference model: {right}")
-lost = all(abs(loss - 0.6931) < 1e-3 for loss in found)
+series, expected = losses(True), losses(False)
+print(f"trl {trl.__version__}: losses {series}; right, those with a reference model: {expected}")
+lost = all(abs(loss - 0.6931) < 1e-3 for loss in series)
 print("WRONG: each is log 2, so the policy is its own reference" if lost else "right: they fall")
 raise SystemExit(lost)

@@ -52,20 +52,20 @@ SCENARIO = api.Scenario(
 )
 
 
-def own(step: api.Record, _: api.Records) -> bool:
+def self_referenced(step: api.Record, _: api.Records) -> bool:
     """Each update is that of DPO with the policy itself as reference, whose loss is log 2."""
-    seen = step["own"]
-    return applied.times(seen, 1) and api.near(seen["reference_loss"], math.log(2), within=1e-6)
+    facts = step["own"]
+    return applied.times(facts, 1) and api.near(facts["reference_loss"], math.log(2), within=1e-6)
 
 
 def first_step_wrong(records: api.Records) -> dict[str, bool]:
     """The first step is right, as the policy is still the reference."""
-    first = records.of("step")[0]
-    return {"the first step is not that of plain torch": not applied.times(first, 1)}
+    step = records.of("step")[0]
+    return {"the first step is not that of plain torch": not applied.times(step, 1)}
 
 
 oracle = applied.Applied(
-    own,
+    self_referenced,
     parts=lambda at: 1,
     facts=lambda at: {"micro_batches": api.exactly(1), "own": api.held(applied.shapes(1))},
     then="each step is right for a reference that is the policy itself",
@@ -89,17 +89,17 @@ def run(ctx: api.Context) -> None:
         optimizer = torch.optim.SGD(policy.parameters(), lr=p.lr)
         Watch(ctx, policy, optimizer)
         reference = preferences.model(ctx) if p.reference == "given" else None
-        made = preferences.trainer(
+        trainer = preferences.trainer(
             ctx, policy, optimizer, reference, 1, p.steps, precompute_ref_log_probs=True
         )
     with ctx.phase("steps"):
-        made.train()
+        trainer.train()
 
 
 def exercised(records: api.Records) -> api.Exercise:
     """No reference model was given, and the policy left the one that it started from."""
-    last: api.Record = records.of("step")[-1]
-    loss = last["reference_loss"]
+    end: api.Record = records.of("step")[-1]
+    loss = end["reference_loss"]
     return api.Exercise.needs(
         records.params.reference == "none", "a reference model was given"
     ) & api.Exercise.of(

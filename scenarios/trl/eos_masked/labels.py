@@ -50,42 +50,42 @@ class Example:
     """Its number in the dataset; None if it is not in it, or not padded with the padding token."""
 
     @property
-    def right(self) -> list[int]:
-        """The labels that it should have."""
+    def expected(self) -> list[int]:
+        """The labels that the row should have."""
         return [*self.ids, *[IGNORED] * (len(self.labels) - len(self.ids))]
 
     @property
-    def wrong(self) -> list[int]:
-        """The positions whose label is not the right one."""
-        pairs = zip(self.labels, self.right, strict=True)
+    def faults(self) -> list[int]:
+        """The positions with a wrong label."""
+        pairs = zip(self.labels, self.expected, strict=True)
         return [position for position, (label, right) in enumerate(pairs) if label != right]
 
     @property
     def end_masked(self) -> bool:
         """Whether the label of the EOS is masked, and all others are right."""
         end = len(self.ids) - 1
-        return self.wrong == [end] and self.labels[end] == IGNORED
+        return self.faults == [end] and self.labels[end] == IGNORED
 
 
 def examples(records: api.Records) -> list[Example]:
     """All rows that a model got, in order."""
-    dataset, found = records.of("dataset")[0], []
+    dataset, sequence = records.of("dataset")[0], []
     rows = {tuple(row): number for number, row in enumerate(dataset["rows"])}
     for step in records.of("step"):
         for ids, labels in zip(step["ids"], step["labels"], strict=True):
             end = ids.index(dataset["eos"]) + 1 if dataset["eos"] in ids else len(ids)
             padded = len(labels) == len(ids) and set(ids[end:]) <= {dataset["pad"]}
             row = rows.get(tuple(ids[:end])) if padded else None
-            found.append(Example(step["step"], ids[:end], labels, row))
-    return found
+            sequence.append(Example(step["step"], ids[:end], labels, row))
+    return sequence
 
 
 def otherwise_wrong(records: api.Records) -> Iterator[str]:
-    """Rows that are not the dataset's, and a loss that is not that of the labels."""
+    """Rows that the dataset does not have, and a loss that these labels do not have."""
     rows = len(records.of("dataset")[0]["rows"])
-    got = [one.row for one in examples(records)]
-    for epoch in range(len(got) // rows):
-        if {*got[epoch * rows : (epoch + 1) * rows]} != {*range(rows)}:
+    numbers = [one.row for one in examples(records)]
+    for epoch in range(len(numbers) // rows):
+        if {*numbers[epoch * rows : (epoch + 1) * rows]} != {*range(rows)}:
             yield f"epoch {epoch + 1} did not have each of the {rows} rows once"
     for step in records.of("step"):
         loss, plain = step["loss"], step["reference_loss"]
@@ -95,15 +95,15 @@ def otherwise_wrong(records: api.Records) -> Iterator[str]:
 
 def ended(records: api.Records) -> api.Exercise:
     """Each example ended with the EOS, and some were padded."""
-    got, eos = examples(records), records.of("dataset")[0]["eos"]
-    with_end = sum(one.ids[-1] == eos for one in got)
-    padded = sum(len(one.ids) < len(one.labels) for one in got)
-    text = f"{with_end} of {len(got)} examples ended with the EOS token, {padded} were padded"
-    return api.Exercise.of(with_end == len(got) and padded > 0, text)
+    rows, eos = examples(records), records.of("dataset")[0]["eos"]
+    with_end = sum(one.ids[-1] == eos for one in rows)
+    padded = sum(len(one.ids) < len(one.labels) for one in rows)
+    text = f"{with_end} of {len(rows)} examples ended with the EOS token, {padded} were padded"
+    return api.Exercise.of(with_end == len(rows) and padded > 0, text)
 
 
 def padding_trained(records: api.Records) -> dict[str, bool]:
-    """What most people check in a collator's labels."""
+    """The usual check of a collator's labels."""
     beyond = [label for one in examples(records) for label in one.labels[len(one.ids) :]]
     return {"padding is trained": any(label != IGNORED for label in beyond)}
 
@@ -112,12 +112,12 @@ def trained(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of the labels of the first step."""
     fields = []
     for variant, records in trials.items():
-        first = [one for one in examples(records) if one.step == 1]
-        for number, one in enumerate(first, 1):
-            for position, label in enumerate(one.labels, 1):
-                last = len(one.ids)
-                kind = "padding" if position > last else "EOS" if position == last else "word"
-                masked = label == IGNORED and position <= last
+        batch = [example for example in examples(records) if example.step == 1]
+        for number, example in enumerate(batch, 1):
+            for position, label in enumerate(example.labels, 1):
+                length = len(example.ids)
+                kind = "padding" if position > length else "EOS" if position == length else "word"
+                masked = label == IGNORED and position <= length
                 fields.append((variant, position, number, f"{kind}, masked" if masked else kind))
     yield api.Grid(
         "Which tokens of the first batch are trained",

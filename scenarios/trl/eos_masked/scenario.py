@@ -112,38 +112,38 @@ def run(ctx: api.Context) -> None:
         )
         accepted = inspect.signature(SFTTrainer.__init__).parameters
         name = "processing_class" if "processing_class" in accepted else "tokenizer"
-        made = SFTTrainer(
+        trainer = SFTTrainer(
             model=model,
             args=config,
             train_dataset=Dataset.from_dict({"text": written}),
             **{name: tokenizer},
         )
     with ctx.phase("steps"):
-        made.train()
+        trainer.train()
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """Each example's last label, its EOS, is masked. All others are its tokens, each epoch has
     every example once, and the loss is that of these labels."""
-    got = labels.examples(records)
-    wrong = [one for one in got if one.wrong]
+    examples = labels.examples(records)
+    faults = [one for one in examples if one.faults]
     odd = [
         f"step {one.step}: the labels of {one.ids} are {one.labels}"
-        for one in wrong
+        for one in faults
         if not one.end_masked
     ]
     odd += labels.otherwise_wrong(records)
     if odd:
         return api.Finding("\n".join(odd[:3]), documented=False)
-    if not wrong:
+    if not faults:
         return None
     return api.Finding(
-        f"{len(wrong)} of {len(got)} end-of-sequence labels are masked out of the loss",
-        step=wrong[0].step,
+        f"{len(faults)} of {len(examples)} end-of-sequence labels are masked out of the loss",
+        step=faults[0].step,
         ranks=records.ranks,
-        magnitude=len(wrong) / len(got),
+        magnitude=len(faults) / len(examples),
         unit="of the end-of-sequence labels",
-        documented=len(wrong) == len(got),
+        documented=len(faults) == len(examples),
     )
 
 

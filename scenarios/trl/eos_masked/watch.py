@@ -21,22 +21,22 @@ def watch(record: Callable[..., None], model: nn.Module) -> None:
     """
     steps, plain = count(1), copy.deepcopy(model)
 
-    def note(_: Any, __: Any, given: dict[str, Any], answer: Any) -> None:
-        labels = given["labels"]
+    def note(_: Any, __: Any, keywords: dict[str, Any], answer: Any) -> None:
+        labels = keywords["labels"]
         targets = labels[:, 1:].flatten()
         with torch.no_grad():
             weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-            seen: dict[str, Any] = {
-                name: given[name] for name in ("input_ids", "attention_mask") if name in given
+            inputs: dict[str, Any] = {
+                name: keywords[name] for name in ("input_ids", "attention_mask") if name in keywords
             }
-            logits = torch.func.functional_call(plain, weights, (), kwargs=seen).logits.float()
+            logits = torch.func.functional_call(plain, weights, (), kwargs=inputs).logits.float()
             total = cross_entropy(logits[:, :-1].flatten(0, 1), targets, reduction="sum")
-        items = given.get("num_items_in_batch")
+        items = keywords.get("num_items_in_batch")
         items = (targets != IGNORED).sum() if items is None else items
         record(
             "step",
             next(steps),
-            ids=given["input_ids"].tolist(),
+            ids=keywords["input_ids"].tolist(),
             labels=labels.tolist(),
             loss=float(answer.loss.detach()),
             reference_loss=float(total) / float(items),

@@ -55,8 +55,8 @@ def trainer(
         gradient_checkpointing=False,
         **QUIET,
     )
-    first = len(texts.SPECIAL)
-    words = [f"w{n} w{n + 1} w{n + 2}" for n in range(VOCABULARY - first - 2)]
+    start = len(texts.SPECIAL)
+    words = [f"w{n} w{n + 1} w{n + 2}" for n in range(VOCABULARY - start - 2)]
     return GRPOTrainer(
         model=policy,
         reward_funcs=watch.reward,
@@ -93,14 +93,14 @@ class Watch(Watched):
         }
         return rewards
 
-    def _given(self, _: Any, __: Any, given: dict[str, Any]) -> None:
+    def _given(self, _: Any, __: Any, keywords: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():
             return
-        tokens = given["input_ids"].detach().clone()
-        found = [self.advantages[tuple(row)] for row in tokens[:, -LENGTH:].tolist()]
+        tokens = keywords["input_ids"].detach().clone()
+        advantages = [self.advantages[tuple(row)] for row in tokens[:, -LENGTH:].tolist()]
         with torch.no_grad():
             before = self._completions(self.generated, tokens)
-        self.seen.append((tokens, torch.tensor(found, device=tokens.device), before))
+        self.seen.append((tokens, torch.tensor(advantages, device=tokens.device), before))
 
     def facts(self) -> dict[str, Any]:
         plain = applied.plainly(self._loss, self.weights, self.seen)
@@ -111,8 +111,8 @@ class Watch(Watched):
         tokens, advantages, before = batch
         ratio = (self._completions(weights, tokens) - before).exp()
         clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON)
-        each = advantages[:, None]
-        return -torch.minimum(ratio * each, clipped * each).mean()
+        factors = advantages[:, None]
+        return -torch.minimum(ratio * factors, clipped * factors).mean()
 
     def _completions(self, weights: Weights, tokens: Tensor) -> Tensor:
         """The log-probabilities of the tokens of each row's completion, [rows, LENGTH]."""

@@ -88,9 +88,9 @@ def run(ctx: api.Context) -> None:
 
     p = ctx.params
     with ctx.phase("init"):
-        made = groups.trainer(ctx, p.loss_type, p.generation, p.accumulation, p.steps)
+        trainer = groups.trainer(ctx, p.loss_type, p.generation, p.accumulation, p.steps)
     with ctx.phase("steps"):
-        made.train()
+        trainer.train()
 
 
 def exercised(records: api.Records) -> api.Exercise:

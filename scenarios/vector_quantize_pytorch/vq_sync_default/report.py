@@ -16,17 +16,17 @@ def codebooks(rank: int) -> list[torch.Tensor]:
     torch.manual_seed(0)
     quantizer = VectorQuantize(dim=4, codebook_size=4).train()
     quantizer(torch.randn(2, 1, 64, 4)[rank] + rank)
-    found = [torch.empty(4, 4) for _ in range(2)]
-    torch.distributed.all_gather(found, quantizer.codebook.contiguous())
+    books = [torch.empty(4, 4) for _ in range(2)]
+    torch.distributed.all_gather(books, quantizer.codebook.contiguous())
     torch.distributed.barrier()
-    return found
+    return books
 
 
 if __name__ == "__main__":
     spawn(codebooks, join=False, daemon=True)  # rank 0
-    first, second = codebooks(1)
+    book_0, book_1 = codebooks(1)
     print("vector-quantize-pytorch", version("vector-quantize-pytorch"), "on 2 ranks")
-    apart = float((first - second).norm() / first.norm())
-    wrong = apart > 1e-3
-    print(f"{'WRONG' if wrong else 'right'}: the codebooks are {apart:.3g} of their norm apart")
-    raise SystemExit(wrong)
+    apart = float((book_0 - book_1).norm() / book_0.norm())
+    has_bug = apart > 1e-3
+    print(f"{'WRONG' if has_bug else 'right'}: the codebooks are {apart:.3g} of their norm apart")
+    raise SystemExit(has_bug)

@@ -61,7 +61,7 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """How far the ranks' codebooks are from each other, and from those of one process."""
+    """How far the ranks' codebooks are from each other, and from the codebooks of one process."""
     facts = {"apart": api.alike(api.SIZE), "whole": api.SIZE, "own": api.SIZE}
     return {"step": api.Kind({**facts, "parted": api.alike(api.FLAG)}, api.each(at.params.steps))}
 
@@ -72,16 +72,17 @@ def run(ctx: api.Context) -> None:
     from vector_quantize_pytorch import VectorQuantize
 
     dist.init_process_group(ctx.lane.backend)
-    given = {"sync_codebook": True} if ctx.params.sync_codebook else {}
+    options = {"sync_codebook": True} if ctx.params.sync_codebook else {}
     sizes = {"dim": DIM, "codebook_size": CODES}
-    _train(ctx, partial(VectorQuantize, **sizes, **given))
+    _train(ctx, partial(VectorQuantize, **sizes, **options))
 
 
 def _train(ctx: api.Context, make: Callable[..., Any]) -> None:
     """Quantize each rank's own rows for some steps; ``make`` takes ``sync_codebook`` or nothing.
 
-    ``whole`` is the distance from the codebook of one process with the rows of all ranks, ``own``
-    from that of one process with this rank's rows alone; both as a part of that codebook's norm.
+    ``whole`` is the distance to the codebook of one process with the rows of all ranks, ``own`` the
+    distance to the codebook of one process with this rank's rows alone; both are parts of the other
+    codebook's norm.
     """
     import torch
     import torch.distributed as dist
@@ -110,40 +111,40 @@ def _train(ctx: api.Context, make: Callable[..., Any]) -> None:
         )
 
 
-def _distance(got: Tensor, right: Tensor) -> float:
-    return float((got - right).norm() / right.norm())
+def _distance(codebook: Tensor, expected: Tensor) -> float:
+    return float((codebook - expected).norm() / expected.norm())
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """Each rank has the codebook of its own rows alone, so that the ranks' codebooks differ."""
     steps = records.of("step")
-    wrong = [step for step in steps if max(step["whole"], step["apart"]) > TOLERANCE]
-    if not wrong:
+    faults = [step for step in steps if max(step["whole"], step["apart"]) > TOLERANCE]
+    if not faults:
         return None
-    own = all(step["own"] <= TOLERANCE for step in steps)
-    first, last = wrong[0], wrong[-1]
+    alone = all(step["own"] <= TOLERANCE for step in steps)
+    start, end = faults[0], faults[-1]
     lines = [
-        f"rank {first['rank']}, step {first['step']}: the codebook is {first['whole']:.3g} of its "
+        f"rank {start['rank']}, step {start['step']}: the codebook is {start['whole']:.3g} of its "
         "norm from that of one process with all rows",
-        f"after step {last['step']} the ranks' codebooks are {last['apart']:.3g} apart",
-        *["exactly that follows if each rank's codebook sees the rank's own rows alone"] * own,
+        f"after step {end['step']} the ranks' codebooks are {end['apart']:.3g} apart",
+        *["exactly that follows if each rank's codebook sees the rank's own rows alone"] * alone,
     ]
-    size = max(step["whole"] for step in wrong)
+    size = max(step["whole"] for step in faults)
     unit = "of the codebook's norm"
-    ranks = tuple(sorted({step["rank"] for step in wrong}))
-    parted = any(step["apart"] > TOLERANCE for step in wrong)
+    ranks = tuple(sorted({step["rank"] for step in faults}))
+    parted = any(step["apart"] > TOLERANCE for step in faults)
     return api.Finding(
-        "\n".join(lines), first["step"], (), ranks, size, unit, documented=own and parted
+        "\n".join(lines), start["step"], (), ranks, size, unit, documented=alone and parted
     )
 
 
 def exercised(records: api.Records) -> api.Exercise:
     """The ranks had other rows, and sync_codebook was not given."""
-    ranks, given = len(records.ranks), records.params.sync_codebook
+    ranks, sync = len(records.ranks), records.params.sync_codebook
     parted = ranks > 1 and all(step["parted"] for step in records.of("step"))
     return api.Exercise.of(
         parted, f"{ranks} ranks quantized other rows", "there was one rank"
-    ) & api.Exercise.needs(not given, "sync_codebook was given")
+    ) & api.Exercise.needs(not sync, "sync_codebook was given")
 
 
 picture = api.lines(

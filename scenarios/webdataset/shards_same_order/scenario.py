@@ -71,8 +71,8 @@ SCENARIO = api.Scenario(
 
 
 def plan(at: api.Position) -> api.Plan:
-    """Of each epoch: the first one with this order of shards, whether it is that of the names, and
-    how many samples came in how many shards."""
+    """For each epoch: the first epoch with this order of shards, whether it is the order of their
+    names, and how many samples came in how many shards."""
     facts = {"like": api.COUNT, "by_name": api.FLAG, "shards": api.COUNT, "samples": api.COUNT}
     return {"epoch": api.Kind(facts, api.each(at.params.epochs))}
 
@@ -80,13 +80,15 @@ def plan(at: api.Position) -> api.Plan:
 def run(ctx: api.Context) -> None:
     """Read some epochs of a dataset, and note the order of the shards.
 
-    The orders themselves are not recorded: that of a release without the bug depends on the time.
+    The orders themselves are not recorded, as without the bug they depend on the time.
     """
     import webdataset
 
     p = ctx.params
-    more = {"detshuffle": True} if p.shuffle == "detshuffle" else {}
-    dataset = webdataset.WebDataset(_written(ctx.folder, p.shards), shardshuffle=p.shards, **more)
+    options = {"detshuffle": True} if p.shuffle == "detshuffle" else {}
+    dataset = webdataset.WebDataset(
+        _written(ctx.folder, p.shards), shardshuffle=p.shards, **options
+    )
     source = _loader(dataset.decode().to_tuple("txt"), p.workers)
     orders: list[Sequence[int]] = []
     for epoch in range(1, p.epochs + 1):
