@@ -64,14 +64,6 @@ def _dot(u: Sequence[float], v: Sequence[float]) -> float:
     return math.fsum(x * y for x, y in zip(u, v, strict=True))
 
 
-def run(ctx: api.Context) -> None:
-    """Train the router alone, on sequences that the ranks share."""
-    from scenarios.megatron_core import _moe_router as router
-
-    with ctx.phase("steps"):
-        router.train(ctx)
-
-
 def shared(records: api.Records) -> api.Exercise:
     """The ranks shared the sequence, the loss was one per token, and the auxiliary loss had a
     gradient."""

@@ -70,7 +70,14 @@ def by_ranks(records: api.Records) -> float:
 
 
 oracle = shares.Scaled(by_ranks)
-run = shares.run
+
+
+def run(ctx: api.Context) -> None:
+    """Train the router alone, on sequences that the ranks share."""
+    from scenarios.megatron_core import _moe_router as router
+
+    with ctx.phase("steps"):
+        router.train(ctx)
 
 
 def exercised(records: api.Records) -> api.Exercise:

@@ -82,4 +82,11 @@ def divided(records: api.Records) -> float:
 
 oracle = shares.Scaled(divided)
 exercised = shares.shared
-run = shares.run
+
+
+def run(ctx: api.Context) -> None:
+    """Train the router alone, on sequences that the ranks share."""
+    from scenarios.megatron_core import _moe_router as router
+
+    with ctx.phase("steps"):
+        router.train(ctx)
