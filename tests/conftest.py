@@ -100,27 +100,27 @@ def more_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def upstream(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Upstream:
-    made = Upstream(tmp_path / "made_up")
-    monkeypatch.setattr(cells, "run", made)
+    stand_in = Upstream(tmp_path / "made_up")
+    monkeypatch.setattr(cells, "run", stand_in)
     monkeypatch.setattr(index, "releases", published(*KNOWN))
     monkeypatch.setattr(releases, "released", lambda *_: "2024-03-01")
     monkeypatch.setattr(cells, "make_overlay", lambda *_, **__: False)
     monkeypatch.setattr(machine, "gpus", lambda: ())
-    return made
+    return stand_in
 
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Empty folders for the scenarios, which a test may change."""
-    real, own = catalog.folder, tmp_path / "scenarios"
+    real, root = catalog.folder, tmp_path / "scenarios"
 
     def folder(name: str) -> Path:
-        found = own / real(name).parent.name / name
-        found.mkdir(parents=True, exist_ok=True)
-        return found
+        path = root / real(name).parent.name / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
 
     monkeypatch.setattr(catalog, "folder", folder)
-    return own
+    return root
 
 
 @pytest.fixture

@@ -29,9 +29,9 @@ class Layer(nn.Module):
         self.parts = nn.Linear(WIDTH, 3 * WIDTH)
         self.mlp = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, hidden: Tensor, seen: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         query, key, value = self.parts(hidden).chunk(3, -1)
-        scores = (query @ key.transpose(-1, -2)).masked_fill(~seen, -1e9)
+        scores = (query @ key.transpose(-1, -2)).masked_fill(~mask, -1e9)
         return hidden + torch.tanh(self.mlp(scores.softmax(-1) @ value))
 
 
@@ -49,14 +49,14 @@ class Decoder(nn.Module):
         self.register_buffer("inv_freq", 1e4 ** -(torch.arange(8) / 8), persistent=False)
         self.checkpoints: dict[str, Any] | None = None
 
-    def seen(self, mask: Tensor, positions: Tensor) -> Tensor:
+    def sight(self, mask: Tensor, positions: Tensor) -> Tensor:
         """Whom each token sees: those before it, in its own packed row, that are no padding."""
         width = mask.shape[1]
         causal = torch.ones(width, width, dtype=torch.bool).tril()
         rows = (positions == 0).cumsum(-1)
-        own = rows[:, :, None] == rows[:, None, :]
+        row_mask = rows[:, :, None] == rows[:, None, :]
         diagonal = torch.eye(width, dtype=torch.bool)
-        return causal & (own & mask[:, None, :].bool() | diagonal)
+        return causal & (row_mask & mask[:, None, :].bool() | diagonal)
 
     def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
         total = functional.cross_entropy(
@@ -64,7 +64,7 @@ class Decoder(nn.Module):
         )
         return total / ((labels[:, 1:] != -100).sum() if count is None else count)
 
-    def taken(self, hidden: Tensor, mask: Tensor) -> Tensor:
+    def head_input(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """What the head gets of the last layer."""
         return hidden
 
@@ -80,12 +80,12 @@ class Decoder(nn.Module):
         usual = torch.arange(input_ids.shape[1])[None]
         positions = usual if position_ids is None else position_ids
         hidden = self.tokens(input_ids) + self.positions(positions)
-        seen = self.seen(mask, positions)
+        sight = self.sight(mask, positions)
         if self.checkpoints is not None and self.training:
-            hidden = checkpoint(self.layer, hidden, seen, **self.checkpoints)
+            hidden = checkpoint(self.layer, hidden, sight, **self.checkpoints)
         else:
-            hidden = self.layer(hidden, seen)
-        output: dict[str, Any] = {"logits": self.head(self.taken(hidden, mask))}
+            hidden = self.layer(hidden, sight)
+        output: dict[str, Any] = {"logits": self.head(self.head_input(hidden, mask))}
         if labels is not None:
             output["loss"] = self.loss(output["logits"], labels, num_items_in_batch)
         return output
@@ -97,11 +97,11 @@ class Decoder(nn.Module):
         self.checkpoints = None
 
     def generate(self, prompt: Tensor, max_new_tokens: int, **_: Any) -> SimpleNamespace:
-        found = []
+        logits = []
         for _step in range(max_new_tokens):
-            found.append(self.scores(prompt))
-            prompt = torch.cat([prompt, found[-1].argmax(-1, keepdim=True)], 1)
-        return SimpleNamespace(sequences=prompt, logits=tuple(found))
+            logits.append(self.scores(prompt))
+            prompt = torch.cat([prompt, logits[-1].argmax(-1, keepdim=True)], 1)
+        return SimpleNamespace(sequences=prompt, logits=tuple(logits))
 
     def scores(self, prompt: Tensor) -> Tensor:
         """The logits of the next token."""
@@ -113,12 +113,12 @@ class Decoder(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: Path, dtype: torch.dtype) -> Decoder:
-        made = cls()
-        made.load_state_dict(torch.load(Path(folder) / "weights.pt"))
-        frequencies = made.inv_freq
-        made.to(dtype)
-        made.inv_freq = frequencies
-        return made
+        model = cls()
+        model.load_state_dict(torch.load(Path(folder) / "weights.pt"))
+        frequencies = model.inv_freq
+        model.to(dtype)
+        model.inv_freq = frequencies
+        return model
 
 
 class Tagger(Decoder):
@@ -128,7 +128,7 @@ class Tagger(Decoder):
         super().__init__()
         self.head = nn.Linear(WIDTH, CLASSES)
 
-    def seen(self, mask: Tensor, positions: Tensor) -> Tensor:
+    def sight(self, mask: Tensor, positions: Tensor) -> Tensor:
         width = mask.shape[1]
         return mask[:, None, :].bool().expand(-1, width, -1)
 
@@ -140,7 +140,7 @@ class Tagger(Decoder):
 class Sorter(Tagger):
     """Gives each row a class."""
 
-    def taken(self, hidden: Tensor, mask: Tensor) -> Tensor:
+    def head_input(self, hidden: Tensor, mask: Tensor) -> Tensor:
         return (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
 
 
@@ -161,7 +161,7 @@ class Translator(Tagger):
     ) -> dict[str, Any]:
         assert decoder_input_ids is not None
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        encoded = self.layer(self.tokens(input_ids), self.seen(mask, mask))
+        encoded = self.layer(self.tokens(input_ids), self.sight(mask, mask))
         read = (encoded * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
         width = decoder_input_ids.shape[1]
         hidden = self.tokens(decoder_input_ids) + self.positions(torch.arange(width))
@@ -172,15 +172,15 @@ class Translator(Tagger):
         return output
 
     def generate(self, prompt: Tensor, max_new_tokens: int, **settings: Any) -> SimpleNamespace:
-        made, found = torch.tensor([[settings["decoder_start_token_id"]]]), []
+        sequence, logits = torch.tensor([[settings["decoder_start_token_id"]]]), []
         for _step in range(max_new_tokens):
-            found.append(self.following(prompt, made))
-            made = torch.cat([made, found[-1].argmax(-1, keepdim=True)], 1)
-        return SimpleNamespace(sequences=made, logits=tuple(found))
+            logits.append(self.following(prompt, sequence))
+            sequence = torch.cat([sequence, logits[-1].argmax(-1, keepdim=True)], 1)
+        return SimpleNamespace(sequences=sequence, logits=tuple(logits))
 
-    def following(self, prompt: Tensor, made: Tensor) -> Tensor:
+    def following(self, prompt: Tensor, sequence: Tensor) -> Tensor:
         """The logits of the token after those that were made."""
-        return self(prompt, decoder_input_ids=made)["logits"][:, -1]
+        return self(prompt, decoder_input_ids=sequence)["logits"][:, -1]
 
 
 class DividesByItsOwnLabels(Decoder):
@@ -206,25 +206,25 @@ class SortsWithItsOwnRows(DividesByItsOwnLabels, Sorter):
 class TakesTheLastToken(Sorter):
     """Also if it is padding."""
 
-    def taken(self, hidden: Tensor, mask: Tensor) -> Tensor:
+    def head_input(self, hidden: Tensor, mask: Tensor) -> Tensor:
         return hidden[:, -1]
 
 
 class TakesTheFirstToken(Sorter):
-    def taken(self, hidden: Tensor, mask: Tensor) -> Tensor:
+    def head_input(self, hidden: Tensor, mask: Tensor) -> Tensor:
         return hidden[:, 0]
 
 
 class ReadsThePadding(Translator):
-    def seen(self, mask: Tensor, positions: Tensor) -> Tensor:
-        return super().seen(torch.ones_like(mask), positions)
+    def sight(self, mask: Tensor, positions: Tensor) -> Tensor:
+        return super().sight(torch.ones_like(mask), positions)
 
 
 class ForgetsTheFirstToken(Translator):
     """Its cache lacks one token."""
 
-    def following(self, prompt: Tensor, made: Tensor) -> Tensor:
-        return super().following(prompt, made[:, 1:] if made.shape[1] > 1 else made)
+    def following(self, prompt: Tensor, sequence: Tensor) -> Tensor:
+        return super().following(prompt, sequence[:, 1:] if sequence.shape[1] > 1 else sequence)
 
 
 class TranslatesWithItsOwnLabels(DividesByItsOwnLabels, Translator):
@@ -232,20 +232,20 @@ class TranslatesWithItsOwnLabels(DividesByItsOwnLabels, Translator):
 
 
 class IgnoresPositions(Decoder):
-    def seen(self, mask: Tensor, positions: Tensor) -> Tensor:
-        return super().seen(mask, torch.arange(positions.shape[1])[None])
+    def sight(self, mask: Tensor, positions: Tensor) -> Tensor:
+        return super().sight(mask, torch.arange(positions.shape[1])[None])
 
 
 class IgnoresMask(Decoder):
-    def seen(self, mask: Tensor, positions: Tensor) -> Tensor:
-        return super().seen(torch.ones_like(mask), torch.arange(positions.shape[1])[None])
+    def sight(self, mask: Tensor, positions: Tensor) -> Tensor:
+        return super().sight(torch.ones_like(mask), torch.arange(positions.shape[1])[None])
 
 
 class SeesThePadding(Decoder):
     """Each token also sees those behind it, also padding."""
 
-    def seen(self, mask: Tensor, positions: Tensor) -> Tensor:
-        return torch.ones_like(super().seen(mask, positions))
+    def sight(self, mask: Tensor, positions: Tensor) -> Tensor:
+        return torch.ones_like(super().sight(mask, positions))
 
 
 class DoesNotShift(Decoder):
@@ -269,9 +269,9 @@ class GeneratesTooFar(Decoder):
 class LosesATie(Decoder):
     @classmethod
     def from_pretrained(cls, folder: Path, dtype: torch.dtype) -> Decoder:
-        made = super().from_pretrained(folder, dtype)
-        made.head.weight = nn.Parameter(made.head.weight.detach().clone())
-        return made
+        model = super().from_pretrained(folder, dtype)
+        model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+        return model
 
 
 class RoundsItsFrequencies(Decoder):

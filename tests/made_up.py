@@ -93,8 +93,8 @@ def scenario_module(upstream: Path, name: str, text: str) -> None:
 
 def published(*versions: str, yanked: str = "") -> Callable[..., list[Release]]:
     """Stands in for ``index.releases``: every package has these releases, of unknown days."""
-    found = [Release("up", each, "", each == yanked) for each in sorted(versions, key=Version)]
-    return lambda *_: found
+    listing = [Release("up", version, "", version == yanked) for version in sorted(versions, key=Version)]
+    return lambda *_: listing
 
 
 def cell(release: str, status: Status) -> Cell:

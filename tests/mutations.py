@@ -30,17 +30,17 @@ from scenarios.common.mutation import Mutation
 
 
 def main(arguments: list[str]) -> int:
-    found = {name: mutations(name) for name in catalog.names() if mutations(name)}
+    by_scenario = {name: mutations(name) for name in catalog.names() if mutations(name)}
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
-    parser.add_argument("scenario", nargs="*", choices=[[], *found], default=[])
+    parser.add_argument("scenario", nargs="*", choices=[[], *by_scenario], default=[])
     parser.add_argument("--only", help="the name of one mutation")
     options = parser.parse_args(arguments)
-    wrong = 0
-    for scenario in options.scenario or found:
-        chosen = [m for m in found[scenario] if options.only in (None, m.name)]
-        wrong += _record(scenario, chosen)
-    terminal().print(f"{wrong} came out as the documented bug or as clean")
-    return 1 if wrong else 0
+    failures = 0
+    for scenario in options.scenario or by_scenario:
+        chosen = [m for m in by_scenario[scenario] if options.only in (None, m.name)]
+        failures += _record(scenario, chosen)
+    terminal().print(f"{failures} came out as the documented bug or as clean")
+    return 1 if failures else 0
 
 
 def mutations(scenario: str) -> tuple[Mutation, ...]:
@@ -48,8 +48,8 @@ def mutations(scenario: str) -> tuple[Mutation, ...]:
     if not (catalog.folder(scenario) / "mutations.py").is_file():
         return ()
     module = f"{catalog.places()[scenario].rpartition('.')[0]}.mutations"
-    found: tuple[Mutation, ...] = import_module(module).MUTATIONS
-    return found
+    table: tuple[Mutation, ...] = import_module(module).MUTATIONS
+    return table
 
 
 def _record(scenario: str, chosen: Sequence[Mutation]) -> int:
@@ -57,9 +57,9 @@ def _record(scenario: str, chosen: Sequence[Mutation]) -> int:
     trials = list(_trials(scenario, chosen))
     abouts = {m.name: (m.variant, m.defect.about) for m in mutations(scenario)}
     file = catalog.folder(scenario) / catalog.MUTATIONS
-    kept = json.loads(file.read_text()) if file.is_file() else {}
-    kept |= {trial.variant: _row(trial, *abouts[trial.variant]) for trial in trials}
-    ordered = {name: kept[name] for name in abouts if name in kept}
+    rows = json.loads(file.read_text()) if file.is_file() else {}
+    rows |= {trial.variant: _row(trial, *abouts[trial.variant]) for trial in trials}
+    ordered = {name: rows[name] for name in abouts if name in rows}
     write_whole(file, json.dumps(ordered, indent=1) + "\n")
     pages.write([scenario])
     return sum(trial.outcome is not Outcome.INCONCLUSIVE for trial in trials)
@@ -75,26 +75,26 @@ def _trials(scenario: str, chosen: Sequence[Mutation]) -> Iterator[TrialResult]:
 def _run(scenario: str, chosen: Sequence[Mutation]) -> RunResult:
     """Run a scenario's variants with mutations in them; the catalogue knows them meanwhile."""
     module: Any = catalog.load(scenario)
-    own = module.SCENARIO
-    module.SCENARIO = replace(own, variants={**own.variants, **{m.name: m.of(own) for m in chosen}})
+    original = module.SCENARIO
+    module.SCENARIO = replace(original, variants={**original.variants, **{m.name: m.of(original) for m in chosen}})
     try:
         names = ",".join(m.name for m in chosen)
-        asked = command_line.compose(
+        config = command_line.compose(
             [f"scenario={scenario}", f"variant=[{names}]", "launch.timeout=120"]
         )
-        return run(asked)[0]
+        return run(config)[0]
     finally:
-        module.SCENARIO = own
+        module.SCENARIO = original
 
 
 def _row(trial: TrialResult, variant: str, about: str) -> dict[str, str]:
-    first = trial.reason.splitlines()[0] if trial.reason else ""
+    reason = trial.reason.splitlines()[0] if trial.reason else ""
     facts = machine.facts()
     return {
         "variant": variant,
         "about": about,
         "outcome": str(trial.outcome),
-        "reason": first,
+        "reason": reason,
         "date": time.strftime("%Y-%m-%d"),
         "torch": str(facts["torch"]),
         "python": facts["python"],

@@ -91,14 +91,14 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(tmp_path)
+    fakes = World(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(index, "releases_of", made.index)
-    monkeypatch.setattr(steps, "today", lambda: made.day)
-    monkeypatch.setattr("harness.cli.watch.today", lambda: made.day)
-    monkeypatch.setattr(cells, "find", made.find)
+    monkeypatch.setattr(index, "releases_of", fakes.index)
+    monkeypatch.setattr(steps, "today", lambda: fakes.day)
+    monkeypatch.setattr("harness.cli.watch.today", lambda: fakes.day)
+    monkeypatch.setattr(cells, "find", fakes.find)
     monkeypatch.setattr(cells, "make_overlay", lambda *_, **__: False)
-    monkeypatch.setattr(suite, "run", made.run)
+    monkeypatch.setattr(suite, "run", fakes.run)
     monkeypatch.setattr(suite, "make_overlay", lambda *_: None)
     monkeypatch.setattr("harness.run.suite.prepared", lambda *_: None)
-    return made
+    return fakes

@@ -20,12 +20,12 @@ def lent(scenario: str, *variants: str, cache: Path | None = None) -> Iterator[d
     """The overlays of a scenario's variants, by variant, from the user's cache or another one."""
     of, cache = catalog.scenario(scenario), cache or cache_folder()
     with ExitStack() as contexts:
-        found = {}
+        overlays = {}
         for variant in variants:
             stack = resolution.stack(of, pins.complete(of, of.pins_of(variant)), cache)
             borrowed = overlay.borrowed(stack, of.variant(variant).defects, cache)
-            found[variant] = contexts.enter_context(borrowed)
-        yield found
+            overlays[variant] = contexts.enter_context(borrowed)
+        yield overlays
 
 
 @contextmanager
@@ -33,22 +33,22 @@ def lent_release(scenario: str, release: str) -> Iterator[Overlay]:
     """The overlay of a release of a scenario's subject, as published, from the user's cache."""
     of, cache = catalog.scenario(scenario), cache_folder()
     stack = resolution.stack(of, pins.complete(of, {of.subject: release}), cache)
-    with overlay.borrowed(stack, (), cache) as found:
-        yield found
+    with overlay.borrowed(stack, (), cache) as loan:
+        yield loan
 
 
 @contextmanager
 def lent_packages(day: str, **pins: str) -> Iterator[Overlay]:
     """An overlay of packages that no scenario is about, with the dependencies of a day (ISO)."""
     python, platform = here()
-    with overlay.borrowed(Stack(pins, day, python, platform), (), cache_folder()) as found:
-        yield found
+    with overlay.borrowed(Stack(pins, day, python, platform), (), cache_folder()) as loan:
+        yield loan
 
 
-def copy(lent: Overlay, cache: Path) -> Path:
+def copy(original: Overlay, cache: Path) -> Path:
     """Copy an overlay into another cache, as links where the file system has them; its folder."""
-    folder = cache / "overlays" / lent.key
-    shutil.copytree(lent.folder, folder, copy_function=_link_or_copy)
+    folder = cache / "overlays" / original.key
+    shutil.copytree(original.folder, folder, copy_function=_link_or_copy)
     return folder
 
 

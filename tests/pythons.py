@@ -62,8 +62,8 @@ def interpreters() -> dict[str, Path]:
         for folder in folders:
             if python := shutil.which(f"python{name}", path=folder):
                 command = [python, "-Ic", ASK]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                version, _, itself = done.stdout.strip().partition(" ")
+                process = subprocess.run(command, capture_output=True, text=True, check=False)
+                version, _, itself = process.stdout.strip().partition(" ")
                 if version and Path(itself) != Path(sys.executable):  # not our own environment
                     by_version.setdefault(version, Path(itself))
     return by_version
@@ -79,33 +79,33 @@ def _tried(python: Path, wheel: Path, folder: Path) -> str:
         ("venv", "--quiet", "--python", str(python), str(environment)),
         ("pip", "install", "--quiet", "--python", str(environment / "bin" / "python"), *needed),
     ):
-        done = subprocess.run([uv_, *words], env=outside, capture_output=True, text=True)
-        if done.returncode:
-            return " ".join(done.stderr.split())[-300:]
+        process = subprocess.run([uv_, *words], env=outside, capture_output=True, text=True)
+        if process.returncode:
+            return " ".join(process.stderr.split())[-300:]
     return " ".join(filter(None, [*_commands(environment, folder), _tests(environment)]))
 
 
 def _commands(environment: Path, folder: Path) -> Iterator[str]:
     for code, text, words in COMMANDS:
-        done = subprocess.run(
+        process = subprocess.run(
             [environment / "bin" / "distributed-bugs", *words],
             cwd=folder,
             input="transformers==5.2.0\naccelerate==1.13.0\n",
             capture_output=True,
             text=True,
         )
-        if done.returncode != code or text not in done.stdout:
-            yield f"{words[0]} ends with {done.returncode}: {done.stderr.strip()[-300:]}"
+        if process.returncode != code or text not in process.stdout:
+            yield f"{words[0]} ends with {process.returncode}: {process.stderr.strip()[-300:]}"
 
 
 def _tests(environment: Path) -> str:
     files = [f"tests/test_{name}.py" for name in TESTS]
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(
+    process = subprocess.run(
         [environment / "bin" / "python", *words], cwd=ROOT, capture_output=True, text=True
     )
-    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
-    if done.returncode:
+    lines = (process.stdout.strip() or process.stderr.strip()).splitlines()
+    if process.returncode:
         return " | ".join(
             [line for line in lines if line.startswith(("FAILED", "ERROR", "E "))][:5] or lines[-3:]
         )

@@ -87,12 +87,12 @@ class Sandbox:
 
     def unfinished(self) -> list[str]:
         """Files that a command should not leave."""
-        found = [*self.cwd.iterdir(), *self.cache.glob("overlays/.*"), *self.runs.rglob(".*")]
-        found += [f for f in self.runs.rglob("*.part") if f.with_suffix("").exists()]
-        found += self.runs.rglob("elastic")
+        files = [*self.cwd.iterdir(), *self.cache.glob("overlays/.*"), *self.runs.rglob(".*")]
+        files += [f for f in self.runs.rglob("*.part") if f.with_suffix("").exists()]
+        files += self.runs.rglob("elastic")
         for name in (RUN_FILE, EXIT_FILE, VERDICT_FILE):
-            found += [f for f in self.runs.rglob(name) if not is_json(f)]
-        return [str(path) for path in found]
+            files += [f for f in self.runs.rglob(name) if not is_json(f)]
+        return [str(path) for path in files]
 
     def assert_nothing_left(self) -> None:
         assert self.living() == []
@@ -130,24 +130,24 @@ def git(folder: Path, *words: str) -> str:
         for who in ("AUTHOR", "COMMITTER")
         for what in ("NAME", "EMAIL")
     }
-    done = subprocess.run(
+    process = subprocess.run(
         ["git", "-C", str(folder), *words],
         text=True,
         check=True,
         capture_output=True,
         env={**os.environ, **person},
     )
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def living(ours: Callable[[psutil.Process], object]) -> list[psutil.Process]:
     """Every living process of which this is true; others may end meanwhile."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if ours(process) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def lives(pid: int) -> bool:
@@ -185,21 +185,21 @@ def ended(process: subprocess.Popen[str]) -> Ended:
     return Ended(process.returncode, out, err)
 
 
-def until(condition: Callable[[], bool], what: str, process: subprocess.Popen[str]) -> None:
+def until(condition: Callable[[], bool], event: str, process: subprocess.Popen[str]) -> None:
     """Wait for ``condition``; fail if ``process`` ends before."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if process.poll() is not None:
-            pytest.fail(f"ended before {what}: {ended(process)}")
-        assert time.monotonic() < deadline, f"did not happen: {what}"
+            pytest.fail(f"ended before {event}: {ended(process)}")
+        assert time.monotonic() < deadline, f"did not happen: {event}"
         time.sleep(0.02)
 
 
-def within(seconds: float, condition: Callable[[], object], what: str) -> None:
+def within(seconds: float, condition: Callable[[], object], event: str) -> None:
     """Wait for ``condition``; fail after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"did not happen: {what}"
+        assert time.monotonic() < deadline, f"did not happen: {event}"
         time.sleep(0.02)
 
 
@@ -227,8 +227,8 @@ def _record(line: str) -> dict[str, Any]:
 
 def trial(run: Path) -> dict[str, Any]:
     """The only trial in a run's verdict.json."""
-    first: dict[str, Any] = json.loads((run / VERDICT_FILE).read_text())["trials"][0]
-    return first
+    entry: dict[str, Any] = json.loads((run / VERDICT_FILE).read_text())["trials"][0]
+    return entry
 
 
 def outcome(sandbox: Sandbox) -> tuple[str, str]:

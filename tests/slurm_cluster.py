@@ -111,9 +111,9 @@ class Cluster:
 
     def stop(self, name: str, how: int = signal.SIGKILL) -> None:
         """End one daemon alone. A killed slurmctld forgets the last seconds: let it terminate."""
-        own = self.daemons.pop(name)
-        own.send_signal(how)
-        own.wait()
+        daemon = self.daemons.pop(name)
+        daemon.send_signal(how)
+        daemon.wait()
 
     def _start(self, name: str, command: list[str], user: str | None = None) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -141,18 +141,18 @@ class Cluster:
     def ask(self, *command: str) -> str:
         """The output of a command of Slurm."""
         env = {**os.environ, "SLURM_CONF": str(self.conf)}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
-        return done.stdout
+        process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
+        return process.stdout
 
     def wait(self, nodes: int = 2) -> None:
         """Wait until so many nodes are idle; raises AssertionError after 30 s."""
-        seen = ""
+        states = ""
         for _ in range(150):
-            seen = self.ask("sinfo", "--noheader", "--Node", "--format=%N %t")
-            if sum(line.endswith(" idle") for line in seen.splitlines()) >= nodes:
+            states = self.ask("sinfo", "--noheader", "--Node", "--format=%N %t")
+            if sum(line.endswith(" idle") for line in states.splitlines()) >= nodes:
                 return
             time.sleep(0.2)
-        raise AssertionError(f"the cluster did not start: {seen}; see {self.folder}")
+        raise AssertionError(f"the cluster did not start: {states}; see {self.folder}")
 
     def down(self) -> None:
         """End all of it."""
@@ -179,44 +179,44 @@ def cluster(cores: int = 2, more: str = "") -> Iterator[Cluster]:
     """A cluster of two nodes; ``more`` are further lines of its slurm.conf."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     folder.chmod(0o755)  # munged has a user of its own
-    made = Cluster(folder)
+    slurm = Cluster(folder)
     try:
-        _authentication(made)
+        _authentication(slurm)
         ports = _free_ports(3)
         user = "root" if os.getuid() == 0 else _name()
         host = socket.gethostname()
         text = CONF.format(host=host, ports=ports, user=user, folder=folder, cores=cores, more=more)
-        made.conf.write_text(text)
-        made.controller()
+        slurm.conf.write_text(text)
+        slurm.controller()
         for name in ("n1", "n2"):
-            made.node(name)
-        made.wait()
-        yield made
+            slurm.node(name)
+        slurm.wait()
+        yield slurm
     finally:
-        made.down()
+        slurm.down()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _authentication(made: Cluster) -> None:
+def _authentication(slurm: Cluster) -> None:
     """Start munged, as the user munge if we are root, otherwise as ourselves."""
-    own, user = made.folder / "munge", "munge" if os.getuid() == 0 else None
-    own.mkdir(mode=0o755)
-    key = own / "key"
+    folder, user = slurm.folder / "munge", "munge" if os.getuid() == 0 else None
+    folder.mkdir(mode=0o755)
+    key = folder / "key"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
-    for path in (own, key):
+    for path in (folder, key):
         if user:
             shutil.chown(path, user)
     files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log"}
-    options = [f"--{option}={own / name}" for option, name in files.items()]
-    made._start(
-        "munged", ["munged", "--foreground", f"--seed-file={own / 'seed'}", *options], user=user
+    options = [f"--{option}={folder / name}" for option, name in files.items()]
+    slurm._start(
+        "munged", ["munged", "--foreground", f"--seed-file={folder / 'seed'}", *options], user=user
     )
     for _ in range(100):
-        if (own / "socket").exists():
+        if (folder / "socket").exists():
             return
         time.sleep(0.1)
-    raise AssertionError(f"munged did not start: {(own / 'log').read_text()}")
+    raise AssertionError(f"munged did not start: {(folder / 'log').read_text()}")
 
 
 def _name() -> str:
@@ -228,12 +228,12 @@ def _name() -> str:
 def _free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]
     finally:
-        for each in sockets:
-            each.close()
+        for listener in sockets:
+            listener.close()
 
 
 if __name__ == "__main__":

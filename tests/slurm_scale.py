@@ -34,10 +34,10 @@ from tests.slurm_tasks import on, silent, timed_cell
 
 
 def main(count: int) -> None:
-    with tempfile.TemporaryDirectory() as folder, cluster(more="MaxJobCount=100000") as made:
-        os.environ.update(SLURM_CONF=str(made.conf), HARNESS_CACHE=folder, PATH=PATH)
+    with tempfile.TemporaryDirectory() as folder, cluster(more="MaxJobCount=100000") as nodes:
+        os.environ.update(SLURM_CONF=str(nodes.conf), HARNESS_CACHE=folder, PATH=PATH)
         configs = [replace(BASE, seed=seed) for seed in range(count)]
-        _measure(made, [Work(each, Shape(1, 0)) for each in configs])
+        _measure(nodes, [Work(config, Shape(1, 0)) for config in configs])
 
 
 BASE = command_line.compose(["scenario=sampler_shards", "variant=released", "on=slurm"])
@@ -53,20 +53,20 @@ def cells_() -> None:
     """Twelve cells on two nodes: the seconds of each part of a task."""
     overlays = cache_folder() / "overlays"
     configs = [replace(BASE, pins={"accelerate": release}) for release in (*RELEASES, *LATER)]
-    works = [Work(each, _shape(each)) for each in configs]
-    for each in configs:
-        make_overlay(each, "released", cache_folder())
-    with tempfile.TemporaryDirectory() as folder, cluster() as made:
-        os.environ.update(SLURM_CONF=str(made.conf), HARNESS_CACHE=folder, PATH=PATH)
+    works = [Work(config, _shape(config)) for config in configs]
+    for config in configs:
+        make_overlay(config, "released", cache_folder())
+    with tempfile.TemporaryDirectory() as folder, cluster() as nodes:
+        os.environ.update(SLURM_CONF=str(nodes.conf), HARNESS_CACHE=folder, PATH=PATH)
         Path(folder, "overlays").symlink_to(overlays)
         begun = time.time()
         with Batch(works, timed_cell, on(), silent) as tasks:
             submitted = time.time()
-            found = [(*value, time.time()) for _, value in tasks.results()]
+            timings = [(*value, time.time()) for _, value in tasks.results()]
         print(f"{time.time() - begun:.1f} s, {tasks.queue.looks} looks at the queue")
-    free = {node: submitted for node, *_ in found}
+    free = {node: submitted for node, *_ in timings}
     parts: dict[str, list[float]] = {}
-    for node, script, entered, trial, ended, collected in sorted(found, key=lambda row: row[1]):
+    for node, script, entered, trial, ended, collected in sorted(timings, key=lambda row: row[1]):
         row = {
             "queue": script - free[node],
             "start, import of submitit and of us": entered - script,
@@ -81,40 +81,40 @@ def cells_() -> None:
         print(f"{name}: median {statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s")
 
 
-def _measure(made: Cluster, works: list[Work]) -> None:
+def _measure(nodes: Cluster, works: list[Work]) -> None:
     settings = on(most=len(works), extra={"hold": True})
-    first = Batch(works, DO, settings, silent)
-    timed("submit: sbatch and pickles", first.__enter__)
-    print(f"  {len(first.arrays)} arrays, {_files()} files")
-    text = timed("squeue", lambda: made.ask("squeue", "--array", "--noheader", "-o", "%i %T %r"))
+    tasks = Batch(works, DO, settings, silent)
+    timed("submit: sbatch and pickles", tasks.__enter__)
+    print(f"  {len(tasks.arrays)} arrays, {_files()} files")
+    text = timed("squeue", lambda: nodes.ask("squeue", "--array", "--noheader", "-o", "%i %T %r"))
     print(f"  {len(text.splitlines())} lines, {len(text) / 1e6:.2f} MB")
-    timed("one look: squeue and the tally", first._look)
-    timed("one poll without a result", lambda: list(first._collected()))
-    one = pickle.dumps(("success", cells.not_run(works[0].argument, batch.Lost("none"))))
-    timed("the results are written", lambda: _write(first, one))
-    print(f"  {_files()} files; a result has {len(one)} bytes")
-    found = timed("collect", lambda: list(first.results()))
-    assert len(found) == len(works)
-    timed("cancel and remove", first.__exit__)
+    timed("one look: squeue and the tally", tasks._look)
+    timed("one poll without a result", lambda: list(tasks._collected()))
+    outcome = pickle.dumps(("success", cells.not_run(works[0].argument, batch.Lost("none"))))
+    timed("the results are written", lambda: _write(tasks, outcome))
+    print(f"  {_files()} files; a result has {len(outcome)} bytes")
+    answers = timed("collect", lambda: list(tasks.results()))
+    assert len(answers) == len(works)
+    timed("cancel and remove", tasks.__exit__)
     print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB at most")
 
 
 def _write(of: Batch, content: bytes) -> None:
-    for each in of.arrays:
-        for task in each.tasks:
-            (each.folder / slurm.result_file(task.name)).write_bytes(content)
+    for array in of.arrays:
+        for task in array.tasks:
+            (array.folder / slurm.result_file(task.name)).write_bytes(content)
 
 
 def _files() -> int:
     return sum(len(files) for _, _, files in os.walk(batch.home()))
 
 
-def timed(what: str, do: Callable[[], Any]) -> Any:
+def timed(label: str, do: Callable[[], Any]) -> Any:
     start, cpu = time.monotonic(), time.process_time()
-    found = do()
-    seconds, own = time.monotonic() - start, time.process_time() - cpu
-    print(f"{what}: {seconds:.2f} s ({own:.2f} s of this process)", flush=True)
-    return found
+    answer = do()
+    seconds, cpu_seconds = time.monotonic() - start, time.process_time() - cpu
+    print(f"{label}: {seconds:.2f} s ({cpu_seconds:.2f} s of this process)", flush=True)
+    return answer
 
 
 if __name__ == "__main__":

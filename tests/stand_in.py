@@ -41,8 +41,8 @@ class StandIn:
         return self.exit()
 
     def exit(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.launched / EXIT_FILE).read_text())
-        return found
+        content: dict[str, Any] = json.loads((self.launched / EXIT_FILE).read_text())
+        return content
 
 
 def stand_in(site: Path) -> None:

@@ -54,10 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             pass
     with ThreadPoolExecutor(options.jobs) as pool:
         results = list(pool.map(lambda each: make(options.out.absolute(), *each), drawn))
-    done = [one for one in results if one is not None]
-    (options.out / "faults.json").write_text(json.dumps([asdict(o) for o in done], indent=1) + "\n")
-    print_table(done)
-    return 1 if any(one.wrong for one in done) else 0
+    faults = [fault for fault in results if fault is not None]
+    (options.out / "faults.json").write_text(json.dumps([asdict(o) for o in faults], indent=1) + "\n")
+    print_table(faults)
+    return 1 if any(fault.wrong for fault in faults) else 0
 
 
 def _have_commands_hear_signals() -> None:
@@ -112,13 +112,13 @@ def say(*lines: str) -> None:
         print(*lines, sep="\n", flush=True)
 
 
-def print_table(done: Sequence[Result]) -> None:
-    counts = Counter((o.kind, str(o.code), o.outcome, "WRONG" if o.wrong else "") for o in done)
+def print_table(faults: Sequence[Result]) -> None:
+    counts = Counter((o.kind, str(o.code), o.outcome, "WRONG" if o.wrong else "") for o in faults)
     width = max((len(kind) for kind, *_ in counts), default=0)
     print(f"\n{'kind':<{width}}  code  count  outcome")
-    for (kind, code, outcome, wrong), count in sorted(counts.items()):
-        print(f"{kind:<{width}}  {code:>4}  {count:>5}  {outcome} {wrong}".rstrip())
-    print(f"{len(done)} faults, {sum(bool(o.wrong) for o in done)} not as documented")
+    for (kind, code, outcome, mark), count in sorted(counts.items()):
+        print(f"{kind:<{width}}  {code:>4}  {count:>5}  {outcome} {mark}".rstrip())
+    print(f"{len(faults)} faults, {sum(bool(o.wrong) for o in faults)} not as documented")
 
 
 if __name__ == "__main__":

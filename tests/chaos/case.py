@@ -72,22 +72,22 @@ class Case:
 
     def rank(self) -> psutil.Process | None:
         """A random rank, as soon as there is one; None if the command ended before."""
-        return self._one("rank ")
+        return self._wait_for("rank ")
 
     def torchrun(self) -> psutil.Process | None:
         """torchrun or its keeper, as soon as it is there."""
-        return self._one("torchrun", "pt_elastic", "keeper")
+        return self._wait_for("torchrun", "pt_elastic", "keeper")
 
     def forkserver(self) -> psutil.Process | None:
         """A server, as soon as it is there."""
-        return self._one("forkserver")
+        return self._wait_for("forkserver")
 
-    def _one(self, *names: str) -> psutil.Process | None:
-        found: list[psutil.Process] = []
-        while not found and self.harness.poll() is None:
-            found = [p for p in self.sandbox.living() if _name(p).startswith(names)]
+    def _wait_for(self, *names: str) -> psutil.Process | None:
+        candidates: list[psutil.Process] = []
+        while not candidates and self.harness.poll() is None:
+            candidates = [p for p in self.sandbox.living() if _name(p).startswith(names)]
             time.sleep(0.1)
-        return self.random.choice(found) if found else None
+        return self.random.choice(candidates) if candidates else None
 
     def pause(self, most: float) -> None:
         """Wait at most ``most`` seconds, or until the command ends."""
@@ -113,11 +113,11 @@ class Case:
 
     def records(self) -> list[Path]:
         """The ranks' files, as soon as there is one; empty if the command ended before."""
-        found: list[Path] = []
-        while not found and self.harness.poll() is None:
+        files: list[Path] = []
+        while not files and self.harness.poll() is None:
             time.sleep(0.05)
-            found = sorted(self.sandbox.runs.rglob("rank_*.jsonl*"))
-        return found
+            files = sorted(self.sandbox.runs.rglob("rank_*.jsonl*"))
+        return files
 
 
 def _name(process: psutil.Process) -> str:
@@ -153,7 +153,7 @@ class Result:
 def finish(case: Case, codes: frozenset[int]) -> Result:
     """Wait for the end of a command, and check what it left."""
     started = time.monotonic()
-    wrong: list[str] = []
+    differences: list[str] = []
     for process in case.processes:
         try:
             code: int | None = process.wait(PATIENCE)
@@ -161,29 +161,29 @@ def finish(case: Case, codes: frozenset[int]) -> Result:
             code = None
             process.kill()
         if code not in codes:
-            wrong.append(f"exit code {code}, documented {sorted(codes)}")
-    wrong += _processes_left(case)
+            differences.append(f"exit code {code}, documented {sorted(codes)}")
+    differences += _processes_left(case)
     noise = NOISE.search((case.log / "stderr").read_text(errors="replace"))
     if noise:
-        wrong.append(f"stderr has '{noise[0]}'")
+        differences.append(f"stderr has '{noise[0]}'")
     verdicts = []
     for folder in sorted(case.sandbox.runs.glob("[0-9]*")) if case.sandbox.runs.is_dir() else []:
         verdict, complaints = _verdict(case, folder, code)
         verdicts.append(verdict)
-        wrong += complaints
+        differences += complaints
     if code == 0 and not verdicts and case.touched is None:
-        wrong.append("exit code 0, and no run on disk")
-    wrong += _unfinished(case)
+        differences.append("exit code 0, and no run on disk")
+    differences += _unfinished(case)
     outcome = "+".join(verdicts) or "none"
     seconds = time.monotonic() - started
-    return Result(case.number, case.kind, case.scenario, code, outcome, case.late, seconds, wrong)
+    return Result(case.number, case.kind, case.scenario, code, outcome, case.late, seconds, differences)
 
 
 def _processes_left(case: Case) -> list[str]:
     deadline = time.monotonic() + (GRACE if case.harness.poll() != 0 else 1)
-    while (left := case.sandbox.living()) and time.monotonic() < deadline:
+    while (survivors := case.sandbox.living()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    lines = [f"process {p.pid} is left: {_name(p)}, {_words(p)[:80]}" for p in left]
+    lines = [f"process {p.pid} is left: {_name(p)}, {_words(p)[:80]}" for p in survivors]
     case.sandbox.end()
     return lines
 
@@ -205,14 +205,14 @@ def _verdict(case: Case, folder: Path, code: int | None) -> tuple[str, list[str]
     if case.touched is not None:
         tampered = file.stat().st_mtime > case.touched and verdict == "reproduced"
         return verdict, ["reproduced on evidence that was changed"] if tampered else []
-    wrong = []
+    complaints = []
     if verdict == "reproduced" and stored["exit_code"] != 0:
-        wrong.append("reproduced, but not its exit code")
+        complaints.append("reproduced, but not its exit code")
     again = _command(case, "grade", "--json", str(folder))
     graded = json.loads(again.stdout or "{}").get("verdict")
     if (again.returncode, graded) != (stored["exit_code"], verdict):
-        wrong.append(f"{verdict} on disk, graded again {graded}: {again.stderr.strip()[:200]}")
-    return verdict, wrong
+        complaints.append(f"{verdict} on disk, graded again {graded}: {again.stderr.strip()[:200]}")
+    return verdict, complaints
 
 
 def _unfinished(case: Case) -> list[str]:
@@ -220,12 +220,12 @@ def _unfinished(case: Case) -> list[str]:
     runs = case.sandbox.runs
     if runs.is_dir():
         _command(case, "run", f"scenario={case.scenario}", "lane=gpu")
-    found = list(runs.rglob(".*"))
+    files = list(runs.rglob(".*"))
     if case.sandbox.cache.is_relative_to(case.log):  # others may be making overlays in a shared one
-        found += case.sandbox.cache.glob("overlays/.*")
+        files += case.sandbox.cache.glob("overlays/.*")
     for name in (RUN_FILE, EXIT_FILE, VERDICT_FILE):
-        found += [f for f in runs.rglob(name) if not is_json(f)]
-    return [f"unfinished: {path}" for path in found]
+        files += [f for f in runs.rglob(name) if not is_json(f)]
+    return [f"unfinished: {path}" for path in files]
 
 
 def _command(case: Case, *words: str) -> subprocess.CompletedProcess[str]:

@@ -227,12 +227,12 @@ def _harness_without_descriptors(case: Case) -> None:
 
 
 def _limit(
-    case: Case, process: psutil.Process | None, what: int, most: Callable[[psutil.Process], int]
+    case: Case, process: psutil.Process | None, resource: int, most: Callable[[psutil.Process], int]
 ) -> None:
     try:
         if process is None:
             raise psutil.NoSuchProcess(0)
-        process.rlimit(what, (most(process), most(process)))
+        process.rlimit(resource, (most(process), most(process)))
     except psutil.NoSuchProcess:
         case.late = True
 
@@ -297,9 +297,9 @@ def _own_cache(case: Case) -> list[str]:
     """Give a case its own cache, with links to its scenario's overlays; returns their keys."""
     shared, case.sandbox.cache = case.sandbox.cache, case.log / "cache"
     with lent(case.scenario, "buggy", "fixed", cache=shared) as overlays:
-        keys = {each.key: each for each in overlays.values()}
-        for each in keys.values():
-            copy(each, case.sandbox.cache)
+        keys = {source.key: source for source in overlays.values()}
+        for source in keys.values():
+            copy(source, case.sandbox.cache)
     return list(keys)
 
 

@@ -54,7 +54,7 @@ class Tally:
     def __init__(self) -> None:
         self.failed = 0
 
-    def __call__(self, what: str, check: Callable[..., str], *arguments: Any) -> None:
+    def __call__(self, label: str, check: Callable[..., str], *arguments: Any) -> None:
         try:
             verdict, line = "ok", check(*arguments)
         except Exception as error:  # it failed, or took too long, or a file is missing
@@ -62,7 +62,7 @@ class Tally:
             name = "" if isinstance(error, Failed) else f"{type(error).__name__}: "
             verdict, line = "FAILED", last_line(stdout) if stdout else f"{name}{error}"
         self.failed += verdict != "ok"
-        print(f"{verdict:6}  {what}: {line}", flush=True)
+        print(f"{verdict:6}  {label}: {line}", flush=True)
 
 
 def run_all(docker: Engine, folder: Path, base: str, scenarios: str) -> int:

@@ -15,22 +15,22 @@ from tests.docker_nightly.nightlies import Ended, Nightlies
 
 
 def nobody_is_root(nightlies: Nightlies) -> str:
-    own = nightlies.shell("id -u", user="night")
-    given = nightlies.shell('id -u; touch "$HOME/written" "$HARNESS_CACHE" && echo writable')
+    default_uid = nightlies.shell("id -u", user="night")
+    output = nightlies.shell('id -u; touch "$HOME/written" "$HARNESS_CACHE" && echo writable')
     uid = nightlies.user.partition(":")[0]
-    expect(own != "0", "the image's own user is root")
-    expect(given.split() == [uid, "writable"], f"as user {uid}: {given}")
-    return f"its own user is {own}; user {uid} may write to its home and the cache"
+    expect(default_uid != "0", "the image's own user is root")
+    expect(output.split() == [uid, "writable"], f"as user {uid}: {output}")
+    return f"its own user is {default_uid}; user {uid} may write to its home and the cache"
 
 
 def nothing_is_left_over(nightlies: Nightlies) -> str:
     """The image contains no caches and no wheels."""
-    left = nightlies.shell(
+    leftovers = nightlies.shell(
         "find / -xdev \\( -path '*/.cache/pip/*' -o -path '*/.cache/uv/*' -o -name '*.whl' "
         "-o -path '/var/lib/apt/lists/*' -o -path '/var/cache/apt/*' \\) -type f "
         "-not -path '*/ensurepip/*' -not -path '/usr/share/python-wheels/*' 2>/dev/null || true"
     )
-    expect(not left, f"the image keeps {left.splitlines()[:3]}")
+    expect(not leftovers, f"the image keeps {leftovers.splitlines()[:3]}")
     return "no caches, no wheels"
 
 
@@ -45,16 +45,16 @@ def a_nightly(nightlies: Nightlies, *words: str) -> str:
 def left_all_files(nightlies: Nightlies, ended: Ended, codes: Sequence[int]) -> str:
     expect(ended.code in codes, f"exit code {ended.code}: {tail(ended)}")
     report = nightlies.report
-    wanted = ("junit.xml", "summary.md", "night.json", "history.sqlite", "site/index.html", "runs")
-    missing = [name for name in wanted if not (report / name).exists()]
+    names = ("junit.xml", "summary.md", "night.json", "history.sqlite", "site/index.html", "runs")
+    missing = [name for name in names if not (report / name).exists()]
     expect(not missing, f"no {', '.join(missing)} in the mounted folder")
     uid = report.stat().st_uid
     foreign = [path for path in everything(report) if path.lstat().st_uid != uid]
     expect(not foreign, f"{foreign[:3]} do not belong to the caller")
     (content,) = json.loads((report / "night.json").read_text())["nightlies"]
     expect(content["exit_code"] == ended.code, f"{ended.code}, but not in night.json")
-    ours = ", ".join(f"{own['scenario']} {own['verdict']}" for own in content["ours"])
-    verdicts = {own["verdict"] for own in content["ours"]}
+    ours = ", ".join(f"{row['scenario']} {row['verdict']}" for row in content["ours"])
+    verdicts = {row["verdict"] for row in content["ours"]}
     expect(verdicts == {"reproduced"}, ours)
     count = sum(1 for _ in everything(report))
     return f"exit code {ended.code} in {ended.seconds:.0f} s; {count} files of user {uid}; {ours}"
@@ -86,12 +86,12 @@ def a_nightly_without_network(nightlies: Nightlies, *words: str) -> str:
 def history_is_complete(nightlies: Nightlies, ended: int) -> str:
     with closing(sqlite3.connect(nightlies.report / "history.sqlite")) as history:
         integrity = history.execute("pragma integrity_check").fetchone()[0]
-        found = history.execute(
+        counts = history.execute(
             "select count(ended), count(*) from night where kind = 'night'"
         ).fetchone()
     expect(integrity == "ok", f"the history is damaged: {integrity}")
-    expect(found[0] == ended, f"{found[0]} of {found[1]} nightlies have ended, not {ended}")
-    return f"{found[0]} of {found[1]} nightlies have ended"
+    expect(counts[0] == ended, f"{counts[0]} of {counts[1]} nightlies have ended, not {ended}")
+    return f"{counts[0]} of {counts[1]} nightlies have ended"
 
 
 def ends_at_sigterm(nightlies: Nightlies, *scenarios: str) -> str:

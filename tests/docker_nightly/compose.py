@@ -25,9 +25,9 @@ class Compose:
         if nightlies.engine("compose", "version", check=False).returncode:
             raise Unavailable("no docker compose")
         self.client, self.port = nightlies.engine.client, free_port()
-        own = {"IMAGE": NAME, "NIGHT_USER": nightlies.user, "REPORT": str(nightlies.report)}
-        own |= {"SITE_ADDRESS": f"127.0.0.1:{self.port}", "COMPOSE_PROJECT_NAME": PROJECT}
-        self.environment = {**os.environ, **own}
+        variables = {"IMAGE": NAME, "NIGHT_USER": nightlies.user, "REPORT": str(nightlies.report)}
+        variables |= {"SITE_ADDRESS": f"127.0.0.1:{self.port}", "COMPOSE_PROJECT_NAME": PROJECT}
+        self.environment = {**os.environ, **variables}
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [self.client, "compose", "--file", str(ROOT / "docker/compose.yaml"), *words]
@@ -43,9 +43,9 @@ def free_port() -> int:
 
 
 def runs_a_nightly(compose: Compose, *words: str) -> str:
-    done = compose.run("run", "--rm", "nightly", *words)
-    expect(done.returncode in (0, 1), f"exit code {done.returncode}: {last_line(done.stderr)}")
-    return f"exit code {done.returncode}"
+    process = compose.run("run", "--rm", "nightly", *words)
+    expect(process.returncode in (0, 1), f"exit code {process.returncode}: {last_line(process.stderr)}")
+    return f"exit code {process.returncode}"
 
 
 def serves_the_site(compose: Compose) -> str:

@@ -47,10 +47,10 @@ def context(folder: Path) -> Path:
             shutil.copy2(ROOT / name, folder / name)
     if (ROOT / ".git").is_dir():
         shutil.copytree(ROOT / ".git", folder / ".git", symlinks=True)
-    found = list(wheels())
-    for wheel in found:
+    builds = list(wheels())
+    for wheel in builds:
         shutil.copy2(wheel, folder / "docker" / "wheels")
-    if not found and "TORCH_INDEX" not in os.environ:
+    if not builds and "TORCH_INDEX" not in os.environ:
         raise Unavailable(
             "no build of torch for the CPU: name the index that has it in TORCH_INDEX, or a "
             "folder with its wheel in PIP_FIND_LINKS"

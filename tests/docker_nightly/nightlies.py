@@ -38,8 +38,8 @@ class Nightlies:
     @property
     def user(self) -> str:
         """The owner of the report folder, as for ``--user``."""
-        found = self.report.stat()
-        return f"{found.st_uid}:{found.st_gid}"
+        owner = self.report.stat()
+        return f"{owner.st_uid}:{owner.st_gid}"
 
     @property
     def name(self) -> str:
@@ -59,11 +59,11 @@ class Nightlies:
         """Run a nightly; ``network`` is host or none."""
         started, command = time.monotonic(), ["run", "--rm", *self.options(network), NAME, *words]
         try:
-            done = self.engine(*command, check=False, seconds=LIMIT)
+            process = self.engine(*command, check=False, seconds=LIMIT)
         except subprocess.TimeoutExpired:
             self.engine("kill", self.name, check=False)
             raise Failed(f"it had not ended after {LIMIT} s") from None
-        return Ended(done.returncode, done.stdout, time.monotonic() - started)
+        return Ended(process.returncode, process.stdout, time.monotonic() - started)
 
     def start(self, *words: str) -> None:
         """Start a nightly in the background."""
@@ -71,20 +71,20 @@ class Nightlies:
 
     def shell(self, script: str, *, user: str | None = None) -> str:
         """The output of a shell in the image, with the volume and without a network."""
-        done = self.engine(
+        process = self.engine(
             *("run", "--rm", "--network", "none", "--user", user or self.user),
             *("--volume", f"{self.volume}:/var/cache/distributed-bugs"),
             *("--entrypoint", "sh", NAME, "-c", script),
         )
-        return done.stdout.strip()
+        return process.stdout.strip()
 
     def inventory(self) -> set[str]:
         """The files of upstream releases in the volume, with inode, size and time."""
-        found = self.shell(
+        listing = self.shell(
             "cd /var/cache/distributed-bugs && find overlays releases uv -type f "
             "-not -name '*.lock' -not -path 'uv/simple-*' -printf '%p %i %s %T@\\n' | sort"
         )
-        return set(found.splitlines())
+        return set(listing.splitlines())
 
 
 def report_folder(parent: Path) -> Path:

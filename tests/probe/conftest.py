@@ -25,8 +25,8 @@ def pool() -> Iterator[Pool]:
 @pytest.fixture
 def probing(pool: Pool) -> Probing:
     def probing(script: str, arguments: str | Sequence[str], settings: Settings) -> Answers:
-        given = arguments.split() if isinstance(arguments, str) else arguments
-        return Prober(pool).probe(target([str(SCRIPTS / script), *given]), settings)
+        words = arguments.split() if isinstance(arguments, str) else arguments
+        return Prober(pool).probe(target([str(SCRIPTS / script), *words]), settings)
 
     return probing
 

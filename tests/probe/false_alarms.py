@@ -252,27 +252,27 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put the table into the page")
     parser.add_argument("--json", type=Path, help="write what was found; goes on from this file")
     options = parser.parse_args()
-    first, last = map(int, options.seeds.split(":"))
-    wanted = [n for n in KINDS if not options.kinds or n.name in options.kinds.split(";")]
-    tallies, seconds = {kind.name: Tally() for kind in wanted}, 0.0
+    start, end = map(int, options.seeds.split(":"))
+    kinds = [n for n in KINDS if not options.kinds or n.name in options.kinds.split(";")]
+    tallies, seconds = {kind.name: Tally() for kind in kinds}, 0.0
     if options.json and options.json.is_file():
         content = json.loads(options.json.read_text())
         seconds = content.pop("seconds")
         tallies |= {name: Tally(**tally) for name, tally in content.items()}
-    done = sum(tally.probes for tally in tallies.values())
+    probes = sum(tally.probes for tally in tallies.values())
     deadline, began = time.monotonic() + options.seconds, time.monotonic()
     with Pool() as pool, ExitStack() as contexts:
         sites: dict[tuple[str, ...], Path | None] = {(): None}
-        for number, (kind, loop) in islice(enumerate(turns(wanted)), done, None):
+        for number, (kind, loop) in islice(enumerate(turns(kinds)), probes, None):
             if time.monotonic() > deadline:
                 break
             print(f"{number}: {kind.name}", file=sys.stderr, flush=True)
             if kind.packages not in sites:
                 sites[kind.packages] = _site(kind.packages, contexts)
-            seed = first + number % (last - first)
+            seed = start + number % (end - start)
             _probe(Prober(pool, sites[kind.packages]), loop, seed, tallies[kind.name])
     seconds += time.monotonic() - began
-    text = table(tallies, first, last, seconds)
+    text = table(tallies, start, end, seconds)
     print(text)
     if options.write:
         write_whole(PAGE, with_part(PAGE.read_text(encoding="utf-8"), SPREADS, text))
@@ -285,12 +285,12 @@ def main() -> int:
 def turns(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, Loop]]:
     """The loops of all kinds in turns: each kind's first, then each kind's second, and again from
     the first once all of a kind came. The large model comes once."""
-    loops = {kind.name: kind.loops() for kind in kinds}
+    by_kind = {kind.name: kind.loops() for kind in kinds}
     for number in range(1000):
         for kind in kinds:
-            own = loops[kind.name]
-            if number < len(own) or "million" not in kind.name:
-                yield kind, own[number % len(own)]
+            loops = by_kind[kind.name]
+            if number < len(loops) or "million" not in kind.name:
+                yield kind, loops[number % len(loops)]
 
 
 def _site(packages: Sequence[str], contexts: ExitStack) -> Path:
@@ -315,22 +315,22 @@ def _probe(prober: Prober, loop: Loop, seed: int, tally: Tally) -> None:
         if note.startswith(SUSPECT) and not note.startswith(expected):
             tally.alarms.append(f"{name}: {note}")
             print(f"ALARM {tally.alarms[-1]}", file=sys.stderr, flush=True)
-    for found in answers.layouts:
-        where = f"{name}, {found.layout.name}"
-        if found.broken:
-            first = found.broken[0]
-            tally.alarms.append(f"{where}, step {found.step}: {first.relation}: {first.text}")
+    for comparison in answers.layouts:
+        where = f"{name}, {comparison.layout.name}"
+        if comparison.broken:
+            fault = comparison.broken[0]
+            tally.alarms.append(f"{where}, step {comparison.step}: {fault.relation}: {fault.text}")
             print(f"ALARM {tally.alarms[-1]}", file=sys.stderr, flush=True)
-        elif found.no_answer:
-            tally.silent.append(f"{where}: {found.no_answer}")
+        elif comparison.no_answer:
+            tally.silent.append(f"{where}: {comparison.no_answer}")
             print(tally.silent[-1], file=sys.stderr, flush=True)
-        tally.layouts += not found.no_answer
-        if not found.broken:
-            tally.gradient = max(tally.gradient, found.worst.get("gradient", 0.0) / SAFE)
-            tally.update = max(tally.update, found.worst.get("update", 0.0) / SAFE)
+        tally.layouts += not comparison.no_answer
+        if not comparison.broken:
+            tally.gradient = max(tally.gradient, comparison.worst.get("gradient", 0.0) / SAFE)
+            tally.update = max(tally.update, comparison.worst.get("update", 0.0) / SAFE)
 
 
-def table(tallies: Mapping[str, Tally], first: int, last: int, seconds: float) -> str:
+def table(tallies: Mapping[str, Tally], start: int, end: int, seconds: float) -> str:
     """The table of spreads, in Markdown."""
     probes = sum(tally.probes for tally in tallies.values())
     layouts = sum(tally.layouts for tally in tallies.values())
@@ -351,7 +351,7 @@ def table(tallies: Mapping[str, Tally], first: int, last: int, seconds: float) -
     columns = ["right loop", "probes", "layouts", "alarms", "no answer", "gradient", "update"]
     return "\n\n".join(
         [
-            f"{probes} probes of right loops with seeds {first} to {last - 1}, {layouts} layouts: "
+            f"{probes} probes of right loops with seeds {start} to {end - 1}, {layouts} layouts: "
             f"{alarms or 'no'} {'alarm' if alarms in (0, 1) else 'alarms'}. Measured in "
             f"{seconds / 60:.0f} minutes on 2 cores. The last columns: how much of the tolerance "
             "was used at worst.",

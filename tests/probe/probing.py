@@ -17,18 +17,18 @@ Probing = Callable[[str, str | Sequence[str], Settings], Answers]
 
 
 def layout(answers: Answers, kind: str) -> Compared:
-    return next(found for found in answers.layouts if found.layout.kind == kind)
+    return next(comparison for comparison in answers.layouts if comparison.layout.kind == kind)
 
 
 def first_broken(answers: Answers) -> dict[str, tuple[str, str]]:
     """By layout, the relation that is broken first, and what its ratio means; right ones not."""
     return {
-        found.layout.kind: (found.broken[0].relation, found.broken[0].meaning)
-        for found in answers.layouts
-        if found.broken
+        comparison.layout.kind: (comparison.broken[0].relation, comparison.broken[0].meaning)
+        for comparison in answers.layouts
+        if comparison.broken
     }
 
 
 def refused(answers: Answers) -> list[str]:
     """Why layouts gave no answer."""
-    return [found.no_answer + found.log for found in answers.layouts if found.no_answer]
+    return [comparison.no_answer + comparison.log for comparison in answers.layouts if comparison.no_answer]

@@ -13,12 +13,12 @@ GIVEN = "--batch-size {rows} --accum {k}"
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    ("other", "broken"), [("--seed 7", {}), ("--seed 0", {SEED: ("order of samples", "")})]
+    ("option", "broken"), [("--seed 7", {}), ("--seed 0", {SEED: ("order of samples", "")})]
 )
 def test_another_seed_must_give_another_order(
-    probing: Probing, other: str, broken: dict[str, tuple[str, str]]
+    probing: Probing, option: str, broken: dict[str, tuple[str, str]]
 ) -> None:
-    settings = Settings(layouts=(SEED,), other_seed=other)
+    settings = Settings(layouts=(SEED,), other_seed=option)
     answers = probing("ddp.py", GIVEN, settings)
     assert not refused(answers)
     assert first_broken(answers) == broken

@@ -123,8 +123,8 @@ def test_arguments_of_the_script_may_begin_with_a_dash() -> None:
 def test_a_machine_with_too_few_gpus_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = machine.Gpu("0", "GPU-1", "H200")
-    monkeypatch.setattr("harness.cli.probe.gpus", lambda: (one,))
+    gpu = machine.Gpu("0", "GPU-1", "H200")
+    monkeypatch.setattr("harness.cli.probe.gpus", lambda: (gpu,))
     assert main(["probe", "--launch", "gpu", DDP, *GIVEN]) == 2
     assert "needs 2 GPUs, one for each rank, and this machine has 1" in capsys.readouterr().err
 

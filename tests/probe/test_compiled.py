@@ -93,8 +93,8 @@ def test_a_compiler_that_changes_the_gradient_is_noted(probing: Probing, tmp_pat
 @pytest.mark.launch
 @pytest.mark.slow
 def test_what_is_compiled_for_a_cpu_is_right_in_every_layout(probing: Probing) -> None:
-    given = "--batch-size {rows} --accum {k} --compile --dropout 0.3"
-    answers = probing("ddp.py", given, Settings(save=SAVE, resume=RESUMED))
+    arguments = "--batch-size {rows} --accum {k} --compile --dropout 0.3"
+    answers = probing("ddp.py", arguments, Settings(save=SAVE, resume=RESUMED))
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert answers.notes == []

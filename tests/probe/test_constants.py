@@ -43,8 +43,8 @@ def test_a_name_without_a_constant_is_refused_with_those_that_there_are() -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [("4", 4), ("2e-5", 2e-5), ("None", None), ("[1, 2]", [1, 2]), ("a/b", "a/b")],
 )
-def test_a_value_is_a_literal_or_text(text: str, wanted: object) -> None:
-    assert value(text) == wanted
+def test_a_value_is_a_literal_or_text(text: str, expected: object) -> None:
+    assert value(text) == expected

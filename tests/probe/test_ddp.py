@@ -19,7 +19,7 @@ SUMMED = "summed over the ranks, not averaged"
 
 
 @pytest.mark.parametrize(
-    "more",
+    "options",
     [
         "",
         "--optimizer sgd --clip 0.1 --dropout 0.3 --seed 3",
@@ -27,16 +27,16 @@ SUMMED = "summed over the ranks, not averaged"
         "--amp float16 --clip 0.1",
     ],
 )
-def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, more: str) -> None:
-    answers = probing("ddp.py", f"{GIVEN} {more}", Settings(save=SAVE, resume=RESUMED))
-    assert [found.layout.kind for found in answers.layouts] == [RANKS, ACCUMULATION, BOTH, RESUME]
+def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, options: str) -> None:
+    answers = probing("ddp.py", f"{GIVEN} {options}", Settings(save=SAVE, resume=RESUMED))
+    assert [comparison.layout.kind for comparison in answers.layouts] == [RANKS, ACCUMULATION, BOTH, RESUME]
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert exit_code(answers) == 0
 
 
 @pytest.mark.parametrize(
-    ("bug", "more", "where", "broken"),
+    ("bug", "options", "where", "broken"),
     [
         ("no all-reduce", "", RANKS, ("gradient", "")),
         ("summed over ranks", "", RANKS, ("gradient", SUMMED)),
@@ -49,10 +49,10 @@ def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, more
     ],
 )
 def test_a_mistake_is_named_in_the_layout_that_has_it(
-    probing: Probing, bug: str, more: str, where: str, broken: tuple[str, str]
+    probing: Probing, bug: str, options: str, where: str, broken: tuple[str, str]
 ) -> None:
     settings = Settings(layouts=(RANKS, ACCUMULATION))
-    answers = probing("ddp.py", [*f"{GIVEN} {more} --bug".split(), bug], settings)
+    answers = probing("ddp.py", [*f"{GIVEN} {options} --bug".split(), bug], settings)
     assert not refused(answers)
     assert first_broken(answers) == {where: broken}
     assert exit_code(answers) == 1
@@ -72,15 +72,15 @@ def test_an_epoch_whose_last_step_is_not_full_is_right(probing: Probing) -> None
 
 
 def test_rows_that_are_left_out_later_in_an_epoch_are_found(probing: Probing) -> None:
-    given = [*f"{GIVEN} --bug".split(), "drops the last steps of several ranks"]
-    answers = probing("ddp.py", given, Settings(layouts=(RANKS,), epoch=True))
+    arguments = [*f"{GIVEN} --bug".split(), "drops the last steps of several ranks"]
+    answers = probing("ddp.py", arguments, Settings(layouts=(RANKS,), epoch=True))
     assert first_broken(answers) == {RANKS: ("samples", "")}
     assert "24 never" in layout(answers, RANKS).broken[0].text
 
 
 def test_a_loop_that_shuffles_by_itself_gives_no_answer_on_several_ranks(probing: Probing) -> None:
-    given = [*f"{GIVEN} --bug".split(), "shuffles by itself"]
-    answers = probing("ddp.py", given, Settings(layouts=(RANKS, ACCUMULATION)))
+    arguments = [*f"{GIVEN} --bug".split(), "shuffles by itself"]
+    answers = probing("ddp.py", arguments, Settings(layouts=(RANKS, ACCUMULATION)))
     assert first_broken(answers) == {}
     assert "draws other rows" in layout(answers, RANKS).no_answer
     assert "evaluation" not in layout(answers, RANKS).no_answer
@@ -89,24 +89,24 @@ def test_a_loop_that_shuffles_by_itself_gives_no_answer_on_several_ranks(probing
 
 
 @pytest.mark.parametrize(
-    ("given", "own"), [("", "1 micro-batch,"), ("--accum 3", "3 micro-batches,")]
+    ("option", "micro_batches"), [("", "1 micro-batch,"), ("--accum 3", "3 micro-batches,")]
 )
 def test_a_script_that_nobody_asks_to_accumulate_gives_no_answer(
-    given: str, own: str, probing: Probing
+    option: str, micro_batches: str, probing: Probing
 ) -> None:
     settings = Settings(layouts=(RANKS, ACCUMULATION))
-    answers = probing("ddp.py", f"--batch-size {{rows}} {given}", settings)
+    answers = probing("ddp.py", f"--batch-size {{rows}} {option}", settings)
     assert layout(answers, RANKS).as_reference
     why = layout(answers, ACCUMULATION).no_answer
-    assert f"each step came after {own}" in why
+    assert f"each step came after {micro_batches}" in why
     assert "the command has no {k}" in why
 
 
 def test_ranks_that_all_see_the_same_rows_are_found_beside_a_reference_that_does_too(
     probing: Probing,
 ) -> None:
-    given = [*f"{GIVEN} --bug".split(), "no sampler"]
-    answers = probing("ddp.py", given, Settings(layouts=(RANKS,), reference_ranks=2, ranks=4))
+    arguments = [*f"{GIVEN} --bug".split(), "no sampler"]
+    answers = probing("ddp.py", arguments, Settings(layouts=(RANKS,), reference_ranks=2, ranks=4))
     assert first_broken(answers) == {RANKS: ("samples", "")}
     assert layout(answers, RANKS).broken[0].details[0].startswith("all ranks are given the same")
 
@@ -163,8 +163,8 @@ def test_an_evaluation_that_draws_from_the_same_generator_is_suspected(
 
 
 def test_layouts_that_skip_other_steps_than_the_reference_give_no_answer(probing: Probing) -> None:
-    given = f"{GIVEN} --amp float16 --scale 2000000"
-    answers = probing("ddp.py", given, Settings(save=SAVE, resume=RESUMED))
+    arguments = f"{GIVEN} --amp float16 --scale 2000000"
+    answers = probing("ddp.py", arguments, Settings(save=SAVE, resume=RESUMED))
     assert first_broken(answers) == {}
     assert "smaller scale" in layout(answers, RANKS).no_answer
     assert "smaller scale" in layout(answers, RESUME).no_answer
@@ -216,7 +216,7 @@ def test_several_ranks_may_call_a_wrapper_of_what_one_rank_calls(
 
 
 @pytest.mark.parametrize(
-    ("more", "settings", "text"),
+    ("options", "settings", "text"),
     [
         (
             ["--bug", "resume is ignored"],
@@ -236,19 +236,19 @@ def test_several_ranks_may_call_a_wrapper_of_what_one_rank_calls(
     ],
 )
 def test_a_mistake_is_called_what_it_is(
-    probing: Probing, more: list[str], settings: Settings, text: str
+    probing: Probing, options: list[str], settings: Settings, text: str
 ) -> None:
-    (found,) = probing("ddp.py", [*GIVEN.split(), *more], settings).layouts
-    assert found.broken[0].text.startswith(text)
+    (comparison,) = probing("ddp.py", [*GIVEN.split(), *options], settings).layouts
+    assert comparison.broken[0].text.startswith(text)
 
 
-@pytest.mark.parametrize("more", ["", "--fused"])
+@pytest.mark.parametrize("options", ["", "--fused"])
 @pytest.mark.parametrize("bug", ["", "clips what is scaled", "clips before unscale_"])
 def test_clipping_of_gradients_that_a_scaler_still_multiplies_is_noted(
-    probing: Probing, bug: str, more: str
+    probing: Probing, bug: str, options: str
 ) -> None:
     """Every layout has it, so that only the reference shows it."""
-    words = [*f"{GIVEN} --amp float16 --clip 0.1 {more} --bug".split(), bug]
+    words = [*f"{GIVEN} --amp float16 --clip 0.1 {options} --bug".split(), bug]
     answers = probing("ddp.py", words, Settings(layouts=(RANKS,)))
     noted = [note for note in answers.notes if note.startswith("clipping saw a gradient of norm")]
     assert len(noted) == bool(bug)
@@ -267,7 +267,7 @@ scaler = torch"""
 
 
 @pytest.mark.parametrize(
-    ("scale", "more", "broken"),
+    ("scale", "options", "broken"),
     [
         ("dist.ReduceOp.AVG", "", {}),
         ("dist.ReduceOp.MAX", "", "gradient"),
@@ -277,14 +277,14 @@ scaler = torch"""
     ],
 )
 def test_an_optimizer_may_average_the_gradients_in_its_step(
-    probing: Probing, tmp_path: Path, scale: str, more: str, broken: object
+    probing: Probing, tmp_path: Path, scale: str, options: str, broken: object
 ) -> None:
     """Optimizers that shard their state do so: until their step, each rank has its own gradient."""
     text = (SCRIPTS / "ddp.py").read_text()
     text = text.replace("\nscaler = torch", AVERAGING.replace("SCALE", scale), 1)
     (tmp_path / "train.py").write_text(text)
-    given = [*GIVEN.split(), *more.split(), "--bug", "no all-reduce"]
-    answers = probing(str(tmp_path / "train.py"), given, Settings(layouts=(RANKS, BOTH)))
+    arguments = [*GIVEN.split(), *options.split(), "--bug", "no all-reduce"]
+    answers = probing(str(tmp_path / "train.py"), arguments, Settings(layouts=(RANKS, BOTH)))
     assert not refused(answers)
-    found = {what: relation for what, (relation, _) in first_broken(answers).items()}
-    assert found == (broken and {RANKS: broken, BOTH: broken})
+    relations = {what: relation for what, (relation, _) in first_broken(answers).items()}
+    assert relations == (broken and {RANKS: broken, BOTH: broken})

@@ -158,8 +158,8 @@ def test_updates_that_were_compared_are_not_called_untested(
     probing: Probing, tmp_path: Path
 ) -> None:
     """From the third step on all gradients are 0: no later update can be compared."""
-    last = "\n    loss = model(x).square().mean() * (0.0 if step else 1.0)"
-    text = SCRIPT.replace("SETUP", "").replace("\n    LOSS", last)
+    loss = "\n    loss = model(x).square().mean() * (0.0 if step else 1.0)"
+    text = SCRIPT.replace("SETUP", "").replace("\n    LOSS", loss)
     text = text.replace("lr=0.1", "lr=0.1 * world")
     text = text.replace("optimizer.step()", "optimizer.step()\n    lr = 0.1")
     (tmp_path / "train.py").write_text(text)
@@ -173,7 +173,7 @@ AMP = "--batch-size {rows} --accum {k} --amp float16"
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    "more",
+    "options",
     [
         "--fused",
         "--fused --overflow --clip 0.1",
@@ -182,9 +182,9 @@ AMP = "--batch-size {rows} --accum {k} --amp float16"
     ],
 )
 def test_a_right_loop_with_a_scaler_and_a_fused_optimizer_is_right(
-    probing: Probing, more: str
+    probing: Probing, options: str
 ) -> None:
-    answers = probing("ddp.py", f"{AMP} {more}", Settings())
+    answers = probing("ddp.py", f"{AMP} {options}", Settings())
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert answers.notes == []

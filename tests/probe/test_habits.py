@@ -13,7 +13,7 @@ GIVEN = "--batch-size {rows} --accum {k}"
 
 
 @pytest.mark.parametrize(
-    "more",
+    "options",
     [
         "--rehearse loader",
         "--rehearse zeros --optimizer sgd",
@@ -32,8 +32,8 @@ GIVEN = "--batch-size {rows} --accum {k}"
         pytest.param("--compile --rehearse forward --fp16", marks=pytest.mark.slow),
     ],
 )
-def test_a_habit_is_no_fault(probing: Probing, more: str) -> None:
-    answers = probing("habits.py", f"{GIVEN} {more}", Settings())
+def test_a_habit_is_no_fault(probing: Probing, options: str) -> None:
+    answers = probing("habits.py", f"{GIVEN} {options}", Settings())
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert answers.about.startswith("4 steps of 12 rows")
@@ -47,15 +47,15 @@ def test_noise_at_random_has_no_answer_that_names_it(probing: Probing) -> None:
 
 
 def test_gradients_that_are_cleared_in_each_micro_batch_are_no_rehearsal(probing: Probing) -> None:
-    given = [*f"{GIVEN} --rehearse loader --bug".split(), "zero_grad in each micro-batch"]
-    answers = probing("habits.py", given, Settings(layouts=(RANKS, ACCUMULATION, BOTH)))
+    arguments = [*f"{GIVEN} --rehearse loader --bug".split(), "zero_grad in each micro-batch"]
+    answers = probing("habits.py", arguments, Settings(layouts=(RANKS, ACCUMULATION, BOTH)))
     assert first_broken(answers).keys() == {ACCUMULATION, BOTH}
     assert layout(answers, ACCUMULATION).step == 1
 
 
 def test_epochs_of_several_ranks_in_one_order_are_found(probing: Probing) -> None:
-    given = [*f"{GIVEN} --rows 24 --bug".split(), "no set_epoch"]
-    answers = probing("habits.py", given, Settings(layouts=(RANKS, ACCUMULATION)))
+    arguments = [*f"{GIVEN} --rows 24 --bug".split(), "no set_epoch"]
+    answers = probing("habits.py", arguments, Settings(layouts=(RANKS, ACCUMULATION)))
     assert first_broken(answers) == {RANKS: ("samples", "")}
     assert "is set_epoch missing?" in layout(answers, RANKS).broken[0].details[0]
 

@@ -18,7 +18,7 @@ BUGGY = {"transformers": "5.3.0", "accelerate": "1.13.0"}
 
 
 @pytest.mark.parametrize(
-    ("found", "layouts", "releases", "names"),
+    ("signs", "layouts", "releases", "names"),
     [
         (TWICE, ALL, BUGGY, ["trainer_gas_twice"]),
         (TWICE[:1], {"accumulation"}, BUGGY, ["trainer_gas_twice"]),
@@ -31,21 +31,21 @@ BUGGY = {"transformers": "5.3.0", "accelerate": "1.13.0"}
     ],
 )
 def test_a_bug_is_named_if_all_its_signs_are_there_and_the_releases_have_it(
-    found: tuple[Sign, ...], layouts: set[str], releases: dict[str, str], names: list[str]
+    signs: tuple[Sign, ...], layouts: set[str], releases: dict[str, str], names: list[str]
 ) -> None:
-    assert [bug.name for bug in with_signature(found, layouts, releases, why_affected)] == names
+    assert [bug.name for bug in with_signature(signs, layouts, releases, why_affected)] == names
 
 
 def test_a_bug_in_code_that_the_script_did_not_import_is_not_named() -> None:
     for imported, names in (({"transformers/trainer.py"}, ["trainer_gas_twice"]), ({"a.py"}, [])):
-        found = with_signature(TWICE, ALL, BUGGY, why_affected, imported)
-        assert [bug.name for bug in found] == names
+        bugs = with_signature(TWICE, ALL, BUGGY, why_affected, imported)
+        assert [bug.name for bug in bugs] == names
 
 
 def test_a_bug_of_experts_is_named_only_if_the_model_has_experts() -> None:
     broken = tuple(Sign(kind, "gradient", step=1) for kind in ("ranks", "accumulation", "both"))
     experts = Sign("", f"MoeBlock (layers.#mlp) {without_numbers(EXPERTS)}", note=True)
     releases = {"transformers": "5.23.0", "accelerate": "1.13.0"}
-    for found, names in (((*broken, experts), ["moe_aux_world"]), (broken, [])):
-        bugs = with_signature(found, ALL, releases, why_affected)
+    for signs, names in (((*broken, experts), ["moe_aux_world"]), (broken, [])):
+        bugs = with_signature(signs, ALL, releases, why_affected)
         assert [bug.name for bug in bugs] == names

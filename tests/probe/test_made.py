@@ -17,16 +17,16 @@ from harness.system.files import ROOT
 def example() -> str:
     """The file that docs/probe_details.md shows."""
     text = (ROOT / "docs/probe_details.md").read_text()
-    found = re.search(r"```python\n(import contextlib.*?)```", text, re.DOTALL)
-    assert found
-    return found[1]
+    block = re.search(r"```python\n(import contextlib.*?)```", text, re.DOTALL)
+    assert block
+    return block[1]
 
 
 def probe(folder: Path, source: str) -> tuple[int, dict[str, dict[str, str]]]:
     (folder / "train_step.py").write_text(source)
     file = folder / "answers.json"
     code = main(["probe", "--json", str(file), "--make", f"{folder / 'train_step.py'}:make"])
-    return code, {one["kind"]: one for one in json.loads(file.read_text())["layouts"]}
+    return code, {layout["kind"]: layout for layout in json.loads(file.read_text())["layouts"]}
 
 
 @pytest.mark.launch
@@ -35,11 +35,11 @@ def test_the_example_is_as_the_reference_until_it_has_a_mistake(tmp_path: Path) 
     code, layouts = probe(tmp_path, example())
     assert code == 0
     assert list(layouts) == ["ranks", "accumulation", "both"]
-    wrong = example().replace(" / len(micro_batches)", "")
-    assert wrong != example()
-    code, layouts = probe(tmp_path, wrong)
+    mutant = example().replace(" / len(micro_batches)", "")
+    assert mutant != example()
+    code, layouts = probe(tmp_path, mutant)
     assert code == 1
-    assert {name: one["status"] for name, one in layouts.items()} == {
+    assert {name: layout["status"] for name, layout in layouts.items()} == {
         "ranks": "as the reference",
         "accumulation": "broken",
         "both": "broken",

@@ -30,7 +30,7 @@ for _ in range(6):
 
 
 @pytest.mark.parametrize(
-    ("cls", "wrong"),
+    ("cls", "relation"),
     [
         (made_models.Decoder, ""),
         (made_models.IgnoresPositions, "packing"),
@@ -38,17 +38,17 @@ for _ in range(6):
     ],
 )
 def test_the_model_of_a_script_is_asked(
-    cls: type, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cls: type, relation: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     words = ["--json", str(tmp_path / "answers.json"), str(tmp_path / "train.py"), cls.__name__]
     code = main(["probe", "--relation", "packing,padding,cache", *words])
     answers = json.loads((tmp_path / "answers.json").read_text())
-    statuses = {one["relation"]: one["status"] for one in answers["relations"]}
-    assert {name for name, status in statuses.items() if status == "wrong"} == {wrong} - {""}
-    assert code == (1 if wrong else 0)
+    statuses = {row["relation"]: row["status"] for row in answers["relations"]}
+    assert {name for name, status in statuses.items() if status == "wrong"} == {relation} - {""}
+    assert code == (1 if relation else 0)
     assert len(statuses) == 4
-    assert ("BROKEN" in capsys.readouterr().out) == bool(wrong)
+    assert ("BROKEN" in capsys.readouterr().out) == bool(relation)
 
 
 def test_a_model_without_token_ids_has_no_answer(

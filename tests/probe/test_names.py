@@ -18,23 +18,23 @@ def step(*names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("here", "there"),
+    ("names", "reference"),
     [
         ([f"model.{name}" for name in RIGHT], RIGHT),
         (RIGHT, [f"model.{name}" for name in RIGHT]),
         (["model.head.weight", "model.head.bias"], RIGHT),  # a stage of a pipeline
     ],
 )
-def test_a_prefix_more_or_less_does_not_matter(here: list[str], there: list[str]) -> None:
-    (found,) = as_in(step(*there), [step(*here)])
-    assert set(found["update"]) == set(found["parts"][0]) <= set(there)
-    assert set(found["state"]) == {f"{name} exp_avg" for name in found["update"]}
-    assert len(found["grad"]) == len(here)
-    assert found["raw"] is None
+def test_a_prefix_more_or_less_does_not_matter(names: list[str], reference: list[str]) -> None:
+    (renaming,) = as_in(step(*reference), [step(*names)])
+    assert set(renaming["update"]) == set(renaming["parts"][0]) <= set(reference)
+    assert set(renaming["state"]) == {f"{name} exp_avg" for name in renaming["update"]}
+    assert len(renaming["grad"]) == len(names)
+    assert renaming["raw"] is None
 
 
 @pytest.mark.parametrize(
-    "here",
+    "names",
     [
         ["model.embedding.weight", "other.head.weight"],
         ["parameter 0", "parameter 1"],
@@ -42,21 +42,21 @@ def test_a_prefix_more_or_less_does_not_matter(here: list[str], there: list[str]
         ["xembedding.weight"],
     ],
 )
-def test_other_names_stay_as_they_are(here: list[str]) -> None:
-    (found,) = as_in(step(*RIGHT), [step(*here)])
-    assert list(found["update"]) == here
+def test_other_names_stay_as_they_are(names: list[str]) -> None:
+    (renaming,) = as_in(step(*RIGHT), [step(*names)])
+    assert list(renaming["update"]) == names
 
 
 def test_a_stage_has_its_number_before_its_names_if_the_reference_has_it() -> None:
-    right = step("0.weight", "1.0.weight", "2.0.weight", "3.0.weight")
-    here = {**step("0.weight", "3.0.weight"), "stage": 1}
-    (found,) = as_in(right, [here])
-    assert list(found["update"]) == ["1.0.weight", "3.0.weight"]
-    (first,) = as_in(right, [{**step("0.weight"), "stage": 0}])
-    assert list(first["update"]) == ["0.weight"]
+    reference = step("0.weight", "1.0.weight", "2.0.weight", "3.0.weight")
+    stage_1 = {**step("0.weight", "3.0.weight"), "stage": 1}
+    (renaming,) = as_in(reference, [stage_1])
+    assert list(renaming["update"]) == ["1.0.weight", "3.0.weight"]
+    (stage_0,) = as_in(reference, [{**step("0.weight"), "stage": 0}])
+    assert list(stage_0["update"]) == ["0.weight"]
 
 
 def test_names_of_the_whole_model_need_no_number() -> None:
-    right = step("layers.0.weight", "layers.1.weight")
-    (found,) = as_in(right, [{**step("layers.1.weight"), "stage": 1}])
-    assert list(found["update"]) == ["layers.1.weight"]
+    reference = step("layers.0.weight", "layers.1.weight")
+    (renaming,) = as_in(reference, [{**step("layers.1.weight"), "stage": 1}])
+    assert list(renaming["update"]) == ["layers.1.weight"]

@@ -11,7 +11,7 @@ ZERO, ONE = numpy.zeros(2), numpy.ones(2)
 
 
 @pytest.mark.parametrize(
-    ("got", "right", "spread", "far"),
+    ("tensor", "reference", "spread", "far"),
     [
         (ZERO, ZERO, 0.0, False),  # a rate of 0 at the first step of a warmup
         (ONE, ZERO, 0.0, True),
@@ -22,6 +22,6 @@ ZERO, ONE = numpy.zeros(2), numpy.ones(2)
     ],
 )
 def test_what_is_further_than_rounding_moves_it_is_astray(
-    got: numpy.ndarray, right: numpy.ndarray, spread: float, far: bool
+    tensor: numpy.ndarray, reference: numpy.ndarray, spread: float, far: bool
 ) -> None:
-    assert bool(astray({"weight": got}, {"weight": right}, {"weight": spread})) is far
+    assert bool(astray({"weight": tensor}, {"weight": reference}, {"weight": spread})) is far

@@ -100,12 +100,12 @@ def test_what_was_done_on_the_cpu_is_reported_and_can_be_refused(
     text = text.replace("model = nn.Sequential(", 'model = nn.Linear(1, 1).to("cuda:0")\n\\\n'
                         "model = nn.Sequential(", 1)  # fmt: skip
     (tmp_path / "train.py").write_text(text.replace("\\\n", ""))
-    given = [str(tmp_path / "train.py"), "--batch-size", "{rows}"]
-    assert main(["probe", "--layouts", "ranks", *given]) == 0
+    words = [str(tmp_path / "train.py"), "--batch-size", "{rows}"]
+    assert main(["probe", "--layouts", "ranks", *words]) == 0
     printed = capsys.readouterr().out
     assert "done on the CPU" in printed
     assert "nccl (1 x)" in printed
-    assert main(["probe", "--as-written", "--layouts", "ranks", *given]) == 3
+    assert main(["probe", "--as-written", "--layouts", "ranks", *words]) == 3
 
 
 LIBRARY = """

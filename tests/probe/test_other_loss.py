@@ -11,7 +11,7 @@ from tests.probe.probing import Probing, layout
 
 
 @pytest.mark.parametrize(
-    ("times", "noted"),
+    ("factors", "noted"),
     [
         ([], False),
         ([1.0], False),
@@ -23,15 +23,15 @@ from tests.probe.probing import Probing, layout
         ([-1.0, 1.0], True),
     ],
 )
-def test_only_a_loss_with_unlike_factors_is_noted(times: list[float], noted: bool) -> None:
-    assert bool(list(uneven([(each - 1e-4, each + 1e-4) for each in times]))) is noted
+def test_only_a_loss_with_unlike_factors_is_noted(factors: list[float], noted: bool) -> None:
+    assert bool(list(uneven([(factor - 1e-4, factor + 1e-4) for factor in factors]))) is noted
 
 
 @pytest.mark.launch
 @pytest.mark.parametrize("classes", ["", "--classes"])
 def test_a_loss_whose_value_alone_is_wrong_is_noted(probing: Probing, classes: str) -> None:
-    given = f"--batch-size {{rows}} --accum {{k}} --loss cross_entropy {classes}"
-    answers = probing("dtensor_rows.py", given, Settings(same_rows=True, layouts=(RANKS,)))
-    found = layout(answers, RANKS)
-    assert found.as_reference
-    assert [note.startswith(OTHER_LOSS) for note in found.notes] == [True] * bool(classes)
+    arguments = f"--batch-size {{rows}} --accum {{k}} --loss cross_entropy {classes}"
+    answers = probing("dtensor_rows.py", arguments, Settings(same_rows=True, layouts=(RANKS,)))
+    comparison = layout(answers, RANKS)
+    assert comparison.as_reference
+    assert [note.startswith(OTHER_LOSS) for note in comparison.notes] == [True] * bool(classes)

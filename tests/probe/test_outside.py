@@ -17,9 +17,9 @@ GIVEN = "--batch-size {rows} --accum {k}"
 WITH_RESUME = Settings(save=SAVE, resume=RESUMED, layouts=(RANKS, ACCUMULATION, RESUME))
 
 
-@pytest.mark.parametrize("more", ["", "--dtype bfloat16", "--amp float16 --fused --overflow"])
-def test_weights_that_all_layouts_change_are_noted(probing: Probing, more: str) -> None:
-    words = [*f"{GIVEN} {more} --bug".split(), "shrinks after each step"]
+@pytest.mark.parametrize("options", ["", "--dtype bfloat16", "--amp float16 --fused --overflow"])
+def test_weights_that_all_layouts_change_are_noted(probing: Probing, options: str) -> None:
+    words = [*f"{GIVEN} {options} --bug".split(), "shrinks after each step"]
     answers = probing("ddp.py", words, Settings(layouts=(RANKS, ACCUMULATION)))
     assert not refused(answers)
     assert first_broken(answers) == {}
@@ -34,8 +34,8 @@ def test_weights_that_all_layouts_change_are_noted(probing: Probing, more: str) 
 def test_weights_that_a_layout_changes_otherwise_are_broken(
     probing: Probing, bug: str, where: str
 ) -> None:
-    found = probing("ddp.py", [*f"{GIVEN} --bug".split(), bug], WITH_RESUME)
-    broken = first_broken(found)
+    answers = probing("ddp.py", [*f"{GIVEN} --bug".split(), bug], WITH_RESUME)
+    broken = first_broken(answers)
     assert set(broken) == {where}
     assert broken[where][0] in (BETWEEN, "gradient", "weights")
 

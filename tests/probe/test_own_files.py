@@ -112,8 +112,8 @@ def test_a_script_that_loads_its_own_snapshot_is_right_each_time(
 @pytest.mark.usefixtures("command")
 def test_a_checkpoint_of_the_user_is_read_and_never_changed(folder: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "train.py", "48", "1"]
-    own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder.parent)}
-    subprocess.run(launch, check=True, env={**os.environ, **own})
+    variables = {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder.parent)}
+    subprocess.run(launch, check=True, env={**os.environ, **variables})
     saved = folder / "out" / "snapshot.pt"
     import torch
 
@@ -126,24 +126,24 @@ def test_a_checkpoint_of_the_user_is_read_and_never_changed(folder: Path) -> Non
 
 def test_nothing_is_left_by_what_a_forked_process_writes(tmp_path: Path) -> None:
     """Without root as well: the test may run as any user."""
-    user, own = tmp_path / "user", tmp_path / "own"
+    user, store = tmp_path / "user", tmp_path / "own"
     user.mkdir()
     (user / "kept").write_text("mine")
     child = os.fork()
     if not child:
-        own_files.cover([str(user)], own, None, [], str(user))
+        own_files.cover([str(user)], store, None, [], str(user))
         (user / "kept").write_text("other")
         (user / "new").write_text("new")
         os._exit(0)
     os.waitpid(child, 0)
-    found = own_files.written(own, str(user))
-    if found.refusal:
-        pytest.skip(f"no mounts here: {found.refusal}")
-    assert found == Written({"kept", "new"})
+    changes = own_files.written(store, str(user))
+    if changes.refusal:
+        pytest.skip(f"no mounts here: {changes.refusal}")
+    assert changes == Written({"kept", "new"})
     assert fingerprint(user).keys() == {"kept"}
     assert (user / "kept").read_text() == "mine"
-    own_files.remove(own)
-    assert not own.exists()
+    own_files.remove(store)
+    assert not store.exists()
 
 
 def test_folders_that_links_and_arguments_lead_to_are_covered(
@@ -151,16 +151,16 @@ def test_folders_that_links_and_arguments_lead_to_are_covered(
 ) -> None:
     (home := folder.parent / "home").mkdir()  # a new one: no cache is in it yet
     monkeypatch.setenv("HOME", str(home))
-    elsewhere, other = folder.parent / "elsewhere", folder.parent / "other"
-    other.mkdir()
-    words = [f"--out={other}/run/1", "0.1", "{dir}/x", str(folder / "out")]
-    found = own_files.folders_of(words, folder / "train.py")
+    elsewhere, target = folder.parent / "elsewhere", folder.parent / "other"
+    target.mkdir()
+    words = [f"--out={target}/run/1", "0.1", "{dir}/x", str(folder / "out")]
+    paths = own_files.folders_of(words, folder / "train.py")
     probe = folder.parent / "probe"
-    assert set(own_files.beside(found, probe)) == {str(folder), str(elsewhere), str(other)}
+    assert set(own_files.beside(paths, probe)) == {str(folder), str(elsewhere), str(target)}
     none = ["/missing/x", "/", "/dev/null", "a" * 5000, "~/.cache/x"]
-    found += own_files.folders_of(none, None)
-    assert set(own_files.beside(found, probe)) == {str(folder), str(elsewhere), str(other)}
-    assert set(own_files.beside(found, folder / "probe")) == {str(elsewhere), str(other)}
+    paths += own_files.folders_of(none, None)
+    assert set(own_files.beside(paths, probe)) == {str(folder), str(elsewhere), str(target)}
+    assert set(own_files.beside(paths, folder / "probe")) == {str(elsewhere), str(target)}
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_a_large_working_folder_is_not_copied(
 
 
 def test_a_path_in_the_text_of_a_script_is_covered_too(folder: Path) -> None:
-    other = folder.parent / "other"
-    other.mkdir()
-    (folder / "train.py").write_text(f"torch.save(x, '{other}/new/x.pt'); y = '/'; z = '/n/a'\n")
-    assert other in folders(Target("train.py", ()), Settings())
+    target = folder.parent / "other"
+    target.mkdir()
+    (folder / "train.py").write_text(f"torch.save(x, '{target}/new/x.pt'); y = '/'; z = '/n/a'\n")
+    assert target in folders(Target("train.py", ()), Settings())

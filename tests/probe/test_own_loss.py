@@ -18,24 +18,24 @@ def gradient_of(
     shift: int, divisor: float | None, smoothing: float = 0.0, ids: torch.Tensor | None = None
 ) -> list[tuple[Share, bool]]:
     logits = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    hidden, found = logits * 1, list[tuple[Share, bool]]()
-    given = {"labels": LABELS, "input_ids": ids}
-    losses.follow(SimpleNamespace(logits=hidden), given, lambda *each: found.append(each))
-    scores, wanted = (hidden[:, :-1], LABELS[:, 1:]) if shift else (hidden, LABELS)
+    hidden, shares = logits * 1, list[tuple[Share, bool]]()
+    inputs = {"labels": LABELS, "input_ids": ids}
+    losses.follow(SimpleNamespace(logits=hidden), inputs, lambda *share: shares.append(share))
+    scores, labels = (hidden[:, :-1], LABELS[:, 1:]) if shift else (hidden, LABELS)
     how = "mean" if divisor is None else "sum"
     loss = cross_entropy(
-        scores.flatten(0, 1), wanted.flatten(), reduction=how, label_smoothing=smoothing
+        scores.flatten(0, 1), labels.flatten(), reduction=how, label_smoothing=smoothing
     )
     (loss / (divisor or 1)).backward()
-    return found
+    return shares
 
 
 @pytest.mark.parametrize(
     ("shift", "divisor", "ratio"), [(0, None, 1.0), (1, None, 1.0), (1, 7.0, 5 / 7), (0, 14.0, 0.5)]
 )
 def test_the_ratio_to_the_mean_is_found(shift: int, divisor: float | None, ratio: float) -> None:
-    ((found, shifted),) = gradient_of(shift, divisor)
-    assert found.ratio == pytest.approx(ratio, rel=1e-4)
+    ((share, shifted),) = gradient_of(shift, divisor)
+    assert share.ratio == pytest.approx(ratio, rel=1e-4)
     assert not shifted
 
 

@@ -75,7 +75,7 @@ def test_a_step_that_divides_by_a_scale_that_nobody_multiplied_with_is_noted() -
 
 
 @pytest.mark.parametrize(
-    ("applied", "clipping", "more"),
+    ("applied", "clipping", "settings"),
     [
         (0.1, 0.5, {}),  # the norm is 5
         (1.0, 10.0, {}),
@@ -87,9 +87,9 @@ def test_a_step_that_divides_by_a_scale_that_nobody_multiplied_with_is_noted() -
     ],
 )
 def test_a_step_that_is_right_or_cannot_be_told_is_not_noted(
-    applied: float, clipping: float, more: dict[str, Any]
+    applied: float, clipping: float, settings: dict[str, Any]
 ) -> None:
-    assert not list(notes_on_steps(steps(0.1, 0.1, applied=applied, clipping=clipping, **more)))
+    assert not list(notes_on_steps(steps(0.1, 0.1, applied=applied, clipping=clipping, **settings)))
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_a_step_that_is_right_or_cannot_be_told_is_not_noted(
 def test_the_first_step_of_a_formula_is_right(
     kind: str, group: dict[str, Any], update: list[float]
 ) -> None:
-    right = numpy.array(update)
-    assert not list(notes_on_steps(steps(0.1, 0.1, kind=kind, update=right, **group)))
-    (note,) = notes_on_steps(steps(0.1, 0.1, kind=kind, update=0.744 * right, **group))
+    expected = numpy.array(update)
+    assert not list(notes_on_steps(steps(0.1, 0.1, kind=kind, update=expected, **group)))
+    (note,) = notes_on_steps(steps(0.1, 0.1, kind=kind, update=0.744 * expected, **group))
     assert "the first step applied 0.744 times" in note
 
 
@@ -119,15 +119,15 @@ def test_a_step_that_rounding_drowns_is_not_judged() -> None:
 
 @pytest.mark.parametrize(("eps", "noted"), [(BF16, True), (FP32, False)])
 def test_weights_in_16_bits_that_stay_where_they_are_are_noted(eps: float, noted: bool) -> None:
-    found = list(
+    notes = list(
         notes_on_steps(steps(1e-9, 1e-9, kind="AdamW", update=numpy.array([0.0, 0.0]), eps=eps))
     )
-    assert any("moved only 0% of the values" in note for note in found) == noted
+    assert any("moved only 0% of the values" in note for note in notes) == noted
 
 
 def test_weights_in_16_bits_that_move_are_not_noted() -> None:
-    moved = numpy.array([-1e-3, -1e-3])
-    assert not list(notes_on_steps(steps(1e-3, 1e-3, kind="AdamW", update=moved, eps=BF16)))
+    update = numpy.array([-1e-3, -1e-3])
+    assert not list(notes_on_steps(steps(1e-3, 1e-3, kind="AdamW", update=update, eps=BF16)))
 
 
 def test_a_rate_of_0_moves_nothing() -> None:
@@ -146,11 +146,11 @@ def test_a_rate_of_0_moves_nothing() -> None:
     ],
 )
 def test_epochs_of_one_order_are_noted(orders: tuple[str, ...], noted: bool) -> None:
-    taken = steps(0.1, 0.1, 0.1, 0.1)
-    for step, rows in zip(taken, orders, strict=True):
+    run = steps(0.1, 0.1, 0.1, 0.1)
+    for step, rows in zip(run, orders, strict=True):
         step["rows"] = [list(rows)]
     assert (
-        any("rows of the first in the same order" in note for note in notes_on_steps(taken))
+        any("rows of the first in the same order" in note for note in notes_on_steps(run))
         == noted
     )
 
@@ -161,9 +161,9 @@ def test_epochs_of_one_order_are_noted(orders: tuple[str, ...], noted: bool) -> 
 def test_weights_that_are_not_those_of_the_optimizer_are_noted(
     copy: list[float], noted: bool
 ) -> None:
-    made = steps(0.1, 0.1)
-    for step in made:
+    run = steps(0.1, 0.1)
+    for step in run:
         step["before"] = {**WEIGHTS, "weight in bfloat16": numpy.array(copy)}
         step["eps"] = {"weight": FP32, "weight in bfloat16": BF16}
-    found = list(notes_on_steps(made))
-    assert [note.startswith(NOT_STEPPED) for note in found] == [True] * noted
+    notes = list(notes_on_steps(run))
+    assert [note.startswith(NOT_STEPPED) for note in notes] == [True] * noted

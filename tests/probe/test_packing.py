@@ -18,15 +18,15 @@ RECORDED = {
 
 
 def test_tensors_become_arrays_and_other_values_stay() -> None:
-    found = loaded(dumped(RECORDED))
-    weight = found["steps"][0]["grad"]["weight"]
+    content = loaded(dumped(RECORDED))
+    weight = content["steps"][0]["grad"]["weight"]
     assert isinstance(weight, numpy.ndarray)
     assert weight.tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert found["steps"][0]["losses"] == [1.5]
-    assert found["reported"] == [(2, "eval_loss", 0.5)]
-    assert found["empty"].shape == (0,)
-    assert found["scalar"] == 3
-    assert loaded(dumped(found))["steps"][0]["grad"]["weight"].tolist() == weight.tolist()
+    assert content["steps"][0]["losses"] == [1.5]
+    assert content["reported"] == [(2, "eval_loss", 0.5)]
+    assert content["empty"].shape == (0,)
+    assert content["scalar"] == 3
+    assert loaded(dumped(content))["steps"][0]["grad"]["weight"].tolist() == weight.tolist()
 
 
 def test_no_module_of_a_package_is_named() -> None:

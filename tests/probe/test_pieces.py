@@ -19,21 +19,21 @@ def rank(piece: list[float], start: int) -> dict[str, Any]:
 
 
 def test_pieces_of_several_ranks_are_one_parameter() -> None:
-    found = joined([rank([0, 1, 2, 3], 0), rank([4, 5], 4), {"grad": {}, "starts": {}}], RIGHT)
-    for one in found[:2]:
-        assert (one["grad"]["embedding"] == RIGHT["grad"]["embedding"]).all()
-    assert found[2]["grad"] == {}
+    records = joined([rank([0, 1, 2, 3], 0), rank([4, 5], 4), {"grad": {}, "starts": {}}], RIGHT)
+    for record in records[:2]:
+        assert (record["grad"]["embedding"] == RIGHT["grad"]["embedding"]).all()
+    assert records[2]["grad"] == {}
 
 
 def test_ranks_with_the_same_piece_keep_their_own() -> None:
-    first, second = joined([rank([0, 1, 2, 3, 4, 5], 0), rank([9, 9], 4)], RIGHT)
-    assert first["grad"]["embedding"].ravel().tolist() == [0, 1, 2, 3, 4, 5]
-    assert second["grad"]["embedding"].ravel().tolist() == [0, 1, 2, 3, 9, 9]
+    rank_0, rank_1 = joined([rank([0, 1, 2, 3, 4, 5], 0), rank([9, 9], 4)], RIGHT)
+    assert rank_0["grad"]["embedding"].ravel().tolist() == [0, 1, 2, 3, 4, 5]
+    assert rank_1["grad"]["embedding"].ravel().tolist() == [0, 1, 2, 3, 9, 9]
 
 
 def test_a_piece_without_the_others_stays_a_piece() -> None:
-    (found,) = joined([rank([4, 5], 4)], RIGHT)
-    assert found["grad"]["embedding"].tolist() == [4, 5]
+    (record,) = joined([rank([4, 5], 4)], RIGHT)
+    assert record["grad"]["embedding"].tolist() == [4, 5]
 
 
 def test_what_was_recorded_is_not_changed() -> None:
@@ -56,22 +56,22 @@ def test_ranks_of_several_kinds_see_the_rows_of_the_reference(
     ranks: list[list[str]], text: str
 ) -> None:
     reference = Reference([{"rows": [["a", "b"]]}], [])
-    here = [{"rows": [rows]} for rows in ranks]
+    records = [{"rows": [rows]} for rows in ranks]
     layout = Layout("ranks", RANKS, len(ranks))
-    found = samples(Moment(reference, 0, here, layout, first=True, same_rows=True))
-    assert text in found.text if found else not text, found
+    fault = samples(Moment(reference, 0, records, layout, first=True, same_rows=True))
+    assert text in fault.text if fault else not text, fault
 
 
 def begun(*parts: list[float]) -> Any:
     """Ranks, each with its part of a weight of the reference, 1 to 6."""
     whole = numpy.arange(1.0, 7.0).reshape(3, 2)
-    right: dict[str, Any] = {"update": {"up": whole}, "before": {"up": whole}}
-    right |= {"eps": {"up": 1e-7}, "largest": {"up": 6.0}}
-    here = [
+    reference: dict[str, Any] = {"update": {"up": whole}, "before": {"up": whole}}
+    reference |= {"eps": {"up": 1e-7}, "largest": {"up": 6.0}}
+    records = [
         {kind: {"up": numpy.array(values)} for kind in ("update", "before")} for values in parts
     ]
     layout = Layout("ranks", RANKS, len(parts))
-    return weights(Moment(Reference([right], []), 0, here, layout, first=True, same_rows=True))
+    return weights(Moment(Reference([reference], []), 0, records, layout, first=True, same_rows=True))
 
 
 @pytest.mark.parametrize(
@@ -87,5 +87,5 @@ def test_parts_that_are_those_of_the_reference_are_right(parts: list[list[float]
 
 
 def test_ranks_that_draw_their_own_parts_begin_with_other_weights() -> None:
-    found = begun([1, 2, 3], [1, 2, 3])
-    assert found.text == "ranks 0, 1 begin with other weights: up"
+    fault = begun([1, 2, 3], [1, 2, 3])
+    assert fault.text == "ranks 0, 1 begin with other weights: up"

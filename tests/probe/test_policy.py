@@ -17,7 +17,7 @@ SUMMED = "summed over the ranks, not averaged"
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    "more",
+    "options",
     [
         "",
         "--lengths --beta 0.1 --clip 0.1",
@@ -25,8 +25,8 @@ SUMMED = "summed over the ranks, not averaged"
         "--objective ppo --beta 0.1 --optimizer sgd",
     ],
 )
-def test_a_right_policy_gradient_is_right_and_has_no_note(probing: Probing, more: str) -> None:
-    answers = probing("policy.py", f"{GIVEN} {more}", Settings())
+def test_a_right_policy_gradient_is_right_and_has_no_note(probing: Probing, options: str) -> None:
+    answers = probing("policy.py", f"{GIVEN} {options}", Settings())
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert answers.notes == []
@@ -36,11 +36,11 @@ def test_a_right_policy_gradient_is_right_and_has_no_note(probing: Probing, more
 @pytest.mark.parametrize("objective", ["grpo", "reinforce"])
 def test_a_mistake_in_it_is_named(probing: Probing, objective: str) -> None:
     words = [*f"{GIVEN} --lengths --objective {objective} --bug".split(), "never divided by k"]
-    found = first_broken(probing("policy.py", words, Settings()))
-    assert found == {ACCUMULATION: ("gradient", NEVER), BOTH: ("gradient", NEVER)}
+    broken = first_broken(probing("policy.py", words, Settings()))
+    assert broken == {ACCUMULATION: ("gradient", NEVER), BOTH: ("gradient", NEVER)}
     words[-1] = "summed over ranks"
-    found = first_broken(probing("policy.py", words, Settings()))
-    assert found == {RANKS: ("gradient", SUMMED), BOTH: ("gradient", SUMMED)}
+    broken = first_broken(probing("policy.py", words, Settings()))
+    assert broken == {RANKS: ("gradient", SUMMED), BOTH: ("gradient", SUMMED)}
 
 
 SCRIPT = """
@@ -120,9 +120,9 @@ def test_a_stopped_gradient_is_told_from_a_wrong_backward(
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.replace("    LOSS\n", loss))
     answers = probing(str(tmp_path / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
-    assert not [found for found in answers.layouts if found.broken]
+    assert not [comparison for comparison in answers.layouts if comparison.broken]
     drawn = ["the model draws random numbers" in why for why in refused(answers)]
     assert drawn == [True] * (loss is DRAWN)
     assert any(note.startswith(ALONG) for note in answers.notes) is noted
-    told = any("stops gradients on purpose" in what for what in answers.not_tested)
-    assert told is not noted
+    excuse = any("stops gradients on purpose" in what for what in answers.not_tested)
+    assert excuse is not noted

@@ -21,12 +21,12 @@ def recorded() -> Iterator[Any]:
     """The signature of each bug. CI looks at the first one of each package."""
     packages: set[str] = set()
     for name in catalog.sound():
-        found = signatures.read(catalog.folder(name))
-        if found and found.shown:
+        signature = signatures.read(catalog.folder(name))
+        if signature and signature.shown:
             subject = catalog.scenario(name).subject
             marks = [pytest.mark.exhaustive] if subject in packages else []
             packages.add(subject)
-            yield pytest.param(name, found, id=name, marks=marks)
+            yield pytest.param(name, signature, id=name, marks=marks)
 
 
 @pytest.mark.parametrize(("name", "signature"), list(recorded()))
@@ -34,5 +34,5 @@ def test_the_bug_is_found_as_it_was_recorded(name: str, signature: Signature, po
     assert signature.loop is not None
     with lent(name, "buggy") as overlays:
         answers = Prober(pool, overlays["buggy"].site)(signature.loop)
-    shown = {one.kind for one in signatures.shown(answers)}
-    assert {one.kind for one in signature.shown} <= shown
+    kinds = {sign.kind for sign in signatures.shown(answers)}
+    assert {sign.kind for sign in signature.shown} <= kinds

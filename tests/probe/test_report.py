@@ -26,22 +26,22 @@ def test_without_samples_an_answer_is_not_green() -> None:
     [(["right"], 0), (["right", "refused"], 3), (["no answer"], 3), (["refused", "wrong"], 1)],
 )
 def test_a_model_is_right_only_if_all_its_relations_are(statuses: list[str], code: int) -> None:
-    asked = {str(number): [status, ""] for number, status in enumerate(statuses)}
-    assert exit_code(Answers("", relations=asked)) == code
+    relations = {str(number): [status, ""] for number, status in enumerate(statuses)}
+    assert exit_code(Answers("", relations=relations)) == code
 
 
 def test_independent_faults_have_a_line_each() -> None:
     relations = ("samples", "learning rate", "loss", "update", "optimizer")
-    found = Compared(LAYOUT, broken=[Broken(name, f"{name} differs") for name in relations])
-    lines = list(text(Answers("", [found]), 1.0))
+    comparison = Compared(LAYOUT, broken=[Broken(name, f"{name} differs") for name in relations])
+    lines = list(text(Answers("", [comparison]), 1.0))
     assert "    and as a result: loss, update" in lines
     assert "    learning rate: learning rate differs" in lines
     assert "    optimizer: optimizer differs" in lines
 
 
 def test_the_first_line_says_that_a_resume_began_again() -> None:
-    found = Compared(LAYOUT, broken=[Broken("weights", BEGAN_AGAIN)])
-    assert "begins again at step 1" in next(text(Answers("", [found]), 1.0))
+    comparison = Compared(LAYOUT, broken=[Broken("weights", BEGAN_AGAIN)])
+    assert "begins again at step 1" in next(text(Answers("", [comparison]), 1.0))
 
 
 def test_a_learning_rate_has_no_digits_of_rounding() -> None:

@@ -32,22 +32,22 @@ class Unnamed(torch.nn.Module):
     def forward(self, *inputs: Any) -> Any: ...
 
 
-def given(module: torch.nn.Module, *arguments: Any, **named: Any) -> list[str]:
+def rows_of(module: torch.nn.Module, *arguments: Any, **named: Any) -> list[str]:
     return rows(*bound(module, arguments, named))
 
 
 @pytest.mark.parametrize("module", [Model(), Wrapper(Model()), Wrapper(Wrapper(Model()))])
 def test_token_ids_may_be_given_by_position(module: torch.nn.Module) -> None:
-    by_name = given(module, input_ids=IDS, attention_mask=MASK)
-    assert given(module, IDS, attention_mask=MASK) == by_name
-    assert given(module, IDS, MASK, labels=IDS) == by_name
+    by_name = rows_of(module, input_ids=IDS, attention_mask=MASK)
+    assert rows_of(module, IDS, attention_mask=MASK) == by_name
+    assert rows_of(module, IDS, MASK, labels=IDS) == by_name
     mask = torch.nn.functional.pad(MASK, (0, 1))
-    assert given(module, WIDER, attention_mask=mask) == by_name  # padding does not matter
+    assert rows_of(module, WIDER, attention_mask=mask) == by_name  # padding does not matter
 
 
 def test_a_model_without_names_is_given_rows_too() -> None:
-    assert given(Unnamed(), IDS) == given(Wrapper(Unnamed()), IDS)
-    assert len(given(Unnamed(), IDS)) == 2
+    assert rows_of(Unnamed(), IDS) == rows_of(Wrapper(Unnamed()), IDS)
+    assert len(rows_of(Unnamed(), IDS)) == 2
 
 
 FRAMES = torch.tensor([[[0.0, 1.0], [2.0, 0.0]], [[3.0, 4.0], [0.0, 0.0]]])
@@ -57,26 +57,26 @@ FRAMES = torch.tensor([[[0.0, 1.0], [2.0, 0.0]], [[3.0, 4.0], [0.0, 0.0]]])
 def test_zeros_that_pad_a_batch_to_its_longest_row_do_not_matter(pad: tuple[int, int]) -> None:
     """The longest row of a batch has none, and in a smaller batch another row is the longest."""
     ids = torch.tensor([[5, 6, 7], [5, 6, 8]])
-    assert given(Model(), torch.nn.functional.pad(ids, pad)) == given(Model(), ids)
+    assert rows_of(Model(), torch.nn.functional.pad(ids, pad)) == rows_of(Model(), ids)
     on_the_left = torch.nn.functional.pad(ids, (2, 0))
-    assert given(Model(), on_the_left) == given(Model(), ids)
+    assert rows_of(Model(), on_the_left) == rows_of(Model(), ids)
     wider = torch.nn.functional.pad(FRAMES, pad)  # numbers of an audio file, say
     longer = torch.nn.functional.pad(FRAMES, (0, 0, *pad))
     for padded in (wider, longer):
-        assert given(Unnamed(), padded) == given(Unnamed(), FRAMES)
-    assert len({*given(Unnamed(), FRAMES), *given(Unnamed(), FRAMES * 0)}) == 3
+        assert rows_of(Unnamed(), padded) == rows_of(Unnamed(), FRAMES)
+    assert len({*rows_of(Unnamed(), FRAMES), *rows_of(Unnamed(), FRAMES * 0)}) == 3
 
 
 def test_an_image_that_is_moved_is_another_row() -> None:
-    moved = torch.nn.functional.pad(FRAMES, (1, 0))
-    assert not set(given(Unnamed(), moved)) & set(given(Unnamed(), FRAMES))
+    image = torch.nn.functional.pad(FRAMES, (1, 0))
+    assert not set(rows_of(Unnamed(), image)) & set(rows_of(Unnamed(), FRAMES))
 
 
 def test_a_text_with_another_crop_of_its_picture_is_another_row() -> None:
     pictures = torch.arange(24.0).reshape(2, 3, 4)
-    rows = given(Model(), IDS, MASK, pixel_values=pictures)
-    assert rows == given(Model(), IDS, MASK, pixel_values=pictures.clone())
-    cropped = given(Model(), IDS, MASK, pixel_values=pictures[..., 1:])
+    rows = rows_of(Model(), IDS, MASK, pixel_values=pictures)
+    assert rows == rows_of(Model(), IDS, MASK, pixel_values=pictures.clone())
+    cropped = rows_of(Model(), IDS, MASK, pixel_values=pictures[..., 1:])
     assert not set(rows) & set(cropped)
     # patches of all pictures in one tensor belong to no row
-    assert given(Model(), IDS, MASK, pixel_values=pictures[:1]) == given(Model(), IDS, MASK)
+    assert rows_of(Model(), IDS, MASK, pixel_values=pictures[:1]) == rows_of(Model(), IDS, MASK)

@@ -12,15 +12,15 @@ from harness.rank.probe.schedules import HALF, LOWEST, Schedules
 STEPS = 4
 
 
-def lengths(made: object, calls: int = 1) -> dict[str, int]:
+def lengths(make: object, calls: int = 1) -> dict[str, int]:
     """The lengths of a schedule that a loop calls so often in each of its steps."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     watched = Schedules()
-    watched._made.append(one := made(optimizer))  # type: ignore[operator]
+    watched._made.append(scheduler := make(optimizer))  # type: ignore[operator]
     rates = []
     for number in range(STEPS):
         for _ in range(calls if number else 0):
-            one.step()
+            scheduler.step()
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         watched.step()  # a probe ends here, before the schedule goes on
@@ -40,25 +40,25 @@ def test_the_end_of_a_schedule_is_found_behind_its_warmup() -> None:
 
 
 @pytest.mark.parametrize(
-    "made",
+    "make",
     [
         lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0),
         lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
     ],
 )
-def test_a_rate_that_does_not_fall_has_no_length(made: object) -> None:
-    assert lengths(made, calls=0) == {}
+def test_a_rate_that_does_not_fall_has_no_length(make: object) -> None:
+    assert lengths(make, calls=0) == {}
 
 
 def test_a_decay_without_an_end_has_a_half() -> None:
-    found = lengths(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
-    assert found[HALF] == 8
+    spans = lengths(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
+    assert spans[HALF] == 8
 
 
 def test_a_schedule_that_counts_micro_batches_is_k_times_too_long() -> None:
     layout = Layout("3 micro-batches", "accumulation", 1, 3)
-    found = schedule({HALF: 55, LOWEST: 91}, {HALF: 19, LOWEST: 31}, layout)
-    assert found is not None
-    assert "its lowest rate after 91 steps, in the reference after 31: 2.935 times" in found.text
+    fault = schedule({HALF: 55, LOWEST: 91}, {HALF: 19, LOWEST: 31}, layout)
+    assert fault is not None
+    assert "its lowest rate after 91 steps, in the reference after 31: 2.935 times" in fault.text
     assert schedule({HALF: 20, LOWEST: 33}, {HALF: 19, LOWEST: 31}, layout) is None
     assert schedule({}, {HALF: 19, LOWEST: 31}, layout) is None

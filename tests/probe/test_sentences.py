@@ -69,10 +69,10 @@ def test_the_schedule_of_accelerate_excuses_no_layout_on_one_rank() -> None:
 def changed(tmp_path: Path, probing: Probing):  # type: ignore[no-untyped-def]
     """Probes the DDP loop with a text in the place of another."""
 
-    def changed(old: str, new: str, settings: Settings, more: str = ""):  # type: ignore[no-untyped-def]
+    def changed(old: str, new: str, settings: Settings, options: str = ""):  # type: ignore[no-untyped-def]
         assert old in DDP
         (tmp_path / "train.py").write_text(DDP.replace(old, new))
-        return probing(str(tmp_path / "train.py"), f"{GIVEN} {more}", settings)
+        return probing(str(tmp_path / "train.py"), f"{GIVEN} {options}", settings)
 
     return changed
 
@@ -81,10 +81,10 @@ def changed(tmp_path: Path, probing: Probing):  # type: ignore[no-untyped-def]
 def test_rows_that_are_changed_at_random_are_no_question_of_an_evaluation(changed) -> None:  # type: ignore[no-untyped-def]
     crops = "trained(torch.where(torch.rand(9, *ids.shape)[8] < 0.5, ids, ids * 0 + 1))"
     answers = changed("trained(ids)", crops, Settings(layouts=(ACCUMULATION,)))
-    found = layout(answers, ACCUMULATION)
-    assert "changes them at random" in found.no_answer
-    assert "depend on the row" in found.no_answer
-    assert "evaluation" not in found.no_answer
+    comparison = layout(answers, ACCUMULATION)
+    assert "changes them at random" in comparison.no_answer
+    assert "depend on the row" in comparison.no_answer
+    assert "evaluation" not in comparison.no_answer
 
 
 @pytest.mark.launch
@@ -102,9 +102,9 @@ def test_the_only_right_parameter_is_named(changed) -> None:  # type: ignore[no-
 
 @pytest.mark.launch
 def test_a_resume_says_how_many_rows_come_again(probing: Probing) -> None:
-    given = [*f"{GIVEN} --bug".split(), "resume from the first batch"]
+    arguments = [*f"{GIVEN} --bug".split(), "resume from the first batch"]
     settings = Settings(layouts=(RESUME,), save=SAVE, resume=RESUMED)
-    answers = probing("ddp.py", given, settings)
+    answers = probing("ddp.py", arguments, settings)
     (detail,) = layout(answers, RESUME).broken[0].details
     assert "of 24 rows after the resume, 12 come again" in detail
     assert "12 that are trained without the stop do not come" in detail
@@ -114,8 +114,8 @@ def test_a_resume_says_how_many_rows_come_again(probing: Probing) -> None:
 def test_every_layout_without_an_answer_has_the_last_lines_of_the_script(changed) -> None:  # type: ignore[no-untyped-def]
     new = "print('rows are drawn', flush=True)\noptions.accum = 1\naccum, batches"
     answers = changed("accum, batches", new, Settings(layouts=(ACCUMULATION,)))
-    found = layout(answers, ACCUMULATION)
-    assert found.log.splitlines()[-1] == "rows are drawn"
+    comparison = layout(answers, ACCUMULATION)
+    assert comparison.log.splitlines()[-1] == "rows are drawn"
 
 
 @pytest.mark.launch

@@ -25,22 +25,22 @@ def answers() -> Answers:
     """A gradient that is 3 times too large with 3 micro-batches."""
     twice = Broken("gradient", "3 times", 3.0, "never divided by the accumulation steps")
     layout = Layout("3 micro-batches", ACCUMULATION, 1, 3)
-    wrong = Compared(layout, step=1, broken=[twice, Broken("update", "")])
-    right = Compared(Layout("2 ranks", RANKS, 2), notes=["row 17 of 36 came late"])
-    return Answers("", [right, wrong], notes=["the learning rate falls from 0.1 to 1e-05"])
+    wrong_layout = Compared(layout, step=1, broken=[twice, Broken("update", "")])
+    right_layout = Compared(Layout("2 ranks", RANKS, 2), notes=["row 17 of 36 came late"])
+    return Answers("", [right_layout, wrong_layout], notes=["the learning rate falls from 0.1 to 1e-05"])
 
 
-def recorded(*found: Sign) -> ProbeResult:
-    return ProbeResult({"package": "1.0"}, "2.13.0", "2026-11-22", {"ranks": "broken"}, found)
+def recorded(*signs: Sign) -> ProbeResult:
+    return ProbeResult({"package": "1.0"}, "2.13.0", "2026-11-22", {"ranks": "broken"}, signs)
 
 
 @pytest.mark.parametrize("name", [name for name in MISTAKES if name != "0"])
 @pytest.mark.parametrize(("world", "k"), [(2, 3), (4, 2), (2, 4)])
 def test_a_ratio_has_a_term_in_ranks_and_micro_batches(name: str, world: int, k: int) -> None:
     words, value = MISTAKES[name]
-    found = term(value(world, k), world, k)
-    assert MISTAKES[found][1](world, k) == value(world, k)  # 4 ranks divided by 2 are 2 as well
-    assert meaning(value(world, k), world, k) == MISTAKES[found][0]
+    expression = term(value(world, k), world, k)
+    assert MISTAKES[expression][1](world, k) == value(world, k)  # 4 ranks divided by 2 are 2 as well
+    assert meaning(value(world, k), world, k) == MISTAKES[expression][0]
     assert words
 
 
@@ -50,27 +50,27 @@ def test_another_ratio_has_none(ratio: float) -> None:
 
 
 def test_what_breaks_first_is_shown_in_terms_of_ranks_and_micro_batches() -> None:
-    late, wrong, falls = signatures.shown(answers())
-    assert wrong == Sign(ACCUMULATION, "gradient", 3.0, "k", 1)
+    late, gradient, falls = signatures.shown(answers())
+    assert gradient == Sign(ACCUMULATION, "gradient", 3.0, "k", 1)
     assert late.kind == (RANKS, "row # of # came late", "")
     assert falls.relation == "the learning rate falls from # to #"
-    assert [one.is_news for one in (late, wrong, falls)] == [False, True, True]
+    assert [sign.is_news for sign in (late, gradient, falls)] == [False, True, True]
 
 
 def test_a_signature_is_what_the_release_without_the_bug_does_not_show() -> None:
     common = Sign("ranks", "samples")
-    own = Sign("both", "gradient", 0.3333, "1/k", 1)
+    symptom = Sign("both", "gradient", 0.3333, "1/k", 1)
     usual = Sign("", "dropout draws the same numbers", note=True)
-    found = Signature(recorded={"buggy": recorded(common, own, usual), "fixed": recorded(common)})
-    assert found.shown == [own]
-    assert found.false_alarms == [common]
+    signature = Signature(recorded={"buggy": recorded(common, symptom, usual), "fixed": recorded(common)})
+    assert signature.shown == [symptom]
+    assert signature.false_alarms == [common]
 
 
 @pytest.mark.parametrize("begins", signatures.SUSPECT)
 def test_other_words_later_in_a_note_are_the_same_finding(begins: str) -> None:
-    one, other = (Sign("", f"{begins} # {more}", note=True) for more in ("times", "as it was"))
-    assert one.is_news
-    assert one.kind == other.kind
+    sign, variation = (Sign("", f"{begins} # {end}", note=True) for end in ("times", "as it was"))
+    assert sign.is_news
+    assert sign.kind == variation.kind
 
 
 def test_a_layout_is_silent_unless_the_bug_breaks_its_samples_and_the_fix_has_others() -> None:
@@ -86,23 +86,23 @@ def test_a_layout_is_silent_unless_the_bug_breaks_its_samples_and_the_fix_has_ot
 def test_a_wrong_relation_of_the_model_is_a_finding_and_names_a_bug_only_if_it_was_asked() -> None:
     answers = Answers("", relations={"packing": ["wrong", "off"], "padding_left": ["right", ""]})
     assert signatures.shown(answers) == (Sign(signatures.MODEL, "packing"),)
-    found, releases = [Sign(signatures.MODEL, "packing")], {"transformers": "5.23.0"}
-    for asked, names in (({signatures.MODEL}, ["packed_with_cache"]), ({"ranks"}, [])):
-        known = signatures.with_signature(
-            found,
-            asked,
+    signs, releases = [Sign(signatures.MODEL, "packing")], {"transformers": "5.23.0"}
+    for layouts, names in (({signatures.MODEL}, ["packed_with_cache"]), ({"ranks"}, [])):
+        bugs = signatures.with_signature(
+            signs,
+            layouts,
             releases,
             lambda *_: "tested",
             set(catalog.scenario("packed_with_cache").files),
         )
-        assert [one.name for one in known] == names
+        assert [bug.name for bug in bugs] == names
 
 
 def test_what_is_written_is_read_again_and_the_loop_stays(tmp_path: Path) -> None:
     loop = {"script": "ddp.py", "arguments": "--clip 1", "layouts": ["ranks"], "at": 3}
     (tmp_path / signatures.FILE).write_text(json.dumps({"loop": loop}))
-    found = {"buggy": recorded(Sign("ranks", "loss", 2.0, "ranks", 1)), "fixed": recorded()}
-    signatures.write(tmp_path, found)
+    recordings = {"buggy": recorded(Sign("ranks", "loss", 2.0, "ranks", 1)), "fixed": recorded()}
+    signatures.write(tmp_path, recordings)
     again = signatures.read(tmp_path)
     assert again is not None
     assert again.loop is not None
@@ -110,7 +110,7 @@ def test_what_is_written_is_read_again_and_the_loop_stays(tmp_path: Path) -> Non
         **loop,
         "layouts": ("ranks",),
     }
-    assert again.recorded == found
+    assert again.recorded == recordings
 
 
 @pytest.mark.parametrize(("name", "signature"), KNOWN, ids=[name for name, _ in KNOWN])
@@ -121,8 +121,8 @@ def test_the_recorded_signatures_are_complete(name: str, signature: Signature) -
     assert signature.loop.script in loops.USUAL
     assert set(signature.recorded) == {"buggy", "fixed"}
     of = catalog.scenario(name)
-    for variant, one in signature.recorded.items():
-        assert of.pins_of(variant).items() <= one.pins.items()
+    for variant, recording in signature.recorded.items():
+        assert of.pins_of(variant).items() <= recording.pins.items()
     assert not signature.silent
     assert signature.shown or signature.why
 

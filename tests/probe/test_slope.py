@@ -8,7 +8,7 @@ from harness.probe.compare.plausibility import Steep, note_on_slope
 
 
 @pytest.mark.parametrize(
-    ("slopes", "said"),
+    ("slopes", "text"),
     [
         ((0.5, 0.5, 0.501), "falls 0.501 times as fast"),
         ((2.0, 2.0), "falls 2 times as fast"),
@@ -20,10 +20,10 @@ from harness.probe.compare.plausibility import Steep, note_on_slope
         ((), ""),
     ],
 )
-def test_slopes_with_smaller_steps_must_agree(slopes: tuple[float, ...], said: str) -> None:
-    found = note_on_slope([Steep(slope, 1e-4) for slope in slopes])
-    assert said in found
-    assert bool(found) == bool(said)
+def test_slopes_with_smaller_steps_must_agree(slopes: tuple[float, ...], text: str) -> None:
+    note = note_on_slope([Steep(slope, 1e-4) for slope in slopes])
+    assert text in note
+    assert bool(note) == bool(text)
 
 
 def test_what_rounding_decides_does_not_count() -> None:

@@ -111,9 +111,9 @@ def test_a_trainer_that_divides_by_the_steps_twice_is_found(pool: Pool) -> None:
 
 
 def test_a_loss_of_an_evaluation_that_is_summed_over_the_ranks_is_found(pool: Pool) -> None:
-    given = "--model bert-sequence --evaluate true --eval_strategy steps --eval_steps 2"
-    answers = probed(pool, Loop("trainer.py", given, (RANKS,)), TRL)
-    ratios = {one.relation: one.ratio for one in layout(answers, RANKS).broken}
+    arguments = "--model bert-sequence --evaluate true --eval_strategy steps --eval_steps 2"
+    answers = probed(pool, Loop("trainer.py", arguments, (RANKS,)), TRL)
+    ratios = {fault.relation: fault.ratio for fault in layout(answers, RANKS).broken}
     assert ratios["evaluation"] == pytest.approx(2, rel=1e-3)
 
 

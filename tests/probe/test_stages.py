@@ -43,8 +43,8 @@ class Stage:
         return ask(self.submod)
 
 
-def names(known: NamedParameters, *modules: nn.Module) -> list[str]:
-    return [name for module in modules for name, _ in known.learn(module)]
+def names(parameters: NamedParameters, *modules: nn.Module) -> list[str]:
+    return [name for module in modules for name, _ in parameters.learn(module)]
 
 
 @pytest.fixture(autouse=True)
@@ -53,53 +53,53 @@ def _pipelining_is_imported() -> None:
 
 
 def test_stages_keep_the_names_of_the_whole_model() -> None:
-    found = names(NamedParameters(), Part(0, 1), Part(2))
-    assert found == ["layers.0.weight", "layers.1.weight", "layers.2.weight"]
+    answer = names(NamedParameters(), Part(0, 1), Part(2))
+    assert answer == ["layers.0.weight", "layers.1.weight", "layers.2.weight"]
 
 
 def test_stages_with_the_same_names_are_told_apart_by_their_order() -> None:
-    found = names(
+    answer = names(
         NamedParameters(), *(nn.Sequential(nn.Linear(2, 2, bias=False)) for _ in range(3))
     )
-    assert found == ["0.weight", "1.0.weight", "2.0.weight"]
+    assert answer == ["0.weight", "1.0.weight", "2.0.weight"]
 
 
 def test_the_number_of_a_stage_of_torch_is_used() -> None:
-    known = NamedParameters()
-    first, fourth = (nn.Sequential(nn.Linear(2, 2, bias=False)) for _ in range(2))
-    names(known, first)
-    found = Stage(fourth, 3).forward(lambda module: names(known, module))
-    assert found == ["3.0.weight"]
+    parameters = NamedParameters()
+    first_stage, fourth_stage = (nn.Sequential(nn.Linear(2, 2, bias=False)) for _ in range(2))
+    names(parameters, first_stage)
+    answer = Stage(fourth_stage, 3).forward(lambda module: names(parameters, module))
+    assert answer == ["3.0.weight"]
 
 
 def test_layers_that_know_their_number_in_the_model_have_it_in_their_names() -> None:
-    found = names(NamedParameters(), nn.ModuleList([Layer(3), Layer(4)]))
-    assert found == ["2.weight", "3.weight"]
+    answer = names(NamedParameters(), nn.ModuleList([Layer(3), Layer(4)]))
+    assert answer == ["2.weight", "3.weight"]
 
 
 def test_numbers_that_do_not_count_a_list_up_are_left_out() -> None:
-    found = names(NamedParameters(), nn.ModuleList([Layer(3), Layer(3)]))
-    assert found == ["0.weight", "1.weight"]
+    answer = names(NamedParameters(), nn.ModuleList([Layer(3), Layer(3)]))
+    assert answer == ["0.weight", "1.weight"]
 
 
 def test_a_stage_is_learnt_once_and_gets_its_new_parameters_later() -> None:
-    known, stage = NamedParameters(), Part(0)
-    assert names(known, stage) == ["layers.0.weight"]
-    assert names(known, stage) == []
+    parameters, stage = NamedParameters(), Part(0)
+    assert names(parameters, stage) == ["layers.0.weight"]
+    assert names(parameters, stage) == []
     stage.layers["0"].weight = nn.Parameter(torch.zeros(2, 2))
-    assert names(known, stage) == ["layers.0.weight"]
+    assert names(parameters, stage) == ["layers.0.weight"]
 
 
 def test_a_part_of_the_model_that_is_called_alone_is_known_already() -> None:
-    known, model = NamedParameters(), Part(0, 1)
-    names(known, model)
-    assert names(known, model.layers["1"]) == []
+    parameters, model = NamedParameters(), Part(0, 1)
+    names(parameters, model)
+    assert names(parameters, model.layers["1"]) == []
 
 
 def test_a_frozen_model_beside_the_one_that_trains_is_no_stage() -> None:
-    known, reference = NamedParameters(), Part(0).requires_grad_(False)
-    names(known, Part(0))
-    assert names(known, reference) == []
+    parameters, reference = NamedParameters(), Part(0).requires_grad_(False)
+    names(parameters, Part(0))
+    assert names(parameters, reference) == []
 
 
 def test_frozen_parameters_of_the_model_itself_have_names() -> None:
@@ -107,27 +107,27 @@ def test_frozen_parameters_of_the_model_itself_have_names() -> None:
 
 
 def test_a_view_of_a_piece_has_the_name_of_the_whole_parameter() -> None:
-    known, model = NamedParameters(), Part(0, 1)
-    names(known, model)
+    parameters, model = NamedParameters(), Part(0, 1)
+    names(parameters, model)
     weight = model.weight(1)
-    assert known.name(weight) == "layers.1.weight"
-    assert known.starts == {}
-    assert known.name(weight.detach().view(-1)[2:]) == "layers.1.weight"
-    assert known.starts == {"layers.1.weight": 2}
+    assert parameters.name(weight) == "layers.1.weight"
+    assert parameters.starts == {}
+    assert parameters.name(weight.detach().view(-1)[2:]) == "layers.1.weight"
+    assert parameters.starts == {"layers.1.weight": 2}
 
 
 def test_a_tensor_with_values_of_its_own_has_no_name() -> None:
-    known, model = NamedParameters(), Part(0)
-    names(known, model)
-    assert known.name(torch.zeros(4)) is None
-    assert known.name(model.weight(0).detach().clone().view(-1)) is None
+    parameters, model = NamedParameters(), Part(0)
+    names(parameters, model)
+    assert parameters.name(torch.zeros(4)) is None
+    assert parameters.name(model.weight(0).detach().clone().view(-1)) is None
 
 
 def test_a_tensor_is_found_when_its_stage_is_called_later() -> None:
-    known, late = NamedParameters(), Part(1)
-    assert known.name(late.weight(1)) is None
-    names(known, late)
-    assert known.name(late.weight(1)) == "layers.1.weight"
+    parameters, late = NamedParameters(), Part(1)
+    assert parameters.name(late.weight(1)) is None
+    names(parameters, late)
+    assert parameters.name(late.weight(1)) == "layers.1.weight"
 
 
 def test_a_call_for_the_shapes_alone_is_no_micro_batch() -> None:

@@ -35,14 +35,14 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_launcher_is_left_out(launcher: str) -> None:
-    found = target([*launcher.split(), "train.py", "--lr", "0.1"])
-    assert found == Target("train.py", ("--lr", "0.1"))
+    command = target([*launcher.split(), "train.py", "--lr", "0.1"])
+    assert command == Target("train.py", ("--lr", "0.1"))
 
 
 @pytest.mark.parametrize("launcher", ["", "python", "torchrun --nproc-per-node 8"])
 def test_a_module_needs_no_file(launcher: str) -> None:
-    found = target([*launcher.split(), "-m", "package.train", "-m", "1"])
-    assert found == Target("package.train", ("-m", "1"), module=True)
+    command = target([*launcher.split(), "-m", "package.train", "-m", "1"])
+    assert command == Target("package.train", ("-m", "1"), module=True)
 
 
 @pytest.mark.parametrize("file", ["train.py", "train/__main__.py"])
@@ -56,8 +56,8 @@ def test_a_module_is_found_in_the_current_folder(file: str) -> None:
 
 def test_placeholders_are_filled_in_and_other_braces_are_left_alone() -> None:
     words = "--bs={rows}", "--fsdp", '{"a": {}}', "{other}", "--n={micro_batches}"
-    found = Target("train.py", words)
-    assert found.filled(VALUES, "--save {dir}/step-{at}") == [
+    command = Target("train.py", words)
+    assert command.filled(VALUES, "--save {dir}/step-{at}") == [
         "--bs=4", "--fsdp", '{"a": {}}', "{other}", "--n=6", "--save", "/checkpoints/step-2",
     ]  # fmt: skip
 

@@ -47,9 +47,9 @@ def test_a_schedule_that_accelerate_steps_once_for_each_rank_is_named(
     module = SimpleNamespace(AcceleratedScheduler=AcceleratedScheduler)
     monkeypatch.setitem(sys.modules, "accelerate.scheduler", module)
     assert schedules_unlike_by_design() == []
-    kept = [AcceleratedScheduler(True), AcceleratedScheduler(False, False)]
+    schedulers = [AcceleratedScheduler(True), AcceleratedScheduler(False, False)]
     assert schedules_unlike_by_design() == []
-    kept.append(AcceleratedScheduler(False))
+    schedulers.append(AcceleratedScheduler(False))
     assert schedules_unlike_by_design() == [SCHEDULE]
 
 
@@ -63,13 +63,13 @@ def test_a_norm_over_the_batch_is_named_unless_it_is_frozen() -> None:
 def test_a_schedule_is_only_spoken_of_where_a_learning_rate_differs_on_several_ranks() -> None:
     """Of a constant one it does not matter how often it is stepped."""
     notes = [SCHEDULE, "another note"]
-    right = Compared(reference(Settings()))
-    assert relevant(notes, [right]) == ["another note"]
+    comparison = Compared(reference(Settings()))
+    assert relevant(notes, [comparison]) == ["another note"]
     for relation in ("learning rate", "schedule"):
-        for world, left in ((2, notes), (1, notes[1:])):
+        for world, expected in ((2, notes), (1, notes[1:])):
             layout = replace(reference(Settings()), world=world)
             broken = Compared(layout, broken=[Broken(relation, "it differs")])
-            assert relevant(notes, [right, broken]) == left
+            assert relevant(notes, [comparison, broken]) == expected
 
 
 class KTOTrainer:
@@ -80,9 +80,9 @@ def test_a_baseline_of_the_micro_batch_is_named(monkeypatch: pytest.MonkeyPatch)
     module = SimpleNamespace(KTOTrainer=KTOTrainer)
     monkeypatch.setitem(sys.modules, "trl.trainer.kto_trainer", module)
     assert trainers_unlike_by_design() == []
-    kept = KTOTrainer()
+    trainer = KTOTrainer()
     assert trainers_unlike_by_design() == [BASELINE]
-    del kept
+    del trainer
 
 
 DRAWN_LOSS = """
@@ -117,11 +117,11 @@ def test_a_model_that_draws_masks_has_no_answer_unless_its_ranks_have_gradients_
     text = text.replace("\nsampler =", "\ntorch.manual_seed(rank)\nsampler =", 1)
     (tmp_path / "train.py").write_text(text)
     settings = Settings(layouts=("ranks",))
-    given = "--batch-size {rows} --accum {k}"
-    answers = probing(str(tmp_path / "train.py"), given, settings)
+    arguments = "--batch-size {rows} --accum {k}"
+    answers = probing(str(tmp_path / "train.py"), arguments, settings)
     assert layout(answers, "ranks").no_answer.startswith("the model draws random numbers itself")
-    wrong = [*given.split(), "--bug", "no all-reduce"]
-    answers = probing(str(tmp_path / "train.py"), wrong, settings)
+    bug = [*arguments.split(), "--bug", "no all-reduce"]
+    answers = probing(str(tmp_path / "train.py"), bug, settings)
     assert first_broken(answers)["ranks"][0] == "gradient"
 
 

@@ -28,43 +28,43 @@ class Turned(nn.Module):
         self.register_buffer("mean", torch.zeros(3))
 
 
-def made(length: int = 300) -> Turned:
+def model(length: int = 300) -> Turned:
     return Turned(SimpleNamespace(length=length, to_dict=dict))
 
 
 def with_buffer(name: str, value: Tensor) -> Turned:
-    module = made()
+    module = model()
     setattr(module, name, value)
     return module
 
 
 def test_the_buffers_of_a_model_are_those_of_a_new_one() -> None:
-    module = made()
+    module = model()
     module.mean += 1  # a checkpoint has it, and training changes it
     assert buffers(module) == "2 buffers"
 
 
 def test_a_model_that_was_cast_is_right_but_its_frequencies_are_named() -> None:
-    assert buffers(made().bfloat16()).startswith("2 buffers; frequencies are in bfloat16")
+    assert buffers(model().bfloat16()).startswith("2 buffers; frequencies are in bfloat16")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cosines_of_rounded_positions_are_wrong(dtype: torch.dtype) -> None:
     positions = torch.arange(300).bfloat16().float()
-    cosines = torch.outer(positions, made().inv_freq).cos().to(dtype)
+    cosines = torch.outer(positions, model().inv_freq).cos().to(dtype)
     with pytest.raises(Wrong, match=r"^cos_cached .* off by up to \d"):
         buffers(with_buffer("cos_cached", cosines))
 
 
 def test_frequencies_that_were_computed_in_bf16_are_wrong_and_those_of_a_nan() -> None:
     computed = 1 / torch.tensor(7.0, dtype=torch.bfloat16) ** (torch.arange(4).bfloat16() / 1.3)
-    for wrong in (computed, torch.full((4,), math.nan)):
+    for frequencies in (computed, torch.full((4,), math.nan)):
         with pytest.raises(Wrong, match="inv_freq"):
-            buffers(with_buffer("inv_freq", wrong))
+            buffers(with_buffer("inv_freq", frequencies))
 
 
 def test_a_wrapped_model_is_found() -> None:
-    assert buffers(nn.Sequential(nn.Linear(2, 2), made())) == "2 buffers"
+    assert buffers(nn.Sequential(nn.Linear(2, 2), model())) == "2 buffers"
 
 
 def test_a_buffer_that_grew_is_not_compared() -> None:
@@ -74,7 +74,7 @@ def test_a_buffer_that_grew_is_not_compared() -> None:
 def test_without_a_config_or_such_buffers_there_is_no_answer() -> None:
     with pytest.raises(NoAnswer, match="not made from a config"):
         buffers(nn.Linear(2, 2))
-    module = made()
+    module = model()
     module._non_persistent_buffers_set.clear()
     with pytest.raises(NoAnswer, match="a checkpoint has all"):
         buffers(module)

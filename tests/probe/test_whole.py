@@ -52,9 +52,9 @@ def test_an_epoch_with_the_rows_of_the_reference_is_right(
 def test_rows_that_come_twice_or_never_are_counted(
     reference: str, ranks: tuple[str, ...], twice: int, never: int
 ) -> None:
-    found = epoch(run(*ranks), run(reference), same_rows=False)
-    assert found is not None
-    assert f"{twice} come too often, and {never} never" in found.text
+    fault = epoch(run(*ranks), run(reference), same_rows=False)
+    assert fault is not None
+    assert f"{twice} come too often, and {never} never" in fault.text
 
 
 def test_ranks_of_one_model_see_the_same_rows() -> None:
@@ -66,7 +66,7 @@ def reported(*losses: float) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("losses", "found"),
+    ("losses", "meaning"),
     [
         ((1.3855,), None),
         ((1.387,), None),
@@ -77,13 +77,13 @@ def reported(*losses: float) -> Run:
     ],
 )
 def test_a_loss_of_an_evaluation_is_that_of_the_reference(
-    losses: tuple[float, ...], found: str | None
+    losses: tuple[float, ...], meaning: str | None
 ) -> None:
     answer = evaluation(reported(*losses), reported(1.3855, 1.2))
     if isinstance(answer, Broken):
-        assert answer.meaning == found
+        assert answer.meaning == meaning
     else:
-        assert ("note" if answer else None) == found
+        assert ("note" if answer else None) == meaning
 
 
 def test_losses_are_recorded_as_packages_report_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,12 +104,12 @@ def test_losses_are_recorded_as_packages_report_them(monkeypatch: pytest.MonkeyP
     }
     for name, space in places.items():
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**space))  # type: ignore[arg-type]
-    found = Reported()
-    found.install(lambda: 3)
-    found.install(lambda: 3)  # a second time changes nothing
+    reports = Reported()
+    reports.install(lambda: 3)
+    reports.install(lambda: 3)  # a second time changes nothing
     Trainer().log({"eval_loss": 1.0, "loss": 2.0, "epoch": 1.0})
     SummaryWriter().add_scalar("valid/loss", 3.0, 7)
     SummaryWriter().add_scalar("train/loss", 3.0, 7)
     _EvaluationLoop().on_run_end()
     losses = [("eval_loss", 1.0), ("valid/loss", 3.0), ("val_loss", 4.0)]
-    assert found.values == [(3, name, loss) for name, loss in losses]
+    assert reports.values == [(3, name, loss) for name, loss in losses]

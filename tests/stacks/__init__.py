@@ -20,5 +20,5 @@ def requirements(stack: str) -> str:
 
 def ran(stack: str) -> dict[str, str]:
     """The answers that runs gave for a stack, by bug; bugs without one are left out."""
-    found: dict[str, str] = json.loads((HERE / f"{stack}.json").read_text())
-    return found
+    answers: dict[str, str] = json.loads((HERE / f"{stack}.json").read_text())
+    return answers

@@ -12,10 +12,10 @@ from tests.stacks import HERE, STACKS, requirements
 def main(stacks: list[str]) -> None:
     for stack in stacks or STACKS:
         words = ["check", "--run", "--json", "lane=cpu", "-r", requirements(stack)]
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "harness", *words], stdout=subprocess.PIPE, text=True
         )
-        bugs = json.loads(done.stdout)["bugs"]
+        bugs = json.loads(process.stdout)["bugs"]
         answers = {bug["name"]: bug["status"] for bug in bugs if bug["how"] == "ran"}
         text = json.dumps(answers, indent=1, sort_keys=True)
         (HERE / f"{stack}.json").write_text(text + "\n")

@@ -67,7 +67,7 @@ def gone(name: str) -> Change:
     return lambda record: record.pop(name)
 
 
-def more(name: str, by: float) -> Change:
+def add(name: str, by: float) -> Change:
     return lambda record: record.update({name: record[name] + by})
 
 
@@ -95,7 +95,7 @@ def nth(kind: str, number: int, change: Change) -> Change:
     return lambda records: change(of(records, kind)[number])
 
 
-def less(kind: str, number: int | None = None) -> Change:
+def drop(kind: str, number: int | None = None) -> Change:
     """Remove the records of a kind, or one of them."""
 
     def change(records: list[dict[str, Any]]) -> None:

@@ -10,10 +10,10 @@ from scenarios.megatron_core import _tied_grad_buffer as grad_buffer
 from tests.tampering.changes import (
     Change,
     Table,
+    add,
     cases,
+    drop,
     during,
-    less,
-    more,
     nth,
     of,
     recorded_trial,
@@ -32,9 +32,9 @@ def leave(**bits: float) -> Change:
 
     def change(step: dict[str, Any]) -> None:
         for name in step["headroom"]:
-            left = bits.get(name.replace(" ", "_"), bits.get("all"))
-            if left is not None:
-                step["headroom"][name], step["largest"][name] = left, LIMIT / 2**left
+            headroom = bits.get(name.replace(" ", "_"), bits.get("all"))
+            if headroom is not None:
+                step["headroom"][name], step["largest"][name] = headroom, LIMIT / 2**headroom
 
     return change
 
@@ -44,29 +44,29 @@ def near_the_limit(step: dict[str, Any]) -> None:
 
 
 def skipped_once(records: Records) -> None:
-    before, last = of(records, "step")[-2:]
-    last.update(skipped=1, weights=before["weights"], lr=before["lr"])
+    previous, step = of(records, "step")[-2:]
+    step.update(skipped=1, weights=previous["weights"], lr=previous["lr"])
 
 
 def going_on(pattern: str) -> Change:
     """Continue as stage 0 does, at the minimum, with steps that are skipped (x) and taken (.)."""
 
     def change(records: Records) -> None:
-        less("exception")(records)
-        last = of(records, "step")[-1]
-        place = records.index(last) + 1
-        last["skipped"] += 1  # what raised
+        drop("exception")(records)
+        step = of(records, "step")[-1]
+        place = records.index(step) + 1
+        step["skipped"] += 1  # what raised
         knobs = fp16_overflow.Params
         rate = (knobs.lr - knobs.first_lr) / knobs.ramp
         for n in range(1, len(pattern) + 1):
-            skipped, taken = (pattern[:n].count(mark) for mark in "x.")
-            more = {
-                "step": last["step"] + n,
-                "skipped": last["skipped"] + skipped,
-                "weights": last["weights"] + taken,
-                "lr": last["lr"] + rate * taken,
+            skipped, progress = (pattern[:n].count(mark) for mark in "x.")
+            facts = {
+                "step": step["step"] + n,
+                "skipped": step["skipped"] + skipped,
+                "weights": step["weights"] + progress,
+                "lr": step["lr"] + rate * progress,
             }
-            records.insert(place + n - 1, {**last, **more})
+            records.insert(place + n - 1, {**step, **facts})
 
     return change
 
@@ -77,7 +77,7 @@ def silent_with_room(records: Records) -> None:
         leave(all=5.0)(step)
 
 
-def first(change: Change) -> Change:
+def in_first_step(change: Change) -> Change:
     """The change in the first step."""
     return nth("step", 0, change)
 
@@ -87,44 +87,44 @@ MINIMUM = nth("setup", 0, within("scaler", to(minimum=2.0)))
 
 OVERFLOW: Table = {
     "fp16_overflow buggy 1 records": [
-        (nth("step", -1, more("skipped", 1)), "14 skipped steps, where the loss scaler allows 13"),
+        (nth("step", -1, add("skipped", 1)), "14 skipped steps, where the loss scaler allows 13"),
         (MINIMUM, "where the loss scaler allows 12"),
         (TEXT, "rank 1: not the documented exception"),
-        (less("exception"), "raised on ranks [0] alone"),
-        (less("setup"), "rank 1 has no dynamic loss scaler"),
+        (drop("exception"), "raised on ranks [0] alone"),
+        (drop("setup"), "rank 1 has no dynamic loss scaler"),
     ],
     "fp16_overflow buggy 1 exception": [
         (to(type="RuntimeError"), "rank 1: not the documented exception but RuntimeError"),
-        (more("step", -1), "the ranks do not agree"),
+        (add("step", -1), "the ranks do not agree"),
     ],
-    "fp16_overflow buggy * records": [(less("exception"), "13 steps were skipped, but")],
+    "fp16_overflow buggy * records": [(drop("exception"), "13 steps were skipped, but")],
     "fp16_overflow buggy * step": [
         (to(loss=3.0), "every loss before that was finite"),
         (leave(all=5.0), "none of the watched tensors had overflowed"),
     ],
     "fp16_overflow fixed 1 records": [
         (nth("step", -1, to(loss="nan")), "0 steps were skipped, but nothing was raised"),
-        (less("step", -1), "rank 1 took 169 of 170 steps"),
+        (drop("step", -1), "rank 1 took 169 of 170 steps"),
         (skipped_once, "1 steps were skipped, though every loss was finite"),
-        (nth("step", 4, more("weights", 1)), "the weights are not those of rank 0"),
+        (nth("step", 4, add("weights", 1)), "the weights are not those of rank 0"),
         (nth("step", 4, times("lr", 2)), "the next rate is"),
         (nth("step", 4, times("loss_scale", 0.25)), "was taken: the scale went"),
         (nth("begun", 0, times("got", 2)), "rank 1, step 1: the optimizer got"),
     ],
     "fp16_overflow_stage0 fp16_overflow:fixed 1 records": [
-        (less("step", -1), "rank 1 took 169 of 170 steps"),
+        (drop("step", -1), "rank 1 took 169 of 170 steps"),
         (skipped_once, "1 steps were skipped, though every loss was finite"),
     ],
     "fp16_overflow_stage0 fp16_overflow:buggy * records": [
-        (less("exception"), "only 0 steps were skipped at the minimum"),
+        (drop("exception"), "only 0 steps were skipped at the minimum"),
         (going_on("x" * 8), "only 9 steps were skipped at the minimum"),
         (going_on("xx." * 10), "of the steps since 105, only 21 were skipped"),
         (silent_with_room, "none of the watched tensors had overflowed"),
         (TEXT, "not the documented exception"),
     ],
     "fp16_overflow_stage0 buggy 1 records": [
-        (less("step", -1), "rank 1 took 169 of 170 steps"),
-        (nth("step", -1, more("skipped", 1)), "the ranks do not agree"),
+        (drop("step", -1), "rank 1 took 169 of 170 steps"),
+        (nth("step", -1, add("skipped", 1)), "the ranks do not agree"),
     ],
 }
 
@@ -156,9 +156,9 @@ ROTARY: Table = {
     ],
     "rope_zero_init buggy 0 logits": [
         (to(first=258), "the logits differ from position 258 on, and not from"),
-        (more("differing", -1), "1 later positions have equal logits again"),
+        (add("differing", -1), "1 later positions have equal logits again"),
     ],
-    "rope_zero_init buggy * records": [(less("logits"), "rotary_emb.cos_cached: 329320 of 524288")],
+    "rope_zero_init buggy * records": [(drop("logits"), "rotary_emb.cos_cached: 329320 of 524288")],
     "rope_zero_init buggy * buffers": [(to(lane="gpu"), "329320, where 329332 is documented")],
     "rope_zero_init fixed 1 logits": [
         (to(unequal_parameters=["head"]), "not the reference's: head")
@@ -169,7 +169,7 @@ ROTARY: Table = {
 # tied_embedding_order
 
 
-def last(change: Change) -> Change:
+def in_last_cell(change: Change) -> Change:
     """The change in the last cell, which the optimizer steps with."""
     return nth("cell", -1, change)
 
@@ -203,18 +203,18 @@ def never_summed(records: Records) -> None:
 
 
 ORDER: Table = {
-    "tied_embedding_order fixed 2 records": [(last(a_quarter_more), "g3, not added up")],
+    "tied_embedding_order fixed 2 records": [(in_last_cell(a_quarter_more), "g3, not added up")],
     "tied_embedding_order buggy 1 records": [
-        (last(whole), "rank 1 steps with g0+g1+g3, not added up, which misses g2"),
-        (last(row(0.0, 0.5, 0.5, 0.5, 1.5)), "which misses g0"),
+        (in_last_cell(whole), "rank 1 steps with g0+g1+g3, not added up, which misses g2"),
+        (in_last_cell(row(0.0, 0.5, 0.5, 0.5, 1.5)), "which misses g0"),
     ],
     "tied_embedding_order buggy * records": [
-        (last(not_added_up), "not added up"),
+        (in_last_cell(not_added_up), "not added up"),
         (never_summed, "rank 1 steps with (g0+g1)/2, which misses g2 and g3"),
     ],
-    "tied_embedding_order fixed * records": [(last(not_added_up), "not added up")],
+    "tied_embedding_order fixed * records": [(in_last_cell(not_added_up), "not added up")],
     "tied_embedding_order buggy 2 records": [
-        (last(row(0.5, 0.5, 0.0, 0.5)), "(g0+g1)/2+g3/2, which misses")
+        (in_last_cell(row(0.5, 0.5, 0.0, 0.5)), "(g0+g1)/2+g3/2, which misses")
     ],
     "tied_embedding_order fixed 2 rest": [
         (to(apart=0.25), "rank 2: the copies are 0.25 apart before any step"),
@@ -238,19 +238,19 @@ def missed(**shares: float) -> Change:
 
 
 TRAINING: Table = {
-    "tied_embedding_training buggy 0 records": [(first(to(apart=0.0)), "differ from step 2 on")],
+    "tied_embedding_training buggy 0 records": [(in_first_step(to(apart=0.0)), "differ from step 2 on")],
     "tied_embedding_training buggy 1 records": [
-        (first(to(replicas_differ=["linear.0"])), "the data-parallel replicas differ")
+        (in_first_step(to(replicas_differ=["linear.0"])), "the data-parallel replicas differ")
     ],
     "tied_embedding_training fixed 1 records": [
-        (first(to(replicas_differ=["linear.0"])), "the data-parallel replicas differ"),
-        (first(missed(g2=0.0)), "the tied copies agree"),
+        (in_first_step(to(replicas_differ=["linear.0"])), "the data-parallel replicas differ"),
+        (in_first_step(missed(g2=0.0)), "the tied copies agree"),
     ],
     "tied_embedding_training fixed 2 records": [
-        (first(more("loss", 0.01)), "its loss is"),
-        (first(missed(g3=0.0)), "neither with the mean gradient of all nor with that without"),
-        (first(more("others_off", 0.01)), "another weight with a gradient that is off by"),
-        (first(more("weights_off", 0.01)), "from where AdamW has them"),
+        (in_first_step(add("loss", 0.01)), "its loss is"),
+        (in_first_step(missed(g3=0.0)), "neither with the mean gradient of all nor with that without"),
+        (in_first_step(add("others_off", 0.01)), "another weight with a gradient that is off by"),
+        (in_first_step(add("weights_off", 0.01)), "from where AdamW has them"),
     ],
     "tied_embedding_training buggy * step": [
         (missed(none=0.0), "the data-parallel replicas agree")
@@ -294,17 +294,17 @@ def of_a_master_copy(loaded: dict[str, Any]) -> None:
 OTHERS: Table = {
     "tied_resume_norm fixed 0 records": [(nth("step", -1, astray), "rank 0, step 6: ")],
     "bf16_clip buggy * records": [
-        (first(clipped_on_one_rank), "3.input_layernorm.weight got 1 times")
+        (in_first_step(clipped_on_one_rank), "3.input_layernorm.weight got 1 times")
     ],
     "bf16_clip buggy 0 checkpoint": [(to(failures=[]), "the documented check passes")],
     "bf16_clip buggy * step": [(to(differing={}), "no drift was seen")],
     "clip_max_for_min buggy 0 records": [
         (
-            first(lambda step: step.update(ratio=1.0 / step["gradient"])),
+            in_first_step(lambda step: step.update(ratio=1.0 / step["gradient"])),
             "120 are wrong: 11 not clipped",
         )
     ],
-    "pipeline_gas_twice fixed * records": [(first(times("loss", 0.5)), "the loss of step 1 is")],
+    "pipeline_gas_twice fixed * records": [(in_first_step(times("loss", 0.5)), "the loss of step 1 is")],
     "tied_resume_norm buggy 1 loaded": [
         (within("changed", to(reset=False)), "0.99609 before, 1 after")
     ],
@@ -314,9 +314,9 @@ OTHERS: Table = {
     ],
     **{
         f"{trial} 0 records": [
-            (first(less_of_a_gradient), "times plain torch's gradient"),
-            (first(astray), "is 0.5 of a step away from where torch's own step leads"),
-            (first(stale), "is not its fp32 master rounded"),
+            (in_first_step(less_of_a_gradient), "times plain torch's gradient"),
+            (in_first_step(astray), "is 0.5 of a step away from where torch's own step leads"),
+            (in_first_step(stale), "is not its fp32 master rounded"),
         ]
         for trial in ("bf16_clip buggy", "bf16_clip fixed", "tied_resume_norm buggy")
     },
@@ -341,13 +341,13 @@ def every_row(*values: float, rank: int | None = None) -> Change:
 
 
 def as_on_rank_0(step: dict[str, Any]) -> None:
-    other = recorded_trial("tied_embedding_training", "fixed").of("step", 0)[0]
-    step["own_gradient"] = other["own_gradient"]
+    rank_0 = recorded_trial("tied_embedding_training", "fixed").of("step", 0)[0]
+    step["own_gradient"] = rank_0["own_gradient"]
 
 
 NOT_TRIGGERED: Table = {
     "bf16_clip fixed * records": [
-        (first(to(grad_norm=0.05, gradient=0.05)), "was active in 9 of 10")
+        (in_first_step(to(grad_norm=0.05, gradient=0.05)), "was active in 9 of 10")
     ],
     "fp16_overflow fixed * step": [(near_the_limit, "no watched tensor passed 65504 in 170")],
     "fp16_overflow fixed * records": [(list.clear, "no step was recorded")],
@@ -368,8 +368,8 @@ NOT_TRIGGERED: Table = {
         (every_other_cut_elsewhere, "owned 120 and 120 elements of their copies, which"),
     ],
     "tied_embedding_training fixed 3 records": [
-        (first(to(own_gradient=0.0)), "equal, 0 or missing in 1 of 20 steps"),
-        (first(as_on_rank_0), "equal, 0 or missing in 1 of 20 steps"),
+        (in_first_step(to(own_gradient=0.0)), "equal, 0 or missing in 1 of 20 steps"),
+        (in_first_step(as_on_rank_0), "equal, 0 or missing in 1 of 20 steps"),
     ],
     "tied_resume_norm fixed 1 loaded": [
         (lambda loaded: loaded["trained"].remove(NORM), "rank 1 had saved only initial")
@@ -397,13 +397,13 @@ def another_value(weight: dict[str, Any]) -> None:
 another_text = nth("setup", 0, within("corpus", to(sha256="0" * 64)))
 
 DIFFERENT: Table = {
-    "bf16_clip reference 0 records": [(first(more("loss", 0.01)), "where one rank has")],
+    "bf16_clip reference 0 records": [(in_first_step(add("loss", 0.01)), "where one rank has")],
     "fp16_overflow control 1 records": [
         (nth("step", -1, leave(layer_0_scores=2.9)), "went below the threshold at step 170")
     ],
     "fp16_overflow fixed * records": [(another_text, "did not train on the same text")],
     "fp16_overflow fixed 0 records": [(losses_more, "different losses in the first step")],
-    "tied_embedding_training fixed * records": [(first(unlike_one_process), "loss")],
+    "tied_embedding_training fixed * records": [(in_first_step(unlike_one_process), "loss")],
     "tied_embedding_training fixed * weight": [(another_value, "tied weight of rank 2")],
     "tied_embedding_order buggy 0 records": [
         (nth("cell", number, a_quarter_more), f"buggy, {when}: rank 0 holds")
@@ -424,14 +424,14 @@ LATE = range(82, 92)
 
 FIRED: Table = {
     "fp16_overflow buggy * step": [
-        (during(more("loss", 1.0), LATE), "the loss rises by 0.5 (mean of ten steps)"),
+        (during(add("loss", 1.0), LATE), "the loss rises by 0.5 (mean of ten steps)"),
         (during(times("grad_norm", 3.0), LATE), "the gradient norm doubles (median of ten steps)"),
     ],
     "fp16_overflow buggy * records": [
         (nth("step", 90, to(grad_norm=100.0)), "one gradient norm is twice the last twenty")
     ],
     "bf16_clip buggy 1 records": [
-        (first(more("grad_norm", 1e-3)), "the global gradient norm differs between ranks")
+        (in_first_step(add("grad_norm", 1e-3)), "the global gradient norm differs between ranks")
     ],
 }
 FIRING = cases(FIRED)
@@ -447,7 +447,7 @@ BELIEVED = cases(
     {
         "fp16_overflow control * records": [(skipped_once, NOTHING)],
         "fp16_overflow control * step": [(to(grad_norm=None), NOTHING)],
-        "tied_embedding_order fixed 0 records": [(last(owned_by_nobody), NOTHING)],
+        "tied_embedding_order fixed 0 records": [(in_last_cell(owned_by_nobody), NOTHING)],
     }
 )
 """This is possible: a step is skipped for another reason, a release reports no gradient norm, and

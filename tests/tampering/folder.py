@@ -6,7 +6,7 @@ import shutil
 from typing import Any
 
 from harness.rank.exits import EXIT_FILE
-from tests.tampering.changes import Change, Table, cases, gone, less, to, within
+from tests.tampering.changes import Change, Table, cases, drop, gone, to, within
 
 FILE = "deepspeed/runtime/bf16_optimizer.py"
 RANK_1 = "rank_1.jsonl"
@@ -60,11 +60,11 @@ FILES: Table = {
         (to(world_size=4), "rank 1: its records are from a trial on 4 ranks, not 2"),
     ],
     "bf16_clip buggy 0 records": [
-        (less("step", -1), "rank 0: step 10 of 'step' is planned, but missing")
+        (drop("step", -1), "rank 0: step 10 of 'step' is planned, but missing")
     ],
     "bf16_clip buggy 1 records": [
         (repeated, "step 2 of 'step', but the plan has step 3 of 'step' next"),
-        (less("upstream"), "rank 1: 'upstream' is planned, but missing"),
+        (drop("upstream"), "rank 1: 'upstream' is planned, but missing"),
     ],
     "bf16_clip buggy 1 step": [
         (to(kind="stop"), "rank 1: a record of kind 'stop', which is not planned"),
