@@ -93,7 +93,9 @@ def scenario_module(upstream: Path, name: str, text: str) -> None:
 
 def published(*versions: str, yanked: str = "") -> Callable[..., list[Release]]:
     """Stands in for ``index.releases``: every package has these releases, of unknown days."""
-    listing = [Release("up", version, "", version == yanked) for version in sorted(versions, key=Version)]
+    listing = [
+        Release("up", version, "", version == yanked) for version in sorted(versions, key=Version)
+    ]
     return lambda *_: listing
 
 

@@ -76,7 +76,9 @@ def _run(scenario: str, chosen: Sequence[Mutation]) -> RunResult:
     """Run a scenario's variants with mutations in them; the catalogue knows them meanwhile."""
     module: Any = catalog.load(scenario)
     original = module.SCENARIO
-    module.SCENARIO = replace(original, variants={**original.variants, **{m.name: m.of(original) for m in chosen}})
+    module.SCENARIO = replace(
+        original, variants={**original.variants, **{m.name: m.of(original) for m in chosen}}
+    )
     try:
         names = ",".join(m.name for m in chosen)
         config = command_line.compose(

@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         results = list(pool.map(lambda each: make(options.out.absolute(), *each), drawn))
     faults = [fault for fault in results if fault is not None]
-    (options.out / "faults.json").write_text(json.dumps([asdict(o) for o in faults], indent=1) + "\n")
+    (options.out / "faults.json").write_text(
+        json.dumps([asdict(o) for o in faults], indent=1) + "\n"
+    )
     print_table(faults)
     return 1 if any(fault.wrong for fault in faults) else 0
 

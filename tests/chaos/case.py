@@ -176,7 +176,9 @@ def finish(case: Case, codes: frozenset[int]) -> Result:
     differences += _unfinished(case)
     outcome = "+".join(verdicts) or "none"
     seconds = time.monotonic() - started
-    return Result(case.number, case.kind, case.scenario, code, outcome, case.late, seconds, differences)
+    return Result(
+        case.number, case.kind, case.scenario, code, outcome, case.late, seconds, differences
+    )
 
 
 def _processes_left(case: Case) -> list[str]:

@@ -44,7 +44,9 @@ def free_port() -> int:
 
 def runs_a_nightly(compose: Compose, *words: str) -> str:
     process = compose.run("run", "--rm", "nightly", *words)
-    expect(process.returncode in (0, 1), f"exit code {process.returncode}: {last_line(process.stderr)}")
+    expect(
+        process.returncode in (0, 1), f"exit code {process.returncode}: {last_line(process.stderr)}"
+    )
     return f"exit code {process.returncode}"
 
 

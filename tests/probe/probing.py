@@ -31,4 +31,8 @@ def first_broken(answers: Answers) -> dict[str, tuple[str, str]]:
 
 def refused(answers: Answers) -> list[str]:
     """Why layouts gave no answer."""
-    return [comparison.no_answer + comparison.log for comparison in answers.layouts if comparison.no_answer]
+    return [
+        comparison.no_answer + comparison.log
+        for comparison in answers.layouts
+        if comparison.no_answer
+    ]

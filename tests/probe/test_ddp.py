@@ -29,7 +29,12 @@ SUMMED = "summed over the ranks, not averaged"
 )
 def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, options: str) -> None:
     answers = probing("ddp.py", f"{GIVEN} {options}", Settings(save=SAVE, resume=RESUMED))
-    assert [comparison.layout.kind for comparison in answers.layouts] == [RANKS, ACCUMULATION, BOTH, RESUME]
+    assert [comparison.layout.kind for comparison in answers.layouts] == [
+        RANKS,
+        ACCUMULATION,
+        BOTH,
+        RESUME,
+    ]
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert exit_code(answers) == 0

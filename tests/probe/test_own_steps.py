@@ -150,8 +150,7 @@ def test_epochs_of_one_order_are_noted(orders: tuple[str, ...], noted: bool) -> 
     for step, rows in zip(run, orders, strict=True):
         step["rows"] = [list(rows)]
     assert (
-        any("rows of the first in the same order" in note for note in notes_on_steps(run))
-        == noted
+        any("rows of the first in the same order" in note for note in notes_on_steps(run)) == noted
     )
 
 

@@ -71,7 +71,9 @@ def begun(*parts: list[float]) -> Any:
         {kind: {"up": numpy.array(values)} for kind in ("update", "before")} for values in parts
     ]
     layout = Layout("ranks", RANKS, len(parts))
-    return weights(Moment(Reference([reference], []), 0, records, layout, first=True, same_rows=True))
+    return weights(
+        Moment(Reference([reference], []), 0, records, layout, first=True, same_rows=True)
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ def answers() -> Answers:
     layout = Layout("3 micro-batches", ACCUMULATION, 1, 3)
     wrong_layout = Compared(layout, step=1, broken=[twice, Broken("update", "")])
     right_layout = Compared(Layout("2 ranks", RANKS, 2), notes=["row 17 of 36 came late"])
-    return Answers("", [right_layout, wrong_layout], notes=["the learning rate falls from 0.1 to 1e-05"])
+    return Answers(
+        "", [right_layout, wrong_layout], notes=["the learning rate falls from 0.1 to 1e-05"]
+    )
 
 
 def recorded(*signs: Sign) -> ProbeResult:
@@ -39,7 +41,9 @@ def recorded(*signs: Sign) -> ProbeResult:
 def test_a_ratio_has_a_term_in_ranks_and_micro_batches(name: str, world: int, k: int) -> None:
     words, value = MISTAKES[name]
     expression = term(value(world, k), world, k)
-    assert MISTAKES[expression][1](world, k) == value(world, k)  # 4 ranks divided by 2 are 2 as well
+    assert MISTAKES[expression][1](world, k) == value(
+        world, k
+    )  # 4 ranks divided by 2 are 2 as well
     assert meaning(value(world, k), world, k) == MISTAKES[expression][0]
     assert words
 
@@ -61,7 +65,9 @@ def test_a_signature_is_what_the_release_without_the_bug_does_not_show() -> None
     common = Sign("ranks", "samples")
     symptom = Sign("both", "gradient", 0.3333, "1/k", 1)
     usual = Sign("", "dropout draws the same numbers", note=True)
-    signature = Signature(recorded={"buggy": recorded(common, symptom, usual), "fixed": recorded(common)})
+    signature = Signature(
+        recorded={"buggy": recorded(common, symptom, usual), "fixed": recorded(common)}
+    )
     assert signature.shown == [symptom]
     assert signature.false_alarms == [common]
 

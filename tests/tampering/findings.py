@@ -238,7 +238,9 @@ def missed(**shares: float) -> Change:
 
 
 TRAINING: Table = {
-    "tied_embedding_training buggy 0 records": [(in_first_step(to(apart=0.0)), "differ from step 2 on")],
+    "tied_embedding_training buggy 0 records": [
+        (in_first_step(to(apart=0.0)), "differ from step 2 on")
+    ],
     "tied_embedding_training buggy 1 records": [
         (in_first_step(to(replicas_differ=["linear.0"])), "the data-parallel replicas differ")
     ],
@@ -248,7 +250,10 @@ TRAINING: Table = {
     ],
     "tied_embedding_training fixed 2 records": [
         (in_first_step(add("loss", 0.01)), "its loss is"),
-        (in_first_step(missed(g3=0.0)), "neither with the mean gradient of all nor with that without"),
+        (
+            in_first_step(missed(g3=0.0)),
+            "neither with the mean gradient of all nor with that without",
+        ),
         (in_first_step(add("others_off", 0.01)), "another weight with a gradient that is off by"),
         (in_first_step(add("weights_off", 0.01)), "from where AdamW has them"),
     ],
@@ -304,7 +309,9 @@ OTHERS: Table = {
             "120 are wrong: 11 not clipped",
         )
     ],
-    "pipeline_gas_twice fixed * records": [(in_first_step(times("loss", 0.5)), "the loss of step 1 is")],
+    "pipeline_gas_twice fixed * records": [
+        (in_first_step(times("loss", 0.5)), "the loss of step 1 is")
+    ],
     "tied_resume_norm buggy 1 loaded": [
         (within("changed", to(reset=False)), "0.99609 before, 1 after")
     ],
