@@ -20,7 +20,7 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become a
 def as_nobody(job: Callable[..., Iterator[Any]], *arguments: object) -> Iterator[Any]:
     """Run a generator as nobody and yield its first value; it continues when the context is left.
 
-    Its imports must be done before: the user nobody may not be able to read root's Python.
+    Import what it needs before: the user nobody may be unable to read root's Python.
     """
     context = multiprocessing.get_context("fork")
     values, leave = context.Queue(), context.Event()

@@ -44,7 +44,7 @@ def recording(tmp_path: Path) -> Recording:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No resolver asks an index: tests/test_project_files.py has those."""
+    """Keep resolvers offline; tests/test_project_files.py tests them with an index."""
     monkeypatch.setenv("UV_OFFLINE", "1")
 
 
@@ -58,7 +58,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that other users can read, unlike pytest's."""
+    """A folder that other users can read; they cannot read pytest's."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
@@ -86,7 +86,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def more_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of one more upstream; ``made_up.scenario_module`` puts scenarios into it."""
+    """The folder of an additional upstream; ``made_up.scenario_module`` puts scenarios into it."""
     folder = tmp_path / "more" / "another_upstream"
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()

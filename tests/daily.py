@@ -1,4 +1,4 @@
-"""What CI does in part each day, another part each day: the rest are exhaustive tests."""
+"""Splits tests over days: CI runs a different part each day; the others are exhaustive tests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from datetime import date
 import pytest
 
 DAYS = 6
-"""After so many days CI has done everything."""
+"""CI runs every case once in this many days."""
 
 
 def later(number: int) -> list[pytest.MarkDecorator]:
-    """The marks of a case with this number: none on its day."""
+    """The marks of the case with this number; empty on the day that CI runs it."""
     return [pytest.mark.exhaustive] if (number + date.today().toordinal()) % DAYS else []

@@ -69,7 +69,7 @@ def file(name: str, uploaded: str | None = None, yanked: bool | str = False) -> 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Handler]]:
-    """An index with ``Handler.pages``, which is the user's."""
+    """The user's package index, which serves ``Handler.pages``."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for variable in ("UV_OFFLINE", "UV_INDEX_URL"):
         monkeypatch.delenv(variable, raising=False)

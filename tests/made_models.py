@@ -1,6 +1,6 @@
-"""A small language model as a user would write it, and the same with one fault each.
+"""A small language model as a user would write it, and variants with one fault each.
 
-``make`` and the other functions are what ``python -m harness models FILE.py:FUNCTION`` takes.
+``python -m harness models FILE.py:FUNCTION`` takes ``make`` and the other functions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VOCABULARY, WIDTH, LONGEST, CLASSES = 64, 16, 40, 4
 
 
 class Layer(nn.Module):
-    """Attention with a mask of whom each token sees."""
+    """Attention; ``mask`` says which tokens each token sees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A right model."""
+    """A correct model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Decoder(nn.Module):
         self.checkpoints: dict[str, Any] | None = None
 
     def sight(self, mask: Tensor, positions: Tensor) -> Tensor:
-        """Whom each token sees: those before it, in its own packed row, that are no padding."""
+        """Which tokens each token sees: earlier ones of its own packed row, but no padding."""
         width = mask.shape[1]
         causal = torch.ones(width, width, dtype=torch.bool).tril()
         rows = (positions == 0).cumsum(-1)
@@ -65,7 +65,7 @@ class Decoder(nn.Module):
         return total / ((labels[:, 1:] != -100).sum() if count is None else count)
 
     def head_input(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """What the head gets of the last layer."""
+        """What the head gets from the last layer."""
         return hidden
 
     def forward(
@@ -145,7 +145,7 @@ class Sorter(Tagger):
 
 
 class Translator(Tagger):
-    """A decoder that also gets the mean of what an encoder makes of the row."""
+    """A decoder that also gets the mean of an encoder's output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,12 +179,12 @@ class Translator(Tagger):
         return SimpleNamespace(sequences=sequence, logits=tuple(logits))
 
     def following(self, prompt: Tensor, sequence: Tensor) -> Tensor:
-        """The logits of the token after those that were made."""
+        """The logits of the token after ``sequence``."""
         return self(prompt, decoder_input_ids=sequence)["logits"][:, -1]
 
 
 class DividesByItsOwnLabels(Decoder):
-    """Divides by the labels of its micro-batch, and not by those of all."""
+    """Divides by the labels of its micro-batch instead of those of all micro-batches."""
 
     def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
         return super().loss(logits, labels, None)
@@ -204,7 +204,7 @@ class SortsWithItsOwnRows(DividesByItsOwnLabels, Sorter):
 
 
 class TakesTheLastToken(Sorter):
-    """Also if it is padding."""
+    """Takes it even if it is padding."""
 
     def head_input(self, hidden: Tensor, mask: Tensor) -> Tensor:
         return hidden[:, -1]
@@ -242,7 +242,7 @@ class IgnoresMask(Decoder):
 
 
 class SeesThePadding(Decoder):
-    """Each token also sees those behind it, also padding."""
+    """Each token also sees later tokens and padding."""
 
     def sight(self, mask: Tensor, positions: Tensor) -> Tensor:
         return torch.ones_like(super().sight(mask, positions))
@@ -259,7 +259,7 @@ class ChecksNothing(Decoder):
 
 
 class GeneratesTooFar(Decoder):
-    """Its positions count one too many, as with a cache that is one too long."""
+    """Its positions are off by one, as with a cache that is one token too long."""
 
     def scores(self, prompt: Tensor) -> Tensor:
         positions = torch.arange(1, prompt.shape[1] + 1).clamp(max=LONGEST - 1)
@@ -281,7 +281,7 @@ class RoundsItsFrequencies(Decoder):
 
 
 class Config(SimpleNamespace):
-    """A config of its own for a class whose usual one is another."""
+    """A config for a class whose ``config_class`` is another one."""
 
     @classmethod
     def from_pretrained(cls, folder: Path) -> Config:
@@ -289,7 +289,7 @@ class Config(SimpleNamespace):
 
 
 class HasAnotherConfig(Decoder):
-    """Loads weights only with its own config: theirs have the names of another model."""
+    """Loads weights only with its own config: otherwise it is a new model."""
 
     config_class = SimpleNamespace
 
@@ -305,7 +305,7 @@ class HasAnotherConfig(Decoder):
 
 
 class SkipsASynchronization(Decoder):
-    """Uses a weight behind the back of its wrapper: data parallelism cannot average it."""
+    """Hides a weight from its wrapper: data parallelism cannot average it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -370,7 +370,7 @@ def made_for_tokens(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
 
 
 def made_for_decoder(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
-    """The same with tokens for a decoder, and those that follow."""
+    """The same with inputs of a decoder; the labels are the tokens that follow."""
     module, batch = made(cls)
     targets = torch.randint(1, VOCABULARY, (4, 24))
     begin = torch.ones(4, 1, dtype=torch.long)

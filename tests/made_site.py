@@ -1,4 +1,4 @@
-"""A site for tests: of the recorded runs, and of a small history made here."""
+"""Makes sites for tests from the recorded runs and a small history."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.run.results import RunResult
 from tests.recording import RECORDED, all_recorded
 
 EVIL = "<script>alert(1)</script>"
-"""What must be shown as text, wherever it comes from."""
+"""Pages must show this as text, wherever it comes from."""
 
 LAST = {"bf16_clip": RECORDED}
 
@@ -42,7 +42,7 @@ def a_cell(scenario: str, version: str, status: Status, reason: str = "because")
 
 
 def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
-    """Recorded results, a replay, a nightly, and one that was killed, which has ``runs``, by
+    """Write recorded results, a replay, a nightly, and a killed nightly with ``runs``, by
     scenario."""
 
     def result(night: Nightly, *cell: Any) -> ReleaseResult:

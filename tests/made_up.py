@@ -1,4 +1,4 @@
-"""Made-up upstream releases and cells, which are tested without a launch."""
+"""Made-up upstream releases and cells for tests that launch nothing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Upstream:
 
 
 def one_to_two(function: Any) -> Iterator[tuple[Any, Any]]:
-    """The edit of a defect that puts 2 where a function has 1."""
+    """A defect's edit: it replaces each 1 in a function by 2."""
     import libcst as cst
     import libcst.matchers as m
 
@@ -79,7 +79,7 @@ def full_disk(*_: object, **__: object) -> NoReturn:
 
 
 def set_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Let this machine have so many GPUs."""
+    """Pretend that this machine has ``count`` GPUs."""
     gpus = tuple(machine.Gpu(str(n), f"GPU-{n}", "H") for n in range(count))
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
 

@@ -53,7 +53,7 @@ def mutations(scenario: str) -> tuple[Mutation, ...]:
 
 
 def _record(scenario: str, chosen: Sequence[Mutation]) -> int:
-    """Run mutations, keep their results, and count those that came out wrong."""
+    """Run mutations and store their results; returns how many came out wrong."""
     trials = list(_trials(scenario, chosen))
     abouts = {m.name: (m.variant, m.defect.about) for m in mutations(scenario)}
     file = catalog.folder(scenario) / catalog.MUTATIONS
@@ -66,14 +66,14 @@ def _record(scenario: str, chosen: Sequence[Mutation]) -> int:
 
 
 def _trials(scenario: str, chosen: Sequence[Mutation]) -> Iterator[TrialResult]:
-    """Those of one variant in a run: a release need not have the files that another's edits need,
-    and every rank must have loaded each that a run's defects name."""
+    """Run the mutations of each variant separately: releases differ in their files, and every rank
+    must load all files that the run's defects name."""
     for variant in dict.fromkeys(m.variant for m in chosen):
         yield from _run(scenario, [m for m in chosen if m.variant == variant]).trials
 
 
 def _run(scenario: str, chosen: Sequence[Mutation]) -> RunResult:
-    """Run a scenario's variants with mutations in them; the catalogue knows them meanwhile."""
+    """Run mutations of a scenario; the catalogue contains them meanwhile."""
     module: Any = catalog.load(scenario)
     original = module.SCENARIO
     module.SCENARIO = replace(

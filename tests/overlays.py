@@ -1,4 +1,4 @@
-"""Overlays for tests that launch: each is made where the user's cache does not have it yet."""
+"""Overlays for tests that launch: one is made if the user's cache does not have it yet."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lent_packages(day: str, **pins: str) -> Iterator[Overlay]:
 
 
 def copy(original: Overlay, cache: Path) -> Path:
-    """Copy an overlay into another cache, as links where the file system has them; its folder."""
+    """Copy an overlay into another cache, as hard links if possible; returns its folder."""
     folder = cache / "overlays" / original.key
     shutil.copytree(original.folder, folder, copy_function=_link_or_copy)
     return folder

@@ -1,4 +1,4 @@
-"""The site's pictures in the docs, made anew from the recorded runs.
+"""Makes the site's pictures in the docs again, from the recorded runs.
 
 python -m tests.pictures
 """
@@ -26,8 +26,8 @@ SHOTS = {
     "dark": ("bugs/fp16_overflow.html", "#picture", WIDE, "dark"),
     "phone": ("bugs/rope_zero_init.html", "#picture", PHONE, "light"),
 }
-"""Of each picture the page, the part that is shown (what begins at an id), the
-size of the window in pixels and the scheme."""
+"""For each picture: the page, the part to show (from an id on), the size of the window in pixels,
+and the color scheme."""
 
 
 def main() -> None:

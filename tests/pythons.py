@@ -1,9 +1,9 @@
-"""What needs no torch, on every Python of this machine that we support.
+"""Tests what needs no torch, on every supported Python of this machine.
 
     python -m tests.pythons
 
-For each: a new environment with the wheel, in which the commands for users answer, and the tests of
-TESTS in the checkout. Each patch release counts: Debian 12 has 3.11.2, which lacks what 3.11.4 has.
+For each Python, it installs the wheel into a new environment, runs COMMANDS there, and runs TESTS
+in the checkout. Patch releases differ: Debian 12 has 3.11.2, which lacks features of 3.11.4.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.releases.locks import PYTHONS
 from harness.system.files import ROOT
 
 TESTS = ("archives", "index", "project_files", "settings", "stack_files")
-"""Tests that import no torch, and read what users have: there Pythons differ."""
+"""Tests that import no torch, and read files of users: Pythons differ in that."""
 
 COMMANDS: tuple[tuple[int, str, tuple[str, ...]], ...] = (
     (0, "distributed-bugs 0", ("--version",)),
@@ -53,8 +53,8 @@ ASK = "import sys; print(sys.version.split()[0], sys.executable)"
 
 
 def interpreters() -> dict[str, Path]:
-    """By its version, the first interpreter of each that is on the PATH, in /usr/bin, or installed
-    beside ours, as pyenv does."""
+    """The first interpreter of each version on the PATH, in /usr/bin, or next to ours (as pyenv
+    installs them), by version."""
     folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/bin"]
     folders += [str(path / "bin") for path in sorted(Path(sys.base_prefix).parent.iterdir())]
     by_version: dict[str, Path] = {}

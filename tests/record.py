@@ -47,7 +47,7 @@ def pack(run: Path, folder: Path) -> None:
 
 
 def record(run: Path, out: Path) -> None:
-    """A neutral copy of a run folder."""
+    """Write a neutral copy of a run folder."""
     verdict = grade(run).verdict
     content = json.loads((run / RUN_FILE).read_text())
     sites = {t["overlay"]["site"]: SITE.format(t["overlay"]["key"]) for t in _launched(content)}

@@ -58,7 +58,7 @@ RECORDED = recorded()["bf16_clip"]
 
 
 def all_recorded(folder: Path, names: Iterable[str]) -> Path:
-    """A folder of run folders: a copy of the recorded run of each bug that has one."""
+    """Copy the recorded runs of these bugs, where there are any, into ``folder``."""
     for name in set(names) & set(recorded()):
         shutil.copytree(recorded()[name], folder / name)
     return folder

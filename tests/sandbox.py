@@ -124,7 +124,7 @@ class Ended:
 
 
 def git(folder: Path, *words: str) -> str:
-    """What git prints, with a committer of its own."""
+    """Run git with a made-up committer; returns what it prints."""
     person = {
         f"GIT_{who}_{what}": "me@example.org"
         for who in ("AUTHOR", "COMMITTER")
@@ -141,7 +141,7 @@ def git(folder: Path, *words: str) -> str:
 
 
 def living(ours: Callable[[psutil.Process], object]) -> list[psutil.Process]:
-    """Every living process of which this is true; others may end meanwhile."""
+    """Every living process for which ``ours`` is true; processes may end meanwhile."""
     processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -159,7 +159,7 @@ def lives(pid: int) -> bool:
 
 
 def refused(capsys: pytest.CaptureFixture[str], words: Sequence[str], code: int = 2) -> str:
-    """The message, one line, of a command that is run in this process and ends with this code."""
+    """Run a command in this process, which must end with ``code``; returns its one-line message."""
     capsys.readouterr()
     assert main(words) == code
     _, err = capsys.readouterr()

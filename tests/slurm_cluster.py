@@ -26,7 +26,7 @@ from tests.sandbox import living
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")
 SBIN = "/usr/sbin"
-"""Debian's daemons are there, which is not on the path of every user."""
+"""Debian installs the daemons there; not every user has it on the PATH."""
 PATH = f"{os.environ['PATH']}:{SBIN}"
 
 CONF = """\
@@ -72,7 +72,7 @@ def _end_with_us() -> None:
 
 
 def missing() -> str:
-    """Which of Slurm's programs are not installed; empty if all are."""
+    """The programs of Slurm that are not installed; empty if all are."""
     return ", ".join(name for name in NEEDED if shutil.which(name, path=PATH) is None)
 
 
@@ -110,7 +110,7 @@ class Cluster:
                     process.kill()
 
     def stop(self, name: str, how: int = signal.SIGKILL) -> None:
-        """End one daemon alone. A killed slurmctld forgets the last seconds: let it terminate."""
+        """End one daemon alone. Send SIGTERM to slurmctld: SIGKILL loses its last seconds."""
         daemon = self.daemons.pop(name)
         daemon.send_signal(how)
         daemon.wait()
@@ -155,7 +155,7 @@ class Cluster:
         raise AssertionError(f"the cluster did not start: {states}; see {self.folder}")
 
     def down(self) -> None:
-        """End all of it."""
+        """End the whole cluster."""
         self.ask("scancel", "--user=root" if os.getuid() == 0 else "--me")
         for name in [n for n in self.daemons if n != "munged"] + ["munged"]:
             if name in self.daemons:
@@ -165,7 +165,7 @@ class Cluster:
                 process.kill()
 
     def _steps(self) -> list[psutil.Process]:
-        """The slurmstepds of this cluster: without a controller they try to reach it for long."""
+        """The slurmstepds of this cluster: without a controller, they keep trying to reach it."""
         return living(
             lambda process: (
                 process.environ().get("SLURM_CONF") == str(self.conf)

@@ -1,10 +1,10 @@
-"""What grows with the number of tasks: submit, follow and collect many empty ones.
+"""Measures what grows with the number of tasks: submits, follows and collects many empty ones.
 
     python -m tests.slurm_scale 10000
     python -m tests.slurm_scale cells
 
-Slurm, its queue and all files are real. The tasks are held in the queue, and their results are
-written here: two nodes of one machine would need hours for them. ``cells`` runs twelve real cells
+Slurm, its queue and all files are real. Slurm holds the tasks in its queue, and this script writes
+their results: two nodes of one machine would need hours for them. ``cells`` runs twelve real cells
 and shows where their time goes. docs/cluster.md has the figures.
 """
 

@@ -42,7 +42,7 @@ def nap(argument: tuple[str, str, float]) -> str:
 
 
 def interruptible(argument: tuple[str, str, float]) -> str:
-    """The same, and SIGTERM ends it as it ends a run."""
+    """Sleep as ``nap`` does; SIGTERM ends the task as it ends a run."""
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
         return nap(argument)
@@ -52,12 +52,12 @@ def interruptible(argument: tuple[str, str, float]) -> str:
 
 
 def fail(argument: tuple[str, str, float]) -> str:
-    """An error that is no error of a run."""
+    """Raise an error that no run raises."""
     raise ZeroDivisionError(argument[1])
 
 
 def large(argument: tuple[str, str, float]) -> bytes:
-    """A result of a megabyte."""
+    """Return a megabyte."""
     return os.urandom(1_000_000)
 
 

@@ -218,7 +218,7 @@ def _verdict(case: Case, folder: Path, code: int | None) -> tuple[str, list[str]
 
 
 def _unfinished(case: Case) -> list[str]:
-    """Unfinished files after the next run. It needs GPUs, and so ends within a second."""
+    """Unfinished files after the next run, which needs GPUs and so ends within a second."""
     runs = case.sandbox.runs
     if runs.is_dir():
         _command(case, "run", f"scenario={case.scenario}", "lane=gpu")

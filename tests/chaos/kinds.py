@@ -1,6 +1,6 @@
 """The kinds of faults, each with its documented exit codes.
 
-0 is right if a fault came too late or does no harm: then the verdict must be right, see ``case``.
+Exit code 0 is right if a fault came too late or does no harm; ``case`` then checks the verdict.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Engine:
 def find() -> Engine:
     """The engine that ``docker`` connects to; raises Unavailable without one that can build.
 
-    Of several clients on the PATH, the first that can build with BuildKit.
+    It prefers the first client on the PATH that can build with BuildKit.
     """
     clients = [found for each in PATHS if (found := shutil.which("docker", path=each))]
     if not clients:

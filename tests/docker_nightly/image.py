@@ -82,7 +82,7 @@ PACKAGES = ("python3", "python3-venv", "git", "ca-certificates")
 
 
 def base_at_hand(docker: Engine, base: str, folder: Path) -> str:
-    """The name of an image that is here: ``base``, or one that debootstrap makes in ``folder``.
+    """The name of a local image: ``base``, or one that debootstrap makes in ``folder``.
 
     Raises Unavailable if the image can neither be pulled nor made.
     """
@@ -100,7 +100,7 @@ def base_at_hand(docker: Engine, base: str, folder: Path) -> str:
 
 
 def made_base(docker: Engine, folder: Path) -> str:
-    """Make a Debian with Python, and import it; its name."""
+    """Make an image of Debian with Python, and import it; returns its name."""
     included = f"--include={','.join(PACKAGES)}"
     subprocess.run(
         ["debootstrap", "--variant=minbase", included, RELEASE, folder],

@@ -40,7 +40,7 @@ from harness.system.machine import cache_folder
 from harness.system.text import markdown_table
 
 SPREADS = "the spreads"
-"""The part of the page that is written."""
+"""The part of the page that ``--write`` replaces."""
 PAGE = ROOT / "docs" / "probe_results.md"
 
 DIVISIONS = ((2, 3), (2, 2), (2, 4), (4, 3), (4, 2), (4, 4))
@@ -283,8 +283,8 @@ def main() -> int:
 
 
 def turns(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, Loop]]:
-    """The loops of all kinds in turns: each kind's first, then each kind's second, and again from
-    the first once all of a kind came. The large model comes once."""
+    """The loops of all kinds in turns: the first loop of each kind, then the second one, and so on.
+    A kind begins again after its last loop; the large model comes once."""
     by_kind = {kind.name: kind.loops() for kind in kinds}
     for number in range(1000):
         for kind in kinds:

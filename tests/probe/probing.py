@@ -21,7 +21,7 @@ def layout(answers: Answers, kind: str) -> Compared:
 
 
 def first_broken(answers: Answers) -> dict[str, tuple[str, str]]:
-    """By layout, the relation that is broken first, and what its ratio means; right ones not."""
+    """The first broken relation and the meaning of its ratio, by layout; only broken layouts."""
     return {
         comparison.layout.kind: (comparison.broken[0].relation, comparison.broken[0].meaning)
         for comparison in answers.layouts

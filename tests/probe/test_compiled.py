@@ -1,4 +1,4 @@
-"""Scripts that compile: hooks stay outside of compiled code, and the code is that of the script."""
+"""Scripts that compile: hooks stay outside of compiled code and do not change it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""probe of a plain DDP loop: silent if it is right, and it names each mistake."""
+"""A plain DDP loop: probe is silent if the loop is right, and names each mistake."""
 
 from __future__ import annotations
 
@@ -29,12 +29,7 @@ SUMMED = "summed over the ranks, not averaged"
 )
 def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, options: str) -> None:
     answers = probing("ddp.py", f"{GIVEN} {options}", Settings(save=SAVE, resume=RESUMED))
-    assert [comparison.layout.kind for comparison in answers.layouts] == [
-        RANKS,
-        ACCUMULATION,
-        BOTH,
-        RESUME,
-    ]
+    assert [answer.layout.kind for answer in answers.layouts] == [RANKS, ACCUMULATION, BOTH, RESUME]
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert exit_code(answers) == 0
@@ -203,7 +198,7 @@ def test_a_resume_that_forgets_something_is_named(
 def test_several_ranks_may_call_a_wrapper_of_what_one_rank_calls(
     probing: Probing, tmp_path: Path
 ) -> None:
-    """As Lightning does: its names are then longer on several ranks, and the wrapper stays in
+    """Lightning does so: names are then longer on several ranks, and the wrapper stays in
     evaluation mode after a validation."""
     text = (SCRIPTS / "ddp.py").read_text()
     for old, new in (
@@ -252,7 +247,7 @@ def test_a_mistake_is_called_what_it_is(
 def test_clipping_of_gradients_that_a_scaler_still_multiplies_is_noted(
     probing: Probing, bug: str, options: str
 ) -> None:
-    """Every layout has it, so that only the reference shows it."""
+    """Every layout makes this mistake, so that only a note on the reference shows it."""
     words = [*f"{GIVEN} --amp float16 --clip 0.1 {options} --bug".split(), bug]
     answers = probing("ddp.py", words, Settings(layouts=(RANKS,)))
     noted = [note for note in answers.notes if note.startswith("clipping saw a gradient of norm")]

@@ -1,4 +1,4 @@
-"""What is said of a script that was ended."""
+"""What the report says about a script that was ended."""
 
 from __future__ import annotations
 

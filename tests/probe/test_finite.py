@@ -1,4 +1,4 @@
-"""Numbers that are not finite: the first module with one is named, and what has led to it."""
+"""Numbers that are not finite: probe names the first module with one, and the reason."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Log(nn.Module):
 
 
 class Root(nn.Module):
-    """Its forward is finite and its gradient infinite, at 0."""
+    """At 0, its output is finite and its gradient is infinite."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x * 0).sqrt()
 
 
 def place(middle: nn.Module, *, again: bool = False) -> str:
-    """What is said of a model with something between two layers."""
+    """What the report says about a model with ``middle`` between two layers."""
     torch.manual_seed(0)
     model, finite = nn.Sequential(nn.Linear(4, 4), middle, nn.Linear(4, 1)), Finite()
     for module in model.modules():
@@ -192,7 +192,7 @@ def test_a_right_loop_with_a_scaler_and_a_fused_optimizer_is_right(
 
 @pytest.mark.launch
 def test_what_a_skipped_first_step_leaves_in_the_optimizer_is_blamed(probing: Probing) -> None:
-    """torch 2.13.0: the momentum is the memory that it was, if the first fused step is skipped."""
+    """torch 2.13.0: the momentum is uninitialised memory if the first fused step is skipped."""
     with pytest.raises(Inconclusive, match="a skipped first step leaves in the state of SGD"):
         probing("ddp.py", f"{AMP} --fused --overflow --optimizer sgd", FIRST)
 

@@ -1,4 +1,4 @@
-"""Known bugs beside what a probe has found: only those that the installed releases have."""
+"""probe names a known bug only if the installed releases have it."""
 
 from __future__ import annotations
 

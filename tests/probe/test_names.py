@@ -1,4 +1,4 @@
-"""Parameters have the reference's names, also if a script calls what contains the model."""
+"""Parameters get the reference's names, even if a script calls a wrapper of the model."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def step(*names: str) -> dict[str, Any]:
     ],
 )
 def test_a_prefix_more_or_less_does_not_matter(names: list[str], reference: list[str]) -> None:
-    (renaming,) = as_in(step(*reference), [step(*names)])
-    assert set(renaming["update"]) == set(renaming["parts"][0]) <= set(reference)
-    assert set(renaming["state"]) == {f"{name} exp_avg" for name in renaming["update"]}
-    assert len(renaming["grad"]) == len(names)
-    assert renaming["raw"] is None
+    (record,) = as_in(step(*reference), [step(*names)])
+    assert set(record["update"]) == set(record["parts"][0]) <= set(reference)
+    assert set(record["state"]) == {f"{name} exp_avg" for name in record["update"]}
+    assert len(record["grad"]) == len(names)
+    assert record["raw"] is None
 
 
 @pytest.mark.parametrize(
@@ -43,20 +43,20 @@ def test_a_prefix_more_or_less_does_not_matter(names: list[str], reference: list
     ],
 )
 def test_other_names_stay_as_they_are(names: list[str]) -> None:
-    (renaming,) = as_in(step(*RIGHT), [step(*names)])
-    assert list(renaming["update"]) == names
+    (record,) = as_in(step(*RIGHT), [step(*names)])
+    assert list(record["update"]) == names
 
 
 def test_a_stage_has_its_number_before_its_names_if_the_reference_has_it() -> None:
     reference = step("0.weight", "1.0.weight", "2.0.weight", "3.0.weight")
     stage_1 = {**step("0.weight", "3.0.weight"), "stage": 1}
-    (renaming,) = as_in(reference, [stage_1])
-    assert list(renaming["update"]) == ["1.0.weight", "3.0.weight"]
+    (record,) = as_in(reference, [stage_1])
+    assert list(record["update"]) == ["1.0.weight", "3.0.weight"]
     (stage_0,) = as_in(reference, [{**step("0.weight"), "stage": 0}])
     assert list(stage_0["update"]) == ["0.weight"]
 
 
 def test_names_of_the_whole_model_need_no_number() -> None:
     reference = step("layers.0.weight", "layers.1.weight")
-    (renaming,) = as_in(reference, [{**step("layers.1.weight"), "stage": 1}])
-    assert list(renaming["update"]) == ["layers.1.weight"]
+    (record,) = as_in(reference, [{**step("layers.1.weight"), "stage": 1}])
+    assert list(record["update"]) == ["layers.1.weight"]

@@ -1,4 +1,4 @@
-"""What a script asks of CUDA is done on the CPU, in a process of its own: torch stays changed."""
+"""The CPU does what a script asks of CUDA. Tests start a new process, since torch stays changed."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def main(rows):
 def test_a_trainer_of_a_library_runs_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the scripts that a package installs: their text says nothing of GPUs."""
+    """Scripts that a package installs do not mention GPUs themselves."""
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "trainer.py").write_text(TRAINS)
     (tmp_path / "train").write_text("import sys, trainer; trainer.main(int(sys.argv[1]))")

@@ -1,5 +1,5 @@
-"""A loss that is not the reference's, where the gradients are: it may be that only its value is
-wrong. A loop may scale its loss, but not in each step by another number."""
+"""A loss that differs from the reference's, although the gradients agree: perhaps only its value is
+wrong. A loop may scale its loss, but by the same number in each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a loss differentiates as the mean cross-entropy of its own logits and labels."""
+"""Whether a loss has the gradient of the mean cross-entropy of its own logits and labels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_ratio_to_the_mean_is_found(shift: int, divisor: float | None, ratio
 
 
 NEXT = torch.tensor([[4, 1, 2, 3], [4, 2, 1, 0]])
-"""Of each label but the last ones the token is at the next place."""
+"""Each label, except for the last ones, is the token at the next place."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is odd in the reference's own steps: no comparison of layouts would show it."""
+"""Oddities in the reference's own steps: no comparison of layouts would show them."""
 
 from __future__ import annotations
 

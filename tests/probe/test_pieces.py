@@ -63,7 +63,7 @@ def test_ranks_of_several_kinds_see_the_rows_of_the_reference(
 
 
 def begun(*parts: list[float]) -> Any:
-    """Ranks, each with its part of a weight of the reference, 1 to 6."""
+    """The fault of ranks that begin with these parts of a weight, 1 to 6 in the reference."""
     whole = numpy.arange(1.0, 7.0).reshape(3, 2)
     reference: dict[str, Any] = {"update": {"up": whole}, "before": {"up": whole}}
     reference |= {"eps": {"up": 1e-7}, "largest": {"up": 6.0}}

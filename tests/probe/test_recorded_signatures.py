@@ -1,4 +1,4 @@
-"""probe still shows of each bug what was recorded of it."""
+"""probe still shows what was recorded of each bug."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.launch, pytest.mark.slow]
 
 
 def recorded() -> Iterator[Any]:
-    """The signature of each bug. CI looks at the first one of each package."""
+    """The signature of each bug. CI only tests the first one of each package."""
     packages: set[str] = set()
     for name in catalog.sound():
         signature = signatures.read(catalog.folder(name))

@@ -1,4 +1,4 @@
-"""The report of a probe: what counts, and what stands in a line of its own."""
+"""The report of a probe: its exit code, and what has its own line."""
 
 from __future__ import annotations
 

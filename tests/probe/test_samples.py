@@ -19,7 +19,7 @@ class Model(torch.nn.Module):
 
 
 class Wrapper(torch.nn.Module):
-    """As DistributedDataParallel is."""
+    """Wraps a module as DistributedDataParallel does."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ FRAMES = torch.tensor([[[0.0, 1.0], [2.0, 0.0]], [[3.0, 4.0], [0.0, 0.0]]])
 
 @pytest.mark.parametrize("pad", [(0, 3), (0, 1)])
 def test_zeros_that_pad_a_batch_to_its_longest_row_do_not_matter(pad: tuple[int, int]) -> None:
-    """The longest row of a batch has none, and in a smaller batch another row is the longest."""
+    """The longest row of a batch has no padding; a smaller batch has another longest row."""
     ids = torch.tensor([[5, 6, 7], [5, 6, 8]])
     assert rows_of(Model(), torch.nn.functional.pad(ids, pad)) == rows_of(Model(), ids)
     on_the_left = torch.nn.functional.pad(ids, (2, 0))

@@ -1,4 +1,4 @@
-"""How a schedule goes on after the steps that a probe takes."""
+"""How a schedule continues after the steps of a probe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEPS = 4
 
 
 def lengths(make: object, calls: int = 1) -> dict[str, int]:
-    """The lengths of a schedule that a loop calls so often in each of its steps."""
+    """The lengths of a schedule that a loop calls ``calls`` times in each of its steps."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     watched = Schedules()
     watched._made.append(scheduler := make(optimizer))  # type: ignore[operator]

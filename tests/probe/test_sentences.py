@@ -1,4 +1,4 @@
-"""What a report says to a user whom it leads on: each sentence where it helps, and only there."""
+"""Advice in a report: each sentence appears where it helps, and only there."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_schedule_of_accelerate_excuses_no_layout_on_one_rank() -> None:
 
 @pytest.fixture
 def changed(tmp_path: Path, probing: Probing):  # type: ignore[no-untyped-def]
-    """Probes the DDP loop with a text in the place of another."""
+    """Probes the DDP loop with ``new`` instead of ``old`` in its text."""
 
     def changed(old: str, new: str, settings: Settings, options: str = ""):  # type: ignore[no-untyped-def]
         assert old in DDP

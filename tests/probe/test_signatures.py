@@ -40,11 +40,9 @@ def recorded(*signs: Sign) -> ProbeResult:
 @pytest.mark.parametrize(("world", "k"), [(2, 3), (4, 2), (2, 4)])
 def test_a_ratio_has_a_term_in_ranks_and_micro_batches(name: str, world: int, k: int) -> None:
     words, value = MISTAKES[name]
-    expression = term(value(world, k), world, k)
-    assert MISTAKES[expression][1](world, k) == value(
-        world, k
-    )  # 4 ranks divided by 2 are 2 as well
-    assert meaning(value(world, k), world, k) == MISTAKES[expression][0]
+    symbol = term(value(world, k), world, k)
+    assert MISTAKES[symbol][1](world, k) == value(world, k)  # 4 ranks divided by 2 are 2 as well
+    assert meaning(value(world, k), world, k) == MISTAKES[symbol][0]
     assert words
 
 

@@ -1,4 +1,4 @@
-"""The note about a loss that is not as steep as its gradient says: only if smaller steps agree."""
+"""A note says that a loss is not as steep as its gradient, but only if smaller steps agree."""
 
 from __future__ import annotations
 

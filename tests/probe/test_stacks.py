@@ -1,6 +1,6 @@
-"""probe of loops as the documentation of each package teaches them.
+"""probe runs loops as the documentation of each package teaches them.
 
-The bugs are those of upstream's releases: nothing is put in.
+The bugs are those of upstream's releases; the tests add none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The stages of a pipeline are called one by one, and their parameters have names all the same."""
+"""A pipeline calls its stages one by one, and still their parameters get names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.rank.probe.parameters import NamedParameters, number_of, rehearses
 
 
 class Part(nn.Module):
-    """What a stage has of a model: its own layers, by their numbers in the whole."""
+    """The layers of a stage, by their numbers in the whole model."""
 
     def __init__(self, *numbers: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Part(nn.Module):
 
 
 class Layer(nn.Linear):
-    """A layer that knows its number in the model, from 1, as those of megatron-core."""
+    """A layer that knows its number in the model, from 1, as layers of megatron-core do."""
 
     def __init__(self, number: int) -> None:
         super().__init__(2, 2, bias=False)

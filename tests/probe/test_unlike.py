@@ -1,4 +1,4 @@
-"""What is unlike by design is said: it is no fault of the script."""
+"""probe says what differs by design: it is no fault of the script."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_norm_over_the_batch_is_named_unless_it_is_frozen() -> None:
 
 
 def test_a_schedule_is_only_spoken_of_where_a_learning_rate_differs_on_several_ranks() -> None:
-    """Of a constant one it does not matter how often it is stepped."""
+    """How often a constant schedule is stepped does not matter."""
     notes = [SCHEDULE, "another note"]
     comparison = Compared(reference(Settings()))
     assert relevant(notes, [comparison]) == ["another note"]
@@ -149,7 +149,7 @@ for _ in range(4):
 
 @pytest.mark.launch
 def test_gradients_that_are_only_rounding_give_no_answer(probing: Probing, tmp_path: Path) -> None:
-    """A contrastive loss of equal rows: autograd's sum is rounding, and any layout is like it."""
+    """With equal rows, the gradient of a contrastive loss is only rounding, in every layout."""
     (tmp_path / "train.py").write_text(EQUAL_ROWS)
     answers = probing(
         str(tmp_path / "train.py"), "--batch-size {rows}", Settings(layouts=("ranks",))
@@ -180,7 +180,7 @@ model.append(DeadAndFrozen())
 def test_a_dead_layer_is_not_tested_and_frozen_whole_numbers_do_no_harm(
     probing: Probing, tmp_path: Path
 ) -> None:
-    """All layouts have the gradient of a dead layer, whatever they do with gradients."""
+    """A dead layer has the gradient 0 in all layouts, whatever they do with gradients."""
     text = (SCRIPTS / "ddp.py").read_text().replace("\n@dataclass", DEAD_AND_FROZEN, 1)
     (tmp_path / "train.py").write_text(text)
     settings = Settings(layouts=("ranks",), perturb=0.1)

@@ -17,9 +17,9 @@ TWO = Layout("2 ranks", RANKS, 2)
 
 
 def run(*ranks: str) -> Run:
-    """A run whose ranks have seen these rows, a letter each, in steps between spaces.
+    """A run whose ranks saw these rows: a letter is a row, and spaces separate steps.
 
-    After the last step come those that no step has used, here none.
+    The last list has the rows that no step used, here none.
     """
     return Run(TWO, [], seen=[[*map(list, rank.split()), []] for rank in ranks])
 

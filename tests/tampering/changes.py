@@ -76,22 +76,22 @@ def times(name: str, by: float) -> Change:
 
 
 def within(name: str, change: Change) -> Change:
-    """The change inside a fact that is an object, or in the first one of a list of objects."""
+    """Make the change inside a fact that is an object, or in the first object of a list."""
     return lambda r: change(r[name][0] if isinstance(r[name], list) else r[name])
 
 
 def during(change: Change, steps: range) -> Change:
-    """The change in these steps only."""
+    """Make the change in these steps only."""
     return lambda record: change(record) if record["step"] in steps else None
 
 
 def later(change: Change, than: int = 3) -> Change:
-    """The change in the steps after this one only."""
+    """Make the change only in the steps after step ``than``."""
     return during(change, range(than + 1, 10**6))
 
 
 def nth(kind: str, number: int, change: Change) -> Change:
-    """The change in one record of a kind, counted from 0, or from -1 backwards."""
+    """Make the change in one record of a kind, counted from 0, or from -1 backwards."""
     return lambda records: change(of(records, kind)[number])
 
 
@@ -186,7 +186,7 @@ def changed(case: Case) -> Records:
 
 
 def trials(case: Case) -> dict[str, Records]:
-    """The records of all trials of a scenario's run, changed in one."""
+    """The records of all trials of a scenario's run; those of one trial are changed."""
     names = read_json(recorded()[case.scenario] / RUN_FILE)["trials"]
     return {
         **{name: recorded_trial(case.scenario, name) for name in names},

@@ -1,7 +1,7 @@
 """Single facts of recorded runs, changed as another machine or another upstream would change them.
 
-That a plan refuses a missing fact, a wrong shape, or one that differs between ranks although it is
-``alike``, is tested in tests/test_plan.py and tests/test_shapes.py.
+tests/test_plan.py and tests/test_shapes.py test that a plan refuses a missing fact, a wrong shape,
+and an ``alike`` fact that differs between ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MACHINE: Table = {
         (to(threads=2), "run.json names 1"),
     ],
 }
-"""Ranks whose environment is not the one of the run."""
+"""Ranks whose environment differs from the run's."""
 
 UPSTREAM: Table = {
     "tied_grad_reduce control 0 step": [

@@ -78,7 +78,7 @@ def silent_with_room(records: Records) -> None:
 
 
 def in_first_step(change: Change) -> Change:
-    """The change in the first step."""
+    """Make the change in the first step."""
     return nth("step", 0, change)
 
 
@@ -170,7 +170,7 @@ ROTARY: Table = {
 
 
 def in_last_cell(change: Change) -> Change:
-    """The change in the last cell, which the optimizer steps with."""
+    """Make the change in the last cell, which the optimizer steps with."""
     return nth("cell", -1, change)
 
 
@@ -179,7 +179,7 @@ def a_quarter_more(cell: dict[str, Any]) -> None:
 
 
 def row(*values: float) -> Change:
-    """The first piece of a cell has these shares of the gradients, first of all of g0."""
+    """Give the first piece of a cell these shares of the gradients, beginning with g0."""
 
     def change(cell: dict[str, Any]) -> None:
         cell["pieces"][0]["row"][: len(values)] = values
@@ -188,7 +188,7 @@ def row(*values: float) -> Change:
 
 
 def whole(cell: dict[str, Any]) -> None:
-    """The gradients are added up, and not averaged."""
+    """Add the gradients up instead of averaging them."""
     cell["pieces"][0]["row"] = [1.0 if c else 0.0 for c in cell["pieces"][0]["row"]]
 
 
@@ -229,7 +229,7 @@ ORDER: Table = {
 
 
 def missed(**shares: float) -> Change:
-    """A rank that steps misses these gradients to such shares, and no other."""
+    """Let a rank that steps miss these shares of these gradients, and nothing else."""
 
     def change(step: dict[str, Any]) -> None:
         step["missed"] = {name: shares.get(name, 1.0) for name in step["missed"]}
@@ -338,7 +338,7 @@ def every_other_cut_elsewhere(layout: dict[str, Any]) -> None:
 
 
 def every_row(*values: float, rank: int | None = None) -> Change:
-    """Every piece of a cell, or of the cells of one rank, has these shares of the gradients."""
+    """Give every piece of a cell, or of the cells of one rank, these shares of the gradients."""
 
     def change(cell: dict[str, Any]) -> None:
         for piece in cell["pieces"] if rank in (None, cell["rank"]) else []:
