@@ -1,4 +1,4 @@
-"""The gate for scenarios, on results that are made up; and the scenario that `new` writes."""
+"""The gate for scenarios, on made-up results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.recording import Recording
 Capture = pytest.CaptureFixture[str]
 S, C, I, U = Outcome.SYMPTOM, Outcome.CLEAN, Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED  # noqa: E741
 Changed = Mapping[int, Mapping[str, Outcome]]
-"""By the number of a run, its outcomes that differ from GOOD."""
+"""By number of a run: the outcomes that differ from GOOD."""
 GOOD: Mapping[str, Outcome] = {"buggy": S, "fixed": C, "control": C, "reference": C}
 
 
@@ -43,8 +43,8 @@ class Runs:
         return RunResult(config.scenario, verdict, reasons, tuple(trials)), Path()
 
     def _trial(self, variant: str, outcome: Outcome, step: int) -> TrialResult:
-        seen = outcome is S or (self.alarm and variant == "control")
-        finding = Finding("wrong", step=step) if seen else None
+        has_finding = outcome is S or (self.alarm and variant == "control")
+        finding = Finding("wrong", step=step) if has_finding else None
         return TrialResult(variant, outcome, GOOD[variant], "because", finding=finding)
 
 
@@ -53,7 +53,7 @@ Admit = Callable[..., tuple[int, Runs, str]]
 
 @pytest.fixture
 def admitted(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Admit:
-    """Runs ``admit`` on such runs; returns its exit code, the runs and what was printed."""
+    """Runs ``admit`` on made-up runs; returns the exit code, the runs and the output."""
 
     def admitted(
         changed: Changed | None = None, steps: Sequence[int] = (1, 1, 1, 1), alarm: bool = False
@@ -121,8 +121,8 @@ def test_exercised_must_hold_for_the_records_of_buggy(recording: Recording) -> N
         "no symptom, although the trigger occurred: clipping was active in all 10 steps"
     )
     with recording.records("buggy") as records:
-        for each in records:
-            each.update({"grad_norm": 0.01} if each["kind"] == "step" else {})
+        for record in records:
+            record.update({"grad_norm": 0.01} if record["kind"] == "step" else {})
     gate = admit.claimed(recording.folder)
     assert not gate.passed
     assert "clipping was active in 0 of 10 steps" in gate.why

@@ -72,8 +72,8 @@ def test_a_record_is_valid_and_gives_each_tested_release_its_recorded_status(nam
             record["affected"][0].pop("versions")  # the ranges alone say the same
         for version, status in periods.tested(name).items():
             if status.certain:
-                said = is_affected(record, package, version)
-                assert said is (status is Status.AFFECTED), f"{package} {version}"
+                answer = is_affected(record, package, version)
+                assert answer is (status is Status.AFFECTED), f"{package} {version}"
     assert not is_affected(record, "another-package", "1.0")
 
 
@@ -103,8 +103,8 @@ def test_each_period_is_a_range_that_ends_only_where_a_run_shows_it(
     (catalog.folder(name) / affected.FILE).write_text(json.dumps(facts))
     record = json.loads(advisories.files()[f"{PREFIX}{name}.json"])
     validator().validate(record)
-    found = [each["events"] for each in record["affected"][0]["ranges"]]
-    assert [{k: v for event in events for k, v in event.items()} for events in found] == ranges
+    timelines = [each["events"] for each in record["affected"][0]["ranges"]]
+    assert [{k: v for event in events for k, v in event.items()} for events in timelines] == ranges
     assert record["affected"][0]["versions"] == [v for v, s in results.items() if s == YES]
 
 
@@ -112,8 +112,8 @@ def test_a_record_says_what_was_run_and_what_to_do() -> None:
     record = advisories.record("rope_zero_init")
     assert record["id"] == "x_distributed-bugs-rope_zero_init"
     assert record["published"] == "2026-11-21T00:00:00Z"
-    last = max(cell.last_seen for cell in affected.of("rope_zero_init"))
-    assert record["modified"] == f"{last}T00:00:00Z"
+    day = max(cell.last_seen for cell in affected.of("rope_zero_init"))
+    assert record["modified"] == f"{day}T00:00:00Z"
     assert {"type": "FIX", "url": "https://github.com/huggingface/transformers/pull/28760"} in (
         record["references"]
     )
@@ -144,8 +144,8 @@ def test_a_report_is_only_related_if_upstream_does_not_know_the_bug() -> None:
 def test_records_do_not_depend_on_when_they_are_written(tmp_path: Path, capsys: Capture) -> None:
     for folder in ("one", "two"):
         assert main(["advisories", "--out", str(tmp_path / folder)]) == 0
-    one, two = (sorted((tmp_path / folder).iterdir()) for folder in ("one", "two"))
-    assert [(f.name, f.read_bytes()) for f in one] == [(f.name, f.read_bytes()) for f in two]
+    files, copies = (sorted((tmp_path / folder).iterdir()) for folder in ("one", "two"))
+    assert [(f.name, f.read_bytes()) for f in files] == [(f.name, f.read_bytes()) for f in copies]
     assert len(list((tmp_path / "one").glob("*.json"))) == len(HAVE)
 
 
@@ -153,12 +153,12 @@ def test_bugs_without_an_affected_release_are_named_in_one_line(
     tmp_path: Path, capsys: Capture
 ) -> None:
     assert main(["advisories", "--out", str(tmp_path / "out")]) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{len(HAVE)} records: ")
+    summary, omission = capsys.readouterr().out.splitlines()
+    assert summary.startswith(f"{len(HAVE)} records: ")
     without = len(catalog.sound()) - len(HAVE)
-    assert second.startswith(f"no record for {without} bugs: only an edit puts it into a release")
-    assert "(bf16_clip, " in second
-    assert "no release was tested (device_math)" in second
+    assert omission.startswith(f"no record for {without} bugs: only an edit puts it into a release")
+    assert "(bf16_clip, " in omission
+    assert "no release was tested (device_math)" in omission
     assert not (tmp_path / "out" / f"{PREFIX}bf16_clip.json").exists()
 
 
@@ -170,8 +170,8 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path, capsys: Capture) -
 
 def test_a_commit_that_was_found_is_a_range_of_the_repository() -> None:
     ranges = advisories.record("clip_max_for_min")["affected"][0]["ranges"]
-    (found,) = [each for each in ranges if each["type"] == "GIT"]
-    begin, end = found["events"]
-    assert found["repo"] == "https://github.com/deepspeedai/DeepSpeed"
+    (commits,) = [each for each in ranges if each["type"] == "GIT"]
+    begin, end = commits["events"]
+    assert commits["repo"] == "https://github.com/deepspeedai/DeepSpeed"
     assert begin["introduced"].startswith("961bc8562417")
     assert end["fixed"].startswith("005afe124f56")

@@ -45,9 +45,9 @@ sys.exit(code)
 
 @pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["--help"]], ids=" ".join)
 def test_listing_imports_little(words: list[str]) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROBE, *words], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    loaded = {name.partition(".")[0] for name in done.stderr.splitlines()}
+    loaded = {name.partition(".")[0] for name in process.stderr.splitlines()}
     assert "harness" in loaded
     assert loaded <= LIGHT | sys.stdlib_module_names

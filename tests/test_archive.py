@@ -1,4 +1,4 @@
-"""An archive of overlays of tiny trees, and what an accident leaves of one."""
+"""Archives of tiny overlays, and what an accident leaves of one."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def maker(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def lent(tmp_path: Path) -> Lent:
     """Two overlays in another cache, by their keys."""
-    cache, found = tmp_path / "elsewhere", {}
+    cache, overlays = tmp_path / "elsewhere", {}
     (cache / "releases").mkdir(parents=True)
     releases.release_file(cache, "up", "1.0").write_text('{"released": "2024-01-01"}')
     for stack in (STACK, LATER):
-        with borrowed(stack, (), cache) as each:
-            found[each.key] = (stack, each)
-    return found
+        with borrowed(stack, (), cache) as original:
+            overlays[original.key] = (stack, original)
+    return overlays
 
 
 @pytest.fixture
@@ -84,15 +84,15 @@ def test_unpacked_overlays_equal_the_packed_ones_and_share_bytecode(
 ) -> None:
     archive.unpack(packed, list(lent), cache)
     for stack, original in lent.values():
-        with borrowed(stack, (), cache) as here:
-            assert not here.made
-            assert (here.key, here.lock) == (original.key, original.lock)
-            assert here.files is not None
-            assert here.files.keys() == (original.files or {}).keys()
-            assert here.hash_of("up/release.py") == original.hash_of("up/release.py")
-            for file, made in here.files.items():
-                assert sha256(here.site / file) == made.sha256
-            assert (here.site / "bin" / "tool").stat().st_mode & 0o777 == 0o555
+        with borrowed(stack, (), cache) as copy:
+            assert not copy.made
+            assert (copy.key, copy.lock) == (original.key, original.lock)
+            assert copy.files is not None
+            assert copy.files.keys() == (original.files or {}).keys()
+            assert copy.hash_of("up/release.py") == original.hash_of("up/release.py")
+            for file, entry in copy.files.items():
+                assert sha256(copy.site / file) == entry.sha256
+            assert (copy.site / "bin" / "tool").stat().st_mode & 0o777 == 0o555
     day = json.loads(releases.release_file(cache, "up", "1.0").read_text())
     assert day["released"] == "2024-01-01"
     assert {p.name for p in cache.iterdir()} == {
@@ -101,23 +101,23 @@ def test_unpacked_overlays_equal_the_packed_ones_and_share_bytecode(
         "releases",
         "unpacking.lock",
     }
-    one, two = (cache / "overlays" / key / overlay.SITE / "up" for key in lent)
-    assert bytecode.of(one / "same.py").samefile(bytecode.of(two / "same.py"))
-    assert not bytecode.of(one / "release.py").samefile(bytecode.of(two / "release.py"))
+    up, later_up = (cache / "overlays" / key / overlay.SITE / "up" for key in lent)
+    assert bytecode.of(up / "same.py").samefile(bytecode.of(later_up / "same.py"))
+    assert not bytecode.of(up / "release.py").samefile(bytecode.of(later_up / "release.py"))
 
 
 def test_each_content_is_stored_once_and_no_bytecode(packed: Path) -> None:
-    found = members(packed)
+    contents = members(packed)
     with tarfile.open(packed) as tar:
         stored = [Path(m.name).name for m in tar if m.isreg() and "site-packages" in m.name]
     assert sorted(stored) == ["release.py", "release.py", "same.py", "tool"]
-    assert not any("__pycache__" in name for name in found)
+    assert not any("__pycache__" in name for name in contents)
 
 
 def test_data_that_changed_is_packed_as_it_is(tmp_path: Path, lent: Lent) -> None:
-    key, (_, found) = next(iter(lent.items()))
-    (found.site / "bin" / "tool").chmod(0o755)
-    (found.site / "bin" / "tool").write_text("rewritten")
+    key, (_, original) = next(iter(lent.items()))
+    (original.site / "bin" / "tool").chmod(0o755)
+    (original.site / "bin" / "tool").write_text("rewritten")
     archive.write(tmp_path / "again.tar.xz", {key: lent[key]}, tmp_path / "elsewhere")
     archive.unpack(tmp_path / "again.tar.xz", [key], tmp_path / "box")
     assert (tmp_path / "box/overlays" / key / "site-packages/bin/tool").read_text() == "rewritten"
@@ -134,8 +134,8 @@ def test_an_overlay_that_the_cache_has_is_not_replaced(
 
 
 def test_a_file_that_was_changed_is_not_packed(lent: Lent, tmp_path: Path) -> None:
-    _, found = list(lent.values())[-1]  # of several overlays with a file it is taken from the last
-    file = found.site / "up" / "same.py"
+    _, original = list(lent.values())[-1]  # a shared file is packed from the last overlay
+    file = original.site / "up" / "same.py"
     file.chmod(0o644)
     file.write_text(SAME.replace("1", "2"))
     with pytest.raises(DamagedOverlay, match=r"up/same\.py is not as it was made"):
@@ -143,13 +143,13 @@ def test_a_file_that_was_changed_is_not_packed(lent: Lent, tmp_path: Path) -> No
 
 
 def changed(packed: Path, name: str, content: bytes | None) -> None:
-    """Replace the content of members that end with a name, or leave them out."""
-    found = members(packed)
+    """Replace or leave out the members whose paths end with ``name``."""
+    contents = members(packed)
     with tarfile.open(packed, "w:xz") as tar:
-        for each, text in found.items():
-            new = content if each.endswith(name) else text
+        for path, text in contents.items():
+            new = content if path.endswith(name) else text
             if new is not None:
-                member = tarfile.TarInfo(each)
+                member = tarfile.TarInfo(path)
                 member.size = len(new)
                 tar.addfile(member, io.BytesIO(new))
 
@@ -178,8 +178,8 @@ def nothing_left(cache: Path) -> bool:
 
 def test_an_archive_that_is_cut_off_is_refused(packed: Path, cache: Path) -> None:
     content = packed.read_bytes()
-    for kept in (len(content) // 2, 10, 0):
-        packed.write_bytes(content[:kept])
+    for size in (len(content) // 2, 10, 0):
+        packed.write_bytes(content[:size])
         with pytest.raises(InvalidArchive, match="it cannot be read"):
             archive.unpack(packed, [overlay.key(STACK)], cache)
         assert nothing_left(cache)
@@ -188,12 +188,12 @@ def test_an_archive_that_is_cut_off_is_refused(packed: Path, cache: Path) -> Non
 @pytest.fixture
 def folder(tmp_path: Path, packed: Path, lent: Lent) -> Path:
     """A bundle without the files that it needs to run."""
-    made = tmp_path / "bundle"
-    made.mkdir()
-    packed.rename(made / bundle.ARCHIVE)
+    box = tmp_path / "bundle"
+    box.mkdir()
+    packed.rename(box / bundle.ARCHIVE)
     content = {"format": bundle.FORMAT, "overlays": {key: {} for key in lent}}
-    (made / "bundle.json").write_text(json.dumps(content))
-    return made
+    (box / "bundle.json").write_text(json.dumps(content))
+    return box
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ def flips(line: str, apart: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("index", [1, 2, 50, 98, 99])
 def test_one_flip_is_found_anywhere_with_few_tests(index: int) -> None:
-    found, tested = searched("A" * index + "n" * (100 - index), 99)
-    assert found.flips == (Flip(index - 1, index),)
+    search, tested = searched("A" * index + "n" * (100 - index), 99)
+    assert search.flips == (Flip(index - 1, index),)
     assert len(set(tested)) == len(tested) <= 2 + 7, "a release was tested twice"
 
 
@@ -62,15 +62,15 @@ def test_the_neighbours_of_a_release_without_a_certain_status_are_tested(
 
 def test_every_release_can_be_tested() -> None:
     assert flips("AnAnnA", 1) == [(0, 1), (1, 2), (2, 3), (4, 5)]
-    found, tested = searched("AnAnnA", 1)
-    assert (found.gap, len(tested)) == (0, 6)
+    search, tested = searched("AnAnnA", 1)
+    assert (search.gap, len(tested)) == (0, 6)
 
 
 def test_the_overlays_of_the_releases_to_test_are_made_in_the_background(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[str] = []
-    note = lambda config, **_: made.append(config.pins["transformers"])  # noqa: E731
+    releases: list[str] = []
+    note = lambda config, **_: releases.append(config.pins["transformers"])  # noqa: E731
     monkeypatch.setattr(cells, "make_overlay", note)
     assert main(["bisect", "scenario=rope_zero_init", "pins.transformers=4.36:4.38"]) == 0
-    assert set(made) >= {"4.36.2", "4.38.2"}
+    assert set(releases) >= {"4.36.2", "4.38.2"}

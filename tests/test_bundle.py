@@ -33,14 +33,14 @@ python3 -W ignore -m harness run scenario=tied_embedding_training lane=cpu runs=
 def test_a_bundle_contains_the_defects_that_fit_a_release_of_pins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lent: list[tuple[str, tuple[Defect, ...]]] = []
+    overlays: list[tuple[str, tuple[Defect, ...]]] = []
 
     @contextmanager
     def borrowed(stack: pins.Stack, defects: tuple[Defect, ...], _: Path) -> Iterator[Overlay]:
         release = stack.pins["deepspeed"]
         if defects and release == "0.5.0":
             raise DefectError("it does not match")
-        lent.append((release, defects))
+        overlays.append((release, defects))
         yield Overlay(f"{release}-{len(defects)}", tmp_path, "", "")
 
     monkeypatch.setattr(overlay, "borrowed", borrowed)
@@ -48,11 +48,11 @@ def test_a_bundle_contains_the_defects_that_fit_a_release_of_pins(
     monkeypatch.setattr(bundle, "_fill", lambda *_: None)
     words = ["tied_grad_reduce", "--pins", "deepspeed=0.5.0", "--out", str(tmp_path / "box")]
     assert main(["bundle", *words]) == 0
-    assert ("0.5.0", ()) in lent, "as published, for a matrix without a network"
-    assert ("0.19.8", catalog.scenario("tied_grad_reduce").defects) in lent
+    assert ("0.5.0", ()) in overlays, "as published, for a matrix without a network"
+    assert ("0.19.8", catalog.scenario("tied_grad_reduce").defects) in overlays
     assert "not included, a release of --pins: it does not match" in capsys.readouterr().out
-    own = replace(catalog.scenario("tied_grad_reduce"), pins={"deepspeed": "0.5.0"})
-    monkeypatch.setattr(catalog, "scenario", lambda _: own)
+    scenario = replace(catalog.scenario("tied_grad_reduce"), pins={"deepspeed": "0.5.0"})
+    monkeypatch.setattr(catalog, "scenario", lambda _: scenario)
     assert main(["bundle", "tied_grad_reduce", "--out", str(tmp_path / "other")]) == 3
 
 
@@ -62,7 +62,7 @@ def test_a_bundle_is_enough_to_run_a_scenario(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = ({"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 0})
-    monkeypatch.setattr(archive, "COMPRESSION", fast)  # else half a minute of two cores
+    monkeypatch.setattr(archive, "COMPRESSION", fast)  # otherwise half a minute on 2 cores
     bundle, elsewhere = tmp_path / "bundle", tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert main(["bundle", "tied_embedding_training", "--out", str(bundle)]) == 0
@@ -73,9 +73,9 @@ def test_a_bundle_is_enough_to_run_a_scenario(
     }
     script = USE.format(python=sys.executable, bundle=bundle, elsewhere=elsewhere)
     command = ["bash", "-c", script]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "tied_embedding_training: reproduced" in done.stdout
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "tied_embedding_training: reproduced" in process.stdout
     assert not list(bundle.glob(".unpacked"))
     again = main(["bundle", "tied_embedding_training", "--out", str(bundle)])
     assert again == 2, "an existing bundle was overwritten"

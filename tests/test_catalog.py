@@ -97,9 +97,9 @@ def test_a_digest_sees_what_code_does_and_not_what_it_says(
         file.write_text(text)
         return code.digest("ours")
 
-    first = digest('"""Says this."""\ndef f():\n    """And that."""\n    return 1\n')
-    assert digest('"""Says."""\n# more\ndef f():\n    return 1  # one\n') == first
-    assert digest("def f():\n    return 2\n") != first
+    original = digest('"""Says this."""\ndef f():\n    """And that."""\n    return 1\n')
+    assert digest('"""Says."""\n# more\ndef f():\n    return 1  # one\n') == original
+    assert digest("def f():\n    return 2\n") != original
 
 
 def test_an_unknown_name_gets_the_choices_and_a_guess_if_one_is_similar() -> None:
@@ -134,8 +134,8 @@ def a_scenario(**variants: Variant) -> Scenario:
     ],
 )
 def test_each_verdict_has_its_exit_code(verdict: Verdict, surprise: bool, exit_code: int) -> None:
-    seen = Outcome.SYMPTOM if surprise else Outcome.CLEAN
-    result = RunResult("any", verdict, (), (TrialResult("fixed", seen, Outcome.CLEAN, ""),))
+    outcome = Outcome.SYMPTOM if surprise else Outcome.CLEAN
+    result = RunResult("any", verdict, (), (TrialResult("fixed", outcome, Outcome.CLEAN, ""),))
     assert result.exit_code == exit_code
     assert result.to_json()["exit_code"] == exit_code
 

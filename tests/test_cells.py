@@ -50,10 +50,10 @@ def test_the_imports_of_the_next_cells_are_done_ahead(
     prepared: list[str] = []
     note = lambda config, pool: prepared.append(config.pins["transformers"])  # noqa: E731
     monkeypatch.setattr("harness.run.suite.prepared", note)
-    made = lambda config, **_: "4.37.2" not in str(config.pins)  # noqa: E731
-    monkeypatch.setattr(cells, "make_overlay", made)
+    make_overlay = lambda config, **_: "4.37.2" not in str(config.pins)  # noqa: E731
+    monkeypatch.setattr(cells, "make_overlay", make_overlay)
     assert main([*SWEEP, "jobs=1"]) == 0
-    # Neither the first one, which runs at once, nor the one that is stored.
+    # The first cell runs at once; the stored one does not run.
     assert sorted(prepared) == ["4.37.0", "4.38.0", "4.38.2"]
 
 
@@ -71,13 +71,13 @@ def test_a_stored_cell_is_not_used_for_other_inputs(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = ["seed=1", "scenario.tokens=400", "launch.threads=2", "pins.deepspeed=0.19.8"]
-    here = machine.facts()
+    facts = machine.facts()
     for number, change in enumerate(["", *overrides, "code", "torch", "python"], 1):
         with monkeypatch.context() as patch:
             if change == "code":
                 patch.setattr(cells, "code", lambda scenario: "another")
             elif change in ("torch", "python"):
-                patch.setattr(machine, "facts", lambda name=change: {**here, name: "another"})
+                patch.setattr(machine, "facts", lambda name=change: {**facts, name: "another"})
 
             assert main([*ONE, change] if change in overrides else ONE) == 0
         assert len(upstream.tested) == number, change
@@ -86,8 +86,8 @@ def test_a_stored_cell_is_not_used_for_other_inputs(
 def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
     paths = sources(catalog.places()["rope_zero_init"], "harness.run.grade")
     files = {f"{path.parent.name}/{path.name}" for path in paths}
-    own = {"rope_zero_init/scenario.py", "transformers/_rope_models.py"}
-    assert own | {"run/grade.py", "rank/run_folder.py"} <= files
+    scenario_files = {"rope_zero_init/scenario.py", "transformers/_rope_models.py"}
+    assert scenario_files | {"run/grade.py", "rank/run_folder.py"} <= files
     assert "bf16_clip/scenario.py" not in files
     assert cells.code("rope_zero_init") != cells.code("bf16_clip")
 
@@ -140,8 +140,8 @@ def test_another_failure_is_an_inconclusive_cell(
     upstream: Upstream, error: Exception, failed: cells.Failed | None
 ) -> None:
     upstream.error = error
-    ((_, found),) = executor.find_all([RELEASED_RUN], jobs=1, failed=failed)
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, str(error))
+    ((_, failed_cell),) = executor.find_all([RELEASED_RUN], jobs=1, failed=failed)
+    assert (failed_cell.status, failed_cell.reason) == (Status.INCONCLUSIVE, str(error))
 
 
 def test_a_full_disk_ends_a_sweep_with_one_line(
@@ -378,11 +378,11 @@ def test_different_failures_crashes_and_statuses_give_no_hint() -> None:
 def test_the_remaining_time_is_estimated_from_cells_that_ran(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    seconds = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
     clock = matrix.Clock(10)
     clock.tick(replace(CELL, stored=True))
     assert clock.left() == "[1/10]"
-    now[0] = 20.0
+    seconds[0] = 20.0
     clock.tick(CELL)
     assert clock.left() == "[2/10, 3 min left]"

@@ -19,12 +19,12 @@ RELEASES = {("deepspeed", "2.0"): release("2.0", "2024-03-01")}
 
 
 def kinds(tonight: list[ReleaseResult], before: list[ReleaseResult]) -> dict[str | None, str]:
-    found = changes.of_releases(tonight, before, RELEASES, DAY)
-    return {change.version: change.kind for change in found}
+    differences = changes.of_releases(tonight, before, RELEASES, DAY)
+    return {change.version: change.kind for change in differences}
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "kind"),
+    ("before", "after", "kind"),
     [
         (NO, YES, "now affected"),
         (YES, NO, "no longer affected"),
@@ -37,10 +37,10 @@ def kinds(tonight: list[ReleaseResult], before: list[ReleaseResult]) -> dict[str
     ],
 )
 def test_a_release_is_compared_with_the_one_before_it(
-    before: Status, now: Status, kind: str | None
+    before: Status, after: Status, kind: str | None
 ) -> None:
     expected = {"2.0": kind} if kind else {}
-    assert kinds([result("2.0", now, 2)], [result("1.0", before)]) == expected
+    assert kinds([result("2.0", after, 2)], [result("1.0", before)]) == expected
 
 
 BRANCHES = [result("4.57.6", NO), result("5.1.0", YES), result("5.10.0", YES)]
@@ -101,7 +101,7 @@ GOOD, BAD, LOST = Verdict.REPRODUCED, Verdict.NOT_REPRODUCED, Verdict.INCONCLUSI
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "kind"),
+    ("before", "after", "kind"),
     [
         ([], GOOD, None),
         ([], BAD, "no longer reproduces"),
@@ -115,25 +115,25 @@ GOOD, BAD, LOST = Verdict.REPRODUCED, Verdict.NOT_REPRODUCED, Verdict.INCONCLUSI
     ],
 )
 def test_a_scenario_of_ours_is_compared_with_its_last_certain_verdict(
-    before: list[Verdict], now: Verdict, kind: str | None
+    before: list[Verdict], after: Verdict, kind: str | None
 ) -> None:
     earlier = [own(verdict, night) for night, verdict in enumerate(before)]
-    found = changes.of_ours([own(now, 9)], [*earlier, own(BAD, scenario="bf16_clip")], DAY)
-    assert [change.kind for change in found] == ([kind] if kind else [])
-    assert bool(changes.worse(found)) is (kind == "no longer reproduces")
+    differences = changes.of_ours([own(after, 9)], [*earlier, own(BAD, scenario="bf16_clip")], DAY)
+    assert [change.kind for change in differences] == ([kind] if kind else [])
+    assert bool(changes.worse(differences)) is (kind == "no longer reproduces")
 
 
 def test_a_newly_yanked_release_is_reported_for_each_scenario_that_tested_it() -> None:
     old = [release("1.0", "2024-01-01"), release("1.1", "2024-02-01", yanked=True)]
-    now = [release(v, day, True) for v, day in [("1.0", "2024-01-01"), ("1.1", "2024-02-01")]]
-    now += [release("1.2", "2024-03-01", True)]
-    known = [result("1.0", YES), result("1.0", NO, scenario="bf16_clip"), result("1.1", YES)]
-    found = changes.of_yanked(now, {(r.package, r.version): r for r in old}, known)
-    assert [(c.kind, c.scenario, c.version, c.before) for c in found] == [
+    releases = [release(v, day, True) for v, day in [("1.0", "2024-01-01"), ("1.1", "2024-02-01")]]
+    releases += [release("1.2", "2024-03-01", True)]
+    results = [result("1.0", YES), result("1.0", NO, scenario="bf16_clip"), result("1.1", YES)]
+    yanks = changes.of_yanked(releases, {(r.package, r.version): r for r in old}, results)
+    assert [(c.kind, c.scenario, c.version, c.before) for c in yanks] == [
         ("yanked", "bf16_clip", "1.0", "not affected"),
         ("yanked", SCENARIO, "1.0", "affected"),
     ]
-    assert not changes.worse(found)
+    assert not changes.worse(yanks)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_newly_yanked_release_is_reported_for_each_scenario_that_tested_it() -
     ids=["long", "short"],
 )
 def test_a_long_reason_is_cut_and_marked(reason: str, end: str) -> None:
-    now = result("2.0", UNSUPPORTED, 2)
-    now = replace(now, cell=replace(now.cell, reason=reason))
-    (change,) = changes.of_releases([now], [result("1.0", NO)], RELEASES, DAY)
+    row = result("2.0", UNSUPPORTED, 2)
+    row = replace(row, cell=replace(row.cell, reason=reason))
+    (change,) = changes.of_releases([row], [result("1.0", NO)], RELEASES, DAY)
     assert end in change.message

@@ -27,17 +27,17 @@ def test_some_faults_end_as_documented(tmp_path: Path) -> None:
     words = f"-m tests.chaos --faults {len(SOME)} --seed 7 --scenario sampler_shards --out {out}"
     kinds = [word for kind in SOME for word in ("--kind", kind)]
     command = [sys.executable, *words.split(), *kinds]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
     faults = json.loads((out / "faults.json").read_text())
     assert sorted(one["kind"] for one in faults) == sorted(SOME)
-    assert done.stdout.endswith("3 faults, 0 not as documented\n")
+    assert process.stdout.endswith("3 faults, 0 not as documented\n")
 
 
 def test_the_same_seed_makes_the_same_faults_of_every_kind() -> None:
-    first, again, other = (list(chaos.draw(KINDS, len(KINDS), seed)) for seed in (1, 1, 2))
-    assert first == again != other
-    assert {kind.name for _, kind, _, _ in first} == {kind.name for kind in KINDS}
+    faults, repeat, others = (list(chaos.draw(KINDS, len(KINDS), seed)) for seed in (1, 1, 2))
+    assert faults == repeat != others
+    assert {kind.name for _, kind, _, _ in faults} == {kind.name for kind in KINDS}
 
 
 # Commands with each kind of wrong result
@@ -45,7 +45,7 @@ def test_the_same_seed_makes_the_same_faults_of_every_kind() -> None:
 
 @pytest.fixture
 def case(recording: Recording, tmp_path: Path) -> Case:
-    """A case whose run is a recorded one, which is reproduced."""
+    """A case with a recorded run, which is reproduced."""
     (tmp_path / "case").mkdir()
     sandbox = Sandbox.under(tmp_path / "case", tmp_path / "cache")
     sandbox.runs.mkdir()
@@ -54,7 +54,7 @@ def case(recording: Recording, tmp_path: Path) -> Case:
 
 
 def ends(case: Case, *scripts: str) -> list[str]:
-    """What is wrong after commands have ended whose documented exit code is 0."""
+    """Run commands that should end with exit code 0; returns what is wrong."""
     for script in scripts or ("",):
         case.begin([sys.executable, "-c", script])
     return finish(case, frozenset({0})).wrong
@@ -67,14 +67,14 @@ def test_an_undocumented_end_of_a_command_is_wrong(case: Case) -> None:
         "import subprocess; subprocess.Popen(['sleep', '100'])": "is left: sleep, sleep 100",
         "import sys; print('Traceback (most recent call last)', file=sys.stderr)": "stderr has",
     }
-    for wrong, part in zip(ends(case, *expected), expected.values(), strict=True):
-        assert part in wrong
+    for complaint, part in zip(ends(case, *expected), expected.values(), strict=True):
+        assert part in complaint
 
 
 def test_a_verdict_that_grades_differently_is_wrong(case: Case) -> None:
     next(case.sandbox.runs.rglob("rank_1.jsonl")).unlink()
-    (wrong,) = ends(case)
-    assert wrong.startswith("reproduced on disk, graded again inconclusive")
+    (complaint,) = ends(case)
+    assert complaint.startswith("reproduced on disk, graded again inconclusive")
 
 
 def test_reproduced_on_changed_evidence_is_wrong(case: Case) -> None:

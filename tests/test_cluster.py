@@ -95,25 +95,25 @@ def test_a_refusal_is_a_mistake_unless_the_controller_is_away(
 
 
 def test_looks_at_the_queue_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(slurm, "_queued", lambda names: ({}, ""))
-    queue = slurm.Queue(_begun=now[0])
+    queue = slurm.Queue(_begun=clock[0])
     for _ in range(36_000):
         queue.look("a")
-        now[0] += 0.1
-    assert 240 < queue.looks < 300  # of an hour
+        clock[0] += 0.1
+    assert 240 < queue.looks < 300  # in an hour
 
 
 def test_a_controller_that_is_away_for_long_ends_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(slurm, "_queued", lambda name: (None, "connect failure"))
-    queue = slurm.Queue(_answered=now[0])
+    queue = slurm.Queue(_answered=clock[0])
     assert queue.look("a") is None
-    now[0] += slurm.SILENT + 20
+    clock[0] += slurm.SILENT + 20
     with pytest.raises(slurm.Unreachable, match="connect failure"):
         queue.look("a")
 
@@ -135,7 +135,7 @@ def test_the_folders_of_killed_commands_are_deleted_after_a_week(pretended: Slur
         folder.mkdir()
     past = time.time() - batch.KEPT - 60
     os.utime(old, (past, past))
-    done(tasks(1))
+    results_of(tasks(1))
     assert [old.exists(), young.exists()] == [False, True]
 
 
@@ -204,30 +204,30 @@ def tasks(*numbers: int, cores: int = 1) -> list[Work]:
     return [Work(n, Shape(cores, 0)) for n in numbers]
 
 
-def done(works: Sequence[Work], **changes: Any) -> dict[int, Any]:
+def results_of(works: Sequence[Work], **changes: Any) -> dict[int, Any]:
     with Batch(works, double, on(**changes), silent) as submitted:
         return dict(submitted.results())
 
 
 def test_each_task_gives_its_value(pretended: Slurm) -> None:
-    assert done(tasks(3, 4, 5)) == {0: 6, 1: 8, 2: 10}
+    assert results_of(tasks(3, 4, 5)) == {0: 6, 1: 8, 2: 10}
     assert [arguments for _, arguments, _, _ in pretended.submitted] == [[3, 4, 5]]
     assert list(batch.home().iterdir()) == []
 
 
 def test_arrays_have_one_shape_and_are_no_larger_than_slurm_accepts(pretended: Slurm) -> None:
     pretended.largest = 3
-    done([*tasks(1, 2, 3, 4), *tasks(5, 6, cores=4)], most=100)
+    results_of([*tasks(1, 2, 3, 4), *tasks(5, 6, cores=4)], most=100)
     submitted = [(arguments, shape.cores) for _, arguments, shape, _ in pretended.submitted]
     assert submitted == [([5, 6], 4), ([1, 2, 3], 1), ([4], 1)]
 
 
 def test_a_lost_task_is_submitted_once_more_and_then_lost(pretended: Slurm) -> None:
     pretended.lose = {2}
-    found = done(tasks(1, 2))
-    assert found[0] == 2
-    assert isinstance(found[1], Lost)
-    assert str(found[1]).startswith("lost 2 times: Slurm task 2: NODE_FAIL, 2; it wrote no log")
+    outcomes = results_of(tasks(1, 2))
+    assert outcomes[0] == 2
+    assert isinstance(outcomes[1], Lost)
+    assert str(outcomes[1]).startswith("lost 2 times: Slurm task 2: NODE_FAIL, 2; it wrote no log")
     assert [arguments for _, arguments, _, _ in pretended.submitted] == [[1, 2], [2]]
 
 
@@ -246,7 +246,7 @@ def test_half_a_result_is_no_result_yet(pretended: Slurm, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(slurm, "result", slowly)
     pretended.queued = {"1": Waiting("RUNNING", "")}
-    assert done(tasks(4)) == {0: 8}
+    assert results_of(tasks(4)) == {0: 8}
     assert len(looks) == 3
 
 
@@ -279,15 +279,15 @@ def test_the_progress_says_how_many_and_why_they_wait(pretended: Slurm) -> None:
         "1_1": Waiting("PENDING", "Priority"),
         "1_2": Waiting("PENDING", "Resources"),
     }
-    said: list[str] = []
-    with Batch(tasks(1, 2, 3), double, on(), said.append) as submitted:
+    lines: list[str] = []
+    with Batch(tasks(1, 2, 3), double, on(), lines.append) as submitted:
         next(submitted.results())
         for state in ("RUNNING", "PENDING"):
             pretended.queued["1_1"] = Waiting(state, "Resources")
             submitted.queue._next = 0.0
             submitted._look()
-    assert said[0].startswith("1 queued, 1 running, 1 ended")
-    assert said[1].startswith("2 queued (Resources), 0 running, 1 ended")
+    assert lines[0].startswith("1 queued, 1 running, 1 ended")
+    assert lines[1].startswith("2 queued (Resources), 0 running, 1 ended")
 
 
 # Cells and runs.
@@ -356,9 +356,9 @@ def test_what_has_no_overlay_is_not_sent_as_a_node_would_give_another_reason(
 
     monkeypatch.setattr(cluster, "make_overlay", no_wheel)
     configs = [replace(ON_SLURM, pins={"transformers": r}) for r in ("4.37.0", "4.38.0")]
-    found = dict(cluster.find_all(configs))
-    assert (found[0].status, found[0].reason) == (Status.UNSUPPORTED, "no wheel")
-    assert found[1].status is Status.NOT_AFFECTED
+    cell_of = dict(cluster.find_all(configs))
+    assert (cell_of[0].status, cell_of[0].reason) == (Status.UNSUPPORTED, "no wheel")
+    assert cell_of[1].status is Status.NOT_AFFECTED
     assert sent == ["4.38.0"]
 
 
@@ -401,12 +401,12 @@ def test_runs_come_with_their_output_and_a_broken_scenario_is_one_of_them(
     broken = replace(base, scenario="broken", params=None, pins={})
 
     def run_in_block(config: RunConfig) -> tuple[str, suite.Done]:
-        done = suite.not_run(config.scenario, Unsupported("because"), terminal())
-        return f"the block of {config.scenario}\n", done
+        refusal = suite.not_run(config.scenario, Unsupported("because"), terminal())
+        return f"the block of {config.scenario}\n", refusal
 
     monkeypatch.setattr(suite, "run_in_block", run_in_block)
-    done = dict(executor.side_by_side([base, broken], terminal()))
-    assert [done[index].result.scenario for index in range(2)] == ["bf16_clip", "broken"]
+    runs = dict(executor.side_by_side([base, broken], terminal()))
+    assert [runs[index].result.scenario for index in range(2)] == ["bf16_clip", "broken"]
     assert "the block of bf16_clip" in capsys.readouterr().out
 
 
@@ -439,17 +439,17 @@ def test_models_are_parts_of_one_task_each_and_a_lost_part_is_sent_again(
     models = [f"{made_models.__file__}:{name}" for name in ("make", "make_crashing")]
     asking = Asking(Releases(tmp_path, {}), models, ["loss"])
 
-    def asked() -> list[tuple[Answered, str, bool]]:
+    def answers() -> list[tuple[Answered, str, bool]]:
         rows = ask(asking, lambda _: None, partial(of_models.rows, on=on(), say=silent))
         return [(row.answer.status, row.answer.reason, row.stored) for row in rows]
 
     pretended.lose = [replace(asking, models=models[1:], jobs=of_models.CORES)]
-    right, lost = asked()
-    assert right == (Answered.RIGHT, "", False)
-    assert lost[0] is Answered.NO_ANSWER
-    assert lost[1].startswith("lost 2 times: Slurm task 2: NODE_FAIL")
+    answer, lost_answer = answers()
+    assert answer == (Answered.RIGHT, "", False)
+    assert lost_answer[0] is Answered.NO_ANSWER
+    assert lost_answer[1].startswith("lost 2 times: Slurm task 2: NODE_FAIL")
     pretended.lose, before = (), len(pretended.submitted)
-    assert [(status, stored) for status, _, stored in asked()] == [
+    assert [(status, stored) for status, _, stored in answers()] == [
         (Answered.RIGHT, True),
         (Answered.RIGHT, False),
     ]
@@ -465,8 +465,8 @@ def test_a_run_folder_that_is_not_here_is_named(
     ended = replace(suite.not_run("bf16_clip", Inconclusive(""), terminal()), folder=gone)
     together(monkeypatch)
     monkeypatch.setattr(suite, "run_in_block", lambda config: ("", ended))
-    ((_, found),) = cluster.run_all([base], terminal())
-    assert "is not here: name runs=DIR that all nodes see" in found.result.reasons[0]
+    ((_, refusal),) = cluster.run_all([base], terminal())
+    assert "is not here: name runs=DIR that all nodes see" in refusal.result.reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -482,7 +482,7 @@ def test_a_run_folder_that_is_not_here_is_named(
 def test_a_task_gets_a_core_for_each_thread_and_a_gpu_for_each_rank(
     words: list[str], shape: Shape, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: ())  # this machine has none, and nodes have
+    monkeypatch.setattr(machine, "gpus", lambda: ())  # this machine has none, but nodes do
     composed = command_line.compose(["scenario=bf16_clip", "variant=buggy", "on=slurm", *words])
     assert (cluster._shape(composed), cells.lane_of(composed)) == (shape, lane)
 
@@ -512,7 +512,7 @@ def test_without_slurm_one_line_says_what_is_missing(
 
 
 def test_submitit_is_imported_only_to_submit() -> None:
-    """``on=slurm`` is an extra: without it no command may need it."""
+    """Without ``on=slurm`` no command may need this extra package."""
     commands = sorted(path.stem for path in (ROOT / "harness" / "cli").glob("[a-z]*.py"))
     assert commands
     script = (
@@ -520,7 +520,7 @@ def test_submitit_is_imported_only_to_submit() -> None:
         "    importlib.import_module(f'harness.cli.{name}')\n"
         "print([name for name in sys.modules if 'submitit' in name or 'slurm' in name])"
     )
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert found.stdout.strip() == "[]"
+    assert process.stdout.strip() == "[]"

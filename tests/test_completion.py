@@ -11,7 +11,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("line", "word", "other"),
+    ("line", "word", "mismatch"),
     [
         ("ch", "check", "run"),
         ("run sc", "scenario=", "sc"),
@@ -20,12 +20,12 @@ import pytest
         ("check --js", "--json", "--strict"),
     ],
 )
-def test_a_word_is_completed(line: str, word: str, other: str, tmp_path: Path) -> None:
+def test_a_word_is_completed(line: str, word: str, mismatch: str, tmp_path: Path) -> None:
     typed = f"distributed-bugs {line}"
-    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": typed, "COMP_POINT": str(len(typed))}
+    request = {"_ARGCOMPLETE": "1", "COMP_LINE": typed, "COMP_POINT": str(len(typed))}
     answer = {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "answer")}
     command = [sys.executable, "-m", "harness"]
-    subprocess.run(command, env={**os.environ, **asked, **answer}, timeout=60, check=True)
-    found = [each.strip() for each in (tmp_path / "answer").read_text().split("\013")]
-    assert word in found
-    assert other not in found
+    subprocess.run(command, env={**os.environ, **request, **answer}, timeout=60, check=True)
+    completions = [each.strip() for each in (tmp_path / "answer").read_text().split("\013")]
+    assert word in completions
+    assert mismatch not in completions

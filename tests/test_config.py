@@ -71,7 +71,7 @@ def test_a_version_is_never_read_as_a_number(version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "given"),
+    ("typed", "expected"),
     [
         ("pins.up=0.10", "pins.up='0.10'"),
         ("pins.up=0.10,0.20", "pins.up='0.10','0.20'"),
@@ -83,8 +83,8 @@ def test_a_version_is_never_read_as_a_number(version: str) -> None:
         ("--multirun", "--multirun"),
     ],
 )
-def test_only_a_pin_that_looks_like_a_number_is_quoted(typed: str, given: str) -> None:
-    assert understood(typed) == given
+def test_only_a_pin_that_looks_like_a_number_is_quoted(typed: str, expected: str) -> None:
+    assert understood(typed) == expected
 
 
 def test_the_command_says_how_to_run_it_again() -> None:

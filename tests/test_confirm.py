@@ -1,4 +1,4 @@
-"""Recorded results that are run again: which are due, and whose a difference is."""
+"""Recorded results that are run again: which are due, and what caused a difference."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ __all__ = ["world"]
 Capture = pytest.CaptureFixture[str]
 
 
-def known(*days: str) -> list[Cell]:
+def confirmed_on(*days: str) -> list[Cell]:
     return [replace(cell(f"0.{n}.0", NO), confirmed=day) for n, day in enumerate(days)]
 
 
-def versions(found: list[Cell]) -> list[str]:
-    return sorted(one.pins["deepspeed"] for one in found)
+def versions(cells: list[Cell]) -> list[str]:
+    return sorted(one.pins["deepspeed"] for one in cells)
 
 
 def test_the_results_that_were_confirmed_longest_ago_are_due_first() -> None:
-    of = known("2026-03-03", "2026-03-01", "2026-03-02", "2026-03-04")
-    assert versions(confirmations.due(of, "2026-03-05", 2)) == ["0.1.0", "0.2.0"]
-    seen = {confirmations.key(of[1]): "2026-03-05"}
-    assert versions(confirmations.due(of, "2026-03-05", 2, seen)) == ["0.0.0", "0.2.0"]
+    cells = confirmed_on("2026-03-03", "2026-03-01", "2026-03-02", "2026-03-04")
+    assert versions(confirmations.due(cells, "2026-03-05", 2)) == ["0.1.0", "0.2.0"]
+    days = {confirmations.key(cells[1]): "2026-03-05"}
+    assert versions(confirmations.due(cells, "2026-03-05", 2, days)) == ["0.0.0", "0.2.0"]
 
 
 def test_on_one_day_all_machines_choose_the_same_and_on_another_day_others() -> None:
-    of = known(*["2026-03-01"] * 60)
-    mixed = random.Random(1).sample(of, len(of))
-    chosen = confirmations.due(of, "2026-03-05", 10)
+    cells = confirmed_on(*["2026-03-01"] * 60)
+    mixed = random.Random(1).sample(cells, len(cells))
+    chosen = confirmations.due(cells, "2026-03-05", 10)
     assert confirmations.due(mixed, "2026-03-05", 10) == chosen
-    assert confirmations.due(of, "2026-03-06", 10) != chosen
+    assert confirmations.due(cells, "2026-03-06", 10) != chosen
 
 
 def test_results_of_another_environment_are_not_compared(record: object) -> None:
     record(v4_36_2=YES)  # type: ignore[operator]
-    (one,) = affected.of("rope_zero_init")
-    here = one.environment
-    assert len(confirmations.recorded(["rope_zero_init"], here)) == 1
+    (recorded_cell,) = affected.of("rope_zero_init")
+    environment = recorded_cell.environment
+    assert len(confirmations.recorded(["rope_zero_init"], environment)) == 1
     assert not confirmations.recorded(["rope_zero_init"], ("cpu", "3.9", "1.0.0"))
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "same"),
+    ("before", "after", "alike"),
     [
         ("the norm was 1.08, 2e-06 aside", "the norm was 1.2, 3e-06 aside", True),
         ("the norm was 1.08 of 10", "the norm was 1.08 of 20", False),
@@ -65,15 +65,15 @@ def test_results_of_another_environment_are_not_compared(record: object) -> None
     ],
 )
 def test_reasons_are_alike_if_only_the_machine_can_make_the_difference(
-    before: str, now: str, same: bool
+    before: str, after: str, alike: bool
 ) -> None:
-    one, other = (replace(cell("1", NO), reason=reason) for reason in (before, now))
-    assert (confirmations.difference(one, other) == "") is same
+    older, newer = (replace(cell("1", NO), reason=reason) for reason in (before, after))
+    assert (confirmations.difference(older, newer) == "") is alike
 
 
 def test_another_status_is_a_difference() -> None:
-    found = confirmations.difference(cell("1", YES), cell("1", NO))
-    assert found == "not affected, recorded as affected"
+    difference = confirmations.difference(cell("1", YES), cell("1", NO))
+    assert difference == "not affected, recorded as affected"
 
 
 @pytest.fixture
@@ -85,16 +85,16 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_recorded")
-@pytest.mark.parametrize(("then", "whose"), [(YES, "ours"), (NO, "the record's")])
+@pytest.mark.parametrize(("status", "owner"), [(YES, "ours"), (NO, "the record's")])
 def test_a_difference_is_ours_if_the_code_of_the_record_still_gives_it(
-    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch, then: Status, whose: str
+    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch, status: Status, owner: str
 ) -> None:
-    old = replace(cell("0.13.0", YES), status=then)
+    old = replace(cell("0.13.0", YES), status=status)
     monkeypatch.setattr(confirmations, "found_at", lambda *_: old)
     assert main(["confirm", f"scenario={SCENARIO}", "lane=cpu"]) == ExitCode.NOT_AS_EXPECTED
     assert sorted(world.versions) == ["0.13.0", "0.13.0", "0.13.1"]  # a difference is run twice
     out = " ".join(capsys.readouterr().out.split())
-    assert f"1 as recorded, 1 differ (1 {whose})" in out
+    assert f"1 as recorded, 1 differ (1 {owner})" in out
     assert "deepspeed 0.13.0: not affected, recorded as affected" in out
 
 
@@ -129,8 +129,8 @@ def test_the_commit_of_a_result_is_the_oldest_that_has_it_as_it_is(
     monkeypatch.setattr(confirmations, "ROOT", tmp_path)
     monkeypatch.setattr(catalog, "folder", lambda _: tmp_path)
     git(tmp_path, "init", "-q")
-    one, other = (dict(asdict(cell(version, YES))) for version in ("0.13.0", "0.13.1"))
-    commit([one | {"reason": "older"}])
-    recorded = commit([one])
-    commit([one, other])
+    entry, neighbour = (dict(asdict(cell(version, YES))) for version in ("0.13.0", "0.13.1"))
+    commit([entry | {"reason": "older"}])
+    recorded = commit([entry])
+    commit([entry, neighbour])
     assert confirmations.commit_of(cell("0.13.0", YES)) == recorded

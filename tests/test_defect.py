@@ -59,8 +59,8 @@ def site(tmp_path: Path, source: str = SOURCE) -> Path:
     return tmp_path
 
 
-def kept(source: str, rank: int, for_clipping: bool) -> list[str]:
-    """The gradients that the optimizer of a source keeps: of a replicated one and split ones."""
+def kept_names(source: str, rank: int, for_clipping: bool) -> list[str]:
+    """The gradients, out of a replicated and two split ones, that the source's optimizer keeps."""
     names = {"norm": (False, False), "dense": (True, False), "tied": (True, True)}
     gradients = [
         SimpleNamespace(name=name, split=split, shared_by_stages=shared)
@@ -68,16 +68,16 @@ def kept(source: str, rank: int, for_clipping: bool) -> list[str]:
     ]
     scope: dict[str, Any] = {}
     exec(source, scope)
-    found: list[str] = scope["BF16_Optimizer"](rank, gradients).get_grads_for_norm(for_clipping)
-    return found
+    survivors: list[str] = scope["BF16_Optimizer"](rank, gradients).get_grads_for_norm(for_clipping)
+    return survivors
 
 
 def test_the_edit_puts_the_bug_in_and_moves_one_block_in_its_scope() -> None:
     edited = edits.edited(DEFECT, SOURCE, RELEASE)
-    assert kept(SOURCE, 1, for_clipping=True) == ["norm", "dense", "tied"]
-    assert kept(edited, 1, for_clipping=True) == ["dense", "tied"]
+    assert kept_names(SOURCE, 1, for_clipping=True) == ["norm", "dense", "tied"]
+    assert kept_names(edited, 1, for_clipping=True) == ["dense", "tied"]
     for rank, for_clipping in [(0, True), (0, False), (1, False)]:
-        assert kept(edited, rank, for_clipping) == kept(SOURCE, rank, for_clipping)
+        assert kept_names(edited, rank, for_clipping) == kept_names(SOURCE, rank, for_clipping)
     assert edited.partition("class BF16")[0] == SOURCE.partition("class BF16")[0]
     check_moved_block(edits.diff(DEFECT.file, SOURCE, edited))
 
@@ -119,15 +119,15 @@ def test_a_linked_file_keeps_its_text_and_the_old_bytecode_is_deleted(tmp_path: 
     compiled.mkdir()
     for name in ("bf16_optimizer.cpython-311.pyc", "bf16_optimizer_too.cpython-311.pyc"):
         (compiled / name).write_bytes(b"released")
-    shown, edited = edits.apply_defect(DEFECT, tmp_path, RELEASE), file.read_text()
+    diff, edited = edits.apply_defect(DEFECT, tmp_path, RELEASE), file.read_text()
     assert (tmp_path / "pristine.py").read_text() == SOURCE
     assert edited == edits.edited(DEFECT, SOURCE, RELEASE)
-    assert shown == edits.diff(DEFECT.file, SOURCE, edited)
+    assert diff == edits.diff(DEFECT.file, SOURCE, edited)
     assert os.listdir(compiled) == ["bf16_optimizer_too.cpython-311.pyc"]
 
 
 def check_moved_block(diff: str) -> None:
-    """Check that a diff does nothing but indent one ``if not (...)`` block less."""
+    """Check that a diff only dedents one ``if not (...)`` block."""
     lines = [line for line in diff.splitlines() if not line.startswith(("---", "+++"))]
     assert sum(line.startswith("@@") for line in lines) == 1
     changed = [index for index, line in enumerate(lines) if line.startswith(("-", "+"))]
@@ -150,5 +150,5 @@ def test_in_a_release_the_edit_moves_exactly_one_block(release: str) -> None:
     pytest.importorskip("uv", reason="a box with a bundle makes no overlays")
     scenario, cache = catalog.scenario("bf16_clip"), cache_folder()
     stack = resolution.stack(scenario, pins.complete(scenario, {"deepspeed": release}), cache)
-    with overlay.borrowed(stack, (DEFECT,), cache) as lent:
-        check_moved_block(lent.diff)
+    with overlay.borrowed(stack, (DEFECT,), cache) as edited_overlay:
+        check_moved_block(edited_overlay.diff)

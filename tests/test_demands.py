@@ -80,16 +80,16 @@ def test_admit_runs_nothing_before_the_demands_are_met(
 
 
 def test_a_bug_needs_a_short_script_and_an_unknown_one_a_text(folders: Path) -> None:
-    known = catalog.scenario(NAME)
-    unknown = replace(known, known_upstream=False)
+    known_bug = catalog.scenario(NAME)
+    unknown_bug = replace(known_bug, known_upstream=False)
     with pytest.raises(Missing, match=r"there is no report\.py"):
-        admit.report(NAME, known)
+        admit.report(NAME, known_bug)
     script = catalog.folder(NAME) / "report.py"
     script.write_text("print()\n" * 40)
-    assert admit.report(NAME, known) == "40 lines"
+    assert admit.report(NAME, known_bug) == "40 lines"
     with pytest.raises(Missing, match=r"there is no report\.md"):
-        admit.report(NAME, unknown)
+        admit.report(NAME, unknown_bug)
     script.with_name("report.md").touch()
     script.write_text("print()\n" * 41)
     with pytest.raises(Missing, match="has 41 lines, more than 40"):
-        admit.report(NAME, unknown)
+        admit.report(NAME, unknown_bug)

@@ -15,7 +15,7 @@ HOST = [f"0x{index:08x}" for index in range(10)]
 SAME = {"host": "0x3f666666", "device": "0x3f666666"}
 
 
-def seen(device: str = "cuda", dtype: str = "torch.float32", **changed: Any) -> Records:
+def records(device: str = "cuda", dtype: str = "torch.float32", **changed: Any) -> Records:
     """What an H200 computes with a plain divisor: powers 4 and 9 of 10 differ."""
     values = {
         "bits": {"host": HOST, "device": [*HOST[:4], "0x1", *HOST[5:9], "0x2"]},
@@ -27,13 +27,13 @@ def seen(device: str = "cuda", dtype: str = "torch.float32", **changed: Any) -> 
 
 
 def test_the_figures_of_the_report_are_the_documented_symptom() -> None:
-    found = device_math.detect(seen())
-    assert found is not None
-    assert found.documented
-    assert "elements [4, 9] of 10 differ; the last is 7.94328212738037109375" in found.message
-    assert "9 / 10 is 0x3f666666 and 0x3f666667" in found.message
-    assert found.magnitude == pytest.approx(9.5e-7, rel=0.01)
-    assert found.unit == "between the CPU's power and the device's"
+    finding = device_math.detect(records())
+    assert finding is not None
+    assert finding.documented
+    assert "elements [4, 9] of 10 differ; the last is 7.94328212738037109375" in finding.message
+    assert "9 / 10 is 0x3f666666 and 0x3f666667" in finding.message
+    assert finding.magnitude == pytest.approx(9.5e-7, rel=0.01)
+    assert finding.unit == "between the CPU's power and the device's"
 
 
 @pytest.mark.parametrize(
@@ -47,15 +47,15 @@ def test_the_figures_of_the_report_are_the_documented_symptom() -> None:
     ],
 )
 def test_other_figures_are_not_the_documented_symptom(changed: dict[str, Any]) -> None:
-    found = device_math.detect(seen(**changed))
-    assert found is not None
-    assert not found.documented
+    finding = device_math.detect(records(**changed))
+    assert finding is not None
+    assert not finding.documented
 
 
 def test_the_fourth_element_alone_proves_nothing() -> None:
-    """It differs also if the divisor is a tensor."""
+    """It also differs if the divisor is a tensor."""
     bits = {"host": HOST, "device": [*HOST[:4], "0x1", *HOST[5:]]}
-    assert device_math.detect(seen(bits=bits, quotient=SAME)) is None
+    assert device_math.detect(records(bits=bits, quotient=SAME)) is None
 
 
 @pytest.mark.parametrize(
@@ -67,15 +67,15 @@ def test_the_fourth_element_alone_proves_nothing() -> None:
     ],
 )
 def test_only_a_gpu_in_float32_triggers_it(device: str, dtype: str, met: bool) -> None:
-    exercise = device_math.exercised(seen(device, dtype))
+    exercise = device_math.exercised(records(device, dtype))
     assert exercise.met is met
     assert f"with those of {device.upper()}, in {dtype.removeprefix('torch.')}" in exercise.text
 
 
 def planned(**changed: Any) -> str:
-    """What the plan finds wrong with the facts of ``seen``, on a GPU."""
+    """The plan's complaint about the facts of ``records``, on a GPU."""
     at = Position(device_math.Params(), 0, 0, 1, Lane.GPU, {}, "")
-    (values,) = seen(bits={"host": HOST, "device": HOST}, **changed).of("values")
+    (values,) = records(bits={"host": HOST, "device": HOST}, **changed).of("values")
     return wrong_facts(device_math.plan(at)["values"].facts_of(0), values)
 
 

@@ -60,19 +60,19 @@ class Nightlies:
         path = f"{python.parent}:/usr/bin:/bin"
         self.environment = {"PATH": path, "REPORT": str(self.report), "LOG": str(self.log)}
 
-    def begin(self, *words: str, user: int | None = None, **given: str) -> subprocess.Popen[str]:
+    def begin(self, *words: str, user: int | None = None, **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [str(ROOT / "docker" / "nightly"), *words],
-            env={**self.environment, **given},
+            env={**self.environment, **env},
             text=True,
             stderr=subprocess.PIPE,
             user=user,
             preexec_fn=hear_signals,
         )
 
-    def run(self, *words: str, user: int | None = None, **given: str) -> tuple[int, str]:
+    def run(self, *words: str, user: int | None = None, **env: str) -> tuple[int, str]:
         """The exit code of a nightly, and its stderr."""
-        nightly = self.begin(*words, user=user, **given)
+        nightly = self.begin(*words, user=user, **env)
         _, errors = nightly.communicate(timeout=30)
         return nightly.returncode, errors
 
@@ -82,7 +82,7 @@ class Nightlies:
         return [tuple(json.loads(line)) for line in lines]
 
     def signalled(self, command: str, *numbers: signal.Signals) -> int:
-        """The exit code of a nightly that gets signals while this command goes on."""
+        """The exit code of a nightly that gets signals while this command runs."""
         nightly = self.begin(LINGERS=command)
         try:
             deadline = time.monotonic() + 30
@@ -160,8 +160,8 @@ def test_a_signal_ends_the_nightly_and_its_command(
 def test_a_missing_mount_is_a_mistake_in_one_line(
     nightlies: Nightlies, variable: str, advice: str
 ) -> None:
-    given: dict[str, Any] = {variable: f"{nightlies.report}/none"}
-    code, errors = nightlies.run(**given)
+    environment: dict[str, Any] = {variable: f"{nightlies.report}/none"}
+    code, errors = nightlies.run(**environment)
     assert (code, errors.count("\n")) == (2, 1)
     assert advice in errors
     assert not nightlies.commands()
@@ -196,7 +196,7 @@ def test_build_arguments_are_documented_and_in_the_compose_file(name: str) -> No
 
 @pytest.mark.parametrize("name", ["HOME", "HARNESS_CACHE", "UV_CACHE_DIR"])
 def test_any_user_can_write_where_a_nightly_writes(name: str) -> None:
-    """The image is run by users that it does not know, --user 1234."""
+    """Users that the image does not know run it: --user 1234."""
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
     folder = re.search(rf"\b{name}=(\S+)", dockerfile)
     opened = re.search(r"chmod 1777 (.*?);?$", dockerfile, flags=re.MULTILINE)
@@ -206,14 +206,14 @@ def test_any_user_can_write_where_a_nightly_writes(name: str) -> None:
 
 
 def complaints(workflow: Path) -> list[str]:
-    """What actionlint reports about a workflow; skips the test where there is none."""
+    """What actionlint reports about a workflow; skips the test if it is not installed."""
     program = shutil.which("actionlint")
     if program is None:
         pytest.skip("no actionlint on the PATH")
     command = [program, "-oneline", str(workflow)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1), done.stderr
-    return done.stdout.splitlines()
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode in (0, 1), process.stderr
+    return process.stdout.splitlines()
 
 
 def test_actionlint_accepts_the_workflow_and_rejects_a_mistake(tmp_path: Path) -> None:

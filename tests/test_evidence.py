@@ -27,16 +27,16 @@ def out(folders: Path) -> Path:
 def test_a_run_is_kept_as_json(recording: Recording, out: Path) -> None:
     assert main(["evidence", str(recording.folder), out.name]) == 0
     assert sorted(os.listdir(out.parent)) == ["0.19.8_h200x2.json"]
-    kept = json.loads((out.parent / "0.19.8_h200x2.json").read_text())
-    assert kept["result"]["verdict"] == "reproduced"
+    evidence = json.loads((out.parent / "0.19.8_h200x2.json").read_text())
+    assert evidence["result"]["verdict"] == "reproduced"
 
 
 def test_the_document_has_a_row_for_each_scenario_with_evidence() -> None:
     text = (ROOT / "docs" / "evidence.md").read_text()
-    kept = [name for name in catalog.sound() if run_folder.kept(name)]
+    names = [name for name in catalog.sound() if run_folder.kept(name)]
     rows = "".join(line for line in text.splitlines() if line.startswith("| "))
-    assert [name for name in kept if f"`{name}`" not in rows] == []
-    assert f"{len(kept)} scenarios ran on GPUs" in text
+    assert [name for name in names if f"`{name}`" not in rows] == []
+    assert f"{len(names)} scenarios ran on GPUs" in text
 
 
 def test_a_full_disk_leaves_nothing(

@@ -103,7 +103,7 @@ def sandbox(request: pytest.FixtureRequest, tmp_path: Path, cache: Path) -> Iter
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Iterator[Sandbox]:
-    """A sandbox whose cache is empty. A test of it must leave nothing."""
+    """A sandbox with an empty cache. Its tests must leave nothing."""
     sandbox = Sandbox.under(tmp_path, tmp_path / "cache")
     yield sandbox
     try:
@@ -134,21 +134,21 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def test_a_rank_killed_mid_run_is_inconclusive_and_named(sandbox: Sandbox) -> None:
     process = sandbox.start(*BUGGY_ALONE, LONG)
     os.kill(mid_run(sandbox, process)[0], signal.SIGKILL)
-    done = ended(process)
-    assert done.code == ExitCode.INCONCLUSIVE
+    ending = ended(process)
+    assert ending.code == ExitCode.INCONCLUSIVE
     assert outcome(sandbox) == ("inconclusive", "rank 0 failed first: was ended by SIGKILL")
-    assert "reproduced" not in done.out
+    assert "reproduced" not in ending.out
     sandbox.assert_nothing_left()
 
 
 @pytest.mark.launch
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_at_the_deadline_and_leaves_its_stack(sandbox: Sandbox) -> None:
-    done = sandbox.run(*BUGGY_ALONE, "launch.timeout=25", FAULT=SLEEPS, FAULTY="1")
-    assert done.code == ExitCode.INCONCLUSIVE
+    ending = sandbox.run(*BUGGY_ALONE, "launch.timeout=25", FAULT=SLEEPS, FAULTY="1")
+    assert ending.code == ExitCode.INCONCLUSIVE
     assert outcome(sandbox)[0] == "inconclusive"
     assert outcome(sandbox)[1].startswith("ended at its deadline after 2")
-    assert "reproduced" not in done.out
+    assert "reproduced" not in ending.out
     stacks = [(sandbox.folder() / "buggy" / f"stack_rank_{n}.txt").read_text() for n in (0, 1)]
     assert "harness/rank/scenario.py" in stacks[0]
     assert "sleep_forever" in stacks[1]
@@ -158,8 +158,8 @@ def test_a_rank_that_hangs_ends_at_the_deadline_and_leaves_its_stack(sandbox: Sa
 @pytest.mark.launch
 @pytest.mark.slow
 def test_ranks_that_exit_0_without_records_are_inconclusive(sandbox: Sandbox) -> None:
-    done = sandbox.run(*BUGGY_ALONE, FAULT="os._exit(0)", FAULTY="01")
-    assert done.code == ExitCode.INCONCLUSIVE
+    ending = sandbox.run(*BUGGY_ALONE, FAULT="os._exit(0)", FAULTY="01")
+    assert ending.code == ExitCode.INCONCLUSIVE
     assert outcome(sandbox) == ("inconclusive", "rank 0 left no complete records")
     assert json.loads((sandbox.folder() / "buggy" / EXIT_FILE).read_text())["code"] == 0
     sandbox.assert_nothing_left()
@@ -173,10 +173,10 @@ def test_ctrl_c_ends_all_processes_and_leaves_the_stacks(sandbox: Sandbox, comma
     process = sandbox.start(*BUGGY_ALONE, LONG)
     mid_run(sandbox, process)
     process.send_signal(signal.SIGINT)
-    done = ended(process)
+    ending = ended(process)
     sandbox.assert_nothing_left()
-    assert done.code == INTERRUPTED
-    assert done.complaint.startswith("interrupted")
+    assert ending.code == INTERRUPTED
+    assert ending.complaint.startswith("interrupted")
     for rank in (0, 1):
         stack = (sandbox.folder() / "buggy" / f"stack_rank_{rank}.txt").read_text()
         assert f"{SCENARIO}/scenario.py" in stack
@@ -200,9 +200,9 @@ def test_all_processes_end_with_a_killed_harness_and_the_next_run_cleans_up(
     ranks = mid_run(sandbox, process)
     assert any(p.name() == "sleep" for p in sandbox.living())
     process.kill()
-    done = process.wait()
+    code = process.wait()
     within(30, lambda: sandbox.living() == [], "the end of its ranks and their processes")
-    assert done == -signal.SIGKILL
+    assert code == -signal.SIGKILL
     assert not any(psutil.pid_exists(rank) for rank in ranks)
     again = command(sandbox, "grade", str(sandbox.folder()))
     assert again.code == ExitCode.INCONCLUSIVE
@@ -247,16 +247,16 @@ def test_a_command_whose_output_nobody_reads_ends_silently_with_its_exit_code(
     bare: Sandbox, words: str, redirection: str, code: int
 ) -> None:
     through = ("bash", "-c", f'"$@" {redirection}; exit ${{PIPESTATUS[0]}}', "bash")
-    done = bare.run(*words.split(), through=through, CUDA_VISIBLE_DEVICES="")
-    assert (done.code, done.err) == (code, "")
+    ending = bare.run(*words.split(), through=through, CUDA_VISIBLE_DEVICES="")
+    assert (ending.code, ending.err) == (code, "")
     if words.startswith("run"):
         assert json.loads((bare.folder() / VERDICT_FILE).read_text())["verdict"] == "unsupported"
 
 
 def test_an_output_that_cannot_be_written_is_reported_in_one_line(bare: Sandbox) -> None:
-    done = bare.run("list", through=("sh", "-c", '"$@" > /dev/full', "sh"))
-    assert done.code == ExitCode.INCONCLUSIVE
-    assert done.complaint == "no room on the disk: free some; --debug prints the traceback"
+    ending = bare.run("list", through=("sh", "-c", '"$@" > /dev/full', "sh"))
+    assert ending.code == ExitCode.INCONCLUSIVE
+    assert ending.complaint == "no room on the disk: free some; --debug prints the traceback"
 
 
 @pytest.mark.launch
@@ -268,9 +268,9 @@ def test_ctrl_c_while_an_overlay_is_made_leaves_nothing_of_it(tmp_path: Path) ->
     process = sandbox.start("run", f"scenario={DEFECT}", "variant=buggy", "lane=cpu")
     until(lambda: any(sandbox.cache.glob("overlays/.*/site-packages")), "a copy", process)
     process.send_signal(signal.SIGINT)
-    done = ended(process)
-    assert done.code == INTERRUPTED
-    assert done.complaint.startswith("interrupted")
+    ending = ended(process)
+    assert ending.code == INTERRUPTED
+    assert ending.complaint.startswith("interrupted")
     assert {p.name for p in overlay_cache.folders(sandbox.cache)} == {base}
     assert not sandbox.runs.exists()
     sandbox.assert_nothing_left()
@@ -284,10 +284,10 @@ def test_ctrl_c_while_the_index_does_not_answer_ends_uv_too(bare: Sandbox, tmp_p
         connection, _ = silent.accept()
         assert len(bare.living()) > 1
         process.send_signal(signal.SIGINT)
-        done = ended(process)
+        ending = ended(process)
         connection.close()
-    assert done.code == INTERRUPTED
-    assert done.complaint.startswith("interrupted")
+    assert ending.code == INTERRUPTED
+    assert ending.complaint.startswith("interrupted")
     assert {f.suffix for f in (bare.cache / "overlays").iterdir()} == {".lock"}
 
 
@@ -309,33 +309,33 @@ NAMELESS = ("unshare", "--uts", "sh", "-c", 'hostname nobody-knows && exec "$@"'
     reason="changing the host name is not allowed here",
 )
 def test_ranks_connect_on_a_host_whose_name_does_not_resolve(sandbox: Sandbox) -> None:
-    done = sandbox.run(*BUGGY_ALONE, "launch.timeout=60", through=NAMELESS)
-    assert trial(sandbox.folder())["outcome"] == "symptom", done.out
+    ending = sandbox.run(*BUGGY_ALONE, "launch.timeout=60", through=NAMELESS)
+    assert trial(sandbox.folder())["outcome"] == "symptom", ending.out
     sandbox.assert_nothing_left()
 
 
 # Something is missing before the launch
 
 
-@pytest.mark.parametrize("more", [(), ("pins.accelerate=0.28.0",)], ids=["buggy", "other release"])
+@pytest.mark.parametrize("pins", [(), ("pins.accelerate=0.28.0",)], ids=["buggy", "other release"])
 def test_no_network_and_no_overlay_is_reported_in_one_line(
-    bare: Sandbox, tmp_path: Path, more: tuple[str, ...]
+    bare: Sandbox, tmp_path: Path, pins: tuple[str, ...]
 ) -> None:
-    done = bare.run(*BUGGY_ALONE, *more, UV_CACHE_DIR=str(tmp_path / "uv"))
-    assert not more or "accelerate==0.28.0" in done.complaint
-    _assert_no_network(done, bare)
+    ending = bare.run(*BUGGY_ALONE, *pins, UV_CACHE_DIR=str(tmp_path / "uv"))
+    assert not pins or "accelerate==0.28.0" in ending.complaint
+    _assert_no_network(ending, bare)
 
 
 def test_a_network_that_refuses_connections_counts_as_none(bare: Sandbox, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        proxy = "http://{}:{}".format(*taken.getsockname())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        proxy = "http://{}:{}".format(*listener.getsockname())
     _assert_no_network(bare.run(*BUGGY_ALONE, **behind(proxy, tmp_path)), bare)
 
 
-def _assert_no_network(done: Ended, sandbox: Sandbox) -> None:
-    assert done.code == ExitCode.INCONCLUSIVE
-    assert done.complaint.startswith("no network and nothing in the cache for accelerate==")
-    assert "reproduced" not in done.out
+def _assert_no_network(ending: Ended, sandbox: Sandbox) -> None:
+    assert ending.code == ExitCode.INCONCLUSIVE
+    assert ending.complaint.startswith("no network and nothing in the cache for accelerate==")
+    assert "reproduced" not in ending.out
     assert not sandbox.runs.exists()
     assert [f for f in sandbox.cache.rglob("*") if f.is_file() and f.suffix != ".lock"] == []
 
@@ -345,14 +345,14 @@ def test_an_overlay_that_lacks_a_file_is_reported(tmp_path: Path, command: Any) 
     sandbox = Sandbox.under(tmp_path, tmp_path / "cache")
     with lent(DEFECT, "fixed", "buggy") as overlays:
         key = overlays["buggy"].key
-        for each in overlays.values():
-            copy(each, sandbox.cache)
+        for original in overlays.values():
+            copy(original, sandbox.cache)
     missing = catalog.scenario(DEFECT).defects[0].file
     (sandbox.cache / "overlays" / key / overlay.SITE / missing).unlink()
-    done = command(sandbox, "run", f"scenario={DEFECT}", "variant=buggy", "lane=cpu")
-    assert done.code == ExitCode.INCONCLUSIVE
-    assert missing in done.complaint
-    assert f"'python -m harness clean {key}'" in done.complaint
+    ending = command(sandbox, "run", f"scenario={DEFECT}", "variant=buggy", "lane=cpu")
+    assert ending.code == ExitCode.INCONCLUSIVE
+    assert missing in ending.complaint
+    assert f"'python -m harness clean {key}'" in ending.complaint
     assert not sandbox.runs.exists()
     sandbox.assert_nothing_left()
     assert command(sandbox, "clean", key).code == ExitCode.AS_EXPECTED
@@ -366,11 +366,11 @@ def test_too_few_gpus_are_unsupported_and_reported(
     bare: Sandbox, command: Any, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     set_gpus(monkeypatch, gpus)
-    done = command(bare, "run", "scenario=sampler_shards", "lane=gpu")
-    assert done.code == ExitCode.UNSUPPORTED
+    ending = command(bare, "run", "scenario=sampler_shards", "lane=gpu")
+    assert ending.code == ExitCode.UNSUPPORTED
     assert outcome(bare) == ("unsupported", f"needs 2 GPUs, and this machine has {gpus}")
-    assert f"needs 2 GPUs, and this machine has {gpus}" in done.out
-    assert "reproduced" not in done.out
+    assert f"needs 2 GPUs, and this machine has {gpus}" in ending.out
+    assert "reproduced" not in ending.out
 
 
 # A full disk. Without enough GPUs a run still makes its folder, and needs no overlay.
@@ -383,10 +383,10 @@ def test_a_run_folder_for_which_there_is_no_room_leaves_nothing(
     """``full`` is what does not fit: the parent, the first file, a trial's folder."""
     set_gpus(monkeypatch, 0)
     _no_room_for(full, monkeypatch)
-    done = command(bare, "run", "scenario=sampler_shards", "lane=gpu")
+    ending = command(bare, "run", "scenario=sampler_shards", "lane=gpu")
     monkeypatch.undo()
-    assert done.code == ExitCode.INCONCLUSIVE
-    assert done.complaint.startswith(f"no room on the disk for {bare.runs}")
+    assert ending.code == ExitCode.INCONCLUSIVE
+    assert ending.complaint.startswith(f"no room on the disk for {bare.runs}")
     assert list(bare.runs.rglob("*")) == []
 
 
@@ -394,10 +394,10 @@ def _no_room_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that the disk is full when a file or folder of that name is made."""
 
     def refuse(real: Callable[..., Any]) -> Callable[..., Any]:
-        def refusing(path: Any, *rest: Any, **named: Any) -> Any:
+        def refusing(path: Any, *arguments: Any, **keywords: Any) -> Any:
             if name in (Path(path).name, Path(path).name[1 : 1 + len(name)]):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            return real(path, *rest, **named)
+            return real(path, *arguments, **keywords)
 
         return refusing
 
@@ -414,10 +414,10 @@ def test_a_disk_that_fills_up_mid_run_is_inconclusive(
         process = sandbox.start(*BUGGY_ALONE, LONG)
         mid_run(sandbox, process)
         fill(tmpfs)
-        done = ended(process)
-        assert done.code == ExitCode.INCONCLUSIVE
-        assert done.complaint.startswith(f"no room on the disk for {sandbox.runs}")
-        assert "reproduced" not in done.out
+        ending = ended(process)
+        assert ending.code == ExitCode.INCONCLUSIVE
+        assert ending.complaint.startswith(f"no room on the disk for {sandbox.runs}")
+        assert "reproduced" not in ending.out
         assert not (sandbox.folder() / VERDICT_FILE).exists()
         sandbox.assert_nothing_left()
     finally:
@@ -446,8 +446,8 @@ def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path, cache: Path)
     }
     try:
         processes = [sandbox.start(*BUGGY_ALONE), sandbox.start(*BUGGY_ALONE, **theirs)]
-        for done in [ended(process) for process in processes]:
-            assert done.code == ExitCode.AS_EXPECTED, done
+        for ending in [ended(process) for process in processes]:
+            assert ending.code == ExitCode.AS_EXPECTED, ending
         outcomes = [trial(folder)["outcome"] for folder in sandbox.runs.iterdir()]
         assert outcomes == ["symptom", "symptom"]
         sandbox.assert_nothing_left()

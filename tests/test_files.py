@@ -26,17 +26,17 @@ from tests.another_user import as_nobody, needs_root
 def test_files_are_written_together_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    write_whole(one, "old")
+    old_file, new_file = tmp_path / "one", tmp_path / "two"
+    write_whole(old_file, "old")
     full = OSError(errno.ENOSPC, "no room")
     monkeypatch.setattr(os, "fsync", Mock(side_effect=[full, None, full, None, None]))
     with pytest.raises(OSError, match="no room"):
-        write_whole(one, "new")
+        write_whole(old_file, "new")
     with pytest.raises(OSError, match="no room"):
-        write_all({one: "1", two: "2"})
-    assert one.read_text() == "old"
+        write_all({old_file: "1", new_file: "2"})
+    assert old_file.read_text() == "old"
     assert os.listdir(tmp_path) == ["one"]
-    write_all({one: "1", two: "2"})
+    write_all({old_file: "1", new_file: "2"})
     assert sorted(os.listdir(tmp_path)) == ["one", "two"]
 
 
@@ -48,8 +48,8 @@ def test_readers_share_a_lock_and_a_writer_has_it_alone(tmp_path: Path) -> None:
         assert second
         with locked(lock, wait=False) as writer:
             assert not writer
-    with locked(lock, wait=False) as held:
-        assert held
+    with locked(lock, wait=False) as sole_writer:
+        assert sole_writer
 
 
 @pytest.fixture(params=[0o022, 0o002, 0o077], ids=oct)
@@ -61,14 +61,14 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def test_what_is_made_is_open_to_whom_the_umask_lets(tmp_path: Path, umask: int) -> None:
     write_whole(tmp_path / "file", "text")
-    made = new_folder_beside(tmp_path / "deep" / "folder")
+    folder = new_folder_beside(tmp_path / "deep" / "folder")
     with locked(tmp_path / "lock"):
         pass
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666 & ~umask
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o666 & ~umask
-    assert made.stat().st_mode & 0o777 == 0o777 & ~umask
-    assert made.parent == tmp_path / "deep"
-    assert made.name.startswith(".folder.")
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~umask
+    assert folder.parent == tmp_path / "deep"
+    assert folder.name.startswith(".folder.")
 
 
 def test_a_folder_is_there_with_all_that_fills_it_or_not_at_all(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def _hold(lock: Path, shared: bool = True) -> Iterator[str]:
 
 @needs_root
 def test_another_users_lock_can_be_held(shared: Path) -> None:
-    """It keeps its owner out, though the file cannot be written to."""
+    """The lock keeps its owner out, although its file is read-only."""
     lock = shared / "lock"
     lock.touch(0o644)
     with as_nobody(_hold, lock) as answer:

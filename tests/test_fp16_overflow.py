@@ -39,13 +39,13 @@ def scaler(initial: float, minimum: float, hysteresis: int, consecutive: bool = 
 
 def history(pattern: str, scale: float) -> Records:
     """Steps that overflow (x), are taken (.) or are taken and double the scale (+)."""
-    made: Records = []
+    steps: Records = []
     skipped = 0
     for mark in pattern:
         skipped += mark == "x"
         scale *= 2 if mark == "+" else 1
-        made.append({"skipped": skipped, "loss_scale": scale})
-    return made
+        steps.append({"skipped": skipped, "loss_scale": scale})
+    return steps
 
 
 @pytest.mark.parametrize(

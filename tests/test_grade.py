@@ -39,8 +39,8 @@ def test_a_recorded_run_has_the_variants_of_today(scenario: str) -> None:
     spec = catalog.scenario(scenario)
     for variant, content in run["trials"].items():
         chosen = pins.complete(spec, {**run["pins"], **spec.pins_of(variant)})
-        found = trial_content(scenario, variant, run["params"], chosen, Lane(run["lane"]))
-        today = json.loads(json.dumps(found))
+        new_content = trial_content(scenario, variant, run["params"], chosen, Lane(run["lane"]))
+        today = json.loads(json.dumps(new_content))
         for name in ("expect", "triggers", "ranks", "launches", "params", "pins", "modules"):
             assert content[name] == today[name], f"{variant}: {name}"
 
@@ -86,23 +86,23 @@ def show_as(recording: Recording, variant: str, source: str) -> None:
     """Replace the scenario's records of a variant by those of another one."""
     for rank in (0, 1):
         records = read(RECORDED / source / f"rank_{rank}.jsonl")
-        shown = [record for record in records if record["kind"] not in HARNESS_KINDS]
+        scenario_records = [record for record in records if record["kind"] not in HARNESS_KINDS]
         with recording.records(variant, rank) as records:
-            own = [record for record in records if record["kind"] in HARNESS_KINDS]
-            records[:] = [*own[:2], *shown, *own[2:]]
+            harness_records = [record for record in records if record["kind"] in HARNESS_KINDS]
+            records[:] = [*harness_records[:2], *scenario_records, *harness_records[2:]]
 
 
 @pytest.mark.parametrize(
-    ("variant", "shown", "reason"),
+    ("variant", "source", "reason"),
     [
         ("fixed", "buggy", "fixed: symptom, expected clean"),
         ("buggy", "fixed", "buggy: clean, expected symptom"),
     ],
 )
 def test_an_outcome_depends_on_the_records_and_must_be_the_expected_one(
-    recording: Recording, variant: str, shown: str, reason: str
+    recording: Recording, variant: str, source: str, reason: str
 ) -> None:
-    show_as(recording, variant, shown)
+    show_as(recording, variant, source)
     result = recording.grade()
     assert (result.verdict, result.exit_code) == (Verdict.NOT_REPRODUCED, 1)
     assert reason in result.reasons
@@ -178,11 +178,11 @@ def test_an_unsupported_trial_makes_the_run_unsupported(recording: Recording) ->
     assert result.reasons == ("fixed: needs 2 GPUs, and this machine has 0",)
 
 
-@pytest.mark.parametrize(("shown", "code"), [("buggy", 0), ("fixed", 1)])
+@pytest.mark.parametrize(("source", "code"), [("buggy", 0), ("fixed", 1)])
 def test_a_single_variant_is_unjudged_but_must_have_the_expected_outcome(
-    recording: Recording, shown: str, code: int
+    recording: Recording, source: str, code: int
 ) -> None:
-    show_as(recording, "buggy", shown)
+    show_as(recording, "buggy", source)
     with recording.run() as run:
         run["trials"] = {"buggy": run["trials"]["buggy"]}
     result = recording.grade()
@@ -190,8 +190,8 @@ def test_a_single_variant_is_unjudged_but_must_have_the_expected_outcome(
 
 
 def test_a_run_folder_may_be_moved(recording: Recording, tmp_path: Path) -> None:
-    moved = recording.folder.rename(tmp_path / "moved")
-    assert grade(moved).verdict is Verdict.REPRODUCED
+    folder = recording.folder.rename(tmp_path / "moved")
+    assert grade(folder).verdict is Verdict.REPRODUCED
 
 
 @pytest.mark.parametrize("text", ["[]", '{"scenario": "bf16_clip"}'])

@@ -93,8 +93,8 @@ def test_the_trend_forgets_what_is_older_than_its_window() -> None:
 
 def test_growing_headroom_has_no_end() -> None:
     headroom = Headroom()
-    *_, last = (read(torch.tensor([2.0**-n]), headroom=headroom) for n in range(3))
-    assert last.steps_left is None
+    *_, reading = (read(torch.tensor([2.0**-n]), headroom=headroom) for n in range(3))
+    assert reading.steps_left is None
 
 
 def test_an_overflow_does_not_spoil_the_trend() -> None:

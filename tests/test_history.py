@@ -30,7 +30,7 @@ def begun(
     return history.start(kind, day, AT, {"cpus": 2})
 
 
-def made(file: Path) -> Path:
+def write_history(file: Path) -> Path:
     with writing(file) as history:
         night = begun(history)
         history.add_releases([release("0.13.2", "2024-02-12"), release("0.13.3", "2024-02-23")])
@@ -45,7 +45,7 @@ def made(file: Path) -> Path:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return made(tmp_path / "h.sqlite")
+    return write_history(tmp_path / "h.sqlite")
 
 
 def check_refused(file: Path, error: type[Exception], message: str) -> None:
@@ -75,9 +75,9 @@ def test_what_was_stored_can_be_read_again(file: Path) -> None:
         assert [r.version for r in history.releases(PACKAGE)] == ["0.13.2", "0.13.3"]
         assert history.releases("transformers") == []
         assert history.results() == [result("0.13.2", YES, night.id)]
-        (own,) = history.verdicts(night.id, SCENARIO)
-        assert (own.verdict, own.seconds, own.run) == ("reproduced", 2.5, "runs/one")
-        assert own.result["exit_code"] == 0
+        (row,) = history.verdicts(night.id, SCENARIO)
+        assert (row.verdict, row.seconds, row.run) == ("reproduced", 2.5, "runs/one")
+        assert row.result["exit_code"] == 0
         ((number, change),) = history.changes()
         expected = (night.id, "now affected", "it is affected")
         assert (number, change.kind, change.message) == expected
@@ -98,25 +98,28 @@ def test_newer_entries_replace_older_ones(tmp_path: Path) -> None:
 
 
 def test_the_newest_certain_result_is_known_otherwise_the_newest() -> None:
-    first = [result("1", YES, 1), result("2", UNCLEAR, 1), result("3", UNCLEAR, 1)]
-    later = [result("1", UNCLEAR, 2), result("2", NO, 2), result("3", UNCLEAR, 3)]
-    known = {key[2]: (r.nightly, r.cell.status) for key, r in newest([*first, *later]).items()}
-    assert known == {"1": (1, YES), "2": (2, NO), "3": (3, UNCLEAR)}
+    early_results = [result("1", YES, 1), result("2", UNCLEAR, 1), result("3", UNCLEAR, 1)]
+    later_results = [result("1", UNCLEAR, 2), result("2", NO, 2), result("3", UNCLEAR, 3)]
+    statuses = {
+        key[2]: (r.nightly, r.cell.status)
+        for key, r in newest([*early_results, *later_results]).items()
+    }
+    assert statuses == {"1": (1, YES), "2": (2, NO), "3": (3, UNCLEAR)}
 
 
 def test_a_nightly_that_was_killed_is_continued(tmp_path: Path) -> None:
     file = tmp_path / "h.sqlite"
     with writing(file) as history:
         recorded = begun(history, "2026-01-01", NightlyKind.RECORDED)
-        first = begun(history)
-        assert first.id != recorded.id
-        history.add_results([result("0.13.2", YES, first.id)])
+        night = begun(history)
+        assert night.id != recorded.id
+        history.add_results([result("0.13.2", YES, night.id)])
     with writing(file) as history:
-        second = history.start(NightlyKind.NIGHTLY, "2024-03-05", AT, {"cpus": 4})
-        assert (second.id, second.day, second.facts) == (first.id, "2024-03-05", {"cpus": 4})
-        history.finish(second, AT)
-        assert begun(history, "2024-03-05").id != first.id
-        assert len(history.results(first.id)) == 1
+        sequel = history.start(NightlyKind.NIGHTLY, "2024-03-05", AT, {"cpus": 4})
+        assert (sequel.id, sequel.day, sequel.facts) == (night.id, "2024-03-05", {"cpus": 4})
+        history.finish(sequel, AT)
+        assert begun(history, "2024-03-05").id != night.id
+        assert len(history.results(night.id)) == 1
 
 
 WRITER = """
@@ -207,9 +210,9 @@ def test_a_history_of_an_older_schema_is_read_and_upgraded(file: Path) -> None:
         assert [name for _, name, _ in history.confirmations()] == ["a_bug"]
 
 
-@pytest.mark.parametrize("left", [0.3, 0.9])
-def test_a_history_that_is_cut_off_is_damaged(file: Path, left: float) -> None:
-    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * left)])
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_history_that_is_cut_off_is_damaged(file: Path, share: float) -> None:
+    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
     check_refused(file, Inconclusive, r"h\.sqlite is damaged .*restore a copy")
 
 
@@ -278,7 +281,7 @@ def test_a_missing_history_names_the_command_that_creates_one(tmp_path: Path) ->
 
 @needs_root
 def test_a_history_in_a_read_only_folder_can_be_read(shared: Path) -> None:
-    file = made(shared / "h.sqlite")
+    file = write_history(shared / "h.sqlite")
     file.chmod(0o644)
     (shared / ".h.sqlite.lock").unlink()
 

@@ -71,7 +71,7 @@ def folder(tmp_path: Path, marks: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def index(served: type[Handler], tmp_path: Path) -> None:
-    """The user's own index, in the configuration of uv and pip in a home of its own."""
+    """The user's index, which uv and pip read from their configuration in a new home."""
     address = os.environ["UV_DEFAULT_INDEX"]
     for name, text in (("uv/uv.toml", f'index-url = "{address}"'), ("pip/pip.conf", PIP)):
         file = tmp_path / "home" / ".config" / name
@@ -91,7 +91,7 @@ NAMED = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL", "UV_PYTHON", "XDG_
 
 
 def harness(folder: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command in the folder, as a user does whose environment there is active."""
+    """Run a command in the folder, as a user whose active environment is there."""
     active = str(folder / ".venv")
     environment = {
         **{name: value for name, value in os.environ.items() if name not in NAMED},
@@ -125,9 +125,9 @@ def executed(marks: Path) -> list[str]:
 def test_a_requirement_runs_no_code_of_the_folder(folder: Path, marks: Path, line: str) -> None:
     text = line.format(folder=folder)
     (folder / "requirements.txt").write_text(f"{text}\ntransformers\n")
-    done = harness(folder, "check", "-r", "requirements.txt")
+    check = harness(folder, "check", "-r", "requirements.txt")
     assert executed(marks) == []
-    assert "transformers 5.5.4*" in done.stdout, done.stdout + done.stderr
+    assert "transformers 5.5.4*" in check.stdout, check.stdout + check.stderr
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_a_project_runs_no_code_of_the_folder(folder: Path, marks: Path, require
         '[[tool.uv.index]]\nurl = "http://127.0.0.1:9/"\ndefault = true\n'
     )
     (folder / "pyproject.toml").write_text(project + tools)
-    done = harness(folder, "check", "-r", ".")
+    check = harness(folder, "check", "-r", ".")
     assert executed(marks) == []
-    answered = "transformers 5.5.4*" in done.stdout
-    assert answered or (done.returncode == 2 and len(done.stderr.splitlines()) == 1), done.stderr
+    answered = "transformers 5.5.4*" in check.stdout
+    assert answered or (check.returncode == 2 and len(check.stderr.splitlines()) == 1), check.stderr
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_the_configuration_of_uv_in_the_folder_changes_no_answer(
 ) -> None:
     (folder / "uv.toml").write_text(UV.format(folder=folder))
     (folder / "requirements.txt").write_text("up\ntransformers\n")
-    done = harness(folder, "check", "-r", "requirements.txt", "--json")
+    check = harness(folder, "check", "-r", "requirements.txt", "--json")
     assert executed(marks) == []
-    assert '"version": "5.5.4"' in done.stdout, done.stderr
+    assert '"version": "5.5.4"' in check.stdout, check.stderr
     assert "/simple/up/" in served.requests, "the user's own index is asked"

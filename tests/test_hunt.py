@@ -1,4 +1,4 @@
-"""A hunt: what it groups, what it knows, and how it searches the first release with a fault."""
+"""A hunt: what it groups, what it knows, and how it finds the first release with a fault."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def probed(*shown: Sign) -> Probed:
 
 
 def test_loops_that_break_a_relation_alike_are_one_finding() -> None:
-    both, alone, other = probed(SUMMED, TIMES_K), probed(TIMES_K), probed(MISSING)
-    right = probed(ORDER)
-    every = [both, right, other, alone]
+    both, alone, missing = probed(SUMMED, TIMES_K), probed(TIMES_K), probed(MISSING)
+    order = probed(ORDER)
+    every = [both, order, missing, alone]
     assert related(every, "gradient") == [[both, alone]]
-    assert related(every, "samples") == [[other]]
-    assert not right.news
+    assert related(every, "samples") == [[missing]]
+    assert not order.news
 
 
-@pytest.mark.parametrize("first", range(12))
-def test_the_first_release_with_a_fault_is_found_in_few_steps(first: int) -> None:
-    versions, asked = [f"1.{n}" for n in range(12)], list[str]()
+@pytest.mark.parametrize("index", range(12))
+def test_the_first_release_with_a_fault_is_found_in_few_steps(index: int) -> None:
+    versions, calls = [f"1.{n}" for n in range(12)], list[str]()
 
     def has(version: str) -> bool:
-        asked.append(version)
-        return int(version[2:]) >= first
+        calls.append(version)
+        return int(version[2:]) >= index
 
-    found, before = first_with(versions, has)
-    assert found == f"1.{first}"
-    assert before == (f"1.{first - 1}" if first else None)
-    assert len(asked) <= 8
+    release, before = first_with(versions, has)
+    assert release == f"1.{index}"
+    assert before == (f"1.{index - 1}" if index else None)
+    assert len(calls) <= 8
 
 
 def test_a_release_without_an_answer_ends_the_search() -> None:
@@ -56,7 +56,7 @@ def test_a_release_without_an_answer_ends_the_search() -> None:
 
 
 class Replayed(Hunter):
-    """A hunter with results of its own, by the loop's arguments."""
+    """A hunter whose results depend on the loop's arguments."""
 
     def result(
         self, loop: Loop, releases: dict[str, str], day: str, passing: bool = False
@@ -80,31 +80,31 @@ def test_what_breaks_is_reduced_to_the_settings_that_matter(
     monkeypatch.setattr(hunt, "newest", lambda packages, day: {"package": "1.0"})
     monkeypatch.setattr(Hunter, "_since", lambda *_: "package 0.9; 0.8 is right")
     hunted = Replayed(Pool(), lambda _: None).hunt(STACK, "2026-11-22")
-    (found,) = hunted.findings
-    assert found.simplest == "ddp.py --clip 1"
-    assert found.shown == [SUMMED]
-    assert not found.known
+    (breakage,) = hunted.findings
+    assert breakage.simplest == "ddp.py --clip 1"
+    assert breakage.shown == [SUMMED]
+    assert not breakage.known
     assert set(hunted.unclear.values()) == {"bf16 is missing"}
     assert hunt.exit_code([hunted]) == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "known"),
+    ("arguments", "bugs"),
     [("--model llama --group-by-length", ["length_grouped_resume"]), ("--model llama", [])],
 )
 def test_a_fault_is_known_only_with_the_settings_that_the_bug_needs(
-    arguments: str, known: list[str]
+    arguments: str, bugs: list[str]
 ) -> None:
     releases = {"transformers": "5.23.0", "accelerate": "1.13.0"}
     loop = Loop("trainer.py", arguments)
-    assert hunt._known(frozenset({MISSING.kind}), loop, releases) == known
+    assert hunt._known(frozenset({MISSING.kind}), loop, releases) == bugs
 
 
 def test_a_bug_that_only_an_edit_puts_back_is_not_named_for_an_untested_release() -> None:
     gradient = Sign("both", "gradient", 0.463)
-    named = hunt._known(frozenset({gradient.kind}), Loop("zero.py"), {"deepspeed": "0.18.2"})
-    assert "zero2_micro_batches_lost" in named
-    assert "tied_grad_reduce" not in named
+    bugs = hunt._known(frozenset({gradient.kind}), Loop("zero.py"), {"deepspeed": "0.18.2"})
+    assert "zero2_micro_batches_lost" in bugs
+    assert "tied_grad_reduce" not in bugs
 
 
 def test_settings_after_the_deadline_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,10 +114,10 @@ def test_settings_after_the_deadline_are_left_out(monkeypatch: pytest.MonkeyPatc
     assert hunt.exit_code([hunted]) == 3
 
 
-@pytest.mark.parametrize(("known", "code"), [(["heads_gas_ranks"], 0), ([], 1)])
-def test_only_what_the_catalogue_does_not_know_is_an_alarm(known: list[str], code: int) -> None:
-    found = Breakage("stack", {"package": "1.0"}, [SUMMED], "ddp.py", 1, "package 1.0", known)
-    hunted = [Hunted("stack", {"package": "1.0"}, 3, findings=[found])]
+@pytest.mark.parametrize(("bugs", "code"), [(["heads_gas_ranks"], 0), ([], 1)])
+def test_only_what_the_catalogue_does_not_know_is_an_alarm(bugs: list[str], code: int) -> None:
+    breakage = Breakage("stack", {"package": "1.0"}, [SUMMED], "ddp.py", 1, "package 1.0", bugs)
+    hunted = [Hunted("stack", {"package": "1.0"}, 3, findings=[breakage])]
     assert hunt.exit_code(hunted) == code
     assert "ranks: gradient 2 times (ranks)" in hunt.markdown_page("2026-11-22", hunted)
     assert any("1 settings" in line for line in hunt.text(hunted[0]))
@@ -136,5 +136,5 @@ def test_a_choice_of_a_resume_sets_where_it_stops() -> None:
     stack = HuntedStack(
         "s", Loop("ddp.py"), ("p",), {"resume": (Choice(), Choice("--x", at=5, steps=7))}
     )
-    made = stack.made((1,))
-    assert (made.arguments, made.at, made.steps) == ("--x", 5, 7)
+    loop = stack.made((1,))
+    assert (loop.arguments, loop.at, loop.steps) == ("--x", 5, 7)

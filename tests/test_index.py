@@ -28,9 +28,9 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def read(package: str = "deepspeed") -> list[Release] | Fault:
-    ((name, found),) = index.releases_of([package])
+    ((name, answer),) = index.releases_of([package])
     assert name == package
-    return found
+    return answer
 
 
 def test_a_release_has_the_day_of_its_first_file_and_is_yanked_if_all_files_are(
@@ -60,8 +60,8 @@ def test_each_package_is_requested_once_and_a_missing_one_does_not_affect_others
     served: type[Handler],
 ) -> None:
     served.pages = {"b": page(file("a-1.tar.gz", DAY))}
-    found = dict(index.releases_of(["a", "b"]))
-    assert [isinstance(each, Fault) for each in found.values()] == [True, False]
+    answers = dict(index.releases_of(["a", "b"]))
+    assert [isinstance(each, Fault) for each in answers.values()] == [True, False]
     assert served.requests == ["/simple/a/", "/simple/b/"]
 
 
@@ -138,7 +138,7 @@ def test_the_index_of_pips_own_file_is_found(unset: pytest.MonkeyPatch, tmp_path
 def test_the_index_of_the_users_own_files_is_found(
     unset: pytest.MonkeyPatch, tmp_path: Path, texts: dict[str, str], address: str | None
 ) -> None:
-    """An environment that uv makes has no pip that could be asked."""
+    """An environment that uv makes has no pip to ask."""
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -180,6 +180,6 @@ def test_a_missing_network_is_not_tried_for_each_package(monkeypatch: pytest.Mon
         raise index.NoNetwork("no network")
 
     monkeypatch.setattr(index, "_releases", gone)
-    found = dict(index.releases_of(["deepspeed", "transformers", "datasets"]))
+    answers = dict(index.releases_of(["deepspeed", "transformers", "datasets"]))
     assert tried == ["deepspeed"]
-    assert [str(each) for each in found.values()] == ["no network"] * 3
+    assert [str(each) for each in answers.values()] == ["no network"] * 3

@@ -22,7 +22,7 @@ RANGE = [BUG, "pins.accelerate=0.29:0.31"]
 
 
 def lacks(monkeypatch: MonkeyPatch, *names: str) -> None:
-    """These packages are not installed, and all others are."""
+    """Pretend that only these packages are missing."""
     monkeypatch.setattr(installation, "find_spec", lambda name: None if name in names else name)
 
 
@@ -79,7 +79,7 @@ def test_without_torch_check_keeps_what_was_recorded(
 def test_deepspeed_is_not_built_without_torch(
     tmp_path: Path, cache: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    """It notes torch's version when it is built, and chooses how its pipeline sends by that."""
+    """Its build notes torch's version, by which its pipeline chooses how to send."""
     lacks(monkeypatch, "torch")
     stack = pins.Stack(
         {"deepspeed": "0.19.8"}, "2026-09-01", *pins.here(), lock="deepspeed==0.19.8"

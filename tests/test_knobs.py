@@ -27,7 +27,7 @@ HUGE = 8 * 10**400
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("settings", "message"),
     [
         ({"lr": 0.0}, "scenario.lr=0.0: must be above 0 and finite"),
         ({"lr": math.nan}, "scenario.lr=nan: must be above 0 and finite"),
@@ -41,10 +41,10 @@ HUGE = 8 * 10**400
     ],
 )
 def test_a_value_beyond_its_bounds_is_refused_with_the_bounds(
-    given: dict[str, object], message: str
+    settings: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match="scenario") as caught:
-        Params(**given)  # type: ignore[arg-type]
+        Params(**settings)  # type: ignore[arg-type]
     assert str(caught.value) == message
 
 

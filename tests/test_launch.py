@@ -91,8 +91,8 @@ SIGNALLED = "torch.distributed.elastic.api.SignalException: Process 1 got signal
 def test_the_reason_of_a_failure_is_read_from_torchruns_log(
     log: str, reason: str, stand_in: StandIn
 ) -> None:
-    done = stand_in.launch(f"import sys\nprint({log!r})\nsys.exit(1)")
-    assert (done["reason"], done["failure"]) == (reason, None)
+    ending = stand_in.launch(f"import sys\nprint({log!r})\nsys.exit(1)")
+    assert (ending["reason"], ending["failure"]) == (reason, None)
 
 
 @only_warm
@@ -100,8 +100,8 @@ def test_a_low_limit_of_open_files_is_part_of_the_reason(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (24, 24))
-    done = stand_in.launch('import sys\nprint("OSError: Failed to init uv loop")\nsys.exit(1)')
-    assert done["reason"].endswith("uv loop; a process may open 24 files here (ulimit -n)")
+    ending = stand_in.launch('import sys\nprint("OSError: Failed to init uv loop")\nsys.exit(1)')
+    assert ending["reason"].endswith("uv loop; a process may open 24 files here (ulimit -n)")
 
 
 CUT_OFF = 'open("elastic/id/attempt_0/1/error.json", "w").close()'
@@ -134,15 +134,15 @@ TWO = f'error_file(0, "closed by peer", 1000.5); error_file(1, "{VALUE_ERROR}", 
 def test_the_rank_that_failed_first_is_named(
     stand_in: StandIn, errors: str, log: str, rank: int, message: str
 ) -> None:
-    done = stand_in.launch(f"{ERROR_FILE}{errors}\nprint({log!r})\nsys.exit(1)")
-    assert done["code"] == 1
-    assert (done["failure"]["rank"], done["failure"]["message"]) == (rank, message)
+    ending = stand_in.launch(f"{ERROR_FILE}{errors}\nprint({log!r})\nsys.exit(1)")
+    assert ending["code"] == 1
+    assert (ending["failure"]["rank"], ending["failure"]["message"]) == (rank, message)
 
 
 def test_a_second_ctrl_c_does_not_stop_the_clean_up(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second one comes while the harness waits for the stack of a rank that cannot dump it."""
+    """The second one comes while the harness waits for a rank that cannot dump its stack."""
     script = """
 import pathlib, subprocess, sys, time
 rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"],
@@ -169,24 +169,24 @@ time.sleep(1000)
 def test_setting_the_clock_does_not_change_the_deadline(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began = now = time.time()
+    began = clock = time.time()
 
     def set_clock(step: float) -> None:
-        nonlocal now
-        now += step
-        monkeypatch.setattr(time, "time", lambda: now)
+        nonlocal clock
+        clock += step
+        monkeypatch.setattr(time, "time", lambda: clock)
 
-    done = stand_in.launch("import time; time.sleep(0.2)", lambda: set_clock(1e6))
-    assert now > began
-    assert (done["code"], done["timed_out"]) == (0, False)
-    assert 0 < done["seconds"] < PATIENCE
+    ending = stand_in.launch("import time; time.sleep(0.2)", lambda: set_clock(1e6))
+    assert clock > began
+    assert (ending["code"], ending["timed_out"]) == (0, False)
+    assert 0 < ending["seconds"] < PATIENCE
     stand_in.folder = stand_in.folder / "again"
     stand_in.folder.mkdir()
-    began = now
-    done = stand_in.launch("import time; time.sleep(1000)", lambda: set_clock(-1e6), timeout=0.2)
-    assert now < began
-    assert done["timed_out"]
-    assert 0 < done["seconds"] < PATIENCE
+    began = clock
+    ending = stand_in.launch("import time; time.sleep(1000)", lambda: set_clock(-1e6), timeout=0.2)
+    assert clock < began
+    assert ending["timed_out"]
+    assert 0 < ending["seconds"] < PATIENCE
 
 
 SLEEPER = """

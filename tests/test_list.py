@@ -1,4 +1,4 @@
-"""The list of scenarios: its conditions, and what its JSON says."""
+"""The list of scenarios: its conditions, and its JSON."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def listed(capsys: Capture, *words: str) -> dict[str, dict[str, Any]]:
 def test_the_list_has_the_scenarios_that_meet_all_conditions(
     words: list[str], met: Callable[[Any], bool], capsys: Capture
 ) -> None:
-    everything, found = listed(capsys), listed(capsys, *words)
-    assert 0 < len(found) < len(everything)
-    assert found == {name: bug for name, bug in everything.items() if met(bug)}
+    everything, bugs = listed(capsys), listed(capsys, *words)
+    assert 0 < len(bugs) < len(everything)
+    assert bugs == {name: bug for name, bug in everything.items() if met(bug)}
     assert main(["list", *words]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(found) + 1
+    assert len(capsys.readouterr().out.splitlines()) == len(bugs) + 1
 
 
 def test_nothing_may_meet_the_conditions(capsys: Capture) -> None:

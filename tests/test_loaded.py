@@ -47,24 +47,24 @@ def made(tmp_path: Path) -> Path:
 def in_a_process(site: Path, *names: str) -> dict[str, str]:
     """The files that a process has loaded from ``site`` once it has imported these modules."""
     command = [sys.executable, "-c", PROBE.format(root=str(ROOT)), str(site), *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    files: dict[str, str] = json.loads(process.stdout)
+    return files
 
 
 def changed(site: Path) -> list[str]:
     """The files that a process has loaded and that are not as they were built."""
-    found = in_a_process(site, "up.other")
-    return changed_files(site, found)
+    files = in_a_process(site, "up.other")
+    return changed_files(site, files)
 
 
 def test_exactly_the_loaded_files_are_listed_with_their_bytecode(made: Path) -> None:
-    found = in_a_process(made, "up.other")
+    files = in_a_process(made, "up.other")
     sources = {"up/__init__.py", "up/watched.py", "up/other.py"}
     compiled = {str(bytecode.of(made / source).relative_to(made)) for source in sources}
-    assert set(found) == sources | compiled
-    assert found == {file: sha256(made / file) for file in found}
-    assert changed_files(made, found) == []
+    assert set(files) == sources | compiled
+    assert files == {file: sha256(made / file) for file in files}
+    assert changed_files(made, files) == []
 
 
 def test_a_source_that_was_changed_in_place_is_noticed(made: Path) -> None:
@@ -86,16 +86,16 @@ def test_changed_bytecode_is_noticed(made: Path) -> None:
     source.write_text("ANSWER = 2\n")
     compiled.unlink()
     bytecode.compile_all([source], made)
-    other = compiled.read_bytes()
+    replacement = compiled.read_bytes()
     source.write_text(text)
-    compiled.write_bytes(content[:16] + other[16:])
+    compiled.write_bytes(content[:16] + replacement[16:])
     assert changed(made) == [str(compiled.relative_to(made))]
 
 
 def test_a_file_that_was_added_later_is_noticed(made: Path) -> None:
     (made / "later.py").write_text("")
-    found = in_a_process(made, "later")
-    assert changed_files(made, found) == ["later.py"]
+    files = in_a_process(made, "later")
+    assert changed_files(made, files) == ["later.py"]
 
 
 def test_a_loaded_file_that_was_deleted_is_listed(
@@ -104,9 +104,9 @@ def test_a_loaded_file_that_was_deleted_is_listed(
     module = ModuleType("ghost")
     module.__file__ = str(made / "ghost.py")
     monkeypatch.setitem(sys.modules, "ghost", module)
-    found = loaded_files.files(made)
-    assert found == {"ghost.py": loaded_files.GONE}
-    assert changed_files(made, found) == ["ghost.py"]
+    files = loaded_files.files(made)
+    assert files == {"ghost.py": loaded_files.GONE}
+    assert changed_files(made, files) == ["ghost.py"]
 
 
 def test_a_library_that_is_only_mapped_is_listed(

@@ -1,4 +1,4 @@
-"""Lock files: those of the scenarios fit their pins, and are used where they are valid."""
+"""Lock files: they fit the pins of their scenarios, and are used where they are valid."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def written(folder: Path, pins_: dict[str, str]) -> Path:
 
 def test_each_python_gets_the_versions_that_were_resolved_for_it(tmp_path: Path) -> None:
     path = written(tmp_path, {"up": "1.0"})
-    found = locks.read(path)
+    lock_file = locks.read(path)
     assert path.name == "up-1.0.txt"
-    assert (found.date, found.pythons) == ("2024-03-15", tuple(FOUND))
-    assert {python: found.versions(python) for python in found.pythons} == FOUND
+    assert (lock_file.date, lock_file.pythons) == ("2024-03-15", tuple(FOUND))
+    assert {python: lock_file.versions(python) for python in lock_file.pythons} == FOUND
     assert "up==1.0\n" in path.read_text()  # no marker where all have the same
 
 
@@ -52,8 +52,8 @@ def test_a_lock_is_used_where_it_is_valid(
     change: dict[str, str], text: str, tmp_path: Path
 ) -> None:
     written(tmp_path, PINS)
-    given = {"python": "3.12", "platform": locks.PLATFORM, **change}
-    stack = resolution.stack(replace(BF16_CLIP, locks=tmp_path), PINS, tmp_path / "cache", **given)
+    target = {"python": "3.12", "platform": locks.PLATFORM, **change}
+    stack = resolution.stack(replace(BF16_CLIP, locks=tmp_path), PINS, tmp_path / "cache", **target)
     assert (stack.lock, stack.date) == (text, "2024-03-15")
 
 
@@ -71,13 +71,13 @@ def test_a_lock_of_any_form_names_its_packages() -> None:
     assert locks.versions(text) == {"up": "1.0", "be-side": "2.0rc1", "old": "1"}
 
 
-def resolves(monkeypatch: pytest.MonkeyPatch, first: dict[str, str]) -> list[tuple[str, str]]:
-    """Let stacks resolve to their own pins, from a Python's first day on; returns the calls."""
+def resolves(monkeypatch: pytest.MonkeyPatch, first_days: dict[str, str]) -> list[tuple[str, str]]:
+    """Let stacks resolve to their pins from each Python's first day on; returns the calls."""
     calls = []
 
     def resolve(stack: Stack) -> str:
         calls.append((stack.python, stack.date))
-        if stack.date < first[stack.python]:
+        if stack.date < first_days[stack.python]:
             raise Unsupported("no wheels")
         return locks.lines(stack.pins)
 
@@ -90,11 +90,11 @@ def test_a_python_that_was_too_young_is_resolved_for_its_first_day(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     never, early, day = "9999-01-01", "2020-01-01", "2024-03-15"
-    first = {"3.10": early, "3.11": early, "3.12": never, "3.13": "2024-12-15"}
-    calls = resolves(monkeypatch, first)
-    found = lock.resolved(Stack({"up": "1.0"}, day, *pins.here()))
-    assert list(found) == ["3.10", "3.11", "3.13"]
-    assert calls == [*((python, day) for python in first), ("3.13", "2024-12-15")]
+    first_days = {"3.10": early, "3.11": early, "3.12": never, "3.13": "2024-12-15"}
+    calls = resolves(monkeypatch, first_days)
+    by_python = lock.resolved(Stack({"up": "1.0"}, day, *pins.here()))
+    assert list(by_python) == ["3.10", "3.11", "3.13"]
+    assert calls == [*((python, day) for python in first_days), ("3.13", "2024-12-15")]
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_an_unavailable_lane_is_unsupported_with_the_reason(
 
 
 @pytest.mark.parametrize(
-    ("named", "seen"),
+    ("variable", "names"),
     [
         (None, ("A", "B", "C")),
         ("", ()),
@@ -79,10 +79,10 @@ def test_an_unavailable_lane_is_unsupported_with_the_reason(
     ],
 )
 def test_the_visible_gpus_are_those_that_cuda_sees(
-    named: str | None, seen: tuple[str, ...]
+    variable: str | None, names: tuple[str, ...]
 ) -> None:
-    found = [("0", "GPU-a1", "A"), ("1", "GPU-b2", "B"), ("2", "GPU-c3", "C")]
-    assert tuple(gpu.name for gpu in visible(found, named)) == seen
+    gpus = [("0", "GPU-a1", "A"), ("1", "GPU-b2", "B"), ("2", "GPU-c3", "C")]
+    assert tuple(gpu.name for gpu in visible(gpus, variable)) == names
 
 
 def test_only_the_environment_that_matters_is_recorded_and_without_passwords(
@@ -151,22 +151,22 @@ def test_with_another_users_cache_they_are_among_the_temporary_files(shared: Pat
     cache.mkdir()
     temporary.mkdir()
     temporary.chmod(0o1777)
-    own = temporary / f"distributed-bugs-{NOBODY}"
+    user_folder = temporary / f"distributed-bugs-{NOBODY}"
     for _ in range(2):
         with as_nobody(_lease, cache, str(temporary)) as folder:
-            assert folder == own / "gpus"
-    assert (own.stat().st_uid, own.stat().st_mode & 0o777) == (NOBODY, 0o700)
+            assert folder == user_folder / "gpus"
+    assert (user_folder.stat().st_uid, user_folder.stat().st_mode & 0o777) == (NOBODY, 0o700)
     assert not list(cache.iterdir())
 
 
 @needs_root
 @pytest.mark.parametrize("trap", ["folder", "link", "open"])
 def test_a_folder_that_another_user_made_first_is_not_trusted(shared: Path, trap: str) -> None:
-    cache, own = shared / "cache", shared / f"distributed-bugs-{NOBODY}"
+    cache, user_folder = shared / "cache", shared / f"distributed-bugs-{NOBODY}"
     cache.mkdir()
-    own.symlink_to(cache) if trap == "link" else own.mkdir()
+    user_folder.symlink_to(cache) if trap == "link" else user_folder.mkdir()
     if trap == "open":
-        os.chown(own, NOBODY, NOBODY)
-        own.chmod(0o777)
+        os.chown(user_folder, NOBODY, NOBODY)
+        user_folder.chmod(0o777)
     with as_nobody(_lease, cache, str(shared)) as message:
-        assert message == f"{own} is not private to this user: name another HARNESS_CACHE"
+        assert message == f"{user_folder} is not private to this user: name another HARNESS_CACHE"

@@ -33,17 +33,17 @@ RUN = ["run", BUG]
 BUNDLE = ["bundle", "rope_zero_init_v5", "--out", "box", "--pins"]
 SITE = ["site", "--out", "box"]
 LACKS_GPUS = "lane=gpu"
-"""Where no GPU is visible, a run comes to its verdict without a launch."""
+"""If no GPU is visible, a run gets its verdict without a launch."""
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, cache: Path, runs: Path) -> Iterator[None]:
-    """Away from the user's cache and runs; the handler of SIGTERM is put back."""
-    before, here = signal.getsignal(signal.SIGTERM), Path.cwd()
+    """Use a new folder, cache and runs; restore the handler of SIGTERM."""
+    handler, cwd = signal.getsignal(signal.SIGTERM), Path.cwd()
     os.chdir(tmp_path)
     yield
-    os.chdir(here)
-    signal.signal(signal.SIGTERM, before)
+    os.chdir(cwd)
+    signal.signal(signal.SIGTERM, handler)
 
 
 MISTAKES: list[tuple[list[str], list[str]]] = [
@@ -150,19 +150,19 @@ def test_an_empty_cache_has_nothing_to_free(capsys: Capture) -> None:
 
 
 def pretend(monkeypatch: MonkeyPatch, **verdicts: Verdict) -> list[str]:
-    """Runs end without a launch: REPRODUCED, or as given by seed. Returns their scenarios."""
-    ran: list[str] = []
+    """Let runs end without a launch, REPRODUCED or as their seed says; returns scenarios."""
+    scenarios: list[str] = []
 
     def run(config: RunConfig, *_: object) -> tuple[RunResult, Path]:
         catalog.scenario(config.scenario)
-        ran.append(config.scenario)
+        scenarios.append(config.scenario)
         verdict = verdicts.get(f"seed_{config.seed}", Verdict.REPRODUCED)
         return RunResult(config.scenario, verdict, (), ()), Path()
 
     monkeypatch.setattr(suite, "run", run)
     monkeypatch.setattr(suite, "make_overlay", lambda *_: None)
     monkeypatch.setattr("harness.run.suite.prepared", lambda *_: None)
-    return ran
+    return scenarios
 
 
 def test_a_sweep_ends_with_its_worst_exit_code(monkeypatch: MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_hydras_help_needs_no_scenario(option: str) -> None:
 def test_a_broken_scenario_is_reported_and_the_others_work(
     broken: str, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
-    ran = pretend(monkeypatch)
+    scenarios = pretend(monkeypatch)
     monkeypatch.setattr(suite, "read_json", lambda _: None)
     assert main(RUN) == 0
     assert main(["run", "--cfg", "job", BUG]) == 0
@@ -281,7 +281,7 @@ def test_a_broken_scenario_is_reported_and_the_others_work(
     assert main(["run", f"scenario={broken}", "scenario.lr=1"]) == 3
     assert capsys.readouterr().err.endswith(f"{LINE}\n")
     assert main(["run", "scenario=all"]) == 3
-    assert sorted(ran) == sorted(["bf16_clip", *catalog.sound()])
+    assert sorted(scenarios) == sorted(["bf16_clip", *catalog.sound()])
     out = capsys.readouterr().out
     assert out.count(LINE) == 1
     (row,) = [row for row in out.splitlines() if row.startswith("broken ")]
@@ -306,8 +306,8 @@ def test_a_scenario_with_a_default_beyond_its_bounds_is_broken_alone(
 ) -> None:
     good = (ROOT / catalog.file("warmup_first_step")).read_text()
     assert "knob(" in good
-    wrong = "class Params(api.Knobs):\n    lr: float = api.knob(-1.0, above=0, about='')\n"
-    scenario_module(more_scenarios, "beyond", f"{good}\n\n@dataclass\n{wrong}")
+    params = "class Params(api.Knobs):\n    lr: float = api.knob(-1.0, above=0, about='')\n"
+    scenario_module(more_scenarios, "beyond", f"{good}\n\n@dataclass\n{params}")
     catalog.forget()
     pretend(monkeypatch)
     assert main(RUN) == 0
@@ -371,39 +371,39 @@ def test_modules_in_the_working_directory_are_not_imported(
         (theirs / name).parent.mkdir(parents=True, exist_ok=True)
         (theirs / f"{name}.py").write_text("raise SystemExit('theirs')\n")
     (theirs / "configs" / "config.yaml").write_text("theirs: 1\n")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "harness", *words],
         cwd=theirs,
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
     )
-    assert done.returncode == (0 if words == ["list"] else 4), done.stderr
-    assert "bf16_clip" in done.stdout
-    assert "theirs" not in done.stdout + done.stderr
+    assert process.returncode == (0 if words == ["list"] else 4), process.stderr
+    assert "bf16_clip" in process.stdout
+    assert "theirs" not in process.stdout + process.stderr
 
 
 def test_python_is_named_in_full_where_path_has_a_relative_folder(tmp_path: Path) -> None:
-    """uv and the ranks start it in other folders."""
+    """uv and ranks start Python in other folders."""
     program = Path(sys.executable)
     folder, name = os.path.relpath(program.parent, tmp_path), program.name
-    done = subprocess.run(
+    process = subprocess.run(
         ["sh", "-c", f"{name} -c 'import harness, sys; print(sys.executable)'"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
     )
-    assert done.stdout.strip() == os.path.abspath(program), done.stderr
+    assert process.stdout.strip() == os.path.abspath(program), process.stderr
 
 
 def test_a_signal_while_python_ends_is_ignored() -> None:
     late = f"import atexit, os\natexit.register(os.kill, os.getpid(), {signal.SIGTERM.value})\n"
     code = late + "import runpy\nrunpy.run_module('harness', run_name='__main__')\n"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, "list"], cwd=ROOT, capture_output=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (process.returncode, process.stderr) == (0, b"")
 
 
 def test_the_version_names_the_release_and_the_commit(capsys: pytest.CaptureFixture[str]) -> None:

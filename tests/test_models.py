@@ -40,19 +40,19 @@ OWN = (
 """The relations on one rank that need no other package."""
 
 
-def answer(cls: type[Decoder], relation: str, folder: Path) -> Answer:
+def answer_of(cls: type[Decoder], relation: str, folder: Path) -> Answer:
     return asked(relation, Subject("own", lambda: made_models.made(cls), folder))
 
 
 @pytest.mark.parametrize("relation", OWN)
 def test_a_right_model_is_right(relation: str, tmp_path: Path) -> None:
-    found = answer(Decoder, relation, tmp_path)
-    assert found.status is AnswerStatus.RIGHT, found.reason
+    answer = answer_of(Decoder, relation, tmp_path)
+    assert answer.status is AnswerStatus.RIGHT, answer.reason
 
 
 def test_a_model_is_loaded_with_its_own_config(tmp_path: Path) -> None:
-    found = answer(made_models.HasAnotherConfig, "save_load", tmp_path)
-    assert found.status is AnswerStatus.RIGHT, found.reason
+    answer = answer_of(made_models.HasAnotherConfig, "save_load", tmp_path)
+    assert answer.status is AnswerStatus.RIGHT, answer.reason
 
 
 HEADS_OWN: dict[str, Any] = {
@@ -60,24 +60,24 @@ HEADS_OWN: dict[str, Any] = {
     "sequence_classification": (made_models.Sorter, made_models.made_for_rows),
     "seq2seq_lm": (made_models.Translator, made_models.made_for_decoder),
 }
-"""By head, a right model, and what makes it with a batch."""
+"""By head: a right model, and a function that makes it with a batch."""
 
 
 def answer_of_head(cls: type[Decoder] | None, head: str, relation: str, folder: Path) -> Answer:
-    right, made = HEADS_OWN[head]
-    return asked(relation, Subject("own", lambda: made(cls or right), folder, head=HEADS[head]))
+    model, make = HEADS_OWN[head]
+    return asked(relation, Subject("own", lambda: make(cls or model), folder, head=HEADS[head]))
 
 
 @pytest.mark.parametrize("relation", ["loss", "accumulation", "padding_right", "save_load"])
 @pytest.mark.parametrize("head", HEADS_OWN)
 def test_a_right_model_with_another_head_is_right(head: str, relation: str, tmp_path: Path) -> None:
-    found = answer_of_head(None, head, relation, tmp_path)
-    assert found.status is AnswerStatus.RIGHT, found.reason
+    answer = answer_of_head(None, head, relation, tmp_path)
+    assert answer.status is AnswerStatus.RIGHT, answer.reason
 
 
 def test_a_decoder_with_an_encoder_generates(tmp_path: Path) -> None:
-    found = answer_of_head(None, "seq2seq_lm", "generation", tmp_path)
-    assert found.status is AnswerStatus.RIGHT, found.reason
+    answer = answer_of_head(None, "seq2seq_lm", "generation", tmp_path)
+    assert answer.status is AnswerStatus.RIGHT, answer.reason
 
 
 @pytest.mark.parametrize(
@@ -95,23 +95,23 @@ def test_a_decoder_with_an_encoder_generates(tmp_path: Path) -> None:
 def test_a_fault_of_another_head_is_wrong(
     head: str, relation: str, cls: type[Decoder], reason: str, tmp_path: Path
 ) -> None:
-    found = answer_of_head(cls, head, relation, tmp_path)
-    assert found.status is AnswerStatus.WRONG, found
-    assert reason in found.reason
+    answer = answer_of_head(cls, head, relation, tmp_path)
+    assert answer.status is AnswerStatus.WRONG, answer
+    assert reason in answer.reason
 
 
 def test_a_head_has_no_answer_to_what_has_no_meaning_for_it(tmp_path: Path) -> None:
-    found = answer_of_head(None, "sequence_classification", "generation", tmp_path)
-    assert found == Answer(AnswerStatus.NO_ANSWER, "the head does not generate")
+    answer = answer_of_head(None, "sequence_classification", "generation", tmp_path)
+    assert answer == Answer(AnswerStatus.NO_ANSWER, "the head does not generate")
 
 
 def test_a_head_that_takes_the_first_token_cannot_be_padded_on_the_left(tmp_path: Path) -> None:
     head, cls = "sequence_classification", made_models.TakesTheFirstToken
-    found = answer_of_head(cls, head, "padding_left", tmp_path)
-    assert found.status is AnswerStatus.NO_ANSWER
-    assert "takes the first token" in found.reason
-    found = answer_of_head(made_models.Sorter, head, "padding_left", tmp_path)
-    assert found.status is AnswerStatus.RIGHT, found.reason
+    answer = answer_of_head(cls, head, "padding_left", tmp_path)
+    assert answer.status is AnswerStatus.NO_ANSWER
+    assert "takes the first token" in answer.reason
+    answer = answer_of_head(made_models.Sorter, head, "padding_left", tmp_path)
+    assert answer.status is AnswerStatus.RIGHT, answer.reason
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_a_head_that_takes_the_first_token_cannot_be_padded_on_the_left(tmp_path
     ],
 )
 def test_a_word_names_a_model_and_a_head(word: str, parts: tuple[str, str, str]) -> None:
-    found = parsed(word)
-    assert (found.model, found.function, found.head) == parts
-    assert str(found) == word
+    name = parsed(word)
+    assert (name.model, name.function, name.head) == parts
+    assert str(name) == word
 
 
 def test_another_head_is_for_words_without_one() -> None:
@@ -151,33 +151,33 @@ FAULTS = [
 
 @pytest.mark.parametrize(("relation", "cls", "reason"), FAULTS)
 def test_a_fault_is_wrong(relation: str, cls: type[Decoder], reason: str, tmp_path: Path) -> None:
-    found = answer(cls, relation, tmp_path)
-    assert found.status is AnswerStatus.WRONG, found
-    assert any(part in found.reason for part in reason.split("|")), found.reason
+    answer = answer_of(cls, relation, tmp_path)
+    assert answer.status is AnswerStatus.WRONG, answer
+    assert any(part in answer.reason for part in reason.split("|")), answer.reason
 
 
 def test_a_fault_shows_only_in_its_own_relation(tmp_path: Path) -> None:
     for relation in ("loss", "checkpointing", "padding_right", "packing", "save_load"):
-        found = answer(made_models.DividesByItsOwnLabels, relation, tmp_path)
-        assert found.status is AnswerStatus.RIGHT, (relation, found)
+        answer = answer_of(made_models.DividesByItsOwnLabels, relation, tmp_path)
+        assert answer.status is AnswerStatus.RIGHT, (relation, answer)
 
 
 def test_an_error_of_the_model_is_a_refusal(tmp_path: Path) -> None:
-    found = answer(made_models.Refuses, "checkpointing", tmp_path)
-    assert found == Answer(AnswerStatus.REFUSED, "ValueError: no checkpoints here")
+    answer = answer_of(made_models.Refuses, "checkpointing", tmp_path)
+    assert answer == Answer(AnswerStatus.REFUSED, "ValueError: no checkpoints here")
 
 
 def test_a_model_that_declares_its_losses_refuses_accumulation(tmp_path: Path) -> None:
     class Declares(made_models.DividesByItsOwnLabels):
         accepts_loss_kwargs = False
 
-    assert answer(Declares, "accumulation", tmp_path).status is AnswerStatus.REFUSED
+    assert answer_of(Declares, "accumulation", tmp_path).status is AnswerStatus.REFUSED
 
 
 def test_a_model_that_draws_random_numbers_has_no_answer(tmp_path: Path) -> None:
-    found = answer(made_models.DrawsNumbers, "packing", tmp_path)
-    assert found.status is AnswerStatus.NO_ANSWER
-    assert "random numbers" in found.reason
+    answer = answer_of(made_models.DrawsNumbers, "packing", tmp_path)
+    assert answer.status is AnswerStatus.NO_ANSWER
+    assert "random numbers" in answer.reason
 
 
 def test_what_is_not_offered_has_no_answer(tmp_path: Path) -> None:
@@ -185,14 +185,14 @@ def test_what_is_not_offered_has_no_answer(tmp_path: Path) -> None:
         def forward(self, input_ids: Any, labels: Any = None) -> Any:  # type: ignore[override]
             return super().forward(input_ids, labels=labels)
 
-    assert answer(Bare, "packing", tmp_path).status is AnswerStatus.NO_ANSWER
-    assert answer(Bare, "accumulation", tmp_path).status is AnswerStatus.REFUSED
+    assert answer_of(Bare, "packing", tmp_path).status is AnswerStatus.NO_ANSWER
+    assert answer_of(Bare, "accumulation", tmp_path).status is AnswerStatus.REFUSED
 
 
 def worker(
     folder: Path, *functions: str, relations: tuple[str, ...], limit: float = 120.0
 ) -> dict[Any, Row]:
-    """The rows of functions of made_models, from a worker; transformers is not there."""
+    """A worker's rows for functions of made_models, without transformers."""
     names = [f"{FILE}:{function}" for function in functions]
     asking = Asking(Releases(folder, {}), names, relations, limit=limit, jobs=2)
     rows = ask(asking, lambda _: None)
@@ -203,10 +203,10 @@ def test_a_crash_and_a_hang_cost_one_cell_each(cache: Path, tmp_path: Path) -> N
     relations = ("packing", "generation", "save_load")
     functions = ("make_crashing", "make_hanging", "make_nothing")
     rows = worker(tmp_path, *functions, relations=relations, limit=10.0)
-    found = {key: row.answer.status for key, row in rows.items()}
+    by_cell = {key: row.answer.status for key, row in rows.items()}
     for function in ("make_crashing", "make_hanging"):
-        assert found[function, "packing"] is found[function, "save_load"] is AnswerStatus.RIGHT
-        assert found[function, "generation"] is AnswerStatus.NO_ANSWER
+        assert by_cell[function, "packing"] is by_cell[function, "save_load"] is AnswerStatus.RIGHT
+        assert by_cell[function, "generation"] is AnswerStatus.NO_ANSWER
     assert "SIGSEGV" in rows["make_crashing", "generation"].answer.reason
     assert "within 10 s" in rows["make_hanging", "generation"].answer.reason
     assert "no such model" in rows["make_nothing", "packing"].answer.reason
@@ -218,11 +218,11 @@ def test_stored_answers_depend_on_the_code_of_each_relation() -> None:
 
 
 def test_answers_are_stored_but_not_those_of_a_deadline(cache: Path, tmp_path: Path) -> None:
-    first = worker(tmp_path, "make", relations=("loss",))
-    again = worker(tmp_path, "make", relations=("loss",))
-    assert not first["make", "loss"].stored
-    assert again["make", "loss"].stored
-    assert again["make", "loss"].answer == first["make", "loss"].answer
+    rows = worker(tmp_path, "make", relations=("loss",))
+    stored_rows = worker(tmp_path, "make", relations=("loss",))
+    assert not rows["make", "loss"].stored
+    assert stored_rows["make", "loss"].stored
+    assert stored_rows["make", "loss"].answer == rows["make", "loss"].answer
 
 
 def test_a_function_can_have_a_head(cache: Path, tmp_path: Path) -> None:
@@ -317,12 +317,12 @@ ROWS = [
 
 
 def test_json_has_a_header_and_a_row_for_each_cell(tmp_path: Path) -> None:
-    found = json.loads(
+    content = json.loads(
         json.dumps(table.as_json(ROWS, Releases(tmp_path, {"transformers": "5.23.0"}), 1.23))
     )
-    assert found["releases"] == {"transformers": "5.23.0"}
-    assert found["counts"]["loss"] == {"right": 1, "wrong": 0, "refused": 1, "no answer": 0}
-    assert found["rows"][1] == {
+    assert content["releases"] == {"transformers": "5.23.0"}
+    assert content["counts"]["loss"] == {"right": 1, "wrong": 0, "refused": 1, "no answer": 0}
+    assert content["rows"][1] == {
         "model": "a",
         "relation": "packing",
         "status": "wrong",
@@ -348,18 +348,18 @@ def test_exit_codes(rows: list[Row], code: int) -> None:
 @pytest.mark.slow
 @pytest.mark.launch
 def test_a_release_of_transformers_has_the_faults_that_are_known() -> None:
-    wanted = ("packing", "zero_init", "zero3", "lora", "tensor_parallel", "expert_parallel")
+    relations = ("packing", "zero_init", "zero3", "lora", "tensor_parallel", "expert_parallel")
     with stack.found({"transformers": "5.23.0"}) as releases:
-        asking = Asking(releases, ["llama", "gpt_oss", "apertus"], wanted)
+        asking = Asking(releases, ["llama", "gpt_oss", "apertus"], relations)
         rows = ask(asking, lambda _: None)
-    found = {(row.model, row.relation): row.answer for row in rows}
-    wrong = {key for key, answer in found.items() if answer.status is AnswerStatus.WRONG}
-    assert {("gpt_oss", "packing"), ("apertus", "tensor_parallel")} <= wrong
-    assert "act_fn.alpha" in found["apertus", "tensor_parallel"].reason
-    assert ("llama", "zero_init") in wrong
+    by_cell = {(row.model, row.relation): row.answer for row in rows}
+    wrong_cells = {key for key, answer in by_cell.items() if answer.status is AnswerStatus.WRONG}
+    assert {("gpt_oss", "packing"), ("apertus", "tensor_parallel")} <= wrong_cells
+    assert "act_fn.alpha" in by_cell["apertus", "tensor_parallel"].reason
+    assert ("llama", "zero_init") in wrong_cells
     for relation in ("packing", "zero3", "lora", "tensor_parallel"):
-        assert found["llama", relation].status is AnswerStatus.RIGHT
-    assert found["gpt_oss", "expert_parallel"].status is AnswerStatus.RIGHT
+        assert by_cell["llama", relation].status is AnswerStatus.RIGHT
+    assert by_cell["gpt_oss", "expert_parallel"].status is AnswerStatus.RIGHT
 
 
 @pytest.mark.slow
@@ -374,10 +374,10 @@ def test_each_head_has_the_faults_that_are_known() -> None:
     }
     with stack.found({"transformers": "5.23.0"}) as releases:
         rows = ask(Asking(releases, list(models), ("loss", "accumulation")), lambda _: None)
-    found = {(row.model, row.relation): row.answer for row in rows}
+    by_cell = {(row.model, row.relation): row.answer for row in rows}
     for model, status in models.items():
-        assert found[model, "loss"].status is AnswerStatus.RIGHT, found[model, "loss"]
-        assert found[model, "accumulation"].status is status, found[model, "accumulation"]
+        assert by_cell[model, "loss"].status is AnswerStatus.RIGHT, by_cell[model, "loss"]
+        assert by_cell[model, "accumulation"].status is status, by_cell[model, "accumulation"]
 
 
 def test_every_head_has_a_line_in_the_documentation() -> None:
