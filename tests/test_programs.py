@@ -54,8 +54,8 @@ def test_uv_asks_the_index_of_pips_configuration_if_it_has_none_of_its_own(
     (tmp_path / "uv").mkdir()
     (tmp_path / "uv" / "uv.toml").write_text(f'index-url = "{address}/of-uv"\n')
     uv.execute(["pip", "compile", "-"], "own")
-    asked = ["/simple/by-variable/", "/simple/by-file/", "/simple/of-uv/own/"]
-    assert served.requests == asked
+    paths = ["/simple/by-variable/", "/simple/by-file/", "/simple/of-uv/own/"]
+    assert served.requests == paths
 
 
 def test_uv_ends_with_us_and_leaves_no_file(served: type[Handler], tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def commands(text: str) -> list[str]:
     ]
 
 
-def shown(text: str) -> Iterator[str]:
+def output_lines(text: str) -> Iterator[str]:
     """The lines of the fenced blocks, which are output; times differ."""
     for block in re.findall(r"^```\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
@@ -48,12 +48,12 @@ def test_every_command_of_the_readme_works_in_a_clone(tmp_path: Path) -> None:
     assert lines[0] == "make run"
     ended = "code=$?; [ $code -le 1 ] || { echo the command before ended with $code; exit 1; }\n"
     script = "".join(f"{line}\n{ended}" for line in lines)
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", script], cwd=clone, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    printed = [re.sub(r"\(\d+\.\d s\)", "", line).strip() for line in done.stdout.splitlines()]
-    missing = [line for line in shown(readme) if line not in printed]
+    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
+    printed = [re.sub(r"\(\d+\.\d s\)", "", line).strip() for line in process.stdout.splitlines()]
+    missing = [line for line in output_lines(readme) if line not in printed]
     assert not missing, missing
     assert not list(clone.glob("uv.lock")), "a command has left a file"
 
