@@ -62,8 +62,8 @@ def test_a_shim_applies_only_to_its_releases_and_their_candidates(
 
 def test_a_shim_for_a_box_without_a_gpu_stays_off_the_gpu_lane() -> None:
     gpu = names(Lane.GPU, deepspeed="0.8.3", **{"megatron-core": "0.14.0"})
-    kept = ("torch_six", "elastic_names", "flatten_helper", "whole_checkpoints")
-    assert gpu == {*(f"deepspeed.{name}" for name in kept), "megatron-core.undefined_gemm"}
+    expected = ("torch_six", "elastic_names", "flatten_helper", "whole_checkpoints")
+    assert gpu == {*(f"deepspeed.{name}" for name in expected), "megatron-core.undefined_gemm"}
     assert names(Lane.GPU, deepspeed="0.19.8") == set()
 
 
@@ -185,22 +185,22 @@ def test_a_name_that_a_failed_import_left_undefined_is_none(
 
 
 def test_a_stand_in_has_only_its_names(count: Counter[str]) -> None:
-    made = stand_ins.module("gone.module", lambda: count.update("x"), status=42)
+    module = stand_ins.module("gone.module", lambda: count.update("x"), status=42)
     assert isinstance(sys.modules["gone.module"], ModuleType)
-    assert made.status == 42
+    assert module.status == 42
     with pytest.raises(AttributeError, match=r"'gone\.module' has no attribute 'question'"):
-        _ = made.question
+        _ = module.question
     assert count["x"] == 1
 
 
 def test_cuda_means_the_cpu_and_every_use_is_counted(count: Counter[str]) -> None:
     stand_ins.cuda_on_cpu(lambda: count.update("x"))
-    moved = [
+    tensors = [
         torch.ones(1).to("cuda:0"),
         torch.ones(1).to(device=torch.device("cuda")),
         torch.nn.Linear(1, 1).to("cuda").weight,
     ]
-    assert {str(tensor.device) for tensor in moved} == {"cpu"}
+    assert {str(tensor.device) for tensor in tensors} == {"cpu"}
     assert count["x"] == 3
     torch.cuda.synchronize()
     assert str(torch.cuda.current_device()) == "cpu"
@@ -287,9 +287,9 @@ def test_others_see_nothing_of_megatron_cores_shims(name: str, megatron_uses: Co
 
 
 def test_the_devices_that_megatron_core_names_itself_are_kept(megatron_uses: Counter[str]) -> None:
-    made = called_from("megatron.core", "torch.zeros(1, device='meta')")
-    assert isinstance(made, torch.Tensor)
-    assert made.device.type == "meta"
+    tensor = called_from("megatron.core", "torch.zeros(1, device='meta')")
+    assert isinstance(tensor, torch.Tensor)
+    assert tensor.device.type == "meta"
     assert not any(megatron_uses.values())
 
 

@@ -55,8 +55,8 @@ def ask(rank: int, folder: Path) -> None:
     answers = {}
     for name, (build, masters) in CASES.items():
         module = nn.Linear(2, 2) if rank == 1 else build(rank // 2, group)
-        found = tied_differences(tied_copies(module, masters))
-        answers[name] = [asdict(difference) for difference in found]
+        differences = tied_differences(tied_copies(module, masters))
+        answers[name] = [asdict(difference) for difference in differences]
     (folder / f"{rank}.json").write_text(json.dumps(answers))
 
 
@@ -84,7 +84,7 @@ MASTER = {"name": NAMES[0] + " (fp32)", "ranks": [1], "greatest": 0.5}
 
 
 @pytest.mark.parametrize(
-    ("case", "found"),
+    ("case", "differences"),
     [
         *((case, []) for case in ("equal", "untied norm", "on one stage", "hidden by a broadcast")),
         ("drifted", [WEIGHT]),
@@ -92,9 +92,9 @@ MASTER = {"name": NAMES[0] + " (fp32)", "ranks": [1], "greatest": 0.5}
     ],
 )
 def test_copies_that_differ_are_found_in_the_masters_even_after_a_broadcast(
-    answers: Answers, case: str, found: list[dict[str, Any]]
+    answers: Answers, case: str, differences: list[dict[str, Any]]
 ) -> None:
-    assert answers[0][case] == found
+    assert answers[0][case] == differences
 
 
 def test_old_releases_name_one_attribute() -> None:

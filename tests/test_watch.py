@@ -274,8 +274,8 @@ def test_a_replay_reads_the_index_as_it_was(world: World) -> None:
             (NightlyKind.REPLAY, d) for d in days
         ]
         flips = [(days[n - 1], c.kind, c.version) for n, c in history.changes()]
-    first, last = ("now affected", "0.13.2"), ("no longer affected", "0.13.3")
-    assert flips == [("2024-02-12", *first), ("2024-02-26", *last)]
+    appearance, recovery = ("now affected", "0.13.2"), ("no longer affected", "0.13.3")
+    assert flips == [("2024-02-12", *appearance), ("2024-02-26", *recovery)]
 
 
 def test_the_same_command_continues_a_replay_that_was_killed(world: World) -> None:
@@ -470,5 +470,5 @@ def test_a_nightly_reports_a_regression_of_a_source_once(
     world.day = "2024-03-05"
     assert watch("--source", f"{PACKAGE}=../checkout") == 0, "the same regression, one commit later"
     with reading(FILE) as history:
-        found = [(change.kind, change.scenario, change.version) for _, change in history.changes()]
-    assert found == [("now affected", SCENARIO, f"0.14.0+g{'a' * 12}")]
+        flips = [(change.kind, change.scenario, change.version) for _, change in history.changes()]
+    assert flips == [("now affected", SCENARIO, f"0.14.0+g{'a' * 12}")]
