@@ -203,7 +203,7 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]
 Path(f"asleep_{node}").write_text("now")
 time.sleep(1000)
 """
-"""Sleeps on each node, and has a child in a session of its own, as torchrun's ranks are."""
+"""Sleeps on each node, and starts a child in its own session, as torchrun starts ranks."""
 
 SECOND_FAILS = f"""
 if arguments[0].endswith("=1"):
@@ -237,19 +237,19 @@ class TwoNodes(StandIn):
 
     job: str = ""
     left: list[int] = field(default_factory=list)
-    """The processes that were there when the step had ended, before the harness looked for them."""
+    """The processes that still ran when the step had ended, before the harness ended them."""
 
     def asleep(self) -> bool:
         return all((self.launched / f"asleep_{node}").exists() for node in (0, 1))
 
     def assert_nobody_is_left(self) -> None:
-        """Nobody was left when the step had ended: on another node, nobody else would look."""
+        """No process outlived the step. On another node, nothing else would end it."""
         assert self.left == []
         assert steps(self.job) == []
 
 
 def steps(job: str) -> list[str]:
-    """The steps of a job that Slurm still has."""
+    """The steps of a job that Slurm still lists."""
     command = ["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
@@ -347,8 +347,8 @@ def test_an_agent_that_cannot_start_ends_the_other_node(two_nodes: TwoNodes) -> 
 @slurm
 @pytest.mark.exhaustive
 def test_killing_srun_ends_both_nodes(two_nodes: TwoNodes) -> None:
-    """Slurm kills the agents of the step. What ranks started is left to its cgroups, where it has
-    them: here the harness ends it."""
+    """Slurm kills the agents of the step. Its cgroups would also end what ranks started; this Slurm
+    has none, so the harness does it."""
 
     def tick() -> None:
         if two_nodes.asleep():
@@ -476,7 +476,7 @@ def test_ending_the_harness_ends_the_ranks_of_both_nodes(
 def test_two_nodes_have_the_records_of_one(
     allocation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The proof: four ranks, two on each node."""
+    """Four ranks on two nodes, then on one."""
     monkeypatch.setenv("SLURM_JOB_ID", allocation)
     sandbox = Sandbox.under(tmp_path, machine.cache_folder())
     command = ("run", "scenario=tied_embedding_order", "lane=cpu")
@@ -492,7 +492,7 @@ def test_two_nodes_have_the_records_of_one(
 
 
 def facts_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """What ranks recorded, without what differs between any two runs: ids and seconds."""
+    """What ranks recorded, without ids and seconds, which differ between any two runs."""
     return {
         str(file.relative_to(folder)): [
             {

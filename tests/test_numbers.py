@@ -1,4 +1,4 @@
-"""The one way to compare numbers, and how much of one vector is in another."""
+"""How numbers are compared, and how much of one vector is in another."""
 
 from __future__ import annotations
 

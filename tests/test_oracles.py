@@ -100,7 +100,7 @@ def test_ranks_with_the_same_seed_do_not_trigger_the_bug_and_the_reason_names_th
 
 
 def resumed(before: list[int], after: list[int], transform: str = "map", **changed: Any) -> Records:
-    """Of 5 rows in tables of 3 and 2."""
+    """Records of 5 rows in 2 tables."""
     orders = {"before": before, "after": after, "whole": list(range(5)), "marks": [1]}
     record = {"kind": "resume", **orders, **changed}
     return ranks([record], rows=5, shards=2, transform=transform)
@@ -189,7 +189,7 @@ def test_an_epoch_must_have_each_row_once_in_an_order_of_its_own(
 
 
 def stop(before: list[int], *after: list[int]) -> Records:
-    """Two epochs of 4 rows on one rank, and the same with a stop in the first."""
+    """Two epochs of 4 rows on one rank, without a stop and with one in the first."""
     whole = [epoch(1, 3, 0, 2, 1), epoch(2, 1, 2, 0, 3)]
     parts = [{"kind": "after", "step": n, "seen": seen} for n, seen in enumerate(after, 1)]
     return ranks([*whole, {"kind": "before", "step": 1, "seen": before}, *parts], rows=4)
@@ -223,7 +223,7 @@ def linear(weights: Any, rows: torch.Tensor) -> torch.Tensor:
 
 
 def stepped(scale: list[float]) -> dict[str, Any]:
-    """The record of a step that applied these multiples of four micro-batches' gradients."""
+    """The record of a step that multiplied the gradients of four micro-batches by ``scale``."""
     numbers = torch.Generator().manual_seed(0)
     weights = {"w": torch.randn(6, dtype=torch.float64, generator=numbers)}
     rows = torch.randn(4, 5, 6, dtype=torch.float64, generator=numbers)
@@ -348,7 +348,7 @@ def test_the_usual_checks_fire_on_what_they_check() -> None:
 
 
 def warm(**changes: Any) -> Records:
-    """One step at a rate of 0.1, which moved the weights by that rate; then 0.2 was logged."""
+    """One step that moved the weights at a rate of 0.1; the rate that was logged next is 0.2."""
     step = {"kind": "step", "step": 1, "logged": [0.2], **stepped([0.1] * 4), **changes}
     return ranks([{"kind": "rate", "step": 1, "rates": [0.1]}, step])
 

@@ -121,7 +121,7 @@ def test_a_finished_overlay_is_available_while_others_use_it(
     cache: Path, base: Overlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two variants of one stack: the second was requested while the first was being built."""
-    exists = iter([False, False])  # as it was when the second one looked
+    exists = iter([False, False])  # the second variant looked before it existed
     real = overlay._is_there
     monkeypatch.setattr(overlay, "_is_there", lambda *of: next(exists, real(*of)))
     with overlay.makers() as makers:
@@ -250,7 +250,7 @@ def test_the_hash_of_a_file_is_that_of_the_file_as_built(cache: Path, made: Over
     before = made.hash_of("up/code.py")
     in_place(made.site / "up" / "code.py", CODE.replace("1", "3"))
     assert made.hash_of("up/code.py") == before
-    again = borrow_once(cache)  # the size is the same: the ranks report the change
+    again = borrow_once(cache)  # the size is the same, so only the ranks report the change
     assert again.hash_of("up/code.py") == before != sha256(again.site / "up" / "code.py")
 
 
@@ -278,7 +278,7 @@ def test_a_changed_file_that_a_defect_left_alone_keeps_the_hash_as_built(
 def test_equal_sources_are_compiled_once_and_damaged_bytecode_is_not_copied(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bytecode, "_known", {})  # that of other tests
+    monkeypatch.setattr(bytecode, "_known", {})  # other tests filled it
     compiled: list[Path] = []
     compile_all = bytecode.compile_all
 
@@ -302,7 +302,7 @@ def test_equal_sources_are_compiled_once_and_damaged_bytecode_is_not_copied(
 def test_equal_sources_have_equal_bytecode_in_overlays_of_different_processes(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a process can go from one overlay to another without importing torch again."""
+    """A process can therefore change its overlay without importing torch again."""
     compiled = []
     for day in ("2024-01-02", "2024-01-03"):
         monkeypatch.setattr(bytecode, "_known", {})  # as in a new process

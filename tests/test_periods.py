@@ -81,7 +81,7 @@ def test_a_variant_can_show_a_bug_in_the_newest_release() -> None:
 
 
 def test_a_release_between_changing_ones_is_unknown_unless_its_own_series_says_more() -> None:
-    """A bug came and went from release to release: the next one may be anything."""
+    """A bug that comes and goes from release to release may be in the next one or not."""
     no, yes = Status.NOT_AFFECTED, Status.AFFECTED
     tested = [("1.0", no), ("1.1", no), ("1.2.0", no), ("1.2.4", no), ("1.3", yes)]
     assert infer(tested, "1.0.5").status is no
@@ -91,7 +91,7 @@ def test_a_release_between_changing_ones_is_unknown_unless_its_own_series_says_m
 
 
 def test_the_releases_that_do_not_decide_are_ignored() -> None:
-    """At the ends of each period several releases of accelerate were run: the same results."""
+    """At both ends of a period, several releases of accelerate were run, with equal results."""
     for name in catalog.sound():
         scenario = catalog.scenario(name)
         if not scenario.decided_by:

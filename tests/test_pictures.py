@@ -1,4 +1,4 @@
-"""The pictures of bugs: every scenario has one, and buggy looks unlike fixed in it."""
+"""The pictures of bugs: every scenario has one, and buggy looks different from fixed in it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pictures(name: str) -> list[Picture]:
 
 
 def drawn(picture: Picture, variant: str) -> list[object]:
-    """What a picture has of a variant, without its name."""
+    """A variant's part of a picture, without its name."""
     rows = {Lines: "points", Bars: "values", Grid: "fields"}[type(picture)]
     series = [row for row in getattr(picture, rows) if row[0].partition(":")[0] == variant]
     return [(row[0].partition(":")[2], *row[1:]) for row in series]

@@ -1,4 +1,4 @@
-"""What we propose to maintainers who do not know a bug, run as their users would: a patch."""
+"""The patches that we propose to maintainers who do not know a bug, run as users would."""
 
 from __future__ import annotations
 

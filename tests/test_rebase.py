@@ -40,7 +40,7 @@ print(json.dumps(report))
 
 @pytest.fixture
 def both(tmp_path: Path) -> tuple[Path, Path]:
-    """Two overlays with the same package in them."""
+    """Two overlays that contain the same package."""
     source, copy = tmp_path / "first" / "site-packages", tmp_path / "second" / "site-packages"
     (source / "up").mkdir(parents=True)
     for name in ("__init__", "inner", "lazy"):
@@ -51,7 +51,7 @@ def both(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def probed(site: Path, next_site: Path) -> dict[str, object]:
-    """The report of a process that has imported from ``site`` and continues with ``other``."""
+    """The report of a process that imports from ``site`` and continues with ``next_site``."""
     files = {str(f.relative_to(next_site)): sha256(f) for f in next_site.rglob("*") if f.is_file()}
     code = PROBE.format(site=str(site), other=str(next_site), root=str(ROOT), files=files)
     command = [sys.executable, "-B", "-c", code]

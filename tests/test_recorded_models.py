@@ -1,4 +1,4 @@
-"""What was recorded of the models of transformers: since when a feature is wrong."""
+"""The recorded answers for the models of transformers, and since when a feature is wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HISTORY: dict[str, dict[str, Answer]] = {
 
 @pytest.fixture
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Three releases, recorded in another order than they came out."""
+    """Three releases, not recorded in the order of their days."""
     monkeypatch.setattr(recorded, "FILE", tmp_path / "recorded.json.xz")
     recorded.all_recorded.cache_clear()
     for release in ("5.3.0", "4.50.3", "5.0.1"):
@@ -110,7 +110,7 @@ def test_check_says_which_features_of_a_model_are_wrong(
 
 @pytest.fixture
 def heads(history: None, tmp_path: Path) -> Path:
-    """Heads of the newest release, too; requirements of that release."""
+    """Adds two heads of the newest release; returns its requirements."""
     rows = [Row(f"{name}:masked_lm", "loss", WRONG) for name in ("bert", "gpt2")]
     recorded.record(rows, Releases(tmp_path, {"transformers": "5.3.0"}))
     file = tmp_path / "requirements.txt"

@@ -63,7 +63,7 @@ def test_a_release_with_as_many_other_bugs_is_not_advised() -> None:
 
 
 def test_no_release_before_the_major_one_is_advised() -> None:
-    bugs = ["gpt2_counts_first_label", "heads_gas_ranks"]  # 4.40.2 has neither
+    bugs = ["gpt2_counts_first_label", "heads_gas_ranks"]  # 4.40.2 has neither bug
     assert remedies.advice("transformers", "5.23.0", bugs, []) is None
     older = remedies.advice("transformers", "4.46.1", ["trainer_counts_first_label"], [])
     assert older is not None

@@ -1,4 +1,4 @@
-"""The detector for replicas that part, in a real group of two processes over gloo."""
+"""The detector for replicas that differ, in a real group of two processes over gloo."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CASES: dict[str, Callable[[int], Named]] = {
 
 
 def ask(rank: int, folder: Path) -> None:
-    """One rank: every case in turn, over one group; the answers go to a file."""
+    """Run every case on one rank, and write the answers to a file."""
     answers = {name: [asdict(d) for d in replica_differences(c(rank))] for name, c in CASES.items()}
     (folder / f"{rank}.json").write_text(json.dumps(answers))
 

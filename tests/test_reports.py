@@ -37,7 +37,7 @@ ALL = list(catalog.sound())
 
 
 def edited_or_another_release(name: str) -> bool:
-    """Whether ``fixed`` has other code than ``buggy``, and not only other parameters."""
+    """Whether ``fixed`` differs from ``buggy`` in its code, and not only in its parameters."""
     scenario = catalog.scenario(name)
     fixed, buggy = ({**scenario.pins, **scenario.pins_of(each)} for each in (FIXED, BUGGY))
     return scenario.variant(FIXED).defects != scenario.variant(BUGGY).defects or fixed != buggy
@@ -60,7 +60,7 @@ def test_a_text_for_maintainers_has_all_parts() -> None:
 
 
 def of_a_day(names: Iterable[str]) -> list[ParameterSet]:
-    """CI runs a sixth of the scripts, another one each day; the others are exhaustive tests."""
+    """CI runs another sixth of the scripts each day; all others are exhaustive tests."""
     return [pytest.param(name, marks=later(ALL.index(name))) for name in names]
 
 
@@ -77,8 +77,8 @@ def test_a_script_shows_the_bug_of_a_buggy_release(name: str, tmp_path: Path) ->
 
 
 def newest_affected(name: str) -> str:
-    """The newest release, if it has the bug with the same parameters as ``buggy``, and if this
-    Python can install it; otherwise "". Of torch only the scenario's own is at hand."""
+    """The newest release, if it has the bug with the parameters of ``buggy`` and this Python can
+    install it; otherwise "". Of torch, only the scenario's own release is available."""
     scenario, bug, python = catalog.scenario(name), alive(name), pins.here()[0]
     if not bug or scenario.subject == TORCH:
         return ""
@@ -108,7 +108,7 @@ def of_variant(name: str, variant: str) -> dict[str, str]:
 def check(
     name: str, overlay: Overlay, pins_of_user: dict[str, str], folder: Path, *, wrong: bool
 ) -> None:
-    """Run a script; a text for maintainers must have the line in which it says what it found."""
+    """Run a script. If there is a text for maintainers, it must quote the script's last line."""
     scenario = catalog.scenario(name)
     lane = Lane.CPU if Lane.CPU in scenario.lanes else Lane.GPU
     if lane is Lane.GPU and not machine.gpus():

@@ -1,4 +1,4 @@
-"""A run before and around its launches: watched files, GPUs, trials at once."""
+"""What a run does around its launches: watched files, GPUs, parallel trials."""
 
 from __future__ import annotations
 

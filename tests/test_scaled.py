@@ -1,4 +1,4 @@
-"""The detectors beside a GradScaler: silent in right loops, also where it skips steps."""
+"""The detectors with a GradScaler: silent if a loop is right, also if it skips steps."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def alarms(
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
             loss = loss / 2 if divides else loss
             scaler.scale(loss).backward()
-        if number in overflows:  # as where the sum of a large batch is too large for fp16
+        if number in overflows:  # as if the sum over a large batch were too large for fp16
             torch.as_tensor(model.head.bias.grad)[3] = float("inf")
         if unscales:
             scaler.unscale_(torch_optimizer)
@@ -116,7 +116,7 @@ def test_a_loss_that_counts_twice_is_found_beside_a_scaler(fused: bool) -> None:
 
 
 def test_a_buffer_that_a_skipped_step_has_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch 2.13.0: SGD's fused step leaves the momentum as the memory was, if it is skipped."""
+    """torch 2.13.0: if SGD's fused step is skipped, its momentum is uninitialised memory."""
     empty = torch.empty_like
     monkeypatch.setattr(torch, "empty_like", lambda like, **named: empty(like, **named).fill_(3e29))
     reports = alarms("updates", "momentum", True, overflows=(0,))

@@ -34,7 +34,7 @@ Runs = Mapping[str, Future[tuple[str, Done]]]
 def runs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Runs]:
-    """The running run of each selected scenario, by the scenario's name."""
+    """The started run of each selected scenario, by the scenario's name."""
     option = request.config.getoption
     folder = option("--runs") or tmp_path_factory.mktemp("runs")
     options = [f"lane={option('--lane')}", f"runs={folder}", f"jobs={option('--jobs') or 'null'}"]
@@ -48,7 +48,7 @@ def runs(
 
 def selected(items: list[pytest.Item]) -> dict[str, list[str]]:
     """The variants of each scenario whose tests were selected; all variants if only the test of the
-    scenario's verdict was."""
+    verdict was selected."""
     chosen: dict[str, list[str]] = {}
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}

@@ -1,4 +1,4 @@
-"""score: a detector is attached to a training that does not know it, and judged by its alarms."""
+"""score attaches a detector to a training that does not know it, and judges its alarms."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def loop(rank: int, fault: str) -> None:
 
 
 def reports(rank: int, folder: Path, faults: list[str], names: list[str]) -> None:
-    """Run each loop with these detectors; each is attached anew."""
+    """Run each loop with newly attached detectors."""
     for number, fault in enumerate(faults):
         detectors = [vars(command.detector_named(name)) for name in names]
         trial = folder / str(number)
@@ -88,7 +88,7 @@ SEEN_BY = {
 
 @pytest.fixture(scope="module")
 def alarms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[Any]]]:
-    """By fault and detector, the alarms of both ranks."""
+    """The alarms of both ranks, by fault and detector."""
     folder = tmp_path_factory.mktemp("attached")
     in_group(2, partial(reports, faults=list(SEEN_BY), names=OURS), folder)
     by_fault: dict[str, dict[str, list[Any]]] = {}
@@ -190,8 +190,8 @@ def rows(rank: int, folder: Path) -> None:
         data = torch.utils.data.TensorDataset(torch.arange(8))
         loader = torch.utils.data.DataLoader(data, batch_size=2)
         list(loader)
-        next(iter(loader))  # left before its end
-        for _, _ in zip(range(4), loader, strict=False):  # as trainers do: no fifth call
+        next(iter(loader))  # the epoch does not end
+        for _, _ in zip(range(4), loader, strict=False):  # as trainers do, without a fifth next()
             pass
 
 
@@ -226,7 +226,7 @@ def test_a_detector_that_writes_traces_learns_from_healthy_ones(tmp_path: Path) 
         alarms, error = judged(traces["buggy"])
         assert not error
         assert "{'6'}" in alarms[0]["text"]
-        assert "buggy" not in alarms[0]["text"]  # its path would tell
+        assert "buggy" not in alarms[0]["text"]  # its path would reveal it
         assert judged(traces["control"]) == ([], "")
 
 
@@ -397,7 +397,7 @@ def test_without_an_answer_the_variant_and_the_reason_are_named() -> None:
 def test_ranks_can_import_a_module_of_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """PYTHONPATH of the command is not that of a rank, whose packages are in an overlay."""
+    """A rank does not have the command's PYTHONPATH: its packages are in an overlay."""
     file = tmp_path / "path" / place
     file.parent.mkdir(parents=True)
     file.write_text(
@@ -449,7 +449,7 @@ def test_the_list_names_what_there_is_to_see(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.scenario
 def test_a_buggy_release_of_deepspeed_is_detected(capsys: pytest.CaptureFixture[str]) -> None:
-    """The gradients are in the optimizer's own buffers there."""
+    """Its optimizer keeps the gradients in its own buffers."""
     words = ["scenario=zero2_micro_batches_lost", "lane=cpu", "launch.timeout=120"]
     assert main(["score", "gradients", *words]) == 0
     assert "zero2_micro_batches_lost, gradients: detected at step 1" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Which of the made-up releases a nightly tests; none is run."""
+"""Which made-up releases a nightly selects; none is run."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_yanked_releases_and_pre_releases_are_never_tested() -> None:
 
 
 def test_releases_since_the_recorded_ones_and_the_newest_are_tested() -> None:
-    """The recorded releases are a choice, tested on the days of their cells: 2024-03-01."""
+    """Only some releases were recorded; their cells were tested on 2024-03-01."""
     recorded = night(
         1, "2024-03-09", NightlyKind.RECORDED
     )  # the day of another scenario's newest fact
@@ -127,9 +127,9 @@ def _in_2026(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("version", "day", "as_of", "date"),
     [
-        ("0.13.3", "2024-02-23", None, None),  # tonight's: as every run
+        ("0.13.3", "2024-02-23", None, None),  # tonight: no date
         ("0.13.3", "2024-02-23", "2024-03-04", "2024-03-04"),  # its dependencies had not settled
-        ("0.13.1", "2024-01-23", "2024-03-04", None),  # they had
+        ("0.13.1", "2024-01-23", "2024-03-04", None),  # they had settled
         ("0.13.2", "2024-02-12", "2024-02-12", "2024-02-12"),  # the scenario's own pin
         ("0.12.6", "2023-11-01", "2023-11-02", None),  # no wheels before the first day
     ],

@@ -84,7 +84,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A site of a small history, and of the bugs that it is about."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalog, "sound", lambda: SHOWN)
-        patch.setattr(site_pages, "stories", lambda: ())  # they lead to the pages of others
+        patch.setattr(site_pages, "stories", lambda: ())  # stories link to the pages of other bugs
         return a_site(tmp_path_factory.mktemp("site"))
 
 
@@ -96,13 +96,13 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site is of two bugs only: a tenth of the time."""
+    """Sites have only two bugs: a tenth of the time."""
     monkeypatch.setattr(catalog, "sound", lambda: ("bf16_clip", "warmup_first_step"))
 
 
 @pytest.fixture
 def small(few: None, tmp_path: Path) -> Path:
-    """A site of two bugs, in a folder of its own."""
+    """A site with two bugs, in its own folder."""
     return a_bare_site(tmp_path)
 
 
@@ -119,7 +119,7 @@ def test_every_link_and_loaded_file_exists(fixture: str, request: pytest.Fixture
     pages = pages_of(request.getfixturevalue(fixture))
     for path, page in pages.items():
         for link in page.links:
-            partly = fixture == "site" and "docs" in path.parts  # it has three bugs of all
+            partly = fixture == "site" and "docs" in path.parts  # it has three of all bugs
             if link.startswith("https://") or (partly and "bugs/" in link):
                 continue
             address, fragment = urldefrag(link)
@@ -194,7 +194,7 @@ def test_a_bug_is_alive_if_the_newest_release_is_affected(site: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_of_living_bugs_is_of_the_history_if_there_is_one(site: Path, bare: Path) -> None:
-    """The small history has results of two bugs alone, and one is alive."""
+    """The small history has results of only two bugs; one of them is alive."""
     headings = re.compile(r'<h2 id="(\w+)" class="mono">')
     assert headings.findall((site / "alive.html").read_text()) == ["rope_zero_init"]
     recorded = (bare / "alive.html").read_text()
@@ -237,7 +237,7 @@ def test_a_release_between_two_that_agree_has_their_status() -> None:
     assert (tested.status, tested.tested) == (NO, True)
     assert (between.status, between.tested) == (YES, False)
     assert "as 5.15.1 and 5.16.1 are" in between.why
-    # Two that disagree, newer than all, older than all.
+    # The neighbours disagree; newer than all releases; older than all.
     assert [status_of(version).status for version in ("4.37.9", "99.0", "4.0")] == [None] * 3
 
 

@@ -37,7 +37,7 @@ ON_PHONES = [
     pytest.param(name, marks=later(number) if name.startswith("bugs/") else [])
     for number, name in enumerate(PAGES)
 ]
-"""The pages of bugs have one template: CI looks at a sixth of them, other ones each day."""
+"""All pages of bugs have one template, so CI looks at another sixth of them each day."""
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_a_search_changes_the_catalogue_and_its_address(tab: Tab) -> None:
 
 
 def bugs(**metadata: str) -> list[str]:
-    """The scenarios whose metadata have these values; torch alone has no subject."""
+    """The scenarios with these metadata, except those about torch alone."""
     scenarios = {name: catalog.scenario(name) for name in catalog.names()}
     return [
         name

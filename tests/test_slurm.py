@@ -318,7 +318,7 @@ def test_a_run_prints_the_verdict_and_has_its_exit_code(
 def test_the_same_command_again_goes_on_after_a_kill(
     harness: Callable[..., tuple[int, str]], there: Cluster
 ) -> None:
-    harness(*MATRIX[:2], "pins.accelerate=0.30.0", "on=slurm")  # makes an overlay
+    harness(*MATRIX[:2], "pins.accelerate=0.30.0", "on=slurm")  # builds an overlay
     # Slurm still shows that task for a while.
     within(PATIENCE, lambda: queue(there) == [], "an empty queue")
     words = [sys.executable, "-m", "harness", *MATRIX, "on=slurm", "on.overlays=task", "--again"]

@@ -64,7 +64,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 def records(step: Step, clipping: float = 0.0, **changes: Any) -> Records:
-    """The record of one such step; the gradient is clipped before it."""
+    """The record of one ``step``, after the gradient was clipped."""
     torch.manual_seed(0)
     module = nn.Linear(3, 2)
     engine = SimpleNamespace(module=module, optimizer=adam(module.parameters()))
@@ -179,7 +179,7 @@ class Squares(nn.Module):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process group of this process alone."""
+    """A process group with only this process."""
     store = tmp_path_factory.mktemp("group") / "store"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
     yield
@@ -187,7 +187,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def first_steps(step: Step) -> Records:
-    """The records of such first steps, clipped to 0.01."""
+    """The records of first steps, clipped to 0.01."""
     torch.manual_seed(0)
     module = Squares()
     device, optimizer = torch.device("cpu"), adam(module.parameters())

@@ -1,4 +1,4 @@
-"""The stories: which release has which of several bugs."""
+"""The stories: which of several bugs each release has."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_all_means_every_scenario_with_its_own_params() -> None:
 def test_they_run_in_an_order_and_end_with_one_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture, gpus: int, order: str
 ) -> None:
-    """On GPUs the widest first; otherwise those with the same numpy, which torch imports."""
+    """On GPUs the widest scenario runs first; on CPUs, scenarios with equal numpy are adjacent."""
     pretence = pretend(monkeypatch, tmp_path, dict.fromkeys("abc", Verdict.REPRODUCED))
     set_gpus(monkeypatch, gpus)
     numpy = {"a": "2.0.0", "b": "2.0.0", "c": "1.26.4"}

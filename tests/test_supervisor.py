@@ -88,7 +88,7 @@ def test_everything_below_a_killed_process_ends(token: str, who: str) -> None:
     below = killed.children(recursive=True) if who is not RANK else []
     killed.kill()
     within(PATIENCE, lambda: not any(map(alive, below[:2])), "the end of the children")
-    if who is not TORCHRUN:  # after the keeper, what ranks started is left to end_all
+    if who is not TORCHRUN:  # without the keeper, only end_all ends what ranks started
         within(PATIENCE, lambda: not members(token), "the end of all")
     process.kill()
     process.wait()

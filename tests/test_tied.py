@@ -1,4 +1,4 @@
-"""The detector for tied copies, in a real group over gloo; and a recorded run in two launches."""
+"""The detector for tied copies, in a real group over gloo and on a recorded run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ["tied_modules.embed.word.weight", "tied_modules.embed.bias"]
 def stage(
     group: dist.ProcessGroup | None, weight: float = 1.0, master: float = 1.0, norm: float = 1.0
 ) -> nn.Module:
-    """What a stage of a DeepSpeed pipeline holds of a tied module, with fp32 copies."""
+    """A stage of a DeepSpeed pipeline that holds a copy of a tied module, with fp32 copies."""
     tied = nn.Module()
     tied.word = nn.Linear(3, 2, bias=False)
     tied.bias = nn.Parameter(torch.zeros(2))
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[Callable[[int, dist.ProcessGroup | None], nn.Module], boo
 
 
 def ask(rank: int, folder: Path) -> None:
-    """One rank: every case in turn; ranks 0 and 2 hold the copies, the middle one none."""
+    """Run every case on one rank. Ranks 0 and 2 hold the tied copies; rank 1 holds none."""
     group = dist.new_group([0, 2])
     answers = {}
     for name, (build, masters) in CASES.items():

@@ -1,4 +1,4 @@
-"""The torch of an overlay: a copy whose files an edit may change, never those of the original."""
+"""An overlay copies torch's Python files, so that an edit never changes the original."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def borrowed(home: Path, cache: Path, *defects: Defect) -> Overlay:
 
 
 def run(site: Path, code: str) -> str:
-    """What a new process prints that imports torch from an overlay."""
+    """The output of a new process that imports torch from an overlay."""
     environment = {"PYTHONPATH": str(site)}
     process = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True

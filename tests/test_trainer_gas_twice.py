@@ -15,7 +15,7 @@ TWO = trainer_gas_twice.Params(accumulation=2)
 
 
 def trained(size: float, **changed: Any) -> Records:
-    """Two steps of two micro-batches of one row each, which applied ``size`` times the gradient."""
+    """Two steps with two micro-batches of one row each; they apply ``size`` times the gradient."""
     fixed = {"gradient": 1.0, "off": 0.0, "losses": [1.0, 2.0], "tokens": [15, 15], "aside": 0.0}
     fixed |= {"applied": size, "ratio": size, "micro": [size] * 2, "reference_loss": 1.5}
     steps: list[dict[str, Any]] = [

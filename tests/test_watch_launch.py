@@ -28,7 +28,7 @@ WATCH += ("--history", "../nights.sqlite")
 
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
-    """A sandbox with the user's cache, which has the overlays after this."""
+    """A sandbox with the user's cache, to which it adds the overlays."""
     scenario, cache = catalog.scenario(SCENARIO), cache_folder()
     overlay.make(resolution.stack(scenario, {PACKAGE: CLEAN}, cache), (), cache)
     with lent(SCENARIO, "buggy", "fixed"):

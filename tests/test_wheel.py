@@ -1,4 +1,4 @@
-"""The installed package: what is in the wheel, and its command away from a checkout."""
+"""The installed package: what the wheel contains, and its command outside a checkout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 PLACES = ("configs", "harness", "loops", "scenarios")
 LEFT_OUT = {"__pycache__", "recorded.tar.xz"}
 THEIRS = ("harness.py", "configs/__init__.py", "scenarios/__init__.py")
-"""Modules of a user, who even has them on the path."""
+"""A user's modules, which are even on the path."""
 
 
 def run_uv(*words: str | Path) -> None:
@@ -78,7 +78,7 @@ def tool(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Tool:
 
 
 def files(folder: Path) -> Iterator[str]:
-    """The files in a folder that are not left out of the wheel."""
+    """The files of a folder that the wheel contains."""
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in LEFT_OUT]
         members = (name for name in names if name not in LEFT_OUT)
@@ -132,7 +132,7 @@ def test_torch_is_not_installed_with_the_tool(tool: Tool) -> None:
     assert not (tool.package.parent / "torch").exists()
     (record,) = tool.package.parent.glob("distributed_bugs-*.dist-info/RECORD")
     tops = {line.partition("/")[0] for line in record.read_text().splitlines()}
-    assert tops == {"distributed_bugs", record.parent.name, ".."}  # the last one is of the script
+    assert tops == {"distributed_bugs", record.parent.name, ".."}  # the script is in the last one
 
 
 COMMANDS = [
