@@ -122,7 +122,7 @@ def test_a_new_scenario_runs_and_is_inconclusive(tmp_path: Path) -> None:
         )
 
     assert typed("new", "my_bug").returncode == 0
-    done = typed("run", "scenario=my_bug", "lane=cpu")
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert done.stdout.count("UNFINISHED: detect() does not look") >= 2
-    assert str(Verdict.INCONCLUSIVE) in done.stdout
+    process = typed("run", "scenario=my_bug", "lane=cpu")
+    assert process.returncode == 3, process.stdout + process.stderr
+    assert process.stdout.count("UNFINISHED: detect() does not look") >= 2
+    assert str(Verdict.INCONCLUSIVE) in process.stdout

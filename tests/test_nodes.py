@@ -86,18 +86,18 @@ def test_a_mistake_about_nodes_is_reported_in_one_line(
 
 def test_two_nodes_have_half_of_the_ranks_each(tmp_path: Path) -> None:
     of = launching.torchrun_arguments
-    one, two = (set(of(tmp_path / "buggy", 4, ["harness.rank.scenario"], n)) for n in (1, 2))
+    single, double = (set(of(tmp_path / "buggy", 4, ["harness.rank.scenario"], n)) for n in (1, 2))
     alone = {"--standalone", "--local-addr=127.0.0.1"}
-    assert {*alone, "--nproc-per-node=4", "-m"} <= one
-    assert {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=static"} <= two
-    assert not alone & two
-    assert {"--redirects=3", "--max-restarts=0"} <= one & two
+    assert {*alone, "--nproc-per-node=4", "-m"} <= single
+    assert {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=static"} <= double
+    assert not alone & double
+    assert {"--redirects=3", "--max-restarts=0"} <= single & double
 
 
 def test_srun_does_not_take_the_options_of_the_job_around_it() -> None:
     names = ["SLURM_JOB_ID", "SLURM_CPU_BIND", "SLURM_NTASKS", "SRUN_CPUS_PER_TASK", "PMI_RANK"]
-    kept = ["SLURM_CONF", "PATH", "HARNESS_TRIAL", "NCCL_DEBUG"]
-    assert [n for n in names + kept if not nodes.NOT_FOR_SRUN.match(n)] == kept
+    others = ["SLURM_CONF", "PATH", "HARNESS_TRIAL", "NCCL_DEBUG"]
+    assert [n for n in names + others if not nodes.NOT_FOR_SRUN.match(n)] == others
     assert nodes.srun_command("12", "name", 2)[:5] == [
         "srun",
         "--jobid=12",
@@ -180,8 +180,8 @@ def test_hosts_are_compared_on_each_node(
         run["launch"].update(launch)
     with recording.record("buggy", "begin", 1) as begin:
         begin["host"] = "elsewhere"
-    found = recording.trial("buggy")
-    assert (found.reason if found.outcome is Outcome.INCONCLUSIVE else "") == reason
+    trial = recording.trial("buggy")
+    assert (trial.reason if trial.outcome is Outcome.INCONCLUSIVE else "") == reason
 
 
 TELLS = """
@@ -203,7 +203,7 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]
 Path(f"asleep_{node}").write_text("now")
 time.sleep(1000)
 """
-"""Sleeps on each node, and has a child in a session of its own, as torchrun's ranks are."""
+"""Sleeps on each node, and starts a child in its own session, as torchrun starts ranks."""
 
 SECOND_FAILS = f"""
 if arguments[0].endswith("=1"):
@@ -221,12 +221,14 @@ def allocation() -> Iterator[str]:
     if slurm_cluster.missing():
         pytest.skip(f"Slurm is not installed: no {slurm_cluster.missing()}")
     command = ["salloc", "--no-shell", "--nodes=2", "--job-name=test_nodes"]
-    with cluster() as made, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", str(made.conf))
+    with cluster() as both_nodes, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(both_nodes.conf))
         patch.setenv("PATH", slurm_cluster.PATH)
-        made.wait()
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
-        yield re.findall(r"job allocation (\d+)", done.stderr)[-1]
+        both_nodes.wait()
+        salloc = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=PATIENCE
+        )
+        yield re.findall(r"job allocation (\d+)", salloc.stderr)[-1]
 
 
 @dataclass
@@ -235,19 +237,19 @@ class TwoNodes(StandIn):
 
     job: str = ""
     left: list[int] = field(default_factory=list)
-    """The processes that were there when the step had ended, before the harness looked for them."""
+    """The processes that still ran when the step had ended, before the harness ended them."""
 
     def asleep(self) -> bool:
         return all((self.launched / f"asleep_{node}").exists() for node in (0, 1))
 
     def assert_nobody_is_left(self) -> None:
-        """Nobody was left when the step had ended: on another node, nobody else would look."""
+        """No process outlived the step. On another node, nothing else would end it."""
         assert self.left == []
         assert steps(self.job) == []
 
 
 def steps(job: str) -> list[str]:
-    """The steps of a job that Slurm still has."""
+    """The steps of a job that Slurm still lists."""
     command = ["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
@@ -258,22 +260,22 @@ def two_nodes(allocation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     runs = tmp_path / "runs"
     runs.mkdir()
     both = replace(settings(tmp_path / "site-packages"), nodes=2)
-    found = TwoNodes(runs, both, OF, job=allocation)
+    launcher = TwoNodes(runs, both, OF, job=allocation)
     monkeypatch.setenv("SLURM_JOB_ID", allocation)
     monkeypatch.setenv("SLURM_NTASKS", "7")  # an option of the allocation, not of our step
 
     def look_and_end(token: str) -> tuple[int, ...]:
-        found.left += [process.pid for process in members(token)]
+        launcher.left += [process.pid for process in members(token)]
         return end_all(token)
 
     monkeypatch.setattr(launching, "end_all", look_and_end)
-    return found
+    return launcher
 
 
 @slurm
 def test_an_agent_runs_on_each_node(two_nodes: TwoNodes) -> None:
-    done = two_nodes.launch(TELLS)
-    assert (done["code"], done["failure"], done["reason"]) == (0, None, "")
+    ending = two_nodes.launch(TELLS)
+    assert (ending["code"], ending["failure"], ending["reason"]) == (0, None, "")
     arguments = [json.loads((two_nodes.launched / f"arguments_{n}").read_text()) for n in (0, 1)]
     endpoints = [next(a for a in each if a.startswith("--rdzv-endpoint")) for each in arguments]
     assert endpoints[0] == endpoints[1]
@@ -289,8 +291,8 @@ def test_an_agent_runs_on_each_node(two_nodes: TwoNodes) -> None:
 
 @slurm
 def test_a_deadline_ends_both_nodes_after_their_stacks(two_nodes: TwoNodes) -> None:
-    done = two_nodes.launch(SLEEPER, timeout=5)
-    assert (done["timed_out"], done["survivors"]) == (True, [])
+    ending = two_nodes.launch(SLEEPER, timeout=5)
+    assert (ending["timed_out"], ending["survivors"]) == (True, [])
     for node in (0, 1):
         assert (two_nodes.launched / f"stack_rank_{node}.txt").read_text() == "asleep\n"
     two_nodes.assert_nobody_is_left()
@@ -322,10 +324,10 @@ def test_removing_the_folder_ends_both_nodes(two_nodes: TwoNodes) -> None:
 
 @slurm
 def test_an_agent_that_fails_ends_the_other_node(two_nodes: TwoNodes) -> None:
-    done = two_nodes.launch(SECOND_FAILS)
-    assert not done["timed_out"]
-    assert done["code"] != 0
-    assert done["reason"] == "OSError: no such thing"
+    ending = two_nodes.launch(SECOND_FAILS)
+    assert not ending["timed_out"]
+    assert ending["code"] != 0
+    assert ending["reason"] == "OSError: no such thing"
     two_nodes.assert_nobody_is_left()
 
 
@@ -335,18 +337,18 @@ def test_an_agent_that_cannot_start_ends_the_other_node(two_nodes: TwoNodes) -> 
     python.write_text(f'#!/bin/sh\n[ $SLURM_NODEID = 1 ] && exit 9\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     two_nodes.settings = replace(two_nodes.settings, python=str(python))
-    done = two_nodes.launch(SLEEPER)
-    assert not done["timed_out"]
-    assert done["code"] != 0
-    assert re.fullmatch(r"\S+: task 1: Exited with exit code 9", done["reason"])
+    ending = two_nodes.launch(SLEEPER)
+    assert not ending["timed_out"]
+    assert ending["code"] != 0
+    assert re.fullmatch(r"\S+: task 1: Exited with exit code 9", ending["reason"])
     two_nodes.assert_nobody_is_left()
 
 
 @slurm
 @pytest.mark.exhaustive
 def test_killing_srun_ends_both_nodes(two_nodes: TwoNodes) -> None:
-    """Slurm kills the agents of the step. What ranks started is left to its cgroups, where it has
-    them: here the harness ends it."""
+    """Slurm kills the agents of the step. Its cgroups would also end what ranks started; this Slurm
+    has none, so the harness does it."""
 
     def tick() -> None:
         if two_nodes.asleep():
@@ -354,10 +356,10 @@ def test_killing_srun_ends_both_nodes(two_nodes: TwoNodes) -> None:
                 if process.name() == "srun":
                     process.kill()
 
-    done = two_nodes.launch(SLEEPER, tick)
-    assert done["code"] == -signal.SIGKILL
+    ending = two_nodes.launch(SLEEPER, tick)
+    assert ending["code"] == -signal.SIGKILL
     assert steps(two_nodes.job) == []
-    assert done["survivors"] == []
+    assert ending["survivors"] == []
 
 
 HARNESS = """
@@ -382,18 +384,22 @@ def test_killing_the_harness_ends_both_nodes(two_nodes: TwoNodes, asleep: bool) 
     words = [sys.executable, "-c", HARNESS, str(two_nodes.folder), str(two_nodes.settings.site)]
     process = subprocess.Popen(words, env=mine)
 
-    def left() -> list[psutil.Process]:
-        return living(lambda each: each.environ().get("OF_THIS_TEST") == str(two_nodes.folder))
+    def survivors() -> list[psutil.Process]:
+        return living(
+            lambda survivor: survivor.environ().get("OF_THIS_TEST") == str(two_nodes.folder)
+        )
 
     try:
-        within(PATIENCE, lambda: two_nodes.asleep() if asleep else len(left()) > 1, "its start")
+        within(
+            PATIENCE, lambda: two_nodes.asleep() if asleep else len(survivors()) > 1, "its start"
+        )
         process.kill()
         process.wait()
-        within(PATIENCE, lambda: not left(), "the end of all its processes")
+        within(PATIENCE, lambda: not survivors(), "the end of all its processes")
         within(PATIENCE, lambda: not steps(two_nodes.job), "the end of its step")
     finally:
-        for each in left():
-            each.kill()
+        for survivor in survivors():
+            survivor.kill()
 
 
 @pytest.fixture(scope="module")
@@ -422,8 +428,8 @@ torch.distributed.init_process_group = fail
 
 @slurm
 def test_a_rank_of_the_second_node_that_raises_is_named(sandbox: Sandbox, allocation: str) -> None:
-    done = sandbox.run(*TWO, FAULT=RAISES, FAULTY="1")
-    assert done.code == ExitCode.INCONCLUSIVE
+    ending = sandbox.run(*TWO, FAULT=RAISES, FAULTY="1")
+    assert ending.code == ExitCode.INCONCLUSIVE
     assert outcome(sandbox) == (
         "inconclusive",
         "rank 1 failed first: ValueError: wrong on this rank",
@@ -445,8 +451,8 @@ def test_a_killed_rank_of_the_second_node_is_named(sandbox: Sandbox, allocation:
 
 @slurm
 def test_a_hanging_rank_of_the_second_node_leaves_its_stack(sandbox: Sandbox) -> None:
-    done = sandbox.run(*TWO, "launch.timeout=30", FAULT=SLEEPS, FAULTY="1")
-    assert done.code == ExitCode.INCONCLUSIVE
+    ending = sandbox.run(*TWO, "launch.timeout=30", FAULT=SLEEPS, FAULTY="1")
+    assert ending.code == ExitCode.INCONCLUSIVE
     assert outcome(sandbox)[1].startswith("ended at its deadline after 3")
     assert "sleep_forever" in (sandbox.folder() / "buggy" / "stack_rank_1.txt").read_text()
     sandbox.assert_nothing_left()
@@ -470,15 +476,15 @@ def test_ending_the_harness_ends_the_ranks_of_both_nodes(
 def test_two_nodes_have_the_records_of_one(
     allocation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The proof: four ranks, two on each node."""
+    """Four ranks on two nodes, then on one."""
     monkeypatch.setenv("SLURM_JOB_ID", allocation)
     sandbox = Sandbox.under(tmp_path, machine.cache_folder())
     command = ("run", "scenario=tied_embedding_order", "lane=cpu")
     records = []
     for arguments in (("launch.nodes=2",), ("launch.warm=false",)):
-        done = sandbox.run(*command, *arguments)
-        assert done.code == ExitCode.AS_EXPECTED, done.out + done.err
-        assert "tied_embedding_order: reproduced" in done.out
+        ending = sandbox.run(*command, *arguments)
+        assert ending.code == ExitCode.AS_EXPECTED, ending.out + ending.err
+        assert "tied_embedding_order: reproduced" in ending.out
         records.append(facts_of(sandbox.folder()))
         sandbox.runs.rename(tmp_path / f"done_{len(records)}")
     assert len(records[0]) == 8
@@ -486,7 +492,7 @@ def test_two_nodes_have_the_records_of_one(
 
 
 def facts_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """What ranks recorded, without what differs between any two runs: ids and seconds."""
+    """What ranks recorded, without ids and seconds, which differ between any two runs."""
     return {
         str(file.relative_to(folder)): [
             {

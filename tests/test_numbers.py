@@ -1,4 +1,4 @@
-"""The one way to compare numbers, and how much of one vector is in another."""
+"""How numbers are compared, and how much of one vector is in another."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def test_nan_is_read_back_from_its_name() -> None:
 def test_a_vector_is_a_multiple_of_the_right_one_and_a_rest(
     make: Any, got: list[float], right: list[float], ratio: float, aside: float
 ) -> None:
-    found = projection(make(got), make(right))
-    assert found.ratio == pytest.approx(ratio)
-    assert found.aside == pytest.approx(aside)
-    assert found.beside == pytest.approx(aside * found.got)
-    assert (found.right, found.got) == pytest.approx((math.hypot(*right), math.hypot(*got)))
+    parts = projection(make(got), make(right))
+    assert parts.ratio == pytest.approx(ratio)
+    assert parts.aside == pytest.approx(aside)
+    assert parts.beside == pytest.approx(aside * parts.got)
+    assert (parts.right, parts.got) == pytest.approx((math.hypot(*right), math.hypot(*got)))
 
 
 def test_nothing_is_a_multiple_of_nothing() -> None:
-    found = projection(numpy.array([3.0, 4.0]), numpy.zeros(2))
-    assert math.isnan(found.ratio)
-    assert (found.right, found.beside) == (0.0, 5.0)
+    parts = projection(numpy.array([3.0, 4.0]), numpy.zeros(2))
+    assert math.isnan(parts.ratio)
+    assert (parts.right, parts.beside) == (0.0, 5.0)

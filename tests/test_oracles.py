@@ -33,20 +33,20 @@ def epoch(number: int, *seen: int, seed: int = 0) -> dict[str, Any]:
     return {"kind": "epoch", "step": number, "seen": list(seen), "seed": seed}
 
 
-def drawn(number: int, seen: list[int], order: list[int]) -> dict[str, Any]:
-    return epoch(number, *seen) | {"order": order}
+def drawn(number: int, samples: list[int], order: list[int]) -> dict[str, Any]:
+    return epoch(number, *samples) | {"order": order}
 
 
 def test_a_rank_that_saw_its_share_of_each_order_is_no_finding() -> None:
     mine = [drawn(1, [3, 1], [3, 0, 1, 2]), drawn(2, [0, 1], [0, 2, 1, 3])]
-    other = [drawn(1, [1, 2], [0, 1, 3, 2]), drawn(2, [3, 0], [1, 3, 2, 0])]
-    assert coverage.misdrawn(epochs(mine, other), 1) is None, "different orders are the bug"
+    theirs = [drawn(1, [1, 2], [0, 1, 3, 2]), drawn(2, [3, 0], [1, 3, 2, 0])]
+    assert coverage.misdrawn(epochs(mine, theirs), 1) is None, "different orders are the bug"
     again = [drawn(n, [3, 1], [3, 0, 1, 2]) for n in (1, 2)]
     assert coverage.misdrawn(epochs(again, []), 1) is None, "an insufficient check reports it"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("record", "message"),
     [
         (drawn(2, [0, 2], [0, 2, 1, 3]), "rank 0: 1 of the 2 samples are not those of its share"),
         (drawn(2, [0], [0, 2, 1, 3]), "rank 0: 1 of the 2 samples are not those of its share"),
@@ -54,12 +54,12 @@ def test_a_rank_that_saw_its_share_of_each_order_is_no_finding() -> None:
     ],
 )
 def test_a_rank_that_sees_other_samples_than_its_share_is_never_documented(
-    wrong: dict[str, Any], message: str
+    record: dict[str, Any], message: str
 ) -> None:
-    found = coverage.misdrawn(epochs([drawn(1, [3, 1], [3, 0, 1, 2]), wrong], []), 1)
-    assert found is not None
-    assert (found.step, found.ranks, found.documented) == (2, (0,), False)
-    assert message in found.message
+    finding = coverage.misdrawn(epochs([drawn(1, [3, 1], [3, 0, 1, 2]), record], []), 1)
+    assert finding is not None
+    assert (finding.step, finding.ranks, finding.documented) == (2, (0,), False)
+    assert message in finding.message
 
 
 def test_watching_a_loader_keeps_the_order_that_its_sampler_drew() -> None:
@@ -67,9 +67,9 @@ def test_watching_a_loader_keeps_the_order_that_its_sampler_drew() -> None:
     shuffled: Any = torch.utils.data.DataLoader(samples, batch_size=2, shuffle=True)
     sampler = shuffled.sampler
     order = coverage._noted(sampler)
-    first = [int(sample) for batch in shuffled for sample in batch]
-    assert order == first
-    assert [int(sample) for batch in shuffled for sample in batch] == order != first
+    draws = [int(sample) for batch in shuffled for sample in batch]
+    assert order == draws
+    assert [int(sample) for batch in shuffled for sample in batch] == order != draws
     assert isinstance(sampler, torch.utils.data.RandomSampler)
 
 
@@ -82,11 +82,11 @@ def test_an_epoch_that_the_ranks_see_completely_is_no_finding() -> None:
 
 def test_samples_that_nobody_saw_are_found_by_epoch() -> None:
     records = epochs([epoch(1, 3, 1), epoch(2, 3, 1)], [epoch(1, 2, 0), epoch(2, 1, 0)])
-    found = coverage.incomplete(records)
-    assert found is not None
-    assert (found.step, found.clock, found.magnitude) == (2, "epoch", 0.25)
-    assert found.documented
-    assert "epoch 2: 3 of 4 samples seen, in 4 draws: 1 never, 1 a second time" in found.message
+    finding = coverage.incomplete(records)
+    assert finding is not None
+    assert (finding.step, finding.clock, finding.magnitude) == (2, "epoch", 0.25)
+    assert finding.documented
+    assert "epoch 2: 3 of 4 samples seen, in 4 draws: 1 never, 1 a second time" in finding.message
     shorter = coverage.incomplete(epochs([epoch(1, 3, 1)], [epoch(1, 2)]))
     assert shorter is not None
     assert not shorter.documented
@@ -100,9 +100,9 @@ def test_ranks_with_the_same_seed_do_not_trigger_the_bug_and_the_reason_names_th
 
 
 def resumed(before: list[int], after: list[int], transform: str = "map", **changed: Any) -> Records:
-    """Of 5 rows in tables of 3 and 2."""
-    seen = {"before": before, "after": after, "whole": list(range(5)), "marks": [1]}
-    record = {"kind": "resume", **seen, **changed}
+    """Records of 5 rows in 2 tables."""
+    orders = {"before": before, "after": after, "whole": list(range(5)), "marks": [1]}
+    record = {"kind": "resume", **orders, **changed}
     return ranks([record], rows=5, shards=2, transform=transform)
 
 
@@ -122,15 +122,15 @@ def resumed(before: list[int], after: list[int], transform: str = "map", **chang
 def test_a_resume_must_continue_with_the_next_row(
     after: list[int], documented: bool | None, message: str
 ) -> None:
-    found = stream.skipped(resumed([0], after))
-    assert (found.documented if found else None) is documented
-    assert message in (found.message if found else "")
+    finding = stream.skipped(resumed([0], after))
+    assert (finding.documented if finding else None) is documented
+    assert message in (finding.message if finding else "")
 
 
 def test_a_batch_of_rows_may_be_skipped_behind_the_end_of_a_table() -> None:
-    found = stream.skipped(resumed([0], [4], "batched"))
-    assert found is not None
-    assert found.documented
+    finding = stream.skipped(resumed([0], [4], "batched"))
+    assert finding is not None
+    assert finding.documented
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_a_batch_of_rows_may_be_skipped_behind_the_end_of_a_table() -> None:
 def test_a_stream_that_is_wrong_without_a_resume_is_never_documented(
     changed: dict[str, Any], message: str, after: list[int]
 ) -> None:
-    found = stream.skipped(resumed([0], after, **changed))
-    assert found is not None
-    assert not found.documented
-    assert message in found.message
+    finding = stream.skipped(resumed([0], after, **changed))
+    assert finding is not None
+    assert not finding.documented
+    assert message in finding.message
 
 
 def test_a_resume_at_either_end_does_not_trigger_the_bug() -> None:
@@ -162,7 +162,7 @@ def any_fault(faults: Any, records: Records) -> bool:
     return len(faults) == 1
 
 
-def named(oracle: rows.Epochs, records: Records) -> list[str]:
+def fault_names(oracle: rows.Epochs, records: Records) -> list[str]:
     return sorted(fault.name for fault in oracle.faults(records))
 
 
@@ -170,7 +170,7 @@ shuffled = rows.Epochs(any_fault, shuffled=True)
 
 
 @pytest.mark.parametrize(
-    ("seen", "found"),
+    ("draws", "faults"),
     [
         ([([3, 1], [0, 2]), ([2, 1], [3, 0])], []),
         ([([3, 1], [2, 2])], ["never", "twice"]),
@@ -182,14 +182,14 @@ shuffled = rows.Epochs(any_fault, shuffled=True)
     ],
 )
 def test_an_epoch_must_have_each_row_once_in_an_order_of_its_own(
-    seen: list[tuple[list[int], ...]], found: list[str]
+    draws: list[tuple[list[int], ...]], faults: list[str]
 ) -> None:
-    by_rank = zip(*([epoch(n, *s) for s in one] for n, one in enumerate(seen, 1)), strict=True)
-    assert named(shuffled, ranks(*map(list, by_rank), rows=4)) == found
+    by_rank = zip(*([epoch(n, *s) for s in draw] for n, draw in enumerate(draws, 1)), strict=True)
+    assert fault_names(shuffled, ranks(*map(list, by_rank), rows=4)) == faults
 
 
 def stop(before: list[int], *after: list[int]) -> Records:
-    """Two epochs of 4 rows on one rank, and the same with a stop in the first."""
+    """Two epochs of 4 rows on one rank, without a stop and with one in the first."""
     whole = [epoch(1, 3, 0, 2, 1), epoch(2, 1, 2, 0, 3)]
     parts = [{"kind": "after", "step": n, "seen": seen} for n, seen in enumerate(after, 1)]
     return ranks([*whole, {"kind": "before", "step": 1, "seen": before}, *parts], rows=4)
@@ -198,11 +198,11 @@ def stop(before: list[int], *after: list[int]) -> Records:
 def test_a_stopped_run_must_have_the_rows_of_one_without_a_stop() -> None:
     oracle = rows.Epochs(any_fault, stop=lambda params: 1)
     assert oracle.detect(stop([3, 0], [2, 1], [1, 2, 0, 3])) is None
-    assert named(oracle, stop([3, 0], [1, 2], [1, 2, 0, 3])) == ["moved"]
-    found = oracle.detect(stop([3, 0], [2, 1], [0, 3]))
-    assert found is not None
-    assert (found.step, found.magnitude, found.documented) == (2, 0.5, True)
-    assert "after the resume, epoch 2: 2 of 4 rows seen" in found.message
+    assert fault_names(oracle, stop([3, 0], [1, 2], [1, 2, 0, 3])) == ["moved"]
+    finding = oracle.detect(stop([3, 0], [2, 1], [0, 3]))
+    assert finding is not None
+    assert (finding.step, finding.magnitude, finding.documented) == (2, 0.5, True)
+    assert "after the resume, epoch 2: 2 of 4 rows seen" in finding.message
 
 
 def test_a_resume_on_another_number_of_ranks_must_have_each_row_once() -> None:
@@ -213,9 +213,9 @@ def test_a_resume_on_another_number_of_ranks_must_have_each_row_once() -> None:
         rows=4,
     )
     oracle = rows.Epochs(any_fault, stop=lambda params: 1)
-    assert named(oracle, records) == ["never"]
+    assert fault_names(oracle, records) == ["never"]
     records.by_rank[2][0]["seen"].append(0)
-    assert named(oracle, records) == []
+    assert fault_names(oracle, records) == []
 
 
 def linear(weights: Any, rows: torch.Tensor) -> torch.Tensor:
@@ -223,13 +223,13 @@ def linear(weights: Any, rows: torch.Tensor) -> torch.Tensor:
 
 
 def stepped(scale: list[float]) -> dict[str, Any]:
-    """The record of a step that applied these multiples of four micro-batches' gradients."""
+    """The record of a step that multiplied the gradients of four micro-batches by ``scale``."""
     numbers = torch.Generator().manual_seed(0)
     weights = {"w": torch.randn(6, dtype=torch.float64, generator=numbers)}
     rows = torch.randn(4, 5, 6, dtype=torch.float64, generator=numbers)
     plain = applied.plainly(linear, weights, rows)
-    moved = sum(s * g["w"] for s, g in zip(scale, plain.micro, strict=True)) / 4
-    facts = applied.facts(plain, weights, {"w": weights["w"] - 0.1 * moved}, 0.1)
+    gradient = sum(s * g["w"] for s, g in zip(scale, plain.micro, strict=True)) / 4
+    facts = applied.facts(plain, weights, {"w": weights["w"] - 0.1 * gradient}, 0.1)
     return {"rank": 0, "step": 1, **facts}
 
 
@@ -262,17 +262,17 @@ def test_an_oracle_finds_its_documented_steps_or_another_bug() -> None:
     oracle = applied.Applied(
         quartered, then="why", instead={"other": lambda step, _: applied.times(step, 2)}
     )
-    quarter, double, right = (stepped([share] * 4) for share in (0.25, 2.0, 1.0))
-    assert oracle.detect(trial(right)) is None
+    quarter, double, whole = (stepped([share] * 4) for share in (0.25, 2.0, 1.0))
+    assert oracle.detect(trial(whole)) is None
     cases = {"ours": [quarter] * 2, "mixed": [quarter, double], "theirs": [double] * 2}
-    found = {name: oracle.detect(trial(*steps)) for name, steps in cases.items()}
-    assert {n: f and (f.documented, f.another) for n, f in found.items()} == {
+    findings = {name: oracle.detect(trial(*steps)) for name, steps in cases.items()}
+    assert {n: f and (f.documented, f.another) for n, f in findings.items()} == {
         "ours": (True, ""),
         "mixed": (False, ""),
         "theirs": (False, "other"),
     }
-    assert found["ours"] is not None
-    assert found["ours"].message.endswith("\nwhy")
+    assert findings["ours"] is not None
+    assert findings["ours"].message.endswith("\nwhy")
 
 
 def test_a_step_that_should_be_clipped_must_apply_less() -> None:
@@ -284,16 +284,16 @@ def test_a_step_that_should_be_clipped_must_apply_less() -> None:
 def test_an_explanation_counts_only_if_nothing_else_is_wrong() -> None:
     steps = [stepped([0.25] * 4)]
     explained = partial(applied.explained, steps, lambda step: True, "it is so")
-    found, odd, unsound = explained(), explained(odd=["odd"]), explained(sound=False)
-    assert found is not None
+    finding, odd, unsound = explained(), explained(odd=["odd"]), explained(sound=False)
+    assert finding is not None
     assert odd is not None
     assert unsound is not None
-    assert [one.documented for one in (found, odd, unsound)] == [True, False, False]
-    assert found.message.endswith("\nexactly that follows if it is so")
+    assert [one.documented for one in (finding, odd, unsound)] == [True, False, False]
+    assert finding.message.endswith("\nexactly that follows if it is so")
     assert odd.message.startswith("odd\n")
-    right = [stepped([1.0] * 4)]
-    assert applied.explained(right, lambda step: True, "") is None
-    parted = applied.explained(right, lambda step: True, "", parted=right)
+    right_steps = [stepped([1.0] * 4)]
+    assert applied.explained(right_steps, lambda step: True, "") is None
+    parted = applied.explained(right_steps, lambda step: True, "", parted=right_steps)
     assert parted is not None
     assert not parted.documented
 
@@ -333,8 +333,8 @@ def test_copies_part_at_the_first_step_with_a_difference() -> None:
     parting = copies.parting(ranks(steps), "differing")
     assert parting is not None
     assert (parting.step, parting.greatest, parting.last_step) == (2, 0.5, 3)
-    found = parting.finding(["apart"], (0, 1), documented=True)
-    assert (found.parameters, found.unit) == (("a", "b"), copies.UNIT)
+    finding = parting.finding(["apart"], (0, 1), documented=True)
+    assert (finding.parameters, finding.unit) == (("a", "b"), copies.UNIT)
     assert copies.parting(ranks(steps[:1]), "differing") is None
 
 
@@ -348,7 +348,7 @@ def test_the_usual_checks_fire_on_what_they_check() -> None:
 
 
 def warm(**changes: Any) -> Records:
-    """One step at a rate of 0.1, which moved the weights by that rate; then 0.2 was logged."""
+    """One step that moved the weights at a rate of 0.1; the rate that was logged next is 0.2."""
     step = {"kind": "step", "step": 1, "logged": [0.2], **stepped([0.1] * 4), **changes}
     return ranks([{"kind": "rate", "step": 1, "rates": [0.1]}, step])
 
@@ -371,15 +371,15 @@ def test_rates_are_compared_with_a_formula() -> None:
     for _ in range(3):
         optimizer.step()
         optimizer.param_groups[0]["lr"] /= 2
-    wrong = schedule.deviations(ranks(noted), lambda step: 0.1 / step)
-    assert [each.step for each in wrong] == [3]
-    found = schedule.finding(wrong, documented=True)
-    assert "step 3: the rate is 0.025, where the schedule has 0.03333" in found.message
+    deviations = schedule.deviations(ranks(noted), lambda step: 0.1 / step)
+    assert [each.step for each in deviations] == [3]
+    finding = schedule.finding(deviations, documented=True)
+    assert "step 3: the rate is 0.025, where the schedule has 0.03333" in finding.message
     assert schedule.deviations(ranks(noted), lambda step: 0.1 / 2 ** (step - 1)) == []
 
 
 def test_the_first_exercise_that_failed_gives_the_reason() -> None:
-    yes, other, no = Exercise(True, "a"), Exercise(True, "b"), Exercise(False, "never")
-    assert (yes & other) == Exercise(True, "a; b")
+    yes, second_yes, no = Exercise(True, "a"), Exercise(True, "b"), Exercise(False, "never")
+    assert (yes & second_yes) == Exercise(True, "a; b")
     assert (yes & no) == (no & yes) == no
     assert (no & Exercise(False, "neither")) == no

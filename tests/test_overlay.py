@@ -41,11 +41,11 @@ DEFECT = Defect("up", "up/code.py", "one", one_to_two, "one is two")
 @pytest.fixture(autouse=True)
 def maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Builds overlays of three small files; each build adds a line to the returned file."""
-    made = tmp_path / "made"
-    made.touch()
+    builds = tmp_path / "made"
+    builds.touch()
 
     def install(lock: str, stack: Stack, site: Path) -> None:
-        with made.open("a") as file:
+        with builds.open("a") as file:
             file.write(f"{site.parent.name} {lock}")
         time.sleep(0.05)
         (site / "up").mkdir()
@@ -54,7 +54,7 @@ def maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(resolution, "lock", lambda stack: "up==1.0\n")
     monkeypatch.setattr(resolution, "install", install)
-    return made
+    return builds
 
 
 def overlays(cache: Path) -> list[str]:
@@ -63,15 +63,15 @@ def overlays(cache: Path) -> list[str]:
 
 
 def borrow_once(cache: Path, stack: Stack = STACK, *defects: Defect) -> Overlay:
-    with borrowed(stack, defects, cache) as lent:
-        return lent
+    with borrowed(stack, defects, cache) as loan:
+        return loan
 
 
 @pytest.fixture
 def base(cache: Path) -> Iterator[Overlay]:
     """An overlay in use."""
-    with borrowed(STACK, (), cache) as lent:
-        yield lent
+    with borrowed(STACK, (), cache) as loan:
+        yield loan
 
 
 @pytest.fixture
@@ -108,11 +108,11 @@ def test_a_key_changes_with_each_part_of_its_inputs(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_overlay_is_built_once_and_then_used(cache: Path, maker: Path) -> None:
-    for first in (True, False):
-        with borrowed(STACK, (), cache) as lent:
-            assert lent.made is first
-            assert (lent.site / "up" / "code.py").read_text() == CODE
-            assert lent.lock.startswith("up==1.0")
+    for expected in (True, False):
+        with borrowed(STACK, (), cache) as loan:
+            assert loan.made is expected
+            assert (loan.site / "up" / "code.py").read_text() == CODE
+            assert loan.lock.startswith("up==1.0")
     assert len(maker.read_text().splitlines()) == 1
     assert overlay.is_made(STACK, (), cache)
 
@@ -121,7 +121,7 @@ def test_a_finished_overlay_is_available_while_others_use_it(
     cache: Path, base: Overlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two variants of one stack: the second was requested while the first was being built."""
-    exists = iter([False, False])  # as it was when the second one looked
+    exists = iter([False, False])  # the second variant looked before it existed
     real = overlay._is_there
     monkeypatch.setattr(overlay, "_is_there", lambda *of: next(exists, real(*of)))
     with overlay.makers() as makers:
@@ -132,17 +132,17 @@ def test_a_finished_overlay_is_available_while_others_use_it(
 def test_an_overlay_is_built_in_a_temporary_folder_and_renamed_when_complete(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    states = []
     original: Callable[..., None] = resolution.install
 
     def install(*arguments: Any) -> None:
         original(*arguments)
-        made = overlay.is_made(STACK, (), cache)
-        seen.append((arguments[2].parent.name[0], made, overlay_cache.folders(cache)))
+        is_made = overlay.is_made(STACK, (), cache)
+        states.append((arguments[2].parent.name[0], is_made, overlay_cache.folders(cache)))
 
     monkeypatch.setattr(resolution, "install", install)
     key = borrow_once(cache).key
-    assert seen == [(".", False, [])]
+    assert states == [(".", False, [])]
     assert overlays(cache) == [key]
 
 
@@ -171,20 +171,20 @@ def test_a_defect_that_does_not_match_leaves_only_the_base(cache: Path) -> None:
 
 def test_a_defect_leaves_the_pristine_file_alone(cache: Path, base: Overlay) -> None:
     pytest.importorskip("libcst")
-    with borrowed(STACK, (DEFECT,), cache) as lent:
-        assert (lent.site / "up" / "code.py").read_text() == CODE.replace("1", "2")
+    with borrowed(STACK, (DEFECT,), cache) as loan:
+        assert (loan.site / "up" / "code.py").read_text() == CODE.replace("1", "2")
         assert (base.site / "up" / "code.py").read_text() == CODE
-        assert lent.hash_of(DEFECT.file) != base.hash_of(DEFECT.file)
-        assert lent.diff.splitlines()[-2:] == ["-    return 1", "+    return 2"]
+        assert loan.hash_of(DEFECT.file) != base.hash_of(DEFECT.file)
+        assert loan.diff.splitlines()[-2:] == ["-    return 1", "+    return 2"]
         assert base.diff == ""
         untouched = "up/__init__.py"
-        assert (lent.site / untouched).samefile(base.site / untouched)
+        assert (loan.site / untouched).samefile(base.site / untouched)
 
 
 def borrow(cache: Path, start: Any, results: Any) -> None:
     start.wait(30)
-    lent = borrow_once(cache)
-    results.put((lent.made, (lent.site / "up" / "code.py").read_text()))
+    loan = borrow_once(cache)
+    results.put((loan.made, (loan.site / "up" / "code.py").read_text()))
 
 
 def test_two_processes_that_want_the_same_overlay_build_it_once(cache: Path, maker: Path) -> None:
@@ -207,7 +207,7 @@ def in_place(file: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "now"),
+    ("change", "state"),
     [
         (Path.unlink, "cannot be read: No such file or directory"),
         (lambda file: in_place(file, CODE + "# more\n"), f"is {len(CODE) + 7} bytes, SHA-256 "),
@@ -215,13 +215,13 @@ def in_place(file: Path, text: str) -> None:
     ids=["lost", "longer"],
 )
 def test_a_lost_or_changed_file_is_reported_with_the_next_step(
-    cache: Path, made: Overlay, change: Callable[[Path], object], now: str
+    cache: Path, made: Overlay, change: Callable[[Path], object], state: str
 ) -> None:
     change(made.site / "up" / "code.py")
     with pytest.raises(DamagedOverlay) as caught:
         borrow_once(cache)
     digest = hashlib.sha256(CODE.encode()).hexdigest()[:12]
-    assert f"it was {len(CODE)} bytes, SHA-256 {digest}, now it {now}" in str(caught.value)
+    assert f"it was {len(CODE)} bytes, SHA-256 {digest}, now it {state}" in str(caught.value)
     assert "up/code.py is not as it was made" in str(caught.value)
     assert f"python -m harness clean {made.key}" in str(caught.value)
 
@@ -250,7 +250,7 @@ def test_the_hash_of_a_file_is_that_of_the_file_as_built(cache: Path, made: Over
     before = made.hash_of("up/code.py")
     in_place(made.site / "up" / "code.py", CODE.replace("1", "3"))
     assert made.hash_of("up/code.py") == before
-    again = borrow_once(cache)  # the size is the same: the ranks report the change
+    again = borrow_once(cache)  # the size is the same, so only the ranks report the change
     assert again.hash_of("up/code.py") == before != sha256(again.site / "up" / "code.py")
 
 
@@ -278,7 +278,7 @@ def test_a_changed_file_that_a_defect_left_alone_keeps_the_hash_as_built(
 def test_equal_sources_are_compiled_once_and_damaged_bytecode_is_not_copied(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bytecode, "_known", {})  # that of other tests
+    monkeypatch.setattr(bytecode, "_known", {})  # other tests filled it
     compiled: list[Path] = []
     compile_all = bytecode.compile_all
 
@@ -302,7 +302,7 @@ def test_equal_sources_are_compiled_once_and_damaged_bytecode_is_not_copied(
 def test_equal_sources_have_equal_bytecode_in_overlays_of_different_processes(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a process can go from one overlay to another without importing torch again."""
+    """A process can therefore change its overlay without importing torch again."""
     compiled = []
     for day in ("2024-01-02", "2024-01-03"):
         monkeypatch.setattr(bytecode, "_known", {})  # as in a new process
@@ -320,9 +320,9 @@ def test_bytecode_contains_the_hash_of_its_source(base: Overlay) -> None:
 
 def test_for_another_python_nothing_is_compiled(cache: Path) -> None:
     pytest.importorskip("libcst")
-    lent = borrow_once(cache, replace(STACK, python="3.99"), DEFECT)
-    assert set(lent.files or ()) == {"up/__init__.py", "up/code.py", "up/cacert.pem"}
-    assert not list(lent.site.rglob("*.pyc"))
+    loan = borrow_once(cache, replace(STACK, python="3.99"), DEFECT)
+    assert set(loan.files or ()) == {"up/__init__.py", "up/code.py", "up/cacert.pem"}
+    assert not list(loan.site.rglob("*.pyc"))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", None], ids=str)
@@ -337,11 +337,11 @@ def test_an_overlay_without_a_valid_manifest_is_damaged(
 
 
 def test_an_overlay_is_deleted_with_its_contents_unless_it_is_in_use(cache: Path) -> None:
-    with borrowed(STACK, (), cache) as lent:
-        assert not overlay_cache.delete(cache, lent.key)
-        assert overlay_cache.folders(cache) == [lent.folder]
+    with borrowed(STACK, (), cache) as loan:
+        assert not overlay_cache.delete(cache, loan.key)
+        assert overlay_cache.folders(cache) == [loan.folder]
     assert any((cache / "contents").glob("*/*"))
-    assert overlay_cache.delete(cache, lent.key)
+    assert overlay_cache.delete(cache, loan.key)
     assert overlays(cache) == []
     assert not any((cache / "contents").glob("*/*"))
 
@@ -361,11 +361,11 @@ def test_unfinished_overlays_are_deleted_unless_they_are_being_built(cache: Path
 def test_equal_files_of_two_overlays_are_stored_once(base: Overlay, cache: Path) -> None:
     alone, manifest = overlay_cache.disk_use(cache), (base.folder / MANIFEST).stat().st_size
     assert overlay_cache.own_use(base.folder) == alone > manifest
-    other = borrow_once(cache, OTHER)
-    assert (base.site / "up" / "code.py").samefile(other.site / "up" / "code.py")
+    second = borrow_once(cache, OTHER)
+    assert (base.site / "up" / "code.py").samefile(second.site / "up" / "code.py")
     assert overlay_cache.own_use(base.folder) == manifest
-    assert overlay_cache.disk_use(cache) == alone + (other.folder / MANIFEST).stat().st_size
-    assert overlay_cache.delete(cache, other.key) == [other.key]
+    assert overlay_cache.disk_use(cache) == alone + (second.folder / MANIFEST).stat().st_size
+    assert overlay_cache.delete(cache, second.key) == [second.key]
     assert overlay_cache.own_use(base.folder) == overlay_cache.disk_use(cache) == alone
 
 
@@ -401,8 +401,8 @@ def test_where_links_are_refused_overlays_have_files_of_their_own(
 
 def _lend(cache: Path, stack: Stack) -> Iterator[str]:
     try:
-        with borrowed(stack, (), cache) as lent:
-            yield (lent.site / "up" / "code.py").read_text()
+        with borrowed(stack, (), cache) as loan:
+            yield (loan.site / "up" / "code.py").read_text()
     except Inconclusive as error:
         yield str(error)
 
@@ -453,11 +453,11 @@ def test_the_umask_decides_who_can_read_an_overlay_and_nobody_can_write_its_file
 ) -> None:
     before = os.umask(umask)
     try:
-        lent = borrow_once(cache)
+        loan = borrow_once(cache)
     finally:
         os.umask(before)
-    for path in (lent.folder, *lent.folder.rglob("*")):
-        inside = lent.site in path.parents
+    for path in (loan.folder, *loan.folder.rglob("*")):
+        inside = loan.site in path.parents
         expected = 0o777 if path.is_dir() else 0o444 if inside else 0o666
         assert path.stat().st_mode & 0o777 == expected & ~umask, path
 
@@ -493,10 +493,10 @@ def test_a_copy_on_a_nodes_disk_is_used_and_the_last_ones_stay(
     days = ("2024-05-01", "2024-05-02", "2024-05-03")
     stacks = [replace(STACK, date=day) for day in days]
     for stack in [*stacks, stacks[-1]]:
-        with overlay_cache.borrowed_copy(stack, (), cache, disk) as used:
-            assert used.site.is_relative_to(disk)
-            assert used.files == borrow_once(cache, stack).files
+        with overlay_cache.borrowed_copy(stack, (), cache, disk) as loan:
+            assert loan.site.is_relative_to(disk)
+            assert loan.files == borrow_once(cache, stack).files
             time.sleep(0.01)
-    left = {folder.name for folder in overlay_cache.folders(disk)}
-    assert left == {overlay.key(stack) for stack in stacks[1:]}
+    copies = {folder.name for folder in overlay_cache.folders(disk)}
+    assert copies == {overlay.key(stack) for stack in stacks[1:]}
     assert len(overlay_cache.folders(cache)) == 3, "the shared ones stay"

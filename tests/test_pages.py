@@ -1,4 +1,4 @@
-"""Pages and the table of bugs, made of the code and of recorded runs."""
+"""Pages and the table of bugs come from the code and recorded runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.publish.alive import alive_bugs
 
 @pytest.fixture
 def own(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for pages, and documents, of the test's own."""
+    """A temporary folder for pages and documents."""
     monkeypatch.setattr(pages, "DOCS", tmp_path)
     return tmp_path
 

@@ -66,55 +66,55 @@ def test_a_period_says_which_ends_are_known(
 
 def test_a_bug_is_alive_if_the_newest_certain_release_has_it(known: Put) -> None:
     known("clip_max_for_min", {"1.0": NO, "1.1": YES, "1.2": UNCLEAR})
-    found = alive("clip_max_for_min")
-    assert found is not None
-    assert (found.release, found.variant) == ("1.1", "released")
+    bug = alive("clip_max_for_min")
+    assert bug is not None
+    assert (bug.release, bug.variant) == ("1.1", "released")
     known("clip_max_for_min", {"1.1": YES, "1.2": NO})
     assert alive("clip_max_for_min") is None
 
 
 def test_a_variant_can_show_a_bug_in_the_newest_release() -> None:
     """accelerate 1.15.0 is right by default, and wrong with its seedable sampler."""
-    found = alive("sampler_shards")
-    assert found is not None
-    assert (found.release, found.variant) == ("1.15.0", "alive")
+    bug = alive("sampler_shards")
+    assert bug is not None
+    assert (bug.release, bug.variant) == ("1.15.0", "alive")
 
 
 def test_a_release_between_changing_ones_is_unknown_unless_its_own_series_says_more() -> None:
-    """A bug came and went from release to release: the next one may be anything."""
-    right, wrong = Status.NOT_AFFECTED, Status.AFFECTED
-    tested = [("1.0", right), ("1.1", right), ("1.2.0", right), ("1.2.4", right), ("1.3", wrong)]
-    assert infer(tested, "1.0.5").status is right
-    assert infer(tested, "1.1.5").status is right
-    assert infer(tested, "1.2.2").status is right
+    """A bug that comes and goes from release to release may be in the next one or not."""
+    no, yes = Status.NOT_AFFECTED, Status.AFFECTED
+    tested = [("1.0", no), ("1.1", no), ("1.2.0", no), ("1.2.4", no), ("1.3", yes)]
+    assert infer(tested, "1.0.5").status is no
+    assert infer(tested, "1.1.5").status is no
+    assert infer(tested, "1.2.2").status is no
     assert infer([each for each in tested if each[0] != "1.2.4"], "1.1.5").status is None
 
 
 def test_the_releases_that_do_not_decide_are_ignored() -> None:
-    """At the ends of each period several releases of accelerate were run: the same results."""
+    """At both ends of a period, several releases of accelerate were run, with equal results."""
     for name in catalog.sound():
         scenario = catalog.scenario(name)
         if not scenario.decided_by:
             continue
-        found: dict[str, set[Status]] = {}
+        by_release: dict[str, set[Status]] = {}
         others: dict[str, set[tuple[str, ...]]] = {}
         for cell in affected.of(name):
             if cell.status.certain:
                 release = cell.pins[scenario.subject]
-                found.setdefault(release, set()).add(cell.status)
-                rest = tuple(v for p, v in cell.pins.items() if p != scenario.subject)
-                others.setdefault(release, set()).add(rest)
-        assert all(len(statuses) == 1 for statuses in found.values()), name
+                by_release.setdefault(release, set()).add(cell.status)
+                versions = tuple(v for p, v in cell.pins.items() if p != scenario.subject)
+                others.setdefault(release, set()).add(versions)
+        assert all(len(statuses) == 1 for statuses in by_release.values()), name
         assert sum(len(those) > 1 for those in others.values()) >= 4, name
         ends = {end for each in periods(name) for end in (each.first, each.last)}
         assert any(len(others[end]) > 1 for end in ends), name
 
 
 def test_upstreams_history_rules_out_what_no_run_has_shown() -> None:
-    found = lookup("pipeline_gas_twice", {"deepspeed": "0.7.1"})
-    assert found.status is Status.NOT_AFFECTED
-    assert not found.tested
-    assert "deepspeed 0.7.1 cannot have it: the hook that divides came with 0.18.3" in found.why
+    answer = lookup("pipeline_gas_twice", {"deepspeed": "0.7.1"})
+    assert answer.status is Status.NOT_AFFECTED
+    assert not answer.tested
+    assert "deepspeed 0.7.1 cannot have it: the hook that divides came with 0.18.3" in answer.why
     assert lookup("pipeline_gas_twice", {"deepspeed": "0.19.2"}).status is Status.AFFECTED
     assert lookup("trainer_gas_twice", {"transformers": "4.11.3"}).status is Status.NOT_AFFECTED
 
@@ -123,23 +123,23 @@ def test_no_release_that_upstreams_history_rules_out_was_seen_with_the_bug() -> 
     ruled_out = [(name, each) for name in catalog.sound() for each in catalog.scenario(name).absent]
     assert ruled_out
     for name, absent in ruled_out:
-        wanted = Requirement(absent.releases)
-        assert wanted.name in catalog.scenario(name).deciding
+        requirement = Requirement(absent.releases)
+        assert requirement.name in catalog.scenario(name).deciding
         for cell in affected.of(name):
-            inside = wanted.specifier.contains(cell.pins[wanted.name], prereleases=True)
+            inside = requirement.specifier.contains(cell.pins[requirement.name], prereleases=True)
             assert not inside or cell.status is not Status.AFFECTED, (name, cell.pins)
 
 
 def test_a_release_with_another_bug_instead_has_that_bug() -> None:
-    seen = 0
+    count = 0
     for name in catalog.sound():
         for cell in affected.of(name):
-            another, instead, _ = cell.reason.partition(" instead: ")
+            other_bug, instead, _ = cell.reason.partition(" instead: ")
             if instead:
-                seen += 1
+                count += 1
                 assert cell.status is Status.NOT_AFFECTED
-                assert lookup(another, cell.pins).status is Status.AFFECTED, (name, cell.pins)
-    assert seen > 40
+                assert lookup(other_bug, cell.pins).status is Status.AFFECTED, (name, cell.pins)
+    assert count > 40
 
 
 ROW = {"1.0": NO, "1.2": YES, "1.2.5": YES, "1.4": YES, "1.6": UNCLEAR, "1.7": NO, "1.8": NO}
@@ -168,9 +168,9 @@ def test_a_release_takes_its_own_result_or_that_of_neighbours_that_agree(
     known: Put, version: str, status: str | None, why: str
 ) -> None:
     known("clip_max_for_min", ROW)
-    found = lookup("clip_max_for_min", {"deepspeed": version})
-    assert found.status == (Status(status) if status else None)
-    assert why in found.why
+    answer = lookup("clip_max_for_min", {"deepspeed": version})
+    assert answer.status == (Status(status) if status else None)
+    assert why in answer.why
 
 
 GRID = {"2.0/1.0": NO, "2.2/1.0": YES, "2.4/1.0": YES, "2.2/1.4": YES, "2.4/1.4": NO}
@@ -191,12 +191,12 @@ GRID = {"2.0/1.0": NO, "2.2/1.0": YES, "2.4/1.0": YES, "2.2/1.4": YES, "2.4/1.4"
 def test_two_packages_are_looked_up_together(known: Put, releases: str, status: str | None) -> None:
     known(PAIR, GRID)
     accelerate, transformers = releases.split("/")
-    found = lookup(PAIR, {"transformers": transformers, "accelerate": accelerate})
-    assert found.status == (Status(status) if status else None), found.why
+    answer = lookup(PAIR, {"transformers": transformers, "accelerate": accelerate})
+    assert answer.status == (Status(status) if status else None), answer.why
 
 
 def test_a_vehicle_does_not_count() -> None:
     """Any tensor-parallel model meets bf16_clip; megatron-core only drives it here."""
-    for more in ({}, {"megatron-core": "0.1"}):
-        found = lookup("bf16_clip", {"deepspeed": "0.15.4", **more})
-        assert (found.status, found.tested) == (Status.NOT_AFFECTED, True)
+    for vehicle in ({}, {"megatron-core": "0.1"}):
+        answer = lookup("bf16_clip", {"deepspeed": "0.15.4", **vehicle})
+        assert (answer.status, answer.tested) == (Status.NOT_AFFECTED, True)

@@ -1,4 +1,4 @@
-"""The pictures of bugs: every scenario has one, and buggy looks unlike fixed in it."""
+"""The pictures of bugs: every scenario has one, and buggy looks different from fixed in it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def pictures(name: str) -> list[Picture]:
 
 
 def drawn(picture: Picture, variant: str) -> list[object]:
-    """What a picture has of a variant, without its name."""
+    """A variant's part of a picture, without its name."""
     rows = {Lines: "points", Bars: "values", Grid: "fields"}[type(picture)]
-    found = [row for row in getattr(picture, rows) if row[0].partition(":")[0] == variant]
-    return [(row[0].partition(":")[2], *row[1:]) for row in found]
+    series = [row for row in getattr(picture, rows) if row[0].partition(":")[0] == variant]
+    return [(row[0].partition(":")[2], *row[1:]) for row in series]
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -79,10 +79,10 @@ def test_a_picture_does_not_change_the_digest(monkeypatch: pytest.MonkeyPatch) -
     before = digest(module)
     file = catalog.folder("sampler_shards") / "scenario.py"
     read = type(file).read_text
-    other = read(file, encoding="utf-8").replace("picture = coverage.seen_by", "picture = None")
-    assert other != read(file, encoding="utf-8")
+    text = read(file, encoding="utf-8").replace("picture = coverage.seen_by", "picture = None")
+    assert text != read(file, encoding="utf-8")
     monkeypatch.setattr(
-        type(file), "read_text", lambda p, **kw: other if p == file else read(p, **kw)
+        type(file), "read_text", lambda p, **kw: text if p == file else read(p, **kw)
     )
     assert digest(module) == before
 
@@ -98,10 +98,10 @@ def test_a_picture_of_one_chart_has_the_values_of_each_variant() -> None:
     step = {"kind": "step", "rank": 0, "step": 1, "x": 2.0}
     trials = {"buggy": Records({0: [step]}), "fixed": Records({0: [{**step, "x": 1.0}]})}
 
-    def named(records: Records) -> list[tuple[str, float]]:
-        return [(f"step {one['step']}", one["x"]) for one in records.of("step")]
+    def by_step(records: Records) -> list[tuple[str, float]]:
+        return [(f"step {record['step']}", record["x"]) for record in records.of("step")]
 
-    (bars,) = api.bars("title", "caption", named, "x", {"right": 1.0})(trials)
+    (bars,) = api.bars("title", "caption", by_step, "x", {"right": 1.0})(trials)
     assert bars == Bars(
         "title",
         "caption",
@@ -109,7 +109,7 @@ def test_a_picture_of_one_chart_has_the_values_of_each_variant() -> None:
         "x",
         {"right": 1.0},
     )
-    (lines,) = api.lines("title", "caption", lambda one: one["x"], y="x")(trials)
+    (lines,) = api.lines("title", "caption", lambda record: record["x"], y="x")(trials)
     assert lines == Lines("title", "caption", [("buggy", 1, 2.0), ("fixed", 1, 1.0)], y="x")
     (grid,) = api.grid("title", "caption", lambda _: [(1, "", "once")], wrong=("never",))(trials)
     fields = [("buggy", 1, "", "once"), ("fixed", 1, "", "once")]

@@ -54,15 +54,15 @@ class Uv:
 
 @pytest.fixture
 def fake_uv(monkeypatch: pytest.MonkeyPatch) -> Uv:
-    made = Uv()
-    monkeypatch.setattr(uv, "run", made)
-    return made
+    stand_in = Uv()
+    monkeypatch.setattr(uv, "run", stand_in)
+    return stand_in
 
 
 @pytest.fixture(autouse=True)
 def released_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = ["0.16.0", "0.15.4", "0.15.3", "0.15.2", "0.10.0"]
-    monkeypatch.setattr(index, "releases", published(*known, yanked="0.15.2"))
+    versions = ["0.16.0", "0.15.4", "0.15.3", "0.15.2", "0.10.0"]
+    monkeypatch.setattr(index, "releases", published(*versions, yanked="0.15.2"))
 
 
 def unsatisfiable(cause: str, hint: str = "") -> str:
@@ -152,8 +152,8 @@ def test_pins_are_the_users_then_their_companions_then_the_scenarios() -> None:
     assert pins.complete(BF16_CLIP, {}) == dict(BF16_CLIP.pins)
     assert pins.complete(BF16_CLIP, {"deepspeed": "0.15.4"})["megatron-core"] == "0.14.0"
     assert pins.complete(BF16_CLIP, {"deepspeed": "0.16.0"})["megatron-core"] == "0.16.1"
-    given = {"deepspeed": "0.15.4", "megatron-core": "0.13.0"}
-    assert pins.complete(BF16_CLIP, given) == given
+    pins_of_user = {"deepspeed": "0.15.4", "megatron-core": "0.13.0"}
+    assert pins.complete(BF16_CLIP, pins_of_user) == pins_of_user
     both = (Companion("a<2", {"b": "1"}, ""), Companion("b<2", {"c": "1"}, ""))
     chain = replace(BF16_CLIP, pins={"a": "2", "b": "2", "c": "2"}, companions=both)
     assert pins.complete(chain, {"a": "1"}) == {"a": "1", "b": "1", "c": "1"}
@@ -192,8 +192,8 @@ def test_a_condition_is_about_the_pins(when: str, holds: bool) -> None:
 
 
 def test_the_day_is_the_users_or_that_of_the_lock_file(tmp_path: Path) -> None:
-    own = pins.complete(BF16_CLIP, {})
-    assert resolution.stack(BF16_CLIP, own, tmp_path, python="3.99").date == "2026-11-20"
+    defaults = pins.complete(BF16_CLIP, {})
+    assert resolution.stack(BF16_CLIP, defaults, tmp_path, python="3.99").date == "2026-11-20"
     assert resolution.stack(BF16_CLIP, PINS, tmp_path, day="2020-02-02").date == "2020-02-02"
 
 
@@ -303,8 +303,8 @@ def test_a_release_without_wheels_for_a_python_is_installed_from_those_of_anothe
 
 
 def test_an_installation_takes_exactly_the_lock(fake_uv: Uv, tmp_path: Path) -> None:
-    other = replace(STACK, python="3.99", platform="linux-aarch64")
-    resolution.install("up==1.0\n", other, tmp_path / "site")
+    stack = replace(STACK, python="3.99", platform="linux-aarch64")
+    resolution.install("up==1.0\n", stack, tmp_path / "site")
     assert fake_uv.stdin == "up==1.0\n"
     assert "--no-deps" in fake_uv.calls[-1]
     assert fake_uv.after("--target") == str(tmp_path / "site")
@@ -329,9 +329,9 @@ def test_two_threads_do_not_look_for_uv_at_once(monkeypatch: pytest.MonkeyPatch)
     def look() -> str:
         looking.append(1)
         time.sleep(0.02)
-        found = "uv" * len(looking)
+        binary = "uv" * len(looking)
         looking.pop()
-        return found
+        return binary
 
     monkeypatch.setattr("uv.find_uv_bin", look)
     with ThreadPoolExecutor(4) as pool:

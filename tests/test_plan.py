@@ -29,8 +29,8 @@ SETUP, RAISED = record("setup"), record("exception", 2, text="too far")
 
 def check(*records: dict[str, Any], plan: Plan = PLAN) -> None:
     checklist = Checklist(plan)
-    for one in records:
-        checklist.check(one)
+    for entry in records:
+        checklist.check(entry)
     checklist.close()
 
 
@@ -73,9 +73,9 @@ def test_other_records_are_refused(records: tuple[dict[str, Any], ...], message:
 
 def test_each_record_of_a_kind_may_have_its_own_facts() -> None:
     moments = [{"when": exactly("before")}, {"when": exactly("after")}]
-    first = record("cell", 1, when="before")
+    before = record("cell", 1, when="before")
     with pytest.raises(BrokenPlan, match="when is 'before', expected 'after'"):
-        check(first, first, plan={"cell": Kind(moments, [1, 1])})
+        check(before, before, plan={"cell": Kind(moments, [1, 1])})
 
 
 NORMED = {
@@ -84,9 +84,9 @@ NORMED = {
 }
 
 
-def compare(other: list[dict[str, Any]], plan: Plan = NORMED) -> None:
+def compare(rank_1: list[dict[str, Any]], plan: Plan = NORMED) -> None:
     """Compare rank 0, which wrote two usual steps, with rank 1."""
-    check_alike({0: NORMED, 1: plan}, {0: [normed(1), normed(2)], 1: other})
+    check_alike({0: NORMED, 1: plan}, {0: [normed(1), normed(2)], 1: rank_1})
 
 
 def normed(number: int, **facts: Any) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def normed(number: int, **facts: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "other",
+    "rank_1",
     [
         [normed(1), normed(2)],
         [normed(1, loss=3.0), normed(2, loss=4.0)],
@@ -102,20 +102,20 @@ def normed(number: int, **facts: Any) -> dict[str, Any]:
         [],
     ],
 )
-def test_other_facts_may_differ_between_ranks(other: list[dict[str, Any]]) -> None:
-    compare(other)
+def test_other_facts_may_differ_between_ranks(rank_1: list[dict[str, Any]]) -> None:
+    compare(rank_1)
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("rank_1", "message"),
     [
         ([normed(1), normed(2, norm=2.5)], "step 2 of 'step': norm differs between ranks 0 and 1"),
         ([normed(1, lr=0.1), normed(2)], "step 1 of 'step': lr differs between ranks 0 and 1"),
     ],
 )
-def test_facts_that_are_alike_must_not_differ(other: list[dict[str, Any]], message: str) -> None:
+def test_facts_that_are_alike_must_not_differ(rank_1: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(BrokenPlan, match=message):
-        compare(other)
+        compare(rank_1)
 
 
 def test_facts_that_another_rank_does_not_plan_as_alike_may_differ() -> None:

@@ -40,7 +40,7 @@ def test_a_program_takes_nothing_from_the_folder_or_an_active_environment(
 def test_uv_asks_the_index_of_pips_configuration_if_it_has_none_of_its_own(
     served: type[Handler], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The names in a company's file are not for the public index."""
+    """A company's package names are not for the public index."""
     address = os.environ["PIP_INDEX_URL"]
     for variable in ("UV_DEFAULT_INDEX", "UV_CONFIG_FILE", "XDG_CONFIG_DIRS"):
         monkeypatch.delenv(variable, raising=False)
@@ -54,12 +54,12 @@ def test_uv_asks_the_index_of_pips_configuration_if_it_has_none_of_its_own(
     (tmp_path / "uv").mkdir()
     (tmp_path / "uv" / "uv.toml").write_text(f'index-url = "{address}/of-uv"\n')
     uv.execute(["pip", "compile", "-"], "own")
-    asked = ["/simple/by-variable/", "/simple/by-file/", "/simple/of-uv/own/"]
-    assert served.requests == asked
+    paths = ["/simple/by-variable/", "/simple/by-file/", "/simple/of-uv/own/"]
+    assert served.requests == paths
 
 
 def test_uv_ends_with_us_and_leaves_no_file(served: type[Handler], tmp_path: Path) -> None:
-    """SIGKILL leaves no time to clean up."""
+    """SIGKILL leaves us no time to clean up."""
     served.pages["up"], served.slow = page(), 30.0
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -1,4 +1,4 @@
-"""What we propose to maintainers who do not know a bug, run as their users would: a patch."""
+"""The patches that we propose to maintainers who do not know a bug, run as users would."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def test_each_bug_that_maintainers_do_not_know_has_a_proposal() -> None:
 def test_the_proposal_mends_the_newest_release_that_has_the_bug(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = alive(name)
-    assert found
-    pin = f"pins.{catalog.subject(name)}={found.release}"
+    bug = alive(name)
+    assert bug
+    pin = f"pins.{catalog.subject(name)}={bug.release}"
     if catalog.subject(name) == "torch":
         pin = "pins.torch=installed"
     assert main(["show", name, "--patch", *([pin] if "installed" not in pin else [])]) == 0

@@ -25,8 +25,8 @@ def test_a_watched_file_is_found_by_its_module(
     assert scenario._watched(file) is None
     importlib.import_module(module)
     try:
-        there = tmp_path / file
-        assert scenario._watched(file) == {"path": str(there), "sha256": sha256(there)}
+        path = tmp_path / file
+        assert scenario._watched(file) == {"path": str(path), "sha256": sha256(path)}
     finally:
         for name in ("upp", "upp.inner"):
             sys.modules.pop(name, None)

@@ -1,4 +1,4 @@
-"""The commands of the README work as they stand, in their order, in a clone."""
+"""The commands of the README work in a clone, unchanged and in their order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from harness.system.files import ROOT
 
 TESTS = "make test"
-"""It is in the README, and runs this test."""
+"""A command of the README that runs this test."""
 
 
 def commands(text: str) -> list[str]:
@@ -27,8 +27,8 @@ def commands(text: str) -> list[str]:
     ]
 
 
-def shown(text: str) -> Iterator[str]:
-    """The lines of the fenced blocks, which are output; times differ."""
+def output_lines(text: str) -> Iterator[str]:
+    """The lines of output in the fenced blocks, without times, which differ."""
     for block in re.findall(r"^```\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
             if line != "...":
@@ -42,18 +42,18 @@ def test_every_command_of_the_readme_works_in_a_clone(tmp_path: Path) -> None:
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (clone / "README.md").write_text(readme)
-    (clone / ".venv").symlink_to(sys.prefix)  # make run finds it set up
+    (clone / ".venv").symlink_to(sys.prefix)  # make run need not set it up
     os.utime(clone / "pyproject.toml", (0, 0))
     lines = [line for line in commands(readme) if line != TESTS]
     assert lines[0] == "make run"
     ended = "code=$?; [ $code -le 1 ] || { echo the command before ended with $code; exit 1; }\n"
     script = "".join(f"{line}\n{ended}" for line in lines)
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", script], cwd=clone, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    printed = [re.sub(r"\(\d+\.\d s\)", "", line).strip() for line in done.stdout.splitlines()]
-    missing = [line for line in shown(readme) if line not in printed]
+    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
+    printed = [re.sub(r"\(\d+\.\d s\)", "", line).strip() for line in process.stdout.splitlines()]
+    missing = [line for line in output_lines(readme) if line not in printed]
     assert not missing, missing
     assert not list(clone.glob("uv.lock")), "a command has left a file"
 

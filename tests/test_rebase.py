@@ -40,23 +40,23 @@ print(json.dumps(report))
 
 @pytest.fixture
 def both(tmp_path: Path) -> tuple[Path, Path]:
-    """Two overlays with the same package in them."""
-    first, second = tmp_path / "first" / "site-packages", tmp_path / "second" / "site-packages"
-    (first / "up").mkdir(parents=True)
+    """Two overlays that contain the same package."""
+    source, copy = tmp_path / "first" / "site-packages", tmp_path / "second" / "site-packages"
+    (source / "up").mkdir(parents=True)
     for name in ("__init__", "inner", "lazy"):
-        (first / "up" / f"{name}.py").write_text(f"NAME = '{name}'\n")
-    (first / "other.py").write_text("")
-    shutil.copytree(first, second)
-    return first, second
+        (source / "up" / f"{name}.py").write_text(f"NAME = '{name}'\n")
+    (source / "other.py").write_text("")
+    shutil.copytree(source, copy)
+    return source, copy
 
 
-def probed(site: Path, other: Path) -> dict[str, object]:
-    """The report of a process that has imported from ``site`` and continues with ``other``."""
-    files = {str(f.relative_to(other)): sha256(f) for f in other.rglob("*") if f.is_file()}
-    code = PROBE.format(site=str(site), other=str(other), root=str(ROOT), files=files)
+def probed(site: Path, next_site: Path) -> dict[str, object]:
+    """The report of a process that imports from ``site`` and continues with ``next_site``."""
+    files = {str(f.relative_to(next_site)): sha256(f) for f in next_site.rglob("*") if f.is_file()}
+    code = PROBE.format(site=str(site), other=str(next_site), root=str(ROOT), files=files)
     command = [sys.executable, "-B", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    report: dict[str, object] = json.loads(done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    report: dict[str, object] = json.loads(process.stdout)
     return report
 
 

@@ -1,4 +1,4 @@
-"""What was recorded of the models of transformers: since when a feature is wrong."""
+"""The recorded answers for the models of transformers, and since when a feature is wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HISTORY: dict[str, dict[str, Answer]] = {
 
 @pytest.fixture
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Three releases, recorded in another order than they came out."""
+    """Three releases, not recorded in the order of their days."""
     monkeypatch.setattr(recorded, "FILE", tmp_path / "recorded.json.xz")
     recorded.all_recorded.cache_clear()
     for release in ("5.3.0", "4.50.3", "5.0.1"):
@@ -61,8 +61,8 @@ def test_a_run_is_compared_with_the_newest_recorded_release_before(history: None
     assert before.release == "5.0.1"
     rows = [Row("llama", "packing", RIGHT), Row("gpt2", "packing", WRONG)]
     rows += [Row("falcon", "packing", WRONG), Row("gpt2", "loss", RIGHT)]
-    found = recorded.changed(rows, before)
-    assert (found.broken, found.new, found.mended) == ((), (rows[2],), (rows[0],))
+    changes = recorded.changed(rows, before)
+    assert (changes.broken, changes.new, changes.mended) == ((), (rows[2],), (rows[0],))
     older = recorded.before({"transformers": "5.0.0"}, ["llama"])
     assert older
     assert recorded.changed([Row("llama", "packing", WRONG)], older).broken
@@ -70,47 +70,47 @@ def test_a_run_is_compared_with_the_newest_recorded_release_before(history: None
 
 
 def test_a_release_that_was_recorded_without_the_models_is_not_compared(heads: Path) -> None:
-    now = {"transformers": "5.4.0"}
+    packages = {"transformers": "5.4.0"}
     newer = Releases(heads.parent, {"transformers": "5.3.1"})
     recorded.record([Row("bert:masked_lm", "loss", WRONG)], newer)
-    assert (one := recorded.before(now, ["llama"]))
-    assert one.release == "5.3.0"
+    assert (nearest := recorded.before(packages, ["llama"]))
+    assert nearest.release == "5.3.0"
 
 
 def test_the_same_transformers_with_another_package_is_compared_too(
     history: None, tmp_path: Path
 ) -> None:
     packages = {"transformers": "5.3.0", "peft": "0.21.2"}
-    assert (one := recorded.before(packages, ["llama"]))
-    assert one.release == "5.3.0"
+    assert (nearest := recorded.before(packages, ["llama"]))
+    assert nearest.release == "5.3.0"
     recorded.record([Row("llama", "packing", RIGHT)], Releases(tmp_path, packages))
-    assert (one := recorded.before(packages, ["llama"]))
-    assert one.release == "5.0.1"
+    assert (nearest := recorded.before(packages, ["llama"]))
+    assert nearest.release == "5.0.1"
 
 
 @pytest.mark.parametrize(
-    ("release", "said"),
+    ("release", "message"),
     [
         ("5.2.0", "llama: wrong in transformers 5.0.1: packing; not tested: loss, accumulation"),
         ("4.51.0", "llama: no tested feature is wrong in transformers 4.50.3; not tested: loss"),
     ],
 )
 def test_check_says_which_features_of_a_model_are_wrong(
-    release: str, said: str, history: None, tmp_path: Path, capsys: Capture
+    release: str, message: str, history: None, tmp_path: Path, capsys: Capture
 ) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text(f"transformers=={release}\n")
     main(["check", "-r", str(file), "--model", "llama"])
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     main(["check", "-r", str(file), "--model", str(tmp_path / "config.json"), "--json"])
-    (one,) = json.loads(capsys.readouterr().out)["models"]
-    assert (one["model"], one["known"]) == ("llama", True)
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    assert (model["model"], model["known"]) == ("llama", True)
 
 
 @pytest.fixture
 def heads(history: None, tmp_path: Path) -> Path:
-    """Heads of the newest release, too; requirements of that release."""
+    """Adds two heads of the newest release; returns its requirements."""
     rows = [Row(f"{name}:masked_lm", "loss", WRONG) for name in ("bert", "gpt2")]
     recorded.record(rows, Releases(tmp_path, {"transformers": "5.3.0"}))
     file = tmp_path / "requirements.txt"
@@ -120,12 +120,12 @@ def heads(history: None, tmp_path: Path) -> Path:
 
 def test_check_finds_all_heads_of_a_model(heads: Path, capsys: Capture) -> None:
     main(["check", "-r", str(heads), "--model", "gpt2", "--model", "bert", "--json"])
-    found = json.loads(capsys.readouterr().out)["models"]
-    wrong = {one["model"]: list(one["wrong"]) for one in found}
-    assert wrong == {"gpt2": [], "gpt2:masked_lm": ["loss"], "bert:masked_lm": ["loss"]}
+    models = json.loads(capsys.readouterr().out)["models"]
+    features = {model["model"]: list(model["wrong"]) for model in models}
+    assert features == {"gpt2": [], "gpt2:masked_lm": ["loss"], "bert:masked_lm": ["loss"]}
     main(["check", "-r", str(heads), "--model", "gpt2:masked_lm", "--json"])
-    (one,) = json.loads(capsys.readouterr().out)["models"]
-    assert one["model"] == "gpt2:masked_lm"
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    assert model["model"] == "gpt2:masked_lm"
 
 
 def test_heads_of_a_newer_release_leave_the_other_models(heads: Path, tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_check_finds_a_model_in_an_older_release_than_its_heads(
     recorded.record([Row("gpt2:masked_lm", "loss", WRONG)], newer)
     heads.write_text("transformers==5.4.0\n")
     main(["check", "-r", str(heads), "--model", "gpt2", "--json"])
-    found = json.loads(capsys.readouterr().out)["models"]
-    assert [(one["model"], one["release"]) for one in found] == [
+    models = json.loads(capsys.readouterr().out)["models"]
+    assert [(model["model"], model["release"]) for model in models] == [
         ("gpt2", "5.3.0"),
         ("gpt2:masked_lm", "5.4.0"),
     ]

@@ -24,9 +24,9 @@ def test_a_remedy_is_the_nearest_release_that_was_tested_without_the_bug(name: s
     for version in (Version(v) for n, v in AFFECTED if n == name):
         newer, older = [v for v in free if v > version], [v for v in free if v < version]
         expected = min(newer) if newer else max(older) if older else None
-        named = re.search(r"^use (the older )?\S+ (\d[\w.]*)", remedies.of(name, str(version)))
-        assert (Version(named[2]) if named else None) == expected
-        assert bool(named and named[1]) == bool(older and not newer)
+        match = re.search(r"^use (the older )?\S+ (\d[\w.]*)", remedies.of(name, str(version)))
+        assert (Version(match[2]) if match else None) == expected
+        assert bool(match and match[1]) == bool(older and not newer)
 
 
 def test_a_way_around_a_bug_names_no_release_that_the_records_know_better() -> None:
@@ -39,17 +39,17 @@ def test_a_way_around_a_bug_names_no_release_that_the_records_know_better() -> N
 
 def test_or_later_is_said_only_of_a_release_after_the_last_affected_one() -> None:
     for name in catalog.sound():
-        if found := re.search(r"^use \S+ (\S+) or later", remedies.of(name)):
-            later = [v for n, v in AFFECTED if n == name and Version(v) >= Version(found[1])]
+        if match := re.search(r"^use \S+ (\S+) or later", remedies.of(name)):
+            later = [v for n, v in AFFECTED if n == name and Version(v) >= Version(match[1])]
             assert not later, name
 
 
 def test_one_release_avoids_the_most_bugs_and_is_the_nearest_of_those() -> None:
     names = ["bf16_local_gradients", "boundary_micro_batch", "fp16_overflow"]
-    found = remedies.advice("deepspeed", "0.18.7", names, [])
-    assert found is not None
-    assert (found.release, found.remaining) == ("0.19.0", ("fp16_overflow",))
-    assert str(found) == (
+    advice = remedies.advice("deepspeed", "0.18.7", names, [])
+    assert advice is not None
+    assert (advice.release, advice.remaining) == ("0.19.0", ("fp16_overflow",))
+    assert str(advice) == (
         "deepspeed 0.19.0 has none of these 2 bugs: bf16_local_gradients, boundary_micro_batch; "
         "1 remains: fp16_overflow"
     )
@@ -57,13 +57,13 @@ def test_one_release_avoids_the_most_bugs_and_is_the_nearest_of_those() -> None:
 
 def test_a_release_with_as_many_other_bugs_is_not_advised() -> None:
     assert remedies.advice("deepspeed", "0.19.8", ["fp16_overflow"], []) is None
-    found = remedies.advice("transformers", "5.3.0", ["trainer_gas_twice"], ["rope_zero_init_v5"])
-    assert found is not None
-    assert not found.new
+    advice = remedies.advice("transformers", "5.3.0", ["trainer_gas_twice"], ["rope_zero_init_v5"])
+    assert advice is not None
+    assert not advice.new
 
 
 def test_no_release_before_the_major_one_is_advised() -> None:
-    bugs = ["gpt2_counts_first_label", "heads_gas_ranks"]  # 4.40.2 has neither
+    bugs = ["gpt2_counts_first_label", "heads_gas_ranks"]  # 4.40.2 has neither bug
     assert remedies.advice("transformers", "5.23.0", bugs, []) is None
     older = remedies.advice("transformers", "4.46.1", ["trainer_counts_first_label"], [])
     assert older is not None

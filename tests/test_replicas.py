@@ -1,4 +1,4 @@
-"""The detector for replicas that part, in a real group of two processes over gloo."""
+"""The detector for replicas that differ, in a real group of two processes over gloo."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Named = list[tuple[str, Tensor]]
 NAN = float("nan")
 
 
-def on(rank: int, first: Any, second: Any, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.tensor(second if rank else first, dtype=dtype)
+def on(rank: int, of_rank_0: Any, of_rank_1: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.tensor(of_rank_1 if rank else of_rank_0, dtype=dtype)
 
 
 CASES: dict[str, Callable[[int], Named]] = {
@@ -43,7 +43,7 @@ CASES: dict[str, Callable[[int], Named]] = {
 
 
 def ask(rank: int, folder: Path) -> None:
-    """One rank: every case in turn, over one group; the answers go to a file."""
+    """Run every case on one rank, and write the answers to a file."""
     answers = {name: [asdict(d) for d in replica_differences(c(rank))] for name, c in CASES.items()}
     (folder / f"{rank}.json").write_text(json.dumps(answers))
 
@@ -74,18 +74,22 @@ def test_copies_with_the_same_bits_agree(answers: Answers, case: str) -> None:
     [("last bit", 2**-23), ("signed zero", 0.0), ("transposed", 1.0), ("gradient", 1.0)],
 )
 def test_one_bit_is_enough_to_differ(answers: Answers, case: str, greatest: float) -> None:
-    (found,) = answers[0][case]
-    assert found == {"name": "b" if case == "last bit" else "a", "ranks": [1], "greatest": greatest}
+    (difference,) = answers[0][case]
+    assert difference == {
+        "name": "b" if case == "last bit" else "a",
+        "ranks": [1],
+        "greatest": greatest,
+    }
 
 
 def test_a_nan_on_one_rank_is_a_difference(answers: Answers) -> None:
-    (found,) = answers[0]["nan on one"]
-    assert math.isnan(found["greatest"])
+    (difference,) = answers[0]["nan on one"]
+    assert math.isnan(difference["greatest"])
 
 
 def test_differences_of_all_dtypes_come_in_the_order_of_the_tensors(answers: Answers) -> None:
-    found = {each["name"]: each["greatest"] for each in answers[0]["dtypes"]}
-    assert list(found.items()) == [("whole", 4.0), ("brain", 0.5), ("float", 0.25)]
+    greatest = {each["name"]: each["greatest"] for each in answers[0]["dtypes"]}
+    assert list(greatest.items()) == [("whole", 4.0), ("brain", 0.5), ("float", 0.25)]
 
 
 def test_shards_are_no_replicas() -> None:

@@ -204,14 +204,14 @@ def test_the_live_line_shows_what_it_is_given_as_text() -> None:
     assert f"running [/]  {SPELT_OUT}" in captured.get()
 
 
-@pytest.mark.parametrize(("trial", "shown"), [(LOST, True), (SYMPTOM, False)])
+@pytest.mark.parametrize(("trial", "with_logs"), [(LOST, True), (SYMPTOM, False)])
 def test_logs_are_shown_only_for_inconclusive_trials(
-    tmp_path: Path, capsys: Capture, trial: TrialResult, shown: bool
+    tmp_path: Path, capsys: Capture, trial: TrialResult, with_logs: bool
 ) -> None:
     write_logs(tmp_path, 1, stderr="[boom]\n")
     print_failure(terminal(), tmp_path, replace(trial, failure=LOST.failure))
     logs = "    last lines of rank 1:\n    | [boom]\n"
-    assert capsys.readouterr().out == (logs if shown else "")
+    assert capsys.readouterr().out == (logs if with_logs else "")
 
 
 def test_progress_off_a_terminal_prints_each_thing_once(capsys: Capture) -> None:
@@ -232,10 +232,10 @@ def test_a_table_cuts_nothing_off() -> None:
 def test_a_tally_that_changes_often_is_a_line_a_minute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     with Progress(terminal()) as progress:
         for second in range(130):
-            now[0] = second
+            clock[0] = second
             progress.tally(f"{second} ended")
     assert capsys.readouterr().out.splitlines() == ["... 0 ended", "... 60 ended", "... 120 ended"]

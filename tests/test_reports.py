@@ -37,7 +37,7 @@ ALL = list(catalog.sound())
 
 
 def edited_or_another_release(name: str) -> bool:
-    """Whether ``fixed`` has other code than ``buggy``, and not only other parameters."""
+    """Whether ``fixed`` differs from ``buggy`` in its code, and not only in its parameters."""
     scenario = catalog.scenario(name)
     fixed, buggy = ({**scenario.pins, **scenario.pins_of(each)} for each in (FIXED, BUGGY))
     return scenario.variant(FIXED).defects != scenario.variant(BUGGY).defects or fixed != buggy
@@ -60,7 +60,7 @@ def test_a_text_for_maintainers_has_all_parts() -> None:
 
 
 def of_a_day(names: Iterable[str]) -> list[ParameterSet]:
-    """CI runs a sixth of the scripts, another one each day; the others are exhaustive tests."""
+    """CI runs another sixth of the scripts each day; all others are exhaustive tests."""
     return [pytest.param(name, marks=later(ALL.index(name))) for name in names]
 
 
@@ -77,13 +77,13 @@ def test_a_script_shows_the_bug_of_a_buggy_release(name: str, tmp_path: Path) ->
 
 
 def newest_affected(name: str) -> str:
-    """The newest release, if it has the bug with the same parameters as ``buggy``, and if this
-    Python can install it; otherwise "". Of torch only the scenario's own is at hand."""
-    scenario, found, python = catalog.scenario(name), alive(name), pins.here()[0]
-    if not found or scenario.subject == TORCH:
+    """The newest release, if it has the bug with the parameters of ``buggy`` and this Python can
+    install it; otherwise "". Of torch, only the scenario's own release is available."""
+    scenario, bug, python = catalog.scenario(name), alive(name), pins.here()[0]
+    if not bug or scenario.subject == TORCH:
         return ""
-    if found.variant != RELEASED:
-        params = [scenario.variant(each).params for each in (found.variant, BUGGY)]
+    if bug.variant != RELEASED:
+        params = [scenario.variant(each).params for each in (bug.variant, BUGGY)]
         if params[0] != params[1]:
             return ""
     installed = (
@@ -91,7 +91,7 @@ def newest_affected(name: str) -> str:
         for cell in affected.of(name)
         if cell.python.startswith(f"{python}.")
     )
-    return found.release if found.release in installed else ""
+    return bug.release if bug.release in installed else ""
 
 
 @pytest.mark.scenario
@@ -105,13 +105,15 @@ def of_variant(name: str, variant: str) -> dict[str, str]:
     return dict(catalog.scenario(name).pins_of(variant))
 
 
-def check(name: str, overlay: Overlay, given: dict[str, str], folder: Path, *, wrong: bool) -> None:
-    """Run a script; a text for maintainers must have the line in which it says what it found."""
+def check(
+    name: str, overlay: Overlay, pins_of_user: dict[str, str], folder: Path, *, wrong: bool
+) -> None:
+    """Run a script. If there is a text for maintainers, it must quote the script's last line."""
     scenario = catalog.scenario(name)
     lane = Lane.CPU if Lane.CPU in scenario.lanes else Lane.GPU
     if lane is Lane.GPU and not machine.gpus():
         pytest.skip("this bug needs a GPU")
-    needed = shims.needed(pins.complete(scenario, given), lane)
+    needed = shims.needed(pins.complete(scenario, pins_of_user), lane)
     settings = {
         "PYTHONPATH": os.pathsep.join([str(SHIMMED), str(overlay.site)]),
         "SHIMS": " ".join(point.name for point in needed),
@@ -123,7 +125,7 @@ def check(name: str, overlay: Overlay, given: dict[str, str], folder: Path, *, w
     }
     # A script has one port: two runs of it at once would disturb each other.
     with locked(Path(tempfile.gettempdir()) / f"distributed-bugs-{os.getuid()}-{name}.lock"):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, str(script(name))],
             cwd=folder,
             env={**os.environ, **settings},
@@ -131,8 +133,8 @@ def check(name: str, overlay: Overlay, given: dict[str, str], folder: Path, *, w
             text=True,
             timeout=300,
         )
-    assert done.returncode == (1 if wrong else 0), done.stdout + done.stderr
-    last = done.stdout.splitlines()[-1]
-    assert last.startswith("WRONG" if wrong else "right")
+    assert process.returncode == (1 if wrong else 0), process.stdout + process.stderr
+    last_line = process.stdout.splitlines()[-1]
+    assert last_line.startswith("WRONG" if wrong else "right")
     if not scenario.known_upstream:
-        assert f"\n{last}\n" in script(name).with_suffix(".md").read_text()
+        assert f"\n{last_line}\n" in script(name).with_suffix(".md").read_text()

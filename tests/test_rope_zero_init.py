@@ -71,13 +71,13 @@ def test_other_figures_of_the_frequencies_are_not_the_documented_symptom(lane: L
         {"differing": [], "turned": [], "first": None, "unequal_parameters": ["lm_head.weight"]},
     ]
     for changed in odd:
-        found = rope_zero_init_v5.detect(v5(lane=lane, **changed))
-        assert found is not None
-        assert not found.documented, changed
+        finding = rope_zero_init_v5.detect(v5(lane=lane, **changed))
+        assert finding is not None
+        assert not finding.documented, changed
     fewer = v5(lane=lane, turned=[turned("cos", 1, "bfloat16", "bfloat16")])
-    found = rope_zero_init_v5.detect(fewer)
-    assert found is not None
-    assert found.documented is (lane is Lane.GPU), "the cosines are known only for a CPU"
+    finding = rope_zero_init_v5.detect(fewer)
+    assert finding is not None
+    assert finding.documented is (lane is Lane.GPU), "the cosines are known only for a CPU"
 
 
 ROTARY = "model.rotary_emb"
@@ -114,10 +114,10 @@ def test_a_reference_that_is_no_llama_proves_nothing(
 ) -> None:
     records = v5(differing=[], turned=[], first=None) if healthy else v5()
     records.of(kind)[0][fact] = value
-    found = rope_zero_init_v5.detect(records)
-    assert found is not None
-    assert not found.documented
-    assert message in found.message
+    finding = rope_zero_init_v5.detect(records)
+    assert finding is not None
+    assert not finding.documented
+    assert message in finding.message
 
 
 def test_logits_are_compared_with_the_reference_that_agrees_for_most_positions() -> None:
@@ -138,7 +138,7 @@ def test_logits_are_compared_with_the_reference_that_agrees_for_most_positions()
 
 def test_a_difference_is_recorded_as_json() -> None:
     ours, theirs = torch.tensor([1.0, 2.0], dtype=torch.bfloat16), torch.tensor([1.0, 2.5])
-    found = difference("inv_freq", ours, theirs)
-    (facts,) = json.loads(json.dumps(buffers.facts(filter(None, [found]))))
+    deviation = difference("inv_freq", ours, theirs)
+    (facts,) = json.loads(json.dumps(buffers.facts(filter(None, [deviation]))))
     assert (facts["dtype"], facts["expected_dtype"]) == ("torch.bfloat16", "torch.float32")
     assert (facts["mismatched"], facts["greatest"], facts["place"]) == (1, 0.5, [1])

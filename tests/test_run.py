@@ -1,4 +1,4 @@
-"""A run before and around its launches: watched files, GPUs, trials at once."""
+"""What a run does around its launches: watched files, GPUs, parallel trials."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.made_up import set_gpus
 
 def test_only_the_released_variant_may_lack_a_file_with_the_bug(tmp_path: Path) -> None:
     scenario = catalog.scenario("tied_resume_weight")
-    there, missing = sorted(defect.file for defect in scenario.defects)
+    present, missing = sorted(defect.file for defect in scenario.defects)
     overlay = Overlay("key", tmp_path / "site", "", "")
-    file = overlay.site / there
+    file = overlay.site / present
     file.parent.mkdir(parents=True)
     file.write_text("released\n")
     # No rank can load a file without a hash, so grading finds the trial inconclusive.
-    assert trials.watched(scenario, "fixed", overlay) == {there: sha256(file), missing: ""}
-    assert trials.watched(scenario, "released", overlay) == {there: sha256(file)}
+    assert trials.watched(scenario, "fixed", overlay) == {present: sha256(file), missing: ""}
+    assert trials.watched(scenario, "released", overlay) == {present: sha256(file)}
 
 
 class Launches:

@@ -21,9 +21,9 @@ def test_a_scenario_is_reproduced_from_the_command_line(tmp_path: Path) -> None:
     sandbox = Sandbox.under(tmp_path, cache_folder())
     try:
         with lent("tied_resume_norm", "buggy", "fixed"):
-            done = sandbox.run("run", "scenario=tied_resume_norm", "lane=cpu")
-        assert done.code == 0, done
-        assert "tied_resume_norm: reproduced" in done.out
+            ending = sandbox.run("run", "scenario=tied_resume_norm", "lane=cpu")
+        assert ending.code == 0, ending
+        assert "tied_resume_norm: reproduced" in ending.out
         assert sandbox.living() == []
     finally:
         sandbox.end()

@@ -1,4 +1,4 @@
-"""The detectors beside a GradScaler: silent in right loops, also where it skips steps."""
+"""The detectors with a GradScaler: silent if a loop is right, also if it skips steps."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ def alarms(
     """The alarms of a loop with a scaler, two micro-batches a step, and steps that overflow."""
     torch.manual_seed(0)
     model = Model()
-    made = OPTIMIZERS[optimizer](model.parameters(), fused)
+    torch_optimizer = OPTIMIZERS[optimizer](model.parameters(), fused)
     scaler = torch.amp.GradScaler("cpu", scale, growth_interval=2)
     detector, steps = DETECTORS[name](), [0]
-    found: list[Any] = []
-    attached = detector.attach(model, made)
+    reports: list[Any] = []
+    attached = detector.attach(model, torch_optimizer)
 
     def step(*_: Any) -> None:
         steps[0] += 1
         alarm = detector.step(steps[0])
-        found.extend([alarm] if isinstance(alarm, str) else alarm or [])
+        reports.extend([alarm] if isinstance(alarm, str) else alarm or [])
 
     if hooked:
-        made.register_step_post_hook(step)
+        torch_optimizer.register_step_post_hook(step)
     for number in range(9):
         for _ in range(2):
             ids = torch.randint(0, 20, (4, 6))
@@ -76,16 +76,16 @@ def alarms(
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
             loss = loss / 2 if divides else loss
             scaler.scale(loss).backward()
-        if number in overflows:  # as where the sum of a large batch is too large for fp16
+        if number in overflows:  # as if the sum over a large batch were too large for fp16
             torch.as_tensor(model.head.bias.grad)[3] = float("inf")
         if unscales:
-            scaler.unscale_(made)
-        scaler.step(made)
+            scaler.unscale_(torch_optimizer)
+        scaler.step(torch_optimizer)
         scaler.update()
         if not hooked:
             step()
-        made.zero_grad()
-    return [*([attached] if attached else []), *found]
+        torch_optimizer.zero_grad()
+    return [*([attached] if attached else []), *reports]
 
 
 @pytest.mark.parametrize("hooked", [False, True], ids=["loop", "hook"])
@@ -111,14 +111,14 @@ def test_neither_a_small_scale_nor_unscale_matters(
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 def test_a_loss_that_counts_twice_is_found_beside_a_scaler(fused: bool) -> None:
-    found = alarms("accumulation", "adamw", fused, divides=False, hooked=True)
-    assert any("counts the loss 2 times" in alarm for alarm in found)
+    reports = alarms("accumulation", "adamw", fused, divides=False, hooked=True)
+    assert any("counts the loss 2 times" in alarm for alarm in reports)
 
 
 def test_a_buffer_that_a_skipped_step_has_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch 2.13.0: SGD's fused step leaves the momentum as the memory was, if it is skipped."""
+    """torch 2.13.0: if SGD's fused step is skipped, its momentum is uninitialised memory."""
     empty = torch.empty_like
     monkeypatch.setattr(torch, "empty_like", lambda like, **named: empty(like, **named).fill_(3e29))
-    found = alarms("updates", "momentum", True, overflows=(0,))
-    assert "times as far as the optimizer's formula says" in found[0]
+    reports = alarms("updates", "momentum", True, overflows=(0,))
+    assert "times as far as the optimizer's formula says" in reports[0]
     assert not alarms("updates", "momentum", False, overflows=(0,))

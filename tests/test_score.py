@@ -1,4 +1,4 @@
-"""score: a detector is attached to a training that does not know it, and judged by its alarms."""
+"""score attaches a detector to a training that does not know it, and judges its alarms."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def loop(rank: int, fault: str) -> None:
 
 
 def reports(rank: int, folder: Path, faults: list[str], names: list[str]) -> None:
-    """Run each loop with these detectors; each is attached anew."""
+    """Run each loop with newly attached detectors."""
     for number, fault in enumerate(faults):
-        wanted = [vars(command.detector_named(name)) for name in names]
+        detectors = [vars(command.detector_named(name)) for name in names]
         trial = folder / str(number)
         trial.mkdir(exist_ok=True)
-        with attachment.attached(wanted, trial, "", rank):
+        with attachment.attached(detectors, trial, "", rank):
             loop(rank, fault)
         dist.barrier()
 
@@ -88,20 +88,20 @@ SEEN_BY = {
 
 @pytest.fixture(scope="module")
 def alarms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[Any]]]:
-    """By fault and detector, the alarms of both ranks."""
+    """The alarms of both ranks, by fault and detector."""
     folder = tmp_path_factory.mktemp("attached")
     in_group(2, partial(reports, faults=list(SEEN_BY), names=OURS), folder)
-    found: dict[str, dict[str, list[Any]]] = {}
+    by_fault: dict[str, dict[str, list[Any]]] = {}
     for number, fault in enumerate(SEEN_BY):
         for rank in range(2):
             read = json.loads((attachment.file_of(folder / str(number), "", rank)).read_text())
             (training,) = read["trainings"]
             assert (training["model"], training["steps"]) == ("Small", STEPS)
-            for name, one in training["detectors"].items():
-                assert not one["error"]
-                assert not one["changed"]
-                found.setdefault(fault, {}).setdefault(name, []).extend(one["alarms"])
-    return found
+            for name, report in training["detectors"].items():
+                assert not report["error"]
+                assert not report["changed"]
+                by_fault.setdefault(fault, {}).setdefault(name, []).extend(report["alarms"])
+    return by_fault
 
 
 @pytest.mark.parametrize("fault", SEEN_BY)
@@ -162,18 +162,18 @@ class Half:
 """
 
 
-def own(rank: int, folder: Path) -> None:
+def train_with_own(rank: int, folder: Path) -> None:
     (folder / "own.py").write_text(OWN)
-    wanted = [
+    detectors = [
         vars(command.detector_named(f"{folder}/own.py:{kind}")) for kind in ("Counts", "Draws")
     ]
-    wanted.append(vars(command.detector_named(f"{folder}/own.py:Raises")))
-    with attachment.attached(wanted, folder, "save", rank):
+    detectors.append(vars(command.detector_named(f"{folder}/own.py:Raises")))
+    with attachment.attached(detectors, folder, "save", rank):
         loop(rank, RIGHT)
 
 
 def test_a_user_s_detector_is_called_after_each_step_and_watched_itself(tmp_path: Path) -> None:
-    in_group(1, own, tmp_path)
+    in_group(1, train_with_own, tmp_path)
     read = json.loads(attachment.file_of(tmp_path, "save", 0).read_text())
     counts, draws, raises = read["trainings"][0]["detectors"].values()
     assert counts["alarms"] == [{"text": "Small []", "step": 2, "where": ""}]
@@ -190,8 +190,8 @@ def rows(rank: int, folder: Path) -> None:
         data = torch.utils.data.TensorDataset(torch.arange(8))
         loader = torch.utils.data.DataLoader(data, batch_size=2)
         list(loader)
-        next(iter(loader))  # left before its end
-        for _, _ in zip(range(4), loader, strict=False):  # as trainers do: no fifth call
+        next(iter(loader))  # the epoch does not end
+        for _, _ in zip(range(4), loader, strict=False):  # as trainers do, without a fifth next()
             pass
 
 
@@ -200,13 +200,13 @@ def test_a_detector_of_a_loader_is_given_each_batch_and_the_end_of_each_epoch(
 ) -> None:
     in_group(1, rows, tmp_path)
     (read,) = json.loads(attachment.file_of(tmp_path, "", 0).read_text())["trainings"]
-    found = [alarm["text"] for alarm in read["detectors"][f"{tmp_path}/own.py:Rows"]["alarms"]]
-    assert found == ["[4] batches", "[4, 1, 4] batches"]
+    texts = [alarm["text"] for alarm in read["detectors"][f"{tmp_path}/own.py:Rows"]["alarms"]]
+    assert texts == ["[4] batches", "[4, 1, 4] batches"]
 
 
 def traced(rank: int, folder: Path, width: int) -> None:
-    wanted = [vars(command.detector_named(f"{folder.parent}/own.py:Writes"))]
-    with attachment.attached(wanted, folder, "", rank):
+    detectors = [vars(command.detector_named(f"{folder.parent}/own.py:Writes"))]
+    with attachment.attached(detectors, folder, "", rank):
         model = nn.Linear(width, 1)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         model(torch.ones(1, width)).sum().backward()
@@ -226,7 +226,7 @@ def test_a_detector_that_writes_traces_learns_from_healthy_ones(tmp_path: Path) 
         alarms, error = judged(traces["buggy"])
         assert not error
         assert "{'6'}" in alarms[0]["text"]
-        assert "buggy" not in alarms[0]["text"]  # its path would tell
+        assert "buggy" not in alarms[0]["text"]  # its path would reveal it
         assert judged(traces["control"]) == ([], "")
 
 
@@ -243,7 +243,7 @@ def two_ranks(rank: int, folder: Path, *, seeds: list[int], epochs: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("seeds", "epochs", "found"),
+    ("seeds", "epochs", "expected"),
     [
         ([0, 0], True, ""),
         ([0, 1], True, "rows came to more than one rank"),
@@ -251,13 +251,13 @@ def two_ranks(rank: int, folder: Path, *, seeds: list[int], epochs: bool) -> Non
     ],
 )
 def test_rows_that_come_twice_or_in_the_same_order_are_seen(
-    seeds: list[int], epochs: bool, found: str, tmp_path: Path
+    seeds: list[int], epochs: bool, expected: str, tmp_path: Path
 ) -> None:
     in_group(2, partial(two_ranks, seeds=seeds, epochs=epochs), tmp_path)
     (read,) = json.loads(attachment.file_of(tmp_path, "", 0).read_text())["trainings"]
     alarms = [alarm["text"] for alarm in read["detectors"]["samples"]["alarms"]]
-    assert bool(alarms) == bool(found)
-    assert all(found in alarm for alarm in alarms)
+    assert bool(alarms) == bool(expected)
+    assert all(expected in alarm for alarm in alarms)
 
 
 def alarms_of(name: str, train: Callable[[], None], folder: Path) -> list[str]:
@@ -265,9 +265,9 @@ def alarms_of(name: str, train: Callable[[], None], folder: Path) -> list[str]:
     with attachment.attached([vars(command.detector_named(name))], folder, "", 0):
         train()
     (read,) = json.loads(attachment.file_of(folder, "", 0).read_text())["trainings"]
-    (one,) = read["detectors"].values()
-    assert not one["error"]
-    return [alarm["text"] for alarm in one["alarms"]]
+    (report,) = read["detectors"].values()
+    assert not report["error"]
+    return [alarm["text"] for alarm in report["alarms"]]
 
 
 @pytest.fixture
@@ -291,12 +291,12 @@ def scheduled(often: int) -> None:
             schedule.step()
 
 
-@pytest.mark.parametrize(("often", "found"), [(1, False), (3, True)])
+@pytest.mark.parametrize(("often", "expected"), [(1, False), (3, True)])
 def test_a_schedule_that_goes_on_too_often_is_seen(
-    often: int, found: bool, tmp_path: Path, unhooked: None
+    often: int, expected: bool, tmp_path: Path, unhooked: None
 ) -> None:
     alarms = alarms_of("schedule", partial(scheduled, often), tmp_path)
-    assert any("3 times in one step" in alarm for alarm in alarms) is found
+    assert any("3 times in one step" in alarm for alarm in alarms) is expected
 
 
 def rounded(rate: float) -> None:
@@ -309,23 +309,23 @@ def rounded(rate: float) -> None:
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize(("rate", "found"), [(0.1, 0), (1e-6, 1)])
+@pytest.mark.parametrize(("rate", "count"), [(0.1, 0), (1e-6, 1)])
 def test_steps_that_are_lost_in_rounding_are_seen(
-    rate: float, found: int, tmp_path: Path, unhooked: None
+    rate: float, count: int, tmp_path: Path, unhooked: None
 ) -> None:
-    assert len(alarms_of("precision", partial(rounded, rate), tmp_path)) == found
+    assert len(alarms_of("precision", partial(rounded, rate), tmp_path)) == count
 
 
 def test_skipped_steps_in_a_row_are_seen() -> None:
     optimizer = SimpleNamespace(overflow=True, cur_scale=4.0)
     watching = loss_scale.Detector()
     watching.attach(nn.Linear(1, 1), optimizer)
-    found = []
+    by_step = []
     for number in range(1, 12):
         optimizer.overflow = number != 2  # one step is right
         optimizer.cur_scale = max(1.0, optimizer.cur_scale / 2)
-        found += [(number, alarm.partition(":")[0]) for alarm in watching.step(number)]
-    assert found == [
+        by_step += [(number, alarm.partition(":")[0]) for alarm in watching.step(number)]
+    assert by_step == [
         (5, "3 steps in a row overflowed at the smallest scale"),
         (10, "8 steps in a row overflowed"),
     ]
@@ -337,20 +337,20 @@ def test_no_seed_tells_whether_the_bug_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "found"), [("4.46.2", Detection.MISSED), ("5.23.0", Detection.FALSE_ALARM)]
+    ("release", "detection"), [("4.46.2", Detection.MISSED), ("5.23.0", Detection.FALSE_ALARM)]
 )
 def test_the_alarm_of_another_bug_is_right_where_the_release_has_it(
-    release: str, found: Detection
+    release: str, detection: Detection
 ) -> None:
     alarm = [{"text": "the step counts the loss 0.9 times", "step": 1, "where": ""}]
-    other = [{**alarm[0], "text": "the step counts the loss 0.875 times"}]
+    other_alarm = [{**alarm[0], "text": "the step counts the loss 0.875 times"}]
     has = {"transformers": release}
     scores = [
         score("trainer_counts_first_label", "d", [watched("buggy", alarm), watched("control")]),
-        score("eos_masked", "d", [watched("buggy"), watched("fixed", other, releases=has)]),
+        score("eos_masked", "d", [watched("buggy"), watched("fixed", other_alarm, releases=has)]),
     ]
     assert scores[1].found is Detection.FALSE_ALARM
-    assert [one.found for one in without_others(scores)] == [Detection.DETECTED, found]
+    assert [one.found for one in without_others(scores)] == [Detection.DETECTED, detection]
 
 
 ALARM = [{"text": "wrong", "step": 3, "where": ""}]
@@ -364,7 +364,7 @@ def watched(variant: str, alarms: Any = (), **more: Any) -> Watched:
 
 
 @pytest.mark.parametrize(
-    ("trials", "found"),
+    ("trials", "detection"),
     [
         ([watched("buggy", ALARM), watched("control")], Detection.DETECTED),
         ([watched("buggy"), watched("control")], Detection.MISSED),
@@ -379,9 +379,9 @@ def watched(variant: str, alarms: Any = (), **more: Any) -> Watched:
     ],
 )
 def test_a_bug_counts_only_with_an_alarm_where_it_is_and_none_elsewhere(
-    trials: list[Watched], found: Detection
+    trials: list[Watched], detection: Detection
 ) -> None:
-    assert score("a", "b", trials).found is found
+    assert score("a", "b", trials).found is detection
 
 
 def test_without_an_answer_the_variant_and_the_reason_are_named() -> None:
@@ -397,7 +397,7 @@ def test_without_an_answer_the_variant_and_the_reason_are_named() -> None:
 def test_ranks_can_import_a_module_of_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """PYTHONPATH of the command is not that of a rank, whose packages are in an overlay."""
+    """A rank does not have the command's PYTHONPATH: its packages are in an overlay."""
     file = tmp_path / "path" / place
     file.parent.mkdir(parents=True)
     file.write_text(
@@ -411,8 +411,8 @@ def test_ranks_can_import_a_module_of_the_path(
 
 
 def test_the_delay_is_counted_from_the_first_step_with_the_symptom() -> None:
-    one = score("a", "b", [watched("buggy", ALARM), watched("control")])
-    assert (one.step, one.late) == (3, 2)
+    grade = score("a", "b", [watched("buggy", ALARM), watched("control")])
+    assert (grade.step, grade.late) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -435,9 +435,9 @@ def test_a_mistake_is_one_line(words: list[str], message: str, tmp_path: Path) -
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
     files = {"own": tmp_path / "own.py", "leaves": tmp_path / "leaves.py"}
-    given = [word.format(**files) for word in words]
+    arguments = [word.format(**files) for word in words]
     with pytest.raises(UserError, match=message):
-        command.main(given)
+        command.main(arguments)
 
 
 def test_the_list_names_what_there_is_to_see(capsys: pytest.CaptureFixture[str]) -> None:
@@ -449,7 +449,7 @@ def test_the_list_names_what_there_is_to_see(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.scenario
 def test_a_buggy_release_of_deepspeed_is_detected(capsys: pytest.CaptureFixture[str]) -> None:
-    """The gradients are in the optimizer's own buffers there."""
+    """Its optimizer keeps the gradients in its own buffers."""
     words = ["scenario=zero2_micro_batches_lost", "lane=cpu", "launch.timeout=120"]
     assert main(["score", "gradients", *words]) == 0
     assert "zero2_micro_batches_lost, gradients: detected at step 1" in capsys.readouterr().out

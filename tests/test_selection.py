@@ -1,4 +1,4 @@
-"""Which of the made-up releases a nightly tests; none is run."""
+"""Which made-up releases a nightly selects; none is run."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def night(number: int, day: str, kind: NightlyKind = NightlyKind.NIGHTLY) -> Nig
 
 
 def chosen(
-    known: list[ReleaseResult],
+    history: list[ReleaseResult],
     *nights: Nightly,
     day: str = DAY,
     releases: list[Release] = RELEASES,
     here: tuple[str, ...] = HERE,
 ) -> list[str]:
     by_id = {night.id: night for night in nights}
-    found = selection.tests_of(SCENARIO, {PACKAGE: releases}, known, by_id, day, here)
-    assert {test.scenario for test in found} <= {SCENARIO}
-    return [test.release.version for test in found]
+    tests = selection.tests_of(SCENARIO, {PACKAGE: releases}, history, by_id, day, here)
+    assert {test.scenario for test in tests} <= {SCENARIO}
+    return [test.release.version for test in tests]
 
 
 def test_without_any_result_the_newest_release_of_the_day_is_tested() -> None:
@@ -50,16 +50,16 @@ def test_without_any_result_the_newest_release_of_the_day_is_tested() -> None:
 
 
 def test_releases_that_appeared_since_the_first_nightly_are_tested() -> None:
-    first, known = night(1, "2024-02-01"), [result("0.13.1", NO)]
-    assert chosen(known, first) == ["0.13.2", "0.13.3"]
-    assert chosen(known, first, day="2024-02-12") == ["0.13.2"]
-    known += [result("0.13.2", YES, 2)]
-    assert chosen(known, first, night(2, "2024-02-12")) == ["0.13.3"]
+    first_night, history = night(1, "2024-02-01"), [result("0.13.1", NO)]
+    assert chosen(history, first_night) == ["0.13.2", "0.13.3"]
+    assert chosen(history, first_night, day="2024-02-12") == ["0.13.2"]
+    history += [result("0.13.2", YES, 2)]
+    assert chosen(history, first_night, night(2, "2024-02-12")) == ["0.13.3"]
 
 
 def test_a_release_that_a_nightly_missed_is_tested_by_the_next_one() -> None:
-    known = [result("0.13.1", NO), result("0.13.3", NO, 2)]  # 0.13.2 could not be tested
-    assert chosen(known, night(1, "2024-02-01"), night(2, "2024-02-24")) == ["0.13.2"]
+    history = [result("0.13.1", NO), result("0.13.3", NO, 2)]  # 0.13.2 could not be tested
+    assert chosen(history, night(1, "2024-02-01"), night(2, "2024-02-24")) == ["0.13.2"]
 
 
 def test_a_late_patch_of_an_old_branch_is_tested_from_the_day_of_the_first_nightly() -> None:
@@ -68,43 +68,47 @@ def test_a_late_patch_of_an_old_branch_is_tested_from_the_day_of_the_first_night
 
 
 def test_a_release_without_a_certain_status_is_tested_again() -> None:
-    known = [result("0.13.0", UNCLEAR), result("0.13.1", UNCLEAR)]
-    known += [result("0.13.1", NO, 2), result("0.13.3", NO, 2)]
-    assert chosen(known, night(1, "2024-02-24"), night(2, "2024-02-25")) == ["0.13.0"]
+    history = [result("0.13.0", UNCLEAR), result("0.13.1", UNCLEAR)]
+    history += [result("0.13.1", NO, 2), result("0.13.3", NO, 2)]
+    assert chosen(history, night(1, "2024-02-24"), night(2, "2024-02-25")) == ["0.13.0"]
 
 
 def test_a_release_recorded_as_inconclusive_is_tested_only_in_another_environment() -> None:
     recorded = night(1, "2024-03-01", NightlyKind.RECORDED)
-    known = [result("0.13.1", UNCLEAR), result("0.13.3", NO)]
-    assert chosen(known, recorded) == []
-    for other in (("gpu", "3.11", "2.13.0"), ("cpu", "3.12", "2.13.0"), ("cpu", "3.11", "2.14.0")):
-        assert chosen(known, recorded, here=other) == ["0.13.1"]
-    known += [result("0.13.2", UNCLEAR, 2)]  # a nightly's own result
-    assert chosen(known, recorded, night(2, DAY)) == ["0.13.2"]
+    history = [result("0.13.1", UNCLEAR), result("0.13.3", NO)]
+    assert chosen(history, recorded) == []
+    for environment in (
+        ("gpu", "3.11", "2.13.0"),
+        ("cpu", "3.12", "2.13.0"),
+        ("cpu", "3.11", "2.14.0"),
+    ):
+        assert chosen(history, recorded, here=environment) == ["0.13.1"]
+    history += [result("0.13.2", UNCLEAR, 2)]  # a nightly's own result
+    assert chosen(history, recorded, night(2, DAY)) == ["0.13.2"]
 
 
 def test_yanked_releases_and_pre_releases_are_never_tested() -> None:
     yanked = [*RELEASES[:3], release("0.13.3", "2024-02-23", yanked=True), RELEASES[4]]
     assert chosen([result("0.13.1", NO)], night(1, "2024-02-01"), releases=yanked) == ["0.13.2"]
-    known = [result("0.13.2", NO), result("0.13.3", UNCLEAR)]
-    assert chosen(known, night(1, "2024-02-24"), releases=yanked) == []
+    history = [result("0.13.2", NO), result("0.13.3", UNCLEAR)]
+    assert chosen(history, night(1, "2024-02-24"), releases=yanked) == []
 
 
 def test_releases_since_the_recorded_ones_and_the_newest_are_tested() -> None:
-    """The recorded releases are a choice, tested on the days of their cells: 2024-03-01."""
+    """Only some releases were recorded; their cells were tested on 2024-03-01."""
     recorded = night(
         1, "2024-03-09", NightlyKind.RECORDED
     )  # the day of another scenario's newest fact
-    known = [result("0.13.0", NO), result("0.13.1", NO)]
-    assert chosen(known, recorded) == ["0.13.3"]
+    history = [result("0.13.0", NO), result("0.13.1", NO)]
+    assert chosen(history, recorded) == ["0.13.3"]
     later = [*RELEASES, release("0.13.4", "2024-03-02"), release("0.14.0", "2024-03-03")]
-    assert chosen(known, recorded, releases=later) == ["0.13.4", "0.14.0"]
+    assert chosen(history, recorded, releases=later) == ["0.13.4", "0.14.0"]
 
 
 def test_releases_that_the_scenario_is_not_about_are_not_tested() -> None:
     versions = [("4.57.0", "2025-01-01"), ("5.0.0", "2026-01-01")]
-    found = [release(version, day, package="transformers") for version, day in versions]
-    testable = selection.testable(catalog.scenario("rope_zero_init_v5"), found, "2026-03-01")
+    transformers = [release(version, day, package="transformers") for version, day in versions]
+    testable = selection.testable(catalog.scenario("rope_zero_init_v5"), transformers, "2026-03-01")
     assert [each.version for each in testable] == ["5.0.0"]
 
 
@@ -123,9 +127,9 @@ def _in_2026(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("version", "day", "as_of", "date"),
     [
-        ("0.13.3", "2024-02-23", None, None),  # tonight's: as every run
+        ("0.13.3", "2024-02-23", None, None),  # tonight: no date
         ("0.13.3", "2024-02-23", "2024-03-04", "2024-03-04"),  # its dependencies had not settled
-        ("0.13.1", "2024-01-23", "2024-03-04", None),  # they had
+        ("0.13.1", "2024-01-23", "2024-03-04", None),  # they had settled
         ("0.13.2", "2024-02-12", "2024-02-12", "2024-02-12"),  # the scenario's own pin
         ("0.12.6", "2023-11-01", "2023-11-02", None),  # no wheels before the first day
     ],

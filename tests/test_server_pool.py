@@ -51,9 +51,9 @@ def sleeping(
     pool: Pool, site: Path, folder: Path, before: str = "", token: str = ""
 ) -> ForkedLaunch:
     """A launch that has begun and never ends."""
-    ran = launch(pool, wanted(site), folder, before + SLEEP, token)
+    fork = launch(pool, wanted(site), folder, before + SLEEP, token)
     within(PATIENCE, (folder / "begun").exists, "the launch")
-    return ran
+    return fork
 
 
 SLEEP = "import time\nopen('begun', 'w').close()\ntime.sleep(1e6)\n"
@@ -85,24 +85,24 @@ def test_launches_share_the_imports_and_nothing_else(
 def test_two_overlays_with_the_same_torch_share_it(
     pool: Pool, site: Path, tmp_path: Path, changed: bool
 ) -> None:
-    other = tmp_path / "other" / "site-packages"
+    other_site = tmp_path / "other" / "site-packages"
     (site / "torch" / "__init__.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
     (site / "up.py").write_text("")
     compiled(site)
-    shutil.copytree(site, other)
+    shutil.copytree(site, other_site)
     if changed:
-        (other / "torch" / "distributed" / "__init__.py").write_text("# another\n")
+        (other_site / "torch" / "distributed" / "__init__.py").write_text("# another\n")
     facts = "[sys.modules['torch'].IMPORTED_BY, sys.modules['torch'].__file__, sys.path]"
     script = DUMP.replace("{value}", facts)
-    for name, each in (("first", site), ("second", other)):
-        ran = launch(pool, wanted(each, "up"), tmp_path / name, script)
-        assert ran.wait(PATIENCE) == 0
-        assert set(ran.seconds) == {"torch", "upstream"}
-    first, second = dumped(tmp_path / "first"), dumped(tmp_path / "second")
-    assert (first[0] != second[0]) is changed
-    assert second[1] == str(other / "torch" / "__init__.py")
-    assert str(other) in second[2]
-    assert str(site) not in second[2]
+    for name, overlay_site in (("first", site), ("second", other_site)):
+        fork = launch(pool, wanted(overlay_site, "up"), tmp_path / name, script)
+        assert fork.wait(PATIENCE) == 0
+        assert set(fork.seconds) == {"torch", "upstream"}
+    dump, other_dump = dumped(tmp_path / "first"), dumped(tmp_path / "second")
+    assert (dump[0] != other_dump[0]) is changed
+    assert other_dump[1] == str(other_site / "torch" / "__init__.py")
+    assert str(other_site) in other_dump[2]
+    assert str(site) not in other_dump[2]
 
 
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,)).start()"
@@ -121,10 +121,10 @@ def test_an_import_that_prevents_forks_is_left_to_the_ranks(
 ) -> None:
     (site / "up.py").write_text(imported)
     script = DUMP.replace("{value}", "'up' in sys.modules")
-    ran = launch(pool, wanted(site, "up"), tmp_path / "trial", script)
-    assert ran.wait(PATIENCE) == 0
+    fork = launch(pool, wanted(site, "up"), tmp_path / "trial", script)
+    assert fork.wait(PATIENCE) == 0
     assert dumped(tmp_path / "trial") is False
-    assert set(ran.seconds) == {"torch"}
+    assert set(fork.seconds) == {"torch"}
     assert why in (tmp_path / "trial" / "torchrun.log").read_text()
 
 
@@ -132,22 +132,22 @@ def test_the_exit_code_of_a_launch_is_reported(pool: Pool, site: Path, tmp_path:
     ends = {7: "sys.exit(7)", 1: "raise ValueError", -9: "os.kill(os.getpid(), 9)", 0: "pass"}
     for code, end in ends.items():
         folder = tmp_path / str(code)
-        ran = launch(pool, wanted(site), folder, f"import os, sys\n{end}\n")
-        assert (ran.wait(PATIENCE), ran.poll()) == (code, code)
+        fork = launch(pool, wanted(site), folder, f"import os, sys\n{end}\n")
+        assert (fork.wait(PATIENCE), fork.poll()) == (code, code)
         assert ("ValueError" in (folder / "torchrun.log").read_text()) is (code == 1)
 
 
 def test_a_launch_ends_with_its_server(pool: Pool, site: Path, tmp_path: Path) -> None:
-    ran = sleeping(pool, site, tmp_path / "trial")
-    assert ran.poll() is None
+    fork = sleeping(pool, site, tmp_path / "trial")
+    assert fork.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
-        ran.wait(0)
-    processes = psutil.Process(ran.pid).children(recursive=True)
-    ran.server.kill()
-    assert ran.wait(PATIENCE) == -signal.SIGKILL
+        fork.wait(0)
+    processes = psutil.Process(fork.pid).children(recursive=True)
+    fork.server.kill()
+    assert fork.wait(PATIENCE) == -signal.SIGKILL
     assert psutil.wait_procs(processes, PATIENCE)[1] == []
     again = launch(pool, wanted(site), tmp_path / "again", "")
-    assert again.server is not ran.server
+    assert again.server is not fork.server
     assert again.wait(PATIENCE) == 0
 
 
@@ -155,10 +155,10 @@ def test_a_launch_that_has_not_started_can_be_cancelled(
     pool: Pool, site: Path, tmp_path: Path
 ) -> None:
     (site / "up.py").write_text("import time\ntime.sleep(1e6)\n")
-    ran = launch(pool, wanted(site, "up"), tmp_path / "trial", SLEEP)
-    ran.cancel()
-    assert ran.wait(PATIENCE) == -signal.SIGKILL
-    assert not ran.server.alive
+    fork = launch(pool, wanted(site, "up"), tmp_path / "trial", SLEEP)
+    fork.cancel()
+    assert fork.wait(PATIENCE) == -signal.SIGKILL
+    assert not fork.server.alive
 
 
 def test_a_launch_and_what_it_starts_are_found_by_their_token(
@@ -166,16 +166,16 @@ def test_a_launch_and_what_it_starts_are_found_by_their_token(
 ) -> None:
     starts = "import subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
     token = new_token()
-    ran = sleeping(pool, site, tmp_path / "trial", starts, token)
+    fork = sleeping(pool, site, tmp_path / "trial", starts, token)
     within(PATIENCE, lambda: "sleep" in [p.name() for p in members(token)], "its child")
     assert sorted(p.name() for p in members(token)) == ["keeper", "sleep", "torchrun"]
-    assert ran.poll() is None
-    server = psutil.Process(psutil.Process(ran.pid).ppid())
+    assert fork.poll() is None
+    server = psutil.Process(psutil.Process(fork.pid).ppid())
     assert server.name() == "forkserver"  # it has no token
     assert end_all(token) == ()
     assert members(token) == []
-    assert ran.wait(PATIENCE) == -signal.SIGKILL
-    assert ran.server.alive
+    assert fork.wait(PATIENCE) == -signal.SIGKILL
+    assert fork.server.alive
 
 
 def test_a_token_is_set_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,19 +207,19 @@ def test_only_processes_with_a_handler_are_signalled() -> None:
 def test_a_pool_keeps_the_most_recently_used_servers(site: Path) -> None:
     with Pool(most=2) as pool:
         wants = [wanted(site, NUMBER=str(n)) for n in range(3)]
-        first, second = pool.server(wants[0]), pool.server(wants[1])
-        assert pool.server(wants[0]) is first
-        third = pool.server(wants[2])
-        assert (first.alive, second.alive, third.alive) == (True, False, True)
-    assert (first.alive, third.alive) == (False, False)
+        recent, idle = pool.server(wants[0]), pool.server(wants[1])
+        assert pool.server(wants[0]) is recent
+        newest = pool.server(wants[2])
+        assert (recent.alive, idle.alive, newest.alive) == (True, False, True)
+    assert (recent.alive, newest.alive) == (False, False)
 
 
 def test_a_pool_keeps_a_server_whose_launch_runs(site: Path, tmp_path: Path) -> None:
     with Pool(most=1) as pool:
-        ran = sleeping(pool, site, tmp_path / "trial")
+        fork = sleeping(pool, site, tmp_path / "trial")
         pool.server(wanted(site, NUMBER="2"))
-        assert ran.poll() is None
-    assert ran.wait(PATIENCE) == -signal.SIGKILL
+        assert fork.poll() is None
+    assert fork.wait(PATIENCE) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -227,18 +227,18 @@ def test_a_rank_that_disappears_is_noticed(
     pool: Pool, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
     monkeypatch.setattr("harness.run.server_pool.LOST_AFTER", 0.5)
-    one = "import os, time\nif not os.fork():\n    time.sleep(1e6)\n"
-    ran = sleeping(pool, site, tmp_path / "trial", one)
-    ran.poll()
+    script = "import os, time\nif not os.fork():\n    time.sleep(1e6)\n"
+    fork = sleeping(pool, site, tmp_path / "trial", script)
+    fork.poll()
     if ranks == 1:
-        assert not any(_checked(ran, ranks) for _ in range(3))
+        assert not any(_checked(fork, ranks) for _ in range(3))
     else:
-        within(PATIENCE, lambda: _checked(ran, ranks), "the lost rank")
+        within(PATIENCE, lambda: _checked(fork, ranks), "the lost rank")
 
 
-def _checked(ran: ForkedLaunch, ranks: int) -> bool:
-    ran._next_check = 0
-    return ran.lost_a_rank(ranks)
+def _checked(fork: ForkedLaunch, ranks: int) -> bool:
+    fork._next_check = 0
+    return fork.lost_a_rank(ranks)
 
 
 def test_servers_and_launches_end_with_a_harness_that_is_killed(site: Path, tmp_path: Path) -> None:

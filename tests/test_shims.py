@@ -1,4 +1,4 @@
-"""Shims: which apply, that each use is counted, and that they keep away from the defects."""
+"""Shims: which ones apply, that each use is counted, and that none touches a defect."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_a_shim_applies_only_to_its_releases_and_their_candidates(
 
 def test_a_shim_for_a_box_without_a_gpu_stays_off_the_gpu_lane() -> None:
     gpu = names(Lane.GPU, deepspeed="0.8.3", **{"megatron-core": "0.14.0"})
-    kept = ("torch_six", "elastic_names", "flatten_helper", "whole_checkpoints")
-    assert gpu == {*(f"deepspeed.{name}" for name in kept), "megatron-core.undefined_gemm"}
+    expected = ("torch_six", "elastic_names", "flatten_helper", "whole_checkpoints")
+    assert gpu == {*(f"deepspeed.{name}" for name in expected), "megatron-core.undefined_gemm"}
     assert names(Lane.GPU, deepspeed="0.19.8") == set()
 
 
@@ -87,7 +87,7 @@ def test_no_shim_touches_the_path_of_a_defect() -> None:
     for name in catalog.names():
         for defect in catalog.scenario(name).defects:
             assert defect.file.removesuffix(".py").replace("/", ".") not in sources
-            if defect.upstream != "torch":  # whose names, such as load, others have as well
+            if defect.upstream != "torch":  # other packages use its names too, such as load
                 assert defect.scope.split(".")[0] not in sources
 
 
@@ -102,7 +102,7 @@ default_stream current_device FloatTensor"""
 
 @pytest.fixture(autouse=True)
 def unharmed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts back after the test what a shim changes in torch."""
+    """Restores, after the test, what a shim changes in torch."""
     changed: dict[object, Sequence[str]] = {
         torch.cuda: CUDA.split(),
         torch.cuda.nvtx: ("range", "range_push", "range_pop"),
@@ -185,22 +185,22 @@ def test_a_name_that_a_failed_import_left_undefined_is_none(
 
 
 def test_a_stand_in_has_only_its_names(count: Counter[str]) -> None:
-    made = stand_ins.module("gone.module", lambda: count.update("x"), status=42)
+    module = stand_ins.module("gone.module", lambda: count.update("x"), status=42)
     assert isinstance(sys.modules["gone.module"], ModuleType)
-    assert made.status == 42
+    assert module.status == 42
     with pytest.raises(AttributeError, match=r"'gone\.module' has no attribute 'question'"):
-        _ = made.question
+        _ = module.question
     assert count["x"] == 1
 
 
 def test_cuda_means_the_cpu_and_every_use_is_counted(count: Counter[str]) -> None:
     stand_ins.cuda_on_cpu(lambda: count.update("x"))
-    moved = [
+    tensors = [
         torch.ones(1).to("cuda:0"),
         torch.ones(1).to(device=torch.device("cuda")),
         torch.nn.Linear(1, 1).to("cuda").weight,
     ]
-    assert {str(tensor.device) for tensor in moved} == {"cpu"}
+    assert {str(tensor.device) for tensor in tensors} == {"cpu"}
     assert count["x"] == 3
     torch.cuda.synchronize()
     assert str(torch.cuda.current_device()) == "cpu"
@@ -244,13 +244,13 @@ def test_compiled_functions_run_as_written(count: Counter[str]) -> None:
 
 
 def called_from(module: str, code: str) -> object:
-    """The value of an expression in the code of a module of this name."""
+    """Evaluate an expression as in a module of this name."""
     return eval(code, {"__name__": module, "torch": torch})
 
 
 @pytest.fixture
 def megatron_uses() -> Counter[str]:
-    """Megatron-core's shims for a box without a GPU, installed; the counter of their uses."""
+    """Installs Megatron-core's shims for a machine without a GPU; returns the counter of uses."""
     pins = {"megatron-core": "0.16.1"}
     return shims.install(sorted(names(Lane.CPU, **pins) - names(Lane.GPU, **pins)))
 
@@ -287,14 +287,14 @@ def test_others_see_nothing_of_megatron_cores_shims(name: str, megatron_uses: Co
 
 
 def test_the_devices_that_megatron_core_names_itself_are_kept(megatron_uses: Counter[str]) -> None:
-    made = called_from("megatron.core", "torch.zeros(1, device='meta')")
-    assert isinstance(made, torch.Tensor)
-    assert made.device.type == "meta"
+    tensor = called_from("megatron.core", "torch.zeros(1, device='meta')")
+    assert isinstance(tensor, torch.Tensor)
+    assert tensor.device.type == "meta"
     assert not any(megatron_uses.values())
 
 
 def with_apex(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
-    """Have apex and its kernels look installed, or not."""
+    """Make apex and its kernels look installed, or not."""
     spec = ModuleSpec("apex", None, origin="apex/__init__.py") if there else None
     names = ("apex", "amp_C")
 
@@ -321,7 +321,7 @@ def test_without_apex_torchs_adamw_stands_in_and_its_kernels_raise(
         with pytest.raises(NotImplementedError, match="NVIDIA's apex"):
             fused()
     assert uses["megatron-core.apex_optimizers"] == 3
-    assert apex.state() == "not installed"  # the stand-in does not pass for it
+    assert apex.state() == "not installed"  # the stand-in does not count as apex
 
 
 def test_where_apex_is_installed_it_is_used_and_the_evidence_says_so(
@@ -368,7 +368,7 @@ Call = tuple[torch.Tensor, torch.Tensor, Mock]
 
 @pytest.fixture
 def gathers(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """Replaces the collective: its calls, and the work that each one returned."""
+    """Replaces the collective; lists its calls, with the work that each call returned."""
     calls: list[Call] = []
 
     def gather(output_tensor: torch.Tensor, input_tensor: torch.Tensor, **_: object) -> Mock:

@@ -1,4 +1,4 @@
-"""The verb show: of a bug that two releases tell, what changed between them, made when asked."""
+"""The command show prints what changed between the two releases that show a bug."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = "accelerate/data_loader.py"
 
 @pytest.fixture
 def two_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Overlays of two releases that are made up; 1.15.0 has no such file."""
+    """Overlays of two releases with a made-up file; 1.15.0 does not have it."""
     texts = {"0.29.3": "generator = None\n", "0.30.0": "generator = synchronised\n"}
 
     @contextmanager

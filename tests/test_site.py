@@ -53,8 +53,8 @@ class Page(HTMLParser):
         self.scripts = 0
         self.feed(text)
 
-    def handle_starttag(self, tag: str, given: list[tuple[str, str | None]]) -> None:
-        attributes = dict(given)
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
         if tag == "a":
             self.links.append(attributes.get("href") or "")
         elif attributes.get("src") or tag == "link":
@@ -84,7 +84,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A site of a small history, and of the bugs that it is about."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalog, "sound", lambda: SHOWN)
-        patch.setattr(site_pages, "stories", lambda: ())  # they lead to the pages of others
+        patch.setattr(site_pages, "stories", lambda: ())  # stories link to the pages of other bugs
         return a_site(tmp_path_factory.mktemp("site"))
 
 
@@ -96,13 +96,13 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site is of two bugs only: a tenth of the time."""
+    """Sites have only two bugs: a tenth of the time."""
     monkeypatch.setattr(catalog, "sound", lambda: ("bf16_clip", "warmup_first_step"))
 
 
 @pytest.fixture
 def small(few: None, tmp_path: Path) -> Path:
-    """A site of two bugs, in a folder of its own."""
+    """A site with two bugs, in its own folder."""
     return a_bare_site(tmp_path)
 
 
@@ -114,12 +114,12 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     return folder
 
 
-@pytest.mark.parametrize("which", ["site", pytest.param("bare", marks=pytest.mark.slow)])
-def test_every_link_and_loaded_file_exists(which: str, request: pytest.FixtureRequest) -> None:
-    pages = pages_of(request.getfixturevalue(which))
+@pytest.mark.parametrize("fixture", ["site", pytest.param("bare", marks=pytest.mark.slow)])
+def test_every_link_and_loaded_file_exists(fixture: str, request: pytest.FixtureRequest) -> None:
+    pages = pages_of(request.getfixturevalue(fixture))
     for path, page in pages.items():
         for link in page.links:
-            partly = which == "site" and "docs" in path.parts  # it has three bugs of all
+            partly = fixture == "site" and "docs" in path.parts  # it has three of all bugs
             if link.startswith("https://") or (partly and "bugs/" in link):
                 continue
             address, fragment = urldefrag(link)
@@ -194,7 +194,7 @@ def test_a_bug_is_alive_if_the_newest_release_is_affected(site: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_of_living_bugs_is_of_the_history_if_there_is_one(site: Path, bare: Path) -> None:
-    """The small history has results of two bugs alone, and one is alive."""
+    """The small history has results of only two bugs; one of them is alive."""
     headings = re.compile(r'<h2 id="(\w+)" class="mono">')
     assert headings.findall((site / "alive.html").read_text()) == ["rope_zero_init"]
     recorded = (bare / "alive.html").read_text()
@@ -232,20 +232,20 @@ def test_the_site_has_the_advisories(bare: Path) -> None:
 
 
 def test_a_release_between_two_that_agree_has_their_status() -> None:
-    known = partial(inputs.recorded_statuses().known, "rope_zero_init", "transformers")
-    tested, between = known("4.38.2"), known("5.15.9")
+    status_of = partial(inputs.recorded_statuses().known, "rope_zero_init", "transformers")
+    tested, between = status_of("4.38.2"), status_of("5.15.9")
     assert (tested.status, tested.tested) == (NO, True)
     assert (between.status, between.tested) == (YES, False)
     assert "as 5.15.1 and 5.16.1 are" in between.why
-    # Two that disagree, newer than all, older than all.
-    assert [known(version).status for version in ("4.37.9", "99.0", "4.0")] == [None] * 3
+    # The neighbours disagree; newer than all releases; older than all.
+    assert [status_of(version).status for version in ("4.37.9", "99.0", "4.0")] == [None] * 3
 
 
 def test_the_pictures_of_the_docs_exist_and_are_small() -> None:
     file = ROOT / "docs" / "site.md"
-    named = re.findall(r"!\[[^]]+\]\(([^)]+)\)", file.read_text())
-    assert named
-    for picture in named:
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", file.read_text())
+    assert pictures
+    for picture in pictures:
         assert 0 < (file.parent / picture).stat().st_size < 150_000, picture
 
 
@@ -405,27 +405,29 @@ def test_values_without_a_logarithm_get_a_linear_axis(values: list[float | None]
 def test_lines_differ_in_colour_and_dash_and_limits_and_events_are_labelled() -> None:
     points = [(name, 1, 1.0) for name in ("control", "fixed", "buggy", "reference")]
     limits, marks = {"the most": 3.0}, [("warned", 1.0)]
-    found = layers(Lines("t", "words", points, limits=limits, marks=marks))
-    shown = found[0]["encoding"]
-    assert shown["color"]["scale"]["domain"] == ["buggy", "fixed", "control", "reference"]
-    assert shown["color"]["scale"]["range"][:2] == ["var:--buggy", "var:--fixed"]
-    assert len({str(dash) for dash in shown["strokeDash"]["scale"]["range"]}) == 4
-    assert {"the most", "warned"} <= {row.get("name") for layer in found for row in layer["rows"]}
+    line_layers = layers(Lines("t", "words", points, limits=limits, marks=marks))
+    encoding = line_layers[0]["encoding"]
+    assert encoding["color"]["scale"]["domain"] == ["buggy", "fixed", "control", "reference"]
+    assert encoding["color"]["scale"]["range"][:2] == ["var:--buggy", "var:--fixed"]
+    assert len({str(dash) for dash in encoding["strokeDash"]["scale"]["range"]}) == 4
+    assert {"the most", "warned"} <= {
+        row.get("name") for layer in line_layers for row in layer["rows"]
+    }
 
 
 def test_bars_differ_in_position_and_opacity_besides_colour() -> None:
     values = [("fixed", "a", 1.0), ("buggy", "a", 0.5)]
-    shown = layers(Bars("t", "words", values, limits={"right": 1.0}))[0]["encoding"]
-    assert shown["yOffset"]["sort"] == ["buggy", "fixed"]
-    assert len(set(shown["fillOpacity"]["scale"]["range"])) == 2
+    encoding = layers(Bars("t", "words", values, limits={"right": 1.0}))[0]["encoding"]
+    assert encoding["yOffset"]["sort"] == ["buggy", "fixed"]
+    assert len(set(encoding["fillOpacity"]["scale"]["range"])) == 2
 
 
 def test_a_grid_of_words_has_signs_and_a_small_grid_shows_its_numbers() -> None:
     cells = [("buggy", n, 0, word) for n, word in enumerate(("never", "rank 0"))]
-    shown = layers(Grid("t", "words", cells, wrong=["never"]))
-    assert shown[1]["encoding"]["shape"]["scale"]["domain"] == ["never", "rank 0"]
+    grid_layers = layers(Grid("t", "words", cells, wrong=["never"]))
+    assert grid_layers[1]["encoding"]["shape"]["scale"]["domain"] == ["never", "rank 0"]
     colours = '"domain": ["never", "rank 0"], "range": ["var:--buggy", "var:--other-1"]'
-    assert colours in json.dumps(shown)
+    assert colours in json.dumps(grid_layers)
     numbers = Grid("t", "words", [("buggy", "a", 0, 0.5), ("fixed", "a", 0, 1.0)])
     assert layers(numbers)[1]["mark"]["type"] == "text"
     assert [name for name, _ in chart(numbers).panels] == ["buggy", "fixed"]

@@ -37,7 +37,7 @@ ON_PHONES = [
     pytest.param(name, marks=later(number) if name.startswith("bugs/") else [])
     for number, name in enumerate(PAGES)
 ]
-"""The pages of bugs have one template: CI looks at a sixth of them, other ones each day."""
+"""All pages of bugs have one template, so CI looks at another sixth of them each day."""
 
 
 @pytest.fixture(scope="module")
@@ -97,16 +97,16 @@ class Tab:
 
 @pytest.fixture
 def tab(chromium: Any, site: Path) -> Iterator[Tab]:
-    made = Tab(chromium, site)
-    yield made
-    made.context.close()
+    new_tab = Tab(chromium, site)
+    yield new_tab
+    new_tab.context.close()
 
 
 @pytest.fixture
 def phone(chromium: Any, site: Path) -> Iterator[Tab]:
-    made = Tab(chromium, site, viewport=PHONE, has_touch=True)
-    yield made
-    made.context.close()
+    new_tab = Tab(chromium, site, viewport=PHONE, has_touch=True)
+    yield new_tab
+    new_tab.context.close()
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -135,7 +135,7 @@ def test_a_page_does_not_scroll_sideways_on_a_phone(name: str, phone: Tab) -> No
     phone.screenshot(f"phone_{name}")
 
 
-def shown(page: Any) -> list[str]:
+def visible_bugs(page: Any) -> list[str]:
     """The bugs that the catalogue shows, by name."""
     names = page.locator("li.bug:visible .mono").all_inner_texts()
     assert page.locator(".count").inner_text() == f"{len(names)} of {len(catalog.names())} bugs"
@@ -144,51 +144,51 @@ def shown(page: Any) -> list[str]:
 
 def test_a_search_changes_the_catalogue_and_its_address(tab: Tab) -> None:
     page = tab.open("index.html")
-    assert shown(page) == list(catalog.names())
+    assert visible_bugs(page) == list(catalog.names())
     page.get_by_label("Search").fill("loss SCALE minimum")
-    assert "fp16_overflow" in shown(page)
-    assert "sampler_shards" not in shown(page)
+    assert "fp16_overflow" in visible_bugs(page)
+    assert "sampler_shards" not in visible_bugs(page)
     assert page.url.endswith("#q=loss+SCALE+minimum")
     page.get_by_label("Search").fill("quagga")
-    assert shown(page) == []
+    assert visible_bugs(page) == []
     assert page.get_by_text("No bug matches").is_visible()
     assert tab.errors == []
 
 
-def bugs(**wanted: str) -> list[str]:
-    """The scenarios whose metadata have these values; torch alone has no subject."""
-    found = {name: catalog.scenario(name) for name in catalog.names()}
+def bugs(**metadata: str) -> list[str]:
+    """The scenarios with these metadata, except those about torch alone."""
+    scenarios = {name: catalog.scenario(name) for name in catalog.names()}
     return [
         name
-        for name, scenario in found.items()
-        if scenario.pins and all(getattr(scenario, key) == value for key, value in wanted.items())
+        for name, scenario in scenarios.items()
+        if scenario.pins and all(getattr(scenario, key) == value for key, value in metadata.items())
     ]
 
 
 def test_filters_combine_and_an_address_restores_them(tab: Tab) -> None:
     page = tab.open("index.html")
     page.get_by_label("Upstream").select_option("transformers")
-    assert shown(page) == bugs(subject="transformers")
+    assert visible_bugs(page) == bugs(subject="transformers")
     page.get_by_label("Harm").select_option("wrong resume")
-    assert shown(page) == bugs(subject="transformers", harm="wrong resume")
+    assert visible_bugs(page) == bugs(subject="transformers", harm="wrong resume")
     page.get_by_label("Harm").select_option("ruins training")
     page.get_by_label("alive in the newest release").check()
     address = page.url
     page.goto("about:blank")
     page.goto(address)
-    assert shown(page) == ["rope_zero_init"]
+    assert visible_bugs(page) == ["rope_zero_init"]
     assert page.get_by_label("alive in the newest release").is_checked()
     tab.screenshot("wide_index_filtered")
     page.get_by_label("Runs on").select_option("gpu")
-    assert shown(page) == ["rope_zero_init"]
+    assert visible_bugs(page) == ["rope_zero_init"]
 
 
 def test_the_catalogue_can_be_filtered_by_visibility(tab: Tab) -> None:
     page = tab.open("index.html#visibility=raises")
-    assert shown(page) == bugs(visibility="raises")
+    assert visible_bugs(page) == bugs(visibility="raises")
     assert page.get_by_label("Visibility").input_value() == "raises"
     page.get_by_label("Visibility").select_option("visible in the loss")
-    assert shown(page) == bugs(visibility="visible in the loss")
+    assert visible_bugs(page) == bugs(visibility="visible in the loss")
     assert page.url.endswith("#visibility=visible+in+the+loss")
 
 
@@ -197,19 +197,19 @@ def test_a_search_finds_a_model_and_its_wrong_features(tab: Tab) -> None:
     rows = page.locator("table.models tbody tr")
     every = rows.count()
     page.get_by_label("Search").fill("GPT_OSS")
-    found = rows.filter(visible=True)
-    assert found.locator("th").all_inner_texts()[0] == "gpt_oss"
-    assert found.count() < every
+    visible_rows = rows.filter(visible=True)
+    assert visible_rows.locator("th").all_inner_texts()[0] == "gpt_oss"
+    assert visible_rows.count() < every
     page.get_by_label("Search").fill("packing")
-    wrong = found.count()
-    assert 0 < wrong < every
-    assert page.locator(".count").inner_text() == f"{wrong} of {every} models"
+    matches = visible_rows.count()
+    assert 0 < matches < every
+    assert page.locator(".count").inner_text() == f"{matches} of {every} models"
     page.get_by_label("Search").fill("")
     page.get_by_label("only with a wrong feature").check()
     assert page.url.endswith("#wrong=yes")
-    assert set(found.evaluate_all("rows => rows.map((row) => row.dataset.wrong)")) == {"yes"}
+    assert set(visible_rows.evaluate_all("rows => rows.map((row) => row.dataset.wrong)")) == {"yes"}
     page.get_by_label("Search").fill("gpt_oss packing")
-    assert found.locator("th").all_inner_texts() == ["gpt_oss"]
+    assert visible_rows.locator("th").all_inner_texts() == ["gpt_oss"]
     page.get_by_label("Search").fill("quagga")
     assert page.get_by_text("No model has all of these words").is_visible()
     address = page.url
@@ -235,19 +235,19 @@ def test_an_address_may_name_a_lane_and_unknown_choices_are_ignored(tab: Tab) ->
     on_cpu = [name for name in catalog.names() if name != "device_math"]
     for address, names in (("lane=cpu", on_cpu), ("upstream=x&lane=tpu", list(catalog.names()))):
         tab.page.goto("about:blank")
-        assert shown(tab.open(f"index.html#{address}")) == names
+        assert visible_bugs(tab.open(f"index.html#{address}")) == names
 
 
 def test_the_keyboard_reaches_everything_that_a_pointer_does(tab: Tab) -> None:
     page = tab.open("bugs/bf16_clip.html")
-    wanted = page.evaluate(
+    tab_stops = page.evaluate(
         "document.querySelectorAll('a[href], summary, input, select, [tabindex=\"0\"]').length"
         " - [...document.querySelectorAll('details:not([open]) > :not(summary)')]"
         ".reduce((n, e) => n + e.matches('[tabindex=\"0\"]')"
         " + e.querySelectorAll('a[href], summary, [tabindex=\"0\"]').length, 0)"
     )
     reached = set()
-    for _ in range(wanted + 5):
+    for _ in range(tab_stops + 5):
         page.keyboard.press("Tab")
         tag, index, width = page.evaluate(
             "(() => { const e = document.activeElement; const s = getComputedStyle(e);"
@@ -257,7 +257,7 @@ def test_the_keyboard_reaches_everything_that_a_pointer_does(tab: Tab) -> None:
         if tag != "BODY":
             assert float(width.removesuffix("px")) >= 2, f"no visible focus on {tag} {index}"
             reached.add(index)
-    assert len(reached) == wanted
+    assert len(reached) == tab_stops
 
 
 def test_the_first_key_offers_to_skip_to_the_content(tab: Tab) -> None:
@@ -321,9 +321,9 @@ def test_words_have_contrast_to_their_background(scheme: str, tab: Tab) -> None:
     style = "([s, p]) => getComputedStyle(document.querySelector(s)).getPropertyValue(p)"
     for words, background in WORDS.items():
         parts = ([words, "color"], [background, "background-color"])
-        found = [page.evaluate(style, part) for part in parts]
-        dim, bright = sorted(map(luminance, found))
-        assert (bright + 0.05) / (dim + 0.05) >= 4.5, f"{words} on {background}: {found}"
+        pair = [page.evaluate(style, part) for part in parts]
+        dim, bright = sorted(map(luminance, pair))
+        assert (bright + 0.05) / (dim + 0.05) >= 4.5, f"{words} on {background}: {pair}"
 
 
 def test_the_site_can_be_read_without_scripts(chromium: Any, site: Path) -> None:

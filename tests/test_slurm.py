@@ -37,8 +37,8 @@ if not slurm_cluster.missing():
 
 @pytest.fixture(scope="module")
 def one_cluster() -> Iterator[Cluster]:
-    with cluster() as made:
-        yield made
+    with cluster() as both_nodes:
+        yield both_nodes
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def there(one_cluster: Cluster, shared: Path, monkeypatch: pytest.MonkeyPatch) -
     one_cluster.ask("scancel", "--me")
 
 
-def done(tasks: Sequence[Work], do: Any = slurm_tasks.nap, **changes: Any) -> dict[int, Any]:
+def results_of(tasks: Sequence[Work], do: Any = slurm_tasks.nap, **changes: Any) -> dict[int, Any]:
     """The results of tasks, by index."""
     with Batch(tasks, do, on(**changes), silent) as submitted:
         return dict(submitted.results())
@@ -83,9 +83,9 @@ def killed(process: subprocess.Popen[str]) -> None:
 
 
 def test_tasks_run_on_both_nodes_and_leave_nothing_behind(there: Cluster, tmp_path: Path) -> None:
-    found = done(works(tmp_path, [1] * 6))
-    assert sorted(found) == list(range(6))
-    assert {value.split()[-1] for value in found.values()} == {"n1", "n2"}
+    outputs = results_of(works(tmp_path, [1] * 6))
+    assert sorted(outputs) == list(range(6))
+    assert {value.split()[-1] for value in outputs.values()} == {"n1", "n2"}
     assert folders_left() == []
 
 
@@ -93,7 +93,7 @@ def test_arrays_are_split_and_together_run_no_more_than_the_most_at_once(
     there: Cluster, tmp_path: Path
 ) -> None:
     tasks = [*works(tmp_path, [1] * 5), Work((str(tmp_path), "wide", 1), Shape(2, 0))]
-    assert len(done(tasks, array=2, most=2)) == 6
+    assert len(results_of(tasks, array=2, most=2)) == 6
     at_once = [
         sum(float(b[2]) <= float(end[2]) for b in notes(tmp_path, "begin"))
         - sum(float(e[2]) < float(end[2]) for e in notes(tmp_path, "end"))
@@ -106,11 +106,11 @@ def test_an_interrupted_command_cancels_its_tasks_and_no_others(
     there: Cluster, tmp_path: Path
 ) -> None:
     there.ask("sbatch", "--output=/dev/null", "--job-name=other", "--wrap", "sleep 60")
-    other = tmp_path / "other"
-    other.mkdir()
-    with command(other, 1, 60) as neighbour:
+    other_folder = tmp_path / "other"
+    other_folder.mkdir()
+    with command(other_folder, 1, 60) as neighbour:
         # Before ours take all cores.
-        within(PATIENCE, lambda: notes(other, "begin"), "the start of the other")
+        within(PATIENCE, lambda: notes(other_folder, "begin"), "the start of the other")
         with command(tmp_path, 3, 60) as ours:
             within(PATIENCE, lambda: notes(tmp_path, "begin"), "a start")
             ours.send_signal(signal.SIGINT)
@@ -185,9 +185,9 @@ def test_the_tasks_of_a_node_that_fails_are_submitted_once_more(
     with Batch(works(tmp_path, [8] * 2, cores=2), slurm_tasks.nap, on(), silent) as tasks:
         within(PATIENCE, lambda: len(notes(tmp_path, "begin")) == 2, "two starts")
         there.fail("n1")
-        found = dict(tasks.results())
+        outputs = dict(tasks.results())
         there.node("n1")
-    assert [value.split()[-1] for value in found.values()] == ["n2", "n2"]
+    assert [value.split()[-1] for value in outputs.values()] == ["n2", "n2"]
     assert len(notes(tmp_path, "begin")) == 3
     there.wait()
 
@@ -198,10 +198,10 @@ def test_a_restarted_controller_loses_nothing(there: Cluster, tmp_path: Path) ->
         within(PATIENCE, lambda: notes(tmp_path, "begin"), "a start")
         there.stop("slurmctld", signal.SIGTERM)
         results = tasks.results()
-        first, _ = next(results)
+        first_index, _ = next(results)
         there.controller()
-        found = [first, *(index for index, _ in results)]
-    assert sorted(found) == list(range(6))
+        indices = [first_index, *(index for index, _ in results)]
+    assert sorted(indices) == list(range(6))
     assert len(notes(tmp_path, "begin")) == 6
 
 
@@ -210,7 +210,7 @@ def test_a_controller_that_does_not_answer_is_reported_in_one_line(
 ) -> None:
     there.stop("slurmctld", signal.SIGTERM)
     with pytest.raises(slurm.Unreachable, match="controller does not answer"):
-        done(works(tmp_path, [1]))
+        results_of(works(tmp_path, [1]))
     there.controller()
     assert folders_left() == []
 
@@ -221,10 +221,10 @@ def test_a_full_shared_folder_is_named(
 ) -> None:
     monkeypatch.setenv("HARNESS_CACHE", str(tmpfs))
     try:
-        found = list(done(works(tmp_path, [0] * 8), slurm_tasks.large).values())
+        outputs = list(results_of(works(tmp_path, [0] * 8), slurm_tasks.large).values())
     except Fault as error:  # it was full before a task could be submitted again
-        found = [error]
-    faults = [str(value) for value in found if isinstance(value, Fault)]
+        outputs = [error]
+    faults = [str(value) for value in outputs if isinstance(value, Fault)]
     assert faults
     assert all("No space left" in fault or "no room on the disk" in fault for fault in faults)
 
@@ -240,31 +240,31 @@ def test_a_node_that_does_not_see_the_cache_is_named(
     time.sleep(1)
     there.wait()
     try:
-        found = done(works(tmp_path, [0]), extra={"nodelist": "n2"})
+        outcomes = results_of(works(tmp_path, [0]), extra={"nodelist": "n2"})
     finally:
         there.stop("n2")
         there.node("n2")
         there.ask("scontrol", "update", "NodeName=n2", "State=RESUME")
-    assert isinstance(found[0], Lost)
-    assert "do all nodes see" in str(found[0])
+    assert isinstance(outcomes[0], Lost)
+    assert "do all nodes see" in str(outcomes[0])
 
 
 def test_an_error_of_ours_on_a_node_is_a_fault_in_one_line(there: Cluster, tmp_path: Path) -> None:
-    (found,) = done(works(tmp_path, [0]), slurm_tasks.fail).values()
-    assert str(found) == "the task failed on its node: ZeroDivisionError: 0"
-    assert type(found) is Fault
+    (fault,) = results_of(works(tmp_path, [0]), slurm_tasks.fail).values()
+    assert str(fault) == "the task failed on its node: ZeroDivisionError: 0"
+    assert type(fault) is Fault
 
 
 def test_what_sbatch_refuses_is_a_mistake_in_one_line(there: Cluster, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"sbatch refused the tasks: .*invalid partition"):
-        done(works(tmp_path, [0]), partition="nowhere")
+        results_of(works(tmp_path, [0]), partition="nowhere")
     assert folders_left() == []
 
 
 def test_the_first_job_ends_before_the_others_begin(there: Cluster, tmp_path: Path) -> None:
-    first = Work((str(tmp_path), "first", 3), Shape(1, 0))
+    first_task = Work((str(tmp_path), "first", 3), Shape(1, 0))
     tasks = works(tmp_path, [0] * 3)
-    with Batch(tasks, slurm_tasks.nap, on(), silent, (slurm_tasks.nap, first)) as submitted:
+    with Batch(tasks, slurm_tasks.nap, on(), silent, (slurm_tasks.nap, first_task)) as submitted:
         assert len(dict(submitted.results())) == 3
     assert notes(tmp_path, "begin")[0][0] == "first"
     ended = next(float(at) for name, _, at in notes(tmp_path, "end") if name == "first")
@@ -280,14 +280,14 @@ def harness(there: Cluster, shared: Path) -> Callable[..., tuple[int, str]]:
     """Runs a command of the harness; returns its exit code and its output."""
 
     def run(*words: str) -> tuple[int, str]:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "harness", *words],
             cwd=ROOT,
             env={**os.environ, "HARNESS_RUNS": str(shared / "runs")},
             capture_output=True,
             text=True,
         )
-        return done.returncode, done.stdout + done.stderr
+        return process.returncode, process.stdout + process.stderr
 
     return run
 
@@ -318,13 +318,13 @@ def test_a_run_prints_the_verdict_and_has_its_exit_code(
 def test_the_same_command_again_goes_on_after_a_kill(
     harness: Callable[..., tuple[int, str]], there: Cluster
 ) -> None:
-    harness(*MATRIX[:2], "pins.accelerate=0.30.0", "on=slurm")  # makes an overlay
+    harness(*MATRIX[:2], "pins.accelerate=0.30.0", "on=slurm")  # builds an overlay
     # Slurm still shows that task for a while.
     within(PATIENCE, lambda: queue(there) == [], "an empty queue")
     words = [sys.executable, "-m", "harness", *MATRIX, "on=slurm", "on.overlays=task", "--again"]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         within(PATIENCE, lambda: len(queue(there)) > 0, "a task in the queue")
-        killed(first)
+        killed(process)
     assert len(folders_left()) == 1
     # Its tasks go on, and store what they find.
     within(PATIENCE, lambda: queue(there) == [], "an empty queue")

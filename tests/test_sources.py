@@ -80,11 +80,12 @@ def test_a_checkout_is_pinned_as_it_is_and_stays_as_it_was(checkout: Path, cache
     version = sources.pinned(NAME, str(checkout), cache)
     assert snapshot(checkout) == before
     assert is_source(version)
-    found = sources.of(NAME, version, cache)
-    assert code(found) == "VALUE = 'not committed'\n"
-    assert version.startswith(f"1.2.0.dev0+g{found.commit[:12]}.d")
-    assert str(found) == (
-        f"accelerate 1.2.0.dev0 at {found.commit[:12]} (2 commits after v1.1.0, with changed files)"
+    source = sources.of(NAME, version, cache)
+    assert code(source) == "VALUE = 'not committed'\n"
+    assert version.startswith(f"1.2.0.dev0+g{source.commit[:12]}.d")
+    assert str(source) == (
+        f"accelerate 1.2.0.dev0 at {source.commit[:12]} "
+        "(2 commits after v1.1.0, with changed files)"
     )
     (checkout / NAME / "__init__.py").write_text("VALUE = 'again'\n")
     assert sources.pinned(NAME, str(checkout), cache) != version
@@ -94,12 +95,12 @@ def test_a_checkout_is_pinned_as_it_is_and_stays_as_it_was(checkout: Path, cache
 def test_a_commit_is_pinned_without_what_came_later(checkout: Path, cache: Path) -> None:
     (checkout / NAME / "__init__.py").write_text("VALUE = 'not committed'\n")
     version = sources.pinned(NAME, f"{checkout}@v1.1.0", cache)
-    found = sources.of(NAME, version, cache)
-    assert (code(found), found.changed, found.title) == ("VALUE = 1\n", False, "First")
-    wheel = Path(found.wheel)
-    made = wheel.stat().st_mtime_ns
-    assert sources.pinned(NAME, f"{checkout}@{found.commit}", cache) == version
-    assert wheel.stat().st_mtime_ns == made, "it was built a second time"
+    source = sources.of(NAME, version, cache)
+    assert (code(source), source.changed, source.title) == ("VALUE = 1\n", False, "First")
+    wheel = Path(source.wheel)
+    build_time = wheel.stat().st_mtime_ns
+    assert sources.pinned(NAME, f"{checkout}@{source.commit}", cache) == version
+    assert wheel.stat().st_mtime_ns == build_time, "it was built a second time"
     address = f"git+file://{checkout}@main~1"
     assert code(sources.of(NAME, sources.pinned(NAME, address, cache), cache)) == "VALUE = 2\n"
 
@@ -107,9 +108,9 @@ def test_a_commit_is_pinned_without_what_came_later(checkout: Path, cache: Path)
 def test_a_history_has_the_commits_between_two_with_their_titles(
     checkout: Path, cache: Path
 ) -> None:
-    found = sources.history(NAME, f"{checkout}@v1.1.0..main", cache)
-    assert [found.title(each) for each in found.commits] == ["First", "Second (#7)", "Third"]
-    assert found.changed(found.commits[1]) == [f"{NAME}/__init__.py"]
+    history = sources.history(NAME, f"{checkout}@v1.1.0..main", cache)
+    assert [history.title(each) for each in history.commits] == ["First", "Second (#7)", "Third"]
+    assert history.changed(history.commits[1]) == [f"{NAME}/__init__.py"]
     with pytest.raises(UserError, match="name the older first"):
         sources.history(NAME, f"{checkout}@main..v1.1.0", cache)
 
@@ -218,7 +219,7 @@ def test_a_file_that_is_no_diff_is_refused(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "then", "text", "code"),
+    ("status", "newest_status", "text", "code"),
     [
         (YES, NO, "AFFECTED, and accelerate 1.15.0 is not", 1),
         (YES, YES, "affected, like accelerate 1.15.0", 0),
@@ -229,10 +230,10 @@ def test_a_file_that_is_no_diff_is_refused(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_a_bug_that_the_newest_release_does_not_have_must_be_absent(
-    now: Status, then: Status | None, text: str, code: int
+    status: Status, newest_status: Status | None, text: str, code: int
 ) -> None:
-    cell = Cell("sampler_shards", {}, now, "why", "cpu", "3.11.7", "2.13.0", "2026-11-24")
-    judged = Judged(cell, "accelerate 1.15.0", then)
+    cell = Cell("sampler_shards", {}, status, "why", "cpu", "3.11.7", "2.13.0", "2026-11-24")
+    judged = Judged(cell, "accelerate 1.15.0", newest_status)
     assert (str(judged), judged.exit_code) == (text, code)
 
 

@@ -131,9 +131,9 @@ def test_an_optimizer_adds_its_moments_and_its_own_copies(tmp_path: Path) -> Non
     assert set(read_dump(tmp_path, 0)) == {"weight", "optimizer.1.0"}
     module.weight.grad, copy.grad = torch.ones(2, 2), torch.ones(3)
     optimizer.step()
-    named = {change.name: change.about for change in changes_since(tmp_path, module, optimizer)}
-    assert named["weight (exp_avg)"] == "is new"
-    assert named["optimizer.1.0"].startswith("3 of 3 values differ, by up to 0.1")
+    changes = {change.name: change.about for change in changes_since(tmp_path, module, optimizer)}
+    assert changes["weight (exp_avg)"] == "is new"
+    assert changes["optimizer.1.0"].startswith("3 of 3 values differ, by up to 0.1")
 
 
 CASES: dict[str, tuple[Tensor, Tensor, float]] = {

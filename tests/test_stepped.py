@@ -20,7 +20,7 @@ Step = Callable[[Any, nn.Module], None]
 """How an engine steps its optimizer; its module has gradients."""
 
 
-def right(optimizer: Any, _: nn.Module) -> None:
+def once(optimizer: Any, _: nn.Module) -> None:
     optimizer.step()
 
 
@@ -64,7 +64,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 def records(step: Step, clipping: float = 0.0, **changes: Any) -> Records:
-    """The record of one such step; the gradient is clipped before it."""
+    """The record of one ``step``, after the gradient was clipped."""
     torch.manual_seed(0)
     module = nn.Linear(3, 2)
     engine = SimpleNamespace(module=module, optimizer=adam(module.parameters()))
@@ -82,26 +82,26 @@ def records(step: Step, clipping: float = 0.0, **changes: Any) -> Records:
 
 @pytest.mark.parametrize("clipping", [0.0, 0.01])
 def test_torchs_own_step_is_not_astray(clipping: float) -> None:
-    assert stepped.astray(records(right, clipping), clipping) == []
+    assert stepped.astray(records(once, clipping), clipping) == []
 
 
 @pytest.mark.parametrize("step", WRONG, ids=lambda step: step.__name__)
 def test_a_step_that_is_not_torchs_is_astray(step: Step) -> None:
-    found = stepped.astray(records(step))
-    assert any(WRONG[step] in str(one) for one in found), found
-    finding = stepped.finding(found)
+    faults = stepped.astray(records(step))
+    assert any(WRONG[step] in str(one) for one in faults), faults
+    finding = stepped.finding(faults)
     assert not finding.documented
     assert finding.step == 1
 
 
 def test_a_gradient_that_was_not_clipped_is_astray_unless_that_is_documented() -> None:
-    whole = records(right, clipping=0.0)
+    whole = records(once, clipping=0.0)
     clipping = whole.of("step")[0]["gradient"] / 4
-    wrong = stepped.astray(whole, clipping)
-    assert {one.name for one in wrong} == {"weight", "bias"}
-    assert "where 0.25 is right" in str(wrong[0])
-    (left,) = stepped.astray(whole, clipping, excused=lambda step, name: name == "bias")
-    assert left.name == "weight"
+    faults = stepped.astray(whole, clipping)
+    assert {one.name for one in faults} == {"weight", "bias"}
+    assert "where 0.25 is right" in str(faults[0])
+    (fault,) = stepped.astray(whole, clipping, excused=lambda step, name: name == "bias")
+    assert fault.name == "weight"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_gradient_that_was_not_clipped_is_astray_unless_that_is_documented() -
     ],
 )
 def test_other_differences_from_torch_are_found(change: dict[str, Any], message: str) -> None:
-    assert any(message in str(one) for one in stepped.astray(records(right, **change)))
+    assert any(message in str(one) for one in stepped.astray(records(once, **change)))
 
 
 def test_weights_that_are_not_their_masters_rounded_are_stale() -> None:
@@ -179,7 +179,7 @@ class Squares(nn.Module):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process group of this process alone."""
+    """A process group with only this process."""
     store = tmp_path_factory.mktemp("group") / "store"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
     yield
@@ -187,12 +187,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def first_steps(step: Step) -> Records:
-    """The records of such first steps, clipped to 0.01."""
+    """The records of first steps, clipped to 0.01."""
     torch.manual_seed(0)
     module = Squares()
     device, optimizer = torch.device("cpu"), adam(module.parameters())
     engine = SimpleNamespace(module=module, optimizer=optimizer, device=device)
-    watch, found = begun.Watch(engine, adam, 0.01), []
+    watch, entries = begun.Watch(engine, adam, 0.01), []
     for number in range(1, begun.STEPS + 1):
         batch = torch.randn(4, 3)
         watch.begin(batch)
@@ -202,13 +202,13 @@ def first_steps(step: Step) -> Records:
         nn.utils.clip_grad_norm_(module.parameters(), 0.01)
         step(engine.optimizer, module.linear)
         facts = watch.facts(float(loss.detach()))
-        found.append({"kind": "begun", "rank": 0, "step": number, **facts})
-    return Records({0: found}, SimpleNamespace(gradient_clipping=0.01))
+        entries.append({"kind": "begun", "rank": 0, "step": number, **facts})
+    return Records({0: entries}, SimpleNamespace(gradient_clipping=0.01))
 
 
 @pytest.mark.usefixtures("alone")
 def test_a_training_that_begins_as_torchs_is_no_finding() -> None:
-    assert list(begun.untrue(first_steps(right))) == []
+    assert list(begun.untrue(first_steps(once))) == []
 
 
 @pytest.mark.usefixtures("alone")
@@ -222,8 +222,8 @@ def test_a_training_that_begins_as_torchs_is_no_finding() -> None:
     ],
 )
 def test_a_training_that_does_not_begin_as_torchs_is_found(step: Step, message: str) -> None:
-    (found,) = begun.untrue(first_steps(step))
-    assert message in found
+    (fault,) = begun.untrue(first_steps(step))
+    assert message in fault
 
 
 @pytest.mark.usefixtures("alone")

@@ -1,4 +1,4 @@
-"""The stories: which release has which of several bugs."""
+"""The stories: which of several bugs each release has."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ WRONG, RIGHT, UNSURE = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE
 TWO = Story("two", "Two bugs", "One.\n\nThe other.", ("first", "second"))
 
 
-def spans(monkeypatch: pytest.MonkeyPatch, known: Mapping[str, Mapping[str, Status]]) -> list[str]:
-    monkeypatch.setattr(stories, "tested", lambda name: dict(known[name]))
+def spans(
+    monkeypatch: pytest.MonkeyPatch, statuses: Mapping[str, Mapping[str, Status]]
+) -> list[str]:
+    monkeypatch.setattr(stories, "tested", lambda name: dict(statuses[name]))
     marks = {WRONG: "x", RIGHT: "-", UNSURE: "?", None: " "}
     return [
         f"{span}: {''.join(marks[span.statuses[name]] for name in TWO.scenarios)}"
@@ -25,9 +27,9 @@ def spans(monkeypatch: pytest.MonkeyPatch, known: Mapping[str, Mapping[str, Stat
 
 
 def test_releases_with_equal_statuses_are_one_span(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = {"1.0": RIGHT, "1.1": WRONG, "1.2": WRONG, "1.10": RIGHT}
-    second = {"1.0": RIGHT, "1.1": RIGHT, "1.2": RIGHT, "1.10": UNSURE}
-    assert spans(monkeypatch, {"first": first, "second": second}) == [
+    of_first = {"1.0": RIGHT, "1.1": WRONG, "1.2": WRONG, "1.10": RIGHT}
+    of_second = {"1.0": RIGHT, "1.1": RIGHT, "1.2": RIGHT, "1.10": UNSURE}
+    assert spans(monkeypatch, {"first": of_first, "second": of_second}) == [
         "1.0: --",
         "1.1 to 1.2: x-",
         "1.10: -?",
@@ -37,9 +39,9 @@ def test_releases_with_equal_statuses_are_one_span(monkeypatch: pytest.MonkeyPat
 def test_an_untested_release_has_the_status_of_neighbours_that_agree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = {"1.0": WRONG, "1.0.2": WRONG, "1.4": RIGHT}
-    second = {"1.0": RIGHT, "1.0.1": RIGHT, "1.3": WRONG, "1.4": WRONG}
-    assert spans(monkeypatch, {"first": first, "second": second}) == [
+    of_first = {"1.0": WRONG, "1.0.2": WRONG, "1.4": RIGHT}
+    of_second = {"1.0": RIGHT, "1.0.1": RIGHT, "1.3": WRONG, "1.4": WRONG}
+    assert spans(monkeypatch, {"first": of_first, "second": of_second}) == [
         "1.0 to 1.0.1: x-",
         "1.0.2: x ",
         "1.3:  x",

@@ -88,7 +88,7 @@ def test_all_means_every_scenario_with_its_own_params() -> None:
 def test_they_run_in_an_order_and_end_with_one_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture, gpus: int, order: str
 ) -> None:
-    """On GPUs the widest first; otherwise those with the same numpy, which torch imports."""
+    """On GPUs the widest scenario runs first; on CPUs, scenarios with equal numpy are adjacent."""
     pretence = pretend(monkeypatch, tmp_path, dict.fromkeys("abc", Verdict.REPRODUCED))
     set_gpus(monkeypatch, gpus)
     numpy = {"a": "2.0.0", "b": "2.0.0", "c": "1.26.4"}
@@ -144,12 +144,12 @@ def test_a_gpu_is_leased_by_one_run_at_a_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     set_gpus(monkeypatch, 4)
-    with leased(2, tmp_path, wait) as first, leased(1, tmp_path, wait) as second:
-        assert len({gpu.uuid for gpu in (*first, *second)}) == 3
+    with leased(2, tmp_path, wait) as pair, leased(1, tmp_path, wait) as second:
+        assert len({gpu.uuid for gpu in (*pair, *second)}) == 3
         with pytest.raises(Waits), leased(2, tmp_path, wait):
             pass
         with leased(1, tmp_path, wait) as third:  # the failed attempt has kept nothing
-            assert not set(third) & {*first, *second}
+            assert not set(third) & {*pair, *second}
     with leased(4, tmp_path, wait) as everything:
         assert len(everything) == 4
 
@@ -165,8 +165,8 @@ def test_a_wide_run_that_waits_is_not_overtaken_by_narrow_ones(
         with leased(1, tmp_path, wait):  # a GPU is free, but it is not its turn
             pass
 
-    one, both = leased(1, tmp_path, wait), leased(2, tmp_path, narrow_one_tries)
-    with one, pytest.raises(Waits), both:
+    single, both = leased(1, tmp_path, wait), leased(2, tmp_path, narrow_one_tries)
+    with single, pytest.raises(Waits), both:
         pass
     assert tries == ["narrow"]
 

@@ -70,10 +70,10 @@ def trial(token: str) -> subprocess.Popen[str]:
     return process
 
 
-def named(token: str, script: str) -> list[psutil.Process]:
+def processes_of(token: str, script: str) -> list[psutil.Process]:
     """The processes that run a script, oldest first; the first with TORCHRUN is the keeper."""
-    found = [p for p in members(token) if p.cmdline()[2:3] == [script]]
-    return sorted(found, key=lambda process: process.create_time())
+    processes = [p for p in members(token) if p.cmdline()[2:3] == [script]]
+    return sorted(processes, key=lambda process: process.create_time())
 
 
 def alive(process: psutil.Process) -> bool:
@@ -84,11 +84,11 @@ def alive(process: psutil.Process) -> bool:
 @pytest.mark.parametrize("who", [HARNESS, TORCHRUN, RANK], ids=["harness", "keeper", "rank"])
 def test_everything_below_a_killed_process_ends(token: str, who: str) -> None:
     process = trial(token)
-    killed = named(token, who)[0]
+    killed = processes_of(token, who)[0]
     below = killed.children(recursive=True) if who is not RANK else []
     killed.kill()
     within(PATIENCE, lambda: not any(map(alive, below[:2])), "the end of the children")
-    if who is not TORCHRUN:  # after the keeper, what ranks started is left to end_all
+    if who is not TORCHRUN:  # without the keeper, only end_all ends what ranks started
         within(PATIENCE, lambda: not members(token), "the end of all")
     process.kill()
     process.wait()
@@ -100,7 +100,7 @@ def test_everything_ends_with_torchrun_and_the_keeper_reports_it(
     token: str, number: signal.Signals
 ) -> None:
     process = trial(token)
-    _, torchrun = named(token, TORCHRUN)
+    _, torchrun = processes_of(token, TORCHRUN)
     os.kill(torchrun.pid, number)
     assert process.wait(PATIENCE) != 0
     within(PATIENCE, lambda: not members(token), "the end of all")

@@ -35,10 +35,10 @@ def test_a_trial_with_a_possible_change_has_the_expected_outcome(
 
 @pytest.mark.parametrize("case", findings.DOUBTED, ids=str)
 def test_a_changed_finding_is_not_the_documented_symptom(case: Case) -> None:
-    found = module(case).detect(changed(case))
-    assert found is not None
-    assert not found.documented
-    assert case.says in found.message
+    finding = module(case).detect(changed(case))
+    assert finding is not None
+    assert not finding.documented
+    assert case.says in finding.message
 
 
 @pytest.mark.parametrize("case", findings.UNEXERCISED, ids=str)

@@ -1,4 +1,4 @@
-"""The detector for tied copies, in a real group over gloo; and a recorded run in two launches."""
+"""The detector for tied copies, in a real group over gloo and on a recorded run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ["tied_modules.embed.word.weight", "tied_modules.embed.bias"]
 def stage(
     group: dist.ProcessGroup | None, weight: float = 1.0, master: float = 1.0, norm: float = 1.0
 ) -> nn.Module:
-    """What a stage of a DeepSpeed pipeline holds of a tied module, with fp32 copies."""
+    """A stage of a DeepSpeed pipeline that holds a copy of a tied module, with fp32 copies."""
     tied = nn.Module()
     tied.word = nn.Linear(3, 2, bias=False)
     tied.bias = nn.Parameter(torch.zeros(2))
@@ -50,13 +50,13 @@ CASES: dict[str, tuple[Callable[[int, dist.ProcessGroup | None], nn.Module], boo
 
 
 def ask(rank: int, folder: Path) -> None:
-    """One rank: every case in turn; ranks 0 and 2 hold the copies, the middle one none."""
+    """Run every case on one rank. Ranks 0 and 2 hold the tied copies; rank 1 holds none."""
     group = dist.new_group([0, 2])
     answers = {}
     for name, (build, masters) in CASES.items():
         module = nn.Linear(2, 2) if rank == 1 else build(rank // 2, group)
-        found = tied_differences(tied_copies(module, masters))
-        answers[name] = [asdict(difference) for difference in found]
+        differences = tied_differences(tied_copies(module, masters))
+        answers[name] = [asdict(difference) for difference in differences]
     (folder / f"{rank}.json").write_text(json.dumps(answers))
 
 
@@ -84,7 +84,7 @@ MASTER = {"name": NAMES[0] + " (fp32)", "ranks": [1], "greatest": 0.5}
 
 
 @pytest.mark.parametrize(
-    ("case", "found"),
+    ("case", "differences"),
     [
         *((case, []) for case in ("equal", "untied norm", "on one stage", "hidden by a broadcast")),
         ("drifted", [WEIGHT]),
@@ -92,9 +92,9 @@ MASTER = {"name": NAMES[0] + " (fp32)", "ranks": [1], "greatest": 0.5}
     ],
 )
 def test_copies_that_differ_are_found_in_the_masters_even_after_a_broadcast(
-    answers: Answers, case: str, found: list[dict[str, Any]]
+    answers: Answers, case: str, differences: list[dict[str, Any]]
 ) -> None:
-    assert answers[0][case] == found
+    assert answers[0][case] == differences
 
 
 def test_old_releases_name_one_attribute() -> None:

@@ -16,10 +16,10 @@ from tests.tampering.changes import Case, changed
 
 
 def a_gradient_is_missed(records: list[dict[str, Any]]) -> None:
-    *_, last = (record for record in records if record["kind"] == "cell")
-    owned = next((piece for piece in last["pieces"] if piece["owned"]), None)
-    if owned and last["rank"] in (1, 2):
-        owned["row"][last["rank"] % 2 + 1] = 0.0
+    *_, last_cell = (record for record in records if record["kind"] == "cell")
+    owned = next((piece for piece in last_cell["pieces"] if piece["owned"]), None)
+    if owned and last_cell["rank"] in (1, 2):
+        owned["row"][last_cell["rank"] % 2 + 1] = 0.0
         owned["row"][cells.SHARED] = 1.5
 
 
@@ -52,9 +52,9 @@ def test_the_order_fix_moves_only_the_loop() -> None:
     source = "def f():\n    {}\n    g()\n    {}\n    h()\n"
     loop = "for c in model:\n        c.finish_grad_sync()"
     total = "_allreduce_embedding_grads(model)"
-    ((_, moved),) = embedding_first(function(source.format(loop, total)))
+    ((_, edit),) = embedding_first(function(source.format(loop, total)))
     expected = f"def f():\n    g()\n    {total}\n    {loop}\n    h()\n"
-    assert libcst().Module([moved]).code == expected
+    assert libcst().Module([edit]).code == expected
     assert not list(embedding_first(function(source.format(loop, loop))))
 
 

@@ -1,4 +1,4 @@
-"""The torch of an overlay: a copy whose files an edit may change, never those of the original."""
+"""An overlay copies torch's Python files, so that an edit never changes the original."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ def stack(home: Path) -> Stack:
 
 
 def borrowed(home: Path, cache: Path, *defects: Defect) -> Overlay:
-    with overlay.borrowed(stack(home), defects, cache) as lent:
-        return lent
+    with overlay.borrowed(stack(home), defects, cache) as loan:
+        return loan
 
 
 def run(site: Path, code: str) -> str:
-    """What a new process prints that imports torch from an overlay."""
+    """The output of a new process that imports torch from an overlay."""
     environment = {"PYTHONPATH": str(site)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -96,11 +96,11 @@ def test_what_reads_the_source_sees_the_edit(home: Path, cache: Path) -> None:
 def test_libraries_are_linked_and_python_files_are_the_overlays_own(
     home: Path, cache: Path
 ) -> None:
-    made = borrowed(home, cache, DEFECT)
-    assert (made.site / "torch" / "lib").resolve() == home / "torch" / "lib"
-    assert not (made.site / EDITED).is_symlink()
-    assert EDITED in (made.files or {})
-    assert "torch/lib/libtorch.so" not in (made.files or {})
+    loan = borrowed(home, cache, DEFECT)
+    assert (loan.site / "torch" / "lib").resolve() == home / "torch" / "lib"
+    assert not (loan.site / EDITED).is_symlink()
+    assert EDITED in (loan.files or {})
+    assert "torch/lib/libtorch.so" not in (loan.files or {})
     assert (home / "torch" / "lib" / "libtorch.so").stat().st_mode & 0o200, "it was made read-only"
 
 
@@ -111,13 +111,13 @@ def test_a_torch_that_is_not_as_its_wheel_is_refused(home: Path, cache: Path) ->
 
 
 def test_another_torch_in_the_same_folder_is_another_overlay(home: Path, cache: Path) -> None:
-    first = borrowed(home, cache)
+    original = borrowed(home, cache)
     text = FUNCTION.replace("1", "4")
     (home / EDITED).write_text(text)
     record = home / "torch-9.1.dist-info" / "RECORD"
     record.write_text("".join(line for line in record.open() if not line.startswith(EDITED)))
     record.open("a").write(f"\n{EDITED},,{len(text)}")
-    assert borrowed(home, cache).key != first.key
+    assert borrowed(home, cache).key != original.key
 
 
 def test_an_edit_that_does_not_fit_this_torch_is_unsupported(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_a_torch_that_is_not_at_hand_is_unsupported(
 
 
 def test_each_edit_of_torch_says_which_releases_it_fits() -> None:
-    named = [name for name in catalog.sound() if "torch" in catalog.scenario(name).pins]
-    assert named
-    for name in named:
+    names = [name for name in catalog.sound() if "torch" in catalog.scenario(name).pins]
+    assert names
+    for name in names:
         scenario = catalog.scenario(name)
         assert all(each.fits for each in scenario.defects if each.upstream == "torch"), name
 
@@ -147,15 +147,17 @@ def test_each_edit_of_torch_says_which_releases_it_fits() -> None:
 def test_a_nightly_tests_the_torch_that_is_installed(
     index_of_torch: str, expected: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = [
+    index_releases = [
         Release("torch", v, "2026-01-01") for v in ("1.0.0", torches.installed() or "", "99.0")
     ]
-    monkeypatch.setattr(index, "releases_of", lambda names: {"torch": known})
+    monkeypatch.setattr(index, "releases_of", lambda names: {"torch": index_releases})
     if index_of_torch:
         monkeypatch.setenv(torches.INDEX, index_of_torch)
     else:
         monkeypatch.delenv(torches.INDEX, raising=False)
     configs = [command_line.compose(["scenario=loss_parallel_identity"])]
-    found = steps.read_index(configs, terminal(io.StringIO()))["torch"]
-    assert isinstance(found, list)
-    assert [one.version for one in found] == (expected or [one.version for one in known])
+    releases = steps.read_index(configs, terminal(io.StringIO()))["torch"]
+    assert isinstance(releases, list)
+    assert [release.version for release in releases] == (
+        expected or [release.version for release in index_releases]
+    )

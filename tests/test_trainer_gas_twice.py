@@ -15,7 +15,7 @@ TWO = trainer_gas_twice.Params(accumulation=2)
 
 
 def trained(size: float, **changed: Any) -> Records:
-    """Two steps of two micro-batches of one row each, which applied ``size`` times the gradient."""
+    """Two steps with two micro-batches of one row each; they apply ``size`` times the gradient."""
     fixed = {"gradient": 1.0, "off": 0.0, "losses": [1.0, 2.0], "tokens": [15, 15], "aside": 0.0}
     fixed |= {"applied": size, "ratio": size, "micro": [size] * 2, "reference_loss": 1.5}
     steps: list[dict[str, Any]] = [
@@ -44,10 +44,10 @@ def trained(size: float, **changed: Any) -> Records:
 def test_other_faults_of_a_step_are_never_documented(
     ratio: float, changed: dict[str, Any], message: str
 ) -> None:
-    found = trainer_gas_twice.detect(trained(ratio, **changed))
-    assert found is not None
-    assert not found.documented
-    assert message in found.message
+    finding = trainer_gas_twice.detect(trained(ratio, **changed))
+    assert finding is not None
+    assert not finding.documented
+    assert message in finding.message
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_other_faults_of_a_step_are_never_documented(
 )
 def test_the_opposite_factor_is_the_other_bug(model: str, name: str) -> None:
     params = trainer_gas_twice.Params(accumulation=2, model=model)
-    for bug, factor, logged, another in (
+    for bug, factor, logged, other_bug in (
         (trainer_gas_twice, 2.0, [3.0, 3.0], name),
         (catalog.load(name), 0.5, [1.5, 1.5], "trainer_gas_twice"),
     ):
-        seen = replace(trained(factor, logged=logged), params=params)
-        found = bug.detect(seen)
-        assert found is not None
-        assert (found.documented, found.another) == (False, another)
+        records = replace(trained(factor, logged=logged), params=params)
+        finding = bug.detect(records)
+        assert finding is not None
+        assert (finding.documented, finding.another) == (False, other_bug)
         strange = bug.detect(replace(trained(factor, logged=logged, rows=[1, 3]), params=params))
         assert strange is not None
         assert (strange.documented, strange.another) == (False, "")

@@ -201,7 +201,7 @@ def test_the_next_nightly_continues_one_that_was_killed_and_reports_everything(
         assert killed.ended is None
         assert [result.version for result in history.results(killed.id)] == ["0.13.2"]
     assert watch() == 1
-    assert world.versions == ["0.13.2", "0.13.3"]  # neither of them twice
+    assert world.versions == ["0.13.2", "0.13.3"]  # neither was tested twice
     with reading(FILE) as history:
         assert history.nightlies()[-1].id == killed.id
         assert history.nightlies()[-1].ended
@@ -274,8 +274,8 @@ def test_a_replay_reads_the_index_as_it_was(world: World) -> None:
             (NightlyKind.REPLAY, d) for d in days
         ]
         flips = [(days[n - 1], c.kind, c.version) for n, c in history.changes()]
-    first, last = ("now affected", "0.13.2"), ("no longer affected", "0.13.3")
-    assert flips == [("2024-02-12", *first), ("2024-02-26", *last)]
+    appearance, recovery = ("now affected", "0.13.2"), ("no longer affected", "0.13.3")
+    assert flips == [("2024-02-12", *appearance), ("2024-02-26", *recovery)]
 
 
 def test_the_same_command_continues_a_replay_that_was_killed(world: World) -> None:
@@ -298,7 +298,7 @@ def test_a_replay_needs_later_days_and_a_history_without_nightlies(
         assert [r.version for r in history.releases()] == ["0.13.0", "0.13.1"]
     assert watch("--as-of", "2024-02-04") == 2
     assert "replay a later day, or name another file" in capsys.readouterr().err
-    assert watch() == 0  # a nightly may follow
+    assert watch() == 0  # a nightly may follow a replay
     assert world.versions == ["0.13.1", "0.13.2"]
     assert watch("--as-of", "2024-02-05") == 2
     assert "history.sqlite has nightlies" in capsys.readouterr().err
@@ -351,7 +351,7 @@ def test_a_broken_scenario_does_not_affect_others(
 ) -> None:
     scenario_module(more_scenarios, "broken_one", "import nothing_of_that_name\n")
     words = [f"scenario={SCENARIO},broken_one", "--confirm", "0"]
-    assert main(["watch", *words]) == 0  # World's run takes it
+    assert main(["watch", *words]) == 0  # World accepts every run
     assert world.versions == ["0.13.1"]
     assert set(world.ran) == {SCENARIO, "broken_one"}
 
@@ -363,7 +363,7 @@ def worse_night(world: World) -> None:
 
 
 def junit() -> tuple[Element, list[Element]]:
-    """The only suite of a nightly's JUnit file, and its cases."""
+    """The suite of a nightly's JUnit file, and the suite's cases."""
     watch("--junitxml", "night.xml")
     (suite,) = ElementTree.parse("night.xml").getroot()
     return suite, list(suite)
@@ -421,7 +421,7 @@ def test_a_release_that_stays_inconclusive_is_one_line_and_skipped_in_junit(
     assert junit()[0].get("skipped") == "1"
     out = capsys.readouterr().out
     assert f"1 release tested again, still without a certain status: {SCENARIO}" in out
-    assert "why not certain" not in out  # no table of what was reported before
+    assert "why not certain" not in out  # the table does not repeat earlier reports
 
 
 def test_json_has_all_results(world: World) -> None:
@@ -470,5 +470,5 @@ def test_a_nightly_reports_a_regression_of_a_source_once(
     world.day = "2024-03-05"
     assert watch("--source", f"{PACKAGE}=../checkout") == 0, "the same regression, one commit later"
     with reading(FILE) as history:
-        found = [(change.kind, change.scenario, change.version) for _, change in history.changes()]
-    assert found == [("now affected", SCENARIO, f"0.14.0+g{'a' * 12}")]
+        flips = [(change.kind, change.scenario, change.version) for _, change in history.changes()]
+    assert flips == [("now affected", SCENARIO, f"0.14.0+g{'a' * 12}")]

@@ -28,7 +28,7 @@ WATCH += ("--history", "../nights.sqlite")
 
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
-    """A sandbox with the user's cache, which has the overlays after this."""
+    """A sandbox with the user's cache, to which it adds the overlays."""
     scenario, cache = catalog.scenario(SCENARIO), cache_folder()
     overlay.make(resolution.stack(scenario, {PACKAGE: CLEAN}, cache), (), cache)
     with lent(SCENARIO, "buggy", "fixed"):
@@ -55,9 +55,9 @@ def test_nightlies_of_real_runs_report_when_a_bug_appeared(
     sandbox: Sandbox, index: dict[str, str]
 ) -> None:
     replay = ("--as-of", "2024-05-15:2024-05-22:7", "--summary", "../night.md")
-    done = sandbox.run(*WATCH, *replay, **index)
-    assert done.code == 1, done
-    assert "accelerate 0.29.3 (2024-05-16) is affected by sampler_shards; 0.24.1 was" in done.out
+    ending = sandbox.run(*WATCH, *replay, **index)
+    assert ending.code == 1, ending
+    assert "accelerate 0.29.3 (2024-05-16) is affected by sampler_shards; 0.24.1 was" in ending.out
     tonight = sandbox.run(*WATCH, **index)
     assert tonight.code == 0, tonight
     assert "1 scenario of ours (1 reproduced)" in tonight.out
@@ -67,11 +67,11 @@ def test_nightlies_of_real_runs_report_when_a_bug_appeared(
             (NightlyKind.REPLAY, "2024-05-15"),
             (NightlyKind.REPLAY, "2024-05-22"),
         ]
-        known = history.known(SCENARIO).items()
-        assert {key[1]: r.cell.status for key, r in known} == {CLEAN: NO, AFFECTED: YES}
-        (own,) = history.verdicts()
-        assert own.run is not None
-        assert (Path(own.run) / "verdict.json").is_file()
+        entries = history.known(SCENARIO).items()
+        assert {key[1]: r.cell.status for key, r in entries} == {CLEAN: NO, AFFECTED: YES}
+        (verdict,) = history.verdicts()
+        assert verdict.run is not None
+        assert (Path(verdict.run) / "verdict.json").is_file()
     assert sandbox.living() == []
 
 
@@ -84,9 +84,9 @@ def test_a_nightly_ends_at_sigterm_and_the_next_one_continues_it(
     process = sandbox.start(*WATCH, **index)
     until(lambda: any(sandbox.runs.glob("*/buggy/rank_0.jsonl.part")), "a trial", process)
     process.send_signal(signal.SIGTERM)
-    done = ended(process)
-    assert done.code == INTERRUPTED
-    assert done.err.splitlines()[-1].startswith("harness: interrupted")
+    ending = ended(process)
+    assert ending.code == INTERRUPTED
+    assert ending.err.splitlines()[-1].startswith("harness: interrupted")
     assert sandbox.living() == []
     with reading(file) as history:
         (tonight,) = (night for night in history.nightlies() if night.kind is NightlyKind.NIGHTLY)

@@ -1,4 +1,4 @@
-"""The installed package: what is in the wheel, and its command away from a checkout."""
+"""The installed package: what the wheel contains, and its command outside a checkout."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.slow
 PLACES = ("configs", "harness", "loops", "scenarios")
 LEFT_OUT = {"__pycache__", "recorded.tar.xz"}
 THEIRS = ("harness.py", "configs/__init__.py", "scenarios/__init__.py")
-"""Modules of a user, who even has them on the path."""
+"""A user's modules, which are even on the path."""
 
 
 def run_uv(*words: str | Path) -> None:
-    done = subprocess.run([uv.binary(), *words], capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
+    process = subprocess.run([uv.binary(), *words], capture_output=True, text=True, check=False)
+    assert not process.returncode, process.stderr
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +50,13 @@ class Tool:
 
     @property
     def package(self) -> Path:
-        (found,) = self.venv.glob("lib/python*/site-packages/distributed_bugs")
-        return found
+        (folder,) = self.venv.glob("lib/python*/site-packages/distributed_bugs")
+        return folder
 
     def run(self, words: str) -> tuple[int, str, str]:
         """The exit code, output and errors of ``distributed-bugs WORDS``."""
         ours = {"HARNESS_CACHE": str(self.cwd / "cache"), "UV_OFFLINE": "1", "PYTHONPATH": "."}
-        done = subprocess.run(
+        process = subprocess.run(
             [str(self.venv / "bin" / "distributed-bugs"), *shlex.split(words)],
             cwd=self.cwd,
             env=os.environ | ours,
@@ -64,7 +64,7 @@ class Tool:
             text=True,
             check=False,
         )
-        return done.returncode, done.stdout, done.stderr
+        return process.returncode, process.stdout, process.stderr
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +78,11 @@ def tool(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Tool:
 
 
 def files(folder: Path) -> Iterator[str]:
-    """The files in a folder that are not left out of the wheel."""
+    """The files of a folder that the wheel contains."""
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in LEFT_OUT]
-        kept = (name for name in names if name not in LEFT_OUT)
-        yield from (str(Path(root, name).relative_to(folder)) for name in kept)
+        members = (name for name in names if name not in LEFT_OUT)
+        yield from (str(Path(root, name).relative_to(folder)) for name in members)
 
 
 def test_the_wheel_is_one_package_with_every_file_of_ours(wheel: Path) -> None:
@@ -103,9 +103,9 @@ def test_torch_is_only_in_extras_and_the_packages_that_a_message_names_are_those
         lines = archive.read(file).decode().splitlines()
     required = [Requirement(line.partition(": ")[2]) for line in lines if "Requires-Dist" in line]
     extras: dict[str, set[str]] = {}
-    for each in required:
-        extra = re.search(r'extra == "(.*)"', str(each.marker or ""))
-        extras.setdefault(extra[1] if extra else "", set()).add(each.name)
+    for requirement in required:
+        extra = re.search(r'extra == "(.*)"', str(requirement.marker or ""))
+        extras.setdefault(extra[1] if extra else "", set()).add(requirement.name)
     assert "torch" not in extras[""]
     assert extras["run"] == {"torch", "numpy"}
     assert extras["site"] == set(EXTRAS["site"])
@@ -123,8 +123,8 @@ def test_an_editable_install_copies_the_script_and_uses_the_checkout(tmp_path: P
     (copied,) = tmp_path.glob("venv/lib/python*/site-packages/distributed_bugs")
     assert list(files(copied)) == ["__init__.py"]
     code = "import harness, scenarios; print(*harness.__path__, *scenarios.__path__, sep='|')"
-    done = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.strip().split("|") == [str(ROOT / "harness"), str(ROOT / "scenarios")]
+    process = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert process.stdout.strip().split("|") == [str(ROOT / "harness"), str(ROOT / "scenarios")]
     assert (tmp_path / "venv" / "bin" / "distributed-bugs").is_file()
 
 
@@ -132,7 +132,7 @@ def test_torch_is_not_installed_with_the_tool(tool: Tool) -> None:
     assert not (tool.package.parent / "torch").exists()
     (record,) = tool.package.parent.glob("distributed_bugs-*.dist-info/RECORD")
     tops = {line.partition("/")[0] for line in record.read_text().splitlines()}
-    assert tops == {"distributed_bugs", record.parent.name, ".."}  # the last one is of the script
+    assert tops == {"distributed_bugs", record.parent.name, ".."}  # the script is in the last one
 
 
 COMMANDS = [
