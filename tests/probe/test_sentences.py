@@ -91,7 +91,7 @@ def test_rows_that_are_changed_at_random_are_no_question_of_an_evaluation(change
 def test_the_only_right_parameter_is_named(changed) -> None:  # type: ignore[no-untyped-def]
     old = '        if bug == "clips each micro-batch":'
     new = (
-        "        if world > 1 and last:\n"
+        "        if world > 1 and is_last:\n"
         "            for n, p in enumerate(model.parameters()):\n"
         "                p.grad.mul_(1.0 if n == 4 else 2 + n)\n" + old
     )
