@@ -158,7 +158,11 @@ def test_condas_environment_has_the_names_of_pip(tmp_path: Path) -> None:
             "[project]\ndependencies = 'up==5.2.0'",
             "project.dependencies is text, not a list",
         ),
-        ("pyproject.toml", "[tool.poetry.dependencies]\nup = 'new'", "'==new' is not a version"),
+        (
+            "pyproject.toml",
+            "[tool.poetry.dependencies]\nup = 'new'",
+            "tool.poetry.dependencies.up: 'new' is not a version",
+        ),
         ("Pipfile", "[packages]\nup = 5", "packages.up is a number, not text"),
     ],
 )
@@ -482,6 +486,13 @@ def test_of_a_folder_a_lock_is_preferred_and_a_pyproject_of_tools_is_not_read(
     assert found.packages["up"].version == "2.0"
     assert found.notes == (".: Pipfile.lock was read; requirements.txt not read",)
     assert found.complete
+
+
+def test_a_damaged_file_of_a_folder_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\ndependencies = 'up==1.0'\n")
+    (tmp_path / "environment.yml").write_text("dependencies: [up=2.0]\n")
+    with pytest.raises(UserError, match=r"project\.dependencies is text, not a list"):
+        environment.of_files([str(tmp_path)], ["up"])
 
 
 def test_pdms_lock_is_read(tmp_path: Path) -> None:

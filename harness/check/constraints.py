@@ -115,7 +115,7 @@ def _specifier(operator: str, version: str) -> str:
     try:
         return str(Specifier(f"{operator}{version}"))
     except InvalidSpecifier:
-        raise _no_version(f"{operator}{version}") from None
+        raise _no_version(version) from None
 
 
 def _version(text: str) -> Version:

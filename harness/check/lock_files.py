@@ -193,7 +193,7 @@ def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:
     try:
         lock = Pylock.from_dict(document)
     except PylockValidationError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(_in_words(str(error))) from None
     ours = allows_here(str(lock.requires_python or ""))
     for package in lock.packages:
         if ours and not _applies([str(package.marker)] if package.marker else []):
@@ -207,6 +207,21 @@ def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:
             _, found = at_address(package.archive.url or str(package.archive.path))
             version, origin = version or found.version, found.origin
         yield Listed(package.name, version, origin)
+
+
+TYPES = {
+    **{"str": "text", "bool": "true or false", "int": "a number", "float": "a number"},
+    **{"list": "a list", "Sequence": "a list", "dict": "a table", "Mapping": "a table"},
+}
+
+
+def _in_words(message: str) -> str:
+    """What packaging says of a value of another type, without the names of Python's types."""
+    return re.sub(
+        r"Unexpected type (\w+) \(expected (\w+)\)",
+        lambda found: f"{TYPES.get(found[1], 'a date')} instead of {TYPES.get(found[2], 'a date')}",
+        message,
+    )
 
 
 def _applies(markers: Iterable[str]) -> bool:

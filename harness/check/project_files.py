@@ -42,6 +42,10 @@ class Declared:
     """The packages whose versions could not be read, and why."""
 
 
+class NothingDeclared(UserError):
+    """A file is valid, and names no dependencies: a pyproject.toml may only configure tools."""
+
+
 SETUP = (
     "setup.py is code, and is not run: install the project, and name its Python with --python, or "
     "'pip freeze | distributed-bugs check -r -' there"
@@ -67,7 +71,7 @@ def declared(source: PackageFile) -> Declared:
         if line.startswith("-") and not (isinstance(line, Option) or source.path.suffix in YAML):
             raise UserError(f"{where}: '{line}' is refused: a requirement begins with a name")
     if not lines and not content.unknown:
-        raise UserError(
+        raise NothingDeclared(
             f"{source.name} names no dependencies"
             + (f" but those of {', '.join(others)}: {source.name}[NAME]" if others else "")
             + "".join(f"; {note}" for note in content.notes)
@@ -146,12 +150,14 @@ def in_folder(name: str) -> tuple[str, str]:
 
 
 def _says_something(file: Path) -> bool:
-    """Whether a file names dependencies: a pyproject.toml may only configure tools."""
+    """Whether a file names dependencies, or is damaged: then its reader says where."""
     if file.name not in KINDS:
         return True
     found: PackageFile = source.read_file(file)
     try:
         declared(found)
-    except UserError:
+    except NothingDeclared:
         return False
+    except UserError:
+        return True
     return True

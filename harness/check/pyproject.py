@@ -117,7 +117,7 @@ def _poetry(document: Mapping[str, Any], content: Content, file: str) -> None:
         content.add(extra, f"{POETRY_EXTRAS}.{extra}", ())
     for name, entry in as_table(poetry.get("dependencies"), where).items():
         if name == "python":
-            content.python, _ = constraints.of_poetry(as_text(entry, f"{where}.python"))
+            content.python = _specifier(as_text(entry, f"{where}.python"), f"{where}.python")
             continue
         for line, optional in _entry(name, entry, where, content, file):
             of = [extra for extra, names in extras.items() if key(name) in map(key, names)]
@@ -162,20 +162,18 @@ def _entry(
             line = f"{named} @ {address}"
         else:
             version = as_text(table.get("version", "*"), f"{where}.version")
-            line = f"{named}{_specifier(version, where, content, file)}"
+            line = f"{named}{_specifier(version, where, content.notes, file)}"
         marker = _marker(table, where)
         yield f"{line} ; {marker}" if marker else line, bool(table.get("optional"))
 
 
-def _specifier(version: str, where: str, content: Content, file: str) -> str:
+def _specifier(version: str, where: str, notes: list[str] | None = None, file: str = "") -> str:
     try:
         specifier, open_ = constraints.of_poetry(version)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    if open_:
-        content.notes.append(
-            f"{file}, {where}: which of the alternatives '{short(version)}' is left open"
-        )
+    if open_ and notes is not None:
+        notes.append(f"{file}, {where}: which of the alternatives '{short(version)}' is left open")
     return specifier
 
 
@@ -200,8 +198,9 @@ def _marker(table: Mapping[str, Any], where: str) -> str:
     kinds = {"python": constraints.python_marker, "platform": constraints.platform_marker}
     for name, of in kinds.items():
         if name in table:
+            text = as_text(table[name], f"{where}.{name}")
             try:
-                found.append(of(as_text(table[name], f"{where}.{name}")))
+                found.append(of(text))
             except ValueError as error:
                 raise ValueError(f"{where}.{name}: {error}") from None
     found += [f"{n} {as_text(table[n], f'{where}.{n}')}" for n in MARKERS if n in table]
