@@ -164,6 +164,16 @@ def test_condas_environment_has_the_names_of_pip(tmp_path: Path) -> None:
             "tool.poetry.dependencies.up: 'new' is not a version",
         ),
         ("Pipfile", "[packages]\nup = 5", "packages.up is a number, not text"),
+        (
+            "Pipfile",
+            "[packages]\nup = {version = '*', sys_platform = 'linux'}",
+            "packages.up: 'sys_platform linux' is no marker",
+        ),
+        (
+            "pyproject.toml",
+            f"[tool.poetry.dependencies]\nup = '{'1' * 5000}.* || 2'",
+            r"1 \.\.\.' is not a version",
+        ),
     ],
 )
 def test_a_damaged_file_is_one_line(tmp_path: Path, name: str, text: str, why: str) -> None:
@@ -228,10 +238,11 @@ def test_what_cannot_be_read_in_condas_environment_is_said(tmp_path: Path) -> No
           - transformers[torch]==5.2.0
           - deepspeed=new
           - "%%%"
+          - LONG
           - accelerate 1.0|1.2
           - numpy 1.*
           - npm: [left]
-        """
+        """.replace("LONG", f"long{'[a=b]' * 20_000}")
     )
     found = environment.of_files([str(file)], ["transformers", "deepspeed", "accelerate"])
     for name, entry in (
@@ -240,8 +251,9 @@ def test_what_cannot_be_read_in_condas_environment_is_said(tmp_path: Path) -> No
     ):
         assert found.packages[name].version == ""
         assert f"'{entry}' cannot be read" in found.packages[name].origin
+        assert any(f"the release of {name} is not known" in note for note in found.notes)
     notes = "\n".join(found.notes)
-    assert "'%%%' cannot be read, and is left out" in notes
+    assert "'%%%' cannot be read, so it is left out" in notes
     assert "'accelerate 1.0|1.2': which of the alternatives is left open" in notes
     assert "npm left out" in notes
     assert "numpy" not in notes
@@ -304,6 +316,7 @@ def test_a_constraint_of_poetry_becomes_a_specifier(
         ('{path="../vendor/x", develop=true}', ["up @ file:../vendor/x"]),
         ('{file="dist/up-1.0.tar.gz"}', ["up @ file:dist/up-1.0.tar.gz"]),
         ('{url="https://host/up-1.0.tar.gz"}', ["up @ https://host/up-1.0.tar.gz"]),
+        ('{git="git@host:o/up.git"}', ["up @ git+ssh://git@host/o/up.git"]),
     ],
 )
 def test_conditions_and_places_of_poetry_are_those_of_pip(
@@ -359,17 +372,32 @@ def test_where_uv_installs_a_package_from_is_its_origin(
 def test_uvs_overrides_replace_and_its_constraints_bind(tmp_path: Path) -> None:
     text = """
         [project]
-        dependencies = ["up==5.2.0", "down", "gone==1"]
+        dependencies = ["up==5.2.0", "down", "gone==1", "away==1"]
         [tool.uv]
         override-dependencies = ["Up==4.0", "other==3.0", "gone ; python_version < '3'"]
         constraint-dependencies = ["down==2.0"]
+        exclude-dependencies = ["away", "far"]
         """
-    found = in_file(tmp_path, text, "up", "down", "other", "gone")
+    found = in_file(tmp_path, text, "up", "down", "other", "gone", "away")
     assert {name: one.version for name, one in found.packages.items()} == {
         "up": "4.0",
         "down": "2.0",
     }
-    assert any("the project does not name other" in note for note in found.notes)
+    for name in ("other", "far"):
+        assert any(f"the project does not name {name}, so it" in note for note in found.notes)
+
+
+@pytest.mark.usefixtures("offline")
+def test_pdms_overrides_replace(tmp_path: Path) -> None:
+    text = """
+        [project]
+        dependencies = ["up==5.2.0", "down==1.0"]
+        [tool.pdm.resolution.overrides]
+        Up = "4.0"
+        down = "https://host/main.zip"
+        """
+    found = in_file(tmp_path, text, "up", "down").packages
+    assert (found["up"].version, found["down"].origin) == ("4.0", "a file from the web")
 
 
 @pytest.mark.parametrize(

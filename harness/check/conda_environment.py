@@ -20,6 +20,8 @@ from harness.system.documents import as_list, as_table, as_text, as_texts
 from harness.system.text import listed, short
 
 WHERE = "dependencies"
+LONGEST = 1000
+"""Characters of a match spec."""
 
 FILE = re.compile(r"(?:.*/)?([^/]+)-([^/-]+)-[^/-]+\.(?:tar\.bz2|conda)(?:#.*)?")
 """The address of a package: it names a version and a build."""
@@ -43,6 +45,8 @@ class MatchSpec:
 
 def match_spec(text: str) -> MatchSpec:
     """The package that a match spec names. Raises ValueError for a text that is none."""
+    if len(text) > LONGEST:
+        raise ValueError(f"it has more than {LONGEST} characters")
     spec = _without_comment(text)
     if (file := FILE.fullmatch(spec)) is not None:
         return MatchSpec(_name(file[1]), f"=={file[2]}")
@@ -127,9 +131,11 @@ def _package(entry: str, content: Content, ours: list[str], file: str) -> None:
         if spec.name == "python" or spec.name in ours:
             specifier, open_ = of_conda(spec.version, fuzzy=spec.fuzzy)
     except ValueError as error:
-        content.notes.append(f"{where} cannot be read, and is left out: {error}")
-        if (name := _first_word(entry)) in ours:
+        name = _first_word(entry)
+        if name in ours:
             content.unknown[name] = f"{where} cannot be read"
+        so = f"the release of {name} is not known" if name in ours else "it is left out"
+        content.notes.append(f"{where} cannot be read, so {so}: {error}")
         return
     if spec.name == "python":
         content.python = content.python or specifier

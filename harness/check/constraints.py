@@ -106,7 +106,13 @@ def _conda(operator: str, version: str) -> list[str]:
     return [f"{'!=' if operator == '!=' else '=='}{prefix}{'.*' if any_ else ''}"]
 
 
+LONGEST = 200
+"""Characters of a bound; no version has so many."""
+
+
 def _split(part: str) -> tuple[str, str]:
+    if len(part) > LONGEST:
+        raise _no_version(part)
     found = re.match(rf"({OPERATOR})?(.*)", part.strip())
     return (found[1] or "", found[2].strip()) if found else ("", part)
 

@@ -186,6 +186,8 @@ def _address(table: Mapping[str, Any], where: str) -> str:
         if name in table:
             text = as_text(table[name], f"{where}.{name}")
             place = quote(text, safe="/:@+.~%=&?#-_")
+            if name == "git":  # git@host:path, as ssh has it
+                place = re.sub(r"^([\w.-]+@[\w.-]+):(?!/)", r"ssh://\1/", place)
             if name == "git":
                 return place if place.startswith("git+") else f"git+{place}"
             return place if re.match(r"[a-z+]+:", place) else f"file:{place}"
@@ -204,6 +206,8 @@ def _marker(table: Mapping[str, Any], where: str) -> str:
             except ValueError as error:
                 raise ValueError(f"{where}.{name}: {error}") from None
     found += [f"{n} {as_text(table[n], f'{where}.{n}')}" for n in MARKERS if n in table]
+    for marker in filter(None, found):
+        _holds(marker, where)
     return constraints.all_of(found)
 
 
@@ -267,7 +271,7 @@ def _requirement(line: str) -> Requirement | None:
 
 
 def _uv(document: Mapping[str, Any], content: Content, file: str) -> None:
-    """What uv installs instead of what is declared."""
+    """What uv, or PDM, installs instead of what is declared."""
     uv = table_at(document, "tool", "uv")
     sources: dict[str, list[Mapping[str, Any]]] = {
         canonicalize_name(name): _tables(one, f"tool.uv.sources.{name}")
@@ -279,18 +283,31 @@ def _uv(document: Mapping[str, Any], content: Content, file: str) -> None:
         if (requirement := _requirement(line)) is None:
             raise ValueError(f"{where}: '{short(line)}' is no requirement")
         overrides.setdefault(canonicalize_name(requirement.name), []).append(line)
+    excluded = as_texts(uv.get("exclude-dependencies"), "tool.uv.exclude-dependencies")
+    overrides.update((canonicalize_name(name), []) for name in excluded)
+    _pdm_overrides(document, overrides)
     declared: set[str] = set()
     for section in content.sections.values():
         section.lines = list(_replaced(section.lines, section.name, overrides, sources, declared))
     for name, lines in overrides.items():
-        if name in declared:
+        if name in declared:  # in a group, which may not be installed
+            content.add("", where, [Constraint(line) for line in lines if " @ " not in line])
             continue
         content.add("", where, _as_constraints(lines))
-        content.notes.append(
-            f"{file}, {where}: the project does not name {name}, so it counts as a constraint"
-        )
+        so = "its override counts as a constraint" if lines else "it may be what others need"
+        content.notes.append(f"{file}: the project does not name {name}, so {so}")
     where = "tool.uv.constraint-dependencies"
     content.add("", where, _as_constraints(as_texts(uv.get("constraint-dependencies"), where)))
+
+
+def _pdm_overrides(document: Mapping[str, Any], overrides: dict[str, list[str]]) -> None:
+    """PDM's overrides: by name a version, a specifier or an address."""
+    where = "tool.pdm.resolution.overrides"
+    for name, value in table_at(document, *where.split(".")).items():
+        text = as_text(value, f"{where}.{name}")
+        address = re.match(r"[a-z+]+:", text)
+        line = f"{name} @ {text}" if address else f"{name}{_specifier(text, f'{where}.{name}')}"
+        overrides.setdefault(canonicalize_name(name), []).append(line)
 
 
 def _as_constraints(lines: Iterable[str]) -> list[str]:
