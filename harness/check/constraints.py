@@ -95,7 +95,7 @@ def of_conda(version: str, *, fuzzy: bool = False) -> tuple[str, bool]:
 
 def _conda(operator: str, version: str) -> list[str]:
     """``=2.1`` and ``2.1.*`` are any version that begins so; ``2.1`` is that one."""
-    prefix = version.rstrip("*").rstrip(".")
+    prefix = version.rstrip("*").rstrip(". ")
     if not prefix:
         return []
     if operator not in ("", "=", "==", "!="):
@@ -103,7 +103,7 @@ def _conda(operator: str, version: str) -> list[str]:
     known = _version(prefix)
     begins = version != prefix or (operator == "=" and len(known.release) < 3)
     any_ = begins and not (known.is_prerelease or known.is_postrelease or known.local)
-    return [f"{'!=' if operator == '!=' else '=='}{prefix}{'.*' if any_ else ''}"]
+    return [_specifier("!=" if operator == "!=" else "==", f"{prefix}{'.*' if any_ else ''}")]
 
 
 LONGEST = 200
@@ -118,6 +118,7 @@ def _split(part: str) -> tuple[str, str]:
 
 
 def _specifier(operator: str, version: str) -> str:
+    _version(version.removesuffix(".*"))
     try:
         return str(Specifier(f"{operator}{version}"))
     except InvalidSpecifier:
@@ -137,12 +138,13 @@ def _no_version(text: str) -> ValueError:
 
 def _up_to(version: str, *, caret: bool) -> list[str]:
     """The range of ``^`` (to the next change of the first number that is not 0) or ``~``."""
-    numbers = list(_version(version).release)
+    known = _version(version)
+    numbers = list(known.release)
     at = min(1, len(numbers) - 1)
     if caret:
         at = next((n for n, number in enumerate(numbers) if number), len(numbers) - 1)
     above = [*numbers[:at], numbers[at] + 1]
-    return [f">={version}", f"<{'.'.join(map(str, above))}"]
+    return [f">={known.public}", f"<{'.'.join(map(str, above))}"]
 
 
 def _of_alternatives(
