@@ -151,7 +151,7 @@ def test_condas_environment_has_the_names_of_pip(tmp_path: Path) -> None:
         (
             "pyproject.toml",
             "[tool.poetry.dependencies]\nup = 5",
-            "tool.poetry.dependencies.up is a number, not text",
+            "tool.poetry.dependencies.up is a number, not a table",
         ),
         (
             "pyproject.toml",
@@ -163,7 +163,7 @@ def test_condas_environment_has_the_names_of_pip(tmp_path: Path) -> None:
             "[tool.poetry.dependencies]\nup = 'new'",
             "tool.poetry.dependencies.up: 'new' is not a version",
         ),
-        ("Pipfile", "[packages]\nup = 5", "packages.up is a number, not text"),
+        ("Pipfile", "[packages]\nup = 5", "packages.up is a number, not a table"),
         (
             "Pipfile",
             "[packages]\nup = {version = '*', sys_platform = 'linux'}",

@@ -152,8 +152,6 @@ def _entry(
     """The lines for an entry of Poetry or of a Pipfile, and whether only an extra installs it."""
     where = f"{where}.{name}"
     for one in entry if isinstance(entry, list) else [entry]:
-        if not isinstance(one, (str, Mapping)):
-            as_text(one, where)  # raises
         table = {"version": one} if isinstance(one, str) else as_table(one, where)
         extras = ",".join(as_texts(table.get("extras"), f"{where}.extras"))
         named = f"{name}[{extras}]" if extras else name
