@@ -459,6 +459,41 @@ def test_a_group_that_many_include_is_read_once(
     assert lines(tmp_path, "pyproject.toml", text, "[g0]") == ["up"]
 
 
+DEEP = f"{'(' * 5000}os_name == 'nt'{')' * 5000}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("pyproject.toml", '[tool.poetry.dependencies]\nup = {markers="%s"}', "is no marker"),
+        ("pyproject.toml", '[project]\ndependencies = ["up", "x ; %s"]\nname = "x"', "refused"),
+        (
+            "pyproject.toml",
+            '[project]\ndependencies = ["up"]\n[tool.uv.sources]\nup = {git="x", marker="%s"}',
+            "is no marker",
+        ),
+        (
+            "pyproject.toml",
+            '[project]\ndependencies = ["up"]\n[tool.uv]\noverride-dependencies = ["x ; %s"]',
+            "is no requirement",
+        ),
+        ("Pipfile", '[packages]\nup = {os_name="%s"}', "is no marker"),
+        ("Pipfile.lock", '{"default": {"up": {"markers": "%s"}}}', "is no marker"),
+        (
+            "pylock.toml",
+            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "up"\nmarker = "%s"',
+            "is nested more than",
+        ),
+    ],
+)
+def test_a_marker_that_is_nested_too_deeply_is_refused(
+    tmp_path: Path, name: str, text: str, why: str
+) -> None:
+    (tmp_path / name).write_text(text % DEEP)
+    with pytest.raises(UserError, match=why):
+        environment.of_files([str(tmp_path / name)], ["up"])
+
+
 def test_a_pipfile_has_groups(tmp_path: Path) -> None:
     text = """
         [[source]]

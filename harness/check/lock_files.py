@@ -233,7 +233,7 @@ def _applies(markers: Iterable[str]) -> bool:
 def _holds(marker: str) -> bool:
     try:
         return Marker(marker).evaluate()
-    except ValueError:  # each of packaging's exceptions is one
+    except (ValueError, RecursionError):  # each of packaging's exceptions is a ValueError
         raise ValueError(f"'{short(marker)}' is no marker") from None
 
 

@@ -113,15 +113,17 @@ def _poetry(document: Mapping[str, Any], content: Content, file: str) -> None:
         extra: as_texts(names, f"{POETRY_EXTRAS}.{extra}")
         for extra, names in as_table(poetry.get("extras"), POETRY_EXTRAS).items()
     }
-    for extra in extras:
+    extras_of: dict[str, list[str]] = {}
+    for extra, names in extras.items():
         content.add(extra, f"{POETRY_EXTRAS}.{extra}", ())
+        for name in names:
+            extras_of.setdefault(key(name), []).append(extra)
     for name, entry in as_table(poetry.get("dependencies"), where).items():
         if name == "python":
             content.python = _specifier(as_text(entry, f"{where}.python"), f"{where}.python")
             continue
         for line, optional in _entry(name, entry, where, content, file):
-            of = [extra for extra, names in extras.items() if key(name) in map(key, names)]
-            for extra in of if optional else ():
+            for extra in extras_of.get(key(name), ()) if optional else ():
                 content.add(extra, f"{POETRY_EXTRAS}.{extra}", [line])
             if not optional:
                 content.add("", where, [line])
@@ -245,7 +247,7 @@ def own_extras(content: Content, project: str, file: str, *kinds: str) -> None:
     for section in content.sections.values():
         lines: list[str] = []
         for line in section.lines:
-            own = _requirement(line)
+            own = _requirement(line) if "[" in line else None
             if own is None or canonicalize_name(own.name) != canonicalize_name(project):
                 lines.append(line)
                 continue
@@ -264,7 +266,7 @@ def _requirement(line: str) -> Requirement | None:
         return None
     try:
         return Requirement(line)
-    except InvalidRequirement:
+    except (InvalidRequirement, RecursionError):
         return None
 
 
@@ -285,7 +287,7 @@ def _uv(document: Mapping[str, Any], content: Content, file: str) -> None:
     overrides.update((canonicalize_name(name), []) for name in excluded)
     _pdm_overrides(document, overrides)
     declared: set[str] = set()
-    for section in content.sections.values():
+    for section in content.sections.values() if sources or overrides else ():
         section.lines = list(_replaced(section.lines, section.name, overrides, sources, declared))
     for name, lines in overrides.items():
         if name in declared:  # in a group, which may not be installed
@@ -354,7 +356,7 @@ def _source(name: str, section: str, sources: Iterable[Mapping[str, Any]]) -> st
 def _holds(marker: str, where: str) -> bool:
     try:
         return Marker(marker).evaluate()
-    except ValueError:  # each of packaging's exceptions is one
+    except (ValueError, RecursionError):  # each of packaging's exceptions is a ValueError
         raise ValueError(f"{where}: '{short(marker)}' is no marker") from None
 
 
