@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.check import environment, project_files, requirements, resolver, source
+from harness.check.synonyms import ELSEWHERE, PUBLISHED
 from harness.system.errors import UserError
 from tests.index import Handler, no_network, page, served
 from tests.index import file as file_of
@@ -100,7 +101,7 @@ def test_poetrys_tables_are_read(tmp_path: Path) -> None:
         "exact==2.0",
         "any",
         "extra[fast]>=1,<3 ; python_version > '3'",
-        "both>=1,<2",
+        "both>=1,<2 ; python_version < '3.9'",
         "both>=2,<3",
         "hers @ git+https://host/hers.git",
     ]
@@ -136,13 +137,399 @@ def test_condas_environment_has_the_names_of_pip(tmp_path: Path) -> None:
         ("pyproject.toml", "[project]\ndependencies = 3", "cannot be read"),
         ("setup.cfg", "install_requires", "cannot be read"),
         ("environment.yml", "a: [", "is not valid YAML"),
-        ("environment.yml", "- up", "cannot be read"),
+        ("environment.yml", "- up", "cannot be read: it is a list, not a table"),
+        ("environment.yml", "dependencies:", "names no dependencies"),
+        ("environment.yml", "dependencies: [{pip: [5]}]", "an entry of dependencies, pip is a num"),
+        ("environment.yml", "dependencies: 5", "dependencies is a number, not a list"),
+        ("environment.yml", "a: 1", "it has no list 'dependencies'; 'conda list --json' names"),
+        ("conda-lock.yml", "package: []\nmetadata: {}", "conda-lock's files are not read"),
+        (
+            "pyproject.toml",
+            "[dependency-groups]\na = [{include-group='zz'}]",
+            "dependency-groups.a includes the group 'zz', which is not there",
+        ),
+        (
+            "pyproject.toml",
+            "[tool.poetry.dependencies]\nup = 5",
+            "tool.poetry.dependencies.up is a number, not a table",
+        ),
+        (
+            "pyproject.toml",
+            "[project]\ndependencies = 'up==5.2.0'",
+            "project.dependencies is text, not a list",
+        ),
+        (
+            "pyproject.toml",
+            "[tool.poetry.dependencies]\nup = 'new'",
+            "tool.poetry.dependencies.up: 'new' is not a version",
+        ),
+        ("Pipfile", "[packages]\nup = 5", "packages.up is a number, not a table"),
+        (
+            "Pipfile",
+            "[packages]\nup = {version = '*', sys_platform = 'linux'}",
+            "packages.up: 'sys_platform linux' is no marker",
+        ),
+        (
+            "pyproject.toml",
+            f"[tool.poetry.dependencies]\nup = '{'1' * 5000}.* || 2'",
+            r"1 \.\.\.' is not a version",
+        ),
     ],
 )
 def test_a_damaged_file_is_one_line(tmp_path: Path, name: str, text: str, why: str) -> None:
     with pytest.raises(UserError, match=why) as refused:
         lines(tmp_path, name, text)
     assert "\n" not in str(refused.value)
+
+
+# Conda's match specs
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("pytorch", "torch"),
+        ("pytorch 2.1.*", "torch==2.1.*"),
+        ("pytorch 2.1", "torch==2.1"),
+        ("pytorch=2.1", "torch==2.1.*"),
+        ("pytorch =2.1", "torch==2.1.*"),
+        ("pytorch = 2.1", "torch==2.1.*"),
+        ("pytorch=2.1.2", "torch==2.1.2"),
+        ("pytorch=2.1.*", "torch==2.1.*"),
+        ("pytorch=2.1=py_0", "torch==2.1"),
+        ("pytorch=2.1.0=*cuda*", "torch==2.1.0"),
+        ("pytorch==2.1.0=py3_0", "torch==2.1.0"),
+        ("pytorch 2.1.* *cuda*", "torch==2.1.*"),
+        ("pytorch >=2,<2.3 py_0", "torch>=2,<2.3"),
+        ("pytorch >= 2, < 2.3", "torch>=2,<2.3"),
+        ("pytorch>=2.1.*", "torch>=2.1"),
+        ("pytorch 2.*,!=2.1.0", "torch==2.*,!=2.1.0"),
+        ("pytorch *", "torch"),
+        ("pytorch[version='2.1.*', build=py_0]", "torch==2.1.*"),
+        ('pytorch[version=">=2,<2.3"]', "torch>=2,<2.3"),
+        ("pytorch=2.1[build=*cuda*]", "torch==2.1.*"),
+        ("conda-forge::pytorch-gpu=2.1", "torch==2.1.*"),
+        ("conda-forge/linux-64::pytorch 2.1.0 py_0", "torch==2.1.0"),
+        ("https://host/linux-64/pytorch-2.1.0-py3.10_0.tar.bz2", "torch==2.1.0"),
+        ("transformers 4.46.3 pyhd8ed1ab_0", "transformers==4.46.3"),
+        ("lightning=2.0.2", "lightning==2.0.2"),
+        ("huggingface_accelerate=1.15.0 # pinned", "accelerate==1.15.0"),
+    ],
+)
+def test_a_match_spec_of_conda_becomes_a_requirement(
+    tmp_path: Path, entry: str, expected: str
+) -> None:
+    text = f"dependencies:\n  - {json.dumps(entry)}\n"
+    assert lines(tmp_path, "environment.yml", text) == [expected]
+
+
+@pytest.mark.parametrize("package", [*PUBLISHED, *ELSEWHERE])
+def test_conda_has_every_other_name_of_a_package(tmp_path: Path, package: str) -> None:
+    text = f"dependencies: ['{package} 1.0']"
+    assert lines(tmp_path, "environment.yml", text) == [f"{ELSEWHERE.get(package, package)}==1.0"]
+
+
+@pytest.mark.usefixtures("offline")
+def test_what_cannot_be_read_in_condas_environment_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "environment.yml"
+    file.write_text(
+        """
+        dependencies:
+          - transformers[torch]==5.2.0
+          - deepspeed=new
+          - "%%%"
+          - LONG
+          - accelerate 1.0|1.2
+          - numpy 1.*
+          - npm: [left]
+        """.replace("LONG", f"long{'[a=b]' * 20_000}")
+    )
+    found = environment.of_files([str(file)], ["transformers", "deepspeed", "accelerate"])
+    for name, entry in (
+        ("transformers", "transformers[torch]==5.2.0"),
+        ("deepspeed", "deepspeed=new"),
+    ):
+        assert found.packages[name].version == ""
+        assert f"'{entry}' cannot be read" in found.packages[name].origin
+        assert any(f"the release of {name} is not known" in note for note in found.notes)
+    notes = "\n".join(found.notes)
+    assert "'%%%' cannot be read, so it is left out" in notes
+    assert "'accelerate 1.0|1.2': which of the alternatives is left open" in notes
+    assert "npm left out" in notes
+    assert "numpy" not in notes
+
+
+# Poetry, PDM, uv and others
+
+
+@pytest.mark.parametrize(
+    ("constraint", "expected"),
+    [
+        (">= 0.20, < 0.21", "up>=0.20,<0.21"),
+        (">=0.20 <0.21", "up>=0.20,<0.21"),
+        ("^ 1.2", "up>=1.2,<2"),
+        ("~ 1.2", "up>=1.2,<1.3"),
+        ("~1", "up>=1,<2"),
+        ("^0.0.3", "up>=0.0.3,<0.0.4"),
+        ("1.*", "up==1.*"),
+        ("= 1.2", "up==1.2"),
+        ("== 1.2", "up==1.2"),
+        ("~= 1.2", "up~=1.2"),
+        ("!=1.3", "up!=1.3"),
+        ("^1.2 || ^2.0", "up>=1.2,<3"),
+        ("2.* || 1.0 || ~=1.2", "up>=1.0,<3"),
+        ("<1 || >=3", "up"),
+    ],
+)
+def test_a_constraint_of_poetry_becomes_a_specifier(
+    tmp_path: Path, constraint: str, expected: str
+) -> None:
+    text = f"[tool.poetry.dependencies]\nup = '{constraint}'"
+    assert lines(tmp_path, "pyproject.toml", text) == [expected]
+    notes = project_files.declared(source.read(str(tmp_path / "pyproject.toml"))).notes
+    said = f"which of the alternatives '{constraint}' is left open"
+    assert any(said in note for note in notes) == ("||" in constraint)
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ('{version="5", python="<3.9"}', ["up==5 ; python_version < '3.9'"]),
+        (
+            '{version="5", python="^3.9", markers="os_name == \'nt\'"}',
+            ["up==5 ; (os_name == 'nt') and (python_version >= '3.9' and python_version < '4')"],
+        ),
+        (
+            '{version="5", python="3.8.1 || >=3.10"}',
+            ["up==5 ; (python_full_version == '3.8.1') or (python_version >= '3.10')"],
+        ),
+        ('{version="5", python="*"}', ["up==5"]),
+        ('{version="5", platform="linux"}', ["up==5 ; sys_platform == 'linux'"]),
+        (
+            '{version="5", platform="linux || darwin"}',
+            ["up==5 ; (sys_platform == 'linux') or (sys_platform == 'darwin')"],
+        ),
+        (
+            '[{version="4",python="<3.10"},{version="5",python=">=3.10"}]',
+            ["up==4 ; python_version < '3.10'", "up==5 ; python_version >= '3.10'"],
+        ),
+        ('{path="../vendor/x", develop=true}', ["up @ file:../vendor/x"]),
+        ('{file="dist/up-1.0.tar.gz"}', ["up @ file:dist/up-1.0.tar.gz"]),
+        ('{url="https://host/up-1.0.tar.gz"}', ["up @ https://host/up-1.0.tar.gz"]),
+        ('{git="git@host:o/up.git"}', ["up @ git+ssh://git@host/o/up.git"]),
+    ],
+)
+def test_conditions_and_places_of_poetry_are_those_of_pip(
+    tmp_path: Path, entry: str, expected: list[str]
+) -> None:
+    text = f"[tool.poetry.dependencies]\nup = {entry}"
+    assert lines(tmp_path, "pyproject.toml", text) == expected
+
+
+def in_file(
+    folder: Path, text: str, *names: str, name: str = "pyproject.toml"
+) -> environment.Environment:
+    (folder / name).write_text(text)
+    return environment.of_files([str(folder / name)], names)
+
+
+@pytest.mark.usefixtures("offline")
+def test_only_what_poetry_installs_on_this_python_counts(tmp_path: Path) -> None:
+    entry = '[{version="4",python="<3.10"},{version="5",python=">=3.10"}]'
+    found = in_file(tmp_path, f"[tool.poetry.dependencies]\nup = {entry}", "up")
+    assert found.packages["up"].version == "5"
+    found = in_file(tmp_path, '[tool.poetry.dependencies]\nup={version="5",python="<3.9"}', "up")
+    assert "up" not in found.packages
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    ("uv_source", "origin"),
+    [
+        ('{git="https://host/other.git", tag="v1"}', "installed from git"),
+        ('{path="../vendor/other", editable=true}', "a local folder"),
+        ('{url="https://host/main.zip"}', "a file from the web"),
+        ("{workspace=true}", "a local folder"),
+        ("[{git='https://host/up', marker=\"sys_platform == 'linux'\"}]", "installed from git"),
+        ("[{git='https://host/up', marker=\"sys_platform == 'win32'\"}]", ""),
+        ("[{git='https://host/up', extra='train'}]", ""),
+        ("{index='mine'}", ""),
+    ],
+)
+def test_where_uv_installs_a_package_from_is_its_origin(
+    tmp_path: Path, uv_source: str, origin: str
+) -> None:
+    text = f"[project]\ndependencies = ['Up_==5.2.0']\n[tool.uv.sources]\nup- = {uv_source}"
+    found = in_file(tmp_path, text.replace("Up_", "Up").replace("up-", "up"), "up")
+    version = "" if origin and "zip" not in uv_source else "5.2.0"
+    assert (found.packages["up"].version, found.packages["up"].origin) == (
+        "" if origin else version,
+        origin,
+    )
+
+
+@pytest.mark.usefixtures("offline")
+def test_uvs_overrides_replace_and_its_constraints_bind(tmp_path: Path) -> None:
+    text = """
+        [project]
+        dependencies = ["up==5.2.0", "down", "gone==1", "away==1"]
+        [tool.uv]
+        override-dependencies = ["Up==4.0", "other==3.0", "gone ; python_version < '3'"]
+        constraint-dependencies = ["down==2.0"]
+        exclude-dependencies = ["away", "far"]
+        """
+    found = in_file(tmp_path, text, "up", "down", "other", "gone", "away")
+    assert {name: one.version for name, one in found.packages.items()} == {
+        "up": "4.0",
+        "down": "2.0",
+    }
+    for name in ("other", "far"):
+        assert any(f"the project does not name {name}, so it" in note for note in found.notes)
+
+
+@pytest.mark.usefixtures("offline")
+def test_pdms_overrides_replace(tmp_path: Path) -> None:
+    text = """
+        [project]
+        dependencies = ["up==5.2.0", "down==1.0"]
+        [tool.pdm.resolution.overrides]
+        Up = "4.0"
+        down = "https://host/main.zip"
+        """
+    found = in_file(tmp_path, text, "up", "down").packages
+    assert (found["up"].version, found["down"].origin) == ("4.0", "a file from the web")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("[tool.uv]\ndev-dependencies = ['tester']", "dev"),
+        ("[tool.rye]\ndev-dependencies = ['tester']", "dev"),
+        ("[tool.pdm.dev-dependencies]\ntrain = ['tester']", "train"),
+        ("[tool.hatch.envs.test]\nextra-dependencies = ['tester']", "test"),
+        ("[tool.poetry.group.train.dependencies]\ntester = '*'", "train"),
+        ("[tool.poetry.dev-dependencies]\ntester = '*'", "dev"),
+        ("[tool.flit.metadata.requires-extra]\ntrain = ['tester']", "train"),
+    ],
+)
+def test_groups_of_other_tools_are_left_out_by_name_and_read_by_name(
+    tmp_path: Path, text: str, name: str
+) -> None:
+    text = f"[project]\ndependencies = ['up']\n{text}\n"
+    assert lines(tmp_path, "pyproject.toml", text) == ["up"]
+    declared = project_files.declared(source.read(str(tmp_path / "pyproject.toml")))
+    assert declared.choices == [name]
+    assert lines(tmp_path, "pyproject.toml", text, f"[{name}]") == ["up", "tester"]
+
+
+def test_groups_of_the_same_name_are_one(tmp_path: Path) -> None:
+    text = """
+        [project]
+        name = "ours"
+        [project.optional-dependencies]
+        dev = ["one"]
+        [dependency-groups]
+        dev = ["two"]
+        [tool.uv]
+        dev-dependencies = ["three"]
+        [tool.poetry.group.dev.dependencies]
+        four = "*"
+        [tool.poetry.group.all]
+        include-groups = ["dev"]
+        """
+    assert sorted(lines(tmp_path, "pyproject.toml", text, "[dev]")) == [
+        "four",
+        "one",
+        "three",
+        "two",
+    ]
+    assert lines(tmp_path, "pyproject.toml", text, "[all]") == ["four"]
+
+
+@pytest.mark.parametrize(("count", "each"), [(13, 10), (3000, 1)])
+@pytest.mark.parametrize("kind", ["groups", "extras"])
+def test_a_group_that_many_include_is_read_once(
+    tmp_path: Path, kind: str, count: int, each: int
+) -> None:
+    """The first has a billion of them, and the second is deeper than Python's stack."""
+    of = "{include-group='g%d'}," if kind == "groups" else "'x[g%d]',"
+    text = "".join(f"g{n} = [{of % (n + 1) * each}]\n" for n in range(count))
+    table = "dependency-groups" if kind == "groups" else "project.optional-dependencies"
+    text = f"[project]\nname = 'x'\n[{table}]\n{text}g{count} = ['up']\n"
+    assert lines(tmp_path, "pyproject.toml", text, "[g0]") == ["up"]
+
+
+DEEP = f"{'(' * 5000}os_name == 'nt'{')' * 5000}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("pyproject.toml", '[tool.poetry.dependencies]\nup = {markers="%s"}', "is no marker"),
+        ("pyproject.toml", '[project]\ndependencies = ["up", "x ; %s"]\nname = "x"', "refused"),
+        (
+            "pyproject.toml",
+            '[project]\ndependencies = ["up"]\n[tool.uv.sources]\nup = {git="x", marker="%s"}',
+            "is no marker",
+        ),
+        (
+            "pyproject.toml",
+            '[project]\ndependencies = ["up"]\n[tool.uv]\noverride-dependencies = ["x ; %s"]',
+            "is no requirement",
+        ),
+        ("Pipfile", '[packages]\nup = {os_name="%s"}', "is no marker"),
+        ("Pipfile.lock", '{"default": {"up": {"markers": "%s"}}}', "is no marker"),
+        (
+            "pylock.toml",
+            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "up"\nmarker = "%s"',
+            "is nested more than",
+        ),
+    ],
+)
+def test_a_marker_that_is_nested_too_deeply_is_refused(
+    tmp_path: Path, name: str, text: str, why: str
+) -> None:
+    (tmp_path / name).write_text(text % DEEP)
+    with pytest.raises(UserError, match=why):
+        environment.of_files([str(tmp_path / name)], ["up"])
+
+
+def test_a_pipfile_has_groups(tmp_path: Path) -> None:
+    text = """
+        [[source]]
+        url = "https://host"
+        [packages]
+        up = "==1.0"
+        second = {version = ">=2", sys_platform = "== 'linux'", extras = ["fast"]}
+        [dev-packages]
+        tester = "*"
+        [gpu]
+        deepspeed = {version = "==0.18.2"}
+        [requires]
+        python_version = "3.11"
+        """
+    assert lines(tmp_path, "Pipfile", text) == [
+        "up==1.0",
+        "second[fast]>=2 ; sys_platform == 'linux'",
+    ]
+    assert lines(tmp_path, "Pipfile", text, "[gpu]")[-1] == "deepspeed==0.18.2"
+    declared = project_files.declared(source.read(str(tmp_path / "Pipfile")))
+    assert (declared.choices, declared.python) == (["dev", "gpu"], "==3.11.*")
+
+
+@pytest.mark.usefixtures("offline")
+def test_what_a_build_or_an_unknown_tool_adds_is_said(tmp_path: Path) -> None:
+    text = """
+        [project]
+        dynamic = ["dependencies"]
+        optional-dependencies = {train = ["up==1.0"]}
+        [tool.pixi.dependencies]
+        pytorch = "2.1.*"
+        """
+    (tmp_path / "pyproject.toml").write_text(text)
+    notes = environment.of_files([f"{tmp_path / 'pyproject.toml'}[train]"], ["up"]).notes
+    assert any("its dependencies are dynamic" in note for note in notes)
+    assert any("the tables of tool.pixi are not read" in note for note in notes)
 
 
 # Folders and locks
@@ -162,6 +549,13 @@ def test_of_a_folder_a_lock_is_preferred_and_a_pyproject_of_tools_is_not_read(
     assert found.packages["up"].version == "2.0"
     assert found.notes == (".: Pipfile.lock was read; requirements.txt not read",)
     assert found.complete
+
+
+def test_a_damaged_file_of_a_folder_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\ndependencies = 'up==1.0'\n")
+    (tmp_path / "environment.yml").write_text("dependencies: [up=2.0]\n")
+    with pytest.raises(UserError, match=r"project\.dependencies is text, not a list"):
+        environment.of_files([str(tmp_path)], ["up"])
 
 
 def test_pdms_lock_is_read(tmp_path: Path) -> None:

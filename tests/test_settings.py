@@ -162,6 +162,24 @@ deepspeed_config: {gradient_clipping: auto, zero_stage: 2}
     }
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"), [(True, True), ("true", True), ("False", False), (None, None)]
+)
+def test_a_switch_of_megatron_is_true_or_false(tmp_path: Path, value: Any, expected: Any) -> None:
+    content = {"megatron_lm_config": {"megatron_lm_use_distributed_optimizer": value}}
+    found = settings_files.read(accelerate=written(tmp_path, "a.yaml", content))
+    assert found["distributed_optimizer"].value is expected
+
+
+def test_values_of_another_type_are_refused(tmp_path: Path) -> None:
+    content: dict[str, Any] = {"megatron_lm_config": {"megatron_lm_use_distributed_optimizer": 5}}
+    with pytest.raises(UserError, match="is 5, not true or false"):
+        settings_files.read(accelerate=written(tmp_path, "a.yaml", content))
+    content = {"fp16": {"enabled": True, "loss_scale": "x"}}
+    with pytest.raises(UserError, match="loss_scale is 'x', not a number"):
+        settings_files.read(deepspeed=written(tmp_path, "ds.json", content))
+
+
 def test_files_that_disagree_decide_nothing(tmp_path: Path) -> None:
     config = written(tmp_path, "ds.json", {"gradient_accumulation_steps": 2})
     args = written(tmp_path, "args.json", {"gradient_accumulation_steps": 4})

@@ -213,6 +213,11 @@ BOTH = Installed("", "uv.lock has 4.40.0 and 4.57.6", ("4.40.0", "4.57.6"))
             ).replace('version = ""', ""),
             Installed("4.40.0", "a local file"),
         ),
+        (
+            "Pipfile.lock",
+            '{"_meta": {}, "default": {}, "gpu": {"Up": {"version": "==4.40.0"}}}',
+            ONE,
+        ),
         ("conda.json", "[]", None),
         ("conda.json", conda(("up", "4.40.0", "conda-forge"), ("pip", "1", "pypi")), ONE),
         (
@@ -339,7 +344,14 @@ def test_a_file_without_the_packages_is_no_mistake(write: Write) -> None:
         ("setup.py", "import os", UserError, "setup.py is code, and is not run"),
         ("pyproject.toml", "[project]", UserError, "pyproject.toml names no dependencies"),
         ("pdm.lock", "[[package]]\nname = 'up'", UserError, "pdm.lock is no lock file"),
-        ("uv.lock", "version = 1\npackage = [3]", UserError, "is not a lock file"),
+        ("uv.lock", "version = 1\npackage = [3]", UserError, "package 1 is a number, not a table"),
+        (
+            "uv.lock",
+            uv(("1", INDEX, "")).replace('version = "1"', "version = 5"),
+            UserError,
+            "is not a lock file: version of up is a number, not text",
+        ),
+        ("poetry.lock", poetry(("1", "[package.source]\ntype='x'")), UserError, "none of git, url"),
         ("uv.lock", f"{UV}[[package]]", UserError, "is not a lock file: .*'name'"),
         ("uv.lock", uv(("1", "new = 1", "")), UserError, "is not a lock file"),
         ("uv.lock", uv(("1", INDEX, "'what'")), UserError, "is not a lock file"),

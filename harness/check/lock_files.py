@@ -12,14 +12,15 @@ from typing import Any
 
 from packaging.markers import Marker
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from harness.check.installed import EDITABLE, FILE, FOLDER, GIT, WEB, Listed, at_address
 from harness.check.source import PackageFile, content_of
 from harness.check.synonyms import ELSEWHERE
 from harness.releases.index import allows_here
+from harness.system.documents import as_list, as_table, as_text, as_texts, table_at
 from harness.system.errors import Inconclusive, UserError
-from harness.system.text import complaint
+from harness.system.text import short
 
 UV = 1
 """The version of uv.lock that is read; later revisions of it only add to it."""
@@ -52,33 +53,38 @@ def entries(source: PackageFile) -> list[Listed]:
 
     Raises UserError for a file that is none, and Inconclusive for one of an unknown version.
     """
-    if source.is_json and source.path.name != PIPFILE:
-        return _conda_entries(source)
     document = _document(source)
+    if source.is_json and PIPFILE not in document:
+        return _conda_entries(document[""], source.name)
     try:
         return list(_entries(document, source.name))
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise UserError(f"{source.name} is not a lock file: {complaint(error)}") from None
+    except ValueError as error:
+        raise UserError(f"{source.name} is not a lock file: {short(str(error), 200)}") from None
 
 
-def _document(source: PackageFile) -> dict[str, Any]:
+def _document(source: PackageFile) -> Mapping[str, Any]:
+    """The tables of a file. What JSON has is in one, which has the name of Pipfile.lock if it is
+    one."""
     if source.is_json:
-        return {PIPFILE: content_of(source.name, source.text, "JSON")}
+        found = content_of(source.name, source.text, "JSON")
+        pipenv = source.path.name == PIPFILE or (isinstance(found, dict) and "_meta" in found)
+        return {PIPFILE if pipenv else "": found}
     content: dict[str, Any] = content_of(source.name, source.text, "TOML")
     return content
 
 
 def _entries(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
     if PIPFILE in document:
-        return _pipfile(document[PIPFILE])
-    if version := document.get("metadata", {}).get("lock_version"):
-        _known(file, "pdm.lock", _major(version), PDM)
+        return _pipfile(as_table(document[PIPFILE], "it"))
+    metadata = table_at(document, "metadata")
+    if "lock_version" in metadata:
+        _known(file, "pdm.lock", _major(metadata["lock_version"]), PDM)
         return _pdm(document)
     if "lock-version" in document:
         _known(file, "pylock", _major(document["lock-version"]), PYLOCK)
         return _pylock(document)
-    if "lock-version" in document.get("metadata", {}):
-        _known(file, "poetry.lock", _major(document["metadata"]["lock-version"]), *POETRY)
+    if "lock-version" in metadata:
+        _known(file, "poetry.lock", _major(metadata["lock-version"]), *POETRY)
         return _poetry(document)
     if isinstance(document.get("version"), int):
         _known(file, "uv.lock", document["version"], UV)
@@ -89,8 +95,26 @@ def _entries(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
     )
 
 
-def _major(version: str) -> int:
-    return Version(version).major
+def _major(version: Any) -> int:
+    text = as_text(version, "the version of its format")
+    try:
+        return Version(text).major
+    except InvalidVersion:
+        raise ValueError(f"the version of its format is '{short(text, 40)}'") from None
+
+
+def _packages(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """The tables of packages, and their names."""
+    for number, package in enumerate(as_list(document.get("package"), "package"), start=1):
+        table = as_table(package, f"package {number}")
+        if "name" not in table:
+            raise ValueError(f"package {number} has no 'name'")
+        yield table, as_text(table["name"], f"the name of package {number}")
+
+
+def _text(table: Mapping[str, Any], key: str, package: str) -> str:
+    """The text of a key; empty if it is missing."""
+    return as_text(table[key], f"{key} of {package}") if key in table else ""
 
 
 def _known(file: str, kind: str, version: int, *known: int) -> None:
@@ -101,49 +125,65 @@ def _known(file: str, kind: str, version: int, *known: int) -> None:
 
 def _uv(document: Mapping[str, Any]) -> Iterator[Listed]:
     # If it is not for this Python: its markers only distinguish the Pythons that it is for.
-    ours = allows_here(document.get("requires-python", ""))
-    for package in document.get("package", []):
-        name, source = canonicalize_name(package["name"]), package["source"]
-        if "virtual" in source or (ours and not _applies(package.get("resolution-markers", []))):
+    ours = allows_here(_text(document, "requires-python", "the lock"))
+    for package, name in _packages(document):
+        where = f"source of {name}"
+        source = as_table(package.get("source"), where)
+        markers = as_texts(package.get("resolution-markers"), f"resolution-markers of {name}")
+        if "virtual" in source or (ours and not _applies(markers)):
             continue  # virtual: the project itself, which is not installed
-        (origin,) = (text for key, text in UV_ORIGINS.items() if key in source)
-        yield Listed(name, package.get("version", ""), origin)
+        origins = [text for key, text in UV_ORIGINS.items() if key in source]
+        if not origins:
+            raise ValueError(f"{where} is none of {', '.join(UV_ORIGINS)}")
+        yield Listed(canonicalize_name(name), _text(package, "version", name), origins[0])
 
 
 def _poetry(document: Mapping[str, Any]) -> Iterator[Listed]:
-    ours = allows_here(document["metadata"].get("python-versions", ""))
-    for package in document.get("package", []):
-        markers = package.get("markers", [])
-        if isinstance(markers, Mapping):  # by dependency group
-            markers = list(markers.values())
-        elif isinstance(markers, str):
-            markers = [markers]
-        if ours and not _applies(markers):
+    metadata = table_at(document, "metadata")
+    ours = allows_here(_text(metadata, "python-versions", "the lock"))
+    for package, name in _packages(document):
+        if ours and not _applies(_poetry_markers(package, name)):
             continue
-        source = package.get("source", {"type": "legacy"})
-        origin = EDITABLE if package.get("develop") else POETRY_ORIGINS[source["type"]]
-        yield Listed(canonicalize_name(package["name"]), package["version"], origin)
+        kind = _text(
+            as_table(package.get("source"), f"source of {name}"), "type", f"source of {name}"
+        )
+        if kind and kind not in POETRY_ORIGINS:
+            raise ValueError(f"source of {name} is none of {', '.join(POETRY_ORIGINS)}")
+        origin = EDITABLE if package.get("develop") else POETRY_ORIGINS[kind or "legacy"]
+        yield Listed(canonicalize_name(name), _text(package, "version", name), origin)
+
+
+def _poetry_markers(package: Mapping[str, Any], name: str) -> list[str]:
+    """The markers of a package, by dependency group or one for all."""
+    markers, where = package.get("markers", []), f"markers of {name}"
+    if isinstance(markers, str):
+        return [markers]
+    if isinstance(markers, Mapping):
+        return [as_text(one, where) for one in as_table(markers, where).values()]
+    return as_texts(markers, where)
 
 
 def _pdm(document: Mapping[str, Any]) -> Iterator[Listed]:
-    for package in document.get("package", []):
-        marker = package.get("marker")
+    for package, name in _packages(document):
+        marker = _text(package, "marker", name)
         if _applies([marker] if marker else []):
-            origins = {
-                "git": GIT,
-                "url": WEB,
-                "path": EDITABLE if package.get("editable") else FILE,
-            }
+            local = EDITABLE if package.get("editable") else FILE
+            origins = {"git": GIT, "url": WEB, "path": local}
             origin = next((text for key, text in origins.items() if key in package), "")
-            yield Listed(canonicalize_name(package["name"]), package.get("version", ""), origin)
+            yield Listed(canonicalize_name(name), _text(package, "version", name), origin)
 
 
 def _pipfile(document: Mapping[str, Any]) -> Iterator[Listed]:
-    for section in ("default", "develop"):
-        for name, package in document.get(section, {}).items():
-            if _applies([package["markers"]] if "markers" in package else []):
-                origin = GIT if "git" in package else FILE if "file" in package else ""
-                version = str(package.get("version", "")).removeprefix("==")
+    """The packages of all categories; a user chooses which of them to install."""
+    for category, entries in document.items():
+        for name, entry in () if category == "_meta" else as_table(entries, category).items():
+            package = as_table(entry, f"{category}.{name}")
+            marker = _text(package, "markers", name)
+            if _applies([marker] if marker else []):
+                local = EDITABLE if package.get("editable") else FILE
+                origins = {"git": GIT, "file": local, "path": local}
+                origin = next((text for key, text in origins.items() if key in package), "")
+                version = _text(package, "version", name).removeprefix("==")
                 yield Listed(canonicalize_name(name), version, origin)
 
 
@@ -153,7 +193,7 @@ def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:
     try:
         lock = Pylock.from_dict(document)
     except PylockValidationError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(_in_words(str(error))) from None
     ours = allows_here(str(lock.requires_python or ""))
     for package in lock.packages:
         if ours and not _applies([str(package.marker)] if package.marker else []):
@@ -169,26 +209,47 @@ def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:
         yield Listed(package.name, version, origin)
 
 
+TYPES = {
+    **{"str": "text", "bool": "true or false", "int": "a number", "float": "a number"},
+    **{"list": "a list", "Sequence": "a list", "dict": "a table", "Mapping": "a table"},
+}
+
+
+def _in_words(message: str) -> str:
+    """What packaging says of a value of another type, without the names of Python's types."""
+    return re.sub(
+        r"Unexpected type (\w+) \(expected (\w+)\)",
+        lambda found: f"{TYPES.get(found[1], 'a date')} instead of {TYPES.get(found[2], 'a date')}",
+        message,
+    )
+
+
 def _applies(markers: Iterable[str]) -> bool:
     """Whether one of these markers holds here, with some choice of extras and groups."""
     chosen = [CHOICE.sub(ALWAYS, marker) for marker in markers]
-    return not chosen or any(Marker(marker).evaluate() for marker in chosen)
+    return not chosen or any(_holds(marker) for marker in chosen)
+
+
+def _holds(marker: str) -> bool:
+    try:
+        return Marker(marker).evaluate()
+    except (ValueError, RecursionError):  # each of packaging's exceptions is a ValueError
+        raise ValueError(f"'{short(marker)}' is no marker") from None
 
 
 DEVELOP = "<develop>"
 """The channel that conda names for an editable install."""
 
 
-def _conda_entries(source: PackageFile) -> list[Listed]:
+def _conda_entries(content: Any, file: str) -> list[Listed]:
     """The packages in the output, by the names that pip has for them.
 
     Raises UserError for any other JSON, also for that of ``pip list``: it looks like conda's, but
     does not say which packages came from git.
     """
-    content = content_of(source.name, source.text, "JSON")
     if not (isinstance(content, list) and all(isinstance(one, dict) for one in content)):
-        raise UserError(f"{source.name} is not what 'conda list --json' writes")
-    return [_conda_entry(one, source.name) for one in content]
+        raise UserError(f"{file} is not what 'conda list --json' writes")
+    return [_conda_entry(one, file) for one in content]
 
 
 def _conda_entry(package: Mapping[str, Any], file: str) -> Listed:

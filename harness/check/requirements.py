@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 from harness.bugs.affected import tested_releases
 from harness.check import project_files
 from harness.check.installed import ARCHIVES, EDITABLE, Installed, at_address, described
+from harness.check.sections import Constraint
 from harness.check.source import FROM_WEB, PackageFile, read_file
 from harness.releases import index
 from harness.system.documents import DIGITS
@@ -79,6 +80,8 @@ class Requirements:
     """By file, the extras and groups that were not chosen."""
     unnamed: Sequence[str] = ()
     """Where files name a path or an address that does not show which package is there."""
+    notes: Sequence[str] = ()
+    """What projects' files left out or left open, a line each."""
 
 
 @dataclass
@@ -119,6 +122,7 @@ class _Reading:
     python: str = ""
     choices: dict[str, Sequence[str]] = field(default_factory=dict)
     unnamed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def read(self, source: PackageFile, *, constraint: bool = False) -> None:
         file = source.path.resolve()
@@ -132,7 +136,7 @@ class _Reading:
         self.depth += 1
         for where, line in self._placed(source):
             try:
-                self._take(line, file, where, constraint)
+                self._take(line, file, where, constraint or isinstance(line, Constraint))
             except ValueError as why:
                 first = str(why).partition("\n")[0]  # packaging draws where the mistake is
                 raise UserError(f"{where}: '{line}' is refused: {first}") from None
@@ -148,6 +152,9 @@ class _Reading:
         self.frozen, self.python = False, self.python or declared.python
         if declared.choices:
             self.choices[source.name] = declared.choices
+        self.notes += declared.notes
+        for name, why in declared.unknown.items():
+            self.required.add_direct(name, Installed("", why), source.name)
         yield from declared.lines
 
     def _take(self, line: str, file: Path, where: str, constraint: bool) -> None:
@@ -344,6 +351,7 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
         python=reading.python,
         choices=reading.choices,
         unnamed=reading.unnamed,
+        notes=reading.notes,
         direct={**bounds.direct, **required.direct},
         places=places,
         indices=(reading.main, *reading.more) if reading.main or reading.more else (),

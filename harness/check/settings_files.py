@@ -97,10 +97,10 @@ def of_deepspeed(content: Mapping[str, Any], where: Path) -> Values:
         _part(content, name, where) for name in ("zero_optimization", "tensor_parallel")
     )
     scheduler = _part(content, "scheduler", where).get("type")
-    scale = fp16.get("loss_scale", 0)
+    scale = _number(fp16, "loss_scale", where, default=0).value
     return {
         "precision": _precision(fp16.get("enabled", False), bf16.get("enabled", False), where),
-        "dynamic_loss_scale": Setting(None, AUTO) if scale == AUTO else Setting(scale == 0),
+        "dynamic_loss_scale": Setting(None, AUTO) if scale is None else Setting(scale == 0),
         "zero_stage": _number(zero, "stage", where, default=0),
         "gradient_clipping": _number(content, "gradient_clipping", where, default=0),
         "gradient_accumulation_steps": _accumulation(content, where),
@@ -171,7 +171,7 @@ def _of_accelerate(content: Mapping[str, Any], where: Path) -> list[Values]:
         "precision": Setting(precision if precision in ("bf16", "fp16") else None),
         "tensor_parallel": _number(megatron, "megatron_lm_tp_degree", where),
         "pipeline_parallel": _number(megatron, "megatron_lm_pp_degree", where),
-        "distributed_optimizer": Setting(megatron.get("megatron_lm_use_distributed_optimizer")),
+        "distributed_optimizer": _switch(megatron, "megatron_lm_use_distributed_optimizer", where),
         "zero_stage": _number(plugin, "zero_stage", where),
         "gradient_clipping": _number(plugin, "gradient_clipping", where),
         "gradient_accumulation_steps": _number(plugin, "gradient_accumulation_steps", where),
@@ -204,6 +204,15 @@ def _number(
     except (TypeError, ValueError, OverflowError):
         raise UserError(f"{where}: {name} is {value!r}, not a number") from None
     return Setting(int(number) if number.is_integer() else number)
+
+
+def _switch(content: Mapping[str, Any], name: str, where: Path) -> Setting:
+    """Whether something is on; a text that says so, as in YAML, is one too."""
+    value = content.get(name)
+    known = {"true": True, "false": False}.get(str(value).lower())
+    if known is None and value is not None:
+        raise UserError(f"{where}: {name} is {value!r}, not true or false")
+    return Setting(known)
 
 
 def _refuse_others(content: Mapping[str, Any], where: Path, keys: Iterable[str], what: str) -> None:

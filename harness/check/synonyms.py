@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 ELSEWHERE = {
     "pytorch": "torch",
+    "pytorch-cpu": "torch",
+    "pytorch-gpu": "torch",
     "huggingface-accelerate": "accelerate",
     "huggingface-datasets": "datasets",
     "huggingface-transformers": "transformers",

@@ -1,7 +1,8 @@
 """JSON, YAML and TOML that users or strangers wrote, read within limits of size and depth.
 
 A text beyond them, or with a number that is none (NaN), raises ValueError like one that is not
-valid: a reader needs one ``except``. Our own records are read by ``files.read_json``.
+valid: a reader needs one ``except``. So does a value of another type than a reader needs, and the
+message names its place. Our own records are read by ``files.read_json``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 LARGEST = 20_000_000
@@ -62,6 +64,58 @@ def toml_of(text: str) -> dict[str, Any]:
     _refuse_large(text)
     content: dict[str, Any] = _shallow(lambda: tomllib.loads(text))
     return content
+
+
+def as_table(value: Any, where: str) -> Mapping[str, Any]:
+    """A table, with the name of its place in the document; None is an empty one."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _other(value, where, "a table")
+    for key in value:
+        if not isinstance(key, str):
+            raise ValueError(f"{where} has the name {key!r}, which is {_kind(key)}, not text")
+    return value
+
+
+def as_list(value: Any, where: str) -> list[Any]:
+    """A list; None is an empty one."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise _other(value, where, "a list")
+    return value
+
+
+def as_text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise _other(value, where, "text")
+    return value
+
+
+def as_texts(value: Any, where: str) -> list[str]:
+    """A list of texts; None is an empty one."""
+    return [as_text(one, f"an entry of {where}") for one in as_list(value, where)]
+
+
+def table_at(document: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """The table inside tables, ``tool``, ``uv``, ``sources``; empty if one of them is missing."""
+    found = document
+    for number, key in enumerate(keys, start=1):
+        found = as_table(found.get(key), ".".join(keys[:number]))
+    return found
+
+
+def _other(value: Any, where: str, wanted: str) -> ValueError:
+    return ValueError(f"{where} is {_kind(value)}, not {wanted}")
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    kinds: dict[type, str] = {str: "text", list: "a list", Mapping: "a table"}
+    kinds |= {bool: "true or false", int: "a number", float: "a number"}  # a bool is an int, too
+    return next((kind for of, kind in kinds.items() if isinstance(value, of)), "a date or a time")
 
 
 def _shallow(read: Any) -> Any:

@@ -1,0 +1,154 @@
+"""Conda's environment.yml, and its match specs: ``pytorch::pytorch=2.1``, ``pytorch 2.1.* py_0``.
+
+The build of a package and its channel do not say which release it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.utils import InvalidName, canonicalize_name
+
+from harness.bugs import catalog
+from harness.check.constraints import of_conda
+from harness.check.sections import Content
+from harness.check.synonyms import ELSEWHERE, named_in
+from harness.system.documents import as_list, as_table, as_text, as_texts
+from harness.system.text import listed, short
+
+WHERE = "dependencies"
+LONGEST = 1000
+"""Characters of a match spec."""
+
+FILE = re.compile(r"(?:.*/)?([^/]+)-([^/-]+)-[^/-]+\.(?:tar\.bz2|conda)(?:#.*)?")
+"""The address of a package: it names a version and a build."""
+BRACKETS = re.compile(r"\[([^\[\]]*)\]\s*$")
+FIELD = re.compile(r"""\s*(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^,'"]*?))\s*(?:,|$)""")
+BUILD = re.compile(r"(.+?)(?:(?<![=!|,<>~])[ =]([^-=,|<>~ ]+))?")
+"""A version and a build, ``1.2=py_0`` or ``>=1,<2 py_0``."""
+
+
+@dataclass(frozen=True)
+class MatchSpec:
+    """A package as conda names it."""
+
+    name: str
+    """As pip has it: ``torch``."""
+    version: str = ""
+    """As conda has it, ``2.1.*|2.2.*``; empty for any."""
+    fuzzy: bool = False
+    """Whether it is ``=2.1``: any version that begins so."""
+
+
+def match_spec(text: str) -> MatchSpec:
+    """The package that a match spec names. Raises ValueError for a text that is none."""
+    if len(text) > LONGEST:
+        raise ValueError(f"it has more than {LONGEST} characters")
+    spec = _without_comment(text)
+    if (file := FILE.fullmatch(spec)) is not None:
+        return MatchSpec(_name(file[1]), f"=={file[2]}")
+    fields: dict[str, str] = {}
+    while (found := BRACKETS.search(spec)) is not None:
+        fields = {**_fields(found[1]), **fields}
+        spec = spec[: found.start()].rstrip()
+    named = re.fullmatch(r"([\w.-]+)\s*((?:[<>=!~*\d^].*)?)", _without_channel(spec))
+    name, rest = (named[1], named[2]) if named else (fields.get("name", ""), "")
+    if not name or (spec and not named):
+        raise ValueError("it is no package with a version, as conda names it")
+    version, build = _version(rest)
+    version = fields.get("version", version).strip()
+    fuzzy = version.startswith("=") and not version.startswith("==")
+    return MatchSpec(_name(name), version.lstrip("=") if fuzzy else version, fuzzy and not build)
+
+
+def _without_comment(text: str) -> str:
+    return re.sub(r"(^|\s)#.*", "", text).strip()
+
+
+def _without_channel(spec: str) -> str:
+    """A spec without ``conda-forge/linux-64::``, or ``conda-forge::`` with a namespace inside."""
+    return re.sub(r"^[^:\s]+:[^:\s]*:", "", spec).strip()
+
+
+def _fields(text: str) -> dict[str, str]:
+    """The content of brackets: ``version='2.1.*', build=py_0``."""
+    fields, at = {}, 0
+    while at < len(text):
+        if (field := FIELD.match(text, at)) is None or field.end() == at:
+            raise ValueError(f"[{short(text)}] has no names with values")
+        fields[field[1]] = next(filter(None, field.groups()[1:]), "")
+        at = field.end()
+    return fields
+
+
+def _version(rest: str) -> tuple[str, str]:
+    """The version and the build after a name; spaces may be around operators."""
+    rest = re.sub(r"\s*([,|])\s*", r"\1", rest.strip())
+    rest = re.sub(r"([<>=!~])\s+", r"\1", " ".join(rest.split()))
+    found = BUILD.fullmatch(rest)
+    return (found[1], found[2] or "") if found else (rest, "")
+
+
+def _name(text: str) -> str:
+    try:
+        name = canonicalize_name(text, validate=True)
+    except InvalidName:
+        raise ValueError(f"'{short(text)}' is no name of a package") from None
+    return ELSEWHERE.get(name, name)
+
+
+def read(document: Any, file: str) -> Content:
+    """What an environment declares. Others than the packages that scenarios pin are left out: they
+    often have another name for pip."""
+    table = as_table(document, "it")
+    if WHERE not in table:
+        lock = "package" in table and "metadata" in table
+        why = "conda-lock's files are not read" if lock else f"it has no list '{WHERE}'"
+        raise ValueError(f"{why}; 'conda list --json' names the packages of an environment")
+    content, ours = Content(), named_in(["torch", *catalog.upstreams()])
+    content.add("", WHERE, [])
+    for entry in as_list(table[WHERE], WHERE):
+        if isinstance(entry, Mapping):
+            _of_pip(as_table(entry, f"an entry of {WHERE}"), content, file)
+        else:
+            _package(as_text(entry, f"an entry of {WHERE}"), content, ours, file)
+    return content
+
+
+def _of_pip(entry: Mapping[str, Any], content: Content, file: str) -> None:
+    content.add("", WHERE, as_texts(entry.get("pip"), f"{WHERE}, pip"))
+    if others := sorted(entry.keys() - {"pip"}):
+        content.notes.append(f"{file}, {WHERE}: {listed(others)} left out, as only pip's is read")
+
+
+def _package(entry: str, content: Content, ours: list[str], file: str) -> None:
+    where = f"{file}, {WHERE}: '{short(entry)}'"
+    try:
+        spec = match_spec(entry)
+        if spec.name == "python" or spec.name in ours:
+            specifier, open_ = of_conda(spec.version, fuzzy=spec.fuzzy)
+    except ValueError as error:
+        name = _first_word(entry)
+        if name in ours:
+            content.unknown[name] = f"{where} cannot be read"
+        so = f"the release of {name} is not known" if name in ours else "it is left out"
+        content.notes.append(f"{where} cannot be read, so {so}: {error}")
+        return
+    if spec.name == "python":
+        content.python = content.python or specifier
+    elif spec.name in ours:
+        content.add("", WHERE, [f"{spec.name}{specifier}"])
+        if open_:
+            content.notes.append(f"{where}: which of the alternatives is left open")
+
+
+def _first_word(entry: str) -> str:
+    """The name that an entry which cannot be read probably has; empty if it has none."""
+    found = re.match(r"[\w.-]+", _without_channel(_without_comment(entry)))
+    try:
+        return _name(found[0]) if found else ""
+    except ValueError:
+        return ""

@@ -1,0 +1,186 @@
+"""The versions that Poetry and conda write, as pip's specifiers.
+
+Both have alternatives, ``^1.2 || ^2.0``, which pip has not: they are left open, from the lowest
+version of all to the highest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from packaging.specifiers import InvalidSpecifier, Specifier
+from packaging.version import Version
+
+from harness.system.text import short
+
+OPERATOR = r"===?|[<>!~]=|[<>=~^]"
+
+
+def of_poetry(constraint: str) -> tuple[str, bool]:
+    """A specifier, and whether alternatives were left open: ``^1.2`` is ``>=1.2,<2``.
+
+    Raises ValueError for what is no constraint.
+    """
+    return _of_alternatives([_parts(each) for each in re.split(r"\|\|?", constraint)], _poetry)
+
+
+def python_marker(constraint: str) -> str:
+    """Poetry's constraint on Python as a marker; empty if every Python meets it."""
+    found = []
+    for alternative in re.split(r"\|\|?", constraint):
+        bounds = [each for part in _parts(alternative) for each in _poetry(part)]
+        found.append(" and ".join(_marker(Specifier(each)) for each in bounds))
+    return _any_of(found)
+
+
+def _marker(one: Specifier) -> str:
+    version = one.version.removesuffix(".*")
+    full = len(Version(version).release) > 2
+    return f"python_{'full_' if full else ''}version {one.operator} '{one.version}'"
+
+
+def platform_marker(constraint: str) -> str:
+    """Poetry's ``platform``, such as ``linux || darwin`` or ``!=win32``, as a marker."""
+    found = []
+    for alternative in re.split(r"\|\|?", constraint):
+        parts = [re.fullmatch(r"(==|!=)?([\w-]+)", part) for part in _parts(alternative)]
+        if not all(parts):
+            raise ValueError(f"'{short(constraint)}' names no platforms")
+        found.append(
+            " and ".join(f"sys_platform {part[1] or '=='} '{part[2]}'" for part in parts if part)
+        )
+    return _any_of(found)
+
+
+def _any_of(markers: Sequence[str]) -> str:
+    if "" in markers:
+        return ""
+    return markers[0] if len(markers) == 1 else " or ".join(f"({each})" for each in markers)
+
+
+def all_of(markers: Sequence[str]) -> str:
+    """A marker that holds where all of these do; an empty one holds everywhere."""
+    some = [marker for marker in markers if marker]
+    return some[0] if len(some) == 1 else " and ".join(f"({marker})" for marker in some)
+
+
+def _parts(text: str) -> list[str]:
+    """The bounds that must hold together; spaces or commas are between them."""
+    joined = re.sub(rf"({OPERATOR})\s+", r"\1", text.strip())
+    return [part for part in re.split(r"[,\s]+", joined) if part]
+
+
+def _poetry(part: str) -> list[str]:
+    operator, version = _split(part)
+    if version == "*" and operator in ("", "==", "="):
+        return []
+    if operator in ("^", "~"):
+        return _up_to(version, caret=operator == "^")
+    return [_specifier("==" if operator in ("", "=") else operator, version)]
+
+
+def of_conda(version: str, *, fuzzy: bool = False) -> tuple[str, bool]:
+    """A specifier, and whether alternatives were left open; ``fuzzy`` if ``=`` came before it.
+
+    Raises ValueError for what is no version.
+    """
+
+    def bounds(part: str) -> list[str]:
+        operator, wanted = _split(part)
+        return _conda(operator or ("=" if fuzzy else ""), wanted)
+
+    return _of_alternatives([each.split(",") for each in version.split("|")], bounds)
+
+
+def _conda(operator: str, version: str) -> list[str]:
+    """``=2.1`` and ``2.1.*`` are any version that begins so; ``2.1`` is that one."""
+    prefix = version.rstrip("*").rstrip(". ")
+    if not prefix:
+        return []
+    if operator not in ("", "=", "==", "!="):
+        return [_specifier(operator, prefix)]
+    known = _version(prefix)
+    begins = version != prefix or (operator == "=" and len(known.release) < 3)
+    any_ = begins and not (known.is_prerelease or known.is_postrelease or known.local)
+    return [_specifier("!=" if operator == "!=" else "==", f"{prefix}{'.*' if any_ else ''}")]
+
+
+LONGEST = 200
+"""Characters of a bound; no version has so many."""
+
+
+def _split(part: str) -> tuple[str, str]:
+    if len(part) > LONGEST:
+        raise _no_version(part)
+    found = re.match(rf"({OPERATOR})?(.*)", part.strip())
+    return (found[1] or "", found[2].strip()) if found else ("", part)
+
+
+def _specifier(operator: str, version: str) -> str:
+    _version(version.removesuffix(".*"))
+    try:
+        return str(Specifier(f"{operator}{version}"))
+    except InvalidSpecifier:
+        raise _no_version(version) from None
+
+
+def _version(text: str) -> Version:
+    try:
+        return Version(text)
+    except ValueError:  # InvalidVersion, or more digits than Python reads
+        raise _no_version(text) from None
+
+
+def _no_version(text: str) -> ValueError:
+    return ValueError(f"'{short(text, 40)}' is not a version")
+
+
+def _up_to(version: str, *, caret: bool) -> list[str]:
+    """The range of ``^`` (to the next change of the first number that is not 0) or ``~``."""
+    known = _version(version)
+    numbers = list(known.release)
+    at = min(1, len(numbers) - 1)
+    if caret:
+        at = next((n for n, number in enumerate(numbers) if number), len(numbers) - 1)
+    above = [*numbers[:at], numbers[at] + 1]
+    return [f">={known.public}", f"<{'.'.join(map(str, above))}"]
+
+
+def _of_alternatives(
+    alternatives: Sequence[Sequence[str]], read: Callable[[str], list[str]]
+) -> tuple[str, bool]:
+    found = [[each for part in parts for each in read(part)] for parts in alternatives]
+    if len(found) == 1:
+        return ",".join(found[0]), False
+    ranges = [[each for bound in bounds for each in _range(Specifier(bound))] for bounds in found]
+    lowest = _outermost(ranges, ">", max, min)
+    return ",".join([*lowest, *_outermost(ranges, "<", min, max)]), True
+
+
+def _outermost(
+    ranges: Sequence[Sequence[str]], sign: str, inner: Callable[..., str], outer: Callable[..., str]
+) -> list[str]:
+    """The bound on one side within which all ranges are; none if one of them has no such bound."""
+    bounds = [[each for each in one if each.startswith(sign)] for one in ranges]
+    if not all(bounds):
+        return []
+    return [outer((inner(each, key=_place) for each in bounds), key=_place)]
+
+
+def _place(bound: str) -> Version:
+    return Version(bound.lstrip("<>="))
+
+
+def _range(one: Specifier) -> list[str]:
+    """A specifier as the bounds on both sides."""
+    version = one.version.removesuffix(".*")
+    if one.operator == "!=":
+        return []
+    if one.operator in ("==", "===", "~="):
+        if version == one.version and one.operator != "~=":
+            return [f">={version}", f"<={version}"]
+        numbers = Version(version).release
+        kept = numbers[:-1] if one.operator == "~=" else numbers
+        return [f">={version}", f"<{'.'.join(map(str, [*kept[:-1], kept[-1] + 1]))}"]
+    return [str(one)]
