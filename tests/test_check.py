@@ -112,6 +112,23 @@ def test_settings_narrow_the_answer_but_never_to_not_affected(
     assert answer("trainer_gas_twice", fixed, settings).status is BugStatus.NOT_AFFECTED
 
 
+@pytest.mark.parametrize(
+    "version",
+    [
+        "2.9.0a0+50eac811a6.nv25.09",
+        "2.9.0rc1+cu128",
+        "2.9.0.dev20250801+cu128",
+        "2.9.0+git1234567",
+        "2.7.0+rocm6.4.1.git1ded221d",
+    ],
+)
+def test_a_build_of_torch_that_is_no_published_release_is_unknown(version: str) -> None:
+    found = answer("dcp_async_late", environment({"torch": version}))
+    assert found.status is BugStatus.UNKNOWN
+    assert found.why.startswith(f"torch {version}: a ")
+    assert found.why.endswith(f"with the label +{version.partition('+')[2]}")
+
+
 def test_affected_bugs_come_first_and_of_these_the_most_damaging() -> None:
     found = recorded(catalog.sound(), environment({"deepspeed": "0.19.8"}))
     order = [

@@ -243,7 +243,10 @@ def test_other_names_of_torch_and_its_builds_are_known(write: Write) -> None:
     assert torch("-", conda(("pytorch", "2.5.1", "conda-forge"))) == Installed("2.5.1")
     builds = uv(("2.13.0+cpu", INDEX, ""), ("2.13.0+cu130", INDEX, "")).replace('"up"', '"torch"')
     assert torch("uv.lock", builds) == Installed("2.13.0")
-    assert torch("-", "torch==2.13.0+cu130\n") == Installed("2.13.0")
+    mixed = builds.replace("+cpu", "")
+    assert torch("uv.lock", mixed) == Installed("2.13.0")
+    for label in ("cu130", "cpu", "rocm6.4", "xpu", "cpu.cxx11.abi", "cu117.with.pypi.cudnn"):
+        assert torch("-", f"torch==2.13.0+{label}\n") == Installed("2.13.0")
 
 
 FREEZE = """\

@@ -32,6 +32,10 @@ CONDA = re.compile(r"/(feedstock_root|croot|conda-bld|tmp/build/80754af9)/")
 """Folders in which conda's packages are built. Their metadata name these folders."""
 
 
+TORCH_BUILD = re.compile(r"(cpu|xpu|cu\d+|rocm[\d.]*\d)(\.(cxx11\.abi|with\.pypi\.cudnn))?")
+"""The labels with which torch publishes builds of a release: ``2.13.0+cu130``."""
+
+
 @dataclass(frozen=True)
 class Installed:
     """A package as a source describes it.
@@ -72,11 +76,32 @@ def described(name: str, version: str, origin: str = "") -> Installed:
         return Installed("", origin or f"'{short(version, 40)}' is not a version")
     if parsed is None:
         return Installed("", origin or "its version is not recorded")
+    if _is_published(name, parsed):
+        return Installed(parsed.public, origin)
+    label = short(version.partition("+")[2], 40)
     if not origin and parsed.is_devrelease:
-        origin = "a development version"
-    if not origin and parsed.local and name != "torch":  # DeepSpeed's: the commit it is built from
-        origin = f"a build with the label +{parsed.local}"
-    return Installed(parsed.public if name == "torch" else version, origin)
+        origin = "a development version" + (f" with the label +{label}" if label else "")
+    if not origin and label:  # DeepSpeed's: the commit it is built from
+        origin = f"a build with the label +{label}"
+    return Installed(version, origin)
+
+
+def _release(name: str, version: str) -> str:
+    """A version without the label of a published build."""
+    try:
+        parsed = Version(version)
+    except ValueError:
+        return version
+    return parsed.public if _is_published(name, parsed) else version
+
+
+def _is_published(name: str, version: Version) -> bool:
+    """Whether it is one of the builds of a release that torch publishes.
+
+    Those of vendors are of another commit: ``2.9.0a0+50eac811a6.nv25.09``.
+    """
+    label = version.local and TORCH_BUILD.fullmatch(version.local)
+    return name == "torch" and bool(label) and not version.is_prerelease
 
 
 def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
@@ -84,8 +109,8 @@ def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
     found: dict[str, str] = {}
     for entry in entries:
         found[entry.version] = found.get(entry.version) or entry.origin
-    if name == "torch" and len({version.partition("+")[0] for version in found}) == 1 < len(found):
-        found = {next(iter(found)).partition("+")[0]: max(found.values())}  # builds of one release
+    if len(releases := {_release(name, version) for version in found}) == 1 < len(found):
+        found = {releases.pop(): max(found.values())}
     if len(found) == 1:
         ((version, origin),) = found.items()
         return described(name, version, origin)
