@@ -201,6 +201,57 @@ def test_the_users_own_project_and_what_does_not_apply_are_ignored(
     assert selected(own / "requirements.txt") is None
 
 
+TAGS = """\
+https://github.com/us/up/archive/v4.49.0-Gemma-3.zip
+https://github.com/us/up/archive/refs/tags/v4.36.2-3.tar.gz
+https://github.com/us/up/archive/release-4.36.2.tar.gz
+https://github.com/us/up/zipball/v4.36.2
+https://codeload.github.com/us/up/tar.gz/refs/tags/v4.36.2
+https://codeload.github.com/us/up/legacy.zip/main
+https://api.github.com/repos/us/up/tarball/main
+https://gitlab.com/group/us/up/-/archive/main/other-4.36.2.zip
+https://bitbucket.org/us/up/get/other-4.36.2.zip
+up @ https://github.com/us/fork/archive/v4.49.0-Gemma-3.zip
+up @ https://host/v4.49.0-Gemma-3.zip
+up @ https://host/other-4.36.2.tar.gz
+up @ file:///tmp/other-4.36.2-py3-none-any.whl"""
+
+
+@pytest.mark.parametrize("line", TAGS.splitlines())
+def test_an_archive_is_named_by_its_repository_and_a_tag_is_no_version(
+    file: Path, line: str
+) -> None:
+    file.write_text(line)
+    content = requirements.read([read_file(file)])
+    assert list(content.direct) == ["up"]
+    assert content.direct["up"].version == ""
+    assert content.direct["up"].origin in ("a file from the web", "a local file")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "https://github.com/us/up/releases/download/v4/up-4.36.2-py3-none-any.whl",
+        "https://github.com/us/up/archive/refs/tags/up-4.36.2.tar.gz",
+        "https://host/a/b/archive/up-4.36.2-py3-none-any.whl",
+        "https://host/simple/up/up-4.36.2.zip",
+        "up @ https://host/up-4.36.2.zip",
+    ],
+)
+def test_a_file_named_as_the_package_is_has_a_version(file: Path, line: str) -> None:
+    file.write_text(line)
+    content = requirements.read([read_file(file)])
+    assert {name: package.version for name, package in content.direct.items()} == {"up": "4.36.2"}
+
+
+@pytest.mark.parametrize("line", ["https://host/v4.49.0-Gemma-3.zip", "./main.zip"])
+def test_a_file_that_names_no_package_is_said(file: Path, line: str) -> None:
+    file.write_text(f"numpy\n{line}")
+    content = requirements.read([read_file(file)])
+    assert content.direct == {}
+    assert content.unnamed == [f"{file}, line 2"]
+
+
 @pytest.mark.parametrize(
     ("repository", "name"),
     [("NVIDIA/Megatron-LM.git", "megatron-core"), ("pytorch/pytorch", "torch")],

@@ -28,6 +28,12 @@ WEB = "a file from the web"
 ARCHIVES = re.compile(r"\.(whl|zip|tgz|tar\.\w+)$")
 """Endings of files to install; such a name is also a valid name of a package."""
 
+HOSTED = re.compile(
+    r"((?:/[^/]+)+?/[^/]+)/(?:(?:-/)?archive|zipball|tarball|get|(?:legacy\.)?(?:zip|tar\.gz))/.+"
+)
+"""The path of an archive that a repository's host makes of a commit; the first part is that of the
+repository. Its file is named after a tag: ``v4.49.0-Gemma-3.zip``."""
+
 CONDA = re.compile(r"/(feedstock_root|croot|conda-bld|tmp/build/80754af9)/")
 """Folders in which conda's packages are built. Their metadata name these folders."""
 
@@ -130,7 +136,8 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
     repository, plus, _ = scheme.partition("+")
     place, remote = unquote(place).rstrip("/"), scheme not in ("", "file")
     file = place.rpartition("/")[2]
-    name = _repository(place.partition("@")[0] if plus else place)
+    hosted = remote and not file.endswith(".whl") and HOSTED.fullmatch(place)
+    name = _repository(hosted[1] if hosted else place.partition("@")[0] if plus else place)
     if egg := re.search(r"(?:^|&)egg=([\w.-]+)", fragment):
         name = _canonical(egg[1])
     if editable:
@@ -139,16 +146,19 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
         return name, Installed("", f"installed from {repository}")
     if ARCHIVES.search(file):
         named, version = _archive(file)
-        return named or name, described(name, version, WEB if remote else FILE)
+        if hosted or egg:
+            version = version if named == name else ""
+        else:
+            name = named
+        return name, described(name, version, WEB if remote else FILE)
     if CONDA.search(place):
         return name, Installed("", "built by conda: only 'conda list --json' names its version")
     return name, Installed("", WEB if remote else FOLDER)
 
 
 def _repository(place: str) -> str:
-    """The name of a folder or a repository, also if an archive of it is downloaded."""
-    *_, last = place.partition("/archive/")[0].split("/")
-    name = _canonical(last.removesuffix(".git"))
+    """The package in a folder or a repository."""
+    name = _canonical(place.rpartition("/")[2].removesuffix(".git"))
     return ELSEWHERE.get(name, name)
 
 
@@ -167,6 +177,8 @@ def _archive(file: str) -> tuple[str, str]:
             name, version, *_ = parse_wheel_filename(file)
         else:
             name, version = parse_sdist_filename(file)
+        if re.match(r"v?\d+\.\d", file):  # named after a tag
+            return "", ""
         return name, str(version)
     except ValueError:  # each of packaging's exceptions is one
         return "", ""

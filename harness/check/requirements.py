@@ -11,7 +11,7 @@ import os.path
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from packaging.markers import Marker
@@ -176,7 +176,9 @@ class _Reading:
         name = canonicalize_name(requirement.name)
         found.extras[name] = found.extras.get(name, frozenset()) | requirement.extras
         if requirement.url:
-            _, package = at_address(requirement.url)
+            named, package = at_address(requirement.url)
+            if named != name:  # the file is of another package, or named after a tag
+                package = replace(package, version="")
             found.add_direct(name, package, where)
         else:
             found.add(name, map(str, requirement.specifier), where)
