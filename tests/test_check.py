@@ -257,6 +257,32 @@ def test_a_mistake_is_one_line(words: list[str], message: str, capsys: Capture) 
     assert message in refused(capsys, ["check", *words])
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("n" * 300, "File name too long"),
+        ("n" * 300 + "[train]", "File name too long"),
+        ("n/" * 3000, "File name too long"),
+        ("loop", "Too many levels of symbolic links"),
+        ("a\0b", "null byte"),
+        ("", "-r names no file"),
+        ("requirements.txt[a]", "requirements.txt has no extras or groups: leave [a] out"),
+        ("uv.lock[a,b]", "uv.lock has no extras or groups: leave [a,b] out"),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_name_that_names_no_file_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, name: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    Path("uv.lock").write_text("version = 1\n")
+    file(tmp_path, "transformers==5.2.0")
+    said = refused(capsys, ["check", "-r", name])
+    assert message in said
+    assert len(said) < 300
+
+
 def test_an_environment_without_any_of_the_packages_is_a_mistake_and_not_an_all_clear(
     tmp_path: Path, capsys: Capture
 ) -> None:

@@ -141,6 +141,8 @@ up; python_version
 --index-url "x
 --index-url
 --extra-index-url http://host/simple ./up
+--pre ./up
+--trusted-host
 # Editable install with no version control (-r==1.0)"""
 
 
@@ -148,6 +150,67 @@ up; python_version
 def test_a_line_that_names_no_package_is_a_mistake(file: Path, line: str) -> None:
     file.parent.parent.joinpath("other.txt").write_text("up\n")
     check_refused(file, f"numpy\n{line}\n", re.escape(f"line 2: '{line}' is refused"))
+
+
+NESTED = """\
+-r "a b.txt"
+-r 'a b.txt'
+-ra\\ b.txt
+--requirement="a b.txt"
+--trusted-host host -r "a b.txt"
+-c "a b.txt" --pre
+up==4.36.2 --config-settings "a=b c"
+up==4.36.2 --config-setting='a=b c' --hash=sha256:00 -C "x=y"
+up==4.36.2 --global-option="--a \\" b" """
+
+
+@pytest.mark.parametrize("line", NESTED.splitlines())
+def test_options_are_split_as_a_shell_does(file: Path, tmp_path: Path, line: str) -> None:
+    (tmp_path / "a b.txt").write_text("up==4.36.2\n")
+    file.write_text(f"numpy\n{'up' * line.startswith('-c')}\n{line}\n")
+    assert required(file, ["up"]) == {"up": "4.36.2"}
+
+
+def test_a_folder_of_an_editable_may_have_spaces(file: Path) -> None:
+    file.write_text("-e './my folder/up[a]'\n")
+    package = selected(file)
+    assert package
+    assert package.origin == "an editable install"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "./" + "[" * 200_000 + "x",
+        "up; " + "(" * 20_000,
+        "up; " + "(" * 3_000,
+        "up" + ",".join(f"!=1.{n}" for n in range(30_000)),
+        "".join(f"up!=1.{n}\n" for n in range(30_000)),
+        "up===" + "a" * 9_000,
+        "up==1.0a" + "9" * 200 + "\n" + "up==" + "1." * 1_000 + "1",
+        "-r " + "n" * 300 + ".txt",
+        "-c " + "n/" * 1_500,
+        "up=" + "n" * 3_000,
+        "-e " + "[" * 3_000 + ";" + "x" * 900,
+        "--index-url " + "x" * 3_000,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_long_line_is_refused_in_a_short_one(file: Path, text: str) -> None:
+    file.write_text(f"numpy\n{text}\n")
+    with pytest.raises(UserError, match="refused|contradict") as caught:
+        required(file, ["up"])
+    assert len(str(caught.value)) < 700
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["folder", "loop", "fifo", "gone"])
+def test_a_line_names_a_file(file: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "fifo")
+    check_refused(file, f"-r {name}", f"line 1: '-r {name}' is refused: it is no file")
 
 
 @pytest.mark.parametrize(

@@ -195,8 +195,8 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     version.
     """
     wanted = _wanted(names)
-    found = [project_files.in_folder(file) for file in dict.fromkeys(files)]
-    sources = [source.read(file) for file, _ in found]
+    found = [_opened(file) for file in dict.fromkeys(files)]
+    sources = [file for file, _ in found]
     notes = [note for _, note in found if note]
     where = " and ".join(one.name for one in sources)
     lists = [one for one in sources if _is_list(one)]
@@ -214,6 +214,22 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     packages, more = _required(content, wanted, day, complete=complete)
     more += [f"{place}: it does not show which package is there" for place in content.unnamed]
     return Environment(merged(packages), where, complete, notes=(*more, *notes))
+
+
+def _opened(name: str) -> tuple[PackageFile, str]:
+    """The file with this name, or of the folder with it, and what the user should know of it."""
+    if not name:
+        raise UserError("-r names no file: write -r FILE, or -r . for this folder")
+    try:
+        file, note = project_files.in_folder(name)
+        opened = source.read(file)
+    except OSError as error:  # the name is too long, or a folder may not be read
+        raise source.unreadable(name, error) from None
+    if opened.chosen and not project_files.is_one(opened):
+        raise UserError(
+            f"{opened.name} has no extras or groups: leave [{','.join(opened.chosen)}] out"
+        )
+    return opened, note
 
 
 def _is_list(file: PackageFile) -> bool:

@@ -26,26 +26,32 @@ from harness.check.source import FROM_WEB, PackageFile, read_file
 from harness.releases import index
 from harness.system.documents import DIGITS
 from harness.system.errors import Fault, UserError
-from harness.system.text import plain, warn_once
+from harness.system.text import plain, short, warn_once
+
+LONGEST = 4_000
+"""Characters of a line without its hashes; a longer one could take minutes."""
+MOST = 100
+"""Conditions on the versions of one package; thousands would take minutes."""
 
 NESTED = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c"}
 MORE, NO_INDEX, LINKS = "--extra-index-url", "--no-index", ("-f", "--find-links")
 WHERE = ("-i", "--index-url", "--pypi-url", MORE, NO_INDEX, *LINKS)
 """Options that say where to look up versions."""
 EDIT = ("-e", "--editable")
-IDLE = (
-    "--pre",
-    "--prefer-binary",
-    "--require-hashes",
-    "--no-binary",
-    "--only-binary",
-    "--trusted-host",
-    "--use-feature",
-)
+FLAGS = ("--pre", "--prefer-binary", "--require-hashes", NO_INDEX)
+"""Options without a value."""
+IDLE = (*FLAGS, "--no-binary", "--only-binary", "--trusted-host", "--use-feature")
 """Options for installing, which have no effect here."""
 
 DEEPEST = 50
 """How deeply files may include other files."""
+
+WORD = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'\\])+"""
+"""A word as a shell reads it: pip splits options so."""
+OF_ONE = re.compile(
+    rf"\s(?:--(?:hash|config-settings?|global-option)[=\s]\s*|-C\s*)(?:{WORD})(?=\s|$)"
+)
+"""The options of one requirement, which have no effect here."""
 
 FROZEN_EDITABLE = re.compile(r"# Editable .*\(([\w.-]+)===?([^\s()]+)\)")
 """The comment in which ``pip freeze`` names an editable install that has no address."""
@@ -93,7 +99,10 @@ class _Named:
         return {name: SpecifierSet(",".join(sorted(of))) for name, of in self.places.items()}
 
     def add(self, name: str, specifiers: Iterable[str], where: str) -> None:
-        self.places.setdefault(name, {}).update(dict.fromkeys(specifiers, where))
+        places = self.places.setdefault(name, {})
+        places.update(dict.fromkeys(specifiers, where))
+        if len(places) > MOST:
+            raise ValueError(f"{name} has more than {MOST} conditions")
 
     def add_direct(self, name: str, package: Installed, where: str) -> None:
         """Add a package from an address. The line before an editable one may have its version."""
@@ -121,7 +130,7 @@ class _Reading:
     unnamed: list[str] = field(default_factory=list)
 
     def read(self, source: PackageFile, *, constraint: bool = False) -> None:
-        file = source.path.resolve()
+        file = Path(os.path.realpath(source.path))
         if (file, constraint) in self.seen:
             return
         self.seen.add((file, constraint))
@@ -133,9 +142,8 @@ class _Reading:
         for where, line in self._placed(source):
             try:
                 self._take(line, file, where, constraint)
-            except ValueError as why:
-                first = str(why).partition("\n")[0]  # packaging draws where the mistake is
-                raise UserError(f"{where}: '{line}' is refused: {first}") from None
+            except (ValueError, OSError, RecursionError) as error:
+                raise UserError(f"{where}: '{short(line)}' is refused: {_why(error)}") from None
         self.depth -= 1
 
     def _placed(self, source: PackageFile) -> Iterator[tuple[str, str]]:
@@ -151,6 +159,8 @@ class _Reading:
         yield from declared.lines
 
     def _take(self, line: str, file: Path, where: str, constraint: bool) -> None:
+        if len(line) > LONGEST:
+            raise ValueError(f"it has more than {LONGEST:,} characters")
         if line != plain(line):
             raise ValueError("it contains a control character")
         if re.search(rf"\d{{{DIGITS}}}", line):
@@ -201,45 +211,43 @@ class _Reading:
             self.unnamed.append(where)
 
     def _option(self, line: str, file: Path, where: str, constraint: bool) -> None:
-        option, _, value = re.sub(r"^(-[a-z]|--[a-z-]+)[=\s]*", r"\1\0", line).partition("\0")
-        if option in EDIT:
-            found = self.constraints if constraint else self.required
-            self._note_address(value, file, where, found, editable=True)
+        """Note what the options of a line say. A marker is no part of them, and has quotes."""
+        if edited := re.match(r"(?:-e|--editable)[=\s]*(?=.*;)", line):
+            self._note_editable(line[edited.end() :], file, where, constraint)
             return
-        self.frozen = False
-        if option in NESTED:
-            inside = self._inside(file, value)
-            self.read(read_file(inside), constraint=constraint or NESTED[option] == "-c")
-        elif option in WHERE:
-            self._note_index(option, shlex.split(value), file, where, constraint)
-        elif option not in IDLE:
-            raise ValueError(
-                "nothing is built or installed here; name releases, such as transformers==4.36.2"
-            )
+        words = shlex.split(line)
+        while words:
+            option, value = _first_option(words)
+            if option in EDIT:
+                self._note_editable(value, file, where, constraint)
+                continue
+            self.frozen = False
+            if option in NESTED:
+                inside = read_file(self._inside(file, value))
+                self.read(inside, constraint=constraint or NESTED[option] == "-c")
+            elif option in WHERE:
+                self._note_index(option, value)
 
-    def _note_index(
-        self, option: str, words: list[str], file: Path, where: str, constraint: bool
-    ) -> None:
-        """Note where to look up versions; a line may contain several such options."""
+    def _note_editable(self, address: str, file: Path, where: str, constraint: bool) -> None:
+        found = self.constraints if constraint else self.required
+        self._note_address(address, file, where, found, editable=True)
+
+    def _note_index(self, option: str, value: str) -> None:
+        """Note where to look up versions."""
         if option == NO_INDEX:
             self.no_index = True
-        elif not words:
-            raise ValueError("it names no address")
         elif option in LINKS:
-            words.pop(0)
             self.links = True
-        elif not re.match(r"https?://", words[0]):
+        elif not re.match(r"https?://", value):
             raise ValueError("an index is read over https:// or http://")
         elif option == MORE:
-            self.more.append(words.pop(0))
+            self.more.append(value)
         else:
-            self.main = words.pop(0)
-        if words:
-            self._option(shlex.join(words), file, where, constraint)
+            self.main = value
 
     def _inside(self, file: Path, name: str) -> Path:
         """An included file; it must be in the project of the first file."""
-        named = (file.parent / name).resolve()
+        named = Path(os.path.realpath(file.parent / name))
         if re.match(r"https?://", name):
             raise ValueError(f"addresses are not read: save it, and name it with -r. {FROM_WEB}")
         if self.root not in named.parents:
@@ -247,14 +255,38 @@ class _Reading:
                 f"it is outside of {self.root}: remove the line, and give both files with -r"
             )
         if not named.is_file():
-            raise ValueError("there is no such file")
+            there = os.path.lexists(file.parent / name)
+            raise ValueError("it is no file" if there else "there is no such file")
         return named
+
+
+def _why(error: BaseException) -> str:
+    """Why a line is refused, in a short line; packaging draws where the mistake is."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return short(getattr(error, "strerror", None) or str(error), 200)
+
+
+def _first_option(words: list[str]) -> tuple[str, str]:
+    """Take the first option of a line, and its value if it has one, from these words."""
+    word = words.pop(0)
+    long = word.startswith("--")
+    option, given, value = word.partition("=") if long else (word[:2], word[2:], word[2:])
+    if option not in (*NESTED, *WHERE, *EDIT, *IDLE):
+        raise ValueError(
+            "nothing is built or installed here; name releases, such as transformers==4.36.2"
+        )
+    if option in FLAGS:
+        return option, ""
+    if not (given or words):
+        raise ValueError(f"{option} has no value")
+    return option, value.removeprefix("=") if given else words.pop(0)
 
 
 def _project(file: Path) -> Path:
     """The folder within which a file may include others: its project's, or its own."""
     for folder in file.parents:
-        if any((folder / name).exists() for name in PROJECT):
+        if any(os.path.exists(folder / name) for name in PROJECT):
             return folder
     return file.parent
 
@@ -288,7 +320,7 @@ def _exact(versions: SpecifierSet) -> list[str]:
 
 def _contradiction(name: str, places: Mapping[str, str]) -> str:
     parts = [f"{name}{specifier} ({where})" for specifier, where in places.items()]
-    return f"{' and '.join(parts)} contradict each other"
+    return f"{short(' and '.join(parts), 400)} contradict each other"
 
 
 def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, str]:
@@ -313,7 +345,8 @@ def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, 
         note = f"{name}: the newest tested release is taken, as no index could be read ({fault})"
     found = list(versions.filter(known))
     if not found:
-        raise UserError(f"no release is {name}{versions}: they go from {known[0]} to {known[-1]}")
+        named = short(f"{name}{versions}", 200)
+        raise UserError(f"no release is {named}: they go from {known[0]} to {known[-1]}")
     return Installed(found[-1], newest_of=f"{name}{versions}"), note
 
 
@@ -373,8 +406,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
                 continue
         joined = "".join(parts)
         parts.clear()
-        option = r"\s--(hash|config-settings?|global-option)[=\s]\S+"
-        if text_ := re.sub(option, "", joined).strip():
+        if text_ := OF_ONE.sub("", joined).strip():
             yield number, text_
 
 
@@ -394,4 +426,7 @@ def _requirement(line: str) -> Requirement | None:
 def _without_extras(line: str) -> tuple[str, Marker | None]:
     """A path or an address without the extras to install, and the marker after it."""
     address, _, marker = line.partition(";")
-    return re.sub(r"\[[^\]]*\]$", "", address.strip()), Marker(marker) if marker.strip() else None
+    address = address.strip()
+    if address.endswith("]"):
+        address = address.rpartition("[")[0] or address
+    return address, Marker(marker) if marker.strip() else None

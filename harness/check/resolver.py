@@ -58,10 +58,12 @@ NEEDS = {
 nothing can be resolved. Any release of the last two years needs these."""
 
 WITHOUT = re.compile(
-    r"Wheels are required for `([\w.-]+)`|([\w.-]+)(?:[=<>!~]=?\S+)? has no (?:usable )?wheels|"
-    r"(\S+) was not found in the package registry|no versions? of ([\w.-]+)"
+    r"Wheels are required for `([\w.-]+)`|"
+    r"(?<![^\s`(])([\w.-]+)(?:[=<>!~]=?\S+)? has no (?:usable )?wheels|"
+    r"(?<!\S)(\S+) was not found in the package registry|no versions? of ([\w.-]+)"
 )
-"""What uv says of a package that cannot be used."""
+"""What uv says of a package that cannot be used. A search begins only where a word does, as some
+words are long."""
 NO_INDEX = re.compile(r"error sending request|dns error|network was disabled|Request failed")
 
 

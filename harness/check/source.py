@@ -13,8 +13,11 @@ from typing import IO, Any
 
 from harness.system.documents import LARGEST, json_of, toml_of, yaml_of
 from harness.system.errors import UserError
+from harness.system.text import short
 
 STDIN = "standard input"
+LONGEST_NAME = 200
+"""Characters of a file's name in a message."""
 
 MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -60,7 +63,9 @@ FROM_WEB = "For example: curl -L ADDRESS | distributed-bugs check -r -"
 def read(name: str) -> PackageFile:
     """The file with this name; ``-`` is standard input. Raises UserError if it cannot be read."""
     if re.match(r"[a-z+]+://", name):
-        raise UserError(f"{name} is an address, and -r reads a file. {FROM_WEB}")
+        raise UserError(
+            f"{short(name, LONGEST_NAME)} is an address, and -r reads a file. {FROM_WEB}"
+        )
     if name != "-":
         if (named := re.fullmatch(r"(.+)\[([\w.\s,-]*)\]", name)) and not Path(name).exists():
             chosen = tuple(each.strip() for each in named[2].split(",") if each.strip())
@@ -100,8 +105,13 @@ def _text(name: str, opened: Callable[[], AbstractContextManager[IO[bytes]]]) ->
         mark, encoding = next((m for m in MARKS if read.startswith(m[0])), (b"", "utf-8"))
         return read[len(mark) :].decode(encoding)
     except FileNotFoundError:
-        raise UserError(f"no file {name}") from None
+        raise UserError(f"no file {short(name, LONGEST_NAME)}") from None
     except OSError as error:
-        raise UserError(f"cannot read {name}: {error.strerror}") from None
+        raise unreadable(name, error) from None
     except ValueError as error:  # not in this encoding, or a null byte in the name
-        raise UserError(f"cannot read {name}: {error}") from None
+        raise UserError(f"cannot read {short(name, LONGEST_NAME)}: {error}") from None
+
+
+def unreadable(name: str, error: OSError) -> UserError:
+    """The error for a file that the system does not open, or whose name it does not take."""
+    return UserError(f"cannot read {short(name, LONGEST_NAME)}: {error.strerror}")
