@@ -198,7 +198,7 @@ def test_a_folder_of_an_editable_may_have_spaces(file: Path) -> None:
 )
 def test_a_long_line_is_refused_in_a_short_one(file: Path, text: str) -> None:
     file.write_text(f"numpy\n{text}\n")
-    with pytest.raises(UserError, match="refused|contradict") as caught:
+    with pytest.raises(UserError, match=r"refused|contradict") as caught:
         required(file, ["up"])
     assert len(str(caught.value)) < 700
     assert "\n" not in str(caught.value)
@@ -313,6 +313,124 @@ def test_a_file_that_names_no_package_is_said(file: Path, line: str) -> None:
     content = requirements.read([read_file(file)])
     assert content.direct == {}
     assert content.unnamed == [f"{file}, line 2"]
+
+
+OURS = """\
+[project]
+name = "mine"
+dependencies = ["up==4.37.2"]
+[project.optional-dependencies]
+train = ["down==1.0"]
+"""
+DYNAMIC = '[project]\nname = "mine"\ndynamic = ["dependencies"]\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("-e .", {"up": "4.37.2"}),
+        ("-e ./", {"up": "4.37.2"}),
+        (".", {"up": "4.37.2"}),
+        ("file:.", {"up": "4.37.2"}),
+        ("-e .[train]", {"up": "4.37.2", "down": "1.0"}),
+        ('-e ".[train, nope]"', {"up": "4.37.2"}),
+        (".[train]", {"up": "4.37.2", "down": "1.0"}),
+        ("-e .\n-e .[train]", {"up": "4.37.2", "down": "1.0"}),
+        ("-e . ; python_version > '3'", {"up": "4.37.2"}),
+        ("-e . ; python_version < '3'", {}),
+    ],
+)
+def test_what_the_users_own_project_needs_is_read(
+    file: Path, line: str, found: dict[str, str]
+) -> None:
+    (file.parent / "pyproject.toml").write_text(OURS)
+    (file.parent / "setup.py").write_text("raise RuntimeError")
+    file.write_text(f"numpy\n{line}\n")
+    assert required(file, ["up", "down"]) == found
+    notes = requirements.read([read_file(file)]).notes
+    assert [note.rpartition(" ")[2] for note in notes] == ["[train,nope]"] * ("nope" in line)
+
+
+def test_a_project_is_found_from_the_folder_of_its_requirements(file: Path) -> None:
+    """pip reads a path relative to where it runs."""
+    inner = file.parent / "requirements" / "dev.txt"
+    inner.parent.mkdir()
+    (file.parent / "pyproject.toml").write_text(OURS)
+    for line in ("-e .", "-e .."):
+        inner.write_text(f"{line}\n")
+        assert required(inner, ["up"]) == {"up": "4.37.2"}
+
+
+def test_a_package_in_the_project_is_read_as_well(file: Path) -> None:
+    (file.parent / "sub").mkdir()
+    (file.parent / "sub" / "pyproject.toml").write_text(OURS)
+    (file.parent / ".git").mkdir()
+    file.write_text("-e ./sub\n")
+    content = requirements.read([read_file(file)])
+    assert required(file, ["up"]) == {"up": "4.37.2"}
+    assert content.projects == {"sub"}
+    assert content.direct["sub"].origin == "an editable install"
+
+
+def test_a_checkout_of_a_package_is_no_release_of_it(file: Path) -> None:
+    (file.parent / "pyproject.toml").write_text('[project]\nname = "Up"\nversion = "4.37.2"\n')
+    file.write_text("-e .\n")
+    package = selected(file)
+    assert package == Installed("", "an editable install")
+
+
+@pytest.mark.parametrize(
+    ("files", "found", "note"),
+    [
+        ({}, {}, "no file there declares them"),
+        ({"setup.py": "raise RuntimeError"}, {}, "setup.py is code, and is not run"),
+        ({"setup.py": "", "pyproject.toml": "[tool.ruff]\n"}, {}, "setup.py is code"),
+        ({"setup.py": "", "setup.cfg": "[metadata]\nname = mine\n"}, {}, "setup.py is code"),
+        ({"pyproject.toml": DYNAMIC}, {}, "no file there declares them"),
+        ({"pyproject.toml": '[project]\nname = "mine"\n', "setup.py": ""}, {}, ""),
+        (
+            {
+                "pyproject.toml": "[tool.ruff]\n",
+                "setup.cfg": "[options]\ninstall_requires = up==4\n",
+            },
+            {"up": "4"},
+            "",
+        ),
+        (
+            {
+                "pyproject.toml": DYNAMIC
+                + '[tool.setuptools.dynamic]\ndependencies = {file = ["base.txt"]}\n',
+                "base.txt": "-e .\nup==4\n",
+            },
+            {"up": "4"},
+            "",
+        ),
+        (
+            {"pyproject.toml": '[tool.poetry.dependencies]\npython = "^3.10"\nup = "4"\n'},
+            {"up": "4"},
+            "",
+        ),
+    ],
+)
+def test_what_a_project_needs_is_read_or_a_note_says_that_it_was_not(
+    file: Path, files: dict[str, str], found: dict[str, str], note: str
+) -> None:
+    for name, text in files.items():
+        (file.parent / name).write_text(text)
+    file.write_text("numpy\n-e .\n")
+    content = requirements.read([read_file(file)])
+    notes = " ".join(content.notes)
+    assert required(file, ["up"]) == found
+    assert note in notes
+    assert bool(note) == (f"{file}, line 2: its dependencies were not read" in notes)
+
+
+def test_the_output_of_pip_freeze_has_what_the_own_project_needs(file: Path) -> None:
+    (file.parent / "pyproject.toml").write_text(OURS)
+    file.write_text(f"# Editable Git install with no remote (mine==0.1)\n-e {file.parent}\nup==4\n")
+    content = requirements.read([read_file(file)])
+    assert content.frozen
+    assert str(content.versions["up"]) == "==4"
 
 
 @pytest.mark.parametrize(

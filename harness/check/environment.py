@@ -210,6 +210,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
         f"{file} also has {', '.join(choices)}: {file}[NAME] reads it"
         for file, choices in content.choices.items()
     )
+    notes += content.notes
     complete = content.frozen and where == STDIN
     packages, more = _required(content, wanted, day, complete=complete)
     more += [f"{place}: it does not show which package is there" for place in content.unnamed]

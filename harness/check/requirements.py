@@ -17,12 +17,12 @@ from pathlib import Path
 from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidName, canonicalize_name
 
 from harness.bugs.affected import tested_releases
 from harness.check import project_files
 from harness.check.installed import ARCHIVES, EDITABLE, Installed, at_address, described
-from harness.check.source import FROM_WEB, PackageFile, read_file
+from harness.check.source import FROM_WEB, PackageFile, content_of, names_in, read_file
 from harness.releases import index
 from harness.system.documents import DIGITS
 from harness.system.errors import Fault, UserError
@@ -85,6 +85,10 @@ class Requirements:
     """By file, the extras and groups that were not chosen."""
     unnamed: Sequence[str] = ()
     """Where files name a path or an address that does not show which package is there."""
+    notes: Sequence[str] = ()
+    """What projects' files left out or left open, a line each."""
+    projects: frozenset[str] = frozenset()
+    """The user's own projects, whose dependencies were read; no index is asked for them."""
 
 
 @dataclass
@@ -111,6 +115,18 @@ class _Named:
             self.direct[name] = package
 
 
+@dataclass(frozen=True)
+class _Project:
+    """A folder of the user's own that a line installs: ``-e .[train]``."""
+
+    folder: Path
+    extras: tuple[str, ...]
+    where: str
+    name: str
+    """Of the package that the line counts as; empty for the folder of the file itself."""
+    package: Installed
+
+
 @dataclass
 class _Reading:
     """The state while files and the files that they include are read."""
@@ -123,17 +139,21 @@ class _Reading:
     no_index: bool = False
     links: bool = False
     frozen: bool = True
-    seen: set[tuple[Path, bool]] = field(default_factory=set)
+    seen: set[tuple[Path, tuple[str, ...], bool]] = field(default_factory=set)
     depth: int = 0
     python: str = ""
     choices: dict[str, Sequence[str]] = field(default_factory=dict)
     unnamed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    folders: list[_Project] = field(default_factory=list)
+    projects: set[str] = field(default_factory=set)
 
     def read(self, source: PackageFile, *, constraint: bool = False) -> None:
         file = Path(os.path.realpath(source.path))
-        if (file, constraint) in self.seen:
+        key = (file, source.chosen, constraint)
+        if key in self.seen:
             return
-        self.seen.add((file, constraint))
+        self.seen.add(key)
         if self.depth == DEEPEST:
             raise UserError(f"{source.name}: more than {DEEPEST} files include each other")
         if not self.depth:
@@ -197,18 +217,62 @@ class _Reading:
         self, line: str, file: Path, where: str, found: _Named, *, editable: bool = False
     ) -> None:
         """Note a path or an address; the folder of the file is the user's own project."""
-        address, marker = _without_extras(line)
+        address, extras, marker = _parts(line)
         if marker and not marker.evaluate():
             return
+        if re.match(r"file:(?!//)", address):
+            address = address.partition(":")[2]
+        folder = None
         if not re.match(r"[a-z+]+:", address):
-            address = os.path.normpath(file.parent / address)
-        if address == str(file.parent):
-            return
+            self.frozen = self.frozen and os.path.isabs(address)  # pip freeze writes no other
+            folder = self._folder(address, file)
+            address = str(folder)
         name, package = at_address(address, editable=editable)
-        if name:
+        own = folder in (file.parent, self.root)
+        if name and not own:
             found.add_direct(name, package, where)
-        else:
+        if found is self.constraints:
+            return
+        if folder and (own or self._is_within(folder)):
+            self.folders.append(_Project(folder, extras, where, "" if own else name, package))
+        elif not name:
             self.unnamed.append(where)
+
+    def _is_within(self, folder: Path) -> bool:
+        """Whether a folder is a project within the user's own."""
+        return self.root in Path(os.path.realpath(folder)).parents and bool(_declaring(folder))
+
+    def _folder(self, address: str, file: Path) -> Path:
+        """The folder at a path: relative to the file, or to the project, where pip usually runs."""
+        folders = [Path(os.path.normpath(base / address)) for base in (file.parent, self.root)]
+        return next((folder for folder in folders if _declaring(folder)), folders[0])
+
+    def read_projects(self) -> None:
+        """Read what the user's own projects need; the output of pip freeze has all of that."""
+        self.depth += 1  # an included file must be in the same project as before
+        while self.folders and not self.frozen:
+            project = self.folders.pop()
+            files = [read_file(path) for path in _declaring(project.folder)]
+            file = next(filter(_says_all, files), None)
+            if file:
+                self._read_project(project, file)
+            elif not project.name:
+                code = any(each.path.name == "setup.py" for each in files)
+                why = project_files.SETUP if code else "no file there declares them"
+                self.notes.append(f"{project.where}: its dependencies were not read: {why}")
+        self.depth -= 1
+
+    def _read_project(self, project: _Project, file: PackageFile) -> None:
+        wanted = replace(file, chosen=project.extras)
+        if project.extras and not _declares(wanted):
+            extras = ",".join(project.extras)
+            self.notes.append(f"{project.where}: {file.name} declares nothing for [{extras}]")
+            wanted = file
+        if _declares(wanted):
+            self.read(wanted)
+        if name := project.name or _name(file):
+            self.projects.add(name)
+            self.required.add_direct(name, project.package, project.where)
 
     def _option(self, line: str, file: Path, where: str, constraint: bool) -> None:
         """Note what the options of a line say. A marker is no part of them, and has quotes."""
@@ -367,6 +431,7 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
     reading = _Reading()
     for source in sources:
         reading.read(source)
+        reading.read_projects()
     required, bounds = reading.required, reading.constraints
     places = {
         name: {**specifiers, **bounds.places.get(name, {})}
@@ -379,6 +444,8 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
         python=reading.python,
         choices=reading.choices,
         unnamed=reading.unnamed,
+        notes=reading.notes,
+        projects=frozenset(reading.projects),
         direct={**bounds.direct, **required.direct},
         places=places,
         indices=(reading.main, *reading.more) if reading.main or reading.more else (),
@@ -418,15 +485,52 @@ def _requirement(line: str) -> Requirement | None:
         requirement = None
     if requirement and (requirement.url or not ARCHIVES.search(requirement.name)):
         return requirement
-    if not (requirement or "/" in line or line.startswith(".")):
+    if not (requirement or "/" in line or line.startswith((".", "file:"))):
         raise ValueError("it does not name a package with versions, such as transformers==4.36.2")
     return None
 
 
-def _without_extras(line: str) -> tuple[str, Marker | None]:
-    """A path or an address without the extras to install, and the marker after it."""
+def _parts(line: str) -> tuple[str, tuple[str, ...], Marker | None]:
+    """A path or an address, the extras to install, and the marker after it."""
     address, _, marker = line.partition(";")
-    address = address.strip()
-    if address.endswith("]"):
-        address = address.rpartition("[")[0] or address
-    return address, Marker(marker) if marker.strip() else None
+    address, extras = address.strip(), ""
+    if address.endswith("]") and "[" in address:
+        address, _, extras = address[:-1].rpartition("[")
+    return address, names_in(extras), Marker(marker) if marker.strip() else None
+
+
+def _declaring(folder: Path) -> list[Path]:
+    """The files of a folder that can say what the project there needs."""
+    files = (folder / name for name in ("pyproject.toml", "setup.cfg", "setup.py"))
+    return [file for file in files if os.path.isfile(file)]
+
+
+def _says_all(file: PackageFile) -> bool:
+    """Whether a project's file says what the project needs, without extras: no other file and no
+    code does."""
+    if file.path.suffix != ".toml":
+        return file.path.suffix == ".cfg" and _declares(file)
+    project = content_of(file.name, file.text, "TOML").get("project")
+    if not isinstance(project, Mapping):
+        return _declares(file)
+    return "dependencies" not in list(project.get("dynamic") or ()) or _declares(file)
+
+
+def _name(file: PackageFile) -> str:
+    """The name of a project in its pyproject.toml; empty if it has none there."""
+    if file.path.suffix != ".toml":
+        return ""
+    project = content_of(file.name, file.text, "TOML").get("project")
+    name = project.get("name") if isinstance(project, Mapping) else None
+    try:
+        return canonicalize_name(name, validate=True) if isinstance(name, str) else ""
+    except InvalidName:
+        return ""
+
+
+def _declares(file: PackageFile) -> bool:
+    """Whether a file declares dependencies, with the extras that were chosen."""
+    try:
+        return bool(project_files.declared(file).lines)
+    except UserError:
+        return False

@@ -89,7 +89,7 @@ def resolve(content: Requirements, known: Collection[str], day: str = "") -> Res
     """
     try:
         versions, left_out = _versions(content, content.versions, day)
-        unread = ", ".join(sorted(left_out - NEEDS.keys()))
+        unread = ", ".join(sorted(left_out - NEEDS.keys() - content.projects))
         note = f"what these need was not looked up, as they have no wheel: {unread}"
         return Resolution(versions, {}, [note] if unread else [])
     except _NotResolved as error:

@@ -67,9 +67,8 @@ def read(name: str) -> PackageFile:
             f"{short(name, LONGEST_NAME)} is an address, and -r reads a file. {FROM_WEB}"
         )
     if name != "-":
-        if (named := re.fullmatch(r"(.+)\[([\w.\s,-]*)\]", name)) and not Path(name).exists():
-            chosen = tuple(each.strip() for each in named[2].split(",") if each.strip())
-            return replace(read_file(Path(named[1])), chosen=chosen)
+        if (parts := re.fullmatch(r"(.+)\[([\w.\s,-]*)\]", name)) and not Path(name).exists():
+            return replace(read_file(Path(parts[1])), chosen=names_in(parts[2]))
         return read_file(Path(name))
     source = PackageFile(
         STDIN, Path.cwd() / "-", _text(STDIN, lambda: nullcontext(sys.stdin.buffer))
@@ -77,6 +76,11 @@ def read(name: str) -> PackageFile:
     if not source.text.strip():
         raise UserError(f"{STDIN} is empty")
     return source
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """The names in a list of extras: ``train, gpu``."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def read_file(path: Path) -> PackageFile:
