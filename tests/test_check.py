@@ -249,6 +249,8 @@ def test_the_exit_code_says_whether_a_bug_is_there(
         (["scenario=rope_zero"], "did you mean rope_zero_init?"),
         (["seed=1"], "seed=1 has an effect only with --run"),
         (["--unknown"], "--unknown has an effect only with --run"),
+        (["--as-of", "2025-01-01"], "--as-of has an effect only with -r"),
+        (["--as-of", "2025-01-01", "--python", "p"], "--as-of has an effect only with -r"),
         (["--deepspeed", "nowhere.json"], "cannot read nowhere.json"),
         (["--format", "xml"], "invalid choice: 'xml'"),
     ],
@@ -292,6 +294,22 @@ def test_an_environment_without_any_of_the_packages_is_a_mistake_and_not_an_all_
     assert "has none of accelerate: name another" in refused(
         capsys, ["check", "-r", file(tmp_path, "numpy==2.0"), "scenario=sampler_shards"]
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("my-private-trainer==3.1", "no releases were found"),
+        ("./vendored/-x y", "line 1: it does not show which package is there"),
+        ("-e .", "line 1: its dependencies were not read"),
+    ],
+)
+def test_what_was_not_looked_up_is_said_if_nothing_else_is_there(
+    tmp_path: Path, capsys: Capture, line: str, note: str
+) -> None:
+    said = refused(capsys, ["check", "-r", file(tmp_path, line)])
+    assert note in said
+    assert said.index(note) < said.index("requirements.txt has none of accelerate")
 
 
 def test_the_answers_need_no_torch_no_hydra_and_no_process() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,27 @@ def test_what_a_package_without_wheels_needs_is_resolved_as_well(
     file.write_text("source==1.0\n")
     found = environment.of_files([str(file)], ["up", "down"])
     assert found.packages["down"].version == "3.0"
+
+
+@pytest.mark.parametrize(
+    ("line", "day", "note"),
+    [
+        ("up==9.9.9.9", "", "there is no such release, "),
+        ("source==9.9", "", "there is no such release, "),
+        ("up==2.0", "2024-03-01", "there was no such release on 2024-03-01, "),
+        ("up>=1", "1990-01-01", "there was no such release on 1990-01-01, "),
+        ("source==1.0", "2024-01-01", "what these need was not looked up, as they have no wheel"),
+        ("up==1.0+mine", "", "what these need was not looked up, as they have no wheel"),
+    ],
+)
+def test_a_release_that_does_not_exist_is_said(
+    published: type[Handler], tmp_path: Path, line: str, day: str, note: str
+) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"{line}\ndown\n")
+    (found, *_) = environment.of_files([str(file)], ["up", "down"], day).notes
+    assert found.startswith(note)
+    assert re.split("[=>]", line)[0] in found
 
 
 def test_packages_that_fit_together_without_the_others_are_resolved(

@@ -19,9 +19,12 @@ from packaging.utils import InvalidName, canonicalize_name
 
 from harness.bugs.pins import here
 from harness.check.requirements import Requirements
-from harness.releases import locks, uv
+from harness.releases import index, locks, uv
+from harness.system.errors import Fault
 from harness.system.text import listed, one_line, short
 
+LONGEST = 300
+"""Characters of a list of packages in a line."""
 TRIES = 12
 """How often packages without wheels, or that no index has, are left out."""
 LIMIT = 90.0
@@ -89,25 +92,52 @@ def resolve(content: Requirements, known: Collection[str], day: str = "") -> Res
     """
     try:
         versions, left_out = _versions(content, content.versions, day)
-        unread = ", ".join(sorted(left_out - NEEDS.keys() - content.projects))
-        note = f"what these need was not looked up, as they have no wheel: {unread}"
-        return Resolution(versions, {}, [note] if unread else [])
+        return Resolution(versions, {}, list(_not_looked_up(content, left_out, day)))
     except _NotResolved as error:
         why = str(error)
     if "index" not in why:
         some = {name: of for name, of in content.versions.items() if name in known}
         if some.keys() < content.versions.keys():
             try:
-                versions, _ = _versions(content, some, day)
+                versions, left_out = _versions(content, some, day)
                 others = content.versions.keys() - some.keys()
                 unknown = _needed(others, known, versions, "was left out")
                 names = listed(sorted(some))
                 note = f"the other requirements contradict {names}, and were left out: {why}"
-                return Resolution(versions, unknown, [note])
+                return Resolution(
+                    versions, unknown, [note, *_not_looked_up(content, left_out, day)]
+                )
             except _NotResolved as error:
                 why = str(error)
     note = f"no releases were found that fit together, so each is looked up alone: {why}"
     return Resolution({}, _needed(content.versions, known, (), "could not be resolved"), [note])
+
+
+def _not_looked_up(content: Requirements, left_out: set[str], day: str) -> Iterator[str]:
+    """A line for the packages of which no release exists, and one for those without a wheel."""
+    gone = {name for name in left_out if _has_no_release(name, content, day)}
+    if gone:
+        named = ", ".join(f"{name}{content.versions[name]}" for name in sorted(gone))
+        when = f"was no such release on {day}" if day else "is no such release"
+        yield f"there {when}, so what it needs was not looked up: {short(named, LONGEST)}"
+    if unread := ", ".join(sorted(left_out - gone - NEEDS.keys() - content.projects)):
+        yield f"what these need was not looked up, as they have no wheel: {short(unread, LONGEST)}"
+
+
+def _has_no_release(name: str, content: Requirements, day: str) -> bool:
+    """Whether the index has no release that requirements allow, or had none on a day (ISO).
+
+    A label is that of another index, which need not be in the file.
+    """
+    wanted = content.versions[name]
+    if name in content.direct or "+" in str(wanted):
+        return False
+    try:
+        known = index.releases(name, content.indices)
+    except Fault:
+        return False
+    there = (release.version for release in known if not (day and release.day > day))
+    return not any(wanted.contains(version, prereleases=True) for version in there)
 
 
 def _needed(

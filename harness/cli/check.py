@@ -43,9 +43,12 @@ from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.installation import as_typed
 from harness.system.terminal import Progress, terminal
+from harness.system.text import short
 
 FORMATS = ("text", "json", "github")
 STANDARD_INPUT = "-"
+LONGEST = 400
+"""Characters of the notes in an error."""
 
 
 def main(arguments: list[str]) -> int:
@@ -55,6 +58,8 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"{overrides[0]} has an effect only with --run")
     if options.unknown and not options.run:
         raise UserError("--unknown has an effect only with --run")
+    if options.as_of and not options.requirements:
+        raise UserError("--as-of has an effect only with -r")
     models = [_model(word) for word in options.model]
     settings, accepted = _settings(options), read_accepted(options.accepted)
     environment = _environment(options, names)
@@ -202,9 +207,10 @@ def _refuse_nothing(environment: Environment, scenarios: Sequence[str]) -> None:
     all-clear. Often it is the one of this tool itself."""
     if not environment.packages:
         names = ", ".join(_packages(scenarios))
+        notes = short("; ".join(environment.notes), LONGEST)
         raise UserError(
-            f"{environment.where} has none of {names}: name another environment with --python, or "
-            "its requirements with -r"
+            f"{notes}{'; ' if notes else ''}{environment.where} has none of {names}: name another environment with "
+            "--python, or its requirements with -r"
         )
 
 
