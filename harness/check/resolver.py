@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidName, canonicalize_name
 
+from harness.bugs.affected import tested_releases
 from harness.bugs.pins import here
 from harness.check.requirements import Requirements
 from harness.releases import index, locks, uv
@@ -131,6 +132,8 @@ def _has_no_release(name: str, content: Requirements, day: str) -> bool:
     """
     wanted = content.versions[name]
     if name in content.direct or "+" in str(wanted):
+        return False
+    if not day and any(wanted.contains(tested) for tested in tested_releases(name)):
         return False
     try:
         known = index.releases(name, content.indices)

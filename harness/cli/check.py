@@ -209,8 +209,8 @@ def _refuse_nothing(environment: Environment, scenarios: Sequence[str]) -> None:
         names = ", ".join(_packages(scenarios))
         notes = short("; ".join(environment.notes), LONGEST)
         raise UserError(
-            f"{notes}{'; ' if notes else ''}{environment.where} has none of {names}: name another environment with "
-            "--python, or its requirements with -r"
+            f"{notes}{'; ' if notes else ''}{environment.where} has none of {names}: name another "
+            "environment with --python, or its requirements with -r"
         )
 
 
