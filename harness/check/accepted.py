@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.bugs import catalog
+from harness.check.source import read_file
 from harness.system.documents import toml_of
 from harness.system.errors import UserError, unknown
-from harness.system.text import complaint
+from harness.system.text import one_line
 
 FILE, PROJECT, TABLE = "distributed-bugs.toml", "pyproject.toml", "distributed-bugs"
 KEYS = ("bug", "reason", "until")
@@ -49,17 +50,29 @@ def read(file: Path | None) -> dict[str, Acceptance]:
         if file or path.is_file():
             document = _document(path)
             if path.name == PROJECT:
-                document = document.get("tool", {}).get(TABLE, {})
+                document = _table(_table(document, "tool", path), TABLE, path)
             if document or path.name != PROJECT:
                 return _by_bug(_entries(document, path), path)
     return {}
 
 
 def _document(path: Path) -> dict[str, Any]:
+    text = read_file(path).text
     try:
-        return toml_of(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {complaint(error)}") from None
+        return toml_of(text)
+    except ValueError as error:
+        raise UserError(
+            f"{path}, which may list accepted bugs, cannot be read: it is no valid TOML "
+            f"({one_line(str(error))})"
+        ) from None
+
+
+def _table(document: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+    """A table of a TOML document, empty if it is not there."""
+    table = document.get(name, {})
+    if not isinstance(table, dict):
+        raise UserError(f"{path}: {name} is no table")
+    return table
 
 
 def _entries(document: Mapping[str, Any], path: Path) -> list[Any]:
