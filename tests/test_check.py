@@ -214,6 +214,55 @@ def test_annotations_of_github_are_one_line_each_and_escaped() -> None:
     assert line.startswith("::error file=a%2Cb%3Ac%25.txt,title=trainer_gas_twice%3A affected::")
 
 
+def annotations(capsys: Capture, *words: str) -> list[str]:
+    main(["check", *words, "--format", "github"])
+    return capsys.readouterr().out.splitlines()
+
+
+def test_annotations_begin_with_what_was_not_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file(tmp_path, "# ours", "transformers==5.2.0", "accelerate>=1.13", "./vendored/-x y", "-e .")
+    lines = annotations(capsys, "-r", "requirements.txt")
+    notices = [line for line in lines if ",title=check::" in line]
+    assert lines[: len(notices)] == notices
+    begin = "::notice file=requirements.txt,"
+    said = "title=check::requirements.txt, line 4: it does not show which package is there"
+    assert f"{begin}line=4,{said}" in notices
+    assert any("line 5: its dependencies were not read" in line for line in notices)
+    (bug,) = [line for line in lines if "title=trainer_gas_twice" in line]
+    assert bug.startswith("::error file=requirements.txt,line=2,title=")
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        (".", "file=pyproject.toml,title="),
+        ("pyproject.toml[train]", "file=more/base.txt,line=1,title="),
+        ("more/base.txt", "file=more/base.txt,line=1,title="),
+        ("more", "file=more/requirements.txt,line=1,title="),
+        ("all.txt", "file=more/base.txt,line=1,title="),
+    ],
+)
+def test_an_annotation_is_at_the_file_and_the_line_that_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, named: str, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("more").mkdir()
+    Path("more/base.txt").write_text("transformers==5.2.0\n")
+    Path("more/requirements.txt").write_text("transformers==5.2.0\n")
+    Path("all.txt").write_text("\n-r more/base.txt\n")
+    Path("pyproject.toml").write_text(
+        '[project]\ndependencies = ["transformers==5.2.0"]\n'
+        if named == "."
+        else '[project]\nname = "mine"\ndynamic = ["optional-dependencies"]\n'
+        '[tool.setuptools.dynamic]\noptional-dependencies.train.file = "more/base.txt"\n'
+    )
+    (bug,) = [one for one in annotations(capsys, "-r", named) if "title=trainer_gas" in one]
+    assert bug.startswith(f"::error {expected}")
+
+
 def test_the_summary_counts_every_answer() -> None:
     checked = [Checked("a", answer, "", {}) for answer in (BugStatus.AFFECTED, *BugStatus)]
     assert summary(checked).startswith("7 bugs: 2 affected, 1 possibly affected, 1 unknown, ")
@@ -299,7 +348,6 @@ def test_an_environment_without_any_of_the_packages_is_a_mistake_and_not_an_all_
 @pytest.mark.parametrize(
     ("line", "note"),
     [
-        ("my-private-trainer==3.1", "no releases were found"),
         ("./vendored/-x y", "line 1: it does not show which package is there"),
         ("-e .", "line 1: its dependencies were not read"),
     ],

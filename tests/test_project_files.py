@@ -12,6 +12,7 @@ from harness.check import environment, project_files, requirements, resolver, so
 from harness.system.errors import UserError
 from tests.index import Handler, no_network, page, served
 from tests.index import file as file_of
+from tests.sandbox import refused
 
 __all__ = ["no_network", "served"]
 
@@ -292,6 +293,16 @@ def test_a_release_that_does_not_exist_is_said(
     (found, *_) = environment.of_files([str(file)], ["up", "down"], day).notes
     assert found.startswith(note)
     assert re.split("[=>]", line)[0] in found
+
+
+@pytest.mark.parametrize("line", ["nowhere==3.1", "source==1.0"])
+def test_a_package_whose_needs_are_not_known_is_said_if_it_is_alone(
+    published: type[Handler], tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"{line}\n")
+    said = refused(capsys, ["check", "-r", str(file)])
+    assert f"as they have no wheel: {line.partition('=')[0]}; {file} has none of " in said
 
 
 def test_packages_that_fit_together_without_the_others_are_resolved(

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -146,6 +146,10 @@ class Environment:
     """The interpreter; None for files."""
     notes: tuple[str, ...] = ()
     """What the user should know of how files were read, a line each."""
+    file: str = ""
+    """The first file that was read, if it is one."""
+    lines: Mapping[str, str] = field(default_factory=dict)
+    """Where files name packages: ``requirements.txt, line 3``."""
 
 
 def of_this_interpreter(names: Iterable[str]) -> Environment:
@@ -199,12 +203,13 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     sources = [file for file, _ in found]
     notes = [note for _, note in found if note]
     where = " and ".join(one.name for one in sources)
+    named = next((one.name for one in sources if one.name != STDIN), "")
     lists = [one for one in sources if _is_list(one)]
     if lists and len(sources) > 1:
         raise UserError(f"{lists[0].name} lists all packages: give it alone")
     if lists:
         packages = merged(_listed(lists[0], wanted))
-        return Environment(packages, where, complete=True, notes=tuple(notes))
+        return Environment(packages, where, complete=True, notes=tuple(notes), file=named)
     content = requirements.read(sources)
     notes += (
         f"{file} also has {', '.join(choices)}: {file}[NAME] reads it"
@@ -214,7 +219,9 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     complete = content.frozen and where == STDIN
     packages, more = _required(content, wanted, day, complete=complete)
     more += [f"{place}: it does not show which package is there" for place in content.unnamed]
-    return Environment(merged(packages), where, complete, notes=(*more, *notes))
+    return Environment(
+        merged(packages), where, complete, None, (*more, *notes), named, content.lines
+    )
 
 
 def _opened(name: str) -> tuple[PackageFile, str]:

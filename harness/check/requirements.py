@@ -87,6 +87,8 @@ class Requirements:
     """Where files name a path or an address that does not show which package is there."""
     notes: Sequence[str] = ()
     """What projects' files left out or left open, a line each."""
+    lines: Mapping[str, str] = field(default_factory=dict)
+    """Of each package, where it is named first."""
     projects: frozenset[str] = frozenset()
     """The user's own projects, whose dependencies were read; no index is asked for them."""
 
@@ -98,11 +100,13 @@ class _Named:
     places: dict[str, dict[str, str]] = field(default_factory=dict)
     direct: dict[str, Installed] = field(default_factory=dict)
     extras: dict[str, frozenset[str]] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
 
     def versions(self) -> dict[str, SpecifierSet]:
         return {name: SpecifierSet(",".join(sorted(of))) for name, of in self.places.items()}
 
     def add(self, name: str, specifiers: Iterable[str], where: str) -> None:
+        self.lines.setdefault(name, where)
         places = self.places.setdefault(name, {})
         places.update(dict.fromkeys(specifiers, where))
         if len(places) > MOST:
@@ -445,6 +449,7 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
         choices=reading.choices,
         unnamed=reading.unnamed,
         notes=reading.notes,
+        lines=required.lines,
         projects=frozenset(reading.projects),
         direct={**bounds.direct, **required.direct},
         places=places,

@@ -46,7 +46,6 @@ from harness.system.terminal import Progress, terminal
 from harness.system.text import short
 
 FORMATS = ("text", "json", "github")
-STANDARD_INPUT = "-"
 LONGEST = 400
 """Characters of the notes in an error."""
 
@@ -251,8 +250,12 @@ def _print(
     if options.format == "json":
         console.print(check_report.as_json(environment, found, broken, settings, notes, features))
     elif options.format == "github":
-        files = [f for f in options.requirements or () if f != STANDARD_INPUT]
-        for line in check_report.for_github(found, files[0] if files else None, notes):
+        more = [f"{name} cannot be used: {why}" for name, why in broken.items()]
+        more += map(str, features)
+        lines = check_report.for_github(
+            found, environment.file, notes, environment=environment, more=more
+        )
+        for line in lines:
             console.print(as_typed(line))
     else:
         long = options.long or bool(_named(options.overrides))
