@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -332,6 +334,33 @@ def test_a_name_that_names_no_file_is_a_mistake(
     said = refused(capsys, ["check", "-r", name])
     assert message in said
     assert len(said) < 300
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "pyproject.toml", "uv.lock"])
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (os.mkfifo, "which is no file: name it with -r"),
+        (lambda path: path.symlink_to(path), "which cannot be read: Too many levels of symbolic"),
+        (lambda path: path.symlink_to("gone"), "which cannot be read: No such file"),
+    ],
+)
+def test_a_folder_with_what_is_no_file_is_refused_with_the_reason(
+    tmp_path: Path, capsys: Capture, name: str, make: Callable[[Path], None], why: str
+) -> None:
+    make(tmp_path / name)
+    said = refused(capsys, ["check", "-r", str(tmp_path)])
+    assert f"; it has {name}, {why}" in said
+
+
+def test_a_pipe_that_the_user_names_is_read(tmp_path: Path, capsys: Capture) -> None:
+    """``-r <(pip freeze)``"""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("deepspeed==0.13.2\n",))
+    writer.start()
+    assert main(["check", "-r", str(pipe), "scenario=clip_max_for_min"]) == 1
+    writer.join()
 
 
 def test_an_environment_without_any_of_the_packages_is_a_mistake_and_not_an_all_clear(

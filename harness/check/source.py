@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import os
 import re
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,6 +87,23 @@ def names_in(text: str) -> tuple[str, ...]:
 
 def read_file(path: Path) -> PackageFile:
     return PackageFile(str(path), path.absolute(), _text(str(path), lambda: path.open("rb")))
+
+
+def others_in(folder: Path, names: Sequence[str]) -> str:
+    """What else a folder has, for a message: files with requirements of another name, and what has
+    one of these names and is no file."""
+    special = (folder / name for name in names if not (folder / name).is_file())
+    there = {*folder.glob("*requirements*"), *filter(os.path.lexists, special)}
+    return "".join(f"; it has {path.name}{_obstacle(path)}" for path in sorted(there))
+
+
+def _obstacle(path: Path) -> str:
+    """Why a path of a folder cannot be read as a file; empty if it can, or is a folder."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return f", which cannot be read: {error.strerror}"
+    return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else ", which is no file: name it with -r"
 
 
 def content_of(name: str, text: str, kind: str) -> Any:
