@@ -216,7 +216,7 @@ def test_annotations_of_github_are_one_line_each_and_escaped() -> None:
     assert line.startswith("::error file=a%2Cb%3Ac%25.txt,title=trainer_gas_twice%3A affected::")
 
 
-def annotations(capsys: Capture, *words: str) -> list[str]:
+def printed_for_github(capsys: Capture, *words: str) -> list[str]:
     main(["check", *words, "--format", "github"])
     return capsys.readouterr().out.splitlines()
 
@@ -226,7 +226,7 @@ def test_annotations_begin_with_what_was_not_looked_up(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file(tmp_path, "# ours", "transformers==5.2.0", "accelerate>=1.13", "./vendored/-x y", "-e .")
-    lines = annotations(capsys, "-r", "requirements.txt")
+    lines = printed_for_github(capsys, "-r", "requirements.txt")
     notices = [line for line in lines if ",title=check::" in line]
     assert lines[: len(notices)] == notices
     begin = "::notice file=requirements.txt,"
@@ -261,7 +261,7 @@ def test_an_annotation_is_at_the_file_and_the_line_that_were_read(
         else '[project]\nname = "mine"\ndynamic = ["optional-dependencies"]\n'
         '[tool.setuptools.dynamic]\noptional-dependencies.train.file = "more/base.txt"\n'
     )
-    (bug,) = [one for one in annotations(capsys, "-r", named) if "title=trainer_gas" in one]
+    (bug,) = [one for one in printed_for_github(capsys, "-r", named) if "title=trainer_gas" in one]
     assert bug.startswith(f"::error {expected}")
 
 
@@ -379,12 +379,16 @@ def test_an_environment_without_any_of_the_packages_is_a_mistake_and_not_an_all_
     [
         ("./vendored/-x y", "line 1: it does not show which package is there"),
         ("-e .", "line 1: its dependencies were not read"),
+        ("--no-index\nmine==1.0", "--no-index forbids to look up what packages need"),
+        ("./-x y\n./-x z\n" * 10, "line 5: it does not show which package is there; 15 more lines"),
     ],
 )
 def test_what_was_not_looked_up_is_said_if_nothing_else_is_there(
-    tmp_path: Path, capsys: Capture, line: str, note: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, line: str, note: str
 ) -> None:
-    said = refused(capsys, ["check", "-r", file(tmp_path, line)])
+    monkeypatch.chdir(tmp_path)
+    file(tmp_path, line)
+    said = refused(capsys, ["check", "-r", "requirements.txt"])
     assert note in said
     assert said.index(note) < said.index("requirements.txt has none of accelerate")
 

@@ -30,15 +30,18 @@ from harness.check.installed import (
     origin,
 )
 from harness.check.requirements import Requirements
-from harness.check.resolver import Resolution, resolve
+from harness.check.resolver import Resolution, resolve, unresolved
 from harness.check.source import STDIN, PackageFile
 from harness.check.synonyms import named_in
 from harness.system.errors import Inconclusive, UserError
 from harness.system.processes import TOKEN, end_all, new_token
-from harness.system.text import complaint, listed, short
+from harness.system.text import complaint, count, listed, short
 
 LIMIT = 10.0
 """Seconds within which an interpreter must answer."""
+
+SHOWN = 5
+"""Notes of one kind that are printed."""
 
 MARK = "distributions: "
 """The beginning of the line with the answer."""
@@ -218,10 +221,18 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     notes += content.notes
     complete = content.frozen and where == STDIN
     packages, more = _required(content, wanted, day, complete=complete)
-    more += [f"{place}: it does not show which package is there" for place in content.unnamed]
+    more += _unnamed(content.unnamed)
     return Environment(
         merged(packages), where, complete, None, (*more, *notes), named, content.lines
     )
+
+
+def _unnamed(places: Sequence[str]) -> list[str]:
+    """A line for each of the first places, and one for the others."""
+    lines = [f"{place}: it does not show which package is there" for place in places[:SHOWN]]
+    if others := len(places) - len(lines):
+        lines.append(f"{count(others, 'more line')} of this kind")
+    return lines
 
 
 def _opened(name: str) -> tuple[PackageFile, str]:
@@ -261,7 +272,12 @@ def _required(
     content: Requirements, names: Sequence[str], day: str, *, complete: bool
 ) -> tuple[dict[str, Installed], list[str]]:
     """The packages that requirements install, and what the user should know of that."""
-    resolution = Resolution() if complete or content.no_index else resolve(content, names, day)
+    if complete:
+        resolution = Resolution()
+    elif content.no_index:
+        resolution = unresolved(content, names, "--no-index forbids to look up what packages need")
+    else:
+        resolution = resolve(content, names, day)
     resolved, notes = resolution.versions, list(resolution.notes)
     if unknown := {n: why for n, why in resolution.unknown.items() if n not in content.versions}:
         notes.insert(0, f"not known: the releases of {listed(sorted(unknown))}")

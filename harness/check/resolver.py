@@ -110,6 +110,11 @@ def resolve(content: Requirements, known: Collection[str], day: str = "") -> Res
             except _NotResolved as error:
                 why = str(error)
     note = f"no releases were found that fit together, so each is looked up alone: {why}"
+    return unresolved(content, known, note)
+
+
+def unresolved(content: Requirements, known: Collection[str], note: str) -> Resolution:
+    """What is known of requirements of which no release was found, and why none was."""
     return Resolution({}, _needed(content.versions, known, (), "could not be resolved"), [note])
 
 

@@ -34,6 +34,7 @@ from harness.check.bug_status import (
 )
 from harness.check.check_report import Features
 from harness.check.environment import Environment
+from harness.check.source import read_file
 from harness.cli import Arguments
 from harness.cli._values import day
 from harness.models.recorded import all_recorded as recorded_models
@@ -154,9 +155,11 @@ def _model(word: str) -> str:
             raise UserError(unknown("model", word, known))
         return word
     try:
-        return str(json_of(Path(word).read_text(encoding="utf-8"))["model_type"])
-    except (OSError, ValueError, LookupError, TypeError):
-        raise UserError(f"{word} is no config.json of transformers: it has no model_type") from None
+        return str(json_of(read_file(Path(word)).text)["model_type"])
+    except (UserError, ValueError, LookupError, TypeError):
+        raise UserError(
+            f"{short(word)} is no config.json of transformers: it has no model_type"
+        ) from None
 
 
 def _features(models: Sequence[str], environment: Environment) -> list[Features]:
