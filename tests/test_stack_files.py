@@ -269,6 +269,15 @@ def test_a_freeze_on_standard_input_is_complete(write: Write) -> None:
     assert (found.where, found.complete) == ("standard input", True)
 
 
+@pytest.mark.parametrize(("name", "text"), [("-", FREEZE), ("uv.lock", uv(("1.0", INDEX, "")))])
+def test_a_day_changes_nothing_in_a_list_of_all_packages(
+    write: Write, name: str, text: str
+) -> None:
+    write(name, text)
+    found = environment.of_files([name], NAMES, "2025-01-01")
+    assert found.notes == (f"--as-of has no effect: {found.where} lists every release",)
+
+
 @pytest.mark.parametrize(
     "line", ["numpy>=2", "numpy==2.*", "numpy==2; python_version > '3'", "--pre", "./numpy", "#"]
 )

@@ -15,7 +15,7 @@ from harness.bugs import catalog
 from harness.check.source import read_file
 from harness.system.documents import toml_of
 from harness.system.errors import UserError, unknown
-from harness.system.text import one_line
+from harness.system.text import one_line, short
 
 FILE, PROJECT, TABLE = "distributed-bugs.toml", "pyproject.toml", "distributed-bugs"
 KEYS = ("bug", "reason", "until")
@@ -77,7 +77,7 @@ def _table(document: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]
 
 def _entries(document: Mapping[str, Any], path: Path) -> list[Any]:
     if others := sorted(set(document) - {"accepted"}):
-        raise UserError(f"{path}: {unknown('key', others[0], ['accepted'])}")
+        raise UserError(f"{path}: {unknown('key', short(others[0]), ['accepted'])}")
     found = document.get("accepted", [])
     if not isinstance(found, list):
         raise UserError(f"{path}: accepted is no list of tables: write {EXAMPLE}, a line each")
@@ -99,10 +99,10 @@ def _acceptance(entry: Any, path: Path) -> Acceptance:
         raise UserError(f"{path}: an accepted bug needs a bug and a reason: write {EXAMPLE}")
     for key in entry:
         if key not in KEYS:
-            raise UserError(f"{path}: {unknown('key', key, KEYS)}")
+            raise UserError(f"{path}: {unknown('key', short(key), KEYS)}")
     bug, reason, until = (entry.get(key) for key in KEYS)
     if bug not in catalog.names():
-        raise UserError(f"{path}: {unknown('bug', str(bug), catalog.names())}")
+        raise UserError(f"{path}: {unknown('bug', short(str(bug)), catalog.names())}")
     if not isinstance(reason, str) or not reason.strip():
         raise UserError(f"{path}: the reason of {bug} is empty")
     return Acceptance(bug, " ".join(reason.split()), _day(until, bug, path), str(path))

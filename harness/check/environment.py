@@ -206,12 +206,14 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     sources = [file for file, _ in found]
     notes = [note for _, note in found if note]
     where = " and ".join(one.name for one in sources)
+    in_vain = [f"--as-of has no effect: {where} lists every release"] if day else []
     named = next((one.name for one in sources if one.name != STDIN), "")
     lists = [one for one in sources if _is_list(one)]
     if lists and len(sources) > 1:
         raise UserError(f"{lists[0].name} lists all packages: give it alone")
     if lists:
         packages = merged(_listed(lists[0], wanted))
+        notes += in_vain
         return Environment(packages, where, complete=True, notes=tuple(notes), file=named)
     content = requirements.read(sources)
     notes += (
@@ -221,6 +223,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     notes += content.notes
     complete = content.frozen and where == STDIN
     packages, more = _required(content, wanted, day, complete=complete)
+    more += in_vain if complete else []
     more += _unnamed(content.unnamed)
     return Environment(
         merged(packages), where, complete, None, (*more, *notes), named, content.lines

@@ -263,7 +263,9 @@ class _Reading:
             elif not project.name:
                 code = any(each.path.name == "setup.py" for each in files)
                 why = project_files.SETUP if code else "no file there declares them"
-                self.notes.append(f"{project.where}: its dependencies were not read: {why}")
+                self.notes.append(
+                    f"{project.where}: its dependencies were not read, and are unknown: {why}"
+                )
         self.depth -= 1
 
     def _read_project(self, project: _Project, file: PackageFile) -> None:
