@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import requirements
+from harness.check import environment, requirements
 from harness.check.installed import Installed
 from harness.check.source import read_file
 from harness.system.errors import UserError
@@ -333,7 +333,7 @@ DYNAMIC = '[project]\nname = "mine"\ndynamic = ["dependencies"]\n'
         (".", {"up": "4.37.2"}),
         ("file:.", {"up": "4.37.2"}),
         ("-e .[train]", {"up": "4.37.2", "down": "1.0"}),
-        ('-e ".[train, nope]"', {"up": "4.37.2"}),
+        ('-e ".[train, nope]"', {"up": "4.37.2", "down": "1.0"}),
         (".[train]", {"up": "4.37.2", "down": "1.0"}),
         ("-e .\n-e .[train]", {"up": "4.37.2", "down": "1.0"}),
         ("-e . ; python_version > '3'", {"up": "4.37.2"}),
@@ -348,7 +348,21 @@ def test_what_the_users_own_project_needs_is_read(
     file.write_text(f"numpy\n{line}\n")
     assert required(file, ["up", "down"]) == found
     notes = requirements.read([read_file(file)]).notes
-    assert [note.rpartition(" ")[2] for note in notes] == ["[train,nope]"] * ("nope" in line)
+    assert [note.rpartition(" ")[2] for note in notes] == ["[nope]"] * ("nope" in line)
+
+
+def test_a_folder_says_truly_which_files_were_not_read(file: Path) -> None:
+    (file.parent / "pyproject.toml").write_text(OURS)
+    (file.parent / "setup.cfg").write_text("[options]\ninstall_requires = up\n")
+    for line, others in (("up==4", "pyproject.toml, setup.cfg"), ("-e .", "setup.cfg")):
+        file.write_text(f"--no-index\n{line}\n")
+        notes = environment.of_files([str(file.parent)], ["up"]).notes
+        assert f"{file.parent}: requirements.txt was read; {others} not read" in notes
+    (file.parent / "setup.cfg").unlink()
+    assert (
+        f"{file.parent}: requirements.txt was read"
+        in environment.of_files([str(file.parent)], ["up"]).notes
+    )
 
 
 def test_a_project_is_found_from_the_folder_of_its_requirements(file: Path) -> None:
@@ -423,6 +437,19 @@ def test_what_a_project_needs_is_read_or_a_note_says_that_it_was_not(
     assert required(file, ["up"]) == found
     assert note in notes
     assert bool(note) == (f"{file}, line 2: its dependencies were not read" in notes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[project\n",
+        "[project]\ndependencies = 3\ndynamic = 3\n",
+        '[project]\ndependencies = ["?"]\n',
+    ],
+)
+def test_a_damaged_pyproject_of_the_users_own_is_refused(file: Path, text: str) -> None:
+    (file.parent / "pyproject.toml").write_text(text)
+    check_refused(file, "-e .\nup==4\n", r"pyproject\.toml")
 
 
 def test_the_output_of_pip_freeze_has_what_the_own_project_needs(file: Path) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -47,7 +48,7 @@ def read(file: Path | None) -> dict[str, Acceptance]:
     Raises UserError for a file that cannot be read, and for an entry that is not valid.
     """
     for path in (file,) if file else (Path(FILE), Path(PROJECT)):
-        if file or path.is_file():
+        if file or os.path.isfile(path):
             document = _document(path)
             if path.name == PROJECT:
                 document = _table(_table(document, "tool", path), TABLE, path)

@@ -216,6 +216,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
         notes += in_vain
         return Environment(packages, where, complete=True, notes=tuple(notes), file=named)
     content = requirements.read(sources)
+    notes = [_still_true(note, content) for note in notes]
     notes += (
         f"{file} also has {', '.join(choices)}: {file}[NAME] reads it"
         for file, choices in content.choices.items()
@@ -228,6 +229,15 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     return Environment(
         merged(packages), where, complete, None, (*more, *notes), named, content.lines
     )
+
+
+def _still_true(note: str, content: Requirements) -> str:
+    """The note of a folder, without files that its requirements.txt has included: ``-e .``."""
+    begin, mark, end = note.partition(" was read; ")
+    read = {file.name for file in content.files}
+    others = [name for name in end.removesuffix(" not read").split(", ") if name not in read]
+    left = f"{mark}{', '.join(others)} not read" if others else " was read"
+    return f"{begin}{left}" if mark else note
 
 
 def _unnamed(places: Sequence[str]) -> list[str]:

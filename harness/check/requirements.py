@@ -89,6 +89,8 @@ class Requirements:
     """What projects' files left out or left open, a line each."""
     lines: Mapping[str, str] = field(default_factory=dict)
     """Of each package, where it is named first."""
+    files: frozenset[Path] = frozenset()
+    """The files that were read."""
     projects: frozenset[str] = frozenset()
     """The user's own projects, whose dependencies were read; no index is asked for them."""
 
@@ -269,12 +271,11 @@ class _Reading:
         self.depth -= 1
 
     def _read_project(self, project: _Project, file: PackageFile) -> None:
-        wanted = replace(file, chosen=project.extras)
-        if project.extras and not _declares(wanted):
-            extras = ",".join(project.extras)
-            self.notes.append(f"{project.where}: {file.name} declares nothing for [{extras}]")
-            wanted = file
-        if _declares(wanted):
+        extras = [name for name in project.extras if _declares(replace(file, chosen=(name,)))]
+        for name in sorted(set(project.extras).difference(extras)):  # pip only warns
+            self.notes.append(f"{project.where}: {file.name} declares nothing for [{name}]")
+        wanted = replace(file, chosen=tuple(extras))
+        if NOTHING not in _complaint(wanted):  # a damaged file is refused
             self.read(wanted)
         if name := project.name or _name(file):
             self.projects.add(name)
@@ -452,6 +453,7 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
         unnamed=reading.unnamed,
         notes=reading.notes,
         lines=required.lines,
+        files=frozenset(file for file, *_ in reading.seen),
         projects=frozenset(reading.projects),
         direct={**bounds.direct, **required.direct},
         places=places,
@@ -520,7 +522,8 @@ def _says_all(file: PackageFile) -> bool:
     project = content_of(file.name, file.text, "TOML").get("project")
     if not isinstance(project, Mapping):
         return _declares(file)
-    return "dependencies" not in list(project.get("dynamic") or ()) or _declares(file)
+    dynamic = project.get("dynamic")
+    return not (isinstance(dynamic, list) and "dependencies" in dynamic) or _declares(file)
 
 
 def _name(file: PackageFile) -> str:
@@ -537,7 +540,17 @@ def _name(file: PackageFile) -> str:
 
 def _declares(file: PackageFile) -> bool:
     """Whether a file declares dependencies, with the extras that were chosen."""
+    return not _complaint(file)
+
+
+def _complaint(file: PackageFile) -> str:
+    """Why a file declares no dependencies; empty if it does."""
     try:
-        return bool(project_files.declared(file).lines)
-    except UserError:
-        return False
+        project_files.declared(file)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+NOTHING = "names no dependencies"
+"""The complaint of ``project_files`` about a file that is right, and declares none."""
