@@ -295,6 +295,21 @@ def test_a_release_that_does_not_exist_is_said(
     assert re.split("[=>]", line)[0] in found
 
 
+def test_before_the_first_release_a_package_is_unknown(
+    published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said to be the newest tested release."""
+    monkeypatch.setattr(requirements, "tested_releases", lambda _: ("9.0",))
+    file = tmp_path / "requirements.txt"
+    file.write_text("up>=1\n")
+    up = environment.of_files([str(file)], ["up"], "1990-01-01").packages["up"]
+    assert up.version == ""
+    assert up.origin == "the index has no release of it for this Python until 1990-01-01"
+    file.write_text("up>=2\n")
+    with pytest.raises(UserError, match=r"no release until 2024-03-01 is up>=2: they go from 1\.0"):
+        environment.of_files([str(file)], ["up"], "2024-03-01")
+
+
 @pytest.mark.parametrize("line", ["nowhere==3.1", "source==1.0"])
 def test_a_package_whose_needs_are_not_known_is_said_if_it_is_alone(
     published: type[Handler], tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str

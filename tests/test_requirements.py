@@ -143,6 +143,8 @@ up; python_version
 --extra-index-url http://host/simple ./up
 --pre ./up
 --trusted-host
+-r ""
+-e ""
 # Editable install with no version control (-r==1.0)"""
 
 

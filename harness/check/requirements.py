@@ -349,7 +349,7 @@ def _first_option(words: list[str]) -> tuple[str, str]:
         )
     if option in FLAGS:
         return option, ""
-    if not (given or words):
+    if not (value if given else any(words[:1])):
         raise ValueError(f"{option} has no value")
     return option, value.removeprefix("=") if given else words.pop(0)
 
@@ -407,27 +407,22 @@ def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, 
         )
     if content.links:
         warn_once("--find-links is ignored: a range selects the index's newest release")
+    until = f" until {day}" if day else ""
     try:
-        known, note = _released(name, content, day), ""
+        released = index.installable(name, day, content.indices)
+        known, note = [release.version for release in released], ""
     except Fault as fault:
         known = list(tested_releases(name))
         if not known:
             return Installed("", str(fault)), ""
         note = f"{name}: the newest tested release is taken, as no index could be read ({fault})"
+    if not known:
+        return Installed("", f"the index has no release of it for this Python{until}"), ""
     found = list(versions.filter(known))
     if not found:
         named = short(f"{name}{versions}", 200)
-        raise UserError(f"no release is {named}: they go from {known[0]} to {known[-1]}")
+        raise UserError(f"no release{until} is {named}: they go from {known[0]} to {known[-1]}")
     return Installed(found[-1], newest_of=f"{name}{versions}"), note
-
-
-def _released(name: str, content: Requirements, day: str) -> list[str]:
-    """The releases of a package in the index, until a day."""
-    known = [release.version for release in index.installable(name, day, content.indices)]
-    if not known:
-        until = f" until {day}" if day else ""
-        raise Fault(f"the package index has no release of {name} for this Python{until}")
-    return known
 
 
 def read(sources: Iterable[PackageFile]) -> Requirements:
