@@ -131,6 +131,12 @@ def test_a_build_of_torch_that_is_no_published_release_is_unknown(version: str) 
     assert found.why.endswith(f"with the label +{version.partition('+')[2]}")
 
 
+def test_a_version_that_fits_in_no_message_is_none() -> None:
+    found = answer("dcp_async_late", environment({"torch": "2.9.0+" + "a" * 3_000}))
+    assert found.status is BugStatus.UNKNOWN
+    assert found.why == f"torch: '2.9.0+{'a' * 30} ...' is not a version"
+
+
 def test_affected_bugs_come_first_and_of_these_the_most_damaging() -> None:
     found = recorded(catalog.sound(), environment({"deepspeed": "0.19.8"}))
     order = [

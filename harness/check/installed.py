@@ -25,6 +25,9 @@ FOLDER = "a local folder"
 GIT = "installed from git"
 WEB = "a file from the web"
 
+LONGEST = 100
+"""Characters of a version; a commit's has about 60."""
+
 ARCHIVES = re.compile(r"\.(whl|zip|tgz|tar\.\w+)$")
 """Endings of files to install; such a name is also a valid name of a package."""
 
@@ -77,7 +80,7 @@ class Listed:
 def described(name: str, version: str, origin: str = "") -> Installed:
     """A package with this version; finds out whether it can be a release."""
     try:
-        parsed = Version(version) if version else None
+        parsed = _parsed(version) if version else None
     except ValueError:  # InvalidVersion, or more digits than Python reads
         return Installed("", origin or f"'{short(version, 40)}' is not a version")
     if parsed is None:
@@ -90,6 +93,13 @@ def described(name: str, version: str, origin: str = "") -> Installed:
     if not origin and label:  # DeepSpeed's: the commit it is built from
         origin = f"a build with the label +{label}"
     return Installed(version, origin)
+
+
+def _parsed(version: str) -> Version:
+    """A version. Raises ValueError for what is none, and for one that fits in no message."""
+    if len(version) > LONGEST:
+        raise ValueError(f"it has more than {LONGEST} characters")
+    return Version(version)
 
 
 def _release(name: str, version: str) -> str:
