@@ -10,6 +10,7 @@ import pytest
 from harness.__main__ import main
 from harness.check.accepted import read
 from harness.system.errors import ExitCode, UserError
+from tests.sandbox import refused
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -71,11 +72,12 @@ def test_github_shows_an_accepted_bug_as_a_notice_and_a_gone_one_as_a_warning(
 ) -> None:
     accept()
     assert check("--format", "github") == ExitCode.AS_EXPECTED
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("::notice file=requirements.txt,title=clip_max_for_min%3A affected")
+    line = capsys.readouterr().out.splitlines()[-1]
+    title = "title=clip_max_for_min%3A affected"
+    assert line.startswith(f"::notice file=requirements.txt,line=1,{title}")
     assert "no clipping here" in line
     assert check("--format", "github", release="0.13.3") == ExitCode.AS_EXPECTED
-    assert capsys.readouterr().out.startswith("::warning file=requirements.txt,")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("::warning file=requirements.txt,")
 
 
 def test_the_json_has_the_acceptance(capsys: Capture) -> None:
@@ -106,6 +108,35 @@ def test_a_mistake_in_the_file_is_one_line(text: str, message: str) -> None:
         read(None)
     assert "\n" not in str(caught.value)
     assert check() == ExitCode.USER_MISTAKE
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("file", ["distributed-bugs.toml", "pyproject.toml"])
+def test_a_file_with_a_byte_order_mark_is_read(file: str, encoding: str) -> None:
+    accept(file=file)
+    text = Path(file).read_text()
+    Path(file).write_text(text, encoding=encoding)
+    assert list(read(None)) == ["clip_max_for_min"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[project\n", "pyproject.toml, which may list accepted bugs, cannot be read: it is no"),
+        (b"a = '\xff'\n", "cannot read pyproject.toml"),
+        (b"tool = 3\n", "pyproject.toml: tool is no table"),
+        (b"[tool]\ndistributed-bugs = 'x'\n", "pyproject.toml: distributed-bugs is no table"),
+        (b"[[tool.distributed-bugs]]\nbug = 'x'\n", "distributed-bugs is no table"),
+    ],
+)
+def test_a_broken_pyproject_of_the_folder_is_one_line(
+    content: bytes, message: str, capsys: Capture
+) -> None:
+    Path("pyproject.toml").write_bytes(content)
+    Path("requirements.txt").write_text("deepspeed==0.13.2\n")
+    said = refused(capsys, ["check", "-r", "requirements.txt"])
+    assert message in said
+    assert "Error" not in said
 
 
 def test_a_pyproject_without_the_table_accepts_nothing() -> None:

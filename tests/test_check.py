@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +114,29 @@ def test_settings_narrow_the_answer_but_never_to_not_affected(
     assert answer("trainer_gas_twice", fixed, settings).status is BugStatus.NOT_AFFECTED
 
 
+@pytest.mark.parametrize(
+    "version",
+    [
+        "2.9.0a0+50eac811a6.nv25.09",
+        "2.9.0rc1+cu128",
+        "2.9.0.dev20250801+cu128",
+        "2.9.0+git1234567",
+        "2.7.0+rocm6.4.1.git1ded221d",
+    ],
+)
+def test_a_build_of_torch_that_is_no_published_release_is_unknown(version: str) -> None:
+    found = answer("dcp_async_late", environment({"torch": version}))
+    assert found.status is BugStatus.UNKNOWN
+    assert found.why.startswith(f"torch {version}: a ")
+    assert found.why.endswith(f"with the label +{version.partition('+')[2]}")
+
+
+def test_a_version_that_fits_in_no_message_is_none() -> None:
+    found = answer("dcp_async_late", environment({"torch": "2.9.0+" + "a" * 3_000}))
+    assert found.status is BugStatus.UNKNOWN
+    assert found.why == f"torch: '2.9.0+{'a' * 30} ...' is not a version"
+
+
 def test_affected_bugs_come_first_and_of_these_the_most_damaging() -> None:
     found = recorded(catalog.sound(), environment({"deepspeed": "0.19.8"}))
     order = [
@@ -197,6 +222,55 @@ def test_annotations_of_github_are_one_line_each_and_escaped() -> None:
     assert line.startswith("::error file=a%2Cb%3Ac%25.txt,title=trainer_gas_twice%3A affected::")
 
 
+def printed_for_github(capsys: Capture, *words: str) -> list[str]:
+    main(["check", *words, "--format", "github"])
+    return capsys.readouterr().out.splitlines()
+
+
+def test_annotations_begin_with_what_was_not_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file(tmp_path, "# ours", "transformers==5.2.0", "accelerate>=1.13", "./vendored/-x y", "-e .")
+    lines = printed_for_github(capsys, "-r", "requirements.txt")
+    notices = [line for line in lines if ",title=check::" in line]
+    assert lines[: len(notices)] == notices
+    begin = "::notice file=requirements.txt,"
+    said = "title=check::requirements.txt, line 4: it does not show which package is there"
+    assert f"{begin}line=4,{said}" in notices
+    assert any("line 5: its dependencies were not read" in line for line in notices)
+    (bug,) = [line for line in lines if "title=trainer_gas_twice" in line]
+    assert bug.startswith("::error file=requirements.txt,line=2,title=")
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        (".", "file=pyproject.toml,title="),
+        ("pyproject.toml[train]", "file=more/base.txt,line=1,title="),
+        ("more/base.txt", "file=more/base.txt,line=1,title="),
+        ("more", "file=more/requirements.txt,line=1,title="),
+        ("all.txt", "file=more/base.txt,line=1,title="),
+    ],
+)
+def test_an_annotation_is_at_the_file_and_the_line_that_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, named: str, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("more").mkdir()
+    Path("more/base.txt").write_text("transformers==5.2.0\n")
+    Path("more/requirements.txt").write_text("transformers==5.2.0\n")
+    Path("all.txt").write_text("\n-r more/base.txt\n")
+    Path("pyproject.toml").write_text(
+        '[project]\ndependencies = ["transformers==5.2.0"]\n'
+        if named == "."
+        else '[project]\nname = "mine"\ndynamic = ["optional-dependencies"]\n'
+        '[tool.setuptools.dynamic]\noptional-dependencies.train.file = "more/base.txt"\n'
+    )
+    (bug,) = [one for one in printed_for_github(capsys, "-r", named) if "title=trainer_gas" in one]
+    assert bug.startswith(f"::error {expected}")
+
+
 def test_the_summary_counts_every_answer() -> None:
     checked = [Checked("a", answer, "", {}) for answer in (BugStatus.AFFECTED, *BugStatus)]
     assert summary(checked).startswith("7 bugs: 2 affected, 1 possibly affected, 1 unknown, ")
@@ -232,12 +306,67 @@ def test_the_exit_code_says_whether_a_bug_is_there(
         (["scenario=rope_zero"], "did you mean rope_zero_init?"),
         (["seed=1"], "seed=1 has an effect only with --run"),
         (["--unknown"], "--unknown has an effect only with --run"),
+        (["--as-of", "2025-01-01"], "--as-of has an effect only with -r"),
+        (["--as-of", "2025-01-01", "--python", "p"], "--as-of has an effect only with -r"),
         (["--deepspeed", "nowhere.json"], "cannot read nowhere.json"),
         (["--format", "xml"], "invalid choice: 'xml'"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], message: str, capsys: Capture) -> None:
     assert message in refused(capsys, ["check", *words])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("n" * 300, "File name too long"),
+        ("n" * 300 + "[train]", "File name too long"),
+        ("n/" * 3000, "File name too long"),
+        ("loop", "Too many levels of symbolic links"),
+        ("a\0b", "null byte"),
+        ("", "-r names no file"),
+        ("requirements.txt[a]", "requirements.txt has no extras or groups: leave [a] out"),
+        ("uv.lock[a,b]", "uv.lock has no extras or groups: leave [a,b] out"),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_name_that_names_no_file_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, name: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    Path("uv.lock").write_text("version = 1\n")
+    file(tmp_path, "transformers==5.2.0")
+    said = refused(capsys, ["check", "-r", name])
+    assert message in said
+    assert len(said) < 300
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "pyproject.toml", "uv.lock"])
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (os.mkfifo, "which is no file: name it with -r"),
+        (lambda path: path.symlink_to(path), "which cannot be read: Too many levels of symbolic"),
+        (lambda path: path.symlink_to("gone"), "which cannot be read: No such file"),
+    ],
+)
+def test_a_folder_with_what_is_no_file_is_refused_with_the_reason(
+    tmp_path: Path, capsys: Capture, name: str, make: Callable[[Path], None], why: str
+) -> None:
+    make(tmp_path / name)
+    said = refused(capsys, ["check", "-r", str(tmp_path)])
+    assert f"; it has {name}, {why}" in said
+
+
+def test_a_pipe_that_the_user_names_is_read(tmp_path: Path, capsys: Capture) -> None:
+    """``-r <(pip freeze)``"""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("deepspeed==0.13.2\n",))
+    writer.start()
+    assert main(["check", "-r", str(pipe), "scenario=clip_max_for_min"]) == 1
+    writer.join()
 
 
 def test_an_environment_without_any_of_the_packages_is_a_mistake_and_not_an_all_clear(
@@ -249,6 +378,25 @@ def test_an_environment_without_any_of_the_packages_is_a_mistake_and_not_an_all_
     assert "has none of accelerate: name another" in refused(
         capsys, ["check", "-r", file(tmp_path, "numpy==2.0"), "scenario=sampler_shards"]
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("./vendored/-x y", "line 1: it does not show which package is there"),
+        ("-e .", "line 1: its dependencies were not read"),
+        ("--no-index\nmine==1.0", "--no-index forbids to look up what packages need"),
+        ("./-x y\n./-x z\n" * 10, "line 5: it does not show which package is there; 15 more lines"),
+    ],
+)
+def test_what_was_not_looked_up_is_said_if_nothing_else_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, line: str, note: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file(tmp_path, line)
+    said = refused(capsys, ["check", "-r", "requirements.txt"])
+    assert note in said
+    assert said.index(note) < said.index("requirements.txt has none of accelerate")
 
 
 def test_the_answers_need_no_torch_no_hydra_and_no_process() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from harness.check.synonyms import ELSEWHERE, PUBLISHED
 from harness.system.errors import UserError
 from tests.index import Handler, no_network, page, served
 from tests.index import file as file_of
+from tests.sandbox import refused
 
 __all__ = ["no_network", "served"]
 
@@ -664,6 +666,52 @@ def test_what_a_package_without_wheels_needs_is_resolved_as_well(
     file.write_text("source==1.0\n")
     found = environment.of_files([str(file)], ["up", "down"])
     assert found.packages["down"].version == "3.0"
+
+
+@pytest.mark.parametrize(
+    ("line", "day", "note"),
+    [
+        ("up==9.9.9.9", "", "there is no such release, "),
+        ("source==9.9", "", "there is no such release, "),
+        ("up==2.0", "2024-03-01", "there was no such release on 2024-03-01, "),
+        ("up>=1", "1990-01-01", "there was no such release on 1990-01-01, "),
+        ("source==1.0", "2024-01-01", "what these need was not looked up, as they have no wheel"),
+        ("up==1.0+mine", "", "what these need was not looked up, as they have no wheel"),
+    ],
+)
+def test_a_release_that_does_not_exist_is_said(
+    published: type[Handler], tmp_path: Path, line: str, day: str, note: str
+) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"{line}\ndown\n")
+    (found, *_) = environment.of_files([str(file)], ["up", "down"], day).notes
+    assert found.startswith(note)
+    assert re.split("[=>]", line)[0] in found
+
+
+def test_before_the_first_release_a_package_is_unknown(
+    published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said to be the newest tested release."""
+    monkeypatch.setattr(requirements, "tested_releases", lambda _: ("9.0",))
+    file = tmp_path / "requirements.txt"
+    file.write_text("up>=1\n")
+    up = environment.of_files([str(file)], ["up"], "1990-01-01").packages["up"]
+    assert up.version == ""
+    assert up.origin == "the index has no release of it for this Python until 1990-01-01"
+    file.write_text("up>=2\n")
+    with pytest.raises(UserError, match=r"no release until 2024-03-01 is up>=2: they go from 1\.0"):
+        environment.of_files([str(file)], ["up"], "2024-03-01")
+
+
+@pytest.mark.parametrize("line", ["nowhere==3.1", "source==1.0"])
+def test_a_package_whose_needs_are_not_known_is_said_if_it_is_alone(
+    published: type[Handler], tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"{line}\n")
+    said = refused(capsys, ["check", "-r", str(file)])
+    assert f"as they have no wheel: {line.partition('=')[0]}; {file} has none of " in said
 
 
 def test_packages_that_fit_together_without_the_others_are_resolved(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import requirements
+from harness.check import environment, requirements
 from harness.check.installed import Installed
 from harness.check.source import read_file
 from harness.system.errors import UserError
@@ -141,6 +141,10 @@ up; python_version
 --index-url "x
 --index-url
 --extra-index-url http://host/simple ./up
+--pre ./up
+--trusted-host
+-r ""
+-e ""
 # Editable install with no version control (-r==1.0)"""
 
 
@@ -148,6 +152,67 @@ up; python_version
 def test_a_line_that_names_no_package_is_a_mistake(file: Path, line: str) -> None:
     file.parent.parent.joinpath("other.txt").write_text("up\n")
     check_refused(file, f"numpy\n{line}\n", re.escape(f"line 2: '{line}' is refused"))
+
+
+NESTED = """\
+-r "a b.txt"
+-r 'a b.txt'
+-ra\\ b.txt
+--requirement="a b.txt"
+--trusted-host host -r "a b.txt"
+-c "a b.txt" --pre
+up==4.36.2 --config-settings "a=b c"
+up==4.36.2 --config-setting='a=b c' --hash=sha256:00 -C "x=y"
+up==4.36.2 --global-option="--a \\" b" """
+
+
+@pytest.mark.parametrize("line", NESTED.splitlines())
+def test_options_are_split_as_a_shell_does(file: Path, tmp_path: Path, line: str) -> None:
+    (tmp_path / "a b.txt").write_text("up==4.36.2\n")
+    file.write_text(f"numpy\n{'up' * line.startswith('-c')}\n{line}\n")
+    assert required(file, ["up"]) == {"up": "4.36.2"}
+
+
+def test_a_folder_of_an_editable_may_have_spaces(file: Path) -> None:
+    file.write_text("-e './my folder/up[a]'\n")
+    package = selected(file)
+    assert package
+    assert package.origin == "an editable install"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "./" + "[" * 200_000 + "x",
+        "up; " + "(" * 20_000,
+        "up; " + "(" * 3_000,
+        "up" + ",".join(f"!=1.{n}" for n in range(30_000)),
+        "".join(f"up!=1.{n}\n" for n in range(30_000)),
+        "up===" + "a" * 9_000,
+        "up==1.0a" + "9" * 200 + "\n" + "up==" + "1." * 1_000 + "1",
+        "-r " + "n" * 300 + ".txt",
+        "-c " + "n/" * 1_500,
+        "up=" + "n" * 3_000,
+        "-e " + "[" * 3_000 + ";" + "x" * 900,
+        "--index-url " + "x" * 3_000,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_long_line_is_refused_in_a_short_one(file: Path, text: str) -> None:
+    file.write_text(f"numpy\n{text}\n")
+    with pytest.raises(UserError, match=r"refused|contradict") as caught:
+        required(file, ["up"])
+    assert len(str(caught.value)) < 700
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["folder", "loop", "fifo", "gone"])
+def test_a_line_names_a_file(file: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "fifo")
+    check_refused(file, f"-r {name}", f"line 1: '-r {name}' is refused: it is no file")
 
 
 @pytest.mark.parametrize(
@@ -199,6 +264,202 @@ def test_the_users_own_project_and_what_does_not_apply_are_ignored(
     (own / "requirements.txt").write_text(line)
     (own / "bounds.txt").write_text("up @ git+https://host/up")
     assert selected(own / "requirements.txt") is None
+
+
+TAGS = """\
+https://github.com/us/up/archive/v4.49.0-Gemma-3.zip
+https://github.com/us/up/archive/refs/tags/v4.36.2-3.tar.gz
+https://github.com/us/up/archive/release-4.36.2.tar.gz
+https://github.com/us/up/zipball/v4.36.2
+https://codeload.github.com/us/up/tar.gz/refs/tags/v4.36.2
+https://codeload.github.com/us/up/legacy.zip/main
+https://api.github.com/repos/us/up/tarball/main
+https://gitlab.com/group/us/up/-/archive/main/other-4.36.2.zip
+https://bitbucket.org/us/up/get/other-4.36.2.zip
+up @ https://github.com/us/fork/archive/v4.49.0-Gemma-3.zip
+up @ https://host/v4.49.0-Gemma-3.zip
+up @ https://host/other-4.36.2.tar.gz
+up @ file:///tmp/other-4.36.2-py3-none-any.whl"""
+
+
+@pytest.mark.parametrize("line", TAGS.splitlines())
+def test_an_archive_is_named_by_its_repository_and_a_tag_is_no_version(
+    file: Path, line: str
+) -> None:
+    file.write_text(line)
+    content = requirements.read([read_file(file)])
+    assert list(content.direct) == ["up"]
+    assert content.direct["up"].version == ""
+    assert content.direct["up"].origin in ("a file from the web", "a local file")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "https://github.com/us/up/releases/download/v4/up-4.36.2-py3-none-any.whl",
+        "https://github.com/us/up/archive/refs/tags/up-4.36.2.tar.gz",
+        "https://host/a/b/archive/up-4.36.2-py3-none-any.whl",
+        "https://host/simple/up/up-4.36.2.zip",
+        "up @ https://host/up-4.36.2.zip",
+    ],
+)
+def test_a_file_named_as_the_package_is_has_a_version(file: Path, line: str) -> None:
+    file.write_text(line)
+    content = requirements.read([read_file(file)])
+    assert {name: package.version for name, package in content.direct.items()} == {"up": "4.36.2"}
+
+
+@pytest.mark.parametrize("line", ["https://host/v4.49.0-Gemma-3.zip", "./main.zip"])
+def test_a_file_that_names_no_package_is_said(file: Path, line: str) -> None:
+    file.write_text(f"numpy\n{line}")
+    content = requirements.read([read_file(file)])
+    assert content.direct == {}
+    assert content.unnamed == [f"{file}, line 2"]
+
+
+OURS = """\
+[project]
+name = "mine"
+dependencies = ["up==4.37.2"]
+[project.optional-dependencies]
+train = ["down==1.0"]
+"""
+DYNAMIC = '[project]\nname = "mine"\ndynamic = ["dependencies"]\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("-e .", {"up": "4.37.2"}),
+        ("-e ./", {"up": "4.37.2"}),
+        (".", {"up": "4.37.2"}),
+        ("file:.", {"up": "4.37.2"}),
+        ("-e .[train]", {"up": "4.37.2", "down": "1.0"}),
+        ('-e ".[train, nope]"', {"up": "4.37.2", "down": "1.0"}),
+        (".[train]", {"up": "4.37.2", "down": "1.0"}),
+        ("-e .\n-e .[train]", {"up": "4.37.2", "down": "1.0"}),
+        ("-e . ; python_version > '3'", {"up": "4.37.2"}),
+        ("-e . ; python_version < '3'", {}),
+    ],
+)
+def test_what_the_users_own_project_needs_is_read(
+    file: Path, line: str, found: dict[str, str]
+) -> None:
+    (file.parent / "pyproject.toml").write_text(OURS)
+    (file.parent / "setup.py").write_text("raise RuntimeError")
+    file.write_text(f"numpy\n{line}\n")
+    assert required(file, ["up", "down"]) == found
+    notes = requirements.read([read_file(file)]).notes
+    assert [note.rpartition(" ")[2] for note in notes] == ["[nope]"] * ("nope" in line)
+
+
+def test_a_folder_says_truly_which_files_were_not_read(file: Path) -> None:
+    (file.parent / "pyproject.toml").write_text(OURS)
+    (file.parent / "setup.cfg").write_text("[options]\ninstall_requires = up\n")
+    for line, others in (("up==4", "pyproject.toml, setup.cfg"), ("-e .", "setup.cfg")):
+        file.write_text(f"--no-index\n{line}\n")
+        notes = environment.of_files([str(file.parent)], ["up"]).notes
+        assert f"{file.parent}: requirements.txt was read; {others} not read" in notes
+    (file.parent / "setup.cfg").unlink()
+    assert (
+        f"{file.parent}: requirements.txt was read"
+        in environment.of_files([str(file.parent)], ["up"]).notes
+    )
+
+
+def test_a_project_is_found_from_the_folder_of_its_requirements(file: Path) -> None:
+    """pip reads a path relative to where it runs."""
+    inner = file.parent / "requirements" / "dev.txt"
+    inner.parent.mkdir()
+    (file.parent / "pyproject.toml").write_text(OURS)
+    for line in ("-e .", "-e .."):
+        inner.write_text(f"{line}\n")
+        assert required(inner, ["up"]) == {"up": "4.37.2"}
+
+
+def test_a_package_in_the_project_is_read_as_well(file: Path) -> None:
+    (file.parent / "sub").mkdir()
+    (file.parent / "sub" / "pyproject.toml").write_text(OURS)
+    (file.parent / ".git").mkdir()
+    file.write_text("-e ./sub\n")
+    content = requirements.read([read_file(file)])
+    assert required(file, ["up"]) == {"up": "4.37.2"}
+    assert content.projects == {"sub"}
+    assert content.direct["sub"].origin == "an editable install"
+
+
+def test_a_checkout_of_a_package_is_no_release_of_it(file: Path) -> None:
+    (file.parent / "pyproject.toml").write_text('[project]\nname = "Up"\nversion = "4.37.2"\n')
+    file.write_text("-e .\n")
+    package = selected(file)
+    assert package == Installed("", "an editable install")
+
+
+@pytest.mark.parametrize(
+    ("files", "found", "note"),
+    [
+        ({}, {}, "no file there declares them"),
+        ({"setup.py": "raise RuntimeError"}, {}, "setup.py is code, and is not run"),
+        ({"setup.py": "", "pyproject.toml": "[tool.ruff]\n"}, {}, "setup.py is code"),
+        ({"setup.py": "", "setup.cfg": "[metadata]\nname = mine\n"}, {}, "setup.py is code"),
+        ({"pyproject.toml": DYNAMIC}, {}, "no file there declares them"),
+        ({"pyproject.toml": '[project]\nname = "mine"\n', "setup.py": ""}, {}, ""),
+        (
+            {
+                "pyproject.toml": "[tool.ruff]\n",
+                "setup.cfg": "[options]\ninstall_requires = up==4\n",
+            },
+            {"up": "4"},
+            "",
+        ),
+        (
+            {
+                "pyproject.toml": DYNAMIC
+                + '[tool.setuptools.dynamic]\ndependencies = {file = ["base.txt"]}\n',
+                "base.txt": "-e .\nup==4\n",
+            },
+            {"up": "4"},
+            "",
+        ),
+        (
+            {"pyproject.toml": '[tool.poetry.dependencies]\npython = "^3.10"\nup = "4"\n'},
+            {"up": "4"},
+            "",
+        ),
+    ],
+)
+def test_what_a_project_needs_is_read_or_a_note_says_that_it_was_not(
+    file: Path, files: dict[str, str], found: dict[str, str], note: str
+) -> None:
+    for name, text in files.items():
+        (file.parent / name).write_text(text)
+    file.write_text("numpy\n-e .\n")
+    content = requirements.read([read_file(file)])
+    notes = " ".join(content.notes)
+    assert required(file, ["up"]) == found
+    assert note in notes
+    assert bool(note) == (f"{file}, line 2: its dependencies were not read" in notes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[project\n",
+        "[project]\ndependencies = 3\ndynamic = 3\n",
+        '[project]\ndependencies = ["?"]\n',
+    ],
+)
+def test_a_damaged_pyproject_of_the_users_own_is_refused(file: Path, text: str) -> None:
+    (file.parent / "pyproject.toml").write_text(text)
+    check_refused(file, "-e .\nup==4\n", r"pyproject\.toml")
+
+
+def test_the_output_of_pip_freeze_has_what_the_own_project_needs(file: Path) -> None:
+    (file.parent / "pyproject.toml").write_text(OURS)
+    file.write_text(f"# Editable Git install with no remote (mine==0.1)\n-e {file.parent}\nup==4\n")
+    content = requirements.read([read_file(file)])
+    assert content.frozen
+    assert str(content.versions["up"]) == "==4"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.bugs import catalog
+from harness.check.source import read_file
 from harness.system.documents import toml_of
 from harness.system.errors import UserError, unknown
-from harness.system.text import complaint
+from harness.system.text import one_line, short
 
 FILE, PROJECT, TABLE = "distributed-bugs.toml", "pyproject.toml", "distributed-bugs"
 KEYS = ("bug", "reason", "until")
@@ -46,25 +48,37 @@ def read(file: Path | None) -> dict[str, Acceptance]:
     Raises UserError for a file that cannot be read, and for an entry that is not valid.
     """
     for path in (file,) if file else (Path(FILE), Path(PROJECT)):
-        if file or path.is_file():
+        if file or os.path.isfile(path):
             document = _document(path)
             if path.name == PROJECT:
-                document = document.get("tool", {}).get(TABLE, {})
+                document = _table(_table(document, "tool", path), TABLE, path)
             if document or path.name != PROJECT:
                 return _by_bug(_entries(document, path), path)
     return {}
 
 
 def _document(path: Path) -> dict[str, Any]:
+    text = read_file(path).text
     try:
-        return toml_of(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {complaint(error)}") from None
+        return toml_of(text)
+    except ValueError as error:
+        raise UserError(
+            f"{path}, which may list accepted bugs, cannot be read: it is no valid TOML "
+            f"({one_line(str(error))})"
+        ) from None
+
+
+def _table(document: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+    """A table of a TOML document, empty if it is not there."""
+    table = document.get(name, {})
+    if not isinstance(table, dict):
+        raise UserError(f"{path}: {name} is no table")
+    return table
 
 
 def _entries(document: Mapping[str, Any], path: Path) -> list[Any]:
     if others := sorted(set(document) - {"accepted"}):
-        raise UserError(f"{path}: {unknown('key', others[0], ['accepted'])}")
+        raise UserError(f"{path}: {unknown('key', short(others[0]), ['accepted'])}")
     found = document.get("accepted", [])
     if not isinstance(found, list):
         raise UserError(f"{path}: accepted is no list of tables: write {EXAMPLE}, a line each")
@@ -86,10 +100,10 @@ def _acceptance(entry: Any, path: Path) -> Acceptance:
         raise UserError(f"{path}: an accepted bug needs a bug and a reason: write {EXAMPLE}")
     for key in entry:
         if key not in KEYS:
-            raise UserError(f"{path}: {unknown('key', key, KEYS)}")
+            raise UserError(f"{path}: {unknown('key', short(key), KEYS)}")
     bug, reason, until = (entry.get(key) for key in KEYS)
     if bug not in catalog.names():
-        raise UserError(f"{path}: {unknown('bug', str(bug), catalog.names())}")
+        raise UserError(f"{path}: {unknown('bug', short(str(bug)), catalog.names())}")
     if not isinstance(reason, str) or not reason.strip():
         raise UserError(f"{path}: the reason of {bug} is empty")
     return Acceptance(bug, " ".join(reason.split()), _day(until, bug, path), str(path))

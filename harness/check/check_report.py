@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +16,8 @@ from harness.bugs import catalog
 from harness.bugs.api.settings import Setting
 from harness.check.bug_status import RAN, THERE, BugStatus, Checked, advice
 from harness.check.environment import Environment
+from harness.check.source import STDIN
+from harness.check.synonyms import named_in
 from harness.system.installation import as_typed
 from harness.system.text import count, short, unbroken
 
@@ -277,11 +281,23 @@ def _bug(checked: Checked) -> dict[str, Any]:
 
 
 def for_github(
-    found: Iterable[Checked], file: str | None, notes: Iterable[str] = ()
+    found: Iterable[Checked],
+    file: str | None,
+    notes: Iterable[str] = (),
+    *,
+    environment: Environment | None = None,
+    more: Iterable[str] = (),
 ) -> Iterator[str]:
-    """A line for each bug that GitHub Actions shows as an annotation of ``file``, if any; an
-    accepted one is a notice. Each note is a warning."""
-    where = f"file={_escaped(file, ':,')}," if file else ""
+    """A line for each bug that GitHub Actions shows as an annotation of the line that names the
+    package, otherwise of ``file``, if any; an accepted one is a notice.
+
+    The first lines are notices: the notes of the environment, and ``more`` of that kind. Each of
+    ``notes``, about accepted bugs, is a warning at the end.
+    """
+    lines = environment.lines if environment else {}
+    for note in (*(environment.notes if environment else ()), *more):
+        place = re.match(r"(.+, line \d+): ", note)
+        yield f"::notice {_at(place[1] if place else '', file)}title=check::{_escaped(note)}"
     for checked in found:
         if checked.status in LEVELS:
             scenario = catalog.scenario(checked.scenario)
@@ -292,9 +308,25 @@ def for_github(
             about = [f"{scenario.harm}: {scenario.title}", known, checked.settings]
             advice = [f"Only with {scenario.trigger}", f"Remedy: {checked.remedy}"]
             text = _escaped(". ".join(filter(None, [*about, *advice])))
+            names = named_in([catalog.subject(checked.scenario)])
+            where = _at(next((lines[name] for name in names if name in lines), ""), file)
             yield f"::{level} {where}title={title}::{text}"
     for note in notes:
-        yield f"::warning {where}title=accepted bugs::{_escaped(note)}"
+        yield f"::warning {_at('', file)}title=accepted bugs::{_escaped(note)}"
+
+
+def _at(place: str, file: str | None) -> str:
+    """The properties of an annotation for a place, ``requirements.txt, line 3`` or
+    ``pyproject.toml, project.dependencies``, otherwise for a file. GitHub wants paths from the
+    folder where the job runs."""
+    named, _, at = place.rpartition(", ")
+    if named == STDIN or not (file or named):
+        return ""
+    path = Path(named or file or "")
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    line = f"line={at.removeprefix('line ')}," if at.startswith("line ") else ""
+    return f"file={_escaped(str(path), ':,')},{line}"
 
 
 def _escaped(text: str, more: str = "") -> str:

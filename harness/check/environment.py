@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,15 +30,18 @@ from harness.check.installed import (
     origin,
 )
 from harness.check.requirements import Requirements
-from harness.check.resolver import Resolution, resolve
+from harness.check.resolver import Resolution, resolve, unresolved
 from harness.check.source import STDIN, PackageFile
 from harness.check.synonyms import named_in
 from harness.system.errors import Inconclusive, UserError
 from harness.system.processes import TOKEN, end_all, new_token
-from harness.system.text import complaint, listed, short
+from harness.system.text import complaint, count, listed, short
 
 LIMIT = 10.0
 """Seconds within which an interpreter must answer."""
+
+SHOWN = 5
+"""Notes of one kind that are printed."""
 
 MARK = "distributions: "
 """The beginning of the line with the answer."""
@@ -146,6 +149,10 @@ class Environment:
     """The interpreter; None for files."""
     notes: tuple[str, ...] = ()
     """What the user should know of how files were read, a line each."""
+    file: str = ""
+    """The first file that was read, if it is one."""
+    lines: Mapping[str, str] = field(default_factory=dict)
+    """Where files name packages: ``requirements.txt, line 3``."""
 
 
 def of_this_interpreter(names: Iterable[str]) -> Environment:
@@ -195,17 +202,21 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     version.
     """
     wanted = _wanted(names)
-    found = [project_files.in_folder(file) for file in dict.fromkeys(files)]
-    sources = [source.read(file) for file, _ in found]
+    found = [_opened(file) for file in dict.fromkeys(files)]
+    sources = [file for file, _ in found]
     notes = [note for _, note in found if note]
     where = " and ".join(one.name for one in sources)
+    in_vain = [f"--as-of has no effect: {where} lists every release"] if day else []
+    named = next((one.name for one in sources if one.name != STDIN), "")
     lists = [one for one in sources if _is_list(one)]
     if lists and len(sources) > 1:
         raise UserError(f"{lists[0].name} lists all packages: give it alone")
     if lists:
         packages = merged(_listed(lists[0], wanted))
-        return Environment(packages, where, complete=True, notes=tuple(notes))
+        notes += in_vain
+        return Environment(packages, where, complete=True, notes=tuple(notes), file=named)
     content = requirements.read(sources)
+    notes = [_still_true(note, content) for note in notes]
     notes += (
         f"{file} also has {', '.join(choices)}: {file}[NAME] reads it"
         for file, choices in content.choices.items()
@@ -213,8 +224,44 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     notes += content.notes
     complete = content.frozen and where == STDIN
     packages, more = _required(content, wanted, day, complete=complete)
-    more += [f"{place}: it does not show which package is there" for place in content.unnamed]
-    return Environment(merged(packages), where, complete, notes=(*more, *notes))
+    more += in_vain if complete else []
+    more += _unnamed(content.unnamed)
+    return Environment(
+        merged(packages), where, complete, None, (*more, *notes), named, content.lines
+    )
+
+
+def _still_true(note: str, content: Requirements) -> str:
+    """The note of a folder, without files that its requirements.txt has included: ``-e .``."""
+    begin, mark, end = note.partition(" was read; ")
+    read = {file.name for file in content.files}
+    others = [name for name in end.removesuffix(" not read").split(", ") if name not in read]
+    left = f"{mark}{', '.join(others)} not read" if others else " was read"
+    return f"{begin}{left}" if mark else note
+
+
+def _unnamed(places: Sequence[str]) -> list[str]:
+    """A line for each of the first places, and one for the others."""
+    lines = [f"{place}: it does not show which package is there" for place in places[:SHOWN]]
+    if others := len(places) - len(lines):
+        lines.append(f"{count(others, 'more line')} of this kind")
+    return lines
+
+
+def _opened(name: str) -> tuple[PackageFile, str]:
+    """The file with this name, or of the folder with it, and what the user should know of it."""
+    if not name:
+        raise UserError("-r names no file: write -r FILE, or -r . for this folder")
+    try:
+        file, note = project_files.in_folder(name)
+        opened = source.read(file)
+    except OSError as error:  # the name is too long, or a folder may not be read
+        raise source.unreadable(name, error) from None
+    if opened.chosen and not project_files.is_one(opened):
+        raise UserError(
+            f"{opened.name} has no extras or groups: leave [{','.join(opened.chosen)}] out"
+        )
+    return opened, note
 
 
 def _is_list(file: PackageFile) -> bool:
@@ -238,7 +285,12 @@ def _required(
     content: Requirements, names: Sequence[str], day: str, *, complete: bool
 ) -> tuple[dict[str, Installed], list[str]]:
     """The packages that requirements install, and what the user should know of that."""
-    resolution = Resolution() if complete or content.no_index else resolve(content, names, day)
+    if complete:
+        resolution = Resolution()
+    elif content.no_index:
+        resolution = unresolved(content, names, "--no-index forbids to look up what packages need")
+    else:
+        resolution = resolve(content, names, day)
     resolved, notes = resolution.versions, list(resolution.notes)
     if unknown := {n: why for n, why in resolution.unknown.items() if n not in content.versions}:
         notes.insert(0, f"not known: the releases of {listed(sorted(unknown))}")

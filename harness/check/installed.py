@@ -25,11 +25,24 @@ FOLDER = "a local folder"
 GIT = "installed from git"
 WEB = "a file from the web"
 
+LONGEST = 100
+"""Characters of a version; a commit's has about 60."""
+
 ARCHIVES = re.compile(r"\.(whl|zip|tgz|tar\.\w+)$")
 """Endings of files to install; such a name is also a valid name of a package."""
 
+HOSTED = re.compile(
+    r"((?:/[^/]+)+?/[^/]+)/(?:(?:-/)?archive|zipball|tarball|get|(?:legacy\.)?(?:zip|tar\.gz))/.+"
+)
+"""The path of an archive that a repository's host makes of a commit; the first part is that of the
+repository. Its file is named after a tag: ``v4.49.0-Gemma-3.zip``."""
+
 CONDA = re.compile(r"/(feedstock_root|croot|conda-bld|tmp/build/80754af9)/")
 """Folders in which conda's packages are built. Their metadata name these folders."""
+
+
+TORCH_BUILD = re.compile(r"(cpu|xpu|cu\d+|rocm[\d.]*\d)(\.(cxx11\.abi|with\.pypi\.cudnn))?")
+"""The labels with which torch publishes builds of a release: ``2.13.0+cu130``."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +80,44 @@ class Listed:
 def described(name: str, version: str, origin: str = "") -> Installed:
     """A package with this version; finds out whether it can be a release."""
     try:
-        parsed = Version(version) if version else None
+        parsed = _parsed(version) if version else None
     except ValueError:  # InvalidVersion, or more digits than Python reads
         return Installed("", origin or f"'{short(version, 40)}' is not a version")
     if parsed is None:
         return Installed("", origin or "its version is not recorded")
+    if _is_published(name, parsed):
+        return Installed(parsed.public, origin)
+    label = short(version.partition("+")[2], 40)
     if not origin and parsed.is_devrelease:
-        origin = "a development version"
-    if not origin and parsed.local and name != "torch":  # DeepSpeed's: the commit it is built from
-        origin = f"a build with the label +{parsed.local}"
-    return Installed(parsed.public if name == "torch" else version, origin)
+        origin = "a development version" + (f" with the label +{label}" if label else "")
+    if not origin and label:  # DeepSpeed's: the commit it is built from
+        origin = f"a build with the label +{label}"
+    return Installed(version, origin)
+
+
+def _parsed(version: str) -> Version:
+    """A version. Raises ValueError for what is none, and for one that fits in no message."""
+    if len(version) > LONGEST:
+        raise ValueError(f"it has more than {LONGEST} characters")
+    return Version(version)
+
+
+def _release(name: str, version: str) -> str:
+    """A version without the label of a published build."""
+    try:
+        parsed = Version(version)
+    except ValueError:
+        return version
+    return parsed.public if _is_published(name, parsed) else version
+
+
+def _is_published(name: str, version: Version) -> bool:
+    """Whether it is one of the builds of a release that torch publishes.
+
+    Those of vendors are of another commit: ``2.9.0a0+50eac811a6.nv25.09``.
+    """
+    label = version.local and TORCH_BUILD.fullmatch(version.local)
+    return name == "torch" and bool(label) and not version.is_prerelease
 
 
 def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
@@ -84,8 +125,8 @@ def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
     found: dict[str, str] = {}
     for entry in entries:
         found[entry.version] = found.get(entry.version) or entry.origin
-    if name == "torch" and len({version.partition("+")[0] for version in found}) == 1 < len(found):
-        found = {next(iter(found)).partition("+")[0]: max(found.values())}  # builds of one release
+    if len(releases := {_release(name, version) for version in found}) == 1 < len(found):
+        found = {releases.pop(): max(found.values())}
     if len(found) == 1:
         ((version, origin),) = found.items()
         return described(name, version, origin)
@@ -105,7 +146,8 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
     repository, plus, _ = scheme.partition("+")
     place, remote = unquote(place).rstrip("/"), scheme not in ("", "file")
     file = place.rpartition("/")[2]
-    name = _repository(place.partition("@")[0] if plus else place)
+    hosted = remote and not file.endswith(".whl") and HOSTED.fullmatch(place)
+    name = _repository(hosted[1] if hosted else place.partition("@")[0] if plus else place)
     if egg := re.search(r"(?:^|&)egg=([\w.-]+)", fragment):
         name = _canonical(egg[1])
     if editable:
@@ -114,16 +156,19 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
         return name, Installed("", f"installed from {repository}")
     if ARCHIVES.search(file):
         named, version = _archive(file)
-        return named or name, described(name, version, WEB if remote else FILE)
+        if hosted or egg:
+            version = version if named == name else ""
+        else:
+            name = named
+        return name, described(name, version, WEB if remote else FILE)
     if CONDA.search(place):
         return name, Installed("", "built by conda: only 'conda list --json' names its version")
     return name, Installed("", WEB if remote else FOLDER)
 
 
 def _repository(place: str) -> str:
-    """The name of a folder or a repository, also if an archive of it is downloaded."""
-    *_, last = place.partition("/archive/")[0].split("/")
-    name = _canonical(last.removesuffix(".git"))
+    """The package in a folder or a repository."""
+    name = _canonical(place.rpartition("/")[2].removesuffix(".git"))
     return ELSEWHERE.get(name, name)
 
 
@@ -142,6 +187,8 @@ def _archive(file: str) -> tuple[str, str]:
             name, version, *_ = parse_wheel_filename(file)
         else:
             name, version = parse_sdist_filename(file)
+        if re.match(r"v?\d+\.\d", file):  # named after a tag
+            return "", ""
         return name, str(version)
     except ValueError:  # each of packaging's exceptions is one
         return "", ""

@@ -140,7 +140,7 @@ def in_folder(name: str) -> tuple[str, str]:
     if not usable:
         raise UserError(
             f"{name} has none of {', '.join((*LOCKS, *OTHERS))} that names dependencies"
-            + "".join(f"; it has {each.name}" for each in sorted(folder.glob("*requirements*")))
+            + source.others_in(folder, (*LOCKS, *OTHERS))
             + (f"; {SETUP}" if (folder / "setup.py").is_file() else "")
         )
     first, *others = usable

@@ -11,42 +11,48 @@ import os.path
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidName, canonicalize_name
 
 from harness.bugs.affected import tested_releases
 from harness.check import project_files
 from harness.check.installed import ARCHIVES, EDITABLE, Installed, at_address, described
 from harness.check.sections import Constraint
-from harness.check.source import FROM_WEB, PackageFile, read_file
+from harness.check.source import FROM_WEB, PackageFile, content_of, names_in, read_file
 from harness.releases import index
 from harness.system.documents import DIGITS
 from harness.system.errors import Fault, UserError
-from harness.system.text import plain, warn_once
+from harness.system.text import plain, short, warn_once
+
+LONGEST = 4_000
+"""Characters of a line without its hashes; a longer one could take minutes."""
+MOST = 100
+"""Conditions on the versions of one package; thousands would take minutes."""
 
 NESTED = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c"}
 MORE, NO_INDEX, LINKS = "--extra-index-url", "--no-index", ("-f", "--find-links")
 WHERE = ("-i", "--index-url", "--pypi-url", MORE, NO_INDEX, *LINKS)
 """Options that say where to look up versions."""
 EDIT = ("-e", "--editable")
-IDLE = (
-    "--pre",
-    "--prefer-binary",
-    "--require-hashes",
-    "--no-binary",
-    "--only-binary",
-    "--trusted-host",
-    "--use-feature",
-)
+FLAGS = ("--pre", "--prefer-binary", "--require-hashes", NO_INDEX)
+"""Options without a value."""
+IDLE = (*FLAGS, "--no-binary", "--only-binary", "--trusted-host", "--use-feature")
 """Options for installing, which have no effect here."""
 
 DEEPEST = 50
 """How deeply files may include other files."""
+
+WORD = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'\\])+"""
+"""A word as a shell reads it: pip splits options so."""
+OF_ONE = re.compile(
+    rf"\s(?:--(?:hash|config-settings?|global-option)[=\s]\s*|-C\s*)(?:{WORD})(?=\s|$)"
+)
+"""The options of one requirement, which have no effect here."""
 
 FROZEN_EDITABLE = re.compile(r"# Editable .*\(([\w.-]+)===?([^\s()]+)\)")
 """The comment in which ``pip freeze`` names an editable install that has no address."""
@@ -82,6 +88,12 @@ class Requirements:
     """Where files name a path or an address that does not show which package is there."""
     notes: Sequence[str] = ()
     """What projects' files left out or left open, a line each."""
+    lines: Mapping[str, str] = field(default_factory=dict)
+    """Of each package, where it is named first."""
+    files: frozenset[Path] = frozenset()
+    """The files that were read."""
+    projects: frozenset[str] = frozenset()
+    """The user's own projects, whose dependencies were read; no index is asked for them."""
 
 
 @dataclass
@@ -91,18 +103,35 @@ class _Named:
     places: dict[str, dict[str, str]] = field(default_factory=dict)
     direct: dict[str, Installed] = field(default_factory=dict)
     extras: dict[str, frozenset[str]] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
 
     def versions(self) -> dict[str, SpecifierSet]:
         return {name: SpecifierSet(",".join(sorted(of))) for name, of in self.places.items()}
 
     def add(self, name: str, specifiers: Iterable[str], where: str) -> None:
-        self.places.setdefault(name, {}).update(dict.fromkeys(specifiers, where))
+        self.lines.setdefault(name, where)
+        places = self.places.setdefault(name, {})
+        places.update(dict.fromkeys(specifiers, where))
+        if len(places) > MOST:
+            raise ValueError(f"{name} has more than {MOST} conditions")
 
     def add_direct(self, name: str, package: Installed, where: str) -> None:
         """Add a package from an address. The line before an editable one may have its version."""
         self.add(name, [f"=={package.version}"] if package.version else [], where)
         if not (name in self.direct and self.direct[name].origin == package.origin):
             self.direct[name] = package
+
+
+@dataclass(frozen=True)
+class _Project:
+    """A folder of the user's own that a line installs: ``-e .[train]``."""
+
+    folder: Path
+    extras: tuple[str, ...]
+    where: str
+    name: str
+    """Of the package that the line counts as; empty for the folder of the file itself."""
+    package: Installed
 
 
 @dataclass
@@ -117,18 +146,21 @@ class _Reading:
     no_index: bool = False
     links: bool = False
     frozen: bool = True
-    seen: set[tuple[Path, bool]] = field(default_factory=set)
+    seen: set[tuple[Path, tuple[str, ...], bool]] = field(default_factory=set)
     depth: int = 0
     python: str = ""
     choices: dict[str, Sequence[str]] = field(default_factory=dict)
     unnamed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    folders: list[_Project] = field(default_factory=list)
+    projects: set[str] = field(default_factory=set)
 
     def read(self, source: PackageFile, *, constraint: bool = False) -> None:
-        file = source.path.resolve()
-        if (file, constraint) in self.seen:
+        file = Path(os.path.realpath(source.path))
+        key = (file, source.chosen, constraint)
+        if key in self.seen:
             return
-        self.seen.add((file, constraint))
+        self.seen.add(key)
         if self.depth == DEEPEST:
             raise UserError(f"{source.name}: more than {DEEPEST} files include each other")
         if not self.depth:
@@ -137,9 +169,8 @@ class _Reading:
         for where, line in self._placed(source):
             try:
                 self._take(line, file, where, constraint or isinstance(line, Constraint))
-            except ValueError as why:
-                first = str(why).partition("\n")[0]  # packaging draws where the mistake is
-                raise UserError(f"{where}: '{line}' is refused: {first}") from None
+            except (ValueError, OSError, RecursionError) as error:
+                raise UserError(f"{where}: '{short(line)}' is refused: {_why(error)}") from None
         self.depth -= 1
 
     def _placed(self, source: PackageFile) -> Iterator[tuple[str, str]]:
@@ -158,6 +189,8 @@ class _Reading:
         yield from declared.lines
 
     def _take(self, line: str, file: Path, where: str, constraint: bool) -> None:
+        if len(line) > LONGEST:
+            raise ValueError(f"it has more than {LONGEST:,} characters")
         if line != plain(line):
             raise ValueError("it contains a control character")
         if re.search(rf"\d{{{DIGITS}}}", line):
@@ -183,7 +216,9 @@ class _Reading:
         name = canonicalize_name(requirement.name)
         found.extras[name] = found.extras.get(name, frozenset()) | requirement.extras
         if requirement.url:
-            _, package = at_address(requirement.url)
+            named, package = at_address(requirement.url)
+            if named != name:  # the file is of another package, or named after a tag
+                package = replace(package, version="")
             found.add_direct(name, package, where)
         else:
             found.add(name, map(str, requirement.specifier), where)
@@ -192,59 +227,102 @@ class _Reading:
         self, line: str, file: Path, where: str, found: _Named, *, editable: bool = False
     ) -> None:
         """Note a path or an address; the folder of the file is the user's own project."""
-        address, marker = _without_extras(line)
+        address, extras, marker = _parts(line)
         if marker and not marker.evaluate():
             return
+        if re.match(r"file:(?!//)", address):
+            address = address.partition(":")[2]
+        folder = None
         if not re.match(r"[a-z+]+:", address):
-            address = os.path.normpath(file.parent / address)
-        if address == str(file.parent):
-            return
+            self.frozen = self.frozen and os.path.isabs(address)  # pip freeze writes no other
+            folder = self._folder(address, file)
+            address = str(folder)
         name, package = at_address(address, editable=editable)
-        if name:
+        own = folder in (file.parent, self.root)
+        if name and not own:
             found.add_direct(name, package, where)
-        else:
+        if found is self.constraints:
+            return
+        if folder and (own or self._is_within(folder)):
+            self.folders.append(_Project(folder, extras, where, "" if own else name, package))
+        elif not name:
             self.unnamed.append(where)
 
-    def _option(self, line: str, file: Path, where: str, constraint: bool) -> None:
-        option, _, value = re.sub(r"^(-[a-z]|--[a-z-]+)[=\s]*", r"\1\0", line).partition("\0")
-        if option in EDIT:
-            found = self.constraints if constraint else self.required
-            self._note_address(value, file, where, found, editable=True)
-            return
-        self.frozen = False
-        if option in NESTED:
-            inside = self._inside(file, value)
-            self.read(read_file(inside), constraint=constraint or NESTED[option] == "-c")
-        elif option in WHERE:
-            self._note_index(option, shlex.split(value), file, where, constraint)
-        elif option not in IDLE:
-            raise ValueError(
-                "nothing is built or installed here; name releases, such as transformers==4.36.2"
-            )
+    def _is_within(self, folder: Path) -> bool:
+        """Whether a folder is a project within the user's own."""
+        return self.root in Path(os.path.realpath(folder)).parents and bool(_declaring(folder))
 
-    def _note_index(
-        self, option: str, words: list[str], file: Path, where: str, constraint: bool
-    ) -> None:
-        """Note where to look up versions; a line may contain several such options."""
+    def _folder(self, address: str, file: Path) -> Path:
+        """The folder at a path: relative to the file, or to the project, where pip usually runs."""
+        folders = [Path(os.path.normpath(base / address)) for base in (file.parent, self.root)]
+        return next((folder for folder in folders if _declaring(folder)), folders[0])
+
+    def read_projects(self) -> None:
+        """Read what the user's own projects need; the output of pip freeze has all of that."""
+        self.depth += 1  # an included file must be in the same project as before
+        while self.folders and not self.frozen:
+            project = self.folders.pop()
+            files = [read_file(path) for path in _declaring(project.folder)]
+            file = next(filter(_says_all, files), None)
+            if file:
+                self._read_project(project, file)
+            elif not project.name:
+                code = any(each.path.name == "setup.py" for each in files)
+                why = project_files.SETUP if code else "no file there declares them"
+                self.notes.append(
+                    f"{project.where}: its dependencies were not read, and are unknown: {why}"
+                )
+        self.depth -= 1
+
+    def _read_project(self, project: _Project, file: PackageFile) -> None:
+        extras = [name for name in project.extras if _declares(replace(file, chosen=(name,)))]
+        for name in sorted(set(project.extras).difference(extras)):  # pip only warns
+            self.notes.append(f"{project.where}: {file.name} declares nothing for [{name}]")
+        wanted = replace(file, chosen=tuple(extras))
+        if NOTHING not in _complaint(wanted):  # a damaged file is refused
+            self.read(wanted)
+        if name := project.name or _name(file):
+            self.projects.add(name)
+            self.required.add_direct(name, project.package, project.where)
+
+    def _option(self, line: str, file: Path, where: str, constraint: bool) -> None:
+        """Note what the options of a line say. A marker is no part of them, and has quotes."""
+        if edited := re.match(r"(?:-e|--editable)[=\s]*(?=.*;)", line):
+            self._note_editable(line[edited.end() :], file, where, constraint)
+            return
+        words = shlex.split(line)
+        while words:
+            option, value = _first_option(words)
+            if option in EDIT:
+                self._note_editable(value, file, where, constraint)
+                continue
+            self.frozen = False
+            if option in NESTED:
+                inside = read_file(self._inside(file, value))
+                self.read(inside, constraint=constraint or NESTED[option] == "-c")
+            elif option in WHERE:
+                self._note_index(option, value)
+
+    def _note_editable(self, address: str, file: Path, where: str, constraint: bool) -> None:
+        found = self.constraints if constraint else self.required
+        self._note_address(address, file, where, found, editable=True)
+
+    def _note_index(self, option: str, value: str) -> None:
+        """Note where to look up versions."""
         if option == NO_INDEX:
             self.no_index = True
-        elif not words:
-            raise ValueError("it names no address")
         elif option in LINKS:
-            words.pop(0)
             self.links = True
-        elif not re.match(r"https?://", words[0]):
+        elif not re.match(r"https?://", value):
             raise ValueError("an index is read over https:// or http://")
         elif option == MORE:
-            self.more.append(words.pop(0))
+            self.more.append(value)
         else:
-            self.main = words.pop(0)
-        if words:
-            self._option(shlex.join(words), file, where, constraint)
+            self.main = value
 
     def _inside(self, file: Path, name: str) -> Path:
         """An included file; it must be in the project of the first file."""
-        named = (file.parent / name).resolve()
+        named = Path(os.path.realpath(file.parent / name))
         if re.match(r"https?://", name):
             raise ValueError(f"addresses are not read: save it, and name it with -r. {FROM_WEB}")
         if self.root not in named.parents:
@@ -252,14 +330,38 @@ class _Reading:
                 f"it is outside of {self.root}: remove the line, and give both files with -r"
             )
         if not named.is_file():
-            raise ValueError("there is no such file")
+            there = os.path.lexists(file.parent / name)
+            raise ValueError("it is no file" if there else "there is no such file")
         return named
+
+
+def _why(error: BaseException) -> str:
+    """Why a line is refused, in a short line; packaging draws where the mistake is."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return short(getattr(error, "strerror", None) or str(error), 200)
+
+
+def _first_option(words: list[str]) -> tuple[str, str]:
+    """Take the first option of a line, and its value if it has one, from these words."""
+    word = words.pop(0)
+    long = word.startswith("--")
+    option, given, value = word.partition("=") if long else (word[:2], word[2:], word[2:])
+    if option not in (*NESTED, *WHERE, *EDIT, *IDLE):
+        raise ValueError(
+            "nothing is built or installed here; name releases, such as transformers==4.36.2"
+        )
+    if option in FLAGS:
+        return option, ""
+    if not (value if given else any(words[:1])):
+        raise ValueError(f"{option} has no value")
+    return option, value.removeprefix("=") if given else words.pop(0)
 
 
 def _project(file: Path) -> Path:
     """The folder within which a file may include others: its project's, or its own."""
     for folder in file.parents:
-        if any((folder / name).exists() for name in PROJECT):
+        if any(os.path.exists(folder / name) for name in PROJECT):
             return folder
     return file.parent
 
@@ -293,7 +395,7 @@ def _exact(versions: SpecifierSet) -> list[str]:
 
 def _contradiction(name: str, places: Mapping[str, str]) -> str:
     parts = [f"{name}{specifier} ({where})" for specifier, where in places.items()]
-    return f"{' and '.join(parts)} contradict each other"
+    return f"{short(' and '.join(parts), 400)} contradict each other"
 
 
 def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, str]:
@@ -309,26 +411,22 @@ def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, 
         )
     if content.links:
         warn_once("--find-links is ignored: a range selects the index's newest release")
+    until = f" until {day}" if day else ""
     try:
-        known, note = _released(name, content, day), ""
+        released = index.installable(name, day, content.indices)
+        known, note = [release.version for release in released], ""
     except Fault as fault:
         known = list(tested_releases(name))
         if not known:
             return Installed("", str(fault)), ""
         note = f"{name}: the newest tested release is taken, as no index could be read ({fault})"
+    if not known:
+        return Installed("", f"the index has no release of it for this Python{until}"), ""
     found = list(versions.filter(known))
     if not found:
-        raise UserError(f"no release is {name}{versions}: they go from {known[0]} to {known[-1]}")
+        named = short(f"{name}{versions}", 200)
+        raise UserError(f"no release{until} is {named}: they go from {known[0]} to {known[-1]}")
     return Installed(found[-1], newest_of=f"{name}{versions}"), note
-
-
-def _released(name: str, content: Requirements, day: str) -> list[str]:
-    """The releases of a package in the index, until a day."""
-    known = [release.version for release in index.installable(name, day, content.indices)]
-    if not known:
-        until = f" until {day}" if day else ""
-        raise Fault(f"the package index has no release of {name} for this Python{until}")
-    return known
 
 
 def read(sources: Iterable[PackageFile]) -> Requirements:
@@ -339,6 +437,7 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
     reading = _Reading()
     for source in sources:
         reading.read(source)
+        reading.read_projects()
     required, bounds = reading.required, reading.constraints
     places = {
         name: {**specifiers, **bounds.places.get(name, {})}
@@ -352,6 +451,9 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
         choices=reading.choices,
         unnamed=reading.unnamed,
         notes=reading.notes,
+        lines=required.lines,
+        files=frozenset(file for file, *_ in reading.seen),
+        projects=frozenset(reading.projects),
         direct={**bounds.direct, **required.direct},
         places=places,
         indices=(reading.main, *reading.more) if reading.main or reading.more else (),
@@ -379,8 +481,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
                 continue
         joined = "".join(parts)
         parts.clear()
-        option = r"\s--(hash|config-settings?|global-option)[=\s]\S+"
-        if text_ := re.sub(option, "", joined).strip():
+        if text_ := OF_ONE.sub("", joined).strip():
             yield number, text_
 
 
@@ -392,12 +493,63 @@ def _requirement(line: str) -> Requirement | None:
         requirement = None
     if requirement and (requirement.url or not ARCHIVES.search(requirement.name)):
         return requirement
-    if not (requirement or "/" in line or line.startswith(".")):
+    if not (requirement or "/" in line or line.startswith((".", "file:"))):
         raise ValueError("it does not name a package with versions, such as transformers==4.36.2")
     return None
 
 
-def _without_extras(line: str) -> tuple[str, Marker | None]:
-    """A path or an address without the extras to install, and the marker after it."""
+def _parts(line: str) -> tuple[str, tuple[str, ...], Marker | None]:
+    """A path or an address, the extras to install, and the marker after it."""
     address, _, marker = line.partition(";")
-    return re.sub(r"\[[^\]]*\]$", "", address.strip()), Marker(marker) if marker.strip() else None
+    address, extras = address.strip(), ""
+    if address.endswith("]") and "[" in address:
+        address, _, extras = address[:-1].rpartition("[")
+    return address, names_in(extras), Marker(marker) if marker.strip() else None
+
+
+def _declaring(folder: Path) -> list[Path]:
+    """The files of a folder that can say what the project there needs."""
+    files = (folder / name for name in ("pyproject.toml", "setup.cfg", "setup.py"))
+    return [file for file in files if os.path.isfile(file)]
+
+
+def _says_all(file: PackageFile) -> bool:
+    """Whether a project's file says what the project needs, without extras: no other file and no
+    code does."""
+    if file.path.suffix != ".toml":
+        return file.path.suffix == ".cfg" and _declares(file)
+    project = content_of(file.name, file.text, "TOML").get("project")
+    if not isinstance(project, Mapping):
+        return _declares(file)
+    dynamic = project.get("dynamic")
+    return not (isinstance(dynamic, list) and "dependencies" in dynamic) or _declares(file)
+
+
+def _name(file: PackageFile) -> str:
+    """The name of a project in its pyproject.toml; empty if it has none there."""
+    if file.path.suffix != ".toml":
+        return ""
+    project = content_of(file.name, file.text, "TOML").get("project")
+    name = project.get("name") if isinstance(project, Mapping) else None
+    try:
+        return canonicalize_name(name, validate=True) if isinstance(name, str) else ""
+    except InvalidName:
+        return ""
+
+
+def _declares(file: PackageFile) -> bool:
+    """Whether a file declares dependencies, with the extras that were chosen."""
+    return not _complaint(file)
+
+
+def _complaint(file: PackageFile) -> str:
+    """Why a file declares no dependencies; empty if it does."""
+    try:
+        project_files.declared(file)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+NOTHING = "names no dependencies"
+"""The complaint of ``project_files`` about a file that is right, and declares none."""

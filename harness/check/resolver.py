@@ -17,11 +17,15 @@ from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidName, canonicalize_name
 
+from harness.bugs.affected import tested_releases
 from harness.bugs.pins import here
 from harness.check.requirements import Requirements
-from harness.releases import locks, uv
+from harness.releases import index, locks, uv
+from harness.system.errors import Fault
 from harness.system.text import listed, one_line, short
 
+LONGEST = 300
+"""Characters of a list of packages in a line."""
 TRIES = 12
 """How often packages without wheels, or that no index has, are left out."""
 LIMIT = 90.0
@@ -57,11 +61,14 @@ NEEDS = {
 """What a package needs, of those that this project knows: for a package that is left out, and where
 nothing can be resolved. Any release of the last two years needs these."""
 
+ABSENT = re.compile(r"no versions? of ([\w.-]+)")
 WITHOUT = re.compile(
-    r"Wheels are required for `([\w.-]+)`|([\w.-]+)(?:[=<>!~]=?\S+)? has no (?:usable )?wheels|"
-    r"(\S+) was not found in the package registry|no versions? of ([\w.-]+)"
+    r"Wheels are required for `([\w.-]+)`|"
+    r"(?<![^\s`(])([\w.-]+)(?:[=<>!~]=?\S+)? has no (?:usable )?wheels|"
+    rf"(?<!\S)(\S+) was not found in the package registry|{ABSENT.pattern}"
 )
-"""What uv says of a package that cannot be used."""
+"""What uv says of a package that cannot be used. A search begins only where a word does, as some
+words are long."""
 NO_INDEX = re.compile(r"error sending request|dns error|network was disabled|Request failed")
 
 
@@ -86,26 +93,63 @@ def resolve(content: Requirements, known: Collection[str], day: str = "") -> Res
     known packages are tried without the others.
     """
     try:
-        versions, left_out = _versions(content, content.versions, day)
-        unread = ", ".join(sorted(left_out - NEEDS.keys()))
-        note = f"what these need was not looked up, as they have no wheel: {unread}"
-        return Resolution(versions, {}, [note] if unread else [])
+        versions, notes = _versions(content, content.versions, day)
+        return Resolution(versions, {}, notes)
     except _NotResolved as error:
         why = str(error)
     if "index" not in why:
         some = {name: of for name, of in content.versions.items() if name in known}
         if some.keys() < content.versions.keys():
             try:
-                versions, _ = _versions(content, some, day)
+                versions, notes = _versions(content, some, day)
                 others = content.versions.keys() - some.keys()
                 unknown = _needed(others, known, versions, "was left out")
                 names = listed(sorted(some))
                 note = f"the other requirements contradict {names}, and were left out: {why}"
-                return Resolution(versions, unknown, [note])
+                return Resolution(versions, unknown, [note, *notes])
             except _NotResolved as error:
                 why = str(error)
     note = f"no releases were found that fit together, so each is looked up alone: {why}"
+    return unresolved(content, known, note)
+
+
+def unresolved(content: Requirements, known: Collection[str], note: str) -> Resolution:
+    """What is known of requirements of which no release was found, and why none was."""
     return Resolution({}, _needed(content.versions, known, (), "could not be resolved"), [note])
+
+
+def _not_looked_up(
+    content: Requirements, left_out: set[str], absent: set[str], day: str
+) -> Iterator[str]:
+    """A line for the packages of which no release exists, and one for those without a wheel.
+
+    Of ``absent`` packages there may be none.
+    """
+    gone = {name for name in left_out & absent if _has_no_release(name, content, day)}
+    if gone:
+        named = ", ".join(f"{name}{content.versions[name]}" for name in sorted(gone))
+        when = f"was no such release on {day}" if day else "is no such release"
+        yield f"there {when}, so what it needs was not looked up: {short(named, LONGEST)}"
+    if unread := ", ".join(sorted(left_out - gone - NEEDS.keys() - content.projects)):
+        yield f"what these need was not looked up, as they have no wheel: {short(unread, LONGEST)}"
+
+
+def _has_no_release(name: str, content: Requirements, day: str) -> bool:
+    """Whether the index has no release that requirements allow, or had none on a day (ISO).
+
+    A label is that of another index, which need not be in the file.
+    """
+    wanted = content.versions[name]
+    if name in content.direct or "+" in str(wanted):
+        return False
+    if not day and any(wanted.contains(tested) for tested in tested_releases(name)):
+        return False
+    try:
+        known = index.releases(name, content.indices)
+    except Fault:
+        return False
+    there = (release.version for release in known if not (day and release.day > day))
+    return not any(wanted.contains(version, prereleases=True) for version in there)
 
 
 def _needed(
@@ -126,29 +170,33 @@ def _needed(
 
 def _versions(
     content: Requirements, required: Mapping[str, SpecifierSet], day: str
-) -> tuple[dict[str, str], set[str]]:
-    """The versions, and the packages that were left out, except the user's own. Raises
+) -> tuple[dict[str, str], list[str]]:
+    """The versions, and what the user should know of the packages that were left out. Raises
     _NotResolved if the requirements contradict each other, or if no index responds."""
+    absent = set(LEFT_OUT)
     left_out = {*LEFT_OUT, *(n for n, package in content.direct.items() if not package.version)}
     for _ in range(TRIES):
         found, errors = _compiled(content, required, left_out, day)
         if found is not None:
             versions = {name: version for name, version in found.items() if name not in left_out}
-            return versions, left_out & content.versions.keys()
+            named = left_out & content.versions.keys()
+            return versions, list(_not_looked_up(content, named, absent, day))
         if NO_INDEX.search(errors):
             raise _NotResolved("the package index does not respond")
         more = set(_unusable(errors)) - left_out
         if not more:
             break
         left_out |= more
+        absent |= more & set(_unusable(errors, ABSENT))
     raise _NotResolved(short(one_line(errors.removeprefix("error: ")), 300))
 
 
-def _unusable(errors: str) -> Iterator[str]:
+def _unusable(errors: str, saying: re.Pattern[str] = WITHOUT) -> Iterator[str]:
     """The packages that uv cannot use, by what it says."""
-    for groups in WITHOUT.findall(errors):
+    for found in saying.finditer(errors):
         with suppress(InvalidName):
-            yield canonicalize_name("".join(groups).strip("`.,"), validate=True)
+            name = "".join(filter(None, found.groups()))
+            yield canonicalize_name(name.strip("`.,"), validate=True)
 
 
 def _compiled(

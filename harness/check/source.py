@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import os
 import re
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +15,11 @@ from typing import IO, Any
 
 from harness.system.documents import LARGEST, json_of, toml_of, yaml_of
 from harness.system.errors import UserError
+from harness.system.text import short
 
 STDIN = "standard input"
+LONGEST_NAME = 200
+"""Characters of a file's name in a message."""
 
 MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -60,11 +65,12 @@ FROM_WEB = "For example: curl -L ADDRESS | distributed-bugs check -r -"
 def read(name: str) -> PackageFile:
     """The file with this name; ``-`` is standard input. Raises UserError if it cannot be read."""
     if re.match(r"[a-z+]+://", name):
-        raise UserError(f"{name} is an address, and -r reads a file. {FROM_WEB}")
+        raise UserError(
+            f"{short(name, LONGEST_NAME)} is an address, and -r reads a file. {FROM_WEB}"
+        )
     if name != "-":
-        if (named := re.fullmatch(r"(.+)\[([\w.\s,-]*)\]", name)) and not Path(name).exists():
-            chosen = tuple(each.strip() for each in named[2].split(",") if each.strip())
-            return replace(read_file(Path(named[1])), chosen=chosen)
+        if (parts := re.fullmatch(r"(.+)\[([\w.\s,-]*)\]", name)) and not Path(name).exists():
+            return replace(read_file(Path(parts[1])), chosen=names_in(parts[2]))
         return read_file(Path(name))
     source = PackageFile(
         STDIN, Path.cwd() / "-", _text(STDIN, lambda: nullcontext(sys.stdin.buffer))
@@ -74,8 +80,30 @@ def read(name: str) -> PackageFile:
     return source
 
 
+def names_in(text: str) -> tuple[str, ...]:
+    """The names in a list of extras: ``train, gpu``."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def read_file(path: Path) -> PackageFile:
     return PackageFile(str(path), path.absolute(), _text(str(path), lambda: path.open("rb")))
+
+
+def others_in(folder: Path, names: Sequence[str]) -> str:
+    """What else a folder has, for a message: files with requirements of another name, and what has
+    one of these names and is no file."""
+    special = (folder / name for name in names if not (folder / name).is_file())
+    there = {*folder.glob("*requirements*"), *filter(os.path.lexists, special)}
+    return "".join(f"; it has {path.name}{_obstacle(path)}" for path in sorted(there))
+
+
+def _obstacle(path: Path) -> str:
+    """Why a path of a folder cannot be read as a file; empty if it can, or is a folder."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return f", which cannot be read: {error.strerror}"
+    return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else ", which is no file: name it with -r"
 
 
 def content_of(name: str, text: str, kind: str) -> Any:
@@ -100,8 +128,13 @@ def _text(name: str, opened: Callable[[], AbstractContextManager[IO[bytes]]]) ->
         mark, encoding = next((m for m in MARKS if read.startswith(m[0])), (b"", "utf-8"))
         return read[len(mark) :].decode(encoding)
     except FileNotFoundError:
-        raise UserError(f"no file {name}") from None
+        raise UserError(f"no file {short(name, LONGEST_NAME)}") from None
     except OSError as error:
-        raise UserError(f"cannot read {name}: {error.strerror}") from None
+        raise unreadable(name, error) from None
     except ValueError as error:  # not in this encoding, or a null byte in the name
-        raise UserError(f"cannot read {name}: {error}") from None
+        raise UserError(f"cannot read {short(name, LONGEST_NAME)}: {error}") from None
+
+
+def unreadable(name: str, error: OSError) -> UserError:
+    """The error for a file that the system does not open, or whose name it does not take."""
+    return UserError(f"cannot read {short(name, LONGEST_NAME)}: {error.strerror}")

@@ -34,6 +34,7 @@ from harness.check.bug_status import (
 )
 from harness.check.check_report import Features
 from harness.check.environment import Environment
+from harness.check.source import read_file
 from harness.cli import Arguments
 from harness.cli._values import day
 from harness.models.recorded import all_recorded as recorded_models
@@ -43,9 +44,11 @@ from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.installation import as_typed
 from harness.system.terminal import Progress, terminal
+from harness.system.text import short
 
 FORMATS = ("text", "json", "github")
-STANDARD_INPUT = "-"
+LONGEST = 400
+"""Characters of the notes in an error."""
 
 
 def main(arguments: list[str]) -> int:
@@ -55,6 +58,8 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"{overrides[0]} has an effect only with --run")
     if options.unknown and not options.run:
         raise UserError("--unknown has an effect only with --run")
+    if options.as_of and not options.requirements:
+        raise UserError("--as-of has an effect only with -r")
     models = [_model(word) for word in options.model]
     settings, accepted = _settings(options), read_accepted(options.accepted)
     environment = _environment(options, names)
@@ -150,9 +155,11 @@ def _model(word: str) -> str:
             raise UserError(unknown("model", word, known))
         return word
     try:
-        return str(json_of(Path(word).read_text(encoding="utf-8"))["model_type"])
-    except (OSError, ValueError, LookupError, TypeError):
-        raise UserError(f"{word} is no config.json of transformers: it has no model_type") from None
+        return str(json_of(read_file(Path(word)).text)["model_type"])
+    except (UserError, ValueError, LookupError, TypeError):
+        raise UserError(
+            f"{short(word)} is no config.json of transformers: it has no model_type"
+        ) from None
 
 
 def _features(models: Sequence[str], environment: Environment) -> list[Features]:
@@ -202,9 +209,10 @@ def _refuse_nothing(environment: Environment, scenarios: Sequence[str]) -> None:
     all-clear. Often it is the one of this tool itself."""
     if not environment.packages:
         names = ", ".join(_packages(scenarios))
+        notes = short("; ".join(environment.notes), LONGEST)
         raise UserError(
-            f"{environment.where} has none of {names}: name another environment with --python, or "
-            "its requirements with -r"
+            f"{notes}{'; ' if notes else ''}{environment.where} has none of {names}: name another "
+            "environment with --python, or its requirements with -r"
         )
 
 
@@ -245,8 +253,12 @@ def _print(
     if options.format == "json":
         console.print(check_report.as_json(environment, found, broken, settings, notes, features))
     elif options.format == "github":
-        files = [f for f in options.requirements or () if f != STANDARD_INPUT]
-        for line in check_report.for_github(found, files[0] if files else None, notes):
+        more = [f"{name} cannot be used: {why}" for name, why in broken.items()]
+        more += map(str, features)
+        lines = check_report.for_github(
+            found, environment.file, notes, environment=environment, more=more
+        )
+        for line in lines:
             console.print(as_typed(line))
     else:
         long = options.long or bool(_named(options.overrides))
