@@ -79,20 +79,20 @@ def _table(document: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]
 def _entries(document: Mapping[str, Any], path: Path) -> list[Any]:
     if others := sorted(set(document) - {"accepted"}):
         raise UserError(f"{path}: {unknown('key', short(others[0]), ['accepted'])}")
-    found = document.get("accepted", [])
-    if not isinstance(found, list):
+    accepted = document.get("accepted", [])
+    if not isinstance(accepted, list):
         raise UserError(f"{path}: accepted is no list of tables: write {EXAMPLE}, a line each")
-    return found
+    return accepted
 
 
 def _by_bug(entries: Iterable[Any], path: Path) -> dict[str, Acceptance]:
-    found: dict[str, Acceptance] = {}
+    acceptances: dict[str, Acceptance] = {}
     for entry in entries:
-        one = _acceptance(entry, path)
-        if one.bug in found:
-            raise UserError(f"{path}: {one.bug} is accepted twice")
-        found[one.bug] = one
-    return found
+        acceptance = _acceptance(entry, path)
+        if acceptance.bug in acceptances:
+            raise UserError(f"{path}: {acceptance.bug} is accepted twice")
+        acceptances[acceptance.bug] = acceptance
+    return acceptances
 
 
 def _acceptance(entry: Any, path: Path) -> Acceptance:

@@ -75,8 +75,8 @@ class Checked:
     @property
     def command(self) -> str:
         """The command that shows the bug with these releases."""
-        named = [f"pins.{name}={version}" for name, version in self.releases.items() if version]
-        words = [f"scenario={self.scenario}", f"variant={RELEASED}", *named]
+        overrides = [f"pins.{name}={version}" for name, version in self.releases.items() if version]
+        words = [f"scenario={self.scenario}", f"variant={RELEASED}", *overrides]
         return " ".join(["python -m harness run", *words])
 
 
@@ -87,48 +87,48 @@ def recorded(
 
     ``settings`` narrow it: a bug whose trigger is certainly off is not triggered.
     """
-    found = [_narrowed(_recorded(name, environment), settings) for name in names]
-    return by_severity(found)
+    bugs = [_narrowed(_recorded(name, environment), settings) for name in names]
+    return by_severity(bugs)
 
 
 def with_accepted(
-    found: Iterable[Checked], accepted: Mapping[str, Acceptance], day: str
+    bugs: Iterable[Checked], accepted: Mapping[str, Acceptance], day: str
 ) -> list[Checked]:
     """The statuses with what the user has accepted on a day (ISO)."""
-    holding = {name: one for name, one in accepted.items() if one.holds(day)}
-    return [replace(checked, accepted=holding.get(checked.scenario)) for checked in found]
+    holding = {name: acceptance for name, acceptance in accepted.items() if acceptance.holds(day)}
+    return [replace(checked, accepted=holding.get(checked.scenario)) for checked in bugs]
 
 
 def outdated(
-    found: Iterable[Checked], accepted: Mapping[str, Acceptance], day: str
+    bugs: Iterable[Checked], accepted: Mapping[str, Acceptance], day: str
 ) -> Iterator[str]:
     """A line for each acceptance that no longer serves: it has ended, or the bug is gone."""
-    for checked in found:
-        one = accepted.get(checked.scenario)
-        if one and checked.status not in THERE:
-            gone = f"{one.bug} is accepted, but is no longer there ({checked.status})"
-            yield f"{gone}: remove it from {one.file}"
-        elif one and not one.holds(day):
-            yield f"{one.bug} counts again: it was accepted until {one.until} ({one.file})"
+    for checked in bugs:
+        acceptance = accepted.get(checked.scenario)
+        if acceptance and checked.status not in THERE:
+            gone = f"{acceptance.bug} is accepted, but is no longer there ({checked.status})"
+            yield f"{gone}: remove it from {acceptance.file}"
+        elif acceptance and not acceptance.holds(day):
+            yield f"{acceptance.bug} counts again: it was accepted until {acceptance.until} ({acceptance.file})"
 
 
-def advice(found: Sequence[Checked], settings: Mapping[str, Setting] | None = None) -> list[Advice]:
+def advice(bugs: Sequence[Checked], settings: Mapping[str, Setting] | None = None) -> list[Advice]:
     """For each package with bugs, the release that has the fewest, if that helps."""
-    here: dict[tuple[str, str], list[str]] = {}
-    for checked in found:
+    affected: dict[tuple[str, str], list[str]] = {}
+    for checked in bugs:
         if checked.status in (BugStatus.AFFECTED, BugStatus.POSSIBLY) and checked.subject:
-            here.setdefault(checked.subject, []).append(checked.scenario)
-    given = []
-    for (package, release), names in sorted(here.items()):
-        others = [
+            affected.setdefault(checked.subject, []).append(checked.scenario)
+    suggestions = []
+    for (package, release), names in sorted(affected.items()):
+        unaffected = [
             checked.scenario
-            for checked in found
+            for checked in bugs
             if checked.subject == (package, release)
             and checked.status is BugStatus.NOT_AFFECTED
             and not _off(checked.scenario, settings)
         ]
-        given.append(remedies.advice(package, release, names, others))
-    return [each for each in given if each]
+        suggestions.append(remedies.advice(package, release, names, unaffected))
+    return [suggestion for suggestion in suggestions if suggestion]
 
 
 def _off(name: str, settings: Mapping[str, Setting] | None) -> bool:
@@ -137,10 +137,10 @@ def _off(name: str, settings: Mapping[str, Setting] | None) -> bool:
     return settings is not None and trigger(conditions, settings).met is False
 
 
-def by_severity(found: Iterable[Checked]) -> list[Checked]:
+def by_severity(bugs: Iterable[Checked]) -> list[Checked]:
     """The bugs by status, affected first; of one status the most damaging bug first, and then the
     hardest to notice."""
-    return sorted(found, key=_severity)
+    return sorted(bugs, key=_severity)
 
 
 def _severity(checked: Checked) -> tuple[int, int, int, str]:
@@ -152,12 +152,12 @@ def _severity(checked: Checked) -> tuple[int, int, int, str]:
 
 def _recorded(name: str, environment: Environment) -> Checked:
     scenario = catalog.scenario(name)
-    wanted = [p for p in scenario.pins if p not in scenario.vehicles] or ["torch"]
-    installed = {p: environment.packages[p] for p in wanted if p in environment.packages}
+    required = [p for p in scenario.pins if p not in scenario.vehicles] or ["torch"]
+    installed = {p: environment.packages[p] for p in required if p in environment.packages}
     choices = [_choice(choice) for choice in itertools.product(*map(_entries, installed.items()))]
     covered = [each for each in choices if pins.covers(scenario, each)]
     releases = (covered or choices)[0]
-    if why := _inapplicable(scenario, wanted, releases, environment, bool(covered)):
+    if why := _inapplicable(scenario, required, releases, environment, bool(covered)):
         return Checked(name, BugStatus.DOES_NOT_APPLY, why, releases)
     decide = {p: each for p, each in installed.items() if p in scenario.deciding}
     unclear = [_not_a_release(p, environment) for p, each in decide.items() if not each.candidates]
@@ -179,20 +179,20 @@ def _choice(entries: Iterable[tuple[str, str]]) -> dict[str, str]:
 def _of_all(name: str, choices: Sequence[Mapping[str, str]], *, everywhere: bool) -> Checked:
     """The status of releases of which one is installed: theirs if they share it, and possibly
     affected if one of them is affected. ``everywhere`` is whether the bug is about all of them."""
-    found = [lookup(name, _public(choice)) for choice in choices]
-    statuses = {each.status for each in found}
-    at = next((n for n, each in enumerate(found) if each.status is Status.AFFECTED), 0)
-    shared = len(statuses) == 1 and (everywhere or found[0].status is not Status.AFFECTED)
-    why = found[0].why if len(statuses) == 1 else "; ".join(each.why for each in found)
+    answers = [lookup(name, _public(choice)) for choice in choices]
+    statuses = {answer.status for answer in answers}
+    position = next((n for n, answer in enumerate(answers) if answer.status is Status.AFFECTED), 0)
+    shared = len(statuses) == 1 and (everywhere or answers[0].status is not Status.AFFECTED)
+    why = answers[0].why if len(statuses) == 1 else "; ".join(answer.why for answer in answers)
     if shared:
-        status = _status(found[0])
+        status = _status(answers[0])
     else:
-        affected = found[at].status is Status.AFFECTED
+        affected = answers[position].status is Status.AFFECTED
         status = BugStatus.POSSIBLY if affected else BugStatus.UNKNOWN
     if status is BugStatus.UNKNOWN:
         return Checked(name, status, why, choices[0])
-    how = TESTED if found[at].tested else NEIGHBOURS
-    return Checked(name, status, why, choices[at], how, periods=tuple(periods(name)))
+    how = TESTED if answers[position].tested else NEIGHBOURS
+    return Checked(name, status, why, choices[position], how, periods=tuple(periods(name)))
 
 
 def _public(releases: Mapping[str, str]) -> dict[str, str]:
@@ -200,13 +200,13 @@ def _public(releases: Mapping[str, str]) -> dict[str, str]:
     return {name: version.partition("+")[0] for name, version in releases.items()}
 
 
-def _status(found: Lookup) -> BugStatus:
-    return BugStatus(str(found.status)) if found.status else BugStatus.UNKNOWN
+def _status(answer: Lookup) -> BugStatus:
+    return BugStatus(str(answer.status)) if answer.status else BugStatus.UNKNOWN
 
 
 def _inapplicable(
     scenario: Scenario,
-    wanted: Sequence[str],
+    required: Sequence[str],
     releases: Mapping[str, str],
     environment: Environment,
     covered: bool,
@@ -218,10 +218,10 @@ def _inapplicable(
     """
     if not scenario.pins:
         return "every release of torch has it, on a GPU"
-    needed = wanted if environment.complete else wanted[:1]
+    needed = required if environment.complete else required[:1]
     if missing := [package for package in needed if package not in releases]:
         return f"{missing[0]} is not installed" if environment.complete else f"no {missing[0]}"
-    subject = wanted[0]
+    subject = required[0]
     if _not_a_release(subject, environment) or covered:
         return ""
     return f"{subject} {releases[subject]}: this is about {scenario.releases}"
@@ -232,18 +232,18 @@ def _not_a_release(package: str, environment: Environment) -> str:
     installed = environment.packages[package]
     if installed.candidates:
         return ""
-    named = f"{package} {installed.version}".rstrip()
-    return f"{named}: {installed.origin}" if installed.origin else ""
+    release = f"{package} {installed.version}".rstrip()
+    return f"{release}: {installed.origin}" if installed.origin else ""
 
 
 def _narrowed(checked: Checked, settings: Mapping[str, Setting] | None) -> Checked:
     """The status for a run with these settings."""
     if settings is None or checked.status not in THERE:
         return checked
-    found = trigger(catalog.scenario(checked.scenario).settings, settings)
+    verdict = trigger(catalog.scenario(checked.scenario).settings, settings)
     status: BugStatus = checked.status
-    if found.met is False:
+    if verdict.met is False:
         status = BugStatus.NOT_TRIGGERED
-    elif found.met is None and status is BugStatus.AFFECTED:
+    elif verdict.met is None and status is BugStatus.AFFECTED:
         status = BugStatus.POSSIBLY
-    return replace(checked, status=status, settings=found.why)
+    return replace(checked, status=status, settings=verdict.why)

@@ -66,17 +66,19 @@ class Features:
     def __str__(self) -> str:
         if not self.known:
             return f"{self.model}: not recorded for transformers {self.release}"
-        rest = f"; not tested: {', '.join(self.untested)}" if self.untested else ""
+        untested = f"; not tested: {', '.join(self.untested)}" if self.untested else ""
         if not self.wrong:
-            tested = "tested feature" if rest else "feature"
-            return f"{self.model}: no {tested} is wrong in transformers {self.release}{rest}"
-        return f"{self.model}: wrong in transformers {self.release}: {', '.join(self.wrong)}{rest}"
+            tested = "tested feature" if untested else "feature"
+            return f"{self.model}: no {tested} is wrong in transformers {self.release}{untested}"
+        return (
+            f"{self.model}: wrong in transformers {self.release}: {', '.join(self.wrong)}{untested}"
+        )
 
 
 def print_text(
     console: Console,
     environment: Environment,
-    found: Sequence[Checked],
+    bugs: Sequence[Checked],
     broken: Mapping[str, str],
     settings: Mapping[str, Setting] | None,
     notes: Sequence[str] = (),
@@ -90,22 +92,22 @@ def print_text(
     ``notes`` are lines about the accepted bugs.
     """
     _say(console, *_environment(environment), *(f"  {note}" for note in environment.notes))
-    there = [checked for checked in found if checked.counts]
-    _say(console, "", headline(there, settings), style="bold")
+    open_bugs = [checked for checked in bugs if checked.counts]
+    _say(console, "", headline(open_bugs, settings), style="bold")
     if long:
-        _print_groups(console, found)
+        _print_groups(console, bugs)
     else:
-        _print_briefly(console, there, settings)
-    if settings is None and any(needs_settings(checked, None) for checked in there):
+        _print_briefly(console, open_bugs, settings)
+    if settings is None and any(needs_settings(checked, None) for checked in open_bugs):
         _say(console, "", NO_SETTINGS)
     for name, why in broken.items():
         _say(console, "", f"{name} cannot be used: {why}")
-    print_accepted(console, found, notes)
-    for release in advice(found, settings):
+    print_accepted(console, bugs, notes)
+    for release in advice(bugs, settings):
         _say(console, "", str(release))
     if features:
         _say(console, "", "MODELS", *(f"  {model}" for model in features))
-    _say(console, "", summary(found))
+    _say(console, "", summary(bugs))
 
 
 def _say(console: Console, *lines: str, style: str | None = None) -> None:
@@ -114,11 +116,11 @@ def _say(console: Console, *lines: str, style: str | None = None) -> None:
         console.print(unbroken(line), style=style)
 
 
-def headline(there: Sequence[Checked], settings: Mapping[str, Setting] | None) -> str:
+def headline(open_bugs: Sequence[Checked], settings: Mapping[str, Setting] | None) -> str:
     """The answer in one line: ``2 bugs affect you. 9 more depend on settings ...``"""
-    unknown = sum(checked.status is BugStatus.UNKNOWN for checked in there)
-    need = sum(needs_settings(checked, settings) for checked in there)
-    meet = len(there) - unknown - need
+    unknown = sum(checked.status is BugStatus.UNKNOWN for checked in open_bugs)
+    need = sum(needs_settings(checked, settings) for checked in open_bugs)
+    meet = len(open_bugs) - unknown - need
     where = "that you have not named" if settings is None else "that are not in your files"
     return (
         f"{count(meet, 'bug')} {_verb(meet, 'affect')} you. "
@@ -138,9 +140,9 @@ def needs_settings(checked: Checked, settings: Mapping[str, Setting] | None) -> 
     return checked.status is BugStatus.POSSIBLY
 
 
-def _print_groups(console: Console, found: Sequence[Checked]) -> None:
+def _print_groups(console: Console, bugs: Sequence[Checked]) -> None:
     for status, heading in HEADINGS.items():
-        group = [c for c in found if c.status is status and not c.accepted]
+        group = [c for c in bugs if c.status is status and not c.accepted]
         if group:
             _say(console, "", heading, style=STYLES.get(status, "bold"))
         for checked in group:
@@ -148,32 +150,32 @@ def _print_groups(console: Console, found: Sequence[Checked]) -> None:
 
 
 def _print_briefly(
-    console: Console, there: Sequence[Checked], settings: Mapping[str, Setting] | None
+    console: Console, open_bugs: Sequence[Checked], settings: Mapping[str, Setting] | None
 ) -> None:
-    rest = [c for c in there if needs_settings(c, settings)]
-    unknown = [c for c in there if c.status is BugStatus.UNKNOWN]
-    for checked in there:
-        if checked not in rest and checked not in unknown:
+    conditional_bugs = [c for c in open_bugs if needs_settings(c, settings)]
+    unknown = [c for c in open_bugs if c.status is BugStatus.UNKNOWN]
+    for checked in open_bugs:
+        if checked not in conditional_bugs and checked not in unknown:
             _say(console, *_whole(checked))
-    if rest:
+    if conditional_bugs:
         _say(console, "", "ONLY WITH SETTINGS", style="bold yellow")
-    for checked in rest:
+    for checked in conditional_bugs:
         scenario = catalog.scenario(checked.scenario)
         _say(console, f"  {checked.scenario} ({scenario.harm}): only with {scenario.trigger}")
     if unknown:
         _say(console, "", "UNKNOWN", style="bold")
     for checked in unknown:
         _say(console, f"  {checked.scenario}: {short(checked.why, LONGEST)}")
-    if rest or unknown:
+    if conditional_bugs or unknown:
         _say(console, "", as_typed(MORE))
 
 
-def print_accepted(console: Console, found: Sequence[Checked], notes: Sequence[str]) -> None:
+def print_accepted(console: Console, bugs: Sequence[Checked], notes: Sequence[str]) -> None:
     """Print the accepted bugs that are there, one line each, and the notes."""
-    there = [checked for checked in found if checked.accepted and checked.status in THERE]
-    if there:
+    accepted_bugs = [checked for checked in bugs if checked.accepted and checked.status in THERE]
+    if accepted_bugs:
         _say(console, "", "ACCEPTED", style="bold")
-    for checked in there:
+    for checked in accepted_bugs:
         _say(console, f"{checked.scenario} ({checked.status}): {checked.accepted}")
     for note in notes:
         _say(console, "", note, style="yellow")
@@ -182,9 +184,11 @@ def print_accepted(console: Console, found: Sequence[Checked], notes: Sequence[s
 def _environment(environment: Environment) -> list[str]:
     """Which environment, and its releases; those that no file names exactly have a star."""
     packages = sorted(environment.packages.items())
-    named = [f"{n} {each.version or '?'}{'*' if each.newest_of else ''}" for n, each in packages]
-    lines = [f"{environment.where}: {', '.join(named)}"]
-    if any(each.newest_of for _, each in packages):
+    releases = [
+        f"{n} {package.version or '?'}{'*' if package.newest_of else ''}" for n, package in packages
+    ]
+    lines = [f"{environment.where}: {', '.join(releases)}"]
+    if any(package.newest_of for _, package in packages):
         lines += ["  * the newest that fits; the files name a range, or only what needs it"]
     return lines
 
@@ -210,11 +214,11 @@ def _whole(checked: Checked) -> list[str]:
     return ["", title, *lines]
 
 
-def summary(found: Iterable[Checked]) -> str:
+def summary(bugs: Iterable[Checked]) -> str:
     """The number of bugs with each status, in words."""
-    found = list(found)
-    accepted = [checked for checked in found if checked.accepted and checked.status in THERE]
-    counted = Counter(checked.status for checked in found if checked not in accepted)
+    bugs = list(bugs)
+    accepted = [checked for checked in bugs if checked.accepted and checked.status in THERE]
+    counted = Counter(checked.status for checked in bugs if checked not in accepted)
     words = {
         BugStatus.AFFECTED: "affected",
         BugStatus.POSSIBLY: "possibly affected",
@@ -225,12 +229,12 @@ def summary(found: Iterable[Checked]) -> str:
     }
     parts = [f"{counted[status]} {text}" for status, text in words.items() if counted[status]]
     parts += [f"{len(accepted)} accepted"] if accepted else []
-    return f"{count(len(found), 'bug')}: {', '.join(parts) or 'none'}"
+    return f"{count(len(bugs), 'bug')}: {', '.join(parts) or 'none'}"
 
 
 def as_json(
     environment: Environment,
-    found: Sequence[Checked],
+    bugs: Sequence[Checked],
     broken: Mapping[str, str],
     settings: Mapping[str, Setting] | None,
     notes: Sequence[str] = (),
@@ -246,10 +250,10 @@ def as_json(
             "packages": {n: asdict(p) for n, p in sorted(environment.packages.items())},
         },
         "settings": None if settings is None else _settings(settings),
-        "bugs": [_bug(checked) for checked in found],
-        "advice": [asdict(each) for each in advice(found, settings)],
+        "bugs": [_bug(checked) for checked in bugs],
+        "advice": [asdict(suggestion) for suggestion in advice(bugs, settings)],
         "notes": list(notes),
-        "models": [asdict(one) for one in features],
+        "models": [asdict(model) for model in features],
         "broken": dict(broken),
     }
     return json.dumps(content, indent=2)
@@ -281,7 +285,7 @@ def _bug(checked: Checked) -> dict[str, Any]:
 
 
 def for_github(
-    found: Iterable[Checked],
+    bugs: Iterable[Checked],
     file: str | None,
     notes: Iterable[str] = (),
     *,
@@ -297,40 +301,40 @@ def for_github(
     lines = environment.lines if environment else {}
     for note in (*(environment.notes if environment else ()), *more):
         place = re.match(r"(.+, line \d+): ", note)
-        yield f"::notice {_at(place[1] if place else '', file)}title=check::{_escaped(note)}"
-    for checked in found:
+        yield f"::notice {_properties(place[1] if place else '', file)}title=check::{_escaped(note)}"
+    for checked in bugs:
         if checked.status in LEVELS:
             scenario = catalog.scenario(checked.scenario)
             status = f"{checked.status}, accepted" if checked.accepted else str(checked.status)
             title = _escaped(f"{checked.scenario}: {status}", ":,")
-            known = f"{checked.accepted}" if checked.accepted else short(checked.why, LONGEST)
+            reason = f"{checked.accepted}" if checked.accepted else short(checked.why, LONGEST)
             level = ACCEPTED_LEVEL if checked.accepted else LEVELS[checked.status]
-            about = [f"{scenario.harm}: {scenario.title}", known, checked.settings]
-            advice = [f"Only with {scenario.trigger}", f"Remedy: {checked.remedy}"]
-            text = _escaped(". ".join(filter(None, [*about, *advice])))
+            about = [f"{scenario.harm}: {scenario.title}", reason, checked.settings]
+            hints = [f"Only with {scenario.trigger}", f"Remedy: {checked.remedy}"]
+            text = _escaped(". ".join(filter(None, [*about, *hints])))
             names = named_in([catalog.subject(checked.scenario)])
-            where = _at(next((lines[name] for name in names if name in lines), ""), file)
+            where = _properties(next((lines[name] for name in names if name in lines), ""), file)
             yield f"::{level} {where}title={title}::{text}"
     for note in notes:
-        yield f"::warning {_at('', file)}title=accepted bugs::{_escaped(note)}"
+        yield f"::warning {_properties('', file)}title=accepted bugs::{_escaped(note)}"
 
 
-def _at(place: str, file: str | None) -> str:
+def _properties(place: str, file: str | None) -> str:
     """The properties of an annotation for a place, ``requirements.txt, line 3`` or
     ``pyproject.toml, project.dependencies``, otherwise for a file. GitHub wants paths from the
     folder where the job runs."""
-    named, _, at = place.rpartition(", ")
-    if named == STDIN or not (file or named):
+    name, _, position = place.rpartition(", ")
+    if name == STDIN or not (file or name):
         return ""
-    path = Path(named or file or "")
+    path = Path(name or file or "")
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
-    line = f"line={at.removeprefix('line ')}," if at.startswith("line ") else ""
+    line = f"line={position.removeprefix('line ')}," if position.startswith("line ") else ""
     return f"file={_escaped(str(path), ':,')},{line}"
 
 
-def _escaped(text: str, more: str = "") -> str:
+def _escaped(text: str, specials: str = "") -> str:
     """A text as GitHub's workflow commands need it."""
-    for character in "%\r\n" + more:
+    for character in "%\r\n" + specials:
         text = text.replace(character, f"%{ord(character):02X}")
     return text

@@ -51,14 +51,14 @@ def match_spec(text: str) -> MatchSpec:
     if (file := FILE.fullmatch(spec)) is not None:
         return MatchSpec(_name(file[1]), f"=={file[2]}")
     fields: dict[str, str] = {}
-    while (found := BRACKETS.search(spec)) is not None:
-        fields = {**_fields(found[1]), **fields}
-        spec = spec[: found.start()].rstrip()
-    named = re.fullmatch(r"([\w.-]+)\s*((?:[<>=!~*\d^].*)?)", _without_channel(spec))
-    name, rest = (named[1], named[2]) if named else (fields.get("name", ""), "")
-    if not name or (spec and not named):
+    while (brackets := BRACKETS.search(spec)) is not None:
+        fields = {**_fields(brackets[1]), **fields}
+        spec = spec[: brackets.start()].rstrip()
+    match = re.fullmatch(r"([\w.-]+)\s*((?:[<>=!~*\d^].*)?)", _without_channel(spec))
+    name, suffix = (match[1], match[2]) if match else (fields.get("name", ""), "")
+    if not name or (spec and not match):
         raise ValueError("it is no package with a version, as conda names it")
-    version, build = _version(rest)
+    version, build = _version(suffix)
     version = fields.get("version", version).strip()
     fuzzy = version.startswith("=") and not version.startswith("==")
     return MatchSpec(_name(name), version.lstrip("=") if fuzzy else version, fuzzy and not build)
@@ -75,21 +75,21 @@ def _without_channel(spec: str) -> str:
 
 def _fields(text: str) -> dict[str, str]:
     """The content of brackets: ``version='2.1.*', build=py_0``."""
-    fields, at = {}, 0
-    while at < len(text):
-        if (field := FIELD.match(text, at)) is None or field.end() == at:
+    fields, position = {}, 0
+    while position < len(text):
+        if (field := FIELD.match(text, position)) is None or field.end() == position:
             raise ValueError(f"[{short(text)}] has no names with values")
         fields[field[1]] = next(filter(None, field.groups()[1:]), "")
-        at = field.end()
+        position = field.end()
     return fields
 
 
-def _version(rest: str) -> tuple[str, str]:
+def _version(text: str) -> tuple[str, str]:
     """The version and the build after a name; spaces may be around operators."""
-    rest = re.sub(r"\s*([,|])\s*", r"\1", rest.strip())
-    rest = re.sub(r"([<>=!~])\s+", r"\1", " ".join(rest.split()))
-    found = BUILD.fullmatch(rest)
-    return (found[1], found[2] or "") if found else (rest, "")
+    text = re.sub(r"\s*([,|])\s*", r"\1", text.strip())
+    text = re.sub(r"([<>=!~])\s+", r"\1", " ".join(text.split()))
+    match = BUILD.fullmatch(text)
+    return (match[1], match[2] or "") if match else (text, "")
 
 
 def _name(text: str) -> str:
@@ -129,26 +129,26 @@ def _package(entry: str, content: Content, ours: list[str], file: str) -> None:
     try:
         spec = match_spec(entry)
         if spec.name == "python" or spec.name in ours:
-            specifier, open_ = of_conda(spec.version, fuzzy=spec.fuzzy)
+            specifier, has_alternatives = of_conda(spec.version, fuzzy=spec.fuzzy)
     except ValueError as error:
         name = _first_word(entry)
         if name in ours:
             content.unknown[name] = f"{where} cannot be read"
-        so = f"the release of {name} is not known" if name in ours else "it is left out"
-        content.notes.append(f"{where} cannot be read, so {so}: {error}")
+        consequence = f"the release of {name} is not known" if name in ours else "it is left out"
+        content.notes.append(f"{where} cannot be read, so {consequence}: {error}")
         return
     if spec.name == "python":
         content.python = content.python or specifier
     elif spec.name in ours:
         content.add("", WHERE, [f"{spec.name}{specifier}"])
-        if open_:
+        if has_alternatives:
             content.notes.append(f"{where}: which of the alternatives is left open")
 
 
 def _first_word(entry: str) -> str:
     """The name that an entry which cannot be read probably has; empty if it has none."""
-    found = re.match(r"[\w.-]+", _without_channel(_without_comment(entry)))
+    match = re.match(r"[\w.-]+", _without_channel(_without_comment(entry)))
     try:
-        return _name(found[0]) if found else ""
+        return _name(match[0]) if match else ""
     except ValueError:
         return ""

@@ -22,41 +22,43 @@ def of_poetry(constraint: str) -> tuple[str, bool]:
 
     Raises ValueError for what is no constraint.
     """
-    return _of_alternatives([_parts(each) for each in re.split(r"\|\|?", constraint)], _poetry)
+    return _of_alternatives(
+        [_parts(alternative) for alternative in re.split(r"\|\|?", constraint)], _poetry
+    )
 
 
 def python_marker(constraint: str) -> str:
     """Poetry's constraint on Python as a marker; empty if every Python meets it."""
-    found = []
+    markers = []
     for alternative in re.split(r"\|\|?", constraint):
-        bounds = [each for part in _parts(alternative) for each in _poetry(part)]
-        found.append(" and ".join(_marker(Specifier(each)) for each in bounds))
-    return _any_of(found)
+        bounds = [bound for part in _parts(alternative) for bound in _poetry(part)]
+        markers.append(" and ".join(_marker(Specifier(bound)) for bound in bounds))
+    return _any_of(markers)
 
 
-def _marker(one: Specifier) -> str:
-    version = one.version.removesuffix(".*")
+def _marker(specifier: Specifier) -> str:
+    version = specifier.version.removesuffix(".*")
     full = len(Version(version).release) > 2
-    return f"python_{'full_' if full else ''}version {one.operator} '{one.version}'"
+    return f"python_{'full_' if full else ''}version {specifier.operator} '{specifier.version}'"
 
 
 def platform_marker(constraint: str) -> str:
     """Poetry's ``platform``, such as ``linux || darwin`` or ``!=win32``, as a marker."""
-    found = []
+    markers = []
     for alternative in re.split(r"\|\|?", constraint):
         parts = [re.fullmatch(r"(==|!=)?([\w-]+)", part) for part in _parts(alternative)]
         if not all(parts):
             raise ValueError(f"'{short(constraint)}' names no platforms")
-        found.append(
+        markers.append(
             " and ".join(f"sys_platform {part[1] or '=='} '{part[2]}'" for part in parts if part)
         )
-    return _any_of(found)
+    return _any_of(markers)
 
 
 def _any_of(markers: Sequence[str]) -> str:
     if "" in markers:
         return ""
-    return markers[0] if len(markers) == 1 else " or ".join(f"({each})" for each in markers)
+    return markers[0] if len(markers) == 1 else " or ".join(f"({marker})" for marker in markers)
 
 
 def all_of(markers: Sequence[str]) -> str:
@@ -87,10 +89,10 @@ def of_conda(version: str, *, fuzzy: bool = False) -> tuple[str, bool]:
     """
 
     def bounds(part: str) -> list[str]:
-        operator, wanted = _split(part)
-        return _conda(operator or ("=" if fuzzy else ""), wanted)
+        operator, release = _split(part)
+        return _conda(operator or ("=" if fuzzy else ""), release)
 
-    return _of_alternatives([each.split(",") for each in version.split("|")], bounds)
+    return _of_alternatives([alternative.split(",") for alternative in version.split("|")], bounds)
 
 
 def _conda(operator: str, version: str) -> list[str]:
@@ -100,10 +102,10 @@ def _conda(operator: str, version: str) -> list[str]:
         return []
     if operator not in ("", "=", "==", "!="):
         return [_specifier(operator, prefix)]
-    known = _version(prefix)
-    begins = version != prefix or (operator == "=" and len(known.release) < 3)
-    any_ = begins and not (known.is_prerelease or known.is_postrelease or known.local)
-    return [_specifier("!=" if operator == "!=" else "==", f"{prefix}{'.*' if any_ else ''}")]
+    base = _version(prefix)
+    is_prefix = version != prefix or (operator == "=" and len(base.release) < 3)
+    is_range = is_prefix and not (base.is_prerelease or base.is_postrelease or base.local)
+    return [_specifier("!=" if operator == "!=" else "==", f"{prefix}{'.*' if is_range else ''}")]
 
 
 LONGEST = 200
@@ -113,8 +115,8 @@ LONGEST = 200
 def _split(part: str) -> tuple[str, str]:
     if len(part) > LONGEST:
         raise _no_version(part)
-    found = re.match(rf"({OPERATOR})?(.*)", part.strip())
-    return (found[1] or "", found[2].strip()) if found else ("", part)
+    match = re.match(rf"({OPERATOR})?(.*)", part.strip())
+    return (match[1] or "", match[2].strip()) if match else ("", part)
 
 
 def _specifier(operator: str, version: str) -> str:
@@ -138,22 +140,22 @@ def _no_version(text: str) -> ValueError:
 
 def _up_to(version: str, *, caret: bool) -> list[str]:
     """The range of ``^`` (to the next change of the first number that is not 0) or ``~``."""
-    known = _version(version)
-    numbers = list(known.release)
-    at = min(1, len(numbers) - 1)
+    lowest = _version(version)
+    numbers = list(lowest.release)
+    position = min(1, len(numbers) - 1)
     if caret:
-        at = next((n for n, number in enumerate(numbers) if number), len(numbers) - 1)
-    above = [*numbers[:at], numbers[at] + 1]
-    return [f">={known.public}", f"<{'.'.join(map(str, above))}"]
+        position = next((n for n, number in enumerate(numbers) if number), len(numbers) - 1)
+    above = [*numbers[:position], numbers[position] + 1]
+    return [f">={lowest.public}", f"<{'.'.join(map(str, above))}"]
 
 
 def _of_alternatives(
     alternatives: Sequence[Sequence[str]], read: Callable[[str], list[str]]
 ) -> tuple[str, bool]:
-    found = [[each for part in parts for each in read(part)] for parts in alternatives]
-    if len(found) == 1:
-        return ",".join(found[0]), False
-    ranges = [[each for bound in bounds for each in _range(Specifier(bound))] for bounds in found]
+    choices = [[text for part in parts for text in read(part)] for parts in alternatives]
+    if len(choices) == 1:
+        return ",".join(choices[0]), False
+    ranges = [[text for bound in bounds for text in _range(Specifier(bound))] for bounds in choices]
     lowest = _outermost(ranges, ">", max, min)
     return ",".join([*lowest, *_outermost(ranges, "<", min, max)]), True
 
@@ -162,7 +164,7 @@ def _outermost(
     ranges: Sequence[Sequence[str]], sign: str, inner: Callable[..., str], outer: Callable[..., str]
 ) -> list[str]:
     """The bound on one side within which all ranges are; none if one of them has no such bound."""
-    bounds = [[each for each in one if each.startswith(sign)] for one in ranges]
+    bounds = [[each for each in span if each.startswith(sign)] for span in ranges]
     if not all(bounds):
         return []
     return [outer((inner(each, key=_place) for each in bounds), key=_place)]
@@ -172,15 +174,15 @@ def _place(bound: str) -> Version:
     return Version(bound.lstrip("<>="))
 
 
-def _range(one: Specifier) -> list[str]:
+def _range(specifier: Specifier) -> list[str]:
     """A specifier as the bounds on both sides."""
-    version = one.version.removesuffix(".*")
-    if one.operator == "!=":
+    version = specifier.version.removesuffix(".*")
+    if specifier.operator == "!=":
         return []
-    if one.operator in ("==", "===", "~="):
-        if version == one.version and one.operator != "~=":
+    if specifier.operator in ("==", "===", "~="):
+        if version == specifier.version and specifier.operator != "~=":
             return [f">={version}", f"<={version}"]
         numbers = Version(version).release
-        kept = numbers[:-1] if one.operator == "~=" else numbers
-        return [f">={version}", f"<{'.'.join(map(str, [*kept[:-1], kept[-1] + 1]))}"]
-    return [str(one)]
+        prefix = numbers[:-1] if specifier.operator == "~=" else numbers
+        return [f">={version}", f"<{'.'.join(map(str, [*prefix[:-1], prefix[-1] + 1]))}"]
+    return [str(specifier)]

@@ -17,7 +17,7 @@ SITES = ("site-packages", "dist-packages")
 """Names of folders with installed packages."""
 
 
-def found(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def packages(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """What the metadata say about each of these packages that is there.
 
     ``versions`` has more than one entry if a folder has the metadata of several; an update that
@@ -25,20 +25,20 @@ def found(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     writes unless it took the package from an index. ``source`` is whether the metadata are in a
     folder of sources, as after ``setup.py develop``. ``folder`` is where it is installed.
     """
-    return {name: one for name in names if (one := _found(name))}
+    return {name: package for name in names if (package := _package(name))}
 
 
-def _found(name: str) -> dict[str, Any] | None:
+def _package(name: str) -> dict[str, Any] | None:
     try:
-        first = metadata.distribution(name)
+        distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:
         return None
-    folder = str(first.locate_file(""))
-    beside = metadata.Distribution.discover(name=name, path=[folder])
-    egg = first.read_text("METADATA") is None
+    folder = str(distribution.locate_file(""))
+    namesakes = metadata.Distribution.discover(name=name, path=[folder])
+    egg = distribution.read_text("METADATA") is None
     return {
-        "versions": sorted({_version(first), *map(_version, beside)}),
-        "direct_url": first.read_text("direct_url.json"),
+        "versions": sorted({_version(distribution), *map(_version, namesakes)}),
+        "direct_url": distribution.read_text("direct_url.json"),
         "folder": folder,
         "source": egg and os.path.basename(os.path.normpath(folder)) not in SITES,
     }
@@ -53,9 +53,9 @@ def _version(distribution: metadata.Distribution) -> str:
 
 
 def described(names: Iterable[str]) -> dict[str, Any]:
-    """This interpreter: its version, its site-packages, and what ``found`` returns."""
+    """This interpreter: its version, its site-packages, and what ``packages`` returns."""
     site = sysconfig.get_path("purelib")
-    return {"python": sys.version.split()[0], "site": site, "packages": found(names)}
+    return {"python": sys.version.split()[0], "site": site, "packages": packages(names)}
 
 
 def _main(mark: str, names: list[str]) -> None:

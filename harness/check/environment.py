@@ -56,19 +56,19 @@ exec(sys.argv.pop(1))
 have the option ``-P``."""
 
 
-def executable(given: Path) -> Path:
+def executable(path: Path) -> Path:
     """The interpreter at a path, which may be the folder of a virtual environment."""
     try:
-        if given.is_dir():
-            python = given / "bin" / "python"
+        if path.is_dir():
+            python = path / "bin" / "python"
             if not python.exists():
-                raise UserError(f"{given} is no environment: it has no bin/python")
+                raise UserError(f"{path} is no environment: it has no bin/python")
             return python
-        if given.exists():
-            return given
+        if path.exists():
+            return path
     except OSError as error:
         raise UserError(f"no interpreter {complaint(error)}") from None
-    raise UserError(f"no interpreter {given}")
+    raise UserError(f"no interpreter {path}")
 
 
 def ask(python: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -129,9 +129,9 @@ def _why(code: int, errors: IO[bytes]) -> str:
     """Why there is no answer: the exit code, and the last line on stderr."""
     errors.seek(0)
     lines = errors.read().decode(errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+    message = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
     end = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{end}, {short(last, 200)}"
+    return f"{end}, {short(message, 200)}"
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ class Environment:
 
 def of_this_interpreter(names: Iterable[str]) -> Environment:
     """The environment of this process, by its metadata; nothing is imported."""
-    here = Path(sys.executable)
-    return _of_python(here, here, distributions.described(_wanted(names)))
+    python = Path(sys.executable)
+    return _of_python(python, python, distributions.described(_all_names(names)))
 
 
 def of_interpreter(python: Path, names: Iterable[str]) -> Environment:
@@ -167,23 +167,28 @@ def of_interpreter(python: Path, names: Iterable[str]) -> Environment:
     Raises UserError if there is none, and Inconclusive if it crashes or does not answer.
     """
     program = executable(python)
-    return _of_python(program, program.absolute(), ask(program, _wanted(names)))
+    return _of_python(program, program.absolute(), ask(program, _all_names(names)))
 
 
-def _of_python(shown: Path, python: Path, answer: Mapping[str, Any]) -> Environment:
-    if shown.is_relative_to(Path.cwd()):
-        shown = shown.relative_to(Path.cwd())
-    found, version = answer["packages"], answer["python"]
-    packages = merged({name: _installed(name, **one) for name, one in found.items()})
-    folders = {n: Distribution(one["versions"][0], one["folder"]) for n, one in found.items()}
-    asked = Interpreter(str(python), version, answer["site"], folders)
-    return Environment(packages, f"{shown} (Python {version})", True, asked)
+def _of_python(program: Path, python: Path, answer: Mapping[str, Any]) -> Environment:
+    if program.is_relative_to(Path.cwd()):
+        program = program.relative_to(Path.cwd())
+    descriptions, version = answer["packages"], answer["python"]
+    packages = merged(
+        {name: _installed(name, **description) for name, description in descriptions.items()}
+    )
+    folders = {
+        n: Distribution(description["versions"][0], description["folder"])
+        for n, description in descriptions.items()
+    }
+    interpreter = Interpreter(str(python), version, answer["site"], folders)
+    return Environment(packages, f"{program} (Python {version})", True, interpreter)
 
 
 def _installed(
     name: str, versions: Sequence[str], direct_url: str | None, source: bool, folder: str
 ) -> Installed:
-    """A package from what ``distributions.found`` says about it."""
+    """A package from what ``distributions.packages`` says about it."""
     if len(versions) > 1:
         return Installed(
             "", f"its folder has the metadata of {' and '.join(filter(None, versions))}"
@@ -201,20 +206,20 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     cannot be read or that contradict each other, and Inconclusive for a lock file of an unknown
     version.
     """
-    wanted = _wanted(names)
-    found = [_opened(file) for file in dict.fromkeys(files)]
-    sources = [file for file, _ in found]
-    notes = [note for _, note in found if note]
+    all_names = _all_names(names)
+    files_and_notes = [_opened(file) for file in dict.fromkeys(files)]
+    sources = [file for file, _ in files_and_notes]
+    notes = [note for _, note in files_and_notes if note]
     where = " and ".join(one.name for one in sources)
-    in_vain = [f"--as-of has no effect: {where} lists every release"] if day else []
-    named = next((one.name for one in sources if one.name != STDIN), "")
+    day_notes = [f"--as-of has no effect: {where} lists every release"] if day else []
+    first_file = next((one.name for one in sources if one.name != STDIN), "")
     lists = [one for one in sources if _is_list(one)]
     if lists and len(sources) > 1:
         raise UserError(f"{lists[0].name} lists all packages: give it alone")
     if lists:
-        packages = merged(_listed(lists[0], wanted))
-        notes += in_vain
-        return Environment(packages, where, complete=True, notes=tuple(notes), file=named)
+        packages = merged(_listed(lists[0], all_names))
+        notes += day_notes
+        return Environment(packages, where, complete=True, notes=tuple(notes), file=first_file)
     content = requirements.read(sources)
     notes = [_still_true(note, content) for note in notes]
     notes += (
@@ -223,11 +228,11 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     )
     notes += content.notes
     complete = content.frozen and where == STDIN
-    packages, more = _required(content, wanted, day, complete=complete)
-    more += in_vain if complete else []
-    more += _unnamed(content.unnamed)
+    packages, remarks = _required(content, all_names, day, complete=complete)
+    remarks += day_notes if complete else []
+    remarks += _unnamed(content.unnamed)
     return Environment(
-        merged(packages), where, complete, None, (*more, *notes), named, content.lines
+        merged(packages), where, complete, None, (*remarks, *notes), first_file, content.lines
     )
 
 
@@ -236,8 +241,8 @@ def _still_true(note: str, content: Requirements) -> str:
     begin, mark, end = note.partition(" was read; ")
     read = {file.name for file in content.files}
     others = [name for name in end.removesuffix(" not read").split(", ") if name not in read]
-    left = f"{mark}{', '.join(others)} not read" if others else " was read"
-    return f"{begin}{left}" if mark else note
+    ending = f"{mark}{', '.join(others)} not read" if others else " was read"
+    return f"{begin}{ending}" if mark else note
 
 
 def _unnamed(places: Sequence[str]) -> list[str]:
@@ -269,16 +274,16 @@ def _is_list(file: PackageFile) -> bool:
     return (file.is_json or file.is_toml) and not project_files.is_one(file)
 
 
-def _wanted(names: Iterable[str]) -> list[str]:
+def _all_names(names: Iterable[str]) -> list[str]:
     return named_in(map(canonicalize_name, [*names, "torch"]))
 
 
 def _listed(file: PackageFile, names: Sequence[str]) -> dict[str, Installed]:
     """The packages in a file that lists all of an environment."""
     entries = lock_files.entries(file)
-    found = {name: [one for one in entries if one.name == name] for name in names}
+    candidates = {name: [entry for entry in entries if entry.name == name] for name in names}
     where = file.name if file.name == STDIN else file.path.name
-    return {name: chosen(where, name, those) for name, those in found.items() if those}
+    return {name: chosen(where, name, those) for name, those in candidates.items() if those}
 
 
 def _required(
@@ -294,16 +299,16 @@ def _required(
     resolved, notes = resolution.versions, list(resolution.notes)
     if unknown := {n: why for n, why in resolution.unknown.items() if n not in content.versions}:
         notes.insert(0, f"not known: the releases of {listed(sorted(unknown))}")
-    found = {name: Installed("", why) for name, why in unknown.items()}
+    packages = {name: Installed("", why) for name, why in unknown.items()}
     for name in names:
         exact = requirements.exact(name, content)
         if exact:
-            found[name] = exact
+            packages[name] = exact
         elif name in resolved:
-            of = content.versions.get(name)
-            newest = f"{name}{of}" if of is not None else DEPENDENCY
-            found[name] = replace(described(name, resolved[name]), newest_of=newest)
+            specifiers = content.versions.get(name)
+            newest = f"{name}{specifiers}" if specifiers is not None else DEPENDENCY
+            packages[name] = replace(described(name, resolved[name]), newest_of=newest)
         elif name in content.versions:
-            found[name], why = requirements.newest(name, content, day)
+            packages[name], why = requirements.newest(name, content, day)
             notes += [why] if why else []
-    return found, notes
+    return packages, notes

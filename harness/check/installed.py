@@ -122,17 +122,17 @@ def _is_published(name: str, version: Version) -> bool:
 
 def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
     """The package that one or several entries describe; no version if they have several."""
-    found: dict[str, str] = {}
+    origins: dict[str, str] = {}
     for entry in entries:
-        found[entry.version] = found.get(entry.version) or entry.origin
-    if len(releases := {_release(name, version) for version in found}) == 1 < len(found):
-        found = {releases.pop(): max(found.values())}
-    if len(found) == 1:
-        ((version, origin),) = found.items()
+        origins[entry.version] = origins.get(entry.version) or entry.origin
+    if len(releases := {_release(name, version) for version in origins}) == 1 < len(origins):
+        origins = {releases.pop(): max(origins.values())}
+    if len(origins) == 1:
+        ((version, origin),) = origins.items()
         return described(name, version, origin)
-    versions = " and ".join(version or "one without a version" for version in found)
-    described_ = [described(name, version, origin) for version, origin in found.items()]
-    candidates = tuple(found) if all(not each.origin for each in described_) else ()
+    versions = " and ".join(version or "one without a version" for version in origins)
+    packages = [described(name, version, origin) for version, origin in origins.items()]
+    candidates = tuple(origins) if all(not package.origin for package in packages) else ()
     return Installed("", f"{where} has {versions}", candidates)
 
 
@@ -155,11 +155,11 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
     if plus:
         return name, Installed("", f"installed from {repository}")
     if ARCHIVES.search(file):
-        named, version = _archive(file)
+        archive_name, version = _archive(file)
         if hosted or egg:
-            version = version if named == name else ""
+            version = version if archive_name == name else ""
         else:
-            name = named
+            name = archive_name
         return name, described(name, version, WEB if remote else FILE)
     if CONDA.search(place):
         return name, Installed("", "built by conda: only 'conda list --json' names its version")
@@ -223,25 +223,29 @@ def merged(packages: Mapping[str, Installed]) -> dict[str, Installed]:
     ``lightning`` needs pytorch-lightning, and imports its own copy.
     """
     entries = {name: package for name, package in packages.items() if name not in PUBLISHED}
-    for name, other in PUBLISHED.items():
+    for name, publication in PUBLISHED.items():
         if name in packages:
-            synonym = _as_other(name, packages[name], other)
-            entries[other.package] = _both(entries.get(other.package), synonym, name, other)
+            synonym = _as_original(name, packages[name], publication)
+            entries[publication.package] = _both(
+                entries.get(publication.package), synonym, name, publication
+            )
     return entries
 
 
-def _as_other(name: str, package: Installed, other: Published) -> Installed:
-    if other.same:
+def _as_original(name: str, package: Installed, publication: Published) -> Installed:
+    if publication.same:
         return package
     version = " ".join(filter(None, (name, package.version)))
     return replace(package, origin=f"{version} is installed in its place", candidates=())
 
 
-def _both(package: Installed | None, synonym: Installed, name: str, other: Published) -> Installed:
+def _both(
+    package: Installed | None, synonym: Installed, name: str, publication: Published
+) -> Installed:
     """The entry for a package and its synonym: nobody knows which of two the user imports."""
     if package is None or package.newest_of == DEPENDENCY or package == synonym:
         return synonym
-    if not other.same or package.origin or synonym.origin:
+    if not publication.same or package.origin or synonym.origin:
         why = package.origin or synonym.origin
         return Installed("", f"{name} is installed beside it" + (f", and {why}" if why else ""))
     versions = dict.fromkeys([*_versions(package), *_versions(synonym)])

@@ -25,68 +25,75 @@ LEAST_AT_ONCE = 2
 
 
 def statuses(
-    found: Sequence[Checked], environment: Environment, words: Sequence[str], progress: Progress
+    bugs: Sequence[Checked], environment: Environment, words: Sequence[str], progress: Progress
 ) -> list[Checked]:
     """The statuses of runs, in the same order. An uncertain run leaves the recorded status.
 
     ``words`` are overrides as to ``run``. Raises Unsupported if the interpreter has no torch.
     """
-    names = [checked.scenario for checked in found]
-    own = environment.interpreter
-    if own and "torch" not in own.packages:
-        raise Unsupported(f"{own.executable} has no torch, which --run needs")
-    if own is None:
+    names = [checked.scenario for checked in bugs]
+    interpreter = environment.interpreter
+    if interpreter and "torch" not in interpreter.packages:
+        raise Unsupported(f"{interpreter.executable} has no torch, which --run needs")
+    if interpreter is None:
         _mention_torch(environment)
     with tempfile.TemporaryDirectory() as folder:
         composed = command_line.compose_each(
             names, [f"variant={RELEASED}", f"runs={folder}", *words]
         )
-        together = _together(names, own)
+        together = _together(names, interpreter)
         if composed[0].on.where == SLURM:
             raise UserError("check --run tests the packages of this machine: leave on=slurm out")
         configs = [
-            replace(config, installed=own, together=together, pins={} if own else _pins(checked))
-            for checked, config in zip(found, composed, strict=True)
+            replace(
+                config,
+                installed=interpreter,
+                together=together,
+                pins={} if interpreter else _pins(checked),
+            )
+            for checked, config in zip(bugs, composed, strict=True)
         ]
-        return _with_runs(found, configs, progress)
+        return _with_runs(bugs, configs, progress)
 
 
 def _mention_torch(environment: Environment) -> None:
     """Say that overlays run on the torch of this Python, if a file selects another one."""
-    wanted, here = environment.packages.get("torch"), release_of("torch")
-    if wanted and here and wanted.public != here.partition("+")[0]:
-        version = wanted.version or "another torch"
-        warn(f"{environment.where} has torch {version}, but the runs use torch {here}")
+    requested, local_release = environment.packages.get("torch"), release_of("torch")
+    if requested and local_release and requested.public != local_release.partition("+")[0]:
+        version = requested.version or "another torch"
+        warn(f"{environment.where} has torch {version}, but the runs use torch {local_release}")
 
 
-def _together(names: Sequence[str], own: Interpreter | None) -> tuple[str, ...]:
+def _together(names: Sequence[str], interpreter: Interpreter | None) -> tuple[str, ...]:
     """The scenarios that share a server: those whose packages are all installed."""
-    packages = own.packages if own else {}
-    return tuple(n for n in names if own and catalog.scenario(n).pins.keys() <= packages.keys())
+    packages = interpreter.packages if interpreter else {}
+    return tuple(
+        n for n in names if interpreter and catalog.scenario(n).pins.keys() <= packages.keys()
+    )
 
 
 def _with_runs(
-    found: Sequence[Checked], configs: Sequence[RunConfig], progress: Progress
+    bugs: Sequence[Checked], configs: Sequence[RunConfig], progress: Progress
 ) -> list[Checked]:
     """The statuses of all runs, as many at once as there is room for."""
-    results = list(found)
-    named = [at for at, config in enumerate(configs) if all(config.pins.values())]
-    for at in set(range(len(configs))) - set(named):
-        missing = next(name for name, version in configs[at].pins.items() if not version)
-        results[at] = _unclear(found[at], f"no release of {missing} is named")
+    results = list(bugs)
+    positions = [index for index, config in enumerate(configs) if all(config.pins.values())]
+    for index in set(range(len(configs))) - set(positions):
+        missing = next(name for name, version in configs[index].pins.items() if not version)
+        results[index] = _unclear(bugs[index], f"no release of {missing} is named")
 
-    def failed(at: int, error: HarnessError) -> None:
-        results[named[at]] = _unclear(found[named[at]], str(error))
+    def failed(index: int, error: HarnessError) -> None:
+        results[positions[index]] = _unclear(bugs[positions[index]], str(error))
 
-    wanted = [configs[at] for at in named]
-    jobs = max(LEAST_AT_ONCE, min(map(room, wanted), default=1))
-    for at, cell in find_all(wanted, jobs=jobs, failed=failed) if wanted else ():
+    runnable = [configs[index] for index in positions]
+    jobs = max(LEAST_AT_ONCE, min(map(room, runnable), default=1))
+    for index, cell in find_all(runnable, jobs=jobs, failed=failed) if runnable else ():
         progress.say(f"checked {cell.scenario}")
-        one = found[named[at]]
-        results[named[at]] = (
-            replace(one, status=BugStatus(str(cell.status)), why=cell.reason, how=RAN)
+        bug = bugs[positions[index]]
+        results[positions[index]] = (
+            replace(bug, status=BugStatus(str(cell.status)), why=cell.reason, how=RAN)
             if cell.status.certain
-            else _unclear(one, cell.reason)
+            else _unclear(bug, cell.reason)
         )
     return results
 

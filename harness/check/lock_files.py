@@ -66,9 +66,9 @@ def _document(source: PackageFile) -> Mapping[str, Any]:
     """The tables of a file. What JSON has is in one, which has the name of Pipfile.lock if it is
     one."""
     if source.is_json:
-        found = content_of(source.name, source.text, "JSON")
-        pipenv = source.path.name == PIPFILE or (isinstance(found, dict) and "_meta" in found)
-        return {PIPFILE if pipenv else "": found}
+        document = content_of(source.name, source.text, "JSON")
+        pipenv = source.path.name == PIPFILE or (isinstance(document, dict) and "_meta" in document)
+        return {PIPFILE if pipenv else "": document}
     content: dict[str, Any] = content_of(source.name, source.text, "TOML")
     return content
 
@@ -78,16 +78,16 @@ def _entries(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
         return _pipfile(as_table(document[PIPFILE], "it"))
     metadata = table_at(document, "metadata")
     if "lock_version" in metadata:
-        _known(file, "pdm.lock", _major(metadata["lock_version"]), PDM)
+        _refuse_unknown_version(file, "pdm.lock", _major(metadata["lock_version"]), PDM)
         return _pdm(document)
     if "lock-version" in document:
-        _known(file, "pylock", _major(document["lock-version"]), PYLOCK)
+        _refuse_unknown_version(file, "pylock", _major(document["lock-version"]), PYLOCK)
         return _pylock(document)
     if "lock-version" in metadata:
-        _known(file, "poetry.lock", _major(metadata["lock-version"]), *POETRY)
+        _refuse_unknown_version(file, "poetry.lock", _major(metadata["lock-version"]), *POETRY)
         return _poetry(document)
     if isinstance(document.get("version"), int):
-        _known(file, "uv.lock", document["version"], UV)
+        _refuse_unknown_version(file, "uv.lock", document["version"], UV)
         return _uv(document)
     raise UserError(
         f"{file} is no lock file: it is none of uv.lock, poetry.lock, "
@@ -117,9 +117,9 @@ def _text(table: Mapping[str, Any], key: str, package: str) -> str:
     return as_text(table[key], f"{key} of {package}") if key in table else ""
 
 
-def _known(file: str, kind: str, version: int, *known: int) -> None:
-    if version not in known:
-        names = " and ".join(map(str, known))
+def _refuse_unknown_version(file: str, kind: str, version: int, *versions: int) -> None:
+    if version not in versions:
+        names = " and ".join(map(str, versions))
         raise Inconclusive(f"{file} has version {version} of {kind}; only {names} can be read")
 
 
@@ -159,7 +159,7 @@ def _poetry_markers(package: Mapping[str, Any], name: str) -> list[str]:
     if isinstance(markers, str):
         return [markers]
     if isinstance(markers, Mapping):
-        return [as_text(one, where) for one in as_table(markers, where).values()]
+        return [as_text(marker, where) for marker in as_table(markers, where).values()]
     return as_texts(markers, where)
 
 
@@ -204,8 +204,8 @@ def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:
         elif package.directory:
             origin = EDITABLE if package.directory.editable else FOLDER
         elif package.archive:
-            _, found = at_address(package.archive.url or str(package.archive.path))
-            version, origin = version or found.version, found.origin
+            _, archive = at_address(package.archive.url or str(package.archive.path))
+            version, origin = version or archive.version, archive.origin
         yield Listed(package.name, version, origin)
 
 
@@ -219,7 +219,7 @@ def _in_words(message: str) -> str:
     """What packaging says of a value of another type, without the names of Python's types."""
     return re.sub(
         r"Unexpected type (\w+) \(expected (\w+)\)",
-        lambda found: f"{TYPES.get(found[1], 'a date')} instead of {TYPES.get(found[2], 'a date')}",
+        lambda match: f"{TYPES.get(match[1], 'a date')} instead of {TYPES.get(match[2], 'a date')}",
         message,
     )
 
@@ -247,9 +247,9 @@ def _conda_entries(content: Any, file: str) -> list[Listed]:
     Raises UserError for any other JSON, also for that of ``pip list``: it looks like conda's, but
     does not say which packages came from git.
     """
-    if not (isinstance(content, list) and all(isinstance(one, dict) for one in content)):
+    if not (isinstance(content, list) and all(isinstance(package, dict) for package in content)):
         raise UserError(f"{file} is not what 'conda list --json' writes")
-    return [_conda_entry(one, file) for one in content]
+    return [_conda_entry(package, file) for package in content]
 
 
 def _conda_entry(package: Mapping[str, Any], file: str) -> Listed:

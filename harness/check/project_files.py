@@ -61,11 +61,11 @@ def declared(source: PackageFile) -> Declared:
     """The requirements in a file. Raises UserError if it is damaged or declares none."""
     content = _read(source)
     sections = content.sections.values()
-    others, wanted = names(sections), {"", *map(key, source.chosen)}
-    if unknown := sorted(wanted - {"", *map(key, others)}):
-        there = ", ".join(others) or "none"
-        raise UserError(f"{source.name} has no extra or group {unknown[0]}; it has: {there}")
-    chosen = [one for one in sections if key(one.name) in wanted]
+    others, keys = names(sections), {"", *map(key, source.chosen)}
+    if unknown := sorted(keys - {"", *map(key, others)}):
+        available = ", ".join(others) or "none"
+        raise UserError(f"{source.name} has no extra or group {unknown[0]}; it has: {available}")
+    chosen = [section for section in sections if key(section.name) in keys]
     lines = [(f"{source.name}, {where}", line) for where, line in content.lines(chosen)]
     for where, line in lines:
         if line.startswith("-") and not (isinstance(line, Option) or source.path.suffix in YAML):
@@ -76,8 +76,8 @@ def declared(source: PackageFile) -> Declared:
             + (f" but those of {', '.join(others)}: {source.name}[NAME]" if others else "")
             + "".join(f"; {note}" for note in content.notes)
         )
-    left = [name for name in others if key(name) not in wanted]
-    return Declared(lines, content.python, left, content.notes, content.unknown)
+    choices = [name for name in others if key(name) not in keys]
+    return Declared(lines, content.python, choices, content.notes, content.unknown)
 
 
 def _read(source: PackageFile) -> Content:
@@ -133,29 +133,29 @@ def in_folder(name: str) -> tuple[str, str]:
         raise UserError(SETUP)
     if not folder.is_dir():
         return name, ""
-    there = [each for each in (*LOCKS, *OTHERS) if (folder / each).is_file()]
-    usable = [each for each in there if _says_something(folder / each)]
+    candidates = [candidate for candidate in (*LOCKS, *OTHERS) if (folder / candidate).is_file()]
+    usable = [candidate for candidate in candidates if _says_something(folder / candidate)]
     if chosen:
-        usable = [each for each in usable if each in KINDS]
+        usable = [candidate for candidate in usable if candidate in KINDS]
     if not usable:
         raise UserError(
             f"{name} has none of {', '.join((*LOCKS, *OTHERS))} that names dependencies"
             + source.others_in(folder, (*LOCKS, *OTHERS))
             + (f"; {SETUP}" if (folder / "setup.py").is_file() else "")
         )
-    first, *others = usable
+    file, *others = usable
     also = f"; {', '.join(others)} not read" if others else ""
     suffix = f"[{chosen}" if chosen else ""
-    return f"{folder / first}{suffix}", f"{name}: {first} was read{also}"
+    return f"{folder / file}{suffix}", f"{name}: {file} was read{also}"
 
 
 def _says_something(file: Path) -> bool:
     """Whether a file names dependencies, or is damaged: then its reader says where."""
     if file.name not in KINDS:
         return True
-    found: PackageFile = source.read_file(file)
+    package_file: PackageFile = source.read_file(file)
     try:
-        declared(found)
+        declared(package_file)
     except NothingDeclared:
         return False
     except UserError:

@@ -37,8 +37,8 @@ def read(document: Mapping[str, Any], file: str) -> Content:
     content, project = Content(), table_at(document, "project")
     dependencies = as_texts(project.get("dependencies"), "project.dependencies")
     content.add("", "project.dependencies", dependencies)
-    for name, those in table_at(document, *EXTRAS.split(".")).items():
-        content.add(name, f"{EXTRAS}.{name}", as_texts(those, f"{EXTRAS}.{name}"))
+    for name, lines in table_at(document, *EXTRAS.split(".")).items():
+        content.add(name, f"{EXTRAS}.{name}", as_texts(lines, f"{EXTRAS}.{name}"))
     _setuptools(document, content, file)
     _groups(document, content)
     _poetry(document, content, file)
@@ -55,17 +55,21 @@ def read(document: Mapping[str, Any], file: str) -> Content:
 def _name(document: Mapping[str, Any]) -> str:
     tables = {"project": table_at(document, "project")}
     tables["tool.poetry"] = table_at(document, "tool", "poetry")
-    names = [as_text(of["name"], f"{w}.name") for w, of in tables.items() if "name" in of]
+    names = [
+        as_text(table["name"], f"{where}.name")
+        for where, table in tables.items()
+        if "name" in table
+    ]
     return next(iter(names), "")
 
 
 def _setuptools(document: Mapping[str, Any], content: Content, file: str) -> None:
     """What setuptools reads from other files."""
-    named = as_texts(table_at(document, "project").get("dynamic"), "project.dynamic")
+    fields = as_texts(table_at(document, "project").get("dynamic"), "project.dynamic")
     dynamic = table_at(document, *DYNAMIC.split("."))
-    if "dependencies" in named and "dependencies" in dynamic:
+    if "dependencies" in fields and "dependencies" in dynamic:
         content.add("", f"{DYNAMIC}.dependencies", _included(dynamic, "dependencies", DYNAMIC))
-    elif "dependencies" in named and not table_at(document, "tool", "poetry", "dependencies"):
+    elif "dependencies" in fields and not table_at(document, "tool", "poetry", "dependencies"):
         content.notes.append(f"{file}: its dependencies are dynamic: only its build names them")
     where = f"{DYNAMIC}.optional-dependencies"
     extras = as_table(dynamic.get("optional-dependencies"), where)
@@ -93,8 +97,8 @@ def _groups(document: Mapping[str, Any], content: Content) -> None:
             if isinstance(entry, str):
                 content.add(name, where, [entry])
             else:
-                wanted = as_table(entry, f"an entry of {where}").get("include-group")
-                text = as_text(wanted, f"include-group of {where}")
+                group = as_table(entry, f"an entry of {where}").get("include-group")
+                text = as_text(group, f"include-group of {where}")
                 content.add(name, where, _included_group(parts, text, where))
 
 
@@ -153,26 +157,30 @@ def _entry(
 ) -> Iterator[tuple[str, bool]]:
     """The lines for an entry of Poetry or of a Pipfile, and whether only an extra installs it."""
     where = f"{where}.{name}"
-    for one in entry if isinstance(entry, list) else [entry]:
-        table = {"version": one} if isinstance(one, str) else as_table(one, where)
+    for alternative in entry if isinstance(entry, list) else [entry]:
+        table = (
+            {"version": alternative}
+            if isinstance(alternative, str)
+            else as_table(alternative, where)
+        )
         extras = ",".join(as_texts(table.get("extras"), f"{where}.extras"))
-        named = f"{name}[{extras}]" if extras else name
+        package = f"{name}[{extras}]" if extras else name
         address = _address(table, where)
         if address:
-            line = f"{named} @ {address}"
+            line = f"{package} @ {address}"
         else:
             version = as_text(table.get("version", "*"), f"{where}.version")
-            line = f"{named}{_specifier(version, where, content.notes, file)}"
+            line = f"{package}{_specifier(version, where, content.notes, file)}"
         marker = _marker(table, where)
         yield f"{line} ; {marker}" if marker else line, bool(table.get("optional"))
 
 
 def _specifier(version: str, where: str, notes: list[str] | None = None, file: str = "") -> str:
     try:
-        specifier, open_ = constraints.of_poetry(version)
+        specifier, has_alternatives = constraints.of_poetry(version)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    if open_ and notes is not None:
+    if has_alternatives and notes is not None:
         notes.append(f"{file}, {where}: which of the alternatives '{short(version)}' is left open")
     return specifier
 
@@ -196,19 +204,19 @@ def _address(table: Mapping[str, Any], where: str) -> str:
 
 def _marker(table: Mapping[str, Any], where: str) -> str:
     """The markers of an entry, under all names that Poetry and Pipenv have for them, as one."""
-    found = [as_text(table["markers"], f"{where}.markers")] if "markers" in table else []
+    markers = [as_text(table["markers"], f"{where}.markers")] if "markers" in table else []
     kinds = {"python": constraints.python_marker, "platform": constraints.platform_marker}
-    for name, of in kinds.items():
+    for name, as_marker in kinds.items():
         if name in table:
             text = as_text(table[name], f"{where}.{name}")
             try:
-                found.append(of(text))
+                markers.append(as_marker(text))
             except ValueError as error:
                 raise ValueError(f"{where}.{name}: {error}") from None
-    found += [f"{n} {as_text(table[n], f'{where}.{n}')}" for n in MARKERS if n in table]
-    for marker in filter(None, found):
+    markers += [f"{n} {as_text(table[n], f'{where}.{n}')}" for n in MARKERS if n in table]
+    for marker in filter(None, markers):
         _holds(marker, where)
-    return constraints.all_of(found)
+    return constraints.all_of(markers)
 
 
 def _other_tools(document: Mapping[str, Any], content: Content, file: str) -> None:
@@ -247,13 +255,15 @@ def own_extras(content: Content, project: str, file: str, *kinds: str) -> None:
     for section in content.sections.values():
         lines: list[str] = []
         for line in section.lines:
-            own = _requirement(line) if "[" in line else None
-            if own is None or canonicalize_name(own.name) != canonicalize_name(project):
+            requirement = _requirement(line) if "[" in line else None
+            if requirement is None or canonicalize_name(requirement.name) != canonicalize_name(
+                project
+            ):
                 lines.append(line)
                 continue
-            if own.marker and not own.marker.evaluate():
+            if requirement.marker and not requirement.marker.evaluate():
                 continue
-            for extra in sorted(own.extras):
+            for extra in sorted(requirement.extras):
                 lines += extras.get(key(extra), ())
                 if key(extra) not in extras:
                     content.notes.append(f"{file}, {section.where}: it has no extra {extra}")
@@ -274,8 +284,8 @@ def _uv(document: Mapping[str, Any], content: Content, file: str) -> None:
     """What uv, or PDM, installs instead of what is declared."""
     uv = table_at(document, "tool", "uv")
     sources: dict[str, list[Mapping[str, Any]]] = {
-        canonicalize_name(name): _tables(one, f"tool.uv.sources.{name}")
-        for name, one in as_table(uv.get("sources"), "tool.uv.sources").items()
+        canonicalize_name(name): _tables(entry, f"tool.uv.sources.{name}")
+        for name, entry in as_table(uv.get("sources"), "tool.uv.sources").items()
     }
     where = "tool.uv.override-dependencies"
     overrides: dict[str, list[str]] = {}
@@ -294,8 +304,10 @@ def _uv(document: Mapping[str, Any], content: Content, file: str) -> None:
             content.add("", where, [Constraint(line) for line in lines if " @ " not in line])
             continue
         content.add("", where, _as_constraints(lines))
-        so = "its override counts as a constraint" if lines else "it may be what others need"
-        content.notes.append(f"{file}: the project does not name {name}, so {so}")
+        consequence = (
+            "its override counts as a constraint" if lines else "it may be what others need"
+        )
+        content.notes.append(f"{file}: the project does not name {name}, so {consequence}")
     where = "tool.uv.constraint-dependencies"
     content.add("", where, _as_constraints(as_texts(uv.get("constraint-dependencies"), where)))
 
@@ -316,7 +328,7 @@ def _as_constraints(lines: Iterable[str]) -> list[str]:
 
 
 def _tables(value: Any, where: str) -> list[Mapping[str, Any]]:
-    return [as_table(one, where) for one in (value if isinstance(value, list) else [value])]
+    return [as_table(table, where) for table in (value if isinstance(value, list) else [value])]
 
 
 def _replaced(
@@ -344,7 +356,11 @@ def _source(name: str, section: str, sources: Iterable[Mapping[str, Any]]) -> st
     """From where uv installs a package that is no release of an index; empty if it is one."""
     for source in sources:
         where = f"tool.uv.sources.{name}"
-        only = [as_text(source[of], f"{where}.{of}") for of in ("extra", "group") if of in source]
+        only = [
+            as_text(source[kind], f"{where}.{kind}")
+            for kind in ("extra", "group")
+            if kind in source
+        ]
         if only and key(section) not in map(key, only):
             continue
         if "marker" in source and not _holds(as_text(source["marker"], f"{where}.marker"), where):
@@ -374,7 +390,7 @@ def read_pipfile(document: Mapping[str, Any], file: str) -> Content:
         group = {"packages": "", "dev-packages": "dev"}.get(table, table)
         for name, entry in as_table(entries, table).items():
             content.add(
-                group, table, [each for each, _ in _entry(name, entry, table, content, file)]
+                group, table, [line for line, _ in _entry(name, entry, table, content, file)]
             )
     requires = table_at(document, "requires")
     for name in ("python_version", "python_full_version"):

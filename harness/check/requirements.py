@@ -106,7 +106,10 @@ class _Named:
     lines: dict[str, str] = field(default_factory=dict)
 
     def versions(self) -> dict[str, SpecifierSet]:
-        return {name: SpecifierSet(",".join(sorted(of))) for name, of in self.places.items()}
+        return {
+            name: SpecifierSet(",".join(sorted(specifiers)))
+            for name, specifiers in self.places.items()
+        }
 
     def add(self, name: str, specifiers: Iterable[str], where: str) -> None:
         self.lines.setdefault(name, where)
@@ -195,36 +198,36 @@ class _Reading:
             raise ValueError("it contains a control character")
         if re.search(rf"\d{{{DIGITS}}}", line):
             raise ValueError(f"it contains a number of {DIGITS} digits or more")
-        found = self.constraints if constraint else self.required
+        packages = self.constraints if constraint else self.required
         if comment := FROZEN_EDITABLE.match(line):
             name, version = canonicalize_name(comment[1], validate=True), comment[2]
-            found.add_direct(name, described(name, version, EDITABLE), where)
+            packages.add_direct(name, described(name, version, EDITABLE), where)
         elif line.startswith("-"):
             self._option(line, file, where, constraint)
         elif requirement := _requirement(line):
-            self._note(requirement, found, where)
+            self._note(requirement, packages, where)
         else:
             self.frozen = False
-            self._note_address(line, file, where, found)
+            self._note_address(line, file, where, packages)
 
-    def _note(self, requirement: Requirement, found: _Named, where: str) -> None:
+    def _note(self, requirement: Requirement, packages: _Named, where: str) -> None:
         """Note a requirement with a name."""
         if requirement.marker or not (requirement.url or _exact(requirement.specifier)):
             self.frozen = False
         if requirement.marker and not requirement.marker.evaluate():
             return
         name = canonicalize_name(requirement.name)
-        found.extras[name] = found.extras.get(name, frozenset()) | requirement.extras
+        packages.extras[name] = packages.extras.get(name, frozenset()) | requirement.extras
         if requirement.url:
-            named, package = at_address(requirement.url)
-            if named != name:  # the file is of another package, or named after a tag
+            address_name, package = at_address(requirement.url)
+            if address_name != name:  # the file is of another package, or named after a tag
                 package = replace(package, version="")
-            found.add_direct(name, package, where)
+            packages.add_direct(name, package, where)
         else:
-            found.add(name, map(str, requirement.specifier), where)
+            packages.add(name, map(str, requirement.specifier), where)
 
     def _note_address(
-        self, line: str, file: Path, where: str, found: _Named, *, editable: bool = False
+        self, line: str, file: Path, where: str, packages: _Named, *, editable: bool = False
     ) -> None:
         """Note a path or an address; the folder of the file is the user's own project."""
         address, extras, marker = _parts(line)
@@ -238,13 +241,13 @@ class _Reading:
             folder = self._folder(address, file)
             address = str(folder)
         name, package = at_address(address, editable=editable)
-        own = folder in (file.parent, self.root)
-        if name and not own:
-            found.add_direct(name, package, where)
-        if found is self.constraints:
+        is_own = folder in (file.parent, self.root)
+        if name and not is_own:
+            packages.add_direct(name, package, where)
+        if packages is self.constraints:
             return
-        if folder and (own or self._is_within(folder)):
-            self.folders.append(_Project(folder, extras, where, "" if own else name, package))
+        if folder and (is_own or self._is_within(folder)):
+            self.folders.append(_Project(folder, extras, where, "" if is_own else name, package))
         elif not name:
             self.unnamed.append(where)
 
@@ -278,9 +281,9 @@ class _Reading:
         extras = [name for name in project.extras if _declares(replace(file, chosen=(name,)))]
         for name in sorted(set(project.extras).difference(extras)):  # pip only warns
             self.notes.append(f"{project.where}: {file.name} declares nothing for [{name}]")
-        wanted = replace(file, chosen=tuple(extras))
-        if NOTHING not in _complaint(wanted):  # a damaged file is refused
-            self.read(wanted)
+        selection = replace(file, chosen=tuple(extras))
+        if NOTHING not in _complaint(selection):  # a damaged file is refused
+            self.read(selection)
         if name := project.name or _name(file):
             self.projects.add(name)
             self.required.add_direct(name, project.package, project.where)
@@ -304,8 +307,8 @@ class _Reading:
                 self._note_index(option, value)
 
     def _note_editable(self, address: str, file: Path, where: str, constraint: bool) -> None:
-        found = self.constraints if constraint else self.required
-        self._note_address(address, file, where, found, editable=True)
+        packages = self.constraints if constraint else self.required
+        self._note_address(address, file, where, packages, editable=True)
 
     def _note_index(self, option: str, value: str) -> None:
         """Note where to look up versions."""
@@ -322,17 +325,17 @@ class _Reading:
 
     def _inside(self, file: Path, name: str) -> Path:
         """An included file; it must be in the project of the first file."""
-        named = Path(os.path.realpath(file.parent / name))
+        path = Path(os.path.realpath(file.parent / name))
         if re.match(r"https?://", name):
             raise ValueError(f"addresses are not read: save it, and name it with -r. {FROM_WEB}")
-        if self.root not in named.parents:
+        if self.root not in path.parents:
             raise ValueError(
                 f"it is outside of {self.root}: remove the line, and give both files with -r"
             )
-        if not named.is_file():
-            there = os.path.lexists(file.parent / name)
-            raise ValueError("it is no file" if there else "there is no such file")
-        return named
+        if not path.is_file():
+            exists = os.path.lexists(file.parent / name)
+            raise ValueError("it is no file" if exists else "there is no such file")
+        return path
 
 
 def _why(error: BaseException) -> str:
@@ -346,16 +349,16 @@ def _first_option(words: list[str]) -> tuple[str, str]:
     """Take the first option of a line, and its value if it has one, from these words."""
     word = words.pop(0)
     long = word.startswith("--")
-    option, given, value = word.partition("=") if long else (word[:2], word[2:], word[2:])
+    option, inline, value = word.partition("=") if long else (word[:2], word[2:], word[2:])
     if option not in (*NESTED, *WHERE, *EDIT, *IDLE):
         raise ValueError(
             "nothing is built or installed here; name releases, such as transformers==4.36.2"
         )
     if option in FLAGS:
         return option, ""
-    if not (value if given else any(words[:1])):
+    if not (value if inline else any(words[:1])):
         raise ValueError(f"{option} has no value")
-    return option, value.removeprefix("=") if given else words.pop(0)
+    return option, value.removeprefix("=") if inline else words.pop(0)
 
 
 def _project(file: Path) -> Path:
@@ -378,18 +381,18 @@ def exact(name: str, content: Requirements) -> Installed | None:
     if name not in content.versions:
         return None
     versions = content.versions[name]
-    named = _exact(versions)
-    fits = [one for one in named if versions.contains(one, prereleases=True)]
-    if named and not fits:
+    exact_versions = _exact(versions)
+    fits = [version for version in exact_versions if versions.contains(version, prereleases=True)]
+    if exact_versions and not fits:
         raise UserError(_contradiction(name, content.places[name]))
     if name in content.direct:
         return content.direct[name]
-    return described(name, min(fits)) if named else None
+    return described(name, min(fits)) if exact_versions else None
 
 
 def _exact(versions: SpecifierSet) -> list[str]:
     """The versions that are required exactly, such as ``==1.0`` and not ``==1.*``."""
-    equal = [one.version for one in versions if one.operator in ("==", "===")]
+    equal = [specifier.version for specifier in versions if specifier.operator in ("==", "===")]
     return [version for version in equal if not version.endswith(".*")]
 
 
@@ -414,19 +417,21 @@ def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, 
     until = f" until {day}" if day else ""
     try:
         released = index.installable(name, day, content.indices)
-        known, note = [release.version for release in released], ""
+        candidates, note = [release.version for release in released], ""
     except Fault as fault:
-        known = list(tested_releases(name))
-        if not known:
+        candidates = list(tested_releases(name))
+        if not candidates:
             return Installed("", str(fault)), ""
         note = f"{name}: the newest tested release is taken, as no index could be read ({fault})"
-    if not known:
+    if not candidates:
         return Installed("", f"the index has no release of it for this Python{until}"), ""
-    found = list(versions.filter(known))
-    if not found:
-        named = short(f"{name}{versions}", 200)
-        raise UserError(f"no release{until} is {named}: they go from {known[0]} to {known[-1]}")
-    return Installed(found[-1], newest_of=f"{name}{versions}"), note
+    fits = list(versions.filter(candidates))
+    if not fits:
+        requirement = short(f"{name}{versions}", 200)
+        raise UserError(
+            f"no release{until} is {requirement}: they go from {candidates[0]} to {candidates[-1]}"
+        )
+    return Installed(fits[-1], newest_of=f"{name}{versions}"), note
 
 
 def read(sources: Iterable[PackageFile]) -> Requirements:
@@ -481,8 +486,8 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
                 continue
         joined = "".join(parts)
         parts.clear()
-        if text_ := OF_ONE.sub("", joined).strip():
-            yield number, text_
+        if statement := OF_ONE.sub("", joined).strip():
+            yield number, statement
 
 
 def _requirement(line: str) -> Requirement | None:

@@ -86,7 +86,7 @@ class _NotResolved(Exception):
     """No set of releases was found; the message says why."""
 
 
-def resolve(content: Requirements, known: Collection[str], day: str = "") -> Resolution:
+def resolve(content: Requirements, our_packages: Collection[str], day: str = "") -> Resolution:
     """The version of each package that these requirements install, as of the end of a day (ISO).
 
     ``known`` are the packages that matter. If the requirements contradict each other, those of
@@ -98,24 +98,30 @@ def resolve(content: Requirements, known: Collection[str], day: str = "") -> Res
     except _NotResolved as error:
         why = str(error)
     if "index" not in why:
-        some = {name: of for name, of in content.versions.items() if name in known}
+        some = {
+            name: specifiers
+            for name, specifiers in content.versions.items()
+            if name in our_packages
+        }
         if some.keys() < content.versions.keys():
             try:
                 versions, notes = _versions(content, some, day)
                 others = content.versions.keys() - some.keys()
-                unknown = _needed(others, known, versions, "was left out")
+                unknown = _needed(others, our_packages, versions, "was left out")
                 names = listed(sorted(some))
                 note = f"the other requirements contradict {names}, and were left out: {why}"
                 return Resolution(versions, unknown, [note, *notes])
             except _NotResolved as error:
                 why = str(error)
     note = f"no releases were found that fit together, so each is looked up alone: {why}"
-    return unresolved(content, known, note)
+    return unresolved(content, our_packages, note)
 
 
-def unresolved(content: Requirements, known: Collection[str], note: str) -> Resolution:
+def unresolved(content: Requirements, our_packages: Collection[str], note: str) -> Resolution:
     """What is known of requirements of which no release was found, and why none was."""
-    return Resolution({}, _needed(content.versions, known, (), "could not be resolved"), [note])
+    return Resolution(
+        {}, _needed(content.versions, our_packages, (), "could not be resolved"), [note]
+    )
 
 
 def _not_looked_up(
@@ -127,9 +133,9 @@ def _not_looked_up(
     """
     gone = {name for name in left_out & absent if _has_no_release(name, content, day)}
     if gone:
-        named = ", ".join(f"{name}{content.versions[name]}" for name in sorted(gone))
+        requirements = ", ".join(f"{name}{content.versions[name]}" for name in sorted(gone))
         when = f"was no such release on {day}" if day else "is no such release"
-        yield f"there {when}, so what it needs was not looked up: {short(named, LONGEST)}"
+        yield f"there {when}, so what it needs was not looked up: {short(requirements, LONGEST)}"
     if unread := ", ".join(sorted(left_out - gone - NEEDS.keys() - content.projects)):
         yield f"what these need was not looked up, as they have no wheel: {short(unread, LONGEST)}"
 
@@ -139,21 +145,21 @@ def _has_no_release(name: str, content: Requirements, day: str) -> bool:
 
     A label is that of another index, which need not be in the file.
     """
-    wanted = content.versions[name]
-    if name in content.direct or "+" in str(wanted):
+    specifiers = content.versions[name]
+    if name in content.direct or "+" in str(specifiers):
         return False
-    if not day and any(wanted.contains(tested) for tested in tested_releases(name)):
+    if not day and any(specifiers.contains(tested) for tested in tested_releases(name)):
         return False
     try:
-        known = index.releases(name, content.indices)
+        releases = index.releases(name, content.indices)
     except Fault:
         return False
-    there = (release.version for release in known if not (day and release.day > day))
-    return not any(wanted.contains(version, prereleases=True) for version in there)
+    versions = (release.version for release in releases if not (day and release.day > day))
+    return not any(specifiers.contains(version, prereleases=True) for version in versions)
 
 
 def _needed(
-    names: Iterable[str], known: Collection[str], versions: Collection[str], why: str
+    names: Iterable[str], our_packages: Collection[str], versions: Collection[str], why: str
 ) -> dict[str, str]:
     """The known packages that some packages need, where no version was found for them."""
     needed: dict[str, str] = {}
@@ -163,7 +169,7 @@ def _needed(
         for package in NEEDS.get(name, ()):
             if package not in versions and package not in needed:
                 waiting.append(package)
-                if package in known:
+                if package in our_packages:
                     needed[package] = f"{name} needs it, and {name} {why}"
     return needed
 
@@ -176,26 +182,26 @@ def _versions(
     absent = set(LEFT_OUT)
     left_out = {*LEFT_OUT, *(n for n, package in content.direct.items() if not package.version)}
     for _ in range(TRIES):
-        found, errors = _compiled(content, required, left_out, day)
-        if found is not None:
-            versions = {name: version for name, version in found.items() if name not in left_out}
-            named = left_out & content.versions.keys()
-            return versions, list(_not_looked_up(content, named, absent, day))
+        solution, errors = _compiled(content, required, left_out, day)
+        if solution is not None:
+            versions = {name: version for name, version in solution.items() if name not in left_out}
+            omissions = left_out & content.versions.keys()
+            return versions, list(_not_looked_up(content, omissions, absent, day))
         if NO_INDEX.search(errors):
             raise _NotResolved("the package index does not respond")
-        more = set(_unusable(errors)) - left_out
-        if not more:
+        unusable = set(_unusable(errors)) - left_out
+        if not unusable:
             break
-        left_out |= more
-        absent |= more & set(_unusable(errors, ABSENT))
+        left_out |= unusable
+        absent |= unusable & set(_unusable(errors, ABSENT))
     raise _NotResolved(short(one_line(errors.removeprefix("error: ")), 300))
 
 
 def _unusable(errors: str, saying: re.Pattern[str] = WITHOUT) -> Iterator[str]:
     """The packages that uv cannot use, by what it says."""
-    for found in saying.finditer(errors):
+    for match in saying.finditer(errors):
         with suppress(InvalidName):
-            name = "".join(filter(None, found.groups()))
+            name = "".join(filter(None, match.groups()))
             yield canonicalize_name(name.strip("`.,"), validate=True)
 
 
@@ -203,11 +209,13 @@ def _compiled(
     content: Requirements, required: Mapping[str, SpecifierSet], left_out: set[str], day: str
 ) -> tuple[Mapping[str, str] | None, str]:
     """What ``uv pip compile`` finds, or what it says."""
-    lines = [f"{name}{_extras(content, name)}{of}" for name, of in required.items()]
-    needed = {each for name in left_out & required.keys() for each in NEEDS.get(name, ())}
+    lines = [f"{name}{_extras(content, name)}{versions}" for name, versions in required.items()]
+    needed = {
+        dependency for name in left_out & required.keys() for dependency in NEEDS.get(name, ())
+    }
     bounds = [f"{name}{specifiers}" for name, specifiers in content.bounds.items()]
     try:
-        done = uv.execute(
+        process = uv.execute(
             [
                 *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--no-build"),
                 *((f"--exclude-newer={day}",) if day else ()),
@@ -221,9 +229,9 @@ def _compiled(
         )
     except subprocess.TimeoutExpired:
         return None, f"uv did not answer within {LIMIT:.0f} s"
-    if done.returncode:
-        return None, " ".join(done.stderr.split())
-    printed = (line.partition(";")[0].strip() for line in done.stdout.splitlines())
+    if process.returncode:
+        return None, " ".join(process.stderr.split())
+    printed = (line.partition(";")[0].strip() for line in process.stdout.splitlines())
     return locks.versions("\n".join(line for line in printed if "==" in line)), ""
 
 
@@ -232,10 +240,10 @@ def _extras(content: Requirements, name: str) -> str:
     return f"[{extras}]" if extras else ""
 
 
-def _python(wanted: str) -> str:
+def _python(constraint: str) -> str:
     """The Python to resolve for, if a project is not for this one: the oldest that it is for."""
     try:
-        specifiers = SpecifierSet(wanted)
+        specifiers = SpecifierSet(constraint)
     except InvalidSpecifier:
         return ""
     ours, _ = here()

@@ -59,18 +59,18 @@ class Content:
 
     def parts(self, *kinds: str) -> dict[str, list[Part]]:
         """The sections of some kinds, such as ``dependency-groups``, by key of their names."""
-        found: dict[str, list[Part]] = {}
-        for one in self.sections.values():
-            if one.where.startswith(tuple(f"{kind}." for kind in kinds)):
-                found.setdefault(key(one.name), []).append(Part(one.where))
-        return found
+        by_key: dict[str, list[Part]] = {}
+        for section in self.sections.values():
+            if section.where.startswith(tuple(f"{kind}." for kind in kinds)):
+                by_key.setdefault(key(section.name), []).append(Part(section.where))
+        return by_key
 
     def refuse_circles(self, kind: str) -> None:
         """Raise ValueError if a section of a kind includes itself."""
         graph = {
-            one.where: [line for line in one.lines if isinstance(line, Part)]
-            for one in self.sections.values()
-            if one.where.startswith(f"{kind}.")
+            section.where: [line for line in section.lines if isinstance(line, Part)]
+            for section in self.sections.values()
+            if section.where.startswith(f"{kind}.")
         }
         try:
             TopologicalSorter(graph).prepare()
@@ -79,18 +79,18 @@ class Content:
 
     def lines(self, chosen: Iterable[Section]) -> Iterator[tuple[str, str]]:
         """Where each line of these sections is, and the line; each section counts once."""
-        done: set[str] = set()
-        open_ = [("", iter([Part(one.where) for one in chosen]))]
-        while open_:
-            where, lines = open_[-1]
+        included_parts: set[str] = set()
+        stack = [("", iter([Part(section.where) for section in chosen]))]
+        while stack:
+            where, lines = stack[-1]
             line = next(lines, None)
             if line is None:
-                open_.pop()
+                stack.pop()
             elif not isinstance(line, Part):
                 yield where, line
-            elif line not in done:
-                done.add(line)
-                open_.append((line, iter(self.sections[line].lines)))  # type: ignore[arg-type]
+            elif line not in included_parts:
+                included_parts.add(line)
+                stack.append((line, iter(self.sections[line].lines)))  # type: ignore[arg-type]
 
 
 def key(name: str) -> str:
@@ -99,4 +99,4 @@ def key(name: str) -> str:
 
 
 def names(sections: Iterable[Section]) -> Sequence[str]:
-    return sorted({one.name for one in sections if one.name})
+    return sorted({section.name for section in sections if section.name})

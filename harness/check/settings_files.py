@@ -63,28 +63,28 @@ def read(
 
     Raises UserError for a file that cannot be read, or that is not what it is given as.
     """
-    found = []
+    decisions = []
     if deepspeed:
-        found.append(of_deepspeed(_json(deepspeed), deepspeed))
+        decisions.append(of_deepspeed(_json(deepspeed), deepspeed))
     if training_args:
-        found += _of_training_args(_json(training_args), training_args)
+        decisions += _of_training_args(_json(training_args), training_args)
     if accelerate:
-        found += _of_accelerate(_yaml(accelerate), accelerate)
-    return merged(found)
+        decisions += _of_accelerate(_yaml(accelerate), accelerate)
+    return merged(decisions)
 
 
-def merged(found: Iterable[Values]) -> Values:
+def merged(decisions: Iterable[Values]) -> Values:
     """The settings of several files. Where two disagree, neither decides."""
-    result: Values = {}
-    for values in found:
+    settings: Values = {}
+    for values in decisions:
         for name, setting in values.items():
-            known = result.get(name, setting)
-            if known.value is None or setting.value in (None, known.value):
-                result[name] = setting if known.value is None else known
+            decision = settings.get(name, setting)
+            if decision.value is None or setting.value in (None, decision.value):
+                settings[name] = setting if decision.value is None else decision
             else:
-                why = f"the files disagree: {known.value} and {setting.value}"
-                result[name] = Setting(None, why)
-    return result
+                why = f"the files disagree: {decision.value} and {setting.value}"
+                settings[name] = Setting(None, why)
+    return settings
 
 
 def of_deepspeed(content: Mapping[str, Any], where: Path) -> Values:
@@ -155,7 +155,7 @@ def _of_training_args(content: Mapping[str, Any], where: Path) -> list[Values]:
     inside = content.get("deepspeed")
     if isinstance(inside, Mapping):
         return [values, of_deepspeed(inside, where)]
-    if isinstance(inside, str) and (file := _named(inside, where)):
+    if isinstance(inside, str) and (file := _file_named(inside, where)):
         return [values, of_deepspeed(_json(file), file)]
     return [values]
 
@@ -176,16 +176,16 @@ def _of_accelerate(content: Mapping[str, Any], where: Path) -> list[Values]:
         "gradient_clipping": _number(plugin, "gradient_clipping", where),
         "gradient_accumulation_steps": _number(plugin, "gradient_accumulation_steps", where),
     }
-    file = _named(str(plugin.get("deepspeed_config_file") or ""), where)
+    file = _file_named(str(plugin.get("deepspeed_config_file") or ""), where)
     return [values, of_deepspeed(_json(file), file)] if file else [values]
 
 
-def _named(name: str, where: Path) -> Path | None:
+def _file_named(name: str, where: Path) -> Path | None:
     """A file that another one names, from the working directory or from beside that one."""
-    found = [path for path in (Path(name), where.parent / name) if name and path.is_file()]
-    if name and not found:
+    files = [path for path in (Path(name), where.parent / name) if name and path.is_file()]
+    if name and not files:
         warn(f"{where} names {name}, which is not there: its settings are not known")
-    return found[0] if found else None
+    return files[0] if files else None
 
 
 def _number(
@@ -209,37 +209,37 @@ def _number(
 def _switch(content: Mapping[str, Any], name: str, where: Path) -> Setting:
     """Whether something is on; a text that says so, as in YAML, is one too."""
     value = content.get(name)
-    known = {"true": True, "false": False}.get(str(value).lower())
-    if known is None and value is not None:
+    state = {"true": True, "false": False}.get(str(value).lower())
+    if state is None and value is not None:
         raise UserError(f"{where}: {name} is {value!r}, not true or false")
-    return Setting(known)
+    return Setting(state)
 
 
-def _refuse_others(content: Mapping[str, Any], where: Path, keys: Iterable[str], what: str) -> None:
+def _refuse_others(content: Mapping[str, Any], where: Path, keys: Iterable[str], kind: str) -> None:
     """Raise UserError for a file with none of these keys, or with one that is almost one."""
     keys = list(keys)
     _refuse_typos(content, keys, where)
     if content and not set(keys) & set(content):
-        raise UserError(f"{where} is not {what}: it has none of {', '.join(keys)}")
+        raise UserError(f"{where} is not {kind}: it has none of {', '.join(keys)}")
 
 
 def _refuse_typos(content: Mapping[str, Any], keys: Iterable[str], where: Path) -> None:
     """Raise UserError for a key that looks like a typing error of one that is read."""
-    known = list(keys)
+    expected_keys = list(keys)
     for key in content:
-        close = difflib.get_close_matches(str(key), known, n=1, cutoff=CLOSE)
-        if close and key not in known:
+        close = difflib.get_close_matches(str(key), expected_keys, n=1, cutoff=CLOSE)
+        if close and key not in expected_keys:
             raise UserError(f"{where}: no key '{key}': did you mean {close[0]}?")
 
 
 def _part(content: Mapping[str, Any], name: str, where: Path) -> Mapping[str, Any]:
     """A section of a file; empty if it is missing."""
-    found = content.get(name)
-    if found in (None, AUTO):
+    section = content.get(name)
+    if section in (None, AUTO):
         return {}
-    if not isinstance(found, Mapping):
+    if not isinstance(section, Mapping):
         raise UserError(f"{where}: {name} is not an object with settings")
-    return found
+    return section
 
 
 def _json(file: Path) -> Mapping[str, Any]:

@@ -55,8 +55,10 @@ class PackageFile:
     @property
     def is_toml(self) -> bool:
         """Whether it is TOML, as the lock files of uv, Poetry and PDM are."""
-        named = self.path.suffix == ".toml" or self.path.name in TOML_LOCKS
-        return named or bool(re.search(r"^\[\[packages?\]\]", self.text, flags=re.MULTILINE))
+        has_toml_name = self.path.suffix == ".toml" or self.path.name in TOML_LOCKS
+        return has_toml_name or bool(
+            re.search(r"^\[\[packages?\]\]", self.text, flags=re.MULTILINE)
+        )
 
 
 FROM_WEB = "For example: curl -L ADDRESS | distributed-bugs check -r -"
@@ -93,8 +95,8 @@ def others_in(folder: Path, names: Sequence[str]) -> str:
     """What else a folder has, for a message: files with requirements of another name, and what has
     one of these names and is no file."""
     special = (folder / name for name in names if not (folder / name).is_file())
-    there = {*folder.glob("*requirements*"), *filter(os.path.lexists, special)}
-    return "".join(f"; it has {path.name}{_obstacle(path)}" for path in sorted(there))
+    paths = {*folder.glob("*requirements*"), *filter(os.path.lexists, special)}
+    return "".join(f"; it has {path.name}{_obstacle(path)}" for path in sorted(paths))
 
 
 def _obstacle(path: Path) -> str:
@@ -118,15 +120,15 @@ def content_of(name: str, text: str, kind: str) -> Any:
 READERS = {"JSON": json_of, "YAML": yaml_of, "TOML": toml_of}
 
 
-def _text(name: str, opened: Callable[[], AbstractContextManager[IO[bytes]]]) -> str:
+def _text(name: str, open_file: Callable[[], AbstractContextManager[IO[bytes]]]) -> str:
     """A text in the encoding of its byte order mark, as pip reads it; otherwise in UTF-8."""
     try:
-        with opened() as file:
-            read = file.read(LARGEST + 1)  # never all of it: a link may lead to /dev/zero
-        if len(read) > LARGEST:
+        with open_file() as file:
+            content = file.read(LARGEST + 1)  # never all of it: a link may lead to /dev/zero
+        if len(content) > LARGEST:
             raise ValueError(f"it has more than {LARGEST:,} bytes")
-        mark, encoding = next((m for m in MARKS if read.startswith(m[0])), (b"", "utf-8"))
-        return read[len(mark) :].decode(encoding)
+        mark, encoding = next((m for m in MARKS if content.startswith(m[0])), (b"", "utf-8"))
+        return content[len(mark) :].decode(encoding)
     except FileNotFoundError:
         raise UserError(f"no file {short(name, LONGEST_NAME)}") from None
     except OSError as error:

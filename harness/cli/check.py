@@ -64,15 +64,15 @@ def main(arguments: list[str]) -> int:
     settings, accepted = _settings(options), read_accepted(options.accepted)
     environment = _environment(options, names)
     _refuse_nothing(environment, names)
-    found = recorded(names, environment, settings)
+    bugs = recorded(names, environment, settings)
     if options.run:
-        found = _with_runs(found, environment, overrides, options)
+        bugs = _with_runs(bugs, environment, overrides, options)
     today = time.strftime("%Y-%m-%d", time.gmtime())
-    found = with_accepted(found, accepted, today)
-    notes = list(outdated(found, accepted, today))
-    broken = {} if _named(options.overrides) else catalog.broken()
-    _print(options, environment, found, broken, settings, notes, _features(models, environment))
-    return exit_code(found, strict=options.strict or bool(broken))
+    bugs = with_accepted(bugs, accepted, today)
+    notes = list(outdated(bugs, accepted, today))
+    broken = {} if _scenarios(options.overrides) else catalog.broken()
+    _print(options, environment, bugs, broken, settings, notes, _features(models, environment))
+    return exit_code(bugs, strict=options.strict or bool(broken))
 
 
 def _parser() -> Arguments:
@@ -129,10 +129,10 @@ def _parser() -> Arguments:
     return parser
 
 
-def _named(words: Sequence[str]) -> list[str]:
+def _scenarios(words: Sequence[str]) -> list[str]:
     """The scenarios that are named."""
-    named = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
-    return [name for name in named if name != "all"]
+    names = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
+    return [name for name in names if name != "all"]
 
 
 def _names(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -140,19 +140,19 @@ def _names(words: Sequence[str]) -> tuple[list[str], list[str]]:
     for word in words:
         if word.startswith(("variant=", "pins.")) or "=" not in word:
             raise UserError(f"check tests what is installed, or -r FILE: leave {word} out")
-    for name in _named(words):
+    for name in _scenarios(words):
         catalog.scenario(name)  # raises if there is none
     others = [word for word in words if not word.startswith("scenario=")]
-    return _named(words) or list(catalog.sound()), others
+    return _scenarios(words) or list(catalog.sound()), others
 
 
 def _model(word: str) -> str:
     """The type of a model that is named, or that a config.json has."""
     if not word.endswith(".json"):
         words = {model for one in recorded_models() for model in one.answers}
-        known = sorted(words | {parsed(one).model for one in words})
-        if word not in known:
-            raise UserError(unknown("model", word, known))
+        models = sorted(words | {parsed(one).model for one in words})
+        if word not in models:
+            raise UserError(unknown("model", word, models))
         return word
     try:
         return str(json_of(read_file(Path(word)).text)["model_type"])
@@ -175,13 +175,13 @@ def _features(models: Sequence[str], environment: Environment) -> list[Features]
     return [
         Features(
             word,
-            one.release,
-            {r: one.answers[word][r].reason for r in one.wrong(word)},
-            word in one.answers,
-            one.untested(word),
+            record.release,
+            {r: record.answers[word][r].reason for r in record.wrong(word)},
+            word in record.answers,
+            record.untested(word),
         )
         for model in models
-        for word, one in (nearest(older[-1].release, model) or {model: older[-1]}).items()
+        for word, record in (nearest(older[-1].release, model) or {model: older[-1]}).items()
     ]
 
 
@@ -217,7 +217,7 @@ def _refuse_nothing(environment: Environment, scenarios: Sequence[str]) -> None:
 
 
 def _with_runs(
-    found: Sequence[Checked],
+    bugs: Sequence[Checked],
     environment: Environment,
     overrides: Sequence[str],
     options: argparse.Namespace,
@@ -226,14 +226,14 @@ def _with_runs(
     from harness.check import live  # imports what runs need
 
     again = (BugStatus.UNKNOWN,) if options.unknown else RUN_AGAIN
-    wanted = [checked for checked in found if checked.status in again]
-    if not wanted:
-        return list(found)
+    selection = [checked for checked in bugs if checked.status in again]
+    if not selection:
+        return list(bugs)
     console = terminal(None if options.format == "text" else sys.stderr)
     with Progress(console) as progress:
-        fresh = live.statuses(wanted, environment, overrides, progress)
+        fresh = live.statuses(selection, environment, overrides, progress)
     by_name = {checked.scenario: checked for checked in fresh}
-    return by_severity(by_name.get(checked.scenario, checked) for checked in found)
+    return by_severity(by_name.get(checked.scenario, checked) for checked in bugs)
 
 
 RUN_AGAIN = (BugStatus.AFFECTED, BugStatus.POSSIBLY, BugStatus.UNKNOWN, BugStatus.NOT_AFFECTED)
@@ -243,7 +243,7 @@ RUN_AGAIN = (BugStatus.AFFECTED, BugStatus.POSSIBLY, BugStatus.UNKNOWN, BugStatu
 def _print(
     options: argparse.Namespace,
     environment: Environment,
-    found: Sequence[Checked],
+    bugs: Sequence[Checked],
     broken: Mapping[str, str],
     settings: Mapping[str, Setting] | None,
     notes: Sequence[str],
@@ -251,26 +251,26 @@ def _print(
 ) -> None:
     console = terminal()
     if options.format == "json":
-        console.print(check_report.as_json(environment, found, broken, settings, notes, features))
+        console.print(check_report.as_json(environment, bugs, broken, settings, notes, features))
     elif options.format == "github":
-        more = [f"{name} cannot be used: {why}" for name, why in broken.items()]
-        more += map(str, features)
+        remarks = [f"{name} cannot be used: {why}" for name, why in broken.items()]
+        remarks += map(str, features)
         lines = check_report.for_github(
-            found, environment.file, notes, environment=environment, more=more
+            bugs, environment.file, notes, environment=environment, more=remarks
         )
         for line in lines:
             console.print(as_typed(line))
     else:
-        long = options.long or bool(_named(options.overrides))
+        long = options.long or bool(_scenarios(options.overrides))
         check_report.print_text(
-            console, environment, found, broken, settings, notes, features, long=long
+            console, environment, bugs, broken, settings, notes, features, long=long
         )
 
 
-def exit_code(found: Sequence[Checked], *, strict: bool) -> int:
+def exit_code(bugs: Sequence[Checked], *, strict: bool) -> int:
     """1 if a bug is there, or may be; with ``strict``, 3 if one is unknown. Accepted ones do not
     count."""
-    statuses = {checked.status for checked in found if checked.counts}
+    statuses = {checked.status for checked in bugs if checked.counts}
     if statuses & {BugStatus.AFFECTED, BugStatus.POSSIBLY}:
         return ExitCode.NOT_AS_EXPECTED
     unclear = strict and BugStatus.UNKNOWN in statuses

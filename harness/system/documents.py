@@ -71,7 +71,7 @@ def as_table(value: Any, where: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise _other(value, where, "a table")
+        raise _wrong_type(value, where, "a table")
     for key in value:
         if not isinstance(key, str):
             raise ValueError(f"{where} has the name {key!r}, which is {_kind(key)}, not text")
@@ -83,31 +83,31 @@ def as_list(value: Any, where: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise _other(value, where, "a list")
+        raise _wrong_type(value, where, "a list")
     return value
 
 
 def as_text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise _other(value, where, "text")
+        raise _wrong_type(value, where, "text")
     return value
 
 
 def as_texts(value: Any, where: str) -> list[str]:
     """A list of texts; None is an empty one."""
-    return [as_text(one, f"an entry of {where}") for one in as_list(value, where)]
+    return [as_text(entry, f"an entry of {where}") for entry in as_list(value, where)]
 
 
 def table_at(document: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     """The table inside tables, ``tool``, ``uv``, ``sources``; empty if one of them is missing."""
-    found = document
+    table = document
     for number, key in enumerate(keys, start=1):
-        found = as_table(found.get(key), ".".join(keys[:number]))
-    return found
+        table = as_table(table.get(key), ".".join(keys[:number]))
+    return table
 
 
-def _other(value: Any, where: str, wanted: str) -> ValueError:
-    return ValueError(f"{where} is {_kind(value)}, not {wanted}")
+def _wrong_type(value: Any, where: str, expected: str) -> ValueError:
+    return ValueError(f"{where} is {_kind(value)}, not {expected}")
 
 
 def _kind(value: Any) -> str:
@@ -115,7 +115,10 @@ def _kind(value: Any) -> str:
         return "nothing"
     kinds: dict[type, str] = {str: "text", list: "a list", Mapping: "a table"}
     kinds |= {bool: "true or false", int: "a number", float: "a number"}  # a bool is an int, too
-    return next((kind for of, kind in kinds.items() if isinstance(value, of)), "a date or a time")
+    return next(
+        (kind for python_type, kind in kinds.items() if isinstance(value, python_type)),
+        "a date or a time",
+    )
 
 
 def _shallow(read: Any) -> Any:
