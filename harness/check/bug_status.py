@@ -95,7 +95,7 @@ def with_accepted(
     bugs: Iterable[Checked], accepted: Mapping[str, Acceptance], day: str
 ) -> list[Checked]:
     """The statuses with what the user has accepted on a day (ISO)."""
-    holding = {name: acceptance for name, acceptance in accepted.items() if acceptance.holds(day)}
+    holding = {name: entry for name, entry in accepted.items() if entry.holds(day)}
     return [replace(checked, accepted=holding.get(checked.scenario)) for checked in bugs]
 
 
@@ -104,12 +104,12 @@ def outdated(
 ) -> Iterator[str]:
     """A line for each acceptance that no longer serves: it has ended, or the bug is gone."""
     for checked in bugs:
-        acceptance = accepted.get(checked.scenario)
-        if acceptance and checked.status not in THERE:
-            gone = f"{acceptance.bug} is accepted, but is no longer there ({checked.status})"
-            yield f"{gone}: remove it from {acceptance.file}"
-        elif acceptance and not acceptance.holds(day):
-            yield f"{acceptance.bug} counts again: it was accepted until {acceptance.until} ({acceptance.file})"
+        entry = accepted.get(checked.scenario)
+        if entry and checked.status not in THERE:
+            gone = f"{entry.bug} is accepted, but is no longer there ({checked.status})"
+            yield f"{gone}: remove it from {entry.file}"
+        elif entry and not entry.holds(day):
+            yield f"{entry.bug} counts again: it was accepted until {entry.until} ({entry.file})"
 
 
 def advice(bugs: Sequence[Checked], settings: Mapping[str, Setting] | None = None) -> list[Advice]:

@@ -66,13 +66,11 @@ class Features:
     def __str__(self) -> str:
         if not self.known:
             return f"{self.model}: not recorded for transformers {self.release}"
-        untested = f"; not tested: {', '.join(self.untested)}" if self.untested else ""
+        gaps = f"; not tested: {', '.join(self.untested)}" if self.untested else ""
         if not self.wrong:
-            tested = "tested feature" if untested else "feature"
-            return f"{self.model}: no {tested} is wrong in transformers {self.release}{untested}"
-        return (
-            f"{self.model}: wrong in transformers {self.release}: {', '.join(self.wrong)}{untested}"
-        )
+            tested = "tested feature" if gaps else "feature"
+            return f"{self.model}: no {tested} is wrong in transformers {self.release}{gaps}"
+        return f"{self.model}: wrong in transformers {self.release}: {', '.join(self.wrong)}{gaps}"
 
 
 def print_text(
@@ -301,7 +299,7 @@ def for_github(
     lines = environment.lines if environment else {}
     for note in (*(environment.notes if environment else ()), *more):
         place = re.match(r"(.+, line \d+): ", note)
-        yield f"::notice {_properties(place[1] if place else '', file)}title=check::{_escaped(note)}"
+        yield f"::notice {_location(place[1] if place else '', file)}title=check::{_escaped(note)}"
     for checked in bugs:
         if checked.status in LEVELS:
             scenario = catalog.scenario(checked.scenario)
@@ -313,13 +311,13 @@ def for_github(
             hints = [f"Only with {scenario.trigger}", f"Remedy: {checked.remedy}"]
             text = _escaped(". ".join(filter(None, [*about, *hints])))
             names = named_in([catalog.subject(checked.scenario)])
-            where = _properties(next((lines[name] for name in names if name in lines), ""), file)
+            where = _location(next((lines[name] for name in names if name in lines), ""), file)
             yield f"::{level} {where}title={title}::{text}"
     for note in notes:
-        yield f"::warning {_properties('', file)}title=accepted bugs::{_escaped(note)}"
+        yield f"::warning {_location('', file)}title=accepted bugs::{_escaped(note)}"
 
 
-def _properties(place: str, file: str | None) -> str:
+def _location(place: str, file: str | None) -> str:
     """The properties of an annotation for a place, ``requirements.txt, line 3`` or
     ``pyproject.toml, project.dependencies``, otherwise for a file. GitHub wants paths from the
     folder where the job runs."""

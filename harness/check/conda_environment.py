@@ -134,8 +134,8 @@ def _package(entry: str, content: Content, ours: list[str], file: str) -> None:
         name = _first_word(entry)
         if name in ours:
             content.unknown[name] = f"{where} cannot be read"
-        consequence = f"the release of {name} is not known" if name in ours else "it is left out"
-        content.notes.append(f"{where} cannot be read, so {consequence}: {error}")
+        effect = f"the release of {name} is not known" if name in ours else "it is left out"
+        content.notes.append(f"{where} cannot be read, so {effect}: {error}")
         return
     if spec.name == "python":
         content.python = content.python or specifier

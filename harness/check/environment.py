@@ -173,13 +173,10 @@ def of_interpreter(python: Path, names: Iterable[str]) -> Environment:
 def _of_python(program: Path, python: Path, answer: Mapping[str, Any]) -> Environment:
     if program.is_relative_to(Path.cwd()):
         program = program.relative_to(Path.cwd())
-    descriptions, version = answer["packages"], answer["python"]
-    packages = merged(
-        {name: _installed(name, **description) for name, description in descriptions.items()}
-    )
+    records, version = answer["packages"], answer["python"]
+    packages = merged({name: _installed(name, **record) for name, record in records.items()})
     folders = {
-        n: Distribution(description["versions"][0], description["folder"])
-        for n, description in descriptions.items()
+        n: Distribution(record["versions"][0], record["folder"]) for n, record in records.items()
     }
     interpreter = Interpreter(str(python), version, answer["site"], folders)
     return Environment(packages, f"{program} (Python {version})", True, interpreter)

@@ -223,29 +223,25 @@ def merged(packages: Mapping[str, Installed]) -> dict[str, Installed]:
     ``lightning`` needs pytorch-lightning, and imports its own copy.
     """
     entries = {name: package for name, package in packages.items() if name not in PUBLISHED}
-    for name, publication in PUBLISHED.items():
+    for name, copy in PUBLISHED.items():
         if name in packages:
-            synonym = _as_original(name, packages[name], publication)
-            entries[publication.package] = _both(
-                entries.get(publication.package), synonym, name, publication
-            )
+            synonym = _as_original(name, packages[name], copy)
+            entries[copy.package] = _both(entries.get(copy.package), synonym, name, copy)
     return entries
 
 
-def _as_original(name: str, package: Installed, publication: Published) -> Installed:
-    if publication.same:
+def _as_original(name: str, package: Installed, copy: Published) -> Installed:
+    if copy.same:
         return package
     version = " ".join(filter(None, (name, package.version)))
     return replace(package, origin=f"{version} is installed in its place", candidates=())
 
 
-def _both(
-    package: Installed | None, synonym: Installed, name: str, publication: Published
-) -> Installed:
+def _both(package: Installed | None, synonym: Installed, name: str, copy: Published) -> Installed:
     """The entry for a package and its synonym: nobody knows which of two the user imports."""
     if package is None or package.newest_of == DEPENDENCY or package == synonym:
         return synonym
-    if not publication.same or package.origin or synonym.origin:
+    if not copy.same or package.origin or synonym.origin:
         why = package.origin or synonym.origin
         return Installed("", f"{name} is installed beside it" + (f", and {why}" if why else ""))
     versions = dict.fromkeys([*_versions(package), *_versions(synonym)])

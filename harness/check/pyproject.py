@@ -157,12 +157,8 @@ def _entry(
 ) -> Iterator[tuple[str, bool]]:
     """The lines for an entry of Poetry or of a Pipfile, and whether only an extra installs it."""
     where = f"{where}.{name}"
-    for alternative in entry if isinstance(entry, list) else [entry]:
-        table = (
-            {"version": alternative}
-            if isinstance(alternative, str)
-            else as_table(alternative, where)
-        )
+    for choice in entry if isinstance(entry, list) else [entry]:
+        table = {"version": choice} if isinstance(choice, str) else as_table(choice, where)
         extras = ",".join(as_texts(table.get("extras"), f"{where}.extras"))
         package = f"{name}[{extras}]" if extras else name
         address = _address(table, where)
@@ -255,15 +251,13 @@ def own_extras(content: Content, project: str, file: str, *kinds: str) -> None:
     for section in content.sections.values():
         lines: list[str] = []
         for line in section.lines:
-            requirement = _requirement(line) if "[" in line else None
-            if requirement is None or canonicalize_name(requirement.name) != canonicalize_name(
-                project
-            ):
+            entry = _requirement(line) if "[" in line else None
+            if entry is None or canonicalize_name(entry.name) != canonicalize_name(project):
                 lines.append(line)
                 continue
-            if requirement.marker and not requirement.marker.evaluate():
+            if entry.marker and not entry.marker.evaluate():
                 continue
-            for extra in sorted(requirement.extras):
+            for extra in sorted(entry.extras):
                 lines += extras.get(key(extra), ())
                 if key(extra) not in extras:
                     content.notes.append(f"{file}, {section.where}: it has no extra {extra}")
@@ -304,10 +298,8 @@ def _uv(document: Mapping[str, Any], content: Content, file: str) -> None:
             content.add("", where, [Constraint(line) for line in lines if " @ " not in line])
             continue
         content.add("", where, _as_constraints(lines))
-        consequence = (
-            "its override counts as a constraint" if lines else "it may be what others need"
-        )
-        content.notes.append(f"{file}: the project does not name {name}, so {consequence}")
+        effect = "its override counts as a constraint" if lines else "it may be what others need"
+        content.notes.append(f"{file}: the project does not name {name}, so {effect}")
     where = "tool.uv.constraint-dependencies"
     content.add("", where, _as_constraints(as_texts(uv.get("constraint-dependencies"), where)))
 

@@ -210,9 +210,7 @@ def _compiled(
 ) -> tuple[Mapping[str, str] | None, str]:
     """What ``uv pip compile`` finds, or what it says."""
     lines = [f"{name}{_extras(content, name)}{versions}" for name, versions in required.items()]
-    needed = {
-        dependency for name in left_out & required.keys() for dependency in NEEDS.get(name, ())
-    }
+    needed = {need for name in left_out & required.keys() for need in NEEDS.get(name, ())}
     bounds = [f"{name}{specifiers}" for name, specifiers in content.bounds.items()]
     try:
         process = uv.execute(

@@ -55,10 +55,8 @@ class PackageFile:
     @property
     def is_toml(self) -> bool:
         """Whether it is TOML, as the lock files of uv, Poetry and PDM are."""
-        has_toml_name = self.path.suffix == ".toml" or self.path.name in TOML_LOCKS
-        return has_toml_name or bool(
-            re.search(r"^\[\[packages?\]\]", self.text, flags=re.MULTILINE)
-        )
+        by_name = self.path.suffix == ".toml" or self.path.name in TOML_LOCKS
+        return by_name or bool(re.search(r"^\[\[packages?\]\]", self.text, flags=re.MULTILINE))
 
 
 FROM_WEB = "For example: curl -L ADDRESS | distributed-bugs check -r -"

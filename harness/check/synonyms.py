@@ -60,4 +60,4 @@ deepspeed-vacc, lightning-fabric, peft-ex, and ``apex``, which is not NVIDIA's."
 def named_in(packages: Iterable[str]) -> list[str]:
     """These packages and the names under which their code is published as well."""
     names = list(dict.fromkeys(packages))
-    return names + [name for name, publication in PUBLISHED.items() if publication.package in names]
+    return names + [name for name, copy in PUBLISHED.items() if copy.package in names]

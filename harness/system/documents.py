@@ -115,10 +115,7 @@ def _kind(value: Any) -> str:
         return "nothing"
     kinds: dict[type, str] = {str: "text", list: "a list", Mapping: "a table"}
     kinds |= {bool: "true or false", int: "a number", float: "a number"}  # a bool is an int, too
-    return next(
-        (kind for python_type, kind in kinds.items() if isinstance(value, python_type)),
-        "a date or a time",
-    )
+    return next((kind for cls, kind in kinds.items() if isinstance(value, cls)), "a date or a time")
 
 
 def _shallow(read: Any) -> Any:
