@@ -1,4 +1,4 @@
-"""Bugs that a team has decided to live with: each with a reason, and with an end if it wants one.
+"""A team can accept bugs: each acceptance has a reason and may have a last day.
 
 ``distributed-bugs.toml`` lists them, or the table ``tool.distributed-bugs`` of pyproject.toml.
 """
@@ -35,7 +35,7 @@ class Acceptance:
     """The file that says so."""
 
     def holds(self, day: str) -> bool:
-        """Whether it holds on a day (ISO)."""
+        """Whether the acceptance holds on a day (ISO)."""
         return self.until is None or day <= self.until
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Acceptance:
 
 
 def read(file: Path | None) -> dict[str, Acceptance]:
-    """The accepted bugs of a file, by name; without one, of the files of the working directory.
+    """Read the accepted bugs, by name, from a file or from the files of the working directory.
 
     Raises UserError for a file that cannot be read, and for an entry that is not valid.
     """
@@ -110,7 +110,7 @@ def _acceptance(entry: Any, path: Path) -> Acceptance:
 
 
 def _day(value: Any, bug: str, path: Path) -> str | None:
-    """A day of TOML, or the same as a text."""
+    """An ISO day, from a date in TOML or from a text."""
     if value is None:
         return None
     if type(value) is date:

@@ -57,7 +57,7 @@ class Checked:
 
     @property
     def counts(self) -> bool:
-        """Whether the bug is there, may be, or is unknown, and the user has not accepted it."""
+        """Whether the user has not accepted the bug, and the environment has it or may have it."""
         return self.status in THERE and self.accepted is None
 
     @property
@@ -94,7 +94,7 @@ def recorded(
 def with_accepted(
     bugs: Iterable[Checked], accepted: Mapping[str, Acceptance], day: str
 ) -> list[Checked]:
-    """The statuses with what the user has accepted on a day (ISO)."""
+    """Add to each status the user's acceptance, if it holds on a day (ISO)."""
     holding = {name: entry for name, entry in accepted.items() if entry.holds(day)}
     return [replace(checked, accepted=holding.get(checked.scenario)) for checked in bugs]
 
@@ -138,8 +138,8 @@ def _off(name: str, settings: Mapping[str, Setting] | None) -> bool:
 
 
 def by_severity(bugs: Iterable[Checked]) -> list[Checked]:
-    """The bugs by status, affected first; of one status the most damaging bug first, and then the
-    hardest to notice."""
+    """Sort bugs by status, affected first; then the most damaging first; then the hardest to
+    notice."""
     return sorted(bugs, key=_severity)
 
 
@@ -167,7 +167,7 @@ def _recorded(name: str, environment: Environment) -> Checked:
 
 
 def _entries(package: tuple[str, Installed]) -> list[tuple[str, str]]:
-    """A package with each version that it may have, as a lock has them for different extras."""
+    """Pair a package with each version that it may have; a lock file may list several."""
     name, installed = package
     return [(name, version) for version in installed.candidates or (installed.version,)]
 
@@ -177,8 +177,8 @@ def _choice(entries: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def _of_all(name: str, choices: Sequence[Mapping[str, str]], *, everywhere: bool) -> Checked:
-    """The status of releases of which one is installed: theirs if they share it, and possibly
-    affected if one of them is affected. ``everywhere`` is whether the bug is about all of them."""
+    """One of these choices is installed: return the status that they share, otherwise possibly
+    affected if any is affected. ``everywhere`` says whether the bug is about all of them."""
     answers = [lookup(name, _public(choice)) for choice in choices]
     statuses = {answer.status for answer in answers}
     position = next((n for n, answer in enumerate(answers) if answer.status is Status.AFFECTED), 0)
@@ -196,7 +196,7 @@ def _of_all(name: str, choices: Sequence[Mapping[str, str]], *, everywhere: bool
 
 
 def _public(releases: Mapping[str, str]) -> dict[str, str]:
-    """Versions without the labels of builds: 2.13.0 of 2.13.0+cu130."""
+    """Remove the labels of builds: 2.13.0+cu130 becomes 2.13.0."""
     return {name: version.partition("+")[0] for name, version in releases.items()}
 
 
@@ -211,10 +211,10 @@ def _inapplicable(
     environment: Environment,
     covered: bool,
 ) -> str:
-    """Why a bug is not about this environment; empty if it is. ``covered`` is whether it is about
-    one of the releases that may be installed.
+    """Explain why a bug does not apply to this environment; empty if it applies. ``covered`` says
+    whether the bug is about a release that may be installed.
 
-    A file that may leave out packages must name the package with the bug; the others may be there.
+    A file that may leave out packages must name only the package with the bug.
     """
     if not scenario.pins:
         return "every release of torch has it, on a GPU"
@@ -228,7 +228,7 @@ def _inapplicable(
 
 
 def _not_a_release(package: str, environment: Environment) -> str:
-    """Why the installed version of a package says nothing about a release; empty if it does."""
+    """Explain why the installed package is not a published release; empty if it is one."""
     installed = environment.packages[package]
     if installed.candidates:
         return ""

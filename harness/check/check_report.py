@@ -84,8 +84,8 @@ def print_text(
     *,
     long: bool = False,
 ) -> None:
-    """Print how many bugs there are, then those that a user can meet, then the others in a line
-    each; with ``long`` all of them with what a user wants to know. The most damaging come first.
+    """Print the number of bugs, then each bug that affects the user, then one line for each other
+    bug. ``long`` prints every bug in full. The most damaging bugs come first.
 
     ``notes`` are lines about the accepted bugs.
     """
@@ -109,7 +109,7 @@ def print_text(
 
 
 def _say(console: Console, *lines: str, style: str | None = None) -> None:
-    """Print lines; a line break in a user's name begins none."""
+    """Print lines; a line break inside a name does not start a new line."""
     for line in lines:
         console.print(unbroken(line), style=style)
 
@@ -132,7 +132,7 @@ def _verb(number: int, verb: str) -> str:
 
 
 def needs_settings(checked: Checked, settings: Mapping[str, Setting] | None) -> bool:
-    """Whether a bug is there only with settings that are not known."""
+    """Whether the bug occurs only with settings that are not known."""
     if settings is None and checked.status is BugStatus.AFFECTED:
         return bool(catalog.scenario(checked.scenario).settings)
     return checked.status is BugStatus.POSSIBLY
@@ -180,7 +180,7 @@ def print_accepted(console: Console, bugs: Sequence[Checked], notes: Sequence[st
 
 
 def _environment(environment: Environment) -> list[str]:
-    """Which environment, and its releases; those that no file names exactly have a star."""
+    """The environment's name and its releases; a star marks one that no file names exactly."""
     packages = sorted(environment.packages.items())
     releases = [
         f"{n} {package.version or '?'}{'*' if package.newest_of else ''}" for n, package in packages
@@ -192,7 +192,7 @@ def _environment(environment: Environment) -> list[str]:
 
 
 def _whole(checked: Checked) -> list[str]:
-    """A bug with what a user wants to know; briefly if the user is not affected."""
+    """The lines about one bug; fewer if the user is not affected."""
     scenario = catalog.scenario(checked.scenario)
     title = f"{scenario.harm} ({scenario.visibility}): {scenario.title} [{checked.scenario}]"
     subject = catalog.subject(checked.scenario)
@@ -290,11 +290,11 @@ def for_github(
     environment: Environment | None = None,
     more: Iterable[str] = (),
 ) -> Iterator[str]:
-    """A line for each bug that GitHub Actions shows as an annotation of the line that names the
-    package, otherwise of ``file``, if any; an accepted one is a notice.
+    """Write one annotation of GitHub Actions for each bug: at the line that names the package,
+    otherwise at ``file``, if any. An accepted bug becomes a notice.
 
-    The first lines are notices: the notes of the environment, and ``more`` of that kind. Each of
-    ``notes``, about accepted bugs, is a warning at the end.
+    The notes of the environment and ``more`` come first, as notices. ``notes`` are about accepted
+    bugs and come last, as warnings.
     """
     lines = environment.lines if environment else {}
     for note in (*(environment.notes if environment else ()), *more):
@@ -318,9 +318,9 @@ def for_github(
 
 
 def _location(place: str, file: str | None) -> str:
-    """The properties of an annotation for a place, ``requirements.txt, line 3`` or
-    ``pyproject.toml, project.dependencies``, otherwise for a file. GitHub wants paths from the
-    folder where the job runs."""
+    """The file and the line of an annotation at ``requirements.txt, line 3`` or at
+    ``pyproject.toml, project.dependencies``; without a place, ``file``. GitHub needs paths
+    relative to the folder where the job runs."""
     name, _, position = place.rpartition(", ")
     if name == STDIN or not (file or name):
         return ""
@@ -332,7 +332,7 @@ def _location(place: str, file: str | None) -> str:
 
 
 def _escaped(text: str, specials: str = "") -> str:
-    """A text as GitHub's workflow commands need it."""
+    """Escape a text for GitHub's workflow commands."""
     for character in "%\r\n" + specials:
         text = text.replace(character, f"%{ord(character):02X}")
     return text

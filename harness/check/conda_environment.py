@@ -44,7 +44,7 @@ class MatchSpec:
 
 
 def match_spec(text: str) -> MatchSpec:
-    """The package that a match spec names. Raises ValueError for a text that is none."""
+    """The package that a match spec names. Raises ValueError for any other text."""
     if len(text) > LONGEST:
         raise ValueError(f"it has more than {LONGEST} characters")
     spec = _without_comment(text)
@@ -101,8 +101,8 @@ def _name(text: str) -> str:
 
 
 def read(document: Any, file: str) -> Content:
-    """What an environment declares. Others than the packages that scenarios pin are left out: they
-    often have another name for pip."""
+    """Read what an environment declares. Only packages that scenarios pin are kept: others often
+    have another name in pip."""
     table = as_table(document, "it")
     if WHERE not in table:
         lock = "package" in table and "metadata" in table
@@ -146,7 +146,7 @@ def _package(entry: str, content: Content, ours: list[str], file: str) -> None:
 
 
 def _first_word(entry: str) -> str:
-    """The name that an entry which cannot be read probably has; empty if it has none."""
+    """Guess the name in an entry that cannot be read; empty if it has none."""
     match = re.match(r"[\w.-]+", _without_channel(_without_comment(entry)))
     try:
         return _name(match[0]) if match else ""

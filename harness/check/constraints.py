@@ -1,7 +1,7 @@
 """The versions that Poetry and conda write, as pip's specifiers.
 
-Both have alternatives, ``^1.2 || ^2.0``, which pip has not: they are left open, from the lowest
-version of all to the highest.
+Both have alternatives, ``^1.2 || ^2.0``. pip has none, so one range covers them all, from the
+lowest version to the highest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPERATOR = r"===?|[<>!~]=|[<>=~^]"
 def of_poetry(constraint: str) -> tuple[str, bool]:
     """A specifier, and whether alternatives were left open: ``^1.2`` is ``>=1.2,<2``.
 
-    Raises ValueError for what is no constraint.
+    Raises ValueError for a text that is not a constraint.
     """
     return _of_alternatives(
         [_parts(alternative) for alternative in re.split(r"\|\|?", constraint)], _poetry
@@ -85,7 +85,7 @@ def _poetry(part: str) -> list[str]:
 def of_conda(version: str, *, fuzzy: bool = False) -> tuple[str, bool]:
     """A specifier, and whether alternatives were left open; ``fuzzy`` if ``=`` came before it.
 
-    Raises ValueError for what is no version.
+    Raises ValueError for a text that is not a version.
     """
 
     def bounds(part: str) -> list[str]:
@@ -96,7 +96,7 @@ def of_conda(version: str, *, fuzzy: bool = False) -> tuple[str, bool]:
 
 
 def _conda(operator: str, version: str) -> list[str]:
-    """``=2.1`` and ``2.1.*`` are any version that begins so; ``2.1`` is that one."""
+    """``=2.1`` and ``2.1.*`` allow every version that begins so; ``2.1`` allows only 2.1."""
     prefix = version.rstrip("*").rstrip(". ")
     if not prefix:
         return []
@@ -163,7 +163,7 @@ def _of_alternatives(
 def _outermost(
     ranges: Sequence[Sequence[str]], sign: str, inner: Callable[..., str], outer: Callable[..., str]
 ) -> list[str]:
-    """The bound on one side within which all ranges are; none if one of them has no such bound."""
+    """The bound on one side that contains all ranges; empty if a range has no bound there."""
     bounds = [[each for each in span if each.startswith(sign)] for span in ranges]
     if not all(bounds):
         return []
@@ -175,7 +175,7 @@ def _place(bound: str) -> Version:
 
 
 def _range(specifier: Specifier) -> list[str]:
-    """A specifier as the bounds on both sides."""
+    """The lower and the upper bound of a specifier."""
     version = specifier.version.removesuffix(".*")
     if specifier.operator == "!=":
         return []

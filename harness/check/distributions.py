@@ -18,7 +18,7 @@ SITES = ("site-packages", "dist-packages")
 
 
 def packages(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """What the metadata say about each of these packages that is there.
+    """Read the metadata of each of these packages that is installed.
 
     ``versions`` has more than one entry if a folder has the metadata of several; an update that
     failed can leave that. ``direct_url`` is the content of direct_url.json, which an installer
@@ -59,7 +59,7 @@ def described(names: Iterable[str]) -> dict[str, Any]:
 
 
 def _main(mark: str, names: list[str]) -> None:
-    """Write what was found as one line with a mark: others may have written to stdout, too."""
+    """Print the answer as one marked line: other code may have written to stdout, too."""
     answer = described(names)
     os.write(1, f"\n{mark}{json.dumps(answer)}\n".encode())
 

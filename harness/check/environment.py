@@ -89,8 +89,8 @@ def ask(python: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _finished(python: Path, command: list[str], output: IO[bytes], errors: IO[bytes]) -> int:
-    """The exit code of the interpreter; all that it started has ended. It writes to files: what it
-    starts could keep a pipe open."""
+    """Wait for the interpreter, end all its processes and return its exit code. It writes to
+    files, as a process that it starts could keep a pipe open."""
     token = new_token()
     try:
         process = subprocess.Popen(
@@ -115,7 +115,7 @@ def _finished(python: Path, command: list[str], output: IO[bytes], errors: IO[by
 
 
 def _answer(output: IO[bytes]) -> dict[str, Any] | None:
-    """The content of the line with the mark; None if there is none."""
+    """Parse the line with the mark; None without such a line."""
     output.seek(0)
     for line in output.read().decode(errors="replace").splitlines():
         if line.startswith(MARK):
@@ -197,11 +197,10 @@ def _installed(
 def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Environment:
     """The environment that requirements files describe together, or that one file lists.
 
-    ``-`` is standard input, and of a folder the file is read that says most. A list is a lock file,
-    or the output of ``conda list --json`` or ``pip freeze``. For other files the releases are those
-    that a resolver chooses today, or at the end of ``day`` (ISO). Raises UserError for files that
-    cannot be read or that contradict each other, and Inconclusive for a lock file of an unknown
-    version.
+    ``-`` is standard input; in a folder, the file that says most is read. A list is a lock file,
+    or the output of ``conda list --json`` or ``pip freeze``. For other files, a resolver chooses
+    the releases of today, or of the end of ``day`` (ISO). Raises UserError for files that cannot
+    be read or that contradict each other, and Inconclusive for a lock file of an unknown version.
     """
     all_names = _all_names(names)
     files_and_notes = [_opened(file) for file in dict.fromkeys(files)]
@@ -234,7 +233,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
 
 
 def _still_true(note: str, content: Requirements) -> str:
-    """The note of a folder, without files that its requirements.txt has included: ``-e .``."""
+    """Remove the files that requirements.txt included, as by ``-e .``, from a folder's note."""
     begin, mark, end = note.partition(" was read; ")
     read = {file.name for file in content.files}
     others = [name for name in end.removesuffix(" not read").split(", ") if name not in read]
@@ -251,7 +250,7 @@ def _unnamed(places: Sequence[str]) -> list[str]:
 
 
 def _opened(name: str) -> tuple[PackageFile, str]:
-    """The file with this name, or of the folder with it, and what the user should know of it."""
+    """The file, or the file to read in the folder, with this name; and a note for the user."""
     if not name:
         raise UserError("-r names no file: write -r FILE, or -r . for this folder")
     try:
@@ -276,7 +275,7 @@ def _all_names(names: Iterable[str]) -> list[str]:
 
 
 def _listed(file: PackageFile, names: Sequence[str]) -> dict[str, Installed]:
-    """The packages in a file that lists all of an environment."""
+    """The packages in a file that lists a whole environment."""
     entries = lock_files.entries(file)
     candidates = {name: [entry for entry in entries if entry.name == name] for name in names}
     where = file.name if file.name == STDIN else file.path.name
@@ -286,7 +285,7 @@ def _listed(file: PackageFile, names: Sequence[str]) -> dict[str, Installed]:
 def _required(
     content: Requirements, names: Sequence[str], day: str, *, complete: bool
 ) -> tuple[dict[str, Installed], list[str]]:
-    """The packages that requirements install, and what the user should know of that."""
+    """The packages that requirements install, and notes for the user."""
     if complete:
         resolution = Resolution()
     elif content.no_index:

@@ -96,14 +96,14 @@ def described(name: str, version: str, origin: str = "") -> Installed:
 
 
 def _parsed(version: str) -> Version:
-    """A version. Raises ValueError for what is none, and for one that fits in no message."""
+    """Parse a version. Raises ValueError for an invalid one, and for one too long to print."""
     if len(version) > LONGEST:
         raise ValueError(f"it has more than {LONGEST} characters")
     return Version(version)
 
 
 def _release(name: str, version: str) -> str:
-    """A version without the label of a published build."""
+    """Remove the label of a published build from a version."""
     try:
         parsed = Version(version)
     except ValueError:
@@ -112,16 +112,16 @@ def _release(name: str, version: str) -> str:
 
 
 def _is_published(name: str, version: Version) -> bool:
-    """Whether it is one of the builds of a release that torch publishes.
+    """Whether torch publishes this build of a release.
 
-    Those of vendors are of another commit: ``2.9.0a0+50eac811a6.nv25.09``.
+    Vendors build another commit: ``2.9.0a0+50eac811a6.nv25.09``.
     """
     label = version.local and TORCH_BUILD.fullmatch(version.local)
     return name == "torch" and bool(label) and not version.is_prerelease
 
 
 def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
-    """The package that one or several entries describe; no version if they have several."""
+    """The package that some entries describe; it has no version if theirs differ."""
     origins: dict[str, str] = {}
     for entry in entries:
         origins[entry.version] = origins.get(entry.version) or entry.origin
@@ -137,10 +137,10 @@ def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
 
 
 def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]:
-    """The name of the package at a path or an address, as far as it shows, and its version.
+    """The name and the version of the package at a path or an address, as far as they show.
 
-    The name is that of an archive, a folder or a repository; it is empty if no package can have it,
-    such as ``-e evil``. Nothing is read there.
+    The name is that of an archive, a folder or a repository. It is empty if no package can have
+    it, such as ``-e evil``. Nothing is read from the path or the address.
     """
     scheme, _, place, _, fragment = urlsplit(address)
     repository, plus, _ = scheme.partition("+")
@@ -173,7 +173,7 @@ def _repository(place: str) -> str:
 
 
 def _canonical(text: str) -> str:
-    """The canonical form of a package's name; empty for a text that is none. Names reach uv."""
+    """The canonical form of a package's name; empty if it is invalid and must not reach uv."""
     try:
         return canonicalize_name(text, validate=True)
     except InvalidName:
@@ -217,9 +217,9 @@ DEPENDENCY = "the other packages"
 
 
 def merged(packages: Mapping[str, Installed]) -> dict[str, Installed]:
-    """Packages by the names that scenarios pin; what is published twice becomes one entry.
+    """Name packages as scenarios pin them; a package and its synonym become one entry.
 
-    A package that is there only because another one needs it gives way to its synonym:
+    A package that is installed only because another one needs it gives way to its synonym:
     ``lightning`` needs pytorch-lightning, and imports its own copy.
     """
     entries = {name: package for name, package in packages.items() if name not in PUBLISHED}

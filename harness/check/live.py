@@ -27,9 +27,10 @@ LEAST_AT_ONCE = 2
 def statuses(
     bugs: Sequence[Checked], environment: Environment, words: Sequence[str], progress: Progress
 ) -> list[Checked]:
-    """The statuses of runs, in the same order. An uncertain run leaves the recorded status.
+    """Run the scenarios; return the statuses in the same order. An uncertain run keeps the
+    recorded status.
 
-    ``words`` are overrides as to ``run``. Raises Unsupported if the interpreter has no torch.
+    ``words`` are overrides, as for ``run``. Raises Unsupported if the interpreter has no torch.
     """
     names = [checked.scenario for checked in bugs]
     interpreter = environment.interpreter
@@ -57,7 +58,7 @@ def statuses(
 
 
 def _mention_torch(environment: Environment) -> None:
-    """Say that overlays run on the torch of this Python, if a file selects another one."""
+    """Warn if a file selects another torch than that of this Python, which overlays use."""
     requested, local_release = environment.packages.get("torch"), release_of("torch")
     if requested and local_release and requested.public != local_release.partition("+")[0]:
         version = requested.version or "another torch"
@@ -75,7 +76,7 @@ def _together(names: Sequence[str], interpreter: Interpreter | None) -> tuple[st
 def _with_runs(
     bugs: Sequence[Checked], configs: Sequence[RunConfig], progress: Progress
 ) -> list[Checked]:
-    """The statuses of all runs, as many at once as there is room for."""
+    """Run all configurations, as many at once as there is room for."""
     results = list(bugs)
     positions = [index for index, config in enumerate(configs) if all(config.pins.values())]
     for index in set(range(len(configs))) - set(positions):
@@ -99,11 +100,11 @@ def _with_runs(
 
 
 def _unclear(checked: Checked, why: str) -> Checked:
-    """The recorded status, with the reason why the run gave none."""
+    """Keep the recorded status and add why the run gave none."""
     return replace(checked, why=f"{checked.why}; the run gave no certain status: {why}")
 
 
 def _pins(checked: Checked) -> dict[str, str]:
-    """The releases of a file, of the packages that a scenario pins."""
+    """The file's releases of the packages that a scenario pins."""
     pins = catalog.scenario(checked.scenario).pins
     return {name: version for name, version in checked.releases.items() if name in pins}

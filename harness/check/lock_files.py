@@ -49,9 +49,9 @@ POETRY_ORIGINS = {"git": GIT, "url": WEB, "file": FILE, "directory": FOLDER, "le
 
 
 def entries(source: PackageFile) -> list[Listed]:
-    """The packages in a lock file, those for another platform or Python left out.
+    """The packages in a lock file that are for this platform and Python.
 
-    Raises UserError for a file that is none, and Inconclusive for one of an unknown version.
+    Raises UserError for any other file, and Inconclusive for a lock file of an unknown version.
     """
     document = _document(source)
     if source.is_json and PIPFILE not in document:
@@ -63,8 +63,8 @@ def entries(source: PackageFile) -> list[Listed]:
 
 
 def _document(source: PackageFile) -> Mapping[str, Any]:
-    """The tables of a file. What JSON has is in one, which has the name of Pipfile.lock if it is
-    one."""
+    """Parse a file. JSON is returned under a key: ``Pipfile.lock`` for such a file, empty for
+    conda's list."""
     if source.is_json:
         document = content_of(source.name, source.text, "JSON")
         pipenv = source.path.name == PIPFILE or (isinstance(document, dict) and "_meta" in document)
@@ -154,7 +154,7 @@ def _poetry(document: Mapping[str, Any]) -> Iterator[Listed]:
 
 
 def _poetry_markers(package: Mapping[str, Any], name: str) -> list[str]:
-    """The markers of a package, by dependency group or one for all."""
+    """The markers of a package: one for each dependency group, or one for all."""
     markers, where = package.get("markers", []), f"markers of {name}"
     if isinstance(markers, str):
         return [markers]
@@ -216,7 +216,7 @@ TYPES = {
 
 
 def _in_words(message: str) -> str:
-    """What packaging says of a value of another type, without the names of Python's types."""
+    """Replace the names of Python's types in packaging's message about a wrong type."""
     return re.sub(
         r"Unexpected type (\w+) \(expected (\w+)\)",
         lambda match: f"{TYPES.get(match[1], 'a date')} instead of {TYPES.get(match[2], 'a date')}",
@@ -242,7 +242,7 @@ DEVELOP = "<develop>"
 
 
 def _conda_entries(content: Any, file: str) -> list[Listed]:
-    """The packages in the output, by the names that pip has for them.
+    """The packages in the output, under the names that pip uses.
 
     Raises UserError for any other JSON, also for that of ``pip list``: it looks like conda's, but
     does not say which packages came from git.

@@ -2,8 +2,8 @@
 environment.yml.
 
 Each becomes lines of a requirements file. An extra or a dependency group counts only if it is
-named: ``pyproject.toml[train]``. Of a project's folder, the file is read that says best what it
-installs.
+named: ``pyproject.toml[train]``. In a project's folder, the file that says best what the project
+installs is read.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ OTHERS = ("requirements.txt", *KINDS)
 
 
 def in_folder(name: str) -> tuple[str, str]:
-    """The file to read for a name, and a line that says so if the name is that of a folder.
+    """The file to read for a name; for a folder, also a line that says which file was read.
 
-    A lock file comes first, then what names most. Raises UserError for a folder without one.
+    Lock files come first. Raises UserError for a folder in which no file names dependencies.
     """
     folder, chosen = Path(name), ""
     if not folder.is_dir() and name.endswith("]"):  # .[train]
@@ -150,7 +150,7 @@ def in_folder(name: str) -> tuple[str, str]:
 
 
 def _says_something(file: Path) -> bool:
-    """Whether a file names dependencies, or is damaged: then its reader says where."""
+    """Whether a file names dependencies or is damaged; its reader then reports the damage."""
     if file.name not in KINDS:
         return True
     package_file: PackageFile = source.read_file(file)

@@ -1,6 +1,6 @@
-"""The tables of pyproject.toml that declare dependencies, and those of Pipfile.
+"""Read the tables of pyproject.toml and Pipfile that declare dependencies.
 
-Beside the standard's there are those of Poetry, PDM, uv, Rye, Hatch, Flit and setuptools.
+The standard's tables are read, and those of Poetry, PDM, uv, Rye, Hatch, Flit and setuptools.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MARKERS = (
 
 
 def read(document: Mapping[str, Any], file: str) -> Content:
-    """What a pyproject.toml declares. Raises ValueError, with the place, for what nobody can
-    mean."""
+    """Read what a pyproject.toml declares. Raises ValueError, with the place, for an invalid
+    entry."""
     content, project = Content(), table_at(document, "project")
     dependencies = as_texts(project.get("dependencies"), "project.dependencies")
     content.add("", "project.dependencies", dependencies)
@@ -110,7 +110,7 @@ def _included_group(parts: Mapping[str, list[Part]], name: str, where: str) -> l
 
 
 def _poetry(document: Mapping[str, Any], content: Content, file: str) -> None:
-    """Poetry's own tables. A package that is optional is in the extras that name it."""
+    """Read Poetry's own tables. An optional package belongs to the extras that name it."""
     poetry = table_at(document, "tool", "poetry")
     where = "tool.poetry.dependencies"
     extras = {
@@ -182,7 +182,7 @@ def _specifier(version: str, where: str, notes: list[str] | None = None, file: s
 
 
 def _address(table: Mapping[str, Any], where: str) -> str:
-    """From where a package is installed that is no release of an index; empty if it is one.
+    """The address of a package that does not come from an index; empty otherwise.
 
     A path is an address too: its folder does not show which package is there, but the entry does.
     """
@@ -199,7 +199,7 @@ def _address(table: Mapping[str, Any], where: str) -> str:
 
 
 def _marker(table: Mapping[str, Any], where: str) -> str:
-    """The markers of an entry, under all names that Poetry and Pipenv have for them, as one."""
+    """Combine the markers of an entry, under all names that Poetry and Pipenv use, into one."""
     markers = [as_text(table["markers"], f"{where}.markers")] if "markers" in table else []
     kinds = {"python": constraints.python_marker, "platform": constraints.platform_marker}
     for name, as_marker in kinds.items():
@@ -265,7 +265,7 @@ def own_extras(content: Content, project: str, file: str, *kinds: str) -> None:
 
 
 def _requirement(line: str) -> Requirement | None:
-    """The requirement in a line; None if it is none, of which requirements say why."""
+    """Parse a requirement; None for any other line: ``requirements`` refuses invalid ones."""
     if isinstance(line, (Part, Option)):
         return None
     try:
@@ -275,7 +275,7 @@ def _requirement(line: str) -> Requirement | None:
 
 
 def _uv(document: Mapping[str, Any], content: Content, file: str) -> None:
-    """What uv, or PDM, installs instead of what is declared."""
+    """Apply the overrides and sources of uv, and the overrides of PDM."""
     uv = table_at(document, "tool", "uv")
     sources: dict[str, list[Mapping[str, Any]]] = {
         canonicalize_name(name): _tables(entry, f"tool.uv.sources.{name}")
@@ -305,7 +305,7 @@ def _uv(document: Mapping[str, Any], content: Content, file: str) -> None:
 
 
 def _pdm_overrides(document: Mapping[str, Any], overrides: dict[str, list[str]]) -> None:
-    """PDM's overrides: by name a version, a specifier or an address."""
+    """Add PDM's overrides: each is a version, a specifier or an address."""
     where = "tool.pdm.resolution.overrides"
     for name, value in table_at(document, *where.split(".")).items():
         text = as_text(value, f"{where}.{name}")
@@ -315,7 +315,7 @@ def _pdm_overrides(document: Mapping[str, Any], overrides: dict[str, list[str]])
 
 
 def _as_constraints(lines: Iterable[str]) -> list[str]:
-    """Lines that bind what something else needs; an address is what uv installs."""
+    """Make lines constraints; an address stays a requirement, as uv installs it."""
     return [line if " @ " in line else Constraint(line) for line in lines]
 
 
@@ -330,7 +330,7 @@ def _replaced(
     sources: Mapping[str, list[Mapping[str, Any]]],
     declared: set[str],
 ) -> Iterator[str]:
-    """The lines of a section with uv's overrides and sources instead of what they say."""
+    """Replace each line of a section for which uv has an override or a source."""
     for line in lines:
         requirement = _requirement(line)
         name = canonicalize_name(requirement.name) if requirement else ""
@@ -345,7 +345,7 @@ def _replaced(
 
 
 def _source(name: str, section: str, sources: Iterable[Mapping[str, Any]]) -> str:
-    """From where uv installs a package that is no release of an index; empty if it is one."""
+    """The address from which uv installs a package; empty if it comes from an index."""
     for source in sources:
         where = f"tool.uv.sources.{name}"
         only = [

@@ -127,7 +127,7 @@ class _Named:
 
 @dataclass(frozen=True)
 class _Project:
-    """A folder of the user's own that a line installs: ``-e .[train]``."""
+    """A folder of the user's project that a line installs: ``-e .[train]``."""
 
     folder: Path
     extras: tuple[str, ...]
@@ -261,7 +261,7 @@ class _Reading:
         return next((folder for folder in folders if _declaring(folder)), folders[0])
 
     def read_projects(self) -> None:
-        """Read what the user's own projects need; the output of pip freeze has all of that."""
+        """Read what the user's own projects need; the output of pip freeze already lists it."""
         self.depth += 1  # an included file must be in the same project as before
         while self.folders and not self.frozen:
             project = self.folders.pop()
@@ -339,7 +339,7 @@ class _Reading:
 
 
 def _why(error: BaseException) -> str:
-    """Why a line is refused, in a short line; packaging draws where the mistake is."""
+    """Explain in a short line why a line is refused; packaging's own message is a drawing."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return short(getattr(error, "strerror", None) or str(error), 200)
@@ -362,7 +362,7 @@ def _first_option(words: list[str]) -> tuple[str, str]:
 
 
 def _project(file: Path) -> Path:
-    """The folder within which a file may include others: its project's, or its own."""
+    """The folder in which a file may include others: its project's, otherwise its own."""
     for folder in file.parents:
         if any(os.path.exists(folder / name) for name in PROJECT):
             return folder
@@ -374,7 +374,7 @@ PROJECT = (".git", ".hg", "pyproject.toml", "setup.py", "setup.cfg")
 
 
 def exact(name: str, content: Requirements) -> Installed | None:
-    """The one release of a package that requirements name; None if they do not.
+    """The one release of a package that requirements name; None if they name no single one.
 
     Raises UserError for requirements that no release can meet.
     """
@@ -435,7 +435,7 @@ def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, 
 
 
 def read(sources: Iterable[PackageFile]) -> Requirements:
-    """The content of files and of the files that they include, as pip reads several.
+    """Read files, and the files that they include, together as pip does.
 
     Raises UserError, with the line, for a line that names neither a package nor where one is.
     """
@@ -519,8 +519,8 @@ def _declaring(folder: Path) -> list[Path]:
 
 
 def _says_all(file: PackageFile) -> bool:
-    """Whether a project's file says what the project needs, without extras: no other file and no
-    code does."""
+    """Whether this file alone, without extras, says what the project needs: no other file and no
+    code adds to it."""
     if file.path.suffix != ".toml":
         return file.path.suffix == ".cfg" and _declares(file)
     project = content_of(file.name, file.text, "TOML").get("project")
@@ -557,4 +557,4 @@ def _complaint(file: PackageFile) -> str:
 
 
 NOTHING = "names no dependencies"
-"""The complaint of ``project_files`` about a file that is right, and declares none."""
+"""The complaint of ``project_files`` about a valid file that declares none."""

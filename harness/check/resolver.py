@@ -1,8 +1,8 @@
 """The releases that a resolver would install for requirements, found by uv. Nothing is installed.
 
-Nothing is built, either: a package of which this Python has no wheel is left out. What it needs is
-then not looked up, nor is what anything needs if the requirements contradict each other. Such a
-package is *unknown*, which is more than absent.
+Nothing is built, either: a package without a wheel for this Python is left out, and what it needs
+is not looked up. If the requirements contradict each other, what they need is not looked up. A
+package that may be needed in this way is *unknown*, not absent.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class _NotResolved(Exception):
 def resolve(content: Requirements, our_packages: Collection[str], day: str = "") -> Resolution:
     """The version of each package that these requirements install, as of the end of a day (ISO).
 
-    ``known`` are the packages that matter. If the requirements contradict each other, those of
-    known packages are tried without the others.
+    ``our_packages`` are the packages that matter. If the requirements contradict each other,
+    those of our packages are tried without the others.
     """
     try:
         versions, notes = _versions(content, content.versions, day)
@@ -118,7 +118,7 @@ def resolve(content: Requirements, our_packages: Collection[str], day: str = "")
 
 
 def unresolved(content: Requirements, our_packages: Collection[str], note: str) -> Resolution:
-    """What is known of requirements of which no release was found, and why none was."""
+    """The resolution if no releases were found: what is unknown, and a note that says why."""
     return Resolution(
         {}, _needed(content.versions, our_packages, (), "could not be resolved"), [note]
     )
@@ -127,9 +127,9 @@ def unresolved(content: Requirements, our_packages: Collection[str], note: str) 
 def _not_looked_up(
     content: Requirements, left_out: set[str], absent: set[str], day: str
 ) -> Iterator[str]:
-    """A line for the packages of which no release exists, and one for those without a wheel.
+    """A line for the packages that have no such release, and one for those without a wheel.
 
-    Of ``absent`` packages there may be none.
+    Only ``absent`` packages may have no release.
     """
     gone = {name for name in left_out & absent if _has_no_release(name, content, day)}
     if gone:
@@ -143,7 +143,7 @@ def _not_looked_up(
 def _has_no_release(name: str, content: Requirements, day: str) -> bool:
     """Whether the index has no release that requirements allow, or had none on a day (ISO).
 
-    A label is that of another index, which need not be in the file.
+    A version with a label is from another index, which the file need not name.
     """
     specifiers = content.versions[name]
     if name in content.direct or "+" in str(specifiers):
@@ -161,7 +161,7 @@ def _has_no_release(name: str, content: Requirements, day: str) -> bool:
 def _needed(
     names: Iterable[str], our_packages: Collection[str], versions: Collection[str], why: str
 ) -> dict[str, str]:
-    """The known packages that some packages need, where no version was found for them."""
+    """Our packages that ``names`` need and that have no version, each with the reason."""
     needed: dict[str, str] = {}
     waiting = list(names)
     while waiting:
@@ -177,7 +177,7 @@ def _needed(
 def _versions(
     content: Requirements, required: Mapping[str, SpecifierSet], day: str
 ) -> tuple[dict[str, str], list[str]]:
-    """The versions, and what the user should know of the packages that were left out. Raises
+    """The versions, and notes for the user about the packages that were left out. Raises
     _NotResolved if the requirements contradict each other, or if no index responds."""
     absent = set(LEFT_OUT)
     left_out = {*LEFT_OUT, *(n for n, package in content.direct.items() if not package.version)}
@@ -198,7 +198,7 @@ def _versions(
 
 
 def _unusable(errors: str, saying: re.Pattern[str] = WITHOUT) -> Iterator[str]:
-    """The packages that uv cannot use, by what it says."""
+    """The packages that uv cannot use, according to its errors."""
     for match in saying.finditer(errors):
         with suppress(InvalidName):
             name = "".join(filter(None, match.groups()))
@@ -208,7 +208,7 @@ def _unusable(errors: str, saying: re.Pattern[str] = WITHOUT) -> Iterator[str]:
 def _compiled(
     content: Requirements, required: Mapping[str, SpecifierSet], left_out: set[str], day: str
 ) -> tuple[Mapping[str, str] | None, str]:
-    """What ``uv pip compile`` finds, or what it says."""
+    """The versions that ``uv pip compile`` chooses, or None and its errors."""
     lines = [f"{name}{_extras(content, name)}{versions}" for name, versions in required.items()]
     needed = {need for name in left_out & required.keys() for need in NEEDS.get(name, ())}
     bounds = [f"{name}{specifiers}" for name, specifiers in content.bounds.items()]
@@ -239,7 +239,7 @@ def _extras(content: Requirements, name: str) -> str:
 
 
 def _python(constraint: str) -> str:
-    """The Python to resolve for, if a project is not for this one: the oldest that it is for."""
+    """The oldest Python that a project is for, if it is not for this one; otherwise empty."""
     try:
         specifiers = SpecifierSet(constraint)
     except InvalidSpecifier:

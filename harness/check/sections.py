@@ -1,6 +1,6 @@
 """What a project's file declares, in sections: what is always installed, extras and groups.
 
-A section may include others, and many may include one: its lines are read once.
+A section may include others; a section that several include is read once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Constraint(str):
 
 
 class Part(str):
-    """Where another section is whose lines belong here."""
+    """A reference to another section, whose lines belong here."""
 
     __slots__ = ()
 
@@ -78,7 +78,7 @@ class Content:
             raise ValueError(f"{error.args[1][0]} includes itself") from None
 
     def lines(self, chosen: Iterable[Section]) -> Iterator[tuple[str, str]]:
-        """Where each line of these sections is, and the line; each section counts once."""
+        """The place and the text of each line in these sections; a section counts once."""
         included_parts: set[str] = set()
         stack = [("", iter([Part(section.where) for section in chosen]))]
         while stack:
@@ -94,7 +94,7 @@ class Content:
 
 
 def key(name: str) -> str:
-    """By which names of extras and groups are compared."""
+    """The form in which names of extras and groups are compared."""
     return canonicalize_name(name) if name else ""
 
 

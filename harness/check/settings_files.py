@@ -1,4 +1,4 @@
-"""Files with settings of a training run: what they decide of ``SETTINGS`` in ``api.settings``.
+"""Read the settings of a training run, ``SETTINGS`` in ``api.settings``, from its files.
 
 A file may leave a setting open: with a value of ``auto``, or because the script chooses it.
 """
@@ -61,7 +61,7 @@ def read(
 ) -> Values:
     """The settings that these files decide together. Where two disagree, neither decides.
 
-    Raises UserError for a file that cannot be read, or that is not what it is given as.
+    Raises UserError for a file that cannot be read, or that is of another kind.
     """
     decisions = []
     if deepspeed:
@@ -181,7 +181,7 @@ def _of_accelerate(content: Mapping[str, Any], where: Path) -> list[Values]:
 
 
 def _file_named(name: str, where: Path) -> Path | None:
-    """A file that another one names, from the working directory or from beside that one."""
+    """The file that another one names: relative to the working directory or to that file."""
     files = [path for path in (Path(name), where.parent / name) if name and path.is_file()]
     if name and not files:
         warn(f"{where} names {name}, which is not there: its settings are not known")
@@ -191,7 +191,7 @@ def _file_named(name: str, where: Path) -> Path | None:
 def _number(
     content: Mapping[str, Any], name: str, where: Path, default: float | None = None
 ) -> Setting:
-    """A number; a text with a number, as in YAML, is one too."""
+    """Read a number; a text with a number counts, as in YAML."""
     value = content.get(name)
     if value == AUTO:
         return Setting(None, AUTO)
@@ -207,7 +207,7 @@ def _number(
 
 
 def _switch(content: Mapping[str, Any], name: str, where: Path) -> Setting:
-    """Whether something is on; a text that says so, as in YAML, is one too."""
+    """Read whether something is on; the texts true and false count, as in YAML."""
     value = content.get(name)
     state = {"true": True, "false": False}.get(str(value).lower())
     if state is None and value is not None:

@@ -90,8 +90,8 @@ def read_file(path: Path) -> PackageFile:
 
 
 def others_in(folder: Path, names: Sequence[str]) -> str:
-    """What else a folder has, for a message: files with requirements of another name, and what has
-    one of these names and is no file."""
+    """List for a message what else a folder has: requirements files with other names, and entries
+    with one of these names that are not files."""
     special = (folder / name for name in names if not (folder / name).is_file())
     paths = {*folder.glob("*requirements*"), *filter(os.path.lexists, special)}
     return "".join(f"; it has {path.name}{_obstacle(path)}" for path in sorted(paths))

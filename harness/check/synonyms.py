@@ -1,5 +1,4 @@
-"""The other names of a package: what conda and repositories call it, and what is published with its
-code under another name.
+"""The other names of a package: in conda, in repositories, and of packages that contain its code.
 
 Each entry of PUBLISHED was looked up in the index on 2026-11-26: the module is that of the newest
 wheel.

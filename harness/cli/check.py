@@ -130,7 +130,7 @@ def _parser() -> Arguments:
 
 
 def _scenarios(words: Sequence[str]) -> list[str]:
-    """The scenarios that are named."""
+    """The scenarios that the command names."""
     names = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
     return [name for name in names if name != "all"]
 
@@ -147,7 +147,7 @@ def _names(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _model(word: str) -> str:
-    """The type of a model that is named, or that a config.json has."""
+    """The type of a model: the word itself, or the type in a config.json."""
     if not word.endswith(".json"):
         words = {model for one in recorded_models() for model in one.answers}
         models = sorted(words | {parsed(one).model for one in words})
@@ -163,8 +163,8 @@ def _model(word: str) -> str:
 
 
 def _features(models: Sequence[str], environment: Environment) -> list[Features]:
-    """What was recorded of these models and their heads, for the release of transformers or the
-    newest one before it."""
+    """The records of these models and their heads for the installed release of transformers, or
+    for the newest recorded one before it."""
     if not models:
         return []
     installed = environment.packages.get(SUBJECT)
@@ -206,7 +206,7 @@ def _packages(scenarios: Sequence[str]) -> list[str]:
 
 def _refuse_nothing(environment: Environment, scenarios: Sequence[str]) -> None:
     """Refuse an environment without any package of the scenarios: that would look like an
-    all-clear. Often it is the one of this tool itself."""
+    all-clear. Often it is this tool's own environment."""
     if not environment.packages:
         names = ", ".join(_packages(scenarios))
         notes = short("; ".join(environment.notes), LONGEST)
@@ -222,7 +222,7 @@ def _with_runs(
     overrides: Sequence[str],
     options: argparse.Namespace,
 ) -> list[Checked]:
-    """The statuses, replaced by those of runs; only the unknown ones with ``--unknown``."""
+    """Replace the statuses by those of runs; with ``--unknown``, only the unknown ones."""
     from harness.check import live  # imports what runs need
 
     again = (BugStatus.UNKNOWN,) if options.unknown else RUN_AGAIN
@@ -268,8 +268,8 @@ def _print(
 
 
 def exit_code(bugs: Sequence[Checked], *, strict: bool) -> int:
-    """1 if a bug is there, or may be; with ``strict``, 3 if one is unknown. Accepted ones do not
-    count."""
+    """1 if the environment has a bug or may have it; with ``strict``, 3 if a status is unknown.
+    Accepted bugs do not count."""
     statuses = {checked.status for checked in bugs if checked.counts}
     if statuses & {BugStatus.AFFECTED, BugStatus.POSSIBLY}:
         return ExitCode.NOT_AS_EXPECTED

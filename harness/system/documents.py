@@ -1,8 +1,8 @@
 """JSON, YAML and TOML that users or strangers wrote, read within limits of size and depth.
 
-A text beyond them, or with a number that is none (NaN), raises ValueError like one that is not
-valid: a reader needs one ``except``. So does a value of another type than a reader needs, and the
-message names its place. Our own records are read by ``files.read_json``.
+A text that exceeds them or contains NaN raises ValueError, like an invalid one: a reader needs one
+``except``. A value of the wrong type raises it too, and the message names its place. Our own
+records are read by ``files.read_json``.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _shallow(read: Any) -> Any:
 
 
 def _refuse_nonsense(content: Any, depth: int = 0) -> None:
-    """Refuse what is nested too deeply, and floats that are no numbers."""
+    """Refuse content that is nested too deeply, and floats that are not finite."""
     if depth > DEEPEST:
         _refuse_deep()
     if isinstance(content, float) and not math.isfinite(content):
