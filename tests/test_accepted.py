@@ -134,9 +134,9 @@ def test_a_broken_pyproject_of_the_folder_is_one_line(
 ) -> None:
     Path("pyproject.toml").write_bytes(content)
     Path("requirements.txt").write_text("deepspeed==0.13.2\n")
-    said = refused(capsys, ["check", "-r", "requirements.txt"])
-    assert message in said
-    assert "Error" not in said
+    error = refused(capsys, ["check", "-r", "requirements.txt"])
+    assert message in error
+    assert "Error" not in error
 
 
 def test_a_pyproject_without_the_table_accepts_nothing() -> None:

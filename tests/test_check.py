@@ -49,8 +49,8 @@ def environment(
 
 
 def answer(name: str, installed: Environment, settings: Any = None) -> Checked:
-    (found,) = recorded([name], installed, settings)
-    return found
+    (bug,) = recorded([name], installed, settings)
+    return bug
 
 
 @pytest.mark.parametrize(
@@ -83,21 +83,21 @@ def answer(name: str, installed: Environment, settings: Any = None) -> Checked:
 def test_installed_releases_have_the_answer_of_recorded_runs(
     name: str, installed: dict[str, str], expected: str, why: str
 ) -> None:
-    found = answer(name, environment(installed))
-    assert str(found.status) == expected, found.why
-    assert why in found.why
+    bug = answer(name, environment(installed))
+    assert str(bug.status) == expected, bug.why
+    assert why in bug.why
 
 
 def test_a_file_may_leave_out_what_its_packages_need() -> None:
-    found = answer("trainer_gas_twice", environment({"transformers": "5.3.0"}, complete=False))
-    assert found.status is BugStatus.AFFECTED
+    bug = answer("trainer_gas_twice", environment({"transformers": "5.3.0"}, complete=False))
+    assert bug.status is BugStatus.AFFECTED
     assert answer("trainer_gas_twice", environment({}, complete=False)).why == "no transformers"
 
 
 def test_a_package_that_is_not_from_an_index_is_unknown() -> None:
     from_git = environment({"deepspeed": "0.13.2"}, origin="installed from git")
-    found = answer("clip_max_for_min", from_git)
-    assert (found.status, found.why) == (BugStatus.UNKNOWN, "deepspeed 0.13.2: installed from git")
+    bug = answer("clip_max_for_min", from_git)
+    assert (bug.status, bug.why) == (BugStatus.UNKNOWN, "deepspeed 0.13.2: installed from git")
 
 
 @pytest.mark.parametrize(
@@ -125,29 +125,29 @@ def test_settings_narrow_the_answer_but_never_to_not_affected(
     ],
 )
 def test_a_build_of_torch_that_is_no_published_release_is_unknown(version: str) -> None:
-    found = answer("dcp_async_late", environment({"torch": version}))
-    assert found.status is BugStatus.UNKNOWN
-    assert found.why.startswith(f"torch {version}: a ")
-    assert found.why.endswith(f"with the label +{version.partition('+')[2]}")
+    bug = answer("dcp_async_late", environment({"torch": version}))
+    assert bug.status is BugStatus.UNKNOWN
+    assert bug.why.startswith(f"torch {version}: a ")
+    assert bug.why.endswith(f"with the label +{version.partition('+')[2]}")
 
 
 def test_a_version_that_fits_in_no_message_is_none() -> None:
-    found = answer("dcp_async_late", environment({"torch": "2.9.0+" + "a" * 3_000}))
-    assert found.status is BugStatus.UNKNOWN
-    assert found.why == f"torch: '2.9.0+{'a' * 30} ...' is not a version"
+    bug = answer("dcp_async_late", environment({"torch": "2.9.0+" + "a" * 3_000}))
+    assert bug.status is BugStatus.UNKNOWN
+    assert bug.why == f"torch: '2.9.0+{'a' * 30} ...' is not a version"
 
 
 def test_affected_bugs_come_first_and_of_these_the_most_damaging() -> None:
-    found = recorded(catalog.sound(), environment({"deepspeed": "0.19.8"}))
+    bugs = recorded(catalog.sound(), environment({"deepspeed": "0.19.8"}))
     order = [
         (
             list(BugStatus).index(checked.status),
             HARMS.index(catalog.scenario(checked.scenario).harm),
         )
-        for checked in found
+        for checked in bugs
     ]
     assert order == sorted(order)
-    assert found[0].status is BugStatus.AFFECTED
+    assert bugs[0].status is BugStatus.AFFECTED
 
 
 def file(folder: Path, *lines: str) -> str:
@@ -194,10 +194,10 @@ def test_the_first_lines_answer_and_what_needs_settings_has_a_line_each(
 
 def test_a_lock_with_several_releases_has_a_status_that_they_share() -> None:
     packages = {"deepspeed": Installed("", "uv.lock has both", ("0.13.2", "0.13.3"))}
-    found = answer("clip_max_for_min", Environment(packages, "here", False))
-    assert found.status is BugStatus.POSSIBLY
-    assert "0.13.2 was tested" in found.why
-    assert "0.13.3 was tested" in found.why
+    bug = answer("clip_max_for_min", Environment(packages, "here", False))
+    assert bug.status is BugStatus.POSSIBLY
+    assert "0.13.2 was tested" in bug.why
+    assert "0.13.3 was tested" in bug.why
     assert answer("fp16_overflow", Environment(packages, "here", False)).how
 
 
@@ -215,8 +215,8 @@ def test_the_json_has_every_bug_and_the_version_of_its_schema(
 
 
 def test_annotations_of_github_are_one_line_each_and_escaped() -> None:
-    found = recorded(["trainer_gas_twice", "bf16_clip"], environment({"deepspeed": "0.19.8"}))
-    assert list(for_github(found, None)) == []
+    bugs = recorded(["trainer_gas_twice", "bf16_clip"], environment({"deepspeed": "0.19.8"}))
+    assert list(for_github(bugs, None)) == []
     stack = environment({"transformers": "5.3.0", "accelerate": "1.13.0"})
     (line,) = for_github(recorded(["trainer_gas_twice"], stack), "a,b:c%.txt")
     assert line.startswith("::error file=a%2Cb%3Ac%25.txt,title=trainer_gas_twice%3A affected::")
@@ -236,15 +236,15 @@ def test_annotations_begin_with_what_was_not_looked_up(
     notices = [line for line in lines if ",title=check::" in line]
     assert lines[: len(notices)] == notices
     begin = "::notice file=requirements.txt,"
-    said = "title=check::requirements.txt, line 4: it does not show which package is there"
-    assert f"{begin}line=4,{said}" in notices
+    title = "title=check::requirements.txt, line 4: it does not show which package is there"
+    assert f"{begin}line=4,{title}" in notices
     assert any("line 5: its dependencies were not read" in line for line in notices)
     (bug,) = [line for line in lines if "title=trainer_gas_twice" in line]
     assert bug.startswith("::error file=requirements.txt,line=2,title=")
 
 
 @pytest.mark.parametrize(
-    ("named", "expected"),
+    ("name", "expected"),
     [
         (".", "file=pyproject.toml,title="),
         ("pyproject.toml[train]", "file=more/base.txt,line=1,title="),
@@ -254,7 +254,7 @@ def test_annotations_begin_with_what_was_not_looked_up(
     ],
 )
 def test_an_annotation_is_at_the_file_and_the_line_that_were_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, named: str, expected: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, name: str, expected: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("more").mkdir()
@@ -263,11 +263,13 @@ def test_an_annotation_is_at_the_file_and_the_line_that_were_read(
     Path("all.txt").write_text("\n-r more/base.txt\n")
     Path("pyproject.toml").write_text(
         '[project]\ndependencies = ["transformers==5.2.0"]\n'
-        if named == "."
+        if name == "."
         else '[project]\nname = "mine"\ndynamic = ["optional-dependencies"]\n'
         '[tool.setuptools.dynamic]\noptional-dependencies.train.file = "more/base.txt"\n'
     )
-    (bug,) = [one for one in printed_for_github(capsys, "-r", named) if "title=trainer_gas" in one]
+    (bug,) = [
+        line for line in printed_for_github(capsys, "-r", name) if "title=trainer_gas" in line
+    ]
     assert bug.startswith(f"::error {expected}")
 
 
@@ -337,9 +339,9 @@ def test_a_name_that_names_no_file_is_a_mistake(
     Path("loop").symlink_to("loop")
     Path("uv.lock").write_text("version = 1\n")
     file(tmp_path, "transformers==5.2.0")
-    said = refused(capsys, ["check", "-r", name])
-    assert message in said
-    assert len(said) < 300
+    error = refused(capsys, ["check", "-r", name])
+    assert message in error
+    assert len(error) < 300
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "pyproject.toml", "uv.lock"])
@@ -355,8 +357,8 @@ def test_a_folder_with_what_is_no_file_is_refused_with_the_reason(
     tmp_path: Path, capsys: Capture, name: str, make: Callable[[Path], None], why: str
 ) -> None:
     make(tmp_path / name)
-    said = refused(capsys, ["check", "-r", str(tmp_path)])
-    assert f"; it has {name}, {why}" in said
+    error = refused(capsys, ["check", "-r", str(tmp_path)])
+    assert f"; it has {name}, {why}" in error
 
 
 def test_a_pipe_that_the_user_names_is_read(tmp_path: Path, capsys: Capture) -> None:
@@ -394,9 +396,9 @@ def test_what_was_not_looked_up_is_said_if_nothing_else_is_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file(tmp_path, line)
-    said = refused(capsys, ["check", "-r", "requirements.txt"])
-    assert note in said
-    assert said.index(note) < said.index("requirements.txt has none of accelerate")
+    error = refused(capsys, ["check", "-r", "requirements.txt"])
+    assert note in error
+    assert error.index(note) < error.index("requirements.txt has none of accelerate")
 
 
 def test_the_answers_need_no_torch_no_hydra_and_no_process() -> None:
@@ -405,16 +407,16 @@ def test_the_answers_need_no_torch_no_hydra_and_no_process() -> None:
         "sys.addaudithook(lambda event, _: event == 'subprocess.Popen' and os._exit(9)); "
         "main(['check']); print(sorted({'torch', 'hydra', 'yaml'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.stdout.splitlines()[-1] == "[]", process.stderr
 
 
-def asked(name: str, installed: Environment, *words: str) -> Checked:
+def run_status(name: str, installed: Environment, *words: str) -> Checked:
     """The status after a run."""
-    (found,) = live.statuses(
+    (bug,) = live.statuses(
         recorded([name], installed), installed, ["lane=cpu", *words], Progress(terminal())
     )
-    return found
+    return bug
 
 
 def test_a_run_without_a_status_leaves_the_recorded_one(
@@ -422,11 +424,11 @@ def test_a_run_without_a_status_leaves_the_recorded_one(
 ) -> None:
     record(v4_36_2=YES, v4_37_2=NO)
     upstream.error = Inconclusive("no network")
-    found = asked(
+    bug = run_status(
         ROPE, environment({"transformers": "4.36.2", "deepspeed": "0.13.3"}, complete=False)
     )
-    assert (found.status, found.how) == (BugStatus.AFFECTED, "tested")
-    assert found.why.endswith("the run gave no certain status: no network")
+    assert (bug.status, bug.how) == (BugStatus.AFFECTED, "tested")
+    assert bug.why.endswith("the run gave no certain status: no network")
 
 
 def test_only_unknown_bugs_are_run_if_that_is_wanted(
@@ -442,21 +444,21 @@ def test_only_unknown_bugs_are_run_if_that_is_wanted(
 
 
 def test_only_packages_in_the_environment_itself_count_as_installed(tmp_path: Path) -> None:
-    here = of_this_interpreter(["packaging", "pytest", "not-there"]).interpreter
-    assert here is not None
-    assert overlay.installed(here, ["packaging"]).site == Path(here.site)
+    interpreter = of_this_interpreter(["packaging", "pytest", "not-there"]).interpreter
+    assert interpreter is not None
+    assert overlay.installed(interpreter, ["packaging"]).site == Path(interpreter.site)
     with pytest.raises(Unsupported, match="not-there is not installed"):
-        overlay.installed(here, ["packaging", "not-there"])
+        overlay.installed(interpreter, ["packaging", "not-there"])
     elsewhere = {"packaging": Distribution("1.0", str(tmp_path))}
     with pytest.raises(Unsupported, match="packaging is installed in"):
-        overlay.installed(Interpreter("python", "3.11", here.site, elsewhere), ["packaging"])
+        overlay.installed(Interpreter("python", "3.11", interpreter.site, elsewhere), ["packaging"])
 
 
 def test_an_interpreter_without_torch_cannot_run_anything() -> None:
     packages = {"deepspeed": Installed("0.13.2")}
     without = Environment(packages, "/p", True, Interpreter("/p", "3.11.7", "/site", {}))
     with pytest.raises(Unsupported, match="/p has no torch, which --run needs"):
-        asked("clip_max_for_min", without)
+        run_status("clip_max_for_min", without)
 
 
 @pytest.mark.launch
@@ -465,14 +467,14 @@ def test_installed_packages_are_run_as_they_are(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("UV_OFFLINE")  # the overlay may have to be built
     with lent("sampler_shards", "buggy") as overlays:
         site = str(overlays["buggy"].site)
-        here = of_this_interpreter([])
-        assert here.interpreter is not None
-        packages = {**here.interpreter.packages, "accelerate": Distribution("0.29.3", site)}
-        own = replace(here.interpreter, site=site, packages=packages)
+        stack = of_this_interpreter([])
+        assert stack.interpreter is not None
+        packages = {**stack.interpreter.packages, "accelerate": Distribution("0.29.3", site)}
+        interpreter = replace(stack.interpreter, site=site, packages=packages)
         monkeypatch.setattr(overlay, "borrowed", None)  # nothing but the environment is to run
-        installed = {**here.packages, "accelerate": Installed("0.29.3")}
-        found = asked("sampler_shards", Environment(installed, "here", True, own))
-    assert (found.status, found.how) == (BugStatus.AFFECTED, "ran"), found.why
+        installed = {**stack.packages, "accelerate": Installed("0.29.3")}
+        bug = run_status("sampler_shards", Environment(installed, "here", True, interpreter))
+    assert (bug.status, bug.how) == (BugStatus.AFFECTED, "ran"), bug.why
 
 
 @pytest.mark.parametrize("stack", stacks.STACKS)
@@ -480,12 +482,14 @@ def test_the_recorded_answers_of_six_stacks_are_those_of_runs(stack: str) -> Non
     """Records may not know an answer that a run gives, but they never give another one."""
     names = list(catalog.sound())
     installed = of_files([stacks.requirements(stack)], catalog.upstreams())
-    recorded_ = {each.scenario: str(each.status) for each in recorded(names, installed)}
-    ran = stacks.ran(stack)
-    assert len(ran) >= 9
-    known = {name: recorded_[name] for name in ran if recorded_[name] != "unknown"}
-    assert known.items() <= ran.items()
-    assert len(known) >= 0.8 * len(ran)
+    recorded_answers = {each.scenario: str(each.status) for each in recorded(names, installed)}
+    run_answers = stacks.ran(stack)
+    assert len(run_answers) >= 9
+    certain_answers = {
+        name: recorded_answers[name] for name in run_answers if recorded_answers[name] != "unknown"
+    }
+    assert certain_answers.items() <= run_answers.items()
+    assert len(certain_answers) >= 0.8 * len(run_answers)
 
 
 # Several releases, other names, and packages without a release
@@ -515,7 +519,7 @@ def lock(folder: Path, *versions: str) -> str:
 def test_of_several_releases_each_that_may_be_installed_counts(
     tmp_path: Path, capsys: Capture, versions: tuple[str, ...], status: str, release: str
 ) -> None:
-    found = {
+    bug = {
         checked.scenario: checked
         for checked in recorded(
             ["trainer_gas_twice"],
@@ -524,7 +528,7 @@ def test_of_several_releases_each_that_may_be_installed_counts(
             ),
         )
     }["trainer_gas_twice"]
-    assert (str(found.status), found.releases["transformers"]) == (status, release), found.why
+    assert (str(bug.status), bug.releases["transformers"]) == (status, release), bug.why
     code = main(["check", "-r", lock(tmp_path, *versions), "--json", "scenario=trainer_gas_twice"])
     content = json.loads(capsys.readouterr().out)
     assert content["bugs"][0]["name"] == "trainer_gas_twice"
@@ -539,8 +543,8 @@ def test_a_release_that_a_bug_is_not_about_does_not_hide_another(
     versions: tuple[str, ...], status: str
 ) -> None:
     several = {"transformers": Installed("", "several", versions)}
-    found = answer("tp_activation_partial", Environment(several, "a lock", False))
-    assert str(found.status) == status, found.why
+    bug = answer("tp_activation_partial", Environment(several, "a lock", False))
+    assert str(bug.status) == status, bug.why
 
 
 @pytest.mark.parametrize("form", [["--json"], ["--long"], ["--format", "github"], []], ids=str)
@@ -566,8 +570,8 @@ def test_a_package_from_git_is_unknown_in_every_format(
 )
 def test_lightning_is_pytorch_lightning(installed: dict[str, str], status: str) -> None:
     packages = merged({name: described(name, version) for name, version in installed.items()})
-    found = answer("pl_sampler_epoch", Environment(packages, "here", False))
-    assert str(found.status) == status, found.why
+    bug = answer("pl_sampler_epoch", Environment(packages, "here", False))
+    assert str(bug.status) == status, bug.why
 
 
 def test_what_lightning_needs_gives_way_to_it() -> None:
@@ -579,11 +583,11 @@ def test_what_lightning_needs_gives_way_to_it() -> None:
 @pytest.mark.parametrize("name", [n for n, other in PUBLISHED.items() if not other.same])
 def test_a_fork_under_another_name_is_unknown(name: str) -> None:
     package = PUBLISHED[name].package
-    found = merged({name: described(name, "1.0")})[package]
-    assert f"{name} 1.0 is installed in its place" in found.origin
-    beside = merged({name: described(name, "1.0"), package: described(package, "2.0")})[package]
-    assert not beside.version
-    assert name in beside.origin
+    entry = merged({name: described(name, "1.0")})[package]
+    assert f"{name} 1.0 is installed in its place" in entry.origin
+    both = merged({name: described(name, "1.0"), package: described(package, "2.0")})[package]
+    assert not both.version
+    assert name in both.origin
 
 
 @pytest.mark.parametrize("format_", ["text", "github", "json"])

@@ -71,8 +71,8 @@ dependencies:
 def lines(folder: Path, name: str, text: str, chosen: str = "") -> list[str]:
     """The requirements that a file declares."""
     (folder / name).write_text(text)
-    found = project_files.declared(source.read(f"{folder / name}{chosen}"))
-    return [line for _, line in found.lines]
+    declaration = project_files.declared(source.read(f"{folder / name}{chosen}"))
+    return [line for _, line in declaration.lines]
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_setuptools_files_are_read(tmp_path: Path) -> None:
 
 
 def test_condas_environment_has_the_names_of_pip(tmp_path: Path) -> None:
-    found = lines(tmp_path, "environment.yml", CONDA)
-    assert found == ["torch==2.1.*", "transformers==4.38.2", "accelerate==0.27.2", "up==1.0"]
+    specifiers = lines(tmp_path, "environment.yml", CONDA)
+    assert specifiers == ["torch==2.1.*", "transformers==4.38.2", "accelerate==0.27.2", "up==1.0"]
 
 
 @pytest.mark.parametrize(
@@ -246,15 +246,15 @@ def test_what_cannot_be_read_in_condas_environment_is_said(tmp_path: Path) -> No
           - npm: [left]
         """.replace("LONG", f"long{'[a=b]' * 20_000}")
     )
-    found = environment.of_files([str(file)], ["transformers", "deepspeed", "accelerate"])
+    stack = environment.of_files([str(file)], ["transformers", "deepspeed", "accelerate"])
     for name, entry in (
         ("transformers", "transformers[torch]==5.2.0"),
         ("deepspeed", "deepspeed=new"),
     ):
-        assert found.packages[name].version == ""
-        assert f"'{entry}' cannot be read" in found.packages[name].origin
-        assert any(f"the release of {name} is not known" in note for note in found.notes)
-    notes = "\n".join(found.notes)
+        assert stack.packages[name].version == ""
+        assert f"'{entry}' cannot be read" in stack.packages[name].origin
+        assert any(f"the release of {name} is not known" in note for note in stack.notes)
+    notes = "\n".join(stack.notes)
     assert "'%%%' cannot be read, so it is left out" in notes
     assert "'accelerate 1.0|1.2': which of the alternatives is left open" in notes
     assert "npm left out" in notes
@@ -289,8 +289,8 @@ def test_a_constraint_of_poetry_becomes_a_specifier(
     text = f"[tool.poetry.dependencies]\nup = '{constraint}'"
     assert lines(tmp_path, "pyproject.toml", text) == [expected]
     notes = project_files.declared(source.read(str(tmp_path / "pyproject.toml"))).notes
-    said = f"which of the alternatives '{constraint}' is left open"
-    assert any(said in note for note in notes) == ("||" in constraint)
+    message = f"which of the alternatives '{constraint}' is left open"
+    assert any(message in note for note in notes) == ("||" in constraint)
 
 
 @pytest.mark.parametrize(
@@ -338,10 +338,10 @@ def in_file(
 @pytest.mark.usefixtures("offline")
 def test_only_what_poetry_installs_on_this_python_counts(tmp_path: Path) -> None:
     entry = '[{version="4",python="<3.10"},{version="5",python=">=3.10"}]'
-    found = in_file(tmp_path, f"[tool.poetry.dependencies]\nup = {entry}", "up")
-    assert found.packages["up"].version == "5"
-    found = in_file(tmp_path, '[tool.poetry.dependencies]\nup={version="5",python="<3.9"}', "up")
-    assert "up" not in found.packages
+    stack = in_file(tmp_path, f"[tool.poetry.dependencies]\nup = {entry}", "up")
+    assert stack.packages["up"].version == "5"
+    stack = in_file(tmp_path, '[tool.poetry.dependencies]\nup={version="5",python="<3.9"}', "up")
+    assert "up" not in stack.packages
 
 
 @pytest.mark.usefixtures("offline")
@@ -362,9 +362,9 @@ def test_where_uv_installs_a_package_from_is_its_origin(
     tmp_path: Path, uv_source: str, origin: str
 ) -> None:
     text = f"[project]\ndependencies = ['Up_==5.2.0']\n[tool.uv.sources]\nup- = {uv_source}"
-    found = in_file(tmp_path, text.replace("Up_", "Up").replace("up-", "up"), "up")
+    stack = in_file(tmp_path, text.replace("Up_", "Up").replace("up-", "up"), "up")
     version = "" if origin and "zip" not in uv_source else "5.2.0"
-    assert (found.packages["up"].version, found.packages["up"].origin) == (
+    assert (stack.packages["up"].version, stack.packages["up"].origin) == (
         "" if origin else version,
         origin,
     )
@@ -380,13 +380,13 @@ def test_uvs_overrides_replace_and_its_constraints_bind(tmp_path: Path) -> None:
         constraint-dependencies = ["down==2.0"]
         exclude-dependencies = ["away", "far"]
         """
-    found = in_file(tmp_path, text, "up", "down", "other", "gone", "away")
-    assert {name: one.version for name, one in found.packages.items()} == {
+    stack = in_file(tmp_path, text, "up", "down", "other", "gone", "away")
+    assert {name: package.version for name, package in stack.packages.items()} == {
         "up": "4.0",
         "down": "2.0",
     }
     for name in ("other", "far"):
-        assert any(f"the project does not name {name}, so it" in note for note in found.notes)
+        assert any(f"the project does not name {name}, so it" in note for note in stack.notes)
 
 
 @pytest.mark.usefixtures("offline")
@@ -398,8 +398,8 @@ def test_pdms_overrides_replace(tmp_path: Path) -> None:
         Up = "4.0"
         down = "https://host/main.zip"
         """
-    found = in_file(tmp_path, text, "up", "down").packages
-    assert (found["up"].version, found["down"].origin) == ("4.0", "a file from the web")
+    stack = in_file(tmp_path, text, "up", "down").packages
+    assert (stack["up"].version, stack["down"].origin) == ("4.0", "a file from the web")
 
 
 @pytest.mark.parametrize(
@@ -448,14 +448,14 @@ def test_groups_of_the_same_name_are_one(tmp_path: Path) -> None:
     assert lines(tmp_path, "pyproject.toml", text, "[all]") == ["four"]
 
 
-@pytest.mark.parametrize(("count", "each"), [(13, 10), (3000, 1)])
+@pytest.mark.parametrize(("count", "repeats"), [(13, 10), (3000, 1)])
 @pytest.mark.parametrize("kind", ["groups", "extras"])
 def test_a_group_that_many_include_is_read_once(
-    tmp_path: Path, kind: str, count: int, each: int
+    tmp_path: Path, kind: str, count: int, repeats: int
 ) -> None:
     """The first has a billion of them, and the second is deeper than Python's stack."""
-    of = "{include-group='g%d'}," if kind == "groups" else "'x[g%d]',"
-    text = "".join(f"g{n} = [{of % (n + 1) * each}]\n" for n in range(count))
+    include = "{include-group='g%d'}," if kind == "groups" else "'x[g%d]',"
+    text = "".join(f"g{n} = [{include % (n + 1) * repeats}]\n" for n in range(count))
     table = "dependency-groups" if kind == "groups" else "project.optional-dependencies"
     text = f"[project]\nname = 'x'\n[{table}]\n{text}g{count} = ['up']\n"
     assert lines(tmp_path, "pyproject.toml", text, "[g0]") == ["up"]
@@ -547,10 +547,10 @@ def test_of_a_folder_a_lock_is_preferred_and_a_pyproject_of_tools_is_not_read(
     Path("requirements.txt").write_text("up==1.0\n")
     assert environment.of_files(["."], ["up"]).notes[-1] == ".: requirements.txt was read"
     Path("Pipfile.lock").write_text(json.dumps({"default": {"Up": {"version": "==2.0"}}}))
-    found = environment.of_files(["."], ["up"])
-    assert found.packages["up"].version == "2.0"
-    assert found.notes == (".: Pipfile.lock was read; requirements.txt not read",)
-    assert found.complete
+    stack = environment.of_files(["."], ["up"])
+    assert stack.packages["up"].version == "2.0"
+    assert stack.notes == (".: Pipfile.lock was read; requirements.txt not read",)
+    assert stack.complete
 
 
 def test_a_damaged_file_of_a_folder_is_not_passed_over(tmp_path: Path) -> None:
@@ -618,9 +618,9 @@ def test_releases_fit_together_on_a_day(
     """Each package alone would be the newest: down 3.0, which up forbids."""
     file = tmp_path / "requirements.txt"
     file.write_text(f"{text}\n")
-    found = environment.of_files([str(file)], ["up", "down"], day)
-    assert {name: package.version for name, package in found.packages.items()} == expected
-    assert ("as they have no wheel: nowhere, source" in " ".join(found.notes)) == ("source" in text)
+    stack = environment.of_files([str(file)], ["up", "down"], day)
+    assert {name: package.version for name, package in stack.packages.items()} == expected
+    assert ("as they have no wheel: nowhere, source" in " ".join(stack.notes)) == ("source" in text)
 
 
 def test_requirements_that_contradict_each_other_are_looked_up_alone(
@@ -628,24 +628,24 @@ def test_requirements_that_contradict_each_other_are_looked_up_alone(
 ) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text("up==2.0\ndown>=3\n")
-    found = environment.of_files([str(file)], ["up", "down"])
-    assert {n: package.version for n, package in found.packages.items()} == {
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert {n: package.version for n, package in stack.packages.items()} == {
         "up": "2.0",
         "down": "3.0",
     }
-    assert "no releases were found that fit together" in found.notes[0]
+    assert "no releases were found that fit together" in stack.notes[0]
 
 
 @pytest.mark.usefixtures("no_network")
 def test_without_a_network_the_newest_tested_releases_are_taken(tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text("accelerate<1.15\n")
-    found = environment.of_files([str(file)], ["accelerate"])
-    assert found.packages["accelerate"].version == "1.14.0"
-    assert found.notes[0] == "not known: the releases of torch"
-    assert "the package index does not respond" in found.notes[1]
-    assert "the newest tested release is taken" in found.notes[2]
-    assert "accelerate needs it" in found.packages["torch"].origin
+    stack = environment.of_files([str(file)], ["accelerate"])
+    assert stack.packages["accelerate"].version == "1.14.0"
+    assert stack.notes[0] == "not known: the releases of torch"
+    assert "the package index does not respond" in stack.notes[1]
+    assert "the newest tested release is taken" in stack.notes[2]
+    assert "accelerate needs it" in stack.packages["torch"].origin
 
 
 def test_a_project_for_other_pythons_is_resolved_for_the_oldest_of_them(tmp_path: Path) -> None:
@@ -664,8 +664,8 @@ def test_what_a_package_without_wheels_needs_is_resolved_as_well(
     monkeypatch.setattr(resolver, "NEEDS", {"source": ("down",)})
     file = tmp_path / "requirements.txt"
     file.write_text("source==1.0\n")
-    found = environment.of_files([str(file)], ["up", "down"])
-    assert found.packages["down"].version == "3.0"
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert stack.packages["down"].version == "3.0"
 
 
 @pytest.mark.parametrize(
@@ -684,9 +684,9 @@ def test_a_release_that_does_not_exist_is_said(
 ) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text(f"{line}\ndown\n")
-    (found, *_) = environment.of_files([str(file)], ["up", "down"], day).notes
-    assert found.startswith(note)
-    assert re.split("[=>]", line)[0] in found
+    (first_note, *_) = environment.of_files([str(file)], ["up", "down"], day).notes
+    assert first_note.startswith(note)
+    assert re.split("[=>]", line)[0] in first_note
 
 
 def test_before_the_first_release_a_package_is_unknown(
@@ -710,8 +710,8 @@ def test_a_package_whose_needs_are_not_known_is_said_if_it_is_alone(
 ) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text(f"{line}\n")
-    said = refused(capsys, ["check", "-r", str(file)])
-    assert f"as they have no wheel: {line.partition('=')[0]}; {file} has none of " in said
+    error = refused(capsys, ["check", "-r", str(file)])
+    assert f"as they have no wheel: {line.partition('=')[0]}; {file} has none of " in error
 
 
 def test_packages_that_fit_together_without_the_others_are_resolved(
@@ -721,12 +721,12 @@ def test_packages_that_fit_together_without_the_others_are_resolved(
     file = tmp_path / "requirements.txt"
     file.write_text("up\ntool==1.0\nmissing<9\n")
     publish(published, "missing", "1.0", day="2024-01-01")
-    found = environment.of_files([str(file)], ["up", "down"])
-    assert {name: package.version for name, package in found.packages.items()} == {
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert {name: package.version for name, package in stack.packages.items()} == {
         "up": "2.0",
         "down": "2.5",
     }
-    assert "the other requirements contradict up" in found.notes[0]
+    assert "the other requirements contradict up" in stack.notes[0]
 
 
 def test_what_needs_an_unknown_release_is_said_first(
@@ -736,10 +736,10 @@ def test_what_needs_an_unknown_release_is_said_first(
     monkeypatch.setattr(resolver, "NEEDS", {"down": ("other",), "other": ("deep",)})
     file = tmp_path / "requirements.txt"
     file.write_text("up==2.0\ndown>=3\n")
-    found = environment.of_files([str(file)], ["up", "down", "other", "deep"])
-    assert found.notes[0] == "not known: the releases of deep and other"
-    assert found.packages["other"].version == ""
-    assert "down needs it" in found.packages["other"].origin
+    stack = environment.of_files([str(file)], ["up", "down", "other", "deep"])
+    assert stack.notes[0] == "not known: the releases of deep and other"
+    assert stack.packages["other"].version == ""
+    assert "down needs it" in stack.packages["other"].origin
 
 
 def test_a_file_may_include_others_of_its_project(tmp_path: Path) -> None:
@@ -766,7 +766,9 @@ def test_a_folder_that_names_no_package_is_said(
     file = tmp_path / "project" / "requirements.txt"
     file.parent.mkdir()
     file.write_text(f"{line}\nup\n")
-    found = environment.of_files([str(file)], ["up"])
-    assert found.packages["up"].version == "2.0"
-    shown = any("line 1: it does not show which package is there" in note for note in found.notes)
-    assert shown or line == "../.."
+    stack = environment.of_files([str(file)], ["up"])
+    assert stack.packages["up"].version == "2.0"
+    has_note = any(
+        "line 1: it does not show which package is there" in note for note in stack.notes
+    )
+    assert has_note or line == "../.."

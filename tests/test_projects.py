@@ -29,30 +29,30 @@ SINCE = "2023-11-23"
 
 def statuses(packages: dict[str, str]) -> Counter[BugStatus]:
     """How many bugs have each status, of those that concern these releases."""
-    found = {name: _installed(name, version) for name, version in packages.items()}
-    checked = recorded(catalog.sound(), Environment(found, "a file", False))
-    return Counter(each.status for each in checked if each.status is not BugStatus.DOES_NOT_APPLY)
+    entries = {name: _installed(name, version) for name, version in packages.items()}
+    checked = recorded(catalog.sound(), Environment(entries, "a file", False))
+    return Counter(bug.status for bug in checked if bug.status is not BugStatus.DOES_NOT_APPLY)
 
 
 def _installed(name: str, version: str) -> Installed:
-    first, *others = version.split(" or ")
-    return Installed("", "several", (first, *others)) if others else described(name, first)
+    release, *others = version.split(" or ")
+    return Installed("", "several", (release, *others)) if others else described(name, release)
 
 
 def unknown(since: str = "") -> tuple[int, int]:
     """How many answers are unknown about projects since a day, and how many there are."""
-    found = sum((each for day, each in _all() if day >= since), Counter())
-    return found[BugStatus.UNKNOWN], found.total()
+    counts = sum((count for day, count in _all() if day >= since), Counter())
+    return counts[BugStatus.UNKNOWN], counts.total()
 
 
 @cache
 def _all() -> list[tuple[str, Counter[BugStatus]]]:
-    return [(each["day"], statuses(each["packages"])) for each in PROJECTS]
+    return [(project["day"], statuses(project["packages"])) for project in PROJECTS]
 
 
 def test_few_answers_about_published_projects_are_unknown() -> None:
     assert len(PROJECTS) >= 40
-    assert len({each["kind"] for each in PROJECTS}) >= 15
+    assert len({project["kind"] for project in PROJECTS}) >= 15
     few, all_ = unknown(SINCE)
     assert few <= RECENT * all_, f"{few} of {all_}"
     few, all_ = unknown()
@@ -60,10 +60,10 @@ def test_few_answers_about_published_projects_are_unknown() -> None:
 
 
 def test_of_the_newest_releases_nothing_is_unknown() -> None:
-    names = {name for each in catalog.sound() for name in catalog.scenario(each).pins}
-    found = statuses({name: affected.tested_releases(name)[-1] for name in names})
-    assert found[BugStatus.UNKNOWN] == 0
-    assert sum(found[status] for status in THERE) > 20
+    names = {name for scenario in catalog.sound() for name in catalog.scenario(scenario).pins}
+    counts = statuses({name: affected.tested_releases(name)[-1] for name in names})
+    assert counts[BugStatus.UNKNOWN] == 0
+    assert sum(counts[status] for status in THERE) > 20
 
 
 RECENT, ALL = 0.03, 0.03
@@ -72,10 +72,10 @@ RECENT, ALL = 0.03, 0.03
 
 def main() -> None:
     rows = []
-    for each in PROJECTS:
-        found = statuses(each["packages"])
-        counts = (str(found[status]) for status in BugStatus if found[status] or status in THERE)
-        rows.append([each["project"], each["kind"], each["day"], *counts])
+    for project in PROJECTS:
+        totals = statuses(project["packages"])
+        counts = (str(totals[status]) for status in BugStatus if totals[status] or status in THERE)
+        rows.append([project["project"], project["kind"], project["day"], *counts])
     print(
         markdown_table(["project", "kind", "day", "affected", "possibly", "unknown", "not"], rows)
     )

@@ -42,8 +42,8 @@ def known(served: type[Handler]) -> None:
 def required(file: Path, names: Iterable[str]) -> dict[str, str]:
     """The version that a file selects of each of these packages."""
     content = requirements.read([read_file(file)])
-    found = {name: chosen(name, content) for name in names}
-    return {name: package.version for name, package in found.items() if package}
+    packages = {name: chosen(name, content) for name in names}
+    return {name: package.version for name, package in packages.items() if package}
 
 
 def chosen(name: str, content: requirements.Requirements) -> Installed | None:
@@ -259,11 +259,11 @@ def selected(*files: Path) -> Installed | None:
 def test_the_users_own_project_and_what_does_not_apply_are_ignored(
     tmp_path: Path, line: str
 ) -> None:
-    own = tmp_path / "up"
-    own.mkdir()
-    (own / "requirements.txt").write_text(line)
-    (own / "bounds.txt").write_text("up @ git+https://host/up")
-    assert selected(own / "requirements.txt") is None
+    folder = tmp_path / "up"
+    folder.mkdir()
+    (folder / "requirements.txt").write_text(line)
+    (folder / "bounds.txt").write_text("up @ git+https://host/up")
+    assert selected(folder / "requirements.txt") is None
 
 
 TAGS = """\
@@ -328,7 +328,7 @@ DYNAMIC = '[project]\nname = "mine"\ndynamic = ["dependencies"]\n'
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "releases"),
     [
         ("-e .", {"up": "4.37.2"}),
         ("-e ./", {"up": "4.37.2"}),
@@ -343,12 +343,12 @@ DYNAMIC = '[project]\nname = "mine"\ndynamic = ["dependencies"]\n'
     ],
 )
 def test_what_the_users_own_project_needs_is_read(
-    file: Path, line: str, found: dict[str, str]
+    file: Path, line: str, releases: dict[str, str]
 ) -> None:
     (file.parent / "pyproject.toml").write_text(OURS)
     (file.parent / "setup.py").write_text("raise RuntimeError")
     file.write_text(f"numpy\n{line}\n")
-    assert required(file, ["up", "down"]) == found
+    assert required(file, ["up", "down"]) == releases
     notes = requirements.read([read_file(file)]).notes
     assert [note.rpartition(" ")[2] for note in notes] == ["[nope]"] * ("nope" in line)
 
@@ -396,7 +396,7 @@ def test_a_checkout_of_a_package_is_no_release_of_it(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "found", "note"),
+    ("files", "releases", "note"),
     [
         ({}, {}, "no file there declares them"),
         ({"setup.py": "raise RuntimeError"}, {}, "setup.py is code, and is not run"),
@@ -429,14 +429,14 @@ def test_a_checkout_of_a_package_is_no_release_of_it(file: Path) -> None:
     ],
 )
 def test_what_a_project_needs_is_read_or_a_note_says_that_it_was_not(
-    file: Path, files: dict[str, str], found: dict[str, str], note: str
+    file: Path, files: dict[str, str], releases: dict[str, str], note: str
 ) -> None:
     for name, text in files.items():
         (file.parent / name).write_text(text)
     file.write_text("numpy\n-e .\n")
     content = requirements.read([read_file(file)])
     notes = " ".join(content.notes)
-    assert required(file, ["up"]) == found
+    assert required(file, ["up"]) == releases
     assert note in notes
     assert bool(note) == (f"{file}, line 2: its dependencies were not read" in notes)
 
@@ -485,25 +485,25 @@ def test_a_repository_may_have_another_name_than_its_package(
 def test_files_that_contradict_each_other_are_a_mistake(
     file: Path, tmp_path: Path, served: type[Handler], first: str, second: str
 ) -> None:
-    other = tmp_path / "other.txt"
+    second_file = tmp_path / "other.txt"
     file.write_text(first)
-    other.write_text(f"# ours\n{second}\n")
+    second_file.write_text(f"# ours\n{second}\n")
     (tmp_path / "bounds.txt").write_text("up==4.37.2")
     with pytest.raises(UserError, match=r"contradict each other$") as caught:
-        selected(file, other)
+        selected(file, second_file)
     assert f"up==4.36.2 ({file}, line 1)" in str(caught.value)
     assert served.requests == []
 
 
 def test_several_files_are_read_as_one(file: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.txt"
+    second_file = tmp_path / "other.txt"
     file.write_text("up>4.36\n")
-    other.write_text("up<4.38\nup!=4.37.0\n")
-    found = selected(file, other)
-    assert found == Installed("4.37.2", newest_of="up!=4.37.0,<4.38,>4.36")
+    second_file.write_text("up<4.38\nup!=4.37.0\n")
+    package = selected(file, second_file)
+    assert package == Installed("4.37.2", newest_of="up!=4.37.0,<4.38,>4.36")
     file.write_text("up==2.5.1\n")
-    other.write_text("up==2.5.1+cu121\n")
-    assert selected(file, other) == Installed("2.5.1+cu121", "a build with the label +cu121")
+    second_file.write_text("up==2.5.1+cu121\n")
+    assert selected(file, second_file) == Installed("2.5.1+cu121", "a build with the label +cu121")
 
 
 def test_an_empty_range_is_a_mistake(file: Path) -> None:
@@ -553,21 +553,21 @@ def test_a_long_file_is_read_in_linear_time(file: Path, line: str) -> None:
 
 def test_a_strangers_source_distribution_is_not_built(file: Path, tmp_path: Path) -> None:
     """Its setup.py would write a file, as it did when uv read the line."""
-    source, ran = tmp_path / "up", tmp_path / "ran"
+    source, trace = tmp_path / "up", tmp_path / "ran"
     source.mkdir()
     setup = "from setuptools import setup\nsetup(name='up', version='4.37.2')\n"
-    (source / "setup.py").write_text(f"open({str(ran)!r}, 'w').close()\n{setup}")
+    (source / "setup.py").write_text(f"open({str(trace)!r}, 'w').close()\n{setup}")
     command = [sys.executable, "setup.py", "-q", "sdist"]
     subprocess.run(command, cwd=source, check=True, capture_output=True)
-    assert ran.exists(), "this would prove nothing"
+    assert trace.exists(), "this would prove nothing"
     (packed,) = (source / "dist").iterdir()
-    ran.unlink()
+    trace.unlink()
     for text in (f"up @ file://{packed}", f"up @ file://{source}", f"up>=4 \n-e {source}"):
         file.write_text(text)
         package = selected(file)
         assert package
         assert package.origin
-        assert not ran.exists()
+        assert not trace.exists()
     index = f"--find-links {packed.parent}\n--no-index\n--no-binary :all:\nup>=99"
     check_refused(file, f"{index}\n", "no-index")
-    assert not ran.exists()
+    assert not trace.exists()

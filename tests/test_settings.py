@@ -14,20 +14,20 @@ from harness.check import settings_files
 from harness.system.errors import UserError
 
 
-def given(**values: Any) -> dict[str, Setting]:
-    return {name: Setting(value) for name, value in values.items()}
+def as_settings(**decisions: Any) -> dict[str, Setting]:
+    return {name: Setting(value) for name, value in decisions.items()}
 
 
-def values(found: Mapping[str, Setting]) -> dict[str, Any]:
+def values(settings: Mapping[str, Setting]) -> dict[str, Any]:
     """The settings that are decided, with their values."""
-    return {name: one.value for name, one in found.items() if one.value is not None}
+    return {name: setting.value for name, setting in settings.items() if setting.value is not None}
 
 
 CLIP = {"precision": "bf16", "gradient_clipping": above(0), "tensor_parallel": above(1)}
 
 
 @pytest.mark.parametrize(
-    ("known", "met", "why"),
+    ("settings", "met", "why"),
     [
         (
             {"precision": "bf16", "gradient_clipping": 1.0, "tensor_parallel": 2},
@@ -46,41 +46,41 @@ CLIP = {"precision": "bf16", "gradient_clipping": above(0), "tensor_parallel": a
     ],
 )
 def test_all_conditions_must_hold_and_one_that_does_not_is_enough(
-    known: Mapping[str, Any], met: bool | None, why: str
+    settings: Mapping[str, Any], met: bool | None, why: str
 ) -> None:
-    found = trigger(CLIP, given(**known))
-    assert found.met is met
-    assert why in found.why
+    verdict = trigger(CLIP, as_settings(**settings))
+    assert verdict.met is met
+    assert why in verdict.why
 
 
 def test_no_file_decides_what_only_the_script_decides() -> None:
     conditions = {"trainer": True, "code": by_code("the model has tied weights")}
-    assert trigger(conditions, given(trainer=True)).met is None
-    assert trigger(conditions, given(trainer=False)).why == "trainer is off, not on"
-    found = trigger(conditions, given(trainer=True, code=True))
-    assert found.why == "your settings do not decide whether the model has tied weights"
-    found = trigger({}, given(trainer=True))
-    assert (found.met, found.why) == (None, "no setting decides whether the bug is triggered")
+    assert trigger(conditions, as_settings(trainer=True)).met is None
+    assert trigger(conditions, as_settings(trainer=False)).why == "trainer is off, not on"
+    verdict = trigger(conditions, as_settings(trainer=True, code=True))
+    assert verdict.why == "your settings do not decide whether the model has tied weights"
+    verdict = trigger({}, as_settings(trainer=True))
+    assert (verdict.met, verdict.why) == (None, "no setting decides whether the bug is triggered")
 
 
 def test_a_note_says_why_a_setting_has_its_value_or_none() -> None:
     conditions = {"precision": "bf16", "gradient_clipping": above(0)}
-    found = trigger(conditions, {"precision": Setting(None, "auto")})
-    assert found.why == "your settings do not decide precision (auto) and gradient_clipping"
-    found = trigger(conditions, {"gradient_clipping": Setting(0, "its default")})
-    assert found.why == "gradient_clipping is 0 (its default), not above 0"
+    verdict = trigger(conditions, {"precision": Setting(None, "auto")})
+    assert verdict.why == "your settings do not decide precision (auto) and gradient_clipping"
+    verdict = trigger(conditions, {"gradient_clipping": Setting(0, "its default")})
+    assert verdict.why == "gradient_clipping is 0 (its default), not above 0"
 
 
 def test_one_of_several_values_is_enough() -> None:
-    assert trigger({"precision": ("bf16", "fp16")}, given(precision="fp16")).met is True
-    assert trigger({"precision": ("bf16", "fp16")}, given(precision="fp32")).why.endswith(
+    assert trigger({"precision": ("bf16", "fp16")}, as_settings(precision="fp16")).met is True
+    assert trigger({"precision": ("bf16", "fp16")}, as_settings(precision="fp32")).why.endswith(
         "not bf16 or fp16"
     )
 
 
 def deepspeed(**content: Any) -> dict[str, Any]:
-    found = settings_files.of_deepspeed(content, Path("ds.json"))
-    return {name: one.value for name, one in found.items()}
+    settings = settings_files.of_deepspeed(content, Path("ds.json"))
+    return {name: setting.value for name, setting in settings.items()}
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def deepspeed(**content: Any) -> dict[str, Any]:
 def test_a_deepspeed_configuration_decides_what_it_names_and_its_defaults(
     content: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    found = deepspeed(**content)
-    assert {name: found[name] for name in expected} == expected
+    settings = deepspeed(**content)
+    assert {name: settings[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_a_deepspeed_configuration_decides_what_it_names_and_its_defaults(
 def test_batch_sizes_decide_the_accumulation_only_if_the_ranks_do_not_matter(
     batch: Any, micro: Any, steps: int | None
 ) -> None:
-    found = deepspeed(train_batch_size=batch, train_micro_batch_size_per_gpu=micro)
-    assert found["gradient_accumulation_steps"] == steps
+    settings = deepspeed(train_batch_size=batch, train_micro_batch_size_per_gpu=micro)
+    assert settings["gradient_accumulation_steps"] == steps
 
 
 def written(folder: Path, name: str, content: Any) -> Path:
@@ -129,20 +129,20 @@ def test_training_arguments_fill_in_what_deepspeed_leaves_to_them(tmp_path: Path
     config = {"bf16": {"enabled": "auto"}, "gradient_accumulation_steps": "auto"}
     written(tmp_path, "ds.json", config)
     args = {"bf16": True, "gradient_accumulation_steps": 4, "deepspeed": "ds.json"}
-    found = values(settings_files.read(training_args=written(tmp_path, "args.json", args)))
-    assert found["precision"] == "bf16"
-    assert found["gradient_accumulation_steps"] == 4
-    assert found["trainer"] is True
+    settings = values(settings_files.read(training_args=written(tmp_path, "args.json", args)))
+    assert settings["precision"] == "bf16"
+    assert settings["gradient_accumulation_steps"] == 4
+    assert settings["trainer"] is True
 
 
 def test_missing_training_arguments_have_their_defaults_and_fp32_is_not_certain(
     tmp_path: Path,
 ) -> None:
     file = written(tmp_path, "args.json", {"output_dir": "out"})
-    found = values(settings_files.read(training_args=file))
-    assert found["gradient_accumulation_steps"] == 1
-    assert found["gradient_clipping"] == 1
-    assert "precision" not in found
+    settings = values(settings_files.read(training_args=file))
+    assert settings["gradient_accumulation_steps"] == 1
+    assert settings["gradient_clipping"] == 1
+    assert "precision" not in settings
 
 
 def test_accelerates_yaml_decides_ranks_precision_and_parallelism(tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ mixed_precision: bf16
 megatron_lm_config: {megatron_lm_tp_degree: '2', megatron_lm_pp_degree: 1}
 deepspeed_config: {gradient_clipping: auto, zero_stage: 2}
 """
-    found = values(settings_files.read(accelerate=written(tmp_path, "a.yaml", text)))
-    assert found == {
+    settings = values(settings_files.read(accelerate=written(tmp_path, "a.yaml", text)))
+    assert settings == {
         "ranks": 8,
         "precision": "bf16",
         "tensor_parallel": 2,
@@ -167,8 +167,8 @@ deepspeed_config: {gradient_clipping: auto, zero_stage: 2}
 )
 def test_a_switch_of_megatron_is_true_or_false(tmp_path: Path, value: Any, expected: Any) -> None:
     content = {"megatron_lm_config": {"megatron_lm_use_distributed_optimizer": value}}
-    found = settings_files.read(accelerate=written(tmp_path, "a.yaml", content))
-    assert found["distributed_optimizer"].value is expected
+    settings = settings_files.read(accelerate=written(tmp_path, "a.yaml", content))
+    assert settings["distributed_optimizer"].value is expected
 
 
 def test_values_of_another_type_are_refused(tmp_path: Path) -> None:
@@ -183,9 +183,9 @@ def test_values_of_another_type_are_refused(tmp_path: Path) -> None:
 def test_files_that_disagree_decide_nothing(tmp_path: Path) -> None:
     config = written(tmp_path, "ds.json", {"gradient_accumulation_steps": 2})
     args = written(tmp_path, "args.json", {"gradient_accumulation_steps": 4})
-    found = settings_files.read(deepspeed=config, training_args=args)
+    settings = settings_files.read(deepspeed=config, training_args=args)
     expected = Setting(None, "the files disagree: 2 and 4")
-    assert found["gradient_accumulation_steps"] == expected
+    assert settings["gradient_accumulation_steps"] == expected
 
 
 @pytest.mark.parametrize(

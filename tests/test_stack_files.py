@@ -231,13 +231,13 @@ def test_a_file_that_lists_all_packages_is_complete(
     write: Write, name: str, text: str, expected: Installed | None
 ) -> None:
     write(name, text)
-    found = environment.of_files([name], NAMES)
-    assert found.packages == ({"up": expected} if expected else {})
-    assert (found.where, found.complete, found.interpreter) == (name, True, None)
+    stack = environment.of_files([name], NAMES)
+    assert stack.packages == ({"up": expected} if expected else {})
+    assert (stack.where, stack.complete, stack.interpreter) == (name, True, None)
     write("-", text)
     if expected:  # without packages it is recognised by its name
-        (there,) = environment.of_files(["-"], NAMES).packages.values()
-        assert there.version == expected.version
+        (package,) = environment.of_files(["-"], NAMES).packages.values()
+        assert package.version == expected.version
 
 
 def test_other_names_of_torch_and_its_builds_are_known(write: Write) -> None:
@@ -265,13 +265,13 @@ torch==2.13.0+cu130
 
 def test_a_freeze_on_standard_input_is_complete(write: Write) -> None:
     write("-", FREEZE)
-    found = environment.of_files(["-"], NAMES)
-    assert found.packages == {
+    stack = environment.of_files(["-"], NAMES)
+    assert stack.packages == {
         "up": Installed("4.40.0", "an editable install"),
         "second-one": Installed("", "installed from git"),
         "torch": Installed("2.13.0"),
     }
-    assert (found.where, found.complete) == ("standard input", True)
+    assert (stack.where, stack.complete) == ("standard input", True)
 
 
 @pytest.mark.parametrize(("name", "text"), [("-", FREEZE), ("uv.lock", uv(("1.0", INDEX, "")))])
@@ -279,8 +279,8 @@ def test_a_day_changes_nothing_in_a_list_of_all_packages(
     write: Write, name: str, text: str
 ) -> None:
     write(name, text)
-    found = environment.of_files([name], NAMES, "2025-01-01")
-    assert found.notes == (f"--as-of has no effect: {found.where} lists every release",)
+    stack = environment.of_files([name], NAMES, "2025-01-01")
+    assert stack.notes == (f"--as-of has no effect: {stack.where} lists every release",)
 
 
 @pytest.mark.parametrize(
@@ -296,9 +296,9 @@ def test_other_requirements_are_not_complete(write: Write, line: str) -> None:
 def test_several_requirements_files_describe_one_environment(write: Write) -> None:
     write("a.txt", "up==4.40.0\n")
     write("b.txt", "second-one==1.0\nup>4\n")
-    found = environment.of_files(["a.txt", "b.txt", "a.txt"], NAMES)
-    assert found.packages == {"up": ONE, "second-one": Installed("1.0")}
-    assert (found.where, found.complete) == ("a.txt and b.txt", False)
+    stack = environment.of_files(["a.txt", "b.txt", "a.txt"], NAMES)
+    assert stack.packages == {"up": ONE, "second-one": Installed("1.0")}
+    assert (stack.where, stack.complete) == ("a.txt and b.txt", False)
     write("-", FREEZE)
     assert not environment.of_files(["a.txt", "-"], NAMES).complete
     write("uv.lock", uv(("4.40.0", INDEX, "")))
@@ -309,10 +309,10 @@ def test_several_requirements_files_describe_one_environment(write: Write) -> No
 @pytest.mark.usefixtures("no_network")
 def test_a_range_is_unknown_without_an_index(write: Write) -> None:
     write("a.txt", "up>=4\nsecond-one==1.0\n")
-    found = environment.of_files(["a.txt"], NAMES).packages
-    assert found["second-one"] == Installed("1.0")
-    assert found["up"].version == ""
-    assert found["up"].origin.startswith("the package index does not respond")
+    packages = environment.of_files(["a.txt"], NAMES).packages
+    assert packages["second-one"] == Installed("1.0")
+    assert packages["up"].version == ""
+    assert packages["up"].origin.startswith("the package index does not respond")
 
 
 def test_an_index_without_the_package_leaves_its_version_unknown(

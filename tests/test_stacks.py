@@ -56,15 +56,15 @@ def test_this_interpreter_has_the_packages_asked_for_and_torch(
     monkeypatch.setattr(subprocess, "Popen", None)  # no process is started
     distribution(site, "second_one", "0.1")
     (site / "second_one.py").write_text("raise RuntimeError('imported')")
-    found = environment.of_this_interpreter(NAMES)
-    assert list(found.packages) == ["second-one", "torch"]
-    assert found.packages["second-one"] == Installed("0.1")
-    assert found.packages["torch"].public.startswith("2.")
-    assert found.complete
-    assert found.interpreter is not None
-    assert found.interpreter.executable == sys.executable
-    assert found.interpreter.packages["second-one"].folder == str(site)
-    assert found.where.endswith(f"python (Python {platform.python_version()})")
+    stack = environment.of_this_interpreter(NAMES)
+    assert list(stack.packages) == ["second-one", "torch"]
+    assert stack.packages["second-one"] == Installed("0.1")
+    assert stack.packages["torch"].public.startswith("2.")
+    assert stack.complete
+    assert stack.interpreter is not None
+    assert stack.interpreter.executable == sys.executable
+    assert stack.interpreter.packages["second-one"].folder == str(site)
+    assert stack.where.endswith(f"python (Python {platform.python_version()})")
 
 
 @pytest.mark.parametrize(
@@ -148,18 +148,18 @@ def test_another_interpreter_is_asked_by_its_folder_or_its_program(
     distribution(packages(other), "torch", "2.13.0+cu130")
     distribution(packages(other), "second_one", "1.0", GIT)
     monkeypatch.chdir(other.parent)
-    for given in (Path("env"), Path("env/bin/python"), other):
-        found = environment.of_interpreter(given, NAMES)
-        assert found.packages == {
+    for path in (Path("env"), Path("env/bin/python"), other):
+        stack = environment.of_interpreter(path, NAMES)
+        assert stack.packages == {
             "up": Installed("1.2.3"),
             "second-one": Installed("1.0", "installed from git"),
             "torch": Installed("2.13.0"),
         }
-        assert found.where == f"env/bin/python (Python {platform.python_version()})"
-        assert found.complete
-        assert found.interpreter is not None
-        assert found.interpreter.executable == str(other / "bin" / "python")
-        assert found.interpreter.site == str(packages(other))
+        assert stack.where == f"env/bin/python (Python {platform.python_version()})"
+        assert stack.complete
+        assert stack.interpreter is not None
+        assert stack.interpreter.executable == str(other / "bin" / "python")
+        assert stack.interpreter.site == str(packages(other))
 
 
 def test_our_environment_does_not_change_what_another_interpreter_finds(
@@ -248,9 +248,9 @@ def check_end(pids: Path) -> None:
 
 
 def test_what_is_no_interpreter_is_a_mistake(other: Path, tmp_path: Path) -> None:
-    def check(given: Path, message: str) -> None:
+    def check(path: Path, message: str) -> None:
         with pytest.raises(UserError, match=message):
-            environment.of_interpreter(given, NAMES)
+            environment.of_interpreter(path, NAMES)
 
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("hello")

@@ -266,8 +266,8 @@ def test_a_wrong_type_is_one_line(name: str) -> None:
         *([] if option == "-r" else ["-r", "up.txt"]),
     ]
     answers = set()
-    for wrong in changed(content):
-        if (text := written(name, wrong)) is not None:
+    for variant in changed(content):
+        if (text := written(name, variant)) is not None:
             Path("project", name).write_text(text)
             answers.add(answer(words))
     assert (0, "") in answers or (1, "") in answers

@@ -106,8 +106,8 @@ def outdated(
     for checked in bugs:
         entry = accepted.get(checked.scenario)
         if entry and checked.status not in THERE:
-            gone = f"{entry.bug} is accepted, but is no longer there ({checked.status})"
-            yield f"{gone}: remove it from {entry.file}"
+            message = f"{entry.bug} is accepted, but is no longer there ({checked.status})"
+            yield f"{message}: remove it from {entry.file}"
         elif entry and not entry.holds(day):
             yield f"{entry.bug} counts again: it was accepted until {entry.until} ({entry.file})"
 
@@ -159,10 +159,12 @@ def _recorded(name: str, environment: Environment) -> Checked:
     releases = (covered or choices)[0]
     if why := _inapplicable(scenario, required, releases, environment, bool(covered)):
         return Checked(name, BugStatus.DOES_NOT_APPLY, why, releases)
-    decide = {p: each for p, each in installed.items() if p in scenario.deciding}
-    unclear = [_not_a_release(p, environment) for p, each in decide.items() if not each.candidates]
-    if any(unclear):
-        return Checked(name, BugStatus.UNKNOWN, next(filter(None, unclear)), releases)
+    deciders = {p: each for p, each in installed.items() if p in scenario.deciding}
+    reasons = [
+        _not_a_release(p, environment) for p, each in deciders.items() if not each.candidates
+    ]
+    if any(reasons):
+        return Checked(name, BugStatus.UNKNOWN, next(filter(None, reasons)), releases)
     return _of_all(name, covered or choices, everywhere=len(covered) == len(choices))
 
 

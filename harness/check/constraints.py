@@ -63,8 +63,8 @@ def _any_of(markers: Sequence[str]) -> str:
 
 def all_of(markers: Sequence[str]) -> str:
     """A marker that holds where all of these do; an empty one holds everywhere."""
-    some = [marker for marker in markers if marker]
-    return some[0] if len(some) == 1 else " and ".join(f"({marker})" for marker in some)
+    parts = [marker for marker in markers if marker]
+    return parts[0] if len(parts) == 1 else " and ".join(f"({marker})" for marker in parts)
 
 
 def _parts(text: str) -> list[str]:

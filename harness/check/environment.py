@@ -255,14 +255,14 @@ def _opened(name: str) -> tuple[PackageFile, str]:
         raise UserError("-r names no file: write -r FILE, or -r . for this folder")
     try:
         file, note = project_files.in_folder(name)
-        opened = source.read(file)
+        content = source.read(file)
     except OSError as error:  # the name is too long, or a folder may not be read
         raise source.unreadable(name, error) from None
-    if opened.chosen and not project_files.is_one(opened):
+    if content.chosen and not project_files.is_one(content):
         raise UserError(
-            f"{opened.name} has no extras or groups: leave [{','.join(opened.chosen)}] out"
+            f"{content.name} has no extras or groups: leave [{','.join(content.chosen)}] out"
         )
-    return opened, note
+    return content, note
 
 
 def _is_list(file: PackageFile) -> bool:

@@ -144,9 +144,9 @@ def in_folder(name: str) -> tuple[str, str]:
             + (f"; {SETUP}" if (folder / "setup.py").is_file() else "")
         )
     file, *others = usable
-    also = f"; {', '.join(others)} not read" if others else ""
+    ending = f"; {', '.join(others)} not read" if others else ""
     suffix = f"[{chosen}" if chosen else ""
-    return f"{folder / file}{suffix}", f"{name}: {file} was read{also}"
+    return f"{folder / file}{suffix}", f"{name}: {file} was read{ending}"
 
 
 def _says_something(file: Path) -> bool:

@@ -139,9 +139,9 @@ def _poetry(document: Mapping[str, Any], content: Content, file: str) -> None:
         where = f"{POETRY_GROUPS}.{group}"
         for name in as_texts(table.get("include-groups"), f"{where}.include-groups"):
             content.add(group, where, _included_group(parts, name, where))
-    old = {"dependencies": poetry.get("dev-dependencies")}
-    if old["dependencies"]:
-        _poetry_group("dev", old, content, file)
+    old_group = {"dependencies": poetry.get("dev-dependencies")}
+    if old_group["dependencies"]:
+        _poetry_group("dev", old_group, content, file)
 
 
 def _poetry_group(group: str, table: Mapping[str, Any], content: Content, file: str) -> None:
@@ -348,12 +348,12 @@ def _source(name: str, section: str, sources: Iterable[Mapping[str, Any]]) -> st
     """The address from which uv installs a package; empty if it comes from an index."""
     for source in sources:
         where = f"tool.uv.sources.{name}"
-        only = [
+        choices = [
             as_text(source[kind], f"{where}.{kind}")
             for kind in ("extra", "group")
             if kind in source
         ]
-        if only and key(section) not in map(key, only):
+        if choices and key(section) not in map(key, choices):
             continue
         if "marker" in source and not _holds(as_text(source["marker"], f"{where}.marker"), where):
             continue

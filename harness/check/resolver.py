@@ -98,17 +98,17 @@ def resolve(content: Requirements, our_packages: Collection[str], day: str = "")
     except _NotResolved as error:
         why = str(error)
     if "index" not in why:
-        some = {
+        our_requirements = {
             name: specifiers
             for name, specifiers in content.versions.items()
             if name in our_packages
         }
-        if some.keys() < content.versions.keys():
+        if our_requirements.keys() < content.versions.keys():
             try:
-                versions, notes = _versions(content, some, day)
-                others = content.versions.keys() - some.keys()
+                versions, notes = _versions(content, our_requirements, day)
+                others = content.versions.keys() - our_requirements.keys()
                 unknown = _needed(others, our_packages, versions, "was left out")
-                names = listed(sorted(some))
+                names = listed(sorted(our_requirements))
                 note = f"the other requirements contradict {names}, and were left out: {why}"
                 return Resolution(versions, unknown, [note, *notes])
             except _NotResolved as error:

@@ -225,8 +225,8 @@ def _with_runs(
     """Replace the statuses by those of runs; with ``--unknown``, only the unknown ones."""
     from harness.check import live  # imports what runs need
 
-    again = (BugStatus.UNKNOWN,) if options.unknown else RUN_AGAIN
-    selection = [checked for checked in bugs if checked.status in again]
+    statuses = (BugStatus.UNKNOWN,) if options.unknown else RUN_AGAIN
+    selection = [checked for checked in bugs if checked.status in statuses]
     if not selection:
         return list(bugs)
     console = terminal(None if options.format == "text" else sys.stderr)
