@@ -130,6 +130,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 # Ranks that fail
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_rank_killed_mid_run_is_inconclusive_and_named(sandbox: Sandbox) -> None:
     process = sandbox.start(*BUGGY_ALONE, LONG)
@@ -168,6 +169,7 @@ def test_ranks_that_exit_0_without_records_are_inconclusive(sandbox: Sandbox) ->
 # Ctrl-C, and a killed harness
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_ctrl_c_ends_all_processes_and_leaves_the_stacks(sandbox: Sandbox, command: Any) -> None:
     process = sandbox.start(*BUGGY_ALONE, LONG)
@@ -303,6 +305,7 @@ NAMELESS = ("unshare", "--uts", "sh", "-c", 'hostname nobody-knows && exec "$@"'
 """Runs a command on a host whose name does not resolve, as in a container without a network."""
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.skipif(
     subprocess.run([*NAMELESS, "true"], capture_output=True, check=False).returncode != 0,
@@ -405,6 +408,7 @@ def _no_room_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "open", refuse(Path.open))
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_disk_that_fills_up_mid_run_is_inconclusive(
     tmpfs: Path, tmp_path: Path, cache: Path
@@ -434,6 +438,7 @@ PYTHONSAFEPATH= PYTHONWARNINGS=error HARNESS_TRIAL=theirs"""
 """The environment of a run that a rank of another job on a cluster starts."""
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path, cache: Path) -> None:
     """The second one runs inside another job, with another release on its Python path."""

@@ -199,6 +199,7 @@ def worker(
     return {(row.model.rpartition(":")[2], row.relation): row for row in rows}
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_hang_cost_one_cell_each(cache: Path, tmp_path: Path) -> None:
     relations = ("packing", "generation", "save_load")
     functions = ("make_crashing", "make_hanging", "make_nothing")
@@ -233,6 +234,7 @@ def test_a_function_can_have_a_head(cache: Path, tmp_path: Path) -> None:
         assert answer.status is AnswerStatus.RIGHT, answer
 
 
+@pytest.mark.slow
 def test_two_ranks_are_compared_with_the_mean_of_both(cache: Path, tmp_path: Path) -> None:
     rows = worker(tmp_path, "make", "make_skipping", relations=("ddp", "fsdp2"))
     assert rows["make", "ddp"].answer.status is AnswerStatus.RIGHT

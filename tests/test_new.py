@@ -105,6 +105,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     assert not list(own.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_new_scenario_runs_and_is_inconclusive(tmp_path: Path) -> None:
     for part in ("harness", "scenarios", "configs"):

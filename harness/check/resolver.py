@@ -26,7 +26,7 @@ from harness.system.text import listed, one_line, short
 
 LONGEST = 300
 """Characters of a list of packages in a line."""
-TRIES = 12
+TRIES = 100
 """How often packages without wheels, or that no index has, are left out."""
 LIMIT = 90.0
 """Seconds for uv, each time."""

@@ -11,6 +11,7 @@ from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, layout, re
 GIVEN = "--batch-size {rows} --accum {k}"
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("option", "broken"), [("--seed 7", {}), ("--seed 0", {SEED: ("order of samples", "")})]

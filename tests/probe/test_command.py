@@ -26,6 +26,7 @@ FILE = "a/src/unidiff/__version__.py"
 DDP = str(SCRIPTS / "ddp.py")
 
 
+@pytest.mark.slow
 def test_a_broken_loop_is_reported_as_text_json_and_junit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,6 +47,7 @@ def test_a_broken_loop_is_reported_as_text_json_and_junit(
     assert "gradient at step 1" in suite.findall("testcase/failure")[0].get("message", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "message"),
     [

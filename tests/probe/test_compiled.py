@@ -55,6 +55,7 @@ EAGER = 'backend="aot_eager"'
 """The hooks are inlined as with every backend, and nothing is built."""
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize(
     "how",

@@ -127,6 +127,7 @@ for batch in DataLoader(own, int(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_seed_splits_on_each_rank_by_itself(
     probing: Probing, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ FP16 = "with torch.autocast('cpu', torch.float16): loss = model(x).float().mean(
 AGAIN = "loss = checkpoint(model, x, use_reentrant=False).square().mean()"
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("setup", "loss", "text"),

@@ -29,6 +29,7 @@ def probe(folder: Path, source: str) -> tuple[int, dict[str, dict[str, str]]]:
     return code, {layout["kind"]: layout for layout in json.loads(file.read_text())["layouts"]}
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.usefixtures("command")
 def test_the_example_is_as_the_reference_until_it_has_a_mistake(tmp_path: Path) -> None:

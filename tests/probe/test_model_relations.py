@@ -51,6 +51,7 @@ def test_the_model_of_a_script_is_asked(
     assert ("BROKEN" in capsys.readouterr().out) == bool(relation)
 
 
+@pytest.mark.slow
 def test_a_model_without_token_ids_has_no_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_script_for_gpus_runs(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.usefixtures("command")
 def test_what_was_done_on_the_cpu_is_reported_and_can_be_refused(
@@ -197,6 +198,7 @@ def main(rows):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.usefixtures("command")
 def test_a_trainer_of_a_library_runs_on_the_cpu(

@@ -27,6 +27,7 @@ def test_only_a_loss_with_unlike_factors_is_noted(factors: list[float], noted: b
     assert bool(list(uneven([(factor - 1e-4, factor + 1e-4) for factor in factors]))) is noted
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize("classes", ["", "--classes"])
 def test_a_loss_whose_value_alone_is_wrong_is_noted(probing: Probing, classes: str) -> None:

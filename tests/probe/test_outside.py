@@ -17,6 +17,7 @@ GIVEN = "--batch-size {rows} --accum {k}"
 WITH_RESUME = Settings(save=SAVE, resume=RESUMED, layouts=(RANKS, ACCUMULATION, RESUME))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", "--dtype bfloat16", "--amp float16 --fused --overflow"])
 def test_weights_that_all_layouts_change_are_noted(probing: Probing, options: str) -> None:
     words = [*f"{GIVEN} {options} --bug".split(), "shrinks after each step"]

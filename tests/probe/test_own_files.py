@@ -91,6 +91,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return user
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("command")
 def test_a_script_that_loads_its_own_snapshot_is_right_each_time(
     folder: Path, capsys: pytest.CaptureFixture[str]
@@ -109,6 +110,7 @@ def test_a_script_that_loads_its_own_snapshot_is_right_each_time(
     assert fingerprint(folder.parent) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("command")
 def test_a_checkpoint_of_the_user_is_read_and_never_changed(folder: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "train.py", "48", "1"]

@@ -15,6 +15,7 @@ NEVER = "never divided by the accumulation steps"
 SUMMED = "summed over the ranks, not averaged"
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize(
     "options",
@@ -32,6 +33,7 @@ def test_a_right_policy_gradient_is_right_and_has_no_note(probing: Probing, opti
     assert answers.notes == []
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize("objective", ["grpo", "reinforce"])
 def test_a_mistake_in_it_is_named(probing: Probing, objective: str) -> None:

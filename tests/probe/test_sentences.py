@@ -118,6 +118,7 @@ def test_every_layout_without_an_answer_has_the_last_lines_of_the_script(changed
     assert comparison.log.splitlines()[-1] == "rows are drawn"
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.usefixtures("command")
 @pytest.mark.parametrize(
@@ -143,6 +144,7 @@ def test_the_reference_without_an_answer_has_them_too(
         assert words in printed
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.usefixtures("command")
 def test_an_option_of_probe_after_the_script_gets_a_hint(

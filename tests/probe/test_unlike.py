@@ -95,6 +95,7 @@ negatives = Negatives()
 accum, batches"""
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_loss_that_draws_has_no_answer(probing: Probing, tmp_path: Path) -> None:
     text = (SCRIPTS / "ddp.py").read_text().replace("\naccum, batches", DRAWN_LOSS, 1)
