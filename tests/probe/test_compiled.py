@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from harness.probe.compare.plausibility import COMPILED
 from harness.probe.layouts import RANKS, Settings
 from harness.rank.probe.compiled import ASKED
+from harness.system.files import ROOT
 from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, refused
 
 SCRIPT = """
@@ -114,3 +117,18 @@ def test_what_is_compiled_for_a_cpu_is_right_in_every_layout(probing: Probing) -
 )
 def test_what_compiles_is_known_before_it_runs(text: str, asks: bool) -> None:
     assert bool(ASKED.search(text)) is asks
+
+
+WARMS_UP = """
+import sys, torch
+from harness.rank.probe import compiled
+torch.version.cuda = "13.0"
+compiled.warm_up()
+sys.exit("torch._inductor.compile_fx" in sys.modules)
+"""
+
+
+def test_a_torch_for_gpus_is_not_warmed_up() -> None:
+    """Its compiler starts a thread of the driver: the server could not fork, and each rank would
+    warm up by itself, for a minute."""
+    subprocess.run([sys.executable, "-c", WARMS_UP], cwd=ROOT, check=True)

@@ -17,12 +17,16 @@ IN_ONE_THREAD = "TORCHINDUCTOR_COMPILE_THREADS"
 
 def warm_up() -> None:
     """Compile a small function, so that forked ranks inherit what the compiler imports and caches:
-    this saves each rank 5 s. Does nothing with a GPU, as it would initialise CUDA."""
+    this saves each rank 5 s.
+
+    Does nothing with a torch for GPUs. There the compiler starts a thread of the driver when it is
+    imported, also without a GPU, and a process with threads cannot be forked."""
     import torch
+
+    if torch.version.cuda or torch.version.hip:
+        return
     import torch._inductor.compile_fx
 
-    if torch.cuda.is_available():
-        return
     with suppress(Exception):  # without a compiler, the script itself fails
         tensor = torch.ones(3, requires_grad=True)
         torch.compile(lambda x: x * 2 + 1)(tensor).sum().backward()
