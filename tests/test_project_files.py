@@ -620,7 +620,9 @@ def test_releases_fit_together_on_a_day(
     file.write_text(f"{text}\n")
     stack = environment.of_files([str(file)], ["up", "down"], day)
     assert {name: package.version for name, package in stack.packages.items()} == expected
-    assert ("as they have no wheel: nowhere, source" in " ".join(stack.notes)) == ("source" in text)
+    assert ("as no index has their wheels: nowhere, source" in " ".join(stack.notes)) == (
+        "source" in text
+    )
 
 
 def test_requirements_that_contradict_each_other_are_looked_up_alone(
@@ -675,8 +677,12 @@ def test_what_a_package_without_wheels_needs_is_resolved_as_well(
         ("source==9.9", "", "there is no such release, "),
         ("up==2.0", "2024-03-01", "there was no such release on 2024-03-01, "),
         ("up>=1", "1990-01-01", "there was no such release on 1990-01-01, "),
-        ("source==1.0", "2024-01-01", "what these need was not looked up, as they have no wheel"),
-        ("up==1.0+mine", "", "what these need was not looked up, as they have no wheel"),
+        (
+            "source==1.0",
+            "2024-01-01",
+            "what these need was not looked up, as no index has their wheels",
+        ),
+        ("up==1.0+mine", "", "what these need was not looked up, as no index has their wheels"),
     ],
 )
 def test_a_release_that_does_not_exist_is_said(
@@ -711,7 +717,7 @@ def test_a_package_whose_needs_are_not_known_is_said_if_it_is_alone(
     file = tmp_path / "requirements.txt"
     file.write_text(f"{line}\n")
     error = refused(capsys, ["check", "-r", str(file)])
-    assert f"as they have no wheel: {line.partition('=')[0]}; {file} has none of " in error
+    assert f"as no index has their wheels: {line.partition('=')[0]}; {file} has none of " in error
 
 
 def test_packages_that_fit_together_without_the_others_are_resolved(

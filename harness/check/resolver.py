@@ -137,7 +137,8 @@ def _not_looked_up(
         when = f"was no such release on {day}" if day else "is no such release"
         yield f"there {when}, so what it needs was not looked up: {short(requirements, LONGEST)}"
     if unread := ", ".join(sorted(left_out - gone - NEEDS.keys() - content.projects)):
-        yield f"what these need was not looked up, as they have no wheel: {short(unread, LONGEST)}"
+        names = short(unread, LONGEST)
+        yield f"what these need was not looked up, as no index has their wheels: {names}"
 
 
 def _has_no_release(name: str, content: Requirements, day: str) -> bool:
