@@ -336,3 +336,19 @@ def test_two_threads_do_not_look_for_uv_at_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("uv.find_uv_bin", look)
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(lambda _: uv.binary(), range(4))) == {"uv"}
+
+
+@pytest.mark.parametrize(
+    ("release", "python", "refused"),
+    [
+        ("0.4.11", "3.11.2", True),
+        ("0.4.11", "3.11.4", False),
+        ("0.4.11", "3.10.14", False),
+        ("0.4.12", "3.11.2", False),
+    ],
+)
+def test_a_patch_release_of_python_may_be_unable_to_import_a_release(
+    release: str, python: str, refused: bool
+) -> None:
+    why = pins.why_not_imported({"pytorch-ignite": release}, python)
+    assert why.startswith("Python 3.11.2 cannot import pytorch-ignite 0.4.11") is refused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -113,7 +114,10 @@ def check(
     lane = Lane.CPU if Lane.CPU in scenario.lanes else Lane.GPU
     if lane is Lane.GPU and not machine.gpus():
         pytest.skip("this bug needs a GPU")
-    needed = shims.needed(pins.complete(scenario, pins_of_user), lane)
+    releases = pins.complete(scenario, pins_of_user)
+    if why := pins.why_not_imported(releases, platform.python_version()):
+        pytest.skip(why)
+    needed = shims.needed(releases, lane)
     settings = {
         "PYTHONPATH": os.pathsep.join([str(SHIMMED), str(overlay.site)]),
         "SHIMS": " ".join(point.name for point in needed),

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from harness.bugs.api.spec import Scenario
@@ -52,6 +53,13 @@ WHEELS_OF = {"megatron-core<0.5": ("3.10",), "megatron-core<0.10": ("3.10", "3.1
 Another Python gets the wheel of the last of these, for the plain Python in it. It cannot import the
 compiled part, a helper of the data sets; nothing here imports that.
 """
+
+
+BROKEN_PYTHONS = {
+    "pytorch-ignite<0.4.12": (">=3.11,<3.11.4", "https://github.com/pytorch/ignite/issues/2904")
+}
+"""Releases that some patch releases of Python cannot import, and where that is reported. Debian 12
+has Python 3.11.2."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +209,15 @@ class Interpreter:
 def bounds(pins: Mapping[str, str]) -> list[str]:
     """The dependencies that these releases should have declared."""
     return [bound for when, bound in CONSTRAINTS.items() if matches(when, pins)]
+
+
+def why_not_imported(pins: Mapping[str, str], python: str) -> str:
+    """Why a Python, such as ``3.11.2``, cannot import these releases; empty if it can."""
+    for when, (pythons, report) in BROKEN_PYTHONS.items():
+        if matches(when, pins) and SpecifierSet(pythons).contains(python):
+            name = Requirement(when).name
+            return f"Python {python} cannot import {name} {pins[name]}: {report}"
+    return ""
 
 
 def by_python(stack: Stack) -> list[Stack]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import platform
 import threading
 import time
 import uuid
@@ -102,6 +103,7 @@ def resolve(job: Job) -> Resolved:
         stacks = {variant: _refused(config, variant) for variant in config.variants}
         return Resolved(lane, stacks, dict.fromkeys(config.variants, str(error)))
     stacks, refusals = {}, {}
+    python = config.installed.version if config.installed else platform.python_version()
     for variant in config.variants:
         try:
             stacks[variant] = stack_of(config, variant, job.cache)
@@ -111,6 +113,8 @@ def resolve(job: Job) -> Resolved:
             continue
         if not pins.covers(scenario, stacks[variant].pins):
             refusals[variant] = f"this scenario is about {scenario.releases} only"
+        elif why := pins.why_not_imported(stacks[variant].pins, python):
+            refusals[variant] = why
     return Resolved(lane, stacks, refusals)
 
 
