@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import platform
 import random
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from harness.__main__ import main
 from harness.bugs import affected, catalog
@@ -134,3 +136,13 @@ def test_the_commit_of_a_result_is_the_oldest_that_has_it_as_it_is(
     recorded = commit([entry])
     commit([entry, neighbour])
     assert confirmations.commit_of(cell("0.13.0", YES)) == recorded
+
+
+def test_what_this_python_cannot_import_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = affected.of("ignite_sync_twice")
+    surroundings = cells[0].environment
+    for python, old in (("3.11.7", True), ("3.11.2", False)):
+        monkeypatch.setattr(platform, "python_version", lambda version=python: version)
+        due = confirmations.recorded(["ignite_sync_twice"], surroundings)
+        assert due
+        assert any(Version(cell.pins["pytorch-ignite"]) < Version("0.4.12") for cell in due) is old

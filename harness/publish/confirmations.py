@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import re
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from harness.bugs import affected, catalog
 from harness.bugs.api.numbers import near
 from harness.bugs.api.spec import RELEASED
 from harness.bugs.cell import Cell, Status
-from harness.bugs.pins import describe
+from harness.bugs.pins import describe, why_not_imported
 from harness.run import cells, executor
 from harness.run.run_config import RunConfig
 from harness.system import archives
@@ -45,8 +46,14 @@ UNINSTALLABLE = "could not be installed"
 
 def recorded(names: Iterable[str], environment: tuple[str, ...]) -> list[Cell]:
     """The recorded results of scenarios in an environment, see ``Cell.environment``. In another
-    environment the status may differ."""
-    return [cell for name in names for cell in affected.of(name) if cell.environment == environment]
+    environment the status may differ, and this Python may be unable to import the releases."""
+    return [
+        cell
+        for name in names
+        for cell in affected.of(name)
+        if cell.environment == environment
+        and not why_not_imported(cell.pins, platform.python_version())
+    ]
 
 
 def key(cell: Cell) -> tuple[str, str]:
