@@ -29,7 +29,9 @@ GIVEN = "--batch-size {rows} --accum {k}"
         "--fp16 --rehearse zeros --overflow",
         "--fp16 --rehearse forward --snapshot snapshot.pt",
         pytest.param("--compile --rehearse loader --snapshot snapshot.pt", marks=pytest.mark.slow),
-        pytest.param("--compile --rehearse forward --fp16", marks=pytest.mark.slow),
+        pytest.param(
+            "--compile --rehearse forward --fp16", marks=(pytest.mark.slow, pytest.mark.exhaustive)
+        ),
     ],
 )
 def test_a_habit_is_no_fault(probing: Probing, options: str) -> None:
