@@ -456,6 +456,7 @@ def test_a_buggy_release_of_deepspeed_is_detected(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_cost_of_a_detector_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--cost", "replicas", "usual/nan"]) == 0
     printed = capsys.readouterr().out

@@ -331,6 +331,7 @@ def test_the_same_command_again_goes_on_after_a_kill(
     assert "2 not affected (3 stored)" in harness(*MATRIX, "on=slurm")[1]
 
 
+@pytest.mark.exhaustive
 def test_bisect_finds_the_flip(harness: Callable[..., tuple[int, str]]) -> None:
     words = ("scenario=sampler_shards", "pins.accelerate=0.29.1:0.30.1")
     code, out = harness("bisect", *words, "on=slurm", "on.overlays=task")
