@@ -21,7 +21,7 @@ import pytest
 from tests.another_user import NOBODY, needs_root
 from tests.sandbox import hear_signals
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 NIGHTLY = ROOT / ".github" / "workflows" / "nightly.yml"
 

@@ -33,11 +33,11 @@ from harness.system.processes import end_all, members
 from tests import slurm_cluster
 from tests.made_up import set_gpus
 from tests.recording import Recording
+from tests.run.test_faults import LONG, SLEEPS, faulty_cache
 from tests.sandbox import PATIENCE, ROOT, Sandbox, ended, living, mid_run, outcome, within
 from tests.slurm_cluster import cluster
 from tests.stand_in import StandIn, settings
 from tests.stand_in import stand_in as make_stand_in
-from tests.test_faults import LONG, SLEEPS, faulty_cache
 
 SCENARIO = "sampler_shards"
 TWO = ("run", f"scenario={SCENARIO}", "variant=buggy", "lane=cpu", "launch.nodes=2")
@@ -368,7 +368,7 @@ from pathlib import Path
 import harness.run.launch as launching
 from dataclasses import replace
 from tests.stand_in import settings
-from tests.test_nodes import OF
+from tests.run.test_nodes import OF
 folder, site = map(Path, sys.argv[1:])
 launching.launch(folder, folder / OF.variant, OF, replace(settings(site), nodes=2), timeout=1000)
 """
