@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -212,7 +212,10 @@ if arguments[0].endswith("=1"):
 {SLEEPER}
 """
 
-slurm = pytest.mark.slurm
+
+def slurm(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that needs Slurm's two nodes."""
+    return pytest.mark.slurm(pytest.mark.by_day(3)(test))
 
 
 @pytest.fixture(scope="module")
