@@ -251,8 +251,9 @@ def sealed(site: Path) -> dict[str, BuiltFile]:
 
 def sealed_file(path: Path) -> BuiltFile:
     """Make a file read-only; returns its size and hash."""
-    path.chmod(path.stat().st_mode & 0o555)
-    return BuiltFile(path.stat().st_size, sha256(path))
+    status = path.stat()
+    path.chmod(status.st_mode & 0o555)
+    return BuiltFile(status.st_size, sha256(path))
 
 
 def _manifest(
