@@ -6,14 +6,16 @@ The image to build upon is pulled, or made from Debian's packages where none can
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.docker_nightly.engine import Engine, Unavailable, last_line
 
 ROOT = Path(__file__).parent.parent.parent
+DOCKERFILE = ROOT / "docker" / "Dockerfile"
 NAME = "distributed-bugs:check"
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
@@ -34,11 +36,8 @@ def settings() -> list[str]:
     return [word for name in AT_RUN if name in os.environ for word in ("-e", name)]
 
 
-def context(folder: Path) -> Path:
-    """Copy the files that git knows, and the wheels of torch that the caller's pip uses.
-
-    Raises Unavailable if the image would get a torch for GPUs, which is gigabytes.
-    """
+def context(folder: Path, wheels: Sequence[Path]) -> Path:
+    """Copy the files that git knows, and these wheels."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):
@@ -47,21 +46,36 @@ def context(folder: Path) -> Path:
             shutil.copy2(ROOT / name, folder / name)
     if (ROOT / ".git").is_dir():
         shutil.copytree(ROOT / ".git", folder / ".git", symlinks=True)
-    builds = list(wheels())
-    for wheel in builds:
+    for wheel in wheels:
         shutil.copy2(wheel, folder / "docker" / "wheels")
-    if not builds and "TORCH_INDEX" not in os.environ:
-        raise Unavailable(
-            "no build of torch for the CPU: name the index that has it in TORCH_INDEX, or a "
-            "folder with its wheel in PIP_FIND_LINKS"
-        )
     return folder
 
 
-def wheels() -> Iterator[Path]:
-    """The wheels of torch in the folders of PIP_FIND_LINKS."""
-    for folder in os.environ.get("PIP_FIND_LINKS", "").split():
-        yield from sorted(Path(folder.removeprefix("file://")).glob("torch-*.whl"))
+def wheels(docker: Engine, base: str) -> list[Path]:
+    """The wheels in the folders of PIP_FIND_LINKS of the torch that the image gets.
+
+    Raises Unavailable if it would get a torch for GPUs, which is gigabytes.
+    """
+    (version,) = re.findall(r"^ARG TORCH=torch==(\S+)", DOCKERFILE.read_text(), flags=re.MULTILINE)
+    python = python_of(docker, base)
+    folders = os.environ.get("PIP_FIND_LINKS", "").split()
+    paths = [Path(folder.removeprefix("file://")) for folder in folders]
+    name = f"torch-{version}[+-]*{python}-{python}-*.whl"
+    found = [wheel for path in paths for wheel in sorted(path.glob(name))]
+    if not found and "TORCH_INDEX" not in os.environ:
+        raise Unavailable(
+            f"no build of torch {version} for the CPU and {python}: name the index that has it in "
+            "TORCH_INDEX, or a folder with its wheel in PIP_FIND_LINKS"
+        )
+    return found
+
+
+def python_of(docker: Engine, base: str) -> str:
+    """The Python of a base image as wheels name it, such as cp311; any, cp3*, if it has none."""
+    script = "import sys; print('cp%d%d' % sys.version_info[:2])"
+    alone = ("run", "--rm", "--network", "none", "--entrypoint", "python3")
+    process = docker(*alone, base, "-c", script, check=False)
+    return "cp3*" if process.returncode else last_line(process.stdout)
 
 
 def build(engine: Engine, context: Path, base: str) -> str:
