@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = "python -m tests.docker_nightly"
     parser = argparse.ArgumentParser(prog=name, description=about, formatter_class=raw)
     parser.add_argument("scenario", nargs="*", default=SCENARIOS)
-    parser.add_argument("--base", default="python:3.11-slim", help="the image to build upon")
+    base = "the image to build upon, or the folder of a Python to make one with, as root"
+    parser.add_argument("--base", default="python:3.11-slim", help=base)
     no_engine = "exit code 0 where something that it needs is missing"
     parser.add_argument("--where-possible", action="store_true", help=no_engine)
     parser.add_argument(

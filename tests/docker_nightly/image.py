@@ -93,29 +93,32 @@ BASE_NAME = "distributed-bugs:base"
 RELEASE = "bookworm"
 """Debian 12, whose Python is 3.11."""
 PACKAGES = ("python3", "python3-venv", "git", "ca-certificates")
+LIBRARIES = ("libffi8", "libreadline8", "libsqlite3-0", "libssl3", "libuuid1")
+"""What a Python that is not Debian's needs."""
 
 
 def base_at_hand(docker: Engine, base: str, folder: Path) -> str:
     """The name of a local image: ``base``, or one that debootstrap makes in ``folder``.
 
+    A ``base`` that is a path names the folder of the Python that the made image gets.
     Raises Unavailable if the image can neither be pulled nor made.
     """
-    if not docker("image", "inspect", base, check=False).returncode:
-        return base
-    pulled = docker("pull", "--quiet", base, check=False)
-    if not pulled.returncode:
-        return base
+    python, why = Path(base) if base.startswith("/") else None, ""
+    if python is None:
+        if not docker("image", "inspect", base, check=False).returncode:
+            return base
+        pulled = docker("pull", "--quiet", base, check=False)
+        if not pulled.returncode:
+            return base
+        why = f"{base} cannot be pulled ({last_line(pulled.stdout)}); "
     if os.getuid() != 0 or shutil.which("debootstrap") is None:
-        raise Unavailable(
-            f"{base} cannot be pulled ({last_line(pulled.stdout)}); root makes another base with "
-            "debootstrap, where that is installed"
-        )
-    return made_base(docker, folder / "base")
+        raise Unavailable(f"{why}root makes a base with debootstrap, where that is installed")
+    return made_base(docker, folder / "base", python)
 
 
-def made_base(docker: Engine, folder: Path) -> str:
-    """Make an image of Debian with Python, and import it; returns its name."""
-    included = f"--include={','.join(PACKAGES)}"
+def made_base(docker: Engine, folder: Path, python: Path | None) -> str:
+    """Make an image of Debian with its Python, or this one, and import it; returns its name."""
+    included = f"--include={','.join(LIBRARIES if python else PACKAGES)}"
     subprocess.run(
         ["debootstrap", "--variant=minbase", included, RELEASE, folder],
         check=True,
@@ -123,6 +126,16 @@ def made_base(docker: Engine, folder: Path) -> str:
         stderr=subprocess.STDOUT,
         text=True,
     )
+    if python:  # in /usr/local and without git, as in python:3.11-slim
+        ignored = shutil.ignore_patterns("site-packages", "test", "__pycache__", "*.a")
+        shutil.copytree(python, folder / "usr/local", True, ignored, dirs_exist_ok=True)
+        subprocess.run(
+            ["chroot", folder, "sh", "-c", "ldconfig && python3 -m ensurepip"],
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
     with subprocess.Popen(
         ["tar", "--one-file-system", "-C", folder, "-c", "."], stdout=subprocess.PIPE
     ) as packed:
