@@ -61,13 +61,13 @@ def wheels(docker: Engine, base: str) -> list[Path]:
     folders = os.environ.get("PIP_FIND_LINKS", "").split()
     paths = [Path(folder.removeprefix("file://")) for folder in folders]
     name = f"torch-{version}[+-]*{python}-{python}-*.whl"
-    found = [wheel for path in paths for wheel in sorted(path.glob(name))]
-    if not found and "TORCH_INDEX" not in os.environ:
+    builds = [wheel for path in paths for wheel in sorted(path.glob(name))]
+    if not builds and "TORCH_INDEX" not in os.environ:
         raise Unavailable(
             f"no build of torch {version} for the CPU and {python}: name the index that has it in "
             "TORCH_INDEX, or a folder with its wheel in PIP_FIND_LINKS"
         )
-    return found
+    return builds
 
 
 def python_of(docker: Engine, base: str) -> str:
