@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,22 +20,15 @@ from packaging.utils import canonicalize_name
 
 from harness.bugs.pins import Distribution, Interpreter
 from harness.check import distributions, lock_files, project_files, requirements, source
-from harness.check.installed import (
-    DEPENDENCY,
-    EDITABLE,
-    Installed,
-    chosen,
-    described,
-    merged,
-    origin,
-)
+from harness.check.installed import EDITABLE, Installed, chosen, described, merged, origin
 from harness.check.requirements import Requirements
-from harness.check.resolver import Resolution, resolve, unresolved
+from harness.check.resolution_store import Resolution
+from harness.check.resolver import resolve
 from harness.check.source import STDIN, PackageFile
 from harness.check.synonyms import named_in
 from harness.system.errors import Inconclusive, UserError
 from harness.system.processes import TOKEN, end_all, new_token
-from harness.system.text import complaint, count, listed, short
+from harness.system.text import complaint, count, short
 
 LIMIT = 10.0
 """Seconds within which an interpreter must answer."""
@@ -224,11 +217,12 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     )
     notes += content.notes
     complete = content.frozen and where == STDIN
-    packages, remarks = _required(content, all_names, day, complete=complete)
-    remarks += day_notes if complete else []
-    remarks += _unnamed(content.unnamed)
+    exact = {n: package for n in all_names if (package := requirements.exact(n, content))}
+    resolution = Resolution() if complete else resolve(content, all_names, day)
+    remarks = [*resolution.notes, *(day_notes if complete else []), *_unnamed(content.unnamed)]
+    packages = merged({**resolution.packages, **exact})
     return Environment(
-        merged(packages), where, complete, None, (*remarks, *notes), first_file, content.lines
+        packages, where, complete, None, (*remarks, *notes), first_file, content.lines
     )
 
 
@@ -280,31 +274,3 @@ def _listed(file: PackageFile, names: Sequence[str]) -> dict[str, Installed]:
     candidates = {name: [entry for entry in entries if entry.name == name] for name in names}
     where = file.name if file.name == STDIN else file.path.name
     return {name: chosen(where, name, those) for name, those in candidates.items() if those}
-
-
-def _required(
-    content: Requirements, names: Sequence[str], day: str, *, complete: bool
-) -> tuple[dict[str, Installed], list[str]]:
-    """The packages that requirements install, and notes for the user."""
-    if complete:
-        resolution = Resolution()
-    elif content.no_index:
-        resolution = unresolved(content, names, "--no-index forbids to look up what packages need")
-    else:
-        resolution = resolve(content, names, day)
-    resolved, notes = resolution.versions, list(resolution.notes)
-    if unknown := {n: why for n, why in resolution.unknown.items() if n not in content.versions}:
-        notes.insert(0, f"not known: the releases of {listed(sorted(unknown))}")
-    packages = {name: Installed("", why) for name, why in unknown.items()}
-    for name in names:
-        exact = requirements.exact(name, content)
-        if exact:
-            packages[name] = exact
-        elif name in resolved:
-            specifiers = content.versions.get(name)
-            newest = f"{name}{specifiers}" if specifiers is not None else DEPENDENCY
-            packages[name] = replace(described(name, resolved[name]), newest_of=newest)
-        elif name in content.versions:
-            packages[name], why = requirements.newest(name, content, day)
-            notes += [why] if why else []
-    return packages, notes

@@ -19,15 +19,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidName, canonicalize_name
 
-from harness.bugs.affected import tested_releases
 from harness.check import project_files
 from harness.check.installed import ARCHIVES, EDITABLE, Installed, at_address, described
 from harness.check.sections import Constraint
 from harness.check.source import FROM_WEB, PackageFile, content_of, names_in, read_file
-from harness.releases import index
 from harness.system.documents import DIGITS
-from harness.system.errors import Fault, UserError
-from harness.system.text import plain, short, warn_once
+from harness.system.errors import UserError
+from harness.system.text import plain, short
 
 LONGEST = 4_000
 """Characters of a line without its hashes; a longer one could take minutes."""
@@ -399,39 +397,6 @@ def _exact(versions: SpecifierSet) -> list[str]:
 def _contradiction(name: str, places: Mapping[str, str]) -> str:
     parts = [f"{name}{specifier} ({where})" for specifier, where in places.items()]
     return f"{short(' and '.join(parts), 400)} contradict each other"
-
-
-def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, str]:
-    """The newest release that requirements allow, as of the end of a day (ISO), and what a user
-    should know of it.
-
-    Without an index it is the newest that was tested. Raises UserError if no release is allowed.
-    """
-    versions = content.versions[name]
-    if content.no_index:
-        raise UserError(
-            f"--no-index: no index can list the releases of {name}; name one, such as {name}==1.2.3"
-        )
-    if content.links:
-        warn_once("--find-links is ignored: a range selects the index's newest release")
-    until = f" until {day}" if day else ""
-    try:
-        released = index.installable(name, day, content.indices)
-        candidates, note = [release.version for release in released], ""
-    except Fault as fault:
-        candidates = list(tested_releases(name))
-        if not candidates:
-            return Installed("", str(fault)), ""
-        note = f"{name}: the newest tested release is taken, as no index could be read ({fault})"
-    if not candidates:
-        return Installed("", f"the index has no release of it for this Python{until}"), ""
-    fits = list(versions.filter(candidates))
-    if not fits:
-        requirement = short(f"{name}{versions}", 200)
-        raise UserError(
-            f"no release{until} is {requirement}: they go from {candidates[0]} to {candidates[-1]}"
-        )
-    return Installed(fits[-1], newest_of=f"{name}{versions}"), note
 
 
 def read(sources: Iterable[PackageFile]) -> Requirements:
