@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import environment, requirements, source
+from harness.check import environment, project_files, requirements, source
 from harness.system.errors import UserError
 from tests.check.test_pyproject import lines
 
@@ -32,7 +32,7 @@ def test_setuptools_files_are_read(tmp_path: Path) -> None:
         """
     (tmp_path / "base.txt").write_text("up==1.0\n")
     (tmp_path / "pyproject.toml").write_text(dynamic)
-    content = requirements.read([source.read(str(tmp_path / "pyproject.toml"))])
+    content = requirements.read([project_files.opened(str(tmp_path / "pyproject.toml"))[0]])
     assert str(content.versions["up"]) == "==1.0"
 
 

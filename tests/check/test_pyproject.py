@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import environment, project_files, source
+from harness.check import environment, project_files
+from harness.check.project_files import Declared, ProjectFile
 from harness.system.errors import UserError
 
 PYPROJECT = """
@@ -40,11 +41,17 @@ tester = "*"
 """
 
 
+def declared(folder: Path, name: str, text: str, chosen: str = "") -> Declared:
+    """What a file declares."""
+    (folder / name).write_text(text)
+    file, _ = project_files.opened(f"{folder / name}{chosen}")
+    assert isinstance(file, ProjectFile)
+    return file.declared(file.chosen)
+
+
 def lines(folder: Path, name: str, text: str, chosen: str = "") -> list[str]:
     """The requirements that a file declares."""
-    (folder / name).write_text(text)
-    declaration = project_files.declared(source.read(f"{folder / name}{chosen}"))
-    return [line for _, line in declaration.lines]
+    return [line for _, line in declared(folder, name, text, chosen).lines]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +114,7 @@ def test_a_constraint_of_poetry_becomes_a_specifier(
 ) -> None:
     text = f"[tool.poetry.dependencies]\nup = '{constraint}'"
     assert lines(tmp_path, "pyproject.toml", text) == [expected]
-    notes = project_files.declared(source.read(str(tmp_path / "pyproject.toml"))).notes
+    notes = declared(tmp_path, "pyproject.toml", text).notes
     message = f"which of the alternatives '{constraint}' is left open"
     assert any(message in note for note in notes) == ("||" in constraint)
 
@@ -238,8 +245,7 @@ def test_groups_of_other_tools_are_left_out_by_name_and_read_by_name(
 ) -> None:
     text = f"[project]\ndependencies = ['up']\n{text}\n"
     assert lines(tmp_path, "pyproject.toml", text) == ["up"]
-    declared = project_files.declared(source.read(str(tmp_path / "pyproject.toml")))
-    assert declared.choices == [name]
+    assert declared(tmp_path, "pyproject.toml", text).choices == [name]
     assert lines(tmp_path, "pyproject.toml", text, f"[{name}]") == ["up", "tester"]
 
 
@@ -299,8 +305,8 @@ def test_a_pipfile_has_groups(tmp_path: Path) -> None:
         "second[fast]>=2 ; sys_platform == 'linux'",
     ]
     assert lines(tmp_path, "Pipfile", text, "[gpu]")[-1] == "deepspeed==0.18.2"
-    declared = project_files.declared(source.read(str(tmp_path / "Pipfile")))
-    assert (declared.choices, declared.python) == (["dev", "gpu"], "==3.11.*")
+    pipfile = declared(tmp_path, "Pipfile", text)
+    assert (pipfile.choices, pipfile.python) == (["dev", "gpu"], "==3.11.*")
 
 
 @pytest.mark.usefixtures("offline")
