@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from harness.rank import attachment
+from harness.rank import attachment, forks
+from harness.rank.forks import Children
 from harness.rank.watched import Attached
 from harness.run.run_config import DetectorConfig
 
@@ -39,12 +40,17 @@ class Cost:
 
 def measured(detectors: Sequence[DetectorConfig]) -> tuple[float, list[Cost]]:
     """The milliseconds of a step without detectors, and the cost of each, all attached at once."""
-    from torch.multiprocessing.spawn import start_processes
+    import torch  # noqa: F401  the ranks share it
 
-    with tempfile.TemporaryDirectory() as folder:
-        settings = [vars(one) for one in detectors]
-        start_processes(_train, (Path(folder), settings), nprocs=RANKS, start_method="spawn")
-        content = json.loads((Path(folder) / "seconds.json").read_text())
+    settings = [vars(one) for one in detectors]
+    content: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder, Children() as ranks:
+        for rank in range(RANKS):
+            ranks.start(partial(_train, rank, Path(folder), settings))
+        for child, message in ranks.hear():
+            content = message or content
+            if child.code:
+                raise ChildProcessError("a rank failed; its error is above")
     step = statistics.median(content["steps"][WARM:])
     return 1000 * step, list(_costs(content["calls"], step))
 
@@ -85,7 +91,7 @@ def _train(rank: int, folder: Path, settings: Sequence[Mapping[str, str]]) -> No
         )
         before = after
     if rank == 0:
-        (folder / "seconds.json").write_text(json.dumps({"steps": steps, "calls": calls}))
+        forks.report({"steps": steps, "calls": calls})
     dist.barrier()
 
 
