@@ -29,13 +29,15 @@ from typing import Any, NoReturn
 
 from harness.rank import supervisor
 
-Output = tuple[int | Path, int | Path]
-"""The standard output and the standard error of a child: descriptors, or files to append to."""
+Output = Sequence[int | Path]
+"""The standard output and the standard error of a child: descriptors, or files to append to. Empty:
+those of its parent."""
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a child at once, whatever its parent does with them."""
 
 READ_BYTES = 1 << 16
+AN_HOUR = 3600.0
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-def fork(run: Callable[[], object], output: Output | None = None, *, session: bool = False) -> int:
+def fork(run: Callable[[], object], output: Output = (), *, session: bool = False) -> int:
     """Fork a child that calls ``run`` and exits; returns its process id.
 
     With ``session`` the child has a session of its own, and so a process group.
@@ -63,7 +65,7 @@ def fork(run: Callable[[], object], output: Output | None = None, *, session: bo
     return supervisor.fork() or _run_and_exit(run, output, session)
 
 
-def _run_and_exit(run: Callable[[], object], output: Output | None, session: bool) -> NoReturn:
+def _run_and_exit(run: Callable[[], object], output: Output, session: bool) -> NoReturn:
     code = 1
     try:
         if session:
@@ -71,8 +73,10 @@ def _run_and_exit(run: Callable[[], object], output: Output | None, session: boo
         for number in HANDLED:
             if callable(signal.getsignal(number)):  # what was ignored stays ignored
                 signal.signal(number, signal.SIG_DFL)
-        for descriptor, file in enumerate(output or (), start=1):
-            os.dup2(file if isinstance(file, int) else _opened(file), descriptor)
+        for descriptor, file in enumerate(output, start=1):
+            if isinstance(file, Path):
+                file = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o666)
+            os.dup2(file, descriptor)
         run()
         code = 0
     except SystemExit as end:
@@ -87,10 +91,6 @@ def _run_and_exit(run: Callable[[], object], output: Output | None, session: boo
             os._exit(code)
 
 
-def _opened(file: Path) -> int:
-    return os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o666)
-
-
 _pipe: int | None = None
 """The writing end of the pipe to the parent, if this process is a child of ``Children``."""
 
@@ -99,7 +99,12 @@ def report(message: Any) -> None:
     """Send a message, which JSON can express, to the parent of this child."""
     if _pipe is None:
         raise RuntimeError("this process is no child that can report")
-    os.write(_pipe, json.dumps(message).encode() + b"\n")
+    send(_pipe, message)
+
+
+def send(pipe: int, message: Any) -> None:
+    """Write a message into a pipe that somebody reads with ``Messages``."""
+    os.write(pipe, json.dumps(message).encode() + b"\n")
 
 
 def _close_inherited_pipe() -> None:
@@ -139,9 +144,6 @@ class Messages:
         *lines, self._rest = (self._rest + received).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def close(self) -> None:
-        os.close(self.pipe)
-
 
 class Child:
     """A child that has not been waited for, or how it ended."""
@@ -171,12 +173,15 @@ class Children:
     """The living children that a process has started here, and what they report. Leaving the
     context kills them."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: socket.socket | None = None) -> None:
         self.living: list[Child] = []
+        self._requests = requests
         self._ready = selectors.DefaultSelector()
+        if requests:
+            self._ready.register(requests, selectors.EVENT_READ)
 
     def start(
-        self, run: Callable[[], object], output: Output | None = None, *, session: bool = False
+        self, run: Callable[[], object], output: Output = (), *, session: bool = False
     ) -> Child:
         """Fork a child that calls ``run``, which may ``report``; see ``fork``."""
         reads, writes = os.pipe()
@@ -187,56 +192,35 @@ class Children:
         self.living.append(child)
         return child
 
-    def hear(self, until: socket.socket | None = None) -> Iterator[tuple[Child, Any]]:
+    def hear(self) -> Iterator[tuple[Child, Any]]:
         """Yield each child with each of its messages, and with None when it has ended.
 
-        Children may be started meanwhile. Stops when no child is left, or, with a socket, when that
-        can be read.
+        Children may be started meanwhile. Stops when no child is left, or, if there is a socket for
+        requests, when that has one.
         """
-        if until:
-            self._ready.register(until, selectors.EVENT_READ)
-        try:
-            readable = False
-            while not readable and (until or self.living):
-                sources = [key.data for key, _ in self._ready.select(self._patience())]
-                self._kill_late(sources)
-                for child in sources:
-                    if child:
-                        yield from self._read(child)
-                    else:
-                        readable = True
-        finally:
-            if until:
-                self._ready.unregister(until)
-
-    def _patience(self) -> float | None:
-        """Seconds until the next deadline."""
-        deadline = min((child.deadline for child in self.living), default=math.inf)
-        return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-
-    def _kill_late(self, sources: Sequence[Child | None]) -> None:
-        """Kill children at their deadline, except those that have sent something in time."""
-        for child in self.living:
-            if child.deadline <= time.monotonic() and child not in sources:
-                child.late, child.deadline = True, math.inf
-                child.kill()
-
-    def _read(self, child: Child) -> Iterator[tuple[Child, Any]]:
-        messages = child.messages.read()
-        if messages is None:
-            self._wait_for(child)
-            messages = [None]
-        for message in messages:
-            yield child, message
+        requested = False
+        while not requested and (self._requests or self.living):
+            left = [child.deadline - time.monotonic() for child in self.living]
+            readable = [key.data for key, _ in self._ready.select(min([AN_HOUR, *left]))]
+            for child in self.living:
+                if child.deadline <= time.monotonic() and child not in readable:
+                    child.late, child.deadline = True, math.inf
+                    child.kill()
+            requested = None in readable
+            for child in filter(None, readable):
+                messages = child.messages.read()
+                if messages is None:
+                    self._wait_for(child)
+                for message in [None] if messages is None else messages:
+                    yield child, message
 
     def _wait_for(self, child: Child) -> None:
         """Wait for a child that has ended, and kill what it has left in its process group."""
         child.kill()
-        _, status = os.waitpid(child.pid, 0)
-        child.code = os.waitstatus_to_exitcode(status)
+        child.code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
         self.living.remove(child)
         self._ready.unregister(child.messages.pipe)
-        child.messages.close()
+        os.close(child.messages.pipe)
 
     def __enter__(self) -> Children:
         return self
@@ -249,5 +233,4 @@ class Children:
 
 def exit_code(run: Callable[[], object]) -> int:
     """Call a function in a child; returns the child's exit code, negative for a signal."""
-    _, status = os.waitpid(fork(run), 0)
-    return os.waitstatus_to_exitcode(status)
+    return os.waitstatus_to_exitcode(os.waitpid(fork(run), 0)[1])

@@ -219,9 +219,10 @@ class Server:
 
     def serve(self) -> None:
         """Serve until the harness closes its socket. Launches that still run then end as well."""
-        keepers = Children()  # no context: a keeper must not be killed before it has cleaned up
+        # No context: a keeper must not be killed before it has cleaned up.
+        keepers = Children(self.served)
         while True:
-            for keeper, _ in keepers.hear(until=self.served):
+            for keeper, _ in keepers.hear():
                 self._report(self.reports[keeper], {"code": keeper.code})
                 os.close(self.reports.pop(keeper))
             message, handles, _, _ = socket.recv_fds(self.served, MOST, 2)
@@ -238,7 +239,7 @@ class Server:
 
     def _report(self, pipe: int, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # nobody waits for it now
-            os.write(pipe, json.dumps(message).encode() + b"\n")
+            forks.send(pipe, message)
 
     def _start_agent(self, request: dict[str, Any], report: int) -> None:
         """Run torchrun, in a folder and environment of its own."""

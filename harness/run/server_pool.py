@@ -312,7 +312,7 @@ class ForkedLaunch:
 
     def _end(self, code: int) -> None:
         self._code = code
-        self._reports.close()
+        os.close(self._reports.pipe)
 
     def cancel(self) -> None:
         """Make sure that it does not start later: kill a server that has not forked it yet."""

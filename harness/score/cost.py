@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,14 +42,12 @@ def measured(detectors: Sequence[DetectorConfig]) -> tuple[float, list[Cost]]:
     import torch  # noqa: F401  the ranks share it
 
     settings = [vars(one) for one in detectors]
-    content: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, Children() as ranks:
         for rank in range(RANKS):
-            ranks.start(partial(_train, rank, Path(folder), settings))
-        for child, message in ranks.hear():
-            content = message or content
-            if child.code:
-                raise ChildProcessError("a rank failed; its error is above")
+            ranks.start(functools.partial(_train, rank, Path(folder), settings))
+        content = next(message for child, message in ranks.hear() if message or child.code)
+    if content is None:
+        raise ChildProcessError("a rank failed; its error is above")
     step = statistics.median(content["steps"][WARM:])
     return 1000 * step, list(_costs(content["calls"], step))
 
