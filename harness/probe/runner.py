@@ -53,7 +53,7 @@ SPAWNS = (
     "of torchrun run one rank"
 )
 
-AGENT = "harness.rank.probe.forks"
+AGENT = "harness.rank.probe.launcher"
 MOST_AT_ONCE = 4
 """Layouts that run side by side: each rank has its own copy of the model."""
 

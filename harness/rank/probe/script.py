@@ -50,14 +50,10 @@ def _enter(assignment: Assignment) -> None:
 
 
 def _set_up_process(folder: Path) -> None:
-    """Undo what a forked process has inherited: signals end a rank at once, and SIGUSR1 makes it
-    write its stack."""
+    """Give this process its name; SIGUSR1 makes it write its stack."""
     # The file stays open as long as the process lives: the handler writes to its descriptor.
     file = (folder / f"stack_rank_{os.environ['RANK']}.txt").open("w")
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    supervisor.end_with_parent()
     supervisor.set_name(f"rank {os.environ['RANK']}")
 
 
