@@ -59,7 +59,7 @@ print(json.dumps({
 dist.destroy_process_group()  # gloo's threads may end the process with a signal otherwise
 """
 START = (
-    "from harness.rank.probe.on_cpu import install_cuda; install_cuda(); "
+    "from harness.rank.probe import cuda_calls; cuda_calls.install(); "
     "import runpy; runpy.run_path({!r})"
 )
 

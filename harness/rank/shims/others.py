@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bugs.api.spec import Point
+from harness.rank.replacement import from_package, replace
 from harness.rank.shims import stand_ins
 from harness.rank.shims.stand_ins import BOTH, CPU, Count
 
@@ -51,7 +52,7 @@ def _sampler_argument(count: Count) -> None:
     """Let torch's Sampler take an argument from lhotse's code, as older releases of torch did."""
     from torch.utils.data import Sampler
 
-    stand_ins.replace_for("lhotse", Sampler, "__init__", count, lambda *_, **__: None)
+    replace(Sampler, "__init__", lambda *_, **__: count(), from_package("lhotse"))
 
 
 def _whole_batches(count: Count) -> None:
@@ -169,7 +170,7 @@ POINTS = (
         "",
         CPU,
         "it moves the two numbers that the ranks add to a GPU: they stay where they are",
-        partial(stand_ins.tensor_cuda, "prodigyopt"),
+        stand_ins.cuda("prodigyopt", "torch.Tensor.cuda"),
     ),
     Point(
         "torch.whole_batches",
