@@ -22,14 +22,14 @@ def returns(kind: str, value: Any) -> Substitute:
     return substitute
 
 
-def _return_cpu(count: Count, original: Any, /, *_: Any, **__: Any) -> Any:
+def _current_device(count: Count, original: Any, /) -> Any:
     import torch
 
     count("torch.cuda.current_device")
     return torch.device(CPU)
 
 
-def _count_devices(count: Count, original: Any, /, *_: Any, **__: Any) -> int:
+def _device_count(count: Count, original: Any, /) -> int:
     count("device_count")
     return int(os.environ["LOCAL_WORLD_SIZE"])
 
@@ -62,11 +62,11 @@ FUNCTIONS: dict[str, Substitute] = {
     **{name: returns(name, None) for name in WAITS},
     **{name: returns(name, value) for name, value in VALUES.items()},
     "torch.cuda.set_device": returns("set_device", None),
-    "torch.cuda.current_device": _return_cpu,
+    "torch.cuda.current_device": _current_device,
     "torch.cuda.is_available": returns("is_available", True),
-    "torch.cuda.device_count": _count_devices,
+    "torch.cuda.device_count": _device_count,
     "torch.accelerator.is_available": returns("is_available", True),
-    "torch.accelerator.device_count": _count_devices,
+    "torch.accelerator.device_count": _device_count,
     "torch.cuda.FloatTensor": devices.make_tensor("float32"),
     "torch.cuda.ByteTensor": devices.make_tensor("uint8"),
     "torch.cuda.current_stream": streams.stream,

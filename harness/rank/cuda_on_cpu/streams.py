@@ -10,74 +10,57 @@ from typing import Any
 from harness.rank.cuda_on_cpu.devices import Count
 from harness.rank.replacement import Substitute
 
+KIND = "streams and events"
 
-class Event:
-    """A torch.cuda.Event that uses the host's clock, in milliseconds."""
 
+class _Idle:
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.at = 0.0
-
-    def record(self, *_: Any) -> None:
-        self.at = time.perf_counter()
-
-    def wait(self, *_: Any) -> None:
         pass
+
+    def synchronize(self, *_: Any) -> None:
+        """Return at once, as all other methods that wait."""
+
+    wait = wait_event = wait_stream = synchronize
 
     def query(self) -> bool:
         return True
 
-    def synchronize(self) -> None:
-        pass
+
+class Event(_Idle):
+    """A torch.cuda.Event that uses the host's clock, in milliseconds."""
+
+    at = 0.0
+
+    def record(self, *_: Any) -> None:
+        self.at = time.perf_counter()
 
     def elapsed_time(self, end: Event) -> float:
         return 1e3 * (end.at - self.at)
 
 
-class Stream:
+class Stream(_Idle):
     """A torch.cuda.Stream that does nothing."""
 
     cuda_stream = priority = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()
         event.record()
         return event
 
-    def wait_event(self, _: Any) -> None:
-        pass
 
-    def wait_stream(self, _: Any) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-
-STREAMS = "streams and events"
-
-
-def counted(kind: type) -> Callable[[Count], type]:
+def counted(base: type[_Idle]) -> Callable[[Count], type]:
     """A function that makes a class like this one, which counts its objects."""
 
     def make(count: Count) -> type:
-        def __init__(self: Any, *arguments: Any, **keywords: Any) -> None:
-            count(STREAMS)
-            kind.__init__(self, *arguments, **keywords)  # type: ignore[misc]
-
-        return type(kind.__name__, (kind,), {"__init__": __init__})
+        return type(base.__name__, (base,), {"__init__": lambda *_, **__: count(KIND)})
 
     return make
 
 
 def stream(count: Count, original: Any, /, *_: Any, **__: Any) -> Stream:
     """Return a stream: there is always one."""
-    count(STREAMS)
+    count(KIND)
     return Stream()
 
 

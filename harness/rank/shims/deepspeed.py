@@ -125,7 +125,7 @@ def _cpu_streams(count: Count) -> None:
     CPU_Accelerator.current_stream = CPU_Accelerator.default_stream = stream
 
 
-CUDA = (
+COUNTED = (
     "torch.cuda.set_device", "torch.cuda.synchronize", "torch.cuda.reset_peak_memory_stats",
     "torch.cuda.empty_cache", "torch.cuda.current_stream", "torch.cuda.default_stream",
     "torch.cuda.current_device", "torch.cuda.FloatTensor", "torch.cuda.ByteTensor",
@@ -133,12 +133,12 @@ CUDA = (
     "torch.nn.Module.to",
 )  # fmt: skip
 UNCOUNTED = ("torch.cuda.Event", "torch.cuda.Stream", "torch.cuda.nvtx.range")
-"""Making one is no use of the shim: what is called with it is."""
+"""To make one of these is no use of the shim, as nothing is done for it."""
 
 
 def _cuda(count: Count) -> None:
     # For all callers: torch's own code gets devices and streams from here, and goes on with them.
-    cuda_on_cpu.install(CUDA, lambda _: count())
+    cuda_on_cpu.install(COUNTED, lambda _: count())
     cuda_on_cpu.install(UNCOUNTED, lambda _: None)
 
 
@@ -152,32 +152,28 @@ def _cpu_type_names(count: Count) -> None:
 def _detached_output(count: Count) -> None:
     import torch
 
-    original = torch.distributed.all_gather_into_tensor
-
     def gather(
-        output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any
+        original: Any, output_tensor: Any, input_tensor: Any, *args: Any, **kwargs: Any
     ) -> Any:
         if output_tensor.requires_grad:
             count()
             output_tensor, input_tensor = output_tensor.detach(), input_tensor.detach()
         return original(output_tensor, input_tensor, *args, **kwargs)
 
-    torch.distributed.all_gather_into_tensor = gather  # type: ignore[assignment]
+    replace(torch.distributed, "all_gather_into_tensor", gather)
 
 
 def _gathers_in_order(count: Count) -> None:
     import torch
 
-    original = torch.distributed.all_gather_into_tensor
-
-    def gather(*args: Any, **kwargs: Any) -> Any:
+    def gather(original: Any, *args: Any, **kwargs: Any) -> Any:
         work = original(*args, **kwargs)
         if work is not None:
             count()
             work.wait()
         return work
 
-    torch.distributed.all_gather_into_tensor = gather
+    replace(torch.distributed, "all_gather_into_tensor", gather)
 
 
 def _shm_comm(count: Count) -> None:

@@ -59,14 +59,11 @@ def _whole_batches(count: Count) -> None:
     """Turn a batch of sends and receives into one operation, which ends with the last of them."""
     import torch.distributed
 
-    dist: Any = torch.distributed
-    original = dist.batch_isend_irecv
-
-    def together(operations: list[Any]) -> list[Any]:
+    def together(original: Any, operations: list[Any]) -> list[Any]:
         count()
         return [_Batch(original(operations))]
 
-    dist.batch_isend_irecv = together
+    replace(torch.distributed, "batch_isend_irecv", together)
 
 
 class _Batch:
@@ -85,12 +82,11 @@ def _no_handshake(count: Count) -> None:
     """Let stages of a pipeline begin without the message that NCCL needs to connect."""
     from torch.distributed import pipelining
 
-    def nothing(_: Any) -> list[Any]:
+    def nothing(*_: Any) -> list[Any]:
         count()
         return []
 
-    stage: Any = pipelining.PipelineStage
-    stage._get_init_p2p_neighbors_ops = nothing
+    replace(pipelining.PipelineStage, "_get_init_p2p_neighbors_ops", nothing)
 
 
 def _torchvision_operators(count: Count) -> None:
