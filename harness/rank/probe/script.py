@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from harness.rank import supervisor
-from harness.rank.probe import constants, exchange, on_cpu, seeds
+from harness.rank.probe import constants, cuda_calls, exchange, seeds
 from harness.rank.probe.exchange import Assignment
 from harness.rank.probe.watch import Watch
 
@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
     importlib.import_module(assignment.imports)  # unless this process was forked with it
     seeds.install(int(os.environ["RANK"]))
     if assignment.on_cpu:
-        on_cpu.install_cuda()
+        cuda_calls.install()
     watch = Watch(assignment, lambda: _leave(folder, watch))
     watch.install()
     _run(assignment)
