@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from harness.rank.events import replace_everywhere
+
 Callers = Callable[[FrameType], bool]
 """Says whether a replacement serves the code that a frame runs."""
 
@@ -63,23 +65,3 @@ def module_of(frame: FrameType) -> str:
 def from_package(package: str) -> Callers:
     """Accept callers whose code is in a package."""
     return lambda frame: f"{module_of(frame)}.".startswith(f"{package}.")
-
-
-def replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:
-    """Replace a function by ``wrap(function)`` in all modules that have it under its name."""
-    wrapped, name = wrap(function), function.__name__
-    for module in list(sys.modules.values()):
-        space: dict[str, Any] = getattr(module, "__dict__", {})
-        if space.get(name) is function:
-            space[name] = wrapped
-
-
-def replace_asynchronous(wrap: Callable[[Any], Any]) -> None:
-    """Wrap the asynchronous save functions that are imported so far."""
-    dcp = sys.modules.get("torch.distributed.checkpoint.state_dict_saver")
-    if save := getattr(dcp, "async_save", None):
-        replace_everywhere(save, wrap)
-    for name in ("lightning.pytorch", "pytorch_lightning"):
-        plugin = sys.modules.get(f"{name}.plugins.io.async_plugin")
-        if kind := getattr(plugin, "AsyncCheckpointIO", None):
-            kind.save_checkpoint = wrap(kind.save_checkpoint)
