@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from harness.bugs import api
-from scenarios.common import applied
+from scenarios.common import plain_torch
 
 VOCABULARY = 32
 IGNORED = -100
@@ -27,7 +27,7 @@ IGNORED = -100
 Rows = dict[str, Tensor]
 """A row or a micro-batch: ``input_ids``, and ``labels`` if it has any."""
 
-Facts = Callable[[Sequence[Rows], applied.Plain, float], dict[str, Any]]
+Facts = Callable[[Sequence[Rows], plain_torch.Plain, float], dict[str, Any]]
 """Returns what to record of a step besides what it applied. It gets this rank's micro-batches, what
 plain torch computes on all ranks' micro-batches, and how far the weights moved since the last step.
 """
@@ -154,7 +154,7 @@ class Watched:
     ) -> None:
         self.ctx, self.model, self.step = ctx, model, 0
         self.plain = copy.deepcopy(model)  # before the hooks, which would be copied, too
-        self.start = applied.copied(model)
+        self.start = plain_torch.copied(model)
         self.seen: list[Any] = []
         """The micro-batches of the current step."""
         model.register_forward_pre_hook(self._given, with_kwargs=True)
@@ -169,13 +169,13 @@ class Watched:
         """What to record of a step, from ``seen`` and from the ``weights`` before it."""
         raise NotImplementedError
 
-    def _applied(self, plain: applied.Plain) -> dict[str, Any]:
+    def _applied(self, plain: plain_torch.Plain) -> dict[str, Any]:
         """What the step applied of plain torch's gradient."""
-        after = applied.copied(self.model)
-        return applied.facts(plain, self.weights, after, self.ctx.params.lr)
+        after = plain_torch.copied(self.model)
+        return plain_torch.facts(plain, self.weights, after, self.ctx.params.lr)
 
     def _before(self, *_: Any) -> None:
-        self.weights = applied.copied(self.model)
+        self.weights = plain_torch.copied(self.model)
 
     def _after(self, *_: Any) -> None:
         self.step += 1
@@ -210,7 +210,7 @@ class Watch(Watched):
     def facts(self) -> dict[str, Any]:
         plain = self.plainly(self._of_all_ranks())
         distance = max(float((self.weights[n] - w).abs().max()) for n, w in self.left.items())
-        self.left = applied.copied(self.model)
+        self.left = plain_torch.copied(self.model)
         return {**self.more(self.seen, plain, distance), **self._applied(plain)}
 
     def _of_all_ranks(self) -> list[Rows]:
@@ -223,7 +223,7 @@ class Watch(Watched):
             {k: v.to(self.ctx.device) for k, v in b.items()} for batches in by_rank for b in batches
         ]
 
-    def plainly(self, batches: list[Rows]) -> applied.Plain:
+    def plainly(self, batches: list[Rows]) -> plain_torch.Plain:
         """Differentiate each micro-batch's part of the mean over all labels that count, times the
         number of micro-batches: the mean of these parts is the mean over all labels."""
         labels = sum(self.loss.count(batch["labels"]) for batch in batches)
@@ -233,4 +233,4 @@ class Watch(Watched):
             total = self.loss.total(answer["logits"], batch["labels"])
             return total * len(batches) / labels
 
-        return applied.plainly(part, self.weights, batches)
+        return plain_torch.differentiate(part, self.weights, batches)

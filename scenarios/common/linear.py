@@ -7,13 +7,11 @@ loss is half the squared distance, a mean over rows; its Hessian is the inputs' 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from harness.bugs import api
-from scenarios.common import applied
 
 FEATURES, OUTPUTS = 16, 4
 
@@ -32,7 +30,7 @@ def loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def of(module: nn.Module) -> Callable[[Mapping[str, Tensor], Rows], Tensor]:
-    """The loss of a module as a function of weights and rows, for ``applied.plainly``."""
+    """The loss of a module as a function of weights and rows, for ``plain_torch``."""
 
     def call(weights: Mapping[str, Tensor], rows: Rows) -> Tensor:
         inputs, labels = (part.to(next(iter(weights.values()))) for part in rows)
@@ -76,16 +74,3 @@ def exact_batches(ctx: api.Context, rows: int) -> Iterator[Rows]:
         inputs = torch.randint(-1, 2, (rows, FEATURES), generator=generator).float()
         labels = torch.randint(-3, 4, (rows, OUTPUTS), generator=generator).float()
         yield inputs.to(ctx.device), labels.to(ctx.device)
-
-
-class Update:
-    """One update of a module on a global batch, and what plain torch computes for it."""
-
-    def __init__(self, module: nn.Module, *micro_batches: Rows) -> None:
-        """Make it before the step; ``micro_batches`` are those of all ranks."""
-        self.module, self.before = module, applied.copied(module, torch.float64)
-        self.plain = applied.plainly(of(module), self.before, micro_batches)
-
-    def facts(self, rate: float) -> dict[str, Any]:
-        """``applied.facts`` of the step at this learning rate; call it after the step."""
-        return applied.facts(self.plain, self.before, applied.copied(self.module), rate)

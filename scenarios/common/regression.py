@@ -16,7 +16,7 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
 
 from harness.bugs import api
-from scenarios.common import applied, linear
+from scenarios.common import linear, plain_torch
 from scenarios.common.linear import Rows
 
 WIDTH, LAYERS = 16, 4
@@ -115,12 +115,12 @@ class Stage:
 
     def begin(self, micro_batches: list[Rows]) -> None:
         """Call it before a step on these micro-batches, on all ranks at once."""
-        self.before = applied.copied(self.engine.module, torch.float64)
-        self.plain = applied.plainly(self.whole, gathered(self.before), micro_batches)
+        self.before = plain_torch.copied(self.engine.module, torch.float64)
+        self.plain = plain_torch.differentiate(self.whole, gathered(self.before), micro_batches)
 
     def facts(self, rate: float) -> dict[str, Any]:
-        """``applied.facts`` of the step at this rate, and which stage it is; call it after a
+        """``plain_torch.facts`` of the step at this rate, and which stage it is; call it after a
         step."""
-        after = applied.copied(self.engine.module)
+        after = plain_torch.copied(self.engine.module)
         stage = {"stage": self.engine.stage_id, "stages": self.engine.num_stages}
-        return {**stage, **applied.facts(self.plain, self.before, after, rate)}
+        return {**stage, **plain_torch.facts(self.plain, self.before, after, rate)}

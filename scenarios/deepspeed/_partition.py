@@ -15,8 +15,8 @@ from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor
 
 from harness.bugs import api
-from scenarios.common import applied, linear, regression
-from scenarios.common.applied import Plain
+from scenarios.common import linear, plain_torch, regression
+from scenarios.common.plain_torch import Plain
 
 BATCH = 4
 """Rows of a rank's micro-batch."""
@@ -50,9 +50,9 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
     rows = [next(data) for _ in range(micro_batches)]
     before = masters(engine)
     loss = linear.of(engine.module)
-    whole = applied.plainly(loss, before, rows)
+    whole = plain_torch.differentiate(loss, before, rows)
     by_rank = [
-        applied.plainly(
+        plain_torch.differentiate(
             loss, before, [tuple(t.chunk(len(ranks))[rank] for t in row) for row in rows]
         )
         for rank in ranks
@@ -62,7 +62,7 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
 
     def mixed(averaged: int) -> api.Facts:
         micro = [_mixed(whole, by_rank, averaged)]
-        return applied.facts(Plain(whole.losses, micro), before, after, lr)
+        return plain_torch.facts(Plain(whole.losses, micro), before, after, lr)
 
     ctx.record(
         "step",
@@ -73,7 +73,7 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
             for plain in by_rank
             for n in before
         ),
-        **applied.facts(whole, before, after, lr),
+        **plain_torch.facts(whole, before, after, lr),
         local=mixed(averaged),
         **({"own": mixed(0)} if averaged else {}),
     )

@@ -57,13 +57,14 @@ def deviations(records: api.Records, formula: Callable[[int], float]) -> list[De
 def not_moved(records: api.Records) -> Iterator[str]:
     """The steps that did not move the weights by their rate.
 
-    A rank must record ``step`` with ``applied.facts`` at a rate of 1, so that ``ratio`` is the rate
+    A rank must record ``step`` with ``applied.Step`` at a rate of 1, so that ``ratio`` is the rate
     that was applied.
     """
     for rank in records.ranks:
-        for rate, step in zip(records.of("rate", rank), records.of("step", rank), strict=True):
-            if not all(applied.times(step, used_rate) for used_rate in rate["rates"]):
-                yield f"{applied.described(step)}, at a rate of {rate['rates']}"
+        steps = records.typed(applied.Step, rank=rank)
+        for rate, step in zip(records.of("rate", rank), steps, strict=True):
+            if not all(step.times(used_rate) for used_rate in rate["rates"]):
+                yield f"{step}, at a rate of {rate['rates']}"
 
 
 def groups_wrong(records: api.Records) -> Iterator[str]:

@@ -5,7 +5,7 @@ A rank records ``step`` with what ``regression.Stage`` returns, and the pipeline
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -29,11 +29,22 @@ class Params(api.Knobs):
     )
 
 
+@dataclass(frozen=True)
+class Step(applied.Step):
+    stage: api.Count
+    stages: api.Count
+
+
 _by_stage = partial(applied.ratios, by="stage")
 
 
+def of_all_stages(wrong_steps: Sequence[Step], records: api.Records) -> Iterable[str]:
+    """What all stages applied in the first wrong step."""
+    return (str(step) for step in records.typed(Step) if step.step == wrong_steps[0].step)
+
+
 @dataclass(frozen=True)
-class Stages(applied.Applied):
+class Stages(applied.Applied[Step]):
     """The oracle of scenarios in which a stage of a pipeline applies another gradient."""
 
     loss: Literal["", "whole", "parts"] = "whole"
@@ -43,11 +54,11 @@ class Stages(applied.Applied):
     )
     picture: api.Pictures = _by_stage
 
-    def step(self, at: api.Position) -> api.Facts:
-        """The facts of a step: only the losses are the same on all ranks."""
+    def shapes(self, at: api.Position) -> api.Facts:
+        """The shapes of the facts of a step: only the losses are the same on all ranks."""
         losses = {"loss": api.alike(api.NUMBER), "reference_loss": api.alike(api.NUMBER)}
         stage = {"stages": api.exactly(at.world_size), "stage": api.exactly(at.rank)}
-        return {**stage, **super().step(at), **losses}
+        return {**super().shapes(at), **stage, **losses}
 
 
 def run(ctx: api.Context) -> None:
@@ -70,24 +81,18 @@ def run(ctx: api.Context) -> None:
         ctx.record("step", step, loss=loss, **stage.facts(p.lr))
 
 
-def all_stages(wrong_steps: Sequence[api.Record], records: api.Records) -> api.Finding:
-    """The finding, with what all stages applied in the first wrong step."""
-    steps = [step for step in records.of("step") if step["step"] == wrong_steps[0]["step"]]
-    return applied.finding(wrong_steps, map(applied.described, steps), documented=True)
-
-
 def count(records: api.Records) -> int:
     """The number of stages."""
-    return max((step["stages"] for step in records.of("step")), default=0)
+    return max((step.stages for step in records.typed(Step)), default=0)
 
 
-def never_divided(step: api.Record, records: api.Records) -> bool:
+def never_divided(step: Step, records: api.Records) -> bool:
     """All stages applied GAS times their gradient. The loss is that of plain torch."""
-    return applied.times(step, records.params.micro_batches)
+    return step.times(records.params.micro_batches)
 
 
-def divided_again(step: api.Record, records: api.Records) -> bool:
+def divided_again(step: Step, records: api.Records) -> bool:
     """The last stage applied its gradient, and each stage before it divided by GAS once more. The
     loss is that of plain torch."""
-    behind = step["stage"] + 1 - step["stages"]
-    return applied.times(step, float(records.params.micro_batches**behind))
+    behind = step.stage + 1 - step.stages
+    return step.times(float(records.params.micro_batches**behind))

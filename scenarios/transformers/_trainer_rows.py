@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.bugs import api
-from scenarios.common import applied
+from scenarios.common import plain_torch
 from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Loss, Rows, llama, sgd
 
 LENGTH = 16
@@ -55,7 +55,7 @@ def trainer(ctx: api.Context) -> Any:
     rows = dataset(ROWS * params.steps, ctx.seed)
     numbers = {_name(row["input_ids"], row["labels"]): number for number, row in enumerate(rows)}
 
-    def facts(batches: Sequence[Rows], plain: applied.Plain, distance: float) -> dict[str, Any]:
+    def facts(batches: Sequence[Rows], plain: plain_torch.Plain, distance: float) -> dict[str, Any]:
         pairs = [
             pair
             for batch in batches

@@ -66,15 +66,15 @@ SCENARIO = api.Scenario(
 )
 
 
-def ends_only(step: api.Record, records: api.Records) -> bool:
+def ends_only(step: applied.Step, records: api.Records) -> bool:
     """Each step applied the gradients of its first and its last micro-batch, each in full, and
     nothing of those between. The losses are plain torch's."""
-    first_share, *between, last_share = step["micro"]
-    full = api.near(first_share, 1, within=1e-3) and api.near(last_share, 1, within=1e-3)
-    return full and all(api.near(share, 0, within=1e-3) for share in between)
+    between = len(step.micro) - 2
+    return step.has([1, *[0] * between, 1])
 
 
 oracle = applied.Applied(
+    applied.Step,
     ends_only,
     parts=lambda at: at.params.micro_batches,
     replicas=True,
@@ -85,7 +85,7 @@ oracle = applied.Applied(
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradients."""
-    from scenarios.common import linear, regression
+    from scenarios.common import linear, plain_torch, regression
 
     p = ctx.params
     zero: dict[str, Any] = {"stage": 2}
@@ -104,7 +104,7 @@ def run(ctx: api.Context) -> None:
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
     for step in api.each(p.steps):
         rows = [next(data) for _ in range(p.micro_batches)]
-        update = linear.Update(engine.module, *rows)
+        update = plain_torch.Update(linear.of(engine.module), engine.module, *rows)
         losses = [regression.step(ctx, engine, part) for part in rows]
         ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))
 

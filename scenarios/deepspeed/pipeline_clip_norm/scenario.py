@@ -82,16 +82,16 @@ SCENARIO = api.Scenario(
 )
 
 
-def by_first_stage(step: api.Record, records: api.Records) -> bool:
+def by_first_stage(step: stages.Step, records: api.Records) -> bool:
     """All stages applied their gradients times the limit, divided by the norm of the first stage
     alone. The loss is that of plain torch."""
-    norm, *_ = _norms(records)[step["step"]]
-    return applied.times(step, _factor(records, norm))
+    norm, *_ = _norms(records)[step.step]
+    return step.times(_factor(records, norm))
 
 
-def by_all_stages(step: api.Record, records: api.Records) -> float:
+def by_all_stages(step: stages.Step, records: api.Records) -> float:
     """The right factor of clipping."""
-    return _factor(records, math.hypot(*_norms(records)[step["step"]]))
+    return _factor(records, math.hypot(*_norms(records)[step.step]))
 
 
 def _factor(records: api.Records, norm: float) -> float:
@@ -107,13 +107,12 @@ def _norms(records: api.Records, of: str = "gradient") -> dict[int, list[float]]
     return norms
 
 
-def finding(wrong_steps: Sequence[api.Record], records: api.Records) -> api.Finding:
-    """The finding, with the norm of the first wrong step over all stages."""
-    number, limit = wrong_steps[0]["step"], records.params.clipping
+def of_norm(wrong_steps: Sequence[stages.Step], records: api.Records) -> Iterator[str]:
+    """The norm of the first wrong step over all stages, and what they applied."""
+    number, limit = wrong_steps[0].step, records.params.clipping
     length = math.hypot(*_norms(records, "applied")[number])
-    lines = [f"step {number}: its norm is {length:.4g}, the limit is {limit:g}"]
-    lines += [applied.described(step) for step in wrong_steps if step["step"] == number]
-    return applied.finding(wrong_steps, lines, lambda s: by_all_stages(s, records), documented=True)
+    yield f"step {number}: its norm is {length:.4g}, the limit is {limit:g}"
+    yield from applied.of_first_step(wrong_steps, records)
 
 
 def lengths(trials: api.Trials) -> Iterator[api.Picture]:
@@ -133,7 +132,7 @@ def lengths(trials: api.Trials) -> Iterator[api.Picture]:
 
 
 oracle = stages.Stages(
-    by_first_stage, by_all_stages, parts=lambda at: 1, found=finding, picture=lengths
+    stages.Step, by_first_stage, by_all_stages, parts=lambda at: 1, words=of_norm, picture=lengths
 )
 
 

@@ -63,16 +63,15 @@ SCENARIO = api.Scenario(
 )
 
 
-def last_only(step: api.Record, records: api.Records) -> bool:
+def last_only(step: applied.Step, records: api.Records) -> bool:
     """Each step applied the gradient of its last micro-batch, with its right weight, and nothing of
     the others. The losses are plain torch's."""
-    *lost, last_share = step["micro"]
-    return api.near(last_share, 1, within=1e-3) and all(
-        api.near(share, 0, within=1e-3) for share in lost
-    )
+    lost = len(step.micro) - 1
+    return step.has([*[0] * lost, 1])
 
 
 oracle = applied.Applied(
+    applied.Step,
     last_only,
     parts=lambda at: at.params.micro_batches,
     replicas=True,
@@ -83,7 +82,7 @@ oracle = applied.Applied(
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradients."""
-    from scenarios.common import linear, regression
+    from scenarios.common import linear, plain_torch, regression
 
     p = ctx.params
     with ctx.phase("init"):
@@ -98,7 +97,7 @@ def run(ctx: api.Context) -> None:
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
     for step in api.each(p.steps):
         rows = [next(data) for _ in range(p.micro_batches)]
-        update = linear.Update(engine.module, *rows)
+        update = plain_torch.Update(linear.of(engine.module), engine.module, *rows)
         losses = [regression.step(ctx, engine, part) for part in rows]
         ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))
 

@@ -69,12 +69,12 @@ SCENARIO = api.Scenario(
 )
 
 
-def multiplied(step: api.Record, records: api.Records) -> bool:
+def multiplied(step: labels.Step, records: api.Records) -> bool:
     """Each update is the right one times the number of micro-batches."""
-    return applied.times(step, records.params.accumulation)
+    return step.times(records.params.accumulation)
 
 
-oracle = applied.Applied(multiplied, facts=labels.facts, checks=[applied.same_direction])
+oracle = applied.Applied(labels.Step, multiplied, checks=[applied.same_direction])
 
 
 def run(ctx: api.Context) -> None:

@@ -71,15 +71,18 @@ SCENARIO = api.Scenario(
 )
 
 
-def by_window(step: api.Record, records: api.Records) -> bool:
+@dataclass(frozen=True)
+class Step(applied.Step):
+    micro_batches: api.Count
+
+
+def by_window(step: Step, records: api.Records) -> bool:
     """Each update is the right one times gradient_accumulation_steps / steps_per_generation."""
     p = records.params
-    return applied.times(step, p.accumulation / p.generation)
+    return step.times(p.accumulation / p.generation)
 
 
-oracle = applied.Applied(
-    by_window, facts=lambda at: {"micro_batches": api.COUNT}, checks=[applied.same_direction]
-)
+oracle = applied.Applied(Step, by_window, checks=[applied.same_direction])
 
 
 def run(ctx: api.Context) -> None:
@@ -97,7 +100,7 @@ def exercised(records: api.Records) -> api.Exercise:
     """The loss was dapo's, and each update had another number of micro-batches than a
     generation."""
     p = records.params
-    counts = sorted({step["micro_batches"] for step in records.of("step")})
+    counts = sorted({step.micro_batches for step in records.typed(Step)})
     text = f"each update had {counts} micro-batches, and each generation {p.generation}"
     return api.Exercise.needs(
         p.loss_type == "dapo", f"the loss type was {p.loss_type}"
