@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeVar
 
 from harness.bugs import api
-from scenarios.common import usual_checks
+from scenarios.common import checked, usual_checks
 from scenarios.common.gradient import TOLERANCE, Gradient
 
 CUT = 1e-2
@@ -146,7 +146,6 @@ class Applied(Gradient[S]):
     step: type[S]
     """What is recorded of a step: ``Step``, or a subclass with more facts."""
     documented: Judge[S]
-    """Whether a step is wrong as documented. Its docstring is the symptom on the bug's page."""
     factor: Callable[[S, api.Records], float] = lambda step, records: 1.0
     """How much of plain torch's mean a step should apply; less than 1 if it should be clipped."""
     parts: Callable[[api.Position], int | None] = lambda at: None
@@ -165,7 +164,7 @@ class Applied(Gradient[S]):
     """Describes the wrong steps."""
     then: str = ""
     instead: Mapping[str, Judge[S]] = field(default_factory=dict)
-    checks: Sequence[usual_checks.Check] = ()
+    checks: Sequence[checked.Check] = ()
     """Checks that miss the bug."""
     picture: api.Pictures = ratios
 
@@ -184,9 +183,6 @@ class Applied(Gradient[S]):
 
     def is_right(self, step: S, records: api.Records) -> bool:
         return step.times(self.factor(step, records))
-
-    def is_documented(self, step: S, records: api.Records) -> bool:
-        return self.documented(step, records)
 
     def error(self, step: S, records: api.Records) -> float:
         return abs(step.ratio / self.factor(step, records) - 1)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from harness.bugs import api
-from scenarios.common import usual_checks
+from scenarios.common import checked
 
 TOLERANCE = 1e-3
 """How far (as a fraction) a gradient may be from another. Rounding in fp32 moves it by 1e-5."""
@@ -23,9 +23,12 @@ S = TypeVar("S", bound=api.Entry)
 """What is recorded of a step."""
 
 
-class Gradient(usual_checks.Checked, Generic[S]):
+class Gradient(checked.Checked, Generic[S]):
     """The oracle of scenarios whose steps apply another gradient than the right one."""
 
+    documented: Callable[..., Any]
+    """Whether a step, in the records of a trial, is wrong as documented. Its docstring is the
+    symptom on the bug's page."""
     step: type[S]
     kind: str = "step"
     """The kind of the records that are judged."""
@@ -44,8 +47,8 @@ class Gradient(usual_checks.Checked, Generic[S]):
         raise NotImplementedError
 
     def is_documented(self, step: S, records: api.Records) -> bool:
-        """Whether a step is as it is with the documented bug."""
-        raise NotImplementedError
+        """Whether a step is wrong as documented."""
+        return bool(self.documented(step, records))
 
     def error(self, step: S, records: api.Records) -> float:
         """How far a step is from the right one."""

@@ -55,22 +55,3 @@ def batches(
         inputs = torch.randn(rows, FEATURES, generator=generator)
         labels = inputs @ weight.T + noise * torch.randn(rows, OUTPUTS, generator=generator)
         yield inputs.to(ctx.device), labels.to(ctx.device)
-
-
-def exact_model() -> nn.Linear:
-    """A linear map with weights of -1, 0 and 1. With ``exact_batches`` no number in a step is
-    rounded in bf16: each is a whole number below 256, divided by a power of 2."""
-    linear_map = model()
-    with torch.no_grad():
-        for part in linear_map.parameters():
-            part.copy_(torch.randint(-1, 2, part.shape))
-    return linear_map
-
-
-def exact_batches(ctx: api.Context, rows: int) -> Iterator[Rows]:
-    """Endless global batches of small whole numbers, the same on all ranks."""
-    generator = torch.Generator().manual_seed(ctx.seed + 1)
-    while True:
-        inputs = torch.randint(-1, 2, (rows, FEATURES), generator=generator).float()
-        labels = torch.randint(-3, 4, (rows, OUTPUTS), generator=generator).float()
-        yield inputs.to(ctx.device), labels.to(ctx.device)

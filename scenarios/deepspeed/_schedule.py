@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import applied, usual_checks
+from scenarios.common import applied, checked, usual_checks
 
 TOLERANCE = 1e-6
 """How far (as a fraction of the greatest rate that the formula gives) a rate may be from it."""
@@ -101,7 +101,7 @@ def finding(wrong_rates: Sequence[Deviation], *, documented: bool) -> api.Findin
 
 
 @dataclass(frozen=True)
-class Scheduled(usual_checks.Checked):
+class Scheduled(checked.Checked):
     """The oracle of scenarios whose steps use another rate than the schedule's."""
 
     documented: Callable[[Sequence[Deviation], api.Records], bool]
@@ -117,7 +117,7 @@ class Scheduled(usual_checks.Checked):
     odd: Callable[[api.Records], Iterable[str]]
     """Messages of other faults."""
     picture: api.Pictures
-    checks: Sequence[usual_checks.Check] = (usual_checks.loss_ends_higher,)
+    checks: Sequence[checked.Check] = (usual_checks.loss_ends_higher,)
     """Checks that miss the bug."""
 
     def plan(self, at: api.Position) -> api.Plan:

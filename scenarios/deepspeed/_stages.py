@@ -1,6 +1,6 @@
 """Did each stage of DeepSpeed's pipeline apply plain torch's gradient of its layers?
 
-A rank records ``step`` with what ``regression.Stage`` returns, and the pipeline's ``loss``.
+A rank records ``step`` with what ``layers.Stage`` returns, and the pipeline's ``loss``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal
 
 from harness.bugs import api
-from scenarios.common import applied, usual_checks
+from scenarios.common import applied, checked, usual_checks
 
 
 @dataclass
@@ -48,10 +48,7 @@ class Stages(applied.Applied[Step]):
     """The oracle of scenarios in which a stage of a pipeline applies another gradient."""
 
     loss: Literal["", "whole", "parts"] = "whole"
-    checks: tuple[usual_checks.Check, ...] = (
-        usual_checks.loss_unlike_reference,
-        applied.same_direction,
-    )
+    checks: tuple[checked.Check, ...] = (usual_checks.loss_unlike_reference, applied.same_direction)
     picture: api.Pictures = _by_stage
 
     def shapes(self, at: api.Position) -> api.Facts:
@@ -63,18 +60,19 @@ class Stages(applied.Applied[Step]):
 
 def run(ctx: api.Context) -> None:
     """Train a pipeline with SGD; compare each stage's step with plain torch's gradient."""
-    from scenarios.common import regression
+    from scenarios.deepspeed import _layers as layers
+    from scenarios.deepspeed import _regression as regression
 
     p = ctx.params
     with ctx.phase("init"):
-        engine = regression.pipeline(
+        engine = layers.pipeline(
             ctx,
             regression.sgd(p.lr),
             train_micro_batch_size_per_gpu=p.batch,
             gradient_accumulation_steps=p.micro_batches,
             zero_optimization={"stage": p.zero_stage},
         )
-    data, stage = regression.rows(ctx, p.micro_batches, p.batch), regression.Stage(ctx, engine)
+    data, stage = layers.rows(ctx, p.micro_batches, p.batch), layers.Stage(ctx, engine)
     for step in api.each(p.steps):
         stage.begin(data)
         loss = float(engine.train_batch(iter(data)))

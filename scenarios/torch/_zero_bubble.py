@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from harness.bugs import api
-from scenarios.common import applied, usual_checks
+from scenarios.common import applied, checked, usual_checks
 
 STAGES = 2
 """On each rank."""
@@ -36,7 +36,7 @@ class Split(applied.Applied[S]):
 
     kind = "stage"
     words: Callable[[Sequence[S], api.Records], Iterable[str]] = applied.of_first
-    checks: Sequence[usual_checks.Check] = (usual_checks.loss_unlike_reference,)
+    checks: Sequence[checked.Check] = (usual_checks.loss_unlike_reference,)
     schedule: api.Facts = field(default_factory=dict)
     """What is recorded of the schedule besides."""
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from harness.bugs import api
 from scenarios.common import plain_torch
-from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Loss, Rows, llama, sgd
+from scenarios.common.hf_trainer import VOCABULARY, llama
+from scenarios.transformers._trainer_sgd import IGNORED, Loss, Rows, sgd
 
 LENGTH = 16
 ROWS = 8

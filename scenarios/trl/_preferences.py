@@ -18,7 +18,8 @@ from trl import DPOConfig, DPOTrainer
 
 from harness.bugs import api
 from scenarios.common import plain_torch, texts
-from scenarios.common.hf_trainer import QUIET, VOCABULARY, Watched, constant, llama
+from scenarios.common.hf_trainer import QUIET, VOCABULARY, constant, llama
+from scenarios.common.hf_watched import Watched
 
 ROWS = 8
 """Preferences in a step, whatever the number of micro-batches."""

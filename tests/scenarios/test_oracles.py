@@ -13,7 +13,7 @@ from torch import nn
 
 from harness.bugs.api.spec import Exercise, Records
 from scenarios.accelerate import _coverage as coverage
-from scenarios.common import agree, applied, copies, plain_torch, rows, usual_checks
+from scenarios.common import agree, applied, copies, epochs, plain_torch, usual_checks
 from scenarios.datasets.streaming_map_resume import stream
 from scenarios.deepspeed import _schedule as schedule
 from scenarios.transformers import _normaliser as normaliser
@@ -26,7 +26,7 @@ def ranks(*by_rank: list[dict[str, Any]], **params: Any) -> Records:
     )
 
 
-epochs = partial(ranks, samples=4)
+sampled = partial(ranks, samples=4)
 
 
 def epoch(number: int, *seen: int, seed: int = 0) -> dict[str, Any]:
@@ -40,9 +40,9 @@ def drawn(number: int, samples: list[int], order: list[int]) -> dict[str, Any]:
 def test_a_rank_that_saw_its_share_of_each_order_is_no_finding() -> None:
     mine = [drawn(1, [3, 1], [3, 0, 1, 2]), drawn(2, [0, 1], [0, 2, 1, 3])]
     theirs = [drawn(1, [1, 2], [0, 1, 3, 2]), drawn(2, [3, 0], [1, 3, 2, 0])]
-    assert coverage.misdrawn(epochs(mine, theirs), 1) is None, "different orders are the bug"
+    assert coverage.misdrawn(sampled(mine, theirs), 1) is None, "different orders are the bug"
     again = [drawn(n, [3, 1], [3, 0, 1, 2]) for n in (1, 2)]
-    assert coverage.misdrawn(epochs(again, []), 1) is None, "an insufficient check reports it"
+    assert coverage.misdrawn(sampled(again, []), 1) is None, "an insufficient check reports it"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_rank_that_saw_its_share_of_each_order_is_no_finding() -> None:
 def test_a_rank_that_sees_other_samples_than_its_share_is_never_documented(
     record: dict[str, Any], message: str
 ) -> None:
-    finding = coverage.misdrawn(epochs([drawn(1, [3, 1], [3, 0, 1, 2]), record], []), 1)
+    finding = coverage.misdrawn(sampled([drawn(1, [3, 1], [3, 0, 1, 2]), record], []), 1)
     assert finding is not None
     assert (finding.step, finding.ranks, finding.documented) == (2, (0,), False)
     assert message in finding.message
@@ -74,20 +74,20 @@ def test_watching_a_loader_keeps_the_order_that_its_sampler_drew() -> None:
 
 
 def test_an_epoch_that_the_ranks_see_completely_is_no_finding() -> None:
-    records = epochs([epoch(1, 3, 1), epoch(2, 0, 2)], [epoch(1, 0, 2), epoch(2, 3, 1)])
+    records = sampled([epoch(1, 3, 1), epoch(2, 0, 2)], [epoch(1, 0, 2), epoch(2, 3, 1)])
     assert coverage.incomplete(records) is None
     assert coverage.shuffled(ranks([epoch(1, 3, 1)])).met
     assert not coverage.shuffled(records).met, "rank 1 drew 0, 2 in the order of the dataset"
 
 
 def test_samples_that_nobody_saw_are_found_by_epoch() -> None:
-    records = epochs([epoch(1, 3, 1), epoch(2, 3, 1)], [epoch(1, 2, 0), epoch(2, 1, 0)])
+    records = sampled([epoch(1, 3, 1), epoch(2, 3, 1)], [epoch(1, 2, 0), epoch(2, 1, 0)])
     finding = coverage.incomplete(records)
     assert finding is not None
     assert (finding.step, finding.clock, finding.magnitude) == (2, "epoch", 0.25)
     assert finding.documented
     assert "epoch 2: 3 of 4 samples seen, in 4 draws: 1 never, 1 a second time" in finding.message
-    shorter = coverage.incomplete(epochs([epoch(1, 3, 1)], [epoch(1, 2)]))
+    shorter = coverage.incomplete(sampled([epoch(1, 3, 1)], [epoch(1, 2)]))
     assert shorter is not None
     assert not shorter.documented
 
@@ -162,11 +162,11 @@ def any_fault(faults: Any, records: Records) -> bool:
     return len(faults) == 1
 
 
-def fault_names(oracle: rows.Epochs, records: Records) -> list[str]:
+def fault_names(oracle: epochs.Epochs, records: Records) -> list[str]:
     return sorted(fault.name for fault in oracle.faults(records))
 
 
-shuffled = rows.Epochs(any_fault, shuffled=True)
+shuffled = epochs.Epochs(any_fault, shuffled=True)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def stop(before: list[int], *after: list[int]) -> Records:
 
 
 def test_a_stopped_run_must_have_the_rows_of_one_without_a_stop() -> None:
-    oracle = rows.Epochs(any_fault, stop=lambda params: 1)
+    oracle = epochs.Epochs(any_fault, stop=lambda params: 1)
     assert oracle.detect(stop([3, 0], [2, 1], [1, 2, 0, 3])) is None
     assert fault_names(oracle, stop([3, 0], [1, 2], [1, 2, 0, 3])) == ["moved"]
     finding = oracle.detect(stop([3, 0], [2, 1], [0, 3]))
@@ -212,7 +212,7 @@ def test_a_resume_on_another_number_of_ranks_must_have_each_row_once() -> None:
         [{"kind": "after", "step": 1, "seen": [1]}],
         rows=4,
     )
-    oracle = rows.Epochs(any_fault, stop=lambda params: 1)
+    oracle = epochs.Epochs(any_fault, stop=lambda params: 1)
     assert fault_names(oracle, records) == ["never"]
     records.by_rank[2][0]["seen"].append(0)
     assert fault_names(oracle, records) == []

@@ -120,7 +120,9 @@ def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step of the fp32 masters with plain torch's."""
     import torch
 
-    from scenarios.common import linear, plain_torch, regression
+    from scenarios.common import linear, plain_torch
+    from scenarios.deepspeed import _exact as exact
+    from scenarios.deepspeed import _regression as regression
     from scenarios.deepspeed import _restored as restored
 
     p = ctx.params
@@ -129,13 +131,13 @@ def run(ctx: api.Context) -> None:
         engine = regression.engine(
             ctx,
             regression.sgd(p.lr),
-            linear.exact_model(),
+            exact.linear_map(),
             train_micro_batch_size_per_gpu=p.batch,
             zero_optimization={"stage": p.zero_stage},
             zero_allow_untested_optimizer=True,
             bf16={"enabled": p.precision == "bf16"},
         )
-    data = linear.exact_batches(ctx, ctx.world_size * p.batch)
+    data = exact.batches(ctx, ctx.world_size * p.batch)
     loss_of = linear.of(engine.module)
     total: dict[str, torch.Tensor] = {}
     for step, rows in zip(api.each(p.steps), data, strict=False):

@@ -111,7 +111,8 @@ oracle = applied.Applied(
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradient."""
-    from scenarios.common import linear, plain_torch, regression
+    from scenarios.common import linear, plain_torch
+    from scenarios.deepspeed import _regression as regression
 
     p = ctx.params
     with ctx.phase("init"):

@@ -85,7 +85,8 @@ oracle = applied.Applied(
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradients."""
-    from scenarios.common import linear, plain_torch, regression
+    from scenarios.common import linear, plain_torch
+    from scenarios.deepspeed import _regression as regression
 
     p = ctx.params
     zero: dict[str, Any] = {"stage": 2}

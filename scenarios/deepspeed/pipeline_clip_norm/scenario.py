@@ -138,11 +138,12 @@ oracle = stages.Stages(
 
 def run(ctx: api.Context) -> None:
     """Train a pipeline with SGD; compare each stage's step with plain torch's gradient."""
-    from scenarios.common import regression
+    from scenarios.deepspeed import _layers as layers
+    from scenarios.deepspeed import _regression as regression
 
     p = ctx.params
     with ctx.phase("init"):
-        engine = regression.pipeline(
+        engine = layers.pipeline(
             ctx,
             regression.sgd(p.lr),
             gradient_clipping=p.clipping,
@@ -150,7 +151,7 @@ def run(ctx: api.Context) -> None:
             gradient_accumulation_steps=1,
             zero_optimization={"stage": p.zero_stage},
         )
-    data, stage = regression.rows(ctx, 1, p.batch), regression.Stage(ctx, engine)
+    data, stage = layers.rows(ctx, 1, p.batch), layers.Stage(ctx, engine)
     for step in api.each(p.steps):
         stage.begin(data)
         loss = float(engine.train_batch(iter(data)))

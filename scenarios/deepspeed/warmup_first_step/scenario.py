@@ -113,7 +113,8 @@ oracle = schedule.Scheduled(
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD under WarmupLR; record the rate of each step."""
-    from scenarios.common import linear, plain_torch, regression
+    from scenarios.common import linear, plain_torch
+    from scenarios.deepspeed import _regression as regression
 
     p = ctx.params
     rates_of = {"warmup_min_lr": p.low, "warmup_max_lr": p.high, "warmup_num_steps": p.warmup}

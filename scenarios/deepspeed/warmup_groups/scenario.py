@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import usual_checks
+from scenarios.common import checked, usual_checks
 from scenarios.deepspeed import _schedule as schedule
 
 
@@ -76,7 +76,8 @@ def run(ctx: api.Context) -> None:
     """Fit a linear map whose weight and bias are two groups of SGD; record each step's rates."""
     import torch
 
-    from scenarios.common import linear, plain_torch, regression
+    from scenarios.common import linear, plain_torch
+    from scenarios.deepspeed import _regression as regression
 
     p = ctx.params
     rates = p.first, p.second
@@ -160,7 +161,7 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise.of(p.first != p.second, rates) & api.Exercise.of(not p.given, setting)
 
 
-insufficient_checks = usual_checks.together(
+insufficient_checks = checked.together(
     usual_checks.loss_ends_higher, usual_checks.loss_unlike_reference
 )
 picture = api.lines(

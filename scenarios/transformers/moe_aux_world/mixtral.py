@@ -14,7 +14,8 @@ from transformers import MixtralConfig, MixtralForCausalLM, TrainingArguments
 
 from harness.bugs import api
 from scenarios.common import plain_torch
-from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Loss, Rows, Watch, sgd
+from scenarios.common.hf_trainer import VOCABULARY
+from scenarios.transformers._trainer_sgd import IGNORED, Loss, Rows, Watch, sgd
 
 ROWS, LENGTH = 8, 12
 

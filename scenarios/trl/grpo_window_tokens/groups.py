@@ -17,7 +17,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from harness.bugs import api
 from scenarios.common import plain_torch, texts
-from scenarios.common.hf_trainer import QUIET, VOCABULARY, Watched, constant, llama
+from scenarios.common.hf_trainer import QUIET, VOCABULARY, constant, llama
+from scenarios.common.hf_watched import Watched
 
 BATCH, GENERATIONS, LENGTH = 4, 2, 6
 """Completions of a micro-batch, completions of a prompt, and tokens of a completion."""
