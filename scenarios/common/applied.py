@@ -98,6 +98,22 @@ Judge = Callable[[S, api.Records], bool]
 """Whether something holds for a step, among the records of its trial."""
 
 
+def last_only(step: Step, _: api.Records) -> bool:
+    """Each step applied the gradient of its last micro-batch, with its right weight, and nothing of
+    the others. The losses are plain torch's."""
+    return step.has([*[0] * (len(step.micro) - 1), 1])
+
+
+def multiplied(step: Step, records: api.Records) -> bool:
+    """Each update is the right one times the number of micro-batches."""
+    return step.times(records.params.accumulation)
+
+
+def divided_again(step: Step, records: api.Records) -> bool:
+    """Each update is the right one divided by the number of micro-batches."""
+    return step.times(1 / records.params.accumulation)
+
+
 def of_first_step(wrong_steps: Sequence[Step], _: api.Records) -> Iterable[str]:
     """What each rank applied in the first of these steps."""
     return (str(step) for step in wrong_steps if step.step == wrong_steps[0].step)

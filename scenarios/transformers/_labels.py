@@ -40,15 +40,5 @@ def first_counts(step: Step, records: api.Records) -> bool:
     return step.times((LENGTH - 1) / LENGTH)
 
 
-def divided_twice(step: Step, records: api.Records) -> bool:
-    """The symptom of ``trainer_gas_twice``."""
-    return step.times(1 / records.params.accumulation)
-
-
-def never_divided(step: Step, records: api.Records) -> bool:
-    """The symptom of ``trainer_gas_never``."""
-    return step.times(records.params.accumulation)
-
-
 without_first = applied.Applied(Step, first_counts, checks=[applied.same_direction])
 """The oracle of bugs by which the first label of a row counts, though nothing predicts it."""

@@ -111,23 +111,13 @@ oracle = applied.Applied(
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradient."""
-    from scenarios.common import linear, plain_torch
-    from scenarios.deepspeed import _regression as regression
+    from scenarios.deepspeed import _linear_steps as linear_steps
 
     p = ctx.params
-    with ctx.phase("init"):
-        engine = regression.engine(
-            ctx,
-            regression.sgd(p.lr),
-            gradient_clipping=p.clipping,
-            train_micro_batch_size_per_gpu=p.batch,
-            zero_optimization={"stage": 0},
-        )
-    data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, p.distance, p.noise)
-    for step, rows in zip(api.each(p.steps), data, strict=False):
-        update = plain_torch.Update(linear.of(engine.module), engine.module, rows)
-        loss = regression.step(ctx, engine, rows)
-        ctx.record("step", step, loss=loss, **update.facts(p.lr))
+    zero = {"stage": 0}
+    linear_steps.train(
+        ctx, p.distance, p.noise, gradient_clipping=p.clipping, zero_optimization=zero
+    )
 
 
 def exercised(records: api.Records) -> api.Exercise:

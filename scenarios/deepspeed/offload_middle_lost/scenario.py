@@ -85,29 +85,21 @@ oracle = applied.Applied(
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradients."""
-    from scenarios.common import linear, plain_torch
-    from scenarios.deepspeed import _regression as regression
+    from scenarios.deepspeed import _linear_steps as linear_steps
 
     p = ctx.params
     zero: dict[str, Any] = {"stage": 2}
     if p.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
-    with ctx.phase("init"):
-        engine = regression.engine(
-            ctx,
-            regression.sgd(p.lr),
-            train_micro_batch_size_per_gpu=p.batch,
-            gradient_accumulation_steps=p.micro_batches,
-            zero_allow_untested_optimizer=True,
-            zero_force_ds_cpu_optimizer=False,
-            zero_optimization=zero,
-        )
-    data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
-    for step in api.each(p.steps):
-        rows = [next(data) for _ in range(p.micro_batches)]
-        update = plain_torch.Update(linear.of(engine.module), engine.module, *rows)
-        losses = [regression.step(ctx, engine, part) for part in rows]
-        ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))
+    linear_steps.train(
+        ctx,
+        5.0,
+        0.1,
+        p.micro_batches,
+        zero_allow_untested_optimizer=True,
+        zero_force_ds_cpu_optimizer=False,
+        zero_optimization=zero,
+    )
 
 
 def exercised(records: api.Records) -> api.Exercise:

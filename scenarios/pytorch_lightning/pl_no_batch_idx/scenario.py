@@ -56,16 +56,9 @@ SCENARIO = api.Scenario(
 )
 
 
-def last_alone(step: applied.Step, _: api.Records) -> bool:
-    """Each step applied the gradient of its last micro-batch, with its right weight, and nothing of
-    the others. The losses are plain torch's."""
-    lost = len(step.micro) - 1
-    return step.has([*[0] * lost, 1])
-
-
 oracle = applied.Applied(
     applied.Step,
-    last_alone,
+    applied.last_only,
     parts=lambda at: at.params.accumulation,
     replicas=True,
     loss="parts",

@@ -99,7 +99,7 @@ def multiplied(_: labels.Step, records: api.Records) -> bool:
 oracle = applied.Applied(
     labels.Step,
     multiplied,
-    instead={"trainer_gas_never": labels.never_divided},
+    instead={"trainer_gas_never": applied.multiplied},
     checks=[applied.same_direction],
 )
 run = labels.run

@@ -69,12 +69,7 @@ SCENARIO = api.Scenario(
 )
 
 
-def multiplied(step: labels.Step, records: api.Records) -> bool:
-    """Each update is the right one times the number of micro-batches."""
-    return step.times(records.params.accumulation)
-
-
-oracle = applied.Applied(labels.Step, multiplied, checks=[applied.same_direction])
+oracle = applied.Applied(labels.Step, applied.multiplied, checks=[applied.same_direction])
 
 
 def run(ctx: api.Context) -> None:

@@ -96,7 +96,7 @@ oracle = Turned(
     labels.Step,
     of_means,
     words=applied.of_each,
-    instead={"trainer_gas_twice": labels.divided_twice},
+    instead={"trainer_gas_twice": applied.divided_again},
     checks=[unused],
 )
 

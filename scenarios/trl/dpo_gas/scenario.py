@@ -66,11 +66,6 @@ class Step(applied.Step):
     micro_batches: api.Count
 
 
-def multiplied(step: Step, records: api.Records) -> bool:
-    """Each update is the right one times the number of micro-batches."""
-    return step.times(records.params.accumulation)
-
-
 def logged_unlike(records: api.Records) -> dict[str, bool]:
     """The logged loss shows the bug with some releases of transformers."""
     logged = records.of("logged")[0]["losses"]
@@ -82,7 +77,7 @@ def logged_unlike(records: api.Records) -> dict[str, bool]:
 
 oracle = applied.Applied(
     Step,
-    multiplied,
+    applied.multiplied,
     also=lambda at: {"logged": api.Kind({"losses": api.many(api.NUMBER, at.params.steps)})},
     checks=[applied.same_direction, logged_unlike],
 )
