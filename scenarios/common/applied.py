@@ -13,10 +13,7 @@ from typing import Annotated, Literal, TypeVar
 
 from harness.bugs import api
 from scenarios.common import checked, usual_checks
-from scenarios.common.gradient import TOLERANCE, Gradient
-
-CUT = 1e-2
-"""``plain_torch.CUT``: shares are known up to what is off, divided by it."""
+from scenarios.common.gradient import CUT, TOLERANCE, Gradient
 
 
 @dataclass(frozen=True)

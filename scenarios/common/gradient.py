@@ -17,6 +17,10 @@ from scenarios.common import checked
 TOLERANCE = 1e-3
 """How far (as a fraction) a gradient may be from another. Rounding in fp32 moves it by 1e-5."""
 
+CUT = 1e-2
+"""Combinations of the parts of a gradient that are shorter than this part of the longest one are
+ignored: they would explain rounding errors by shares of any size."""
+
 UNIT = "of the right gradient"
 
 S = TypeVar("S", bound=api.Entry)

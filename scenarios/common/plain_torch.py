@@ -16,10 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.bugs import api
-
-CUT = 1e-2
-"""Combinations of the micro-batches' gradients that are shorter than this part of the longest one
-are ignored: they would explain rounding errors by shares of any size."""
+from scenarios.common.gradient import CUT
 
 Loss = Callable[[Mapping[str, Tensor], Any], Tensor]
 """A mean over the rows of a micro-batch, as a function of the weights and the micro-batch.
