@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from harness.bugs import api
+from scenarios.common import applied
+
+
+@dataclass(frozen=True)
+class Step(applied.Step):
+    micro_batches: api.Count
+    """How many this rank had."""
 
 
 def accumulated(records: api.Records, counts: Sequence[int]) -> api.Exercise:

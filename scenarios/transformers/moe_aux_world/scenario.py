@@ -69,16 +69,12 @@ SCENARIO = api.Scenario(
 )
 
 
-@dataclass(frozen=True)
-class Step(applied.Step):
-    micro_batches: api.Count
-
-
-def multiplied(_: Step, records: api.Records) -> bool:
+def multiplied(_: counted.Step, records: api.Records) -> bool:
     """The auxiliary gradient is multiplied by the ranks and by the micro-batches, or by one of
     them; the task's is right. Both are divided by the micro-batches once more where
     ``trainer_gas_twice`` is there, too."""
-    steps, ranks, parts = records.typed(Step), len(records.ranks), records.params.accumulation
+    steps = records.typed(counted.Step)
+    ranks, parts = len(records.ranks), records.params.accumulation
     return any(
         all(_near(step.micro, (task, task * factor)) for step in steps)
         for task in (1, 1 / parts)
@@ -90,7 +86,7 @@ def _near(shares: Sequence[float], expected: Sequence[float]) -> bool:
     return all(api.near(a, b, share=5e-3) for a, b in zip(shares, expected, strict=True))
 
 
-def both(wrong_steps: Sequence[Step], _: api.Records) -> Iterator[str]:
+def both(wrong_steps: Sequence[counted.Step], _: api.Records) -> Iterator[str]:
     """The shares of both gradients."""
     for step in wrong_steps:
         task, auxiliary = step.micro
@@ -101,24 +97,24 @@ def both(wrong_steps: Sequence[Step], _: api.Records) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Auxiliary(applied.Applied[Step]):
+class Auxiliary(applied.Applied[counted.Step]):
     """Steps are as wrong as the share of the auxiliary gradient is."""
 
     unit = "of the right auxiliary gradient"
 
-    def error(self, step: Step, records: api.Records) -> float:
+    def error(self, step: counted.Step, records: api.Records) -> float:
         return abs(step.micro[1] - 1)
 
 
 def ranks_unlike(records: api.Records) -> dict[str, bool]:
     """All ranks apply the same, so comparing them misses the bug."""
     by_step: dict[int, set[float]] = {}
-    for step in records.typed(Step):
+    for step in records.typed(counted.Step):
         by_step.setdefault(step.step, set()).add(round(step.applied, 5))
     return {"the ranks apply different updates": any(len(norms) > 1 for norms in by_step.values())}
 
 
-oracle = Auxiliary(Step, multiplied, parts=lambda at: 2, words=both, checks=[ranks_unlike])
+oracle = Auxiliary(counted.Step, multiplied, parts=lambda at: 2, words=both, checks=[ranks_unlike])
 
 
 def run(ctx: api.Context) -> None:
@@ -133,4 +129,4 @@ def run(ctx: api.Context) -> None:
 
 def exercised(records: api.Records) -> api.Exercise:
     """Several ranks or several micro-batches made each step, as many as were requested."""
-    return counted.divided(records, [step.micro_batches for step in records.typed(Step)])
+    return counted.divided(records, [step.micro_batches for step in records.typed(counted.Step)])

@@ -61,22 +61,17 @@ SCENARIO = api.Scenario(
 )
 
 
-@dataclass(frozen=True)
-class Step(applied.Step):
-    micro_batches: api.Count
-
-
 def logged_unlike(records: api.Records) -> dict[str, bool]:
     """The logged loss shows the bug with some releases of transformers."""
     logged = records.of("logged")[0]["losses"]
-    pairs = zip(logged, records.typed(Step), strict=True)
+    pairs = zip(logged, records.typed(counted.Step), strict=True)
     # The Trainer logs four decimals.
     fired = any(not api.near(loss, step.reference_loss, within=1e-4) for loss, step in pairs)
     return {"the logged loss is not plain torch's": fired}
 
 
 oracle = applied.Applied(
-    Step,
+    counted.Step,
     applied.multiplied,
     also=lambda at: {"logged": api.Kind({"losses": api.many(api.NUMBER, at.params.steps)})},
     checks=[applied.same_direction, logged_unlike],
@@ -105,4 +100,6 @@ def run(ctx: api.Context) -> None:
 
 def exercised(records: api.Records) -> api.Exercise:
     """Each step of the optimizer came after several micro-batches: as many as were requested."""
-    return counted.accumulated(records, [step.micro_batches for step in records.typed(Step)])
+    return counted.accumulated(
+        records, [step.micro_batches for step in records.typed(counted.Step)]
+    )
