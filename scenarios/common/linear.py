@@ -7,13 +7,11 @@ loss is half the squared distance, a mean over rows; its Hessian is the inputs' 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from harness.bugs import api
-from scenarios.common import applied
 
 FEATURES, OUTPUTS = 16, 4
 
@@ -32,7 +30,7 @@ def loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def of(module: nn.Module) -> Callable[[Mapping[str, Tensor], Rows], Tensor]:
-    """The loss of a module as a function of weights and rows, for ``applied.plainly``."""
+    """The loss of a module as a function of weights and rows, for ``plain_torch``."""
 
     def call(weights: Mapping[str, Tensor], rows: Rows) -> Tensor:
         inputs, labels = (part.to(next(iter(weights.values()))) for part in rows)
@@ -57,35 +55,3 @@ def batches(
         inputs = torch.randn(rows, FEATURES, generator=generator)
         labels = inputs @ weight.T + noise * torch.randn(rows, OUTPUTS, generator=generator)
         yield inputs.to(ctx.device), labels.to(ctx.device)
-
-
-def exact_model() -> nn.Linear:
-    """A linear map with weights of -1, 0 and 1. With ``exact_batches`` no number in a step is
-    rounded in bf16: each is a whole number below 256, divided by a power of 2."""
-    linear_map = model()
-    with torch.no_grad():
-        for part in linear_map.parameters():
-            part.copy_(torch.randint(-1, 2, part.shape))
-    return linear_map
-
-
-def exact_batches(ctx: api.Context, rows: int) -> Iterator[Rows]:
-    """Endless global batches of small whole numbers, the same on all ranks."""
-    generator = torch.Generator().manual_seed(ctx.seed + 1)
-    while True:
-        inputs = torch.randint(-1, 2, (rows, FEATURES), generator=generator).float()
-        labels = torch.randint(-3, 4, (rows, OUTPUTS), generator=generator).float()
-        yield inputs.to(ctx.device), labels.to(ctx.device)
-
-
-class Update:
-    """One update of a module on a global batch, and what plain torch computes for it."""
-
-    def __init__(self, module: nn.Module, *micro_batches: Rows) -> None:
-        """Make it before the step; ``micro_batches`` are those of all ranks."""
-        self.module, self.before = module, applied.copied(module, torch.float64)
-        self.plain = applied.plainly(of(module), self.before, micro_batches)
-
-    def facts(self, rate: float) -> dict[str, Any]:
-        """``applied.facts`` of the step at this learning rate; call it after the step."""
-        return applied.facts(self.plain, self.before, applied.copied(self.module), rate)

@@ -6,12 +6,12 @@ reference is plain torch in one process, on the whole global batch and the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from harness.bugs import api
-from scenarios.common import applied, usual_checks
+from scenarios.common import applied, checked, usual_checks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -19,14 +19,17 @@ if TYPE_CHECKING:
 Weights = dict[str, "Tensor"]
 
 
-def steps(at: api.Position) -> api.Kind:
-    """The records of the steps; ``own`` compares what was applied with the rank's own gradient."""
-    own_shapes = api.held(applied.shapes(1))
-    facts = {"loss": api.SIZE, **applied.shapes(at.world_size), "own": own_shapes}
-    return api.Kind(
-        {**facts, "apart": api.alike(api.SIZE), "parted": api.alike(api.FLAG)},
-        api.each(at.params.steps),
-    )
+@dataclass(frozen=True)
+class Step(applied.Step):
+    """``reference_loss`` is that of the rank's part of the rows, as ``loss`` is."""
+
+    loss: api.Size
+    own: applied.Single
+    """Beside the rank's own gradient."""
+    apart: Annotated[float, api.alike(api.SIZE)]
+    """The greatest difference between the weights of any two ranks."""
+    parted: Annotated[bool, api.alike(api.FLAG)]
+    """Whether the ranks' gradients differ."""
 
 
 def train(
@@ -59,7 +62,7 @@ def train_by(
     whole: Callable[[], Weights],
 ) -> None:
     """Do as ``train`` does; ``backward`` computes the gradients of a part, and returns its loss."""
-    from scenarios.common import linear
+    from scenarios.common import linear, plain_torch
 
     p = ctx.params
     plain_loss = linear.of(reference)
@@ -67,14 +70,14 @@ def train_by(
     for step, batch in zip(api.each(p.steps), data, strict=False):
         parts = list(zip(*(part.chunk(ctx.world_size) for part in batch), strict=True))
         before = whole()
-        plain = applied.plainly(plain_loss, before, parts)
-        own_plain = applied.plainly(plain_loss, before, [parts[ctx.rank]])
+        plain = plain_torch.differentiate(plain_loss, before, parts)
+        own_plain = plain_torch.differentiate(plain_loss, before, [parts[ctx.rank]])
         loss = backward(parts[ctx.rank])
         optimizer.step()
         optimizer.zero_grad()
         after = whole()
-        alone = applied.facts(own_plain, before, after, p.lr)
-        facts = applied.facts(plain, before, after, p.lr)
+        alone = plain_torch.facts(own_plain, before, after, p.lr)
+        facts = plain_torch.facts(plain, before, after, p.lr)
         ctx.record(
             "step",
             step,
@@ -98,60 +101,46 @@ def _apart(weights: Weights) -> float:
     return float((stacked.amax(0) - stacked.amin(0)).max())
 
 
-def _at_last(steps: Sequence[api.Record]) -> str:
-    last_step = max(steps, key=lambda step: step["step"])
-    return f"after step {last_step['step']} the ranks' weights are {last_step['apart']:.3g} apart"
-
-
-def full_share(records: api.Records) -> float:
+def own_alone(step: Step, _: api.Records) -> bool:
     """A step applied another gradient than plain torch's mean over the ranks: the rank's own."""
-    return 1.0
+    return step.own.times(1)
+
+
+distance = api.lines(
+    "The greatest difference between the ranks' weights",
+    "with the bug each rank trains a model of its own; without the bug all have the same",
+    lambda step: step["apart"],
+    y="difference",
+)
 
 
 @dataclass(frozen=True)
-class Unreduced:
+class Unreduced(applied.Applied[Step]):
     """The oracle of scenarios whose ranks do not average their gradients."""
 
-    also: Callable[[api.Position], api.Plan]
-    """What the scenario records besides the steps."""
-    documented: Callable[[api.Records], float] = full_share
-    """How much of its own gradient each rank applies. Its docstring is the symptom on the bug's
-    page."""
-
-    def plan(self, at: api.Position) -> api.Plan:
-        """The scenario's own records, and the steps."""
-        return {**self.also(at), "step": steps(at)}
-
-    def detect(self, records: api.Records) -> api.Finding | None:
-        """The finding that each rank applied its own gradient, or so much of it, alone."""
-        steps, share = records.of("step"), self.documented(records)
-        times = "" if share == 1 else f"{share:.3g} times "
-        return applied.explained(
-            steps,
-            lambda step: applied.times(step["own"], share),
-            f"each rank applies {times}its own gradient alone",
-            odd=list(applied.loss_wrong(records)),
-            parted=[step for step in steps if step["apart"]],
-            last=_at_last,
-        )
-
-    insufficient_checks = staticmethod(
-        usual_checks.together(usual_checks.loss_unlike_reference, usual_checks.loss_ends_higher)
+    parts: Callable[[api.Position], int] = lambda at: at.world_size
+    loss: Literal["", "whole", "parts"] = "whole"
+    words: Callable[[Sequence[Step], api.Records], Iterable[str]] = applied.of_first
+    then: str = "exactly that follows if each rank applies its own gradient alone"
+    checks: Sequence[checked.Check] = (
+        usual_checks.loss_unlike_reference,
+        usual_checks.loss_ends_higher,
     )
     """Checks of the loss on one rank miss it: each rank learns from its own rows."""
-    picture = staticmethod(
-        api.lines(
-            "The greatest difference between the ranks' weights",
-            "with the bug each rank trains a model of its own; without the bug all have the same",
-            lambda step: step["apart"],
-            y="difference",
-        )
-    )
+    picture: api.Pictures = distance
+
+    def is_right(self, step: Step, records: api.Records) -> bool:
+        return super().is_right(step, records) and not step.apart
+
+    def explain(self, steps: Sequence[Step], records: api.Records) -> Iterable[str]:
+        yield from super().explain(steps, records)
+        end = max(steps, key=lambda step: step.step)
+        yield f"after step {end.step} the ranks' weights are {end.apart:.3g} apart"
 
 
 def parted(records: api.Records) -> api.Exercise:
     """There were several ranks, and their gradients differed."""
     ranks = len(records.ranks)
-    differed = ranks > 1 and all(step["parted"] for step in records.of("step"))
+    differed = ranks > 1 and all(step.parted for step in records.typed(Step))
     text = f"the gradients of {ranks} ranks differed"
     return api.Exercise.of(differed, text, f"{ranks} ranks had equal gradients")

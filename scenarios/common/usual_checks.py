@@ -5,31 +5,11 @@ They read ``loss`` and ``grad_norm`` of the records ``step``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from harness.bugs import api
-
-Check = Callable[[api.Records], dict[str, bool]]
-
-
-def together(*checks: Check) -> Check:
-    """All of these checks in one."""
-
-    def all_of(records: api.Records) -> dict[str, bool]:
-        return {name: fired for check in checks for name, fired in check(records).items()}
-
-    return all_of
-
-
-class Checked:
-    """The base class of an oracle with checks that miss its bug."""
-
-    checks: Sequence[Check]
-
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return together(*self.checks)(records)
 
 
 def norm(records: api.Records) -> dict[str, bool]:
@@ -60,8 +40,25 @@ def loss_ends_higher(records: api.Records) -> dict[str, bool]:
 
 def loss_unlike_reference(records: api.Records, tolerance: float = 1e-3) -> dict[str, bool]:
     """The loss is computed before the wrong update; ``tolerance`` is a fraction."""
-    steps = [step for step in records.of("step") if step["loss"] is not None]
-    unlike = any(
-        not api.near(step["loss"], step["reference_loss"], share=tolerance) for step in steps
-    )
+    unlike = any(loss_wrong(records, tolerance=tolerance))
     return {"the loss is not that of plain torch with the same weights": unlike}
+
+
+def loss_wrong(
+    records: api.Records, *, parts: bool = False, scale: float = 1, tolerance: float = 1e-3
+) -> Iterator[str]:
+    """One message for each step whose ``loss`` differs from plain torch's by more than a fraction.
+
+    ``parts``: each rank computed the loss of its part of the rows, so their mean is compared. The
+    loss should be ``scale`` times plain torch's.
+    """
+    by_step: dict[int, list[api.Record]] = {}
+    for step in records.of("step"):
+        if step["loss"] is not None:  # a pipeline has it in the last stage only
+            by_step.setdefault(step["step"], []).append(step)
+    for number, steps in by_step.items():
+        mean = math.fsum(step["loss"] for step in steps) / len(steps)
+        for step in steps:
+            loss, expected = mean if parts else step["loss"], scale * step["reference_loss"]
+            if not api.near(loss, expected, share=tolerance):
+                yield f"the loss of step {number} is {loss:.5g}, but plain torch has {expected:.5g}"

@@ -7,25 +7,28 @@ the same loss in one process, on all rows and the same weights. DDP averages the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from harness.bugs import api
 from scenarios.common import usual_checks
+from scenarios.common.gradient import TOLERANCE, Gradient
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TOLERANCE = 1e-3
-"""How far (as a fraction) a gradient's length may be from the right one. Rounding in fp32 moves it
-by 1e-6."""
 STRAIGHT = 1 - 1e-4
 """The least cosine of a gradient with the right direction."""
 FEATURES, WIDTH, VIEWS, CLASSES = 16, 8, 2, 4
 RATE = 0.05
 """Of SGD."""
+
+Number = Annotated[float, api.alike(api.NUMBER)]
+Size = Annotated[float, api.alike(api.SIZE)]
+"""The same on all ranks."""
 
 Part = tuple["Tensor", "Tensor"]
 """Outputs of the model [rows, views, width], and the class of each row [rows]."""
@@ -42,7 +45,56 @@ def joined(parts: Sequence[Part]) -> Part:
 
 
 @dataclass(frozen=True)
-class WholeBatch:
+class Beside(api.Fields):
+    """A gradient beside another one."""
+
+    ratio: api.Number
+    """How many times the other one is in it, along its direction."""
+    cosine: api.Number
+
+    @property
+    def equal(self) -> bool:
+        """Whether the gradients are equal."""
+        return api.near(self.ratio, 1, share=TOLERANCE) and self.cosine >= STRAIGHT
+
+
+@dataclass(frozen=True)
+class Step(Beside, api.Entry):
+    """The gradient that a step applied, beside that of one process."""
+
+    ratio: Number
+    cosine: Number
+    gradient: Size
+    """The norm of the right gradient."""
+    applied: Size
+    """The norm of the one that was applied."""
+    loss: api.Number
+    reference_loss: Number
+    documented: Beside
+    """Beside the gradient of the documented loss."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step}: {self.ratio:.4g} times the gradient of one process with all rows "
+            f"along its direction, cosine {self.cosine:.4f} (norm {self.applied:.4g}, right: "
+            f"{self.gradient:.4g})"
+        )
+
+
+first_gradient = api.bars(
+    "The gradient of the first step beside that of one process",
+    "without the bug the gradient over several ranks is that of one process with all rows",
+    lambda records: (
+        (name, step[fact])
+        for step in records.of("step", 0)[:1]
+        for name, fact in (("times its length", "ratio"), ("cosine", "cosine"))
+    ),
+    limits={"right": 1.0},
+)
+
+
+@dataclass(frozen=True)
+class WholeBatch(Gradient[Step]):
     """The oracle of scenarios whose loss compares the rows of all ranks.
 
     It needs the parameters ``rows`` and ``steps``."""
@@ -51,18 +103,17 @@ class WholeBatch:
     """A loss in one process, of the reference's loss and the ranks' parts, whose gradient the ranks
     apply with the bug. Its docstring is the symptom on the bug's page."""
     then: str
-    """A line for the documented finding: what explains it."""
-    scales: Callable[[int], Sequence[float]] | None = lambda ranks: (1,)
+    scales: Callable[[int], Sequence[float]] = lambda ranks: (1,)
     """How many times the reference's loss the mean of the ranks' losses may be: some upstreams
-    report a multiple. None if the loss is not compared."""
+    report a multiple."""
+    step = Step
+    checks = (usual_checks.loss_ends_higher,)
+    picture: api.Pictures = first_gradient
 
-    def plan(self, at: api.Position) -> api.Plan:
+    @staticmethod
+    def plan(at: api.Position) -> api.Plan:
         """Each step, with a comparison of the applied gradient and that of one process."""
-        beside = {name: api.alike(api.NUMBER) for name in ("ratio", "cosine")}
-        facts = {"gradient": api.alike(api.SIZE), "applied": api.alike(api.SIZE), **beside}
-        losses = {"loss": api.NUMBER, "reference_loss": api.alike(api.NUMBER)}
-        comparison = {"documented": api.held({"ratio": api.NUMBER, "cosine": api.NUMBER})}
-        return {"step": api.Kind({**losses, **facts, **comparison}, api.each(at.params.steps))}
+        return {"step": api.Kind(Step.shapes(), api.each(at.params.steps))}
 
     def train(self, ctx: api.Context, loss: Loss, alone: Loss) -> None:
         """Train a linear map under DDP, and record each step; the process group must exist.
@@ -93,58 +144,36 @@ class WholeBatch:
             with torch.no_grad():
                 model.weight -= RATE * model.weight.grad
             model.weight.grad = None
-            facts = {"loss": float(value.detach()), "reference_loss": reference}
-            norms = {"gradient": float(right_gradient.norm()), "applied": float(gradient.norm())}
-            documented = _beside(gradient, wrong_gradient)
             ctx.record(
                 "step",
                 step,
-                **facts,
-                **norms,
+                loss=float(value.detach()),
+                reference_loss=reference,
+                gradient=float(right_gradient.norm()),
+                applied=float(gradient.norm()),
                 **_beside(gradient, right_gradient),
-                documented=documented,
+                documented=_beside(gradient, wrong_gradient),
             )
 
-    def detect(self, records: api.Records) -> api.Finding | None:
-        """The finding that steps applied another gradient than that of one process."""
-        steps = records.of("step")
-        odd = next(self._losses_wrong(records), "")
-        wrong_steps = [step for step in steps if not _is_right(step)]
-        if not (wrong_steps or odd):
-            return None
-        fault = (wrong_steps or steps)[0]
-        documented = (
-            bool(wrong_steps) and not odd and all(_is_right(step["documented"]) for step in steps)
-        )
-        lines = [*filter(None, [odd]), described(fault), *[self.then] * documented]
-        ranks, error = records.ranks, max(map(_error, steps))
-        unit = "of the right gradient"
-        return api.Finding(
-            "\n".join(lines), fault["step"], (), ranks, error, unit, "step", documented
-        )
+    def is_right(self, step: Step, records: api.Records) -> bool:
+        return step.equal
 
-    def _losses_wrong(self, records: api.Records) -> Iterator[str]:
-        ranks = len(records.ranks)
-        for several in zip(*(records.of("step", rank) for rank in records.ranks), strict=True):
-            mean, expected = sum(s["loss"] for s in several) / ranks, several[0]["reference_loss"]
-            scales = self.scales(ranks) if self.scales else ()
-            if scales and not any(api.near(mean, n * expected, share=TOLERANCE) for n in scales):
-                yield f"the loss of step {several[0]['step']} is {mean:.5g}, not {expected:.5g}"
+    def is_documented(self, step: Step, records: api.Records) -> bool:
+        return step.documented.equal
 
-    insufficient_checks = staticmethod(usual_checks.together(usual_checks.loss_ends_higher))
-    """Training goes on with a wrong gradient, too."""
-    picture = staticmethod(
-        api.bars(
-            "The gradient of the first step beside that of one process",
-            "without the bug the gradient over several ranks is that of one process with all rows",
-            lambda records: (
-                (name, step[fact])
-                for step in records.of("step", 0)[:1]
-                for name, fact in (("times its length", "ratio"), ("cosine", "cosine"))
-            ),
-            limits={"right": 1.0},
-        )
-    )
+    def error(self, step: Step, records: api.Records) -> float:
+        """The distance from the right gradient, as a part of its norm."""
+        aside = (step.applied / step.gradient) ** 2 - step.ratio**2
+        return math.sqrt((step.ratio - 1) ** 2 + max(aside, 0))
+
+    def describe(self, wrong_steps: Sequence[Step], records: api.Records) -> Iterable[str]:
+        return [str(wrong_steps[0])]
+
+    def odd(self, records: api.Records) -> list[str]:
+        """The mean of the ranks' losses is not that of one process."""
+        scales = self.scales(len(records.ranks))
+        losses = (usual_checks.loss_wrong(records, parts=True, scale=scale) for scale in scales)
+        return min(map(list, losses), key=len)[:1]
 
 
 def averaged(alone: Loss, parts: Sequence[Part]) -> Tensor:
@@ -163,15 +192,6 @@ def several(records: api.Records) -> api.Exercise:
     ranks = len(records.ranks)
     return api.Exercise.of(
         ranks > 1, f"a loss over the rows of {ranks} ranks", "there was one rank"
-    )
-
-
-def described(step: api.Record) -> str:
-    """What one step applied, in words."""
-    return (
-        f"step {step['step']}: {step['ratio']:.4g} times the gradient of one process with all "
-        f"rows along its direction, cosine {step['cosine']:.4f} (norm {step['applied']:.4g}, "
-        f"right: {step['gradient']:.4g})"
     )
 
 
@@ -198,13 +218,3 @@ def _beside(gradient: Tensor, expected: Tensor) -> dict[str, float]:
     projection = api.projection(gradient, expected)
     cosine = projection.ratio * projection.right / projection.got if projection.got else 0.0
     return {"ratio": projection.ratio, "cosine": cosine}
-
-
-def _is_right(facts: api.Record) -> bool:
-    return api.near(facts["ratio"], 1, share=TOLERANCE) and facts["cosine"] >= STRAIGHT
-
-
-def _error(step: api.Record) -> float:
-    """The distance from the right gradient, as a part of its norm."""
-    along, whole = step["ratio"] - 1, step["applied"] / step["gradient"]
-    return float((along**2 + max(whole**2 - step["ratio"] ** 2, 0)) ** 0.5)

@@ -15,8 +15,10 @@ from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor
 
 from harness.bugs import api
-from scenarios.common import applied, linear, regression
-from scenarios.common.applied import Plain
+from scenarios.common import linear, plain_torch
+from scenarios.common.plain_torch import Plain
+from scenarios.deepspeed import _exact as exact
+from scenarios.deepspeed import _regression as regression
 
 BATCH = 4
 """Rows of a rank's micro-batch."""
@@ -35,7 +37,7 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
         engine = regression.engine(
             ctx,
             regression.sgd(lr),
-            linear.exact_model(),
+            exact.linear_map(),
             train_micro_batch_size_per_gpu=BATCH,
             gradient_accumulation_steps=micro_batches,
             zero_allow_untested_optimizer=True,
@@ -46,13 +48,13 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
         raise api.Inconclusive(
             f"DeepSpeed took another optimizer: {type(engine.optimizer).__name__}"
         )
-    data = linear.exact_batches(ctx, ctx.world_size * BATCH)
+    data = exact.batches(ctx, ctx.world_size * BATCH)
     rows = [next(data) for _ in range(micro_batches)]
     before = masters(engine)
     loss = linear.of(engine.module)
-    whole = applied.plainly(loss, before, rows)
+    whole = plain_torch.differentiate(loss, before, rows)
     by_rank = [
-        applied.plainly(
+        plain_torch.differentiate(
             loss, before, [tuple(t.chunk(len(ranks))[rank] for t in row) for row in rows]
         )
         for rank in ranks
@@ -62,7 +64,7 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
 
     def mixed(averaged: int) -> api.Facts:
         micro = [_mixed(whole, by_rank, averaged)]
-        return applied.facts(Plain(whole.losses, micro), before, after, lr)
+        return plain_torch.facts(Plain(whole.losses, micro), before, after, lr)
 
     ctx.record(
         "step",
@@ -73,7 +75,7 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
             for plain in by_rank
             for n in before
         ),
-        **applied.facts(whole, before, after, lr),
+        **plain_torch.facts(whole, before, after, lr),
         local=mixed(averaged),
         **({"own": mixed(0)} if averaged else {}),
     )

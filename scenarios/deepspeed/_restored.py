@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from harness.bugs import api
-from scenarios.common import linear, regression
+from scenarios.common import linear
 from scenarios.common.linear import Rows
+from scenarios.deepspeed import _regression as regression
 
 TAG = "saved"
 BATCH = 8

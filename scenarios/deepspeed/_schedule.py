@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import applied, usual_checks
+from scenarios.common import applied, checked, usual_checks
 
 TOLERANCE = 1e-6
 """How far (as a fraction of the greatest rate that the formula gives) a rate may be from it."""
@@ -57,13 +57,14 @@ def deviations(records: api.Records, formula: Callable[[int], float]) -> list[De
 def not_moved(records: api.Records) -> Iterator[str]:
     """The steps that did not move the weights by their rate.
 
-    A rank must record ``step`` with ``applied.facts`` at a rate of 1, so that ``ratio`` is the rate
+    A rank must record ``step`` with ``applied.Step`` at a rate of 1, so that ``ratio`` is the rate
     that was applied.
     """
     for rank in records.ranks:
-        for rate, step in zip(records.of("rate", rank), records.of("step", rank), strict=True):
-            if not all(applied.times(step, used_rate) for used_rate in rate["rates"]):
-                yield f"{applied.described(step)}, at a rate of {rate['rates']}"
+        steps = records.typed(applied.Step, rank=rank)
+        for rate, step in zip(records.of("rate", rank), steps, strict=True):
+            if not all(step.times(used_rate) for used_rate in rate["rates"]):
+                yield f"{step}, at a rate of {rate['rates']}"
 
 
 def groups_wrong(records: api.Records) -> Iterator[str]:
@@ -100,7 +101,7 @@ def finding(wrong_rates: Sequence[Deviation], *, documented: bool) -> api.Findin
 
 
 @dataclass(frozen=True)
-class Scheduled(usual_checks.Checked):
+class Scheduled(checked.Checked):
     """The oracle of scenarios whose steps use another rate than the schedule's."""
 
     documented: Callable[[Sequence[Deviation], api.Records], bool]
@@ -116,7 +117,7 @@ class Scheduled(usual_checks.Checked):
     odd: Callable[[api.Records], Iterable[str]]
     """Messages of other faults."""
     picture: api.Pictures
-    checks: Sequence[usual_checks.Check] = (usual_checks.loss_ends_higher,)
+    checks: Sequence[checked.Check] = (usual_checks.loss_ends_higher,)
     """Checks that miss the bug."""
 
     def plan(self, at: api.Position) -> api.Plan:

@@ -7,14 +7,16 @@ batch. A rank records each ``step``, which is an update of the weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 from harness.bugs import api
+from scenarios.common import checked
+from scenarios.common.gradient import Gradient
 
 FEATURES = 3
-Vector = Sequence[float]
+Vector = Annotated[Sequence[float], api.many(api.NUMBER, FEATURES)]
 
 
 BEFORE = api.Absent(
@@ -33,16 +35,17 @@ class Params(api.Knobs):
     lr: float = api.knob(0.1, above=0, about="of SGD")
 
 
-def plan(at: api.Position) -> api.Plan:
-    """The weights and the average of each update, ours and the right ones, and the gradients."""
-    vector = api.many(api.NUMBER, FEATURES)
-    names = ("before", "weights", "right", "average", "right_average")
-    micro = api.many(vector, at.params.accumulation)
-    return {
-        "step": api.Kind(
-            {**dict.fromkeys(names, vector), "micro": micro}, api.each(at.params.steps)
-        )
-    }
+@dataclass(frozen=True)
+class Step(api.Entry):
+    """An update: the weights and their average, and what they should be."""
+
+    before: Vector
+    weights: Vector
+    right: Vector
+    average: Vector
+    right_average: Vector
+    micro: Sequence[Vector]
+    """The gradients of the micro-batches."""
 
 
 def train(ctx: api.Context, **options: Any) -> None:
@@ -98,34 +101,53 @@ def mean(micro: Sequence[Vector]) -> list[float]:
     return [math.fsum(values) / len(micro) for values in zip(*micro, strict=True)]
 
 
-def deviation(
-    records: api.Records, name: str, subject: str, explains: Callable[[api.Record], bool]
-) -> api.Finding | None:
-    """A finding if ``weights`` or ``average`` differs from what one batch gives. It is documented
-    if ``explains`` holds for each update, and if the weights are right where only the average
-    should be wrong."""
-    steps = records.of("step")
-    odd = [step for step in steps if not equal(step[name], step[_expected(name)])]
-    also = name == "average" and any(not equal(step["weights"], step["right"]) for step in steps)
-    if not odd and not also:
-        return None
-    example = (odd or steps)[0]
-    return api.Finding(
-        f"{subject} after update {example['step']} is {_listed(example[name])}, not "
-        f"{_listed(example[_expected(name)])}",
-        step=example["step"],
-        magnitude=max(math.dist(step[name], step[_expected(name)]) for step in steps),
-        unit="between the weights",
-        documented=bool(odd) and not also and all(map(explains, steps)),
-    )
+@dataclass(frozen=True)
+class Accumulated(Gradient[Step]):
+    """The oracle of scenarios whose updates are not those of one batch."""
+
+    documented: Callable[[Step, api.Records], bool]
+    name: Literal["weights", "average"]
+    """What is wrong. If it is the average, the weights are right."""
+    checks: Sequence[checked.Check]
+    picture: api.Pictures
+    step = Step
+    unit = "between the weights"
+
+    @staticmethod
+    def plan(at: api.Position) -> api.Plan:
+        """Each update."""
+        micro = api.many(api.many(api.NUMBER, FEATURES), at.params.accumulation)
+        return {"step": api.Kind(Step.shapes(micro=micro), api.each(at.params.steps))}
+
+    def pair(self, step: Step) -> tuple[Vector, Vector]:
+        """The weights or the average, and what they should be."""
+        if self.name == "weights":
+            return step.weights, step.right
+        return step.average, step.right_average
+
+    def is_right(self, step: Step, records: api.Records) -> bool:
+        return equal(*self.pair(step))
+
+    def error(self, step: Step, records: api.Records) -> float:
+        return math.dist(*self.pair(step))
+
+    def describe(self, wrong_steps: Sequence[Step], records: api.Records) -> Iterator[str]:
+        vectors = (", ".join(f"{value:.4g}" for value in v) for v in self.pair(wrong_steps[0]))
+        subject = "the weight" if self.name == "weights" else "the average"
+        yield f"{subject} after update {wrong_steps[0].step} is {', not '.join(vectors)}"
+
+    def detect(self, records: api.Records) -> api.Finding | None:
+        finding = super().detect(records)
+        return finding and replace(finding, ranks=())  # there is one rank
+
+    def odd(self, records: api.Records) -> list[str]:
+        other = self.name == "average" and weights_wrong(records)
+        return ["the weights are not those of an update with the mean"] if other else []
 
 
-def _expected(name: str) -> str:
-    return "right" if name == "weights" else "right_average"
-
-
-def _listed(values: Vector) -> str:
-    return ", ".join(f"{value:.4g}" for value in values)
+def weights_wrong(records: api.Records) -> bool:
+    """Whether an update gave other weights than one batch."""
+    return any(not equal(step.weights, step.right) for step in records.typed(Step))
 
 
 def accumulated(records: api.Records) -> api.Exercise:
@@ -134,12 +156,13 @@ def accumulated(records: api.Records) -> api.Exercise:
     return api.Exercise.of(count > 1, f"{count} micro-batches made an update", "no accumulation")
 
 
-def far(name: str, caption: str) -> api.Pictures:
+def far(name: Literal["weights", "average"], caption: str) -> api.Pictures:
     """A picture of how far ``weights`` or ``average`` is from the right one."""
+    expected = "right" if name == "weights" else "right_average"
     return api.lines(
         "The distance to what one batch gives",
         caption,
-        lambda step: math.dist(step[name], step[_expected(name)]),
+        lambda step: math.dist(step[name], step[expected]),
         x="update",
         y="distance",
     )

@@ -6,15 +6,17 @@ Standard library only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from harness.bugs import api
+from scenarios.common import gradient
+from scenarios.common.gradient import TOLERANCE
 
 EXPERTS, HIDDEN = 4, 8
 
-WITHIN = 1e-3
-"""How far a share may be from the right one; rounding in fp32 moves it by 1e-6."""
+Gradient = Annotated[list[float], api.alike(api.many(api.NUMBER, EXPERTS * HIDDEN))]
 
 
 @dataclass
@@ -32,32 +34,32 @@ class Params(api.Knobs):
 
 
 @dataclass(frozen=True)
-class Shares:
-    """``applied`` is ``task`` times the task's gradient, ``auxiliary`` times the other, and a
-    rest."""
+class Step(api.Entry):
+    task: Gradient
+    auxiliary: Gradient
+    applied: Gradient
+    shared: Annotated[bool, api.alike(api.FLAG)]
+    """Whether the ranks shared the sequence."""
 
-    task: float
-    auxiliary: float
-    rest: float
-    """As a fraction of what was applied."""
-
-    def are(self, task: float, auxiliary: float) -> bool:
-        """Whether a step applied just these shares."""
-        parts = api.near(self.task, task, share=WITHIN) and api.near(
-            self.auxiliary, auxiliary, share=WITHIN
+    def has(self, task: float, auxiliary: float) -> bool:
+        """Whether the step applied just these shares of the two gradients."""
+        its_task, its_auxiliary, rest = self.shares
+        return (
+            api.near(its_task, task, share=TOLERANCE)
+            and api.near(its_auxiliary, auxiliary, share=TOLERANCE)
+            and rest <= TOLERANCE
         )
-        return parts and self.rest <= WITHIN
 
-
-def of(step: api.Record) -> Shares:
-    """The shares that are nearest to what a step applied, by least squares."""
-    t, a, applied = step["task"], step["auxiliary"], step["applied"]
-    tt, ta, aa, tx, ax = _dot(t, t), _dot(t, a), _dot(a, a), _dot(t, applied), _dot(a, applied)
-    determinant = tt * aa - ta * ta
-    task = (tx * aa - ax * ta) / determinant
-    auxiliary = (ax * tt - tx * ta) / determinant
-    remainder = [x - task * y - auxiliary * z for x, y, z in zip(applied, t, a, strict=True)]
-    return Shares(task, auxiliary, math.sqrt(_dot(remainder, remainder) / _dot(applied, applied)))
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """How many times the task's and the auxiliary loss's gradient were applied, by least
+        squares, and the rest, as a fraction of what was applied."""
+        t, a, x = self.task, self.auxiliary, self.applied
+        tt, ta, aa, tx, ax = _dot(t, t), _dot(t, a), _dot(a, a), _dot(t, x), _dot(a, x)
+        determinant = tt * aa - ta * ta
+        task, auxiliary = (tx * aa - ax * ta) / determinant, (ax * tt - tx * ta) / determinant
+        rest = [c - task * u - auxiliary * v for c, u, v in zip(x, t, a, strict=True)]
+        return task, auxiliary, math.sqrt(_dot(rest, rest) / _dot(x, x))
 
 
 def _dot(u: Sequence[float], v: Sequence[float]) -> float:
@@ -67,11 +69,11 @@ def _dot(u: Sequence[float], v: Sequence[float]) -> float:
 def shared(records: api.Records) -> api.Exercise:
     """The ranks shared the sequence, the loss was one per token, and the auxiliary loss had a
     gradient."""
-    steps, ranks = records.of("step"), len(records.ranks)
-    norms = [math.sqrt(_dot(step["auxiliary"], step["auxiliary"])) for step in steps]
+    steps, ranks = records.typed(Step), len(records.ranks)
+    norms = [math.hypot(*step.auxiliary) for step in steps]
     return (
         api.Exercise.of(
-            ranks > 1 and all(step["shared"] for step in steps),
+            ranks > 1 and all(step.shared for step in steps),
             f"{ranks} ranks shared the sequence",
             "no ranks shared the sequence",
         )
@@ -88,60 +90,45 @@ auxiliary = api.bars(
     "How much of the auxiliary loss's gradient was applied",
     "with the bug a fraction or a multiple of the right gradient is applied; without it, just "
     "that gradient",
-    lambda records: (
-        (f"step {step['step']}", of(step).auxiliary) for step in records.of("step", 0)
-    ),
+    lambda records: ((f"step {step.step}", step.shares[1]) for step in records.typed(Step, rank=0)),
     "times the right gradient",
     {"right": 1.0},
 )
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(gradient.Gradient[Step]):
     """The oracle of scenarios that scale the auxiliary loss's gradient."""
 
-    documented: Callable[[api.Records], float]
-    """What it is multiplied with. Its docstring is the symptom on the bug's page."""
+    documented: Callable[[Step, api.Records], bool]
     picture: api.Pictures = auxiliary
+    step = Step
+    unit = "of the auxiliary loss's gradient"
+    parameters = ("router.weight",)
 
     @staticmethod
     def plan(at: api.Position) -> api.Plan:
-        """For each step the three gradients, [experts * hidden], and whether the ranks shared the
-        sequence."""
-        flat = api.alike(api.many(api.NUMBER, EXPERTS * HIDDEN))
-        step = {"task": flat, "auxiliary": flat, "applied": flat, "shared": api.alike(api.FLAG)}
-        return {"step": api.Kind(step, api.each(at.params.steps))}
+        """Each step."""
+        return {"step": api.Kind(Step.shapes(), api.each(at.params.steps))}
 
-    def detect(self, records: api.Records) -> api.Finding | None:
-        """The finding that steps applied another share of the auxiliary loss's gradient than all of
-        it; documented if each applied the task's gradient as it is."""
-        steps = [(step, of(step)) for step in records.of("step")]
-        faults = [(step, shares) for step, shares in steps if not shares.are(1.0, 1.0)]
-        if not faults:
-            return None
-        example, _ = faults[0]
-        lines = [
-            f"step {step['step']}: applied {shares.auxiliary:.4g} times the auxiliary loss's "
-            f"gradient, {shares.task:.4g} times the task's, and {shares.rest:.2g} of another "
-            "direction"
-            for step, shares in faults
-            if step["rank"] == example["rank"]
-        ]
-        return api.Finding(
-            "\n".join(lines[:3]),
-            step=example["step"],
-            parameters=("router.weight",),
-            ranks=records.ranks,
-            magnitude=max(abs(shares.auxiliary - 1) for _, shares in faults),
-            unit="of the auxiliary loss's gradient",
-            documented=all(shares.are(1.0, self.documented(records)) for _, shares in steps),
-        )
+    def is_right(self, step: Step, records: api.Records) -> bool:
+        return step.has(1, 1)
+
+    def error(self, step: Step, records: api.Records) -> float:
+        return abs(step.shares[1] - 1)
+
+    def describe(self, wrong_steps: Sequence[Step], records: api.Records) -> Iterator[str]:
+        for step in [one for one in wrong_steps if one.rank == wrong_steps[0].rank][:3]:
+            task, auxiliary, rest = step.shares
+            yield (
+                f"step {step.step}: applied {auxiliary:.4g} times the auxiliary loss's gradient, "
+                f"{task:.4g} times the task's, and {rest:.2g} of another direction"
+            )
 
     @staticmethod
     def insufficient_checks(records: api.Records) -> dict[str, bool]:
         """The ranks agree, and the gradient of the loss that is watched is right."""
-        steps = records.of("step")
-        of_rank_0 = records.of("step", 0)
-        unlike = any(step["applied"] != of_rank_0[step["step"] - 1]["applied"] for step in steps)
-        task = any(not api.near(of(step).task, 1.0, share=WITHIN) for step in steps)
+        steps, first_rank = records.typed(Step), records.typed(Step, rank=0)
+        unlike = any(step.applied != first_rank[step.step - 1].applied for step in steps)
+        task = any(not api.near(step.shares[0], 1.0, share=TOLERANCE) for step in steps)
         return {"the ranks took different steps": unlike, "the task's gradient is scaled": task}

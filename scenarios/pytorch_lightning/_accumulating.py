@@ -15,7 +15,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch.utils.data import DataLoader, IterableDataset
 
 from harness.bugs import api
-from scenarios.common import linear
+from scenarios.common import linear, plain_torch
 from scenarios.common.linear import Rows
 
 
@@ -51,7 +51,7 @@ class Map(LightningModule):  # type: ignore[misc]
         """The loss of a micro-batch, which has this number in the epoch."""
         if not self.losses:
             window = self.batches[number : number + self.ctx.params.accumulation]
-            self.update = linear.Update(self.map, *window)
+            self.update = plain_torch.Update(linear.of(self.map), self.map, *window)
         loss = linear.loss(self.map(rows[0]), rows[1])
         self.losses.append(float(loss.detach()))
         return loss

@@ -7,19 +7,16 @@ which is right; and one without the feature that has the documented fault, made 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
-from scenarios.common import usual_checks
+from scenarios.common import checked, usual_checks
+from scenarios.common.gradient import TOLERANCE, Gradient
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-TOLERANCE = 1e-3
-"""How far (as a fraction of its norm) the gradient of a parameter may be from another. Rounding in
-fp32 moves it by 1e-6."""
 
 FLOOR = 1e-4
 """A gradient that is smaller than this part of the gradient of all parameters counts as that large:
@@ -45,72 +42,79 @@ Gradients = Mapping[str, "Tensor"]
 
 
 @dataclass(frozen=True)
-class Feature(usual_checks.Checked):
+class Step(api.Entry):
+    loss: api.Number
+    gradients: dict[str, list[float]]
+    """For each parameter: the norm of its right gradient, and how far the applied one is from the
+    right one and from the documented one, as fractions."""
+
+    @property
+    def off(self) -> dict[str, float]:
+        """How far the gradients of parameters are off, if they are wrong."""
+        return {name: off for name, (_, off, _) in self.gradients.items() if off > TOLERANCE}
+
+    @property
+    def farthest(self) -> float:
+        """How far the gradient is off that is farthest from the right one."""
+        return max(off for _, off, _ in self.gradients.values())
+
+
+def farthest(trials: api.Trials) -> Iterator[api.Picture]:
+    """A picture of how far each step's gradients are from the right ones."""
+    yield api.Bars(
+        "The gradient that is farthest from the right one",
+        "without the bug, all parameters have the gradient that they have without the feature",
+        [
+            (variant, f"step {step.step}", step.farthest)
+            for variant, records in trials.items()
+            for step in records.typed(Step, rank=0)
+        ],
+        "distance, as a part of the right gradient",
+    )
+
+
+@dataclass(frozen=True)
+class Feature(Gradient[Step]):
     """The oracle of scenarios in which a feature of a model changes gradients.
 
     Without a parameter ``steps`` there is one step."""
 
     then: str
-    """A line for the documented finding: what explains it."""
     modules: Sequence[str] = ()
     """The modules that the bug is about: the gradient of one of them must be wrong. Others may be
     wrong as well, in the same way. Empty if any may."""
     replicas: bool = True
     """Whether all ranks have the same gradients."""
-    checks: Sequence[usual_checks.Check] = (usual_checks.loss_ends_higher,)
-    """Checks that miss the bug, besides one for values that are not finite."""
+    checks: Sequence[checked.Check] = (usual_checks.loss_ends_higher,)
+    picture: api.Pictures = farthest
+    step = Step
+    unit = "of the right gradient of a parameter"
 
     def plan(self, at: api.Position) -> api.Plan:
-        """Each step has three numbers for each parameter: the norm of its right gradient, and how
-        far the applied one is from the right one and from the documented one, as fractions."""
+        """Each step, with the gradient of each parameter."""
         compared = api.by_name(api.many(api.SIZE, 3), least=1)
-        facts = {"gradients": api.alike(compared) if self.replicas else compared}
-        return {
-            "step": api.Kind(
-                {"loss": api.NUMBER, **facts}, api.each(getattr(at.params, "steps", 1))
-            )
-        }
+        facts = Step.shapes(gradients=api.alike(compared) if self.replicas else compared)
+        return {"step": api.Kind(facts, api.each(getattr(at.params, "steps", 1)))}
 
-    def detect(self, records: api.Records) -> api.Finding | None:
-        """The finding that gradients are not those without the feature."""
-        steps = records.of("step")
-        wrong_steps = [
-            step for step in steps if any(off > TOLERANCE for _, off, _ in _figures(step))
-        ]
-        if not wrong_steps:
-            return None
-        explained = all(
-            min(off, away) <= TOLERANCE for s in wrong_steps for _, off, away in _figures(s)
-        )
-        documented = explained and all(map(self._about, wrong_steps))
-        example = wrong_steps[0]
-        return api.Finding(
-            "\n".join([_described(example), *[self.then] * documented]),
-            example["step"],
-            (),
-            records.ranks,
-            max(off for step in wrong_steps for _, off, _ in _figures(step)),
-            "of the right gradient of a parameter",
-            "step",
-            documented,
+    def is_right(self, step: Step, records: api.Records) -> bool:
+        return not step.off
+
+    def documented(self, step: Step, _: api.Records) -> bool:
+        """Some gradients are not those without the feature, but those that the fault gives."""
+        about = any(set(self.modules) & set(name.split(".")) for name in step.off)
+        return (about or not self.modules or not step.off) and all(
+            min(off, away) <= TOLERANCE for _, off, away in step.gradients.values()
         )
 
-    def _about(self, step: api.Record) -> bool:
-        """Whether the gradient of one of the modules is wrong."""
-        names = (name for name, figures in step["gradients"].items() if figures[1] > TOLERANCE)
-        return not self.modules or any(set(self.modules) & set(name.split(".")) for name in names)
+    def error(self, step: Step, records: api.Records) -> float:
+        return step.farthest
 
-    def picture(self, trials: api.Trials) -> Any:
-        """How far each step's gradients are from the right ones."""
-        yield api.Bars(
-            "The gradient that is farthest from the right one",
-            "without the bug, all parameters have the gradient that they have without the feature",
-            [
-                (variant, f"step {step['step']}", max(off for _, off, _ in _figures(step)))
-                for variant, records in trials.items()
-                for step in records.of("step", 0)
-            ],
-            "distance, as a part of the right gradient",
+    def describe(self, wrong_steps: Sequence[Step], records: api.Records) -> Iterator[str]:
+        step = wrong_steps[0]
+        worst = max(step.off, key=step.off.__getitem__)
+        yield (
+            f"step {step.step}: the gradients of {len(step.off)} of {len(step.gradients)} "
+            f"parameters are wrong; that of {worst} is off by {step.off[worst]:.3g} of its norm"
         )
 
 
@@ -164,19 +168,3 @@ def _beside(
         norm,
         *(float((actual[name] - x[name]).double().norm()) / size for x in (expected, documented)),
     ]
-
-
-def _figures(step: api.Record) -> list[list[float]]:
-    return list(step["gradients"].values())
-
-
-def _described(step: api.Record) -> str:
-    off = {
-        name: figures[1] for name, figures in step["gradients"].items() if figures[1] > TOLERANCE
-    }
-    worst = max(off, key=off.__getitem__)
-    total = len(step["gradients"])
-    return (
-        f"step {step['step']}: the gradients of {len(off)} of {total} parameters are wrong; that "
-        f"of {worst} is off by {off[worst]:.3g} of its norm"
-    )

@@ -14,7 +14,8 @@ import transformers
 from torch import nn
 
 from harness.bugs import api
-from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Loss, Rows, llama, sgd
+from scenarios.common.hf_trainer import VOCABULARY, llama
+from scenarios.transformers._trainer_sgd import IGNORED, Loss, Rows, sgd
 
 ROWS, LENGTH, LABELS = 8, 8, 4
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated
+
 from harness.bugs import api
-from scenarios.common import applied
+from scenarios.common import applied, counted
 
 LENGTH = 8
 """Tokens of a row, each with a label; ``heads.LENGTH``."""
 
 
-def facts(at: api.Position) -> api.Facts:
-    """What ``heads.trainer`` records of a step besides what it applied."""
-    return {"labels": api.many(api.COUNT, least=1)}
+@dataclass(frozen=True)
+class Step(applied.Step):
+    """What ``heads.trainer`` records of a step."""
+
+    labels: Annotated[list[int], api.many(api.COUNT, least=1)]
+    """The number of labels in each of the rank's micro-batches."""
 
 
 def run(ctx: api.Context) -> None:
@@ -26,23 +32,13 @@ def run(ctx: api.Context) -> None:
 
 def divided(records: api.Records) -> api.Exercise:
     """Several ranks or several micro-batches made each step, as many as were requested."""
-    return applied.divided(records, lambda step: len(step["labels"]))
+    return counted.divided(records, [len(step.labels) for step in records.typed(Step)])
 
 
-def first_counts(step: api.Record, records: api.Records) -> bool:
+def first_counts(step: Step, records: api.Records) -> bool:
     """Each update is the right one times (L - 1) / L."""
-    return applied.times(step, (LENGTH - 1) / LENGTH)
+    return step.times((LENGTH - 1) / LENGTH)
 
 
-def divided_twice(step: api.Record, records: api.Records) -> bool:
-    """The symptom of ``trainer_gas_twice``."""
-    return applied.times(step, 1 / records.params.accumulation)
-
-
-def never_divided(step: api.Record, records: api.Records) -> bool:
-    """The symptom of ``trainer_gas_never``."""
-    return applied.times(step, records.params.accumulation)
-
-
-without_first = applied.Applied(first_counts, facts=facts, checks=[applied.same_direction])
+without_first = applied.Applied(Step, first_counts, checks=[applied.same_direction])
 """The oracle of bugs by which the first label of a row counts, though nothing predicts it."""

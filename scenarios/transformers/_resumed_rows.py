@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import rows, usual_checks
+from scenarios.common import checked, rows
 
 LAUNCHES = ("whole", "save", "resume")
 BATCH = 4
@@ -47,10 +47,10 @@ def another_number(records: api.Records) -> dict[str, bool]:
 
 
 @dataclass(frozen=True)
-class Resumed(usual_checks.Checked):
+class Resumed(checked.Checked):
     """The oracle of scenarios in which a resumed run gets other rows; each judges them itself."""
 
-    checks: tuple[usual_checks.Check, ...] = (another_number,)
+    checks: tuple[checked.Check, ...] = (another_number,)
     """Checks that miss the bug."""
     picture = staticmethod(rows.how_often(_of_resume))
 

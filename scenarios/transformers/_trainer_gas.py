@@ -1,17 +1,16 @@
 """By what does the Trainer divide with gradient accumulation: each update, and the logged loss?
 
-A rank records ``step`` with ``applied.facts`` and what ``_trainer_rows`` adds, and at the end
-``logged``, the losses that the Trainer has logged.
+A rank records ``step``, and at the end ``logged``, the losses that the Trainer has logged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 from harness.bugs import api
-from scenarios.common import applied, usual_checks
+from scenarios.common import applied, checked, counted
 from scenarios.transformers import _normaliser as normaliser
 
 
@@ -30,63 +29,57 @@ class Params(api.Knobs):
 
 
 @dataclass(frozen=True)
-class Symptom:
-    """All updates are multiplied by ``factor``, and the logged losses are of these kinds."""
+class Step(applied.Step):
+    """What ``_trainer_rows`` records of a step."""
 
-    factor: float
-    logged: Sequence[str]
-    """One of these ``normaliser``s gives each loss that the Trainer has logged."""
-
-    def holds_for(self, records: api.Records) -> bool:
-        """Whether each update and each logged loss is as described."""
-        return logged_as(records, self.logged) and multiplied(records, self.factor)
+    tokens: Annotated[list[int], api.many(api.COUNT, least=1)]
+    losses: Annotated[list[float], api.many(api.NUMBER, least=1)]
+    """Of each micro-batch."""
+    aside: api.Size
+    """How far the weights moved since the last step."""
+    rows: Annotated[list[int], api.many(api.WHOLE, least=1)]
+    """The numbers of the rows; -1 is a row that is not in the dataset."""
 
 
 @dataclass(frozen=True)
-class Accumulated(usual_checks.Checked):
-    """The oracle of scenarios whose updates are multiplied or divided by the micro-batches."""
+class Accumulated(applied.Applied[Step]):
+    """The oracle of scenarios whose updates are multiplied or divided by the micro-batches.
 
-    documented: Callable[[Any], Symptom]
-    """The symptom for the scenario's ``Params``."""
-    unlike: str
-    """The message if the logged loss is another one."""
+    Its judges also say what the Trainer logs then, see ``logged_as``."""
+
     right: Sequence[str] = (normaliser.TOKENS,)
-    """The kinds of the logged loss if no update is wrong."""
-    instead: Mapping[str, Callable[[Any], Symptom]] = field(default_factory=dict)
-    """Other bugs of the catalogue, by name."""
-    checks: Sequence[usual_checks.Check] = (applied.same_direction,)
-    """Checks that miss the bug."""
-    picture: api.Pictures = applied.ratios
+    """The kinds of the logged loss, unless a bug of the catalogue gives another one."""
+    words: Callable[[Sequence[Step], api.Records], Iterable[str]] = applied.of_each
+    checks: Sequence[checked.Check] = (applied.same_direction,)
 
-    @staticmethod
-    def plan(at: api.Position) -> api.Plan:
+    def plan(self, at: api.Position) -> api.Plan:
         """Each step, with what it applied; at the end, what the Trainer has logged."""
-        step = {
-            "tokens": api.many(api.COUNT, least=1),
-            "losses": api.many(api.NUMBER, least=1),
-            "aside": api.SIZE,
-            "rows": api.many(api.WHOLE, least=1),
-            **applied.shapes(),
-        }
         logged = {"losses": api.many(api.NUMBER, at.params.steps)}
-        return {"step": api.Kind(step, api.each(at.params.steps)), "logged": api.Kind(logged)}
+        return {**super().plan(at), "logged": api.Kind(logged)}
 
-    def detect(self, records: api.Records) -> api.Finding | None:
-        """The finding that updates are multiplied, as documented or as with another bug."""
-        p = records.params
-        for name, symptom_of in self.instead.items():
-            if symptom_of(p).factor != 1 and symptom_of(p).holds_for(records):
-                return _judged(records, symptom_of(p).factor, (), another=name)
-        symptom = self.documented(p)
-        update_wrong = any(not applied.times(step, 1) for step in records.of("step"))
-        loss_expected = logged_as(records, symptom.logged if update_wrong else self.right)
-        return _judged(records, symptom.factor, () if loss_expected else (self.unlike,))
+    def odd(self, records: api.Records) -> Iterator[str]:
+        """What is wrong besides the size of an update."""
+        steps = records.typed(Step)
+        rows = [row for step in steps for row in step.rows]
+        if sorted(rows) != list(range(len(rows))):
+            different = len({row for row in rows if row >= 0})
+            yield f"the model was given {len(rows)} rows, only {different} of them different"
+        for step in steps:
+            if step.aside:
+                yield f"the weights changed by up to {step.aside:.3g} before step {step.step}"
+            if len(step.rows) != len(steps[0].rows):
+                size, first_size = len(step.rows), len(steps[0].rows)
+                yield f"step {step.step} has {size} rows, but the first step had {first_size}"
+        judges = (self.documented, *self.instead.values())
+        bug = any(all(judge(step, records) for step in steps) for judge in judges)
+        if not bug and not logged_as(records, *self.right):
+            yield f"the logged loss is not {' or '.join(self.right)}"
 
     @staticmethod
     def exercised(records: api.Records) -> api.Exercise:
         """Each step of the optimizer came after several micro-batches: as many as were
         requested."""
-        return applied.accumulated(records, lambda step: len(step["micro"]))
+        return counted.accumulated(records, [len(step.micro) for step in records.typed(Step)])
 
 
 def run(ctx: api.Context) -> None:
@@ -101,55 +94,13 @@ def run(ctx: api.Context) -> None:
     ctx.record("logged", losses=logged(trainer))
 
 
-def multiplied(records: api.Records, factor: float) -> bool:
-    """Whether each update is the right one times ``factor``."""
-    return all(applied.times(step, factor) for step in records.of("step"))
-
-
-def _judged(
-    records: api.Records, factor: float, faults: Iterable[str], another: str = ""
-) -> api.Finding | None:
-    """The finding, documented if each update is ``factor`` times the right one, and nothing else is
-    wrong. ``faults`` are messages of other faults. With ``another`` it is the finding of that bug.
-    """
-    wrong_steps = [step for step in records.of("step") if not applied.times(step, 1)]
-    messages = [*_otherwise_wrong(records), *faults]
-    if wrong_steps:
-        exactly = multiplied(records, factor) and not messages
-        lines = [*messages, *map(applied.described, wrong_steps)]
-        return applied.finding(
-            wrong_steps,
-            lines,
-            documented=exactly and not another,
-            another=another if exactly else "",
-        )
-    if messages:
-        return api.Finding("\n".join(messages), ranks=records.ranks, documented=False)
-    return None
-
-
-def _otherwise_wrong(records: api.Records) -> Iterator[str]:
-    """What is wrong besides the size of an update."""
-    steps = records.of("step")
-    rows = [row for step in steps for row in step["rows"]]
-    if sorted(rows) != list(range(len(rows))):
-        different = len({row for row in rows if row >= 0})
-        yield f"the model was given {len(rows)} rows, only {different} of them different"
-    for step in steps:
-        if step["aside"]:
-            yield f"the weights changed by up to {step['aside']:.3g} before step {step['step']}"
-        size, first_size = len(step["rows"]), len(steps[0]["rows"])
-        if size != first_size:
-            yield f"step {step['step']} has {size} rows, but the first step had {first_size}"
-
-
-def logged_as(records: api.Records, normalisers: Iterable[str]) -> bool:
+def logged_as(records: api.Records, *normalisers: str) -> bool:
     """Whether one of these normalisers gives each loss that the Trainer has logged."""
-    steps, logged = records.of("step"), records.one("logged")
+    steps, logged = records.typed(Step), records.one("logged")
     losses = logged["losses"] if logged else []
     return len(losses) == len(steps) and any(
         all(
-            name in normaliser.explains(loss, step["losses"], step["tokens"])
+            name in normaliser.explains(loss, step.losses, step.tokens)
             for loss, step in zip(losses, steps, strict=True)
         )
         for name in normalisers

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.bugs import api
-from scenarios.common import applied
-from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Loss, Rows, llama, sgd
+from scenarios.common import plain_torch
+from scenarios.common.hf_trainer import VOCABULARY, llama
+from scenarios.transformers._trainer_sgd import IGNORED, Loss, Rows, sgd
 
 LENGTH = 16
 ROWS = 8
@@ -55,7 +56,7 @@ def trainer(ctx: api.Context) -> Any:
     rows = dataset(ROWS * params.steps, ctx.seed)
     numbers = {_name(row["input_ids"], row["labels"]): number for number, row in enumerate(rows)}
 
-    def facts(batches: Sequence[Rows], plain: applied.Plain, distance: float) -> dict[str, Any]:
+    def facts(batches: Sequence[Rows], plain: plain_torch.Plain, distance: float) -> dict[str, Any]:
         pairs = [
             pair
             for batch in batches

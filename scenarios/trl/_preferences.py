@@ -17,8 +17,9 @@ from torch.nn.functional import log_softmax, logsigmoid
 from trl import DPOConfig, DPOTrainer
 
 from harness.bugs import api
-from scenarios.common import applied, texts
-from scenarios.common.hf_trainer import QUIET, VOCABULARY, Watched, constant, llama
+from scenarios.common import plain_torch, texts
+from scenarios.common.hf_trainer import QUIET, VOCABULARY, constant, llama
+from scenarios.common.hf_watched import Watched
 
 ROWS = 8
 """Preferences in a step, whatever the number of micro-batches."""
@@ -138,7 +139,7 @@ class Watch(Watched):
             chosen, rejected = (self._completions(weights, tokens) - before).chunk(2)
             return -logsigmoid(BETA * (chosen - rejected)).mean()
 
-        return self._applied(applied.plainly(loss, self.weights, self.seen))
+        return self._applied(plain_torch.differentiate(loss, self.weights, self.seen))
 
     def _completions(self, weights: Weights, tokens: Tensor) -> Tensor:
         """The log-probability of each row's completion."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pytest
 
+from harness.bugs.api.fields import Entry, Fields, Number, Size
 from harness.bugs.api.shapes import (
     COUNT,
     FLAG,
@@ -28,6 +30,7 @@ from harness.bugs.api.shapes import (
     one_of,
     optional,
 )
+from harness.bugs.api.spec import Records
 
 STEP = held({"loss": NUMBER, "drift": by_name(SIZE), "left": optional(maybe(FLAG))})
 
@@ -116,3 +119,31 @@ def test_an_optional_fact_may_be_alike() -> None:
     assert is_alike(optional(alike(SIZE)))
     assert not is_alike(SIZE)
     assert not is_alike(optional(SIZE))
+
+
+@dataclass(frozen=True)
+class Part(Fields):
+    norm: Size
+    shares: Annotated[list[float], many(NUMBER, 2)]
+
+
+@dataclass(frozen=True)
+class Step(Entry):
+    loss: Number
+    part: Part
+    other: Part | None = None
+
+
+def test_a_class_of_facts_has_their_shapes_and_reads_them() -> None:
+    shapes = Step.shapes(loss=maybe(NUMBER))
+    assert list(shapes) == ["part", "loss"], "a fact with a default is only in some trials"
+    facts = {"loss": None, "part": {"norm": 1.0, "shares": [1.0, 0.0]}}
+    assert held(shapes)(facts) == ""
+    assert held(shapes)({**facts, "part": {"norm": -1.0, "shares": []}}) == (
+        "part norm is -1.0, expected at least 0"
+    )
+    record = {"kind": "step", "rank": 1, "step": 2, "more": 0, **facts}
+    step = Step.of({**record, "other": facts["part"]})
+    assert (step.rank, step.step, step.part.shares, step.other) == (1, 2, [1.0, 0.0], step.part)
+    assert Step.of(record).other is None
+    assert Records({1: [record]}).typed(Step) == [Step.of(record)]

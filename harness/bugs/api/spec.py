@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.bugs.api.fields import F
 from harness.bugs.api.settings import SETTINGS
 from harness.system.errors import Inconclusive
 from harness.system.text import StrEnum
@@ -342,6 +343,10 @@ class Records:
         """The records of one kind, from one rank or from all, ordered by rank and time."""
         ranks = self.ranks if rank is None else (rank,)
         return [r for n in ranks for r in self.by_rank.get(n, ()) if r["kind"] == kind]
+
+    def typed(self, fields: type[F], kind: str = "step", rank: int | None = None) -> list[F]:
+        """The records of one kind, as ``of`` returns them, as objects of a class of facts."""
+        return [fields.of(record) for record in self.of(kind, rank)]
 
     def one(self, kind: str, rank: int = 0) -> Record | None:
         """The only record of a kind on a rank, or None. Raises Inconclusive if there are

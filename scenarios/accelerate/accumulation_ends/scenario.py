@@ -16,7 +16,7 @@ not clear it when the loader starts again. 0.20.3 clears it for loaders that eac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,16 +83,65 @@ SCENARIO = api.Scenario(
 )
 
 
-def plan(at: api.Position) -> api.Plan:
-    """The loader's class. For each micro-batch: which shares of its gradient, and of the earlier
-    ones of its window, were applied."""
-    p = at.params
-    return {
-        "loader": api.Kind({"name": api.exactly(LOADERS[p.data])}),
-        "step": api.Kind(
-            {"loss": api.NUMBER, **applied.shapes()}, api.each(_micro_batches(p) * p.epochs)
-        ),
-    }
+@dataclass(frozen=True)
+class Step(applied.Step):
+    """A micro-batch: which shares of its gradient, and of the earlier ones of its window, were
+    applied."""
+
+    loss: api.Number
+
+    @property
+    def changed(self) -> bool:
+        """Whether it changed the weights; rounding in fp32 moves them by 1e-7."""
+        return not api.near(self.applied, 0.0, within=1e-5 * self.gradient)
+
+
+def alone(step: Step, records: api.Records) -> bool:
+    """In the first epoch all is right. After it, each micro-batch applies its own gradient, divided
+    by the accumulation steps."""
+    *before, _ = step.micro
+    share = len(step.micro) / records.params.accumulation
+    right = accumulates(step, records)
+    first = (step.step - 1) // _micro_batches(records.params) == 0
+    return right if first else not right and step.has([*[0] * len(before), share], within=1e-2)
+
+
+def accumulates(step: Step, records: api.Records) -> bool:
+    """The last micro-batch of a window applied the window's mean; the others applied nothing."""
+    return step.times(1) if len(step.micro) == records.params.accumulation else not step.changed
+
+
+def updates(records: api.Records) -> list[int]:
+    """How many micro-batches of each epoch changed the weights."""
+    count = _micro_batches(records.params)
+    counts = Counter((step.step - 1) // count for step in records.typed(Step) if step.changed)
+    return [counts[epoch] for epoch in range(records.params.epochs)]
+
+
+@dataclass(frozen=True)
+class Windows(applied.Applied[Step]):
+    """The micro-batches of a window are one update."""
+
+    unit = "times the right number of updates in an epoch"
+
+    def plan(self, at: api.Position) -> api.Plan:
+        """The loader's class, and each micro-batch."""
+        steps = api.each(_micro_batches(at.params) * at.params.epochs)
+        name = api.exactly(LOADERS[at.params.data])
+        return {"loader": api.Kind({"name": name}), "step": api.Kind(Step.shapes(), steps)}
+
+    def is_right(self, step: Step, records: api.Records) -> bool:
+        return accumulates(step, records)
+
+    def error(self, step: Step, records: api.Records) -> float:
+        return max(updates(records)) / float(records.params.updates)
+
+    def describe(self, wrong_steps: Sequence[Step], records: api.Records) -> Iterator[str]:
+        counts = ", ".join(map(str, updates(records)))
+        yield (f"the epochs have {counts} updates, where {records.params.updates} each are right")
+
+
+oracle = Windows(Step, alone)
 
 
 def run(ctx: api.Context) -> None:
@@ -100,7 +149,7 @@ def run(ctx: api.Context) -> None:
     import torch
     from accelerate import Accelerator
 
-    from scenarios.common import linear
+    from scenarios.common import linear, plain_torch
 
     p = ctx.params
     with ctx.phase("init"):
@@ -120,7 +169,7 @@ def run(ctx: api.Context) -> None:
         for inputs, labels in loader:
             step += 1
             window.append((inputs, labels))
-            update = linear.Update(plain, *window)
+            update = plain_torch.Update(linear.of(plain), plain, *window)
             with accelerator.accumulate(model):
                 loss = linear.loss(model(inputs), labels)
                 accelerator.backward(loss)
@@ -149,61 +198,6 @@ def _micro_batches(p: Any) -> int:
     return int(p.accumulation * p.updates)
 
 
-def _epoch(records: api.Records, step: api.Record) -> int:
-    return 1 + (step["step"] - 1) // _micro_batches(records.params)
-
-
-def _accumulates(records: api.Records, step: api.Record) -> bool:
-    """The last micro-batch of a window applied the window's mean; the others applied nothing."""
-    ends = len(step["micro"]) == records.params.accumulation
-    return applied.times(step, 1.0) if ends else api.near(step["applied"], 0.0, within=_least(step))
-
-
-def _alone(records: api.Records, step: api.Record) -> bool:
-    """Only this micro-batch's gradient was applied, divided by the accumulation steps."""
-    *before, share = step["micro"]
-    expected = len(step["micro"]) / records.params.accumulation
-    within = 1e-2
-    return api.near(share, expected, within=within) and all(
-        api.near(m, 0.0, within=within) for m in before
-    )
-
-
-def _least(step: api.Record) -> float:
-    """The norm below which nothing was applied; rounding in fp32 moves weights by 1e-7."""
-    return float(1e-5 * step["gradient"])
-
-
-def detect(records: api.Records) -> api.Finding | None:
-    """In the first epoch all is right. After it, each micro-batch applies its own gradient."""
-    steps = records.of("step")
-    faults = [step for step in steps if not _accumulates(records, step)]
-    if not faults:
-        return None
-    later = [step for step in steps if _epoch(records, step) > 1]
-    documented = {step["step"] for step in faults} == {step["step"] for step in later}
-    counts = _updates(records)
-    return api.Finding(
-        f"the epochs have {', '.join(map(str, counts))} updates, where {records.params.updates} "
-        "each are right",
-        step=faults[0]["step"],
-        ranks=records.ranks,
-        magnitude=max(counts) / records.params.updates,
-        unit="times the right number of updates in an epoch",
-        documented=documented and all(_alone(records, step) for step in later),
-    )
-
-
-def _updates(records: api.Records) -> list[int]:
-    """How many micro-batches of each epoch changed the weights."""
-    counts = Counter(
-        _epoch(records, step)
-        for step in records.of("step", 0)
-        if not api.near(step["applied"], 0.0, within=_least(step))
-    )
-    return [counts[epoch] for epoch in api.each(records.params.epochs)]
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """Several micro-batches were to be accumulated in a second epoch, and the script left the
     loader as it was."""
@@ -217,8 +211,8 @@ def exercised(records: api.Records) -> api.Exercise:
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss is plain torch's for the weights, and falls."""
     losses = usual_checks.loss_ends_higher(records)
-    later = [step for step in records.of("step") if len(step["micro"]) == 1]
-    unlike = any(not api.near(s["loss"], s["reference_loss"], share=1e-3) for s in later)
+    later = [step for step in records.typed(Step) if len(step.micro) == 1]
+    unlike = any(not api.near(s.loss, s.reference_loss, share=1e-3) for s in later)
     return losses | {"the first loss of a window is not that of plain torch": unlike}
 
 
@@ -228,7 +222,7 @@ def picture(trials: api.Trials) -> Iterator[api.Picture]:
     yield from api.bars(
         "Updates of each epoch",
         "with the bug, each micro-batch is an update from the second epoch on",
-        lambda records: ((f"epoch {n}", float(c)) for n, c in enumerate(_updates(records), 1)),
+        lambda records: ((f"epoch {n}", float(c)) for n, c in enumerate(updates(records), 1)),
         "updates",
         {"right": expected.pop()} if len(expected) == 1 else {},
     )(trials)

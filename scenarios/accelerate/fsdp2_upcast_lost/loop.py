@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.bugs import api
 from scenarios.accelerate import _sharded as sharded
-from scenarios.common import applied, linear
+from scenarios.common import linear, plain_torch
 
 Local = Mapping[str, Tensor]
 """This rank's parts of the weights, by name."""
@@ -52,7 +52,7 @@ def train(ctx: api.Context) -> None:
     for step in range(1, p.steps + 1):
         before = _local(weights)
         values = {n: weight.full_tensor().detach().double() for n, weight in weights.items()}
-        expected = applied.plainly(linear.of(plain), values, [rows])
+        expected = plain_torch.differentiate(linear.of(plain), values, [rows])
         outputs = model(inputs)
         loss = linear.loss(outputs.float(), labels)
         accelerator.backward(loss)
@@ -88,7 +88,7 @@ def _dtype(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _share(gradients: Mapping[str, Tensor], expected: applied.Plain) -> dict[str, float]:
+def _share(gradients: Mapping[str, Tensor], expected: plain_torch.Plain) -> dict[str, float]:
     """The ranks' gradient as a multiple of plain torch's, and its part in other directions."""
     plain = torch.cat([gradient.flatten() for gradient in expected.micro[0].values()])
     ours = torch.cat([gradients[name].double().flatten() for name in expected.micro[0]])

@@ -86,7 +86,7 @@ def _rate(p: Params, count: int) -> float:
 def odd(records: api.Records) -> Iterator[str]:
     """Other faults, in the movements and in the losses."""
     yield from schedule.not_moved(records)
-    yield from applied.loss_wrong(records)
+    yield from usual_checks.loss_wrong(records)
 
 
 def rate_rises(records: api.Records) -> dict[str, bool]:
@@ -99,7 +99,7 @@ oracle = schedule.Scheduled(
     each_micro_batch,
     lambda p, step: _rate(p, step - 1),
     PREPARED,
-    facts=lambda at: applied.shapes(at.params.accumulation),
+    facts=lambda at: applied.Step.shapes(micro=api.many(api.NUMBER, at.params.accumulation)),
     odd=odd,
     picture=schedule.rates("with the bug the schedule is over long before the training is"),
     checks=[usual_checks.loss_ends_higher, usual_checks.loss_unlike_reference, rate_rises],
@@ -113,7 +113,7 @@ def run(ctx: api.Context) -> None:
     from torch.optim import lr_scheduler
     from torch.utils.data import DataLoader
 
-    from scenarios.common import linear
+    from scenarios.common import linear, plain_torch
 
     class Linear(lr_scheduler.LambdaLR, lr_scheduler._LRScheduler):
         """A scheduler that every release accepts: 0.16.0 demands the base class of torch 1."""
@@ -135,7 +135,7 @@ def run(ctx: api.Context) -> None:
     ctx.record("schedule", name=type(scheduler).__name__)
     step, window, losses = 0, [], []
     for batch in loader:
-        before = applied.copied(plain)
+        before = plain_torch.copied(plain)
         with accelerator.accumulate(model):
             loss = linear.loss(model(batch[0]), batch[1])
             losses.append(float(loss.detach()))  # before 0.13 backward divides it in place
@@ -147,8 +147,8 @@ def run(ctx: api.Context) -> None:
         window.append(batch)
         if accelerator.sync_gradients:
             step += 1
-            torchs = applied.plainly(linear.of(plain), before, window)
-            facts = applied.facts(torchs, before, applied.copied(plain), 1.0)
+            torchs = plain_torch.differentiate(linear.of(plain), before, window)
+            facts = plain_torch.facts(torchs, before, plain_torch.copied(plain), 1.0)
             ctx.record("step", step, loss=sum(losses) / len(losses), **facts)
             window, losses = [], []
 

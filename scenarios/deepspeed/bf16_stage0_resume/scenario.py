@@ -66,7 +66,7 @@ def plan(at: api.Position) -> api.Plan:
 
 def run(ctx: api.Context) -> None:
     """Train, save and train on; or load and train on."""
-    from scenarios.common import regression
+    from scenarios.deepspeed import _regression as regression
     from scenarios.deepspeed import _restored as restored
 
     p = ctx.params

@@ -13,11 +13,11 @@ fp16's dynamic loss scale. ``backward`` does not scale the loss, as bf16 needs n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import applied
+from scenarios.common import applied, usual_checks
 from scenarios.deepspeed._history import BEFORE_WRAPPING
 
 SCALE = 65536
@@ -59,25 +59,70 @@ SCENARIO = api.Scenario(
         "stage_1": api.control("0.18.5 with ZeRO stage 1", params={"zero_stage": 1}),
     },
 )
-picture = applied.ratios
 
 
-def plan(at: api.Position) -> api.Plan:
-    """Each step, compared with its own gradient and with the sum of all gradients so far."""
-    shapes = {name: api.alike(shape) for name, shape in applied.shapes(1).items()}
-    summed = api.alike(api.held(applied.shapes(1)))
-    return {
-        "step": api.Kind(
-            {"loss": api.NUMBER, "summed": summed, **shapes}, api.each(at.params.steps)
-        )
-    }
+@dataclass(frozen=True)
+class Step(applied.Step):
+    summed: applied.Single
+    """Beside the sum of all gradients so far."""
+
+
+def divided_or_summed(_: Step, records: api.Records) -> bool:
+    """Each step is divided by the scale, or applies the sum of all gradients so far, or both."""
+    return any(_faults(records.typed(Step)))
+
+
+def _faults(steps: Sequence[Step]) -> Iterator[str]:
+    """Which of the two faults explain all steps."""
+    scale = next((s for s in (1, SCALE) if _times(steps[0], 1 / s)), None)
+    summed = scale is not None and all(_times(step.summed, 1 / scale) for step in steps)
+    alone = scale is not None and all(_times(step, 1 / scale) for step in steps)
+    if scale == SCALE and (alone or summed):
+        yield f"each step is divided by {SCALE}"
+    if summed and not alone:
+        yield "each step applies the sum of its own gradient and those of all steps before"
+
+
+def _times(step: applied.Beside, ratio: float) -> bool:
+    """Whether a step applied ``ratio`` times the gradient, within the rounding of bf16."""
+    norm = api.near(step.applied, ratio * step.gradient, share=TOLERANCE)
+    return norm and api.near(step.ratio, ratio, share=TOLERANCE)
+
+
+def loss_unlike(records: api.Records) -> dict[str, bool]:
+    """The loss is right for the weights, though they hardly move."""
+    # The mean of the ranks' parts is compared.
+    unlike = any(usual_checks.loss_wrong(records, parts=True, tolerance=TOLERANCE))
+    return {"the loss is not that of plain torch with the same weights": unlike}
+
+
+@dataclass(frozen=True)
+class Rounded(applied.Applied[Step]):
+    """Steps and losses are rounded to bf16."""
+
+    def is_right(self, step: Step, records: api.Records) -> bool:
+        return _times(step, 1)
+
+    def describe(self, wrong_steps: Sequence[Step], records: api.Records) -> Iterator[str]:
+        yield from _faults(records.typed(Step))
+        yield from map(str, wrong_steps)
+
+    def odd(self, records: api.Records) -> list[str]:
+        return [name for name, unlike in loss_unlike(records).items() if unlike]
+
+
+oracle = Rounded(
+    Step, divided_or_summed, parts=lambda at: 1, replicas=True, loss="parts", checks=[loss_unlike]
+)
 
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step of the fp32 masters with plain torch's."""
     import torch
 
-    from scenarios.common import linear, regression
+    from scenarios.common import linear, plain_torch
+    from scenarios.deepspeed import _exact as exact
+    from scenarios.deepspeed import _regression as regression
     from scenarios.deepspeed import _restored as restored
 
     p = ctx.params
@@ -86,60 +131,30 @@ def run(ctx: api.Context) -> None:
         engine = regression.engine(
             ctx,
             regression.sgd(p.lr),
-            linear.exact_model(),
+            exact.linear_map(),
             train_micro_batch_size_per_gpu=p.batch,
             zero_optimization={"stage": p.zero_stage},
             zero_allow_untested_optimizer=True,
             bf16={"enabled": p.precision == "bf16"},
         )
-    data = linear.exact_batches(ctx, ctx.world_size * p.batch)
+    data = exact.batches(ctx, ctx.world_size * p.batch)
     loss_of = linear.of(engine.module)
     total: dict[str, torch.Tensor] = {}
     for step, rows in zip(api.each(p.steps), data, strict=False):
-        weights = applied.copied(engine.module, torch.float64)
-        plain = applied.plainly(loss_of, weights, [rows])
+        weights = plain_torch.copied(engine.module, torch.float64)
+        plain = plain_torch.differentiate(loss_of, weights, [rows])
         total = {name: total.get(name, 0) + g for name, g in plain.micro[0].items()}
         before = restored.masters(engine)
         loss = regression.step(ctx, engine, rows)
         after = restored.masters(engine)
-        summed = applied.Plain(plain.losses, [total])
+        summed = plain_torch.Plain(plain.losses, [total])
         ctx.record(
             "step",
             step,
             loss=loss,
-            summed=applied.facts(summed, before, after, p.lr),
-            **applied.facts(plain, before, after, p.lr),
+            summed=plain_torch.facts(summed, before, after, p.lr),
+            **plain_torch.facts(plain, before, after, p.lr),
         )
-
-
-def detect(records: api.Records) -> api.Finding | None:
-    """Each step is divided by the scale, or applies the sum of all gradients so far, or both."""
-    steps = records.of("step")
-    if _losses_wrong(records):
-        return api.Finding("the loss is not plain torch's with the same weights", documented=False)
-    wrong_steps = [step for step in steps if not _times(step, 1)]
-    if not wrong_steps:
-        return None
-    faults = list(_faults(steps))
-    lines = [*faults, *map(applied.described, wrong_steps)]
-    return applied.finding(wrong_steps, lines, documented=bool(faults))
-
-
-def _faults(steps: list[api.Record]) -> Iterator[str]:
-    """Which of the two faults explain all steps."""
-    scale = next((s for s in (1, SCALE) if _times(steps[0], 1 / s)), None)
-    summed = scale is not None and all(_times(step["summed"], 1 / scale) for step in steps)
-    alone = scale is not None and all(_times(step, 1 / scale) for step in steps)
-    if scale == SCALE and (alone or summed):
-        yield f"each step is divided by {SCALE}"
-    if summed and not alone:
-        yield "each step applies the sum of its own gradient and those of all steps before"
-
-
-def _times(step: api.Record, ratio: float) -> bool:
-    """Whether a step applied ``ratio`` times the gradient, within the rounding of bf16."""
-    norm = api.near(step["applied"], ratio * step["gradient"], share=TOLERANCE)
-    return norm and api.near(step["ratio"], ratio, share=TOLERANCE)
 
 
 def exercised(records: api.Records) -> api.Exercise:
@@ -147,13 +162,3 @@ def exercised(records: api.Records) -> api.Exercise:
     precision, stage = records.params.precision, records.params.zero_stage
     text = f"{len(records.of('step', 0))} steps in {precision} with ZeRO stage {stage}"
     return api.Exercise.of(precision == "bf16" and stage == 0, text)
-
-
-def _losses_wrong(records: api.Records) -> bool:
-    """Whether a step's loss, the mean of the ranks' parts, is not plain torch's."""
-    return any(applied.loss_wrong(records, parts=True, tolerance=TOLERANCE))
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The loss is right for the weights, though they hardly move."""
-    return {"the loss is not that of plain torch with the same weights": _losses_wrong(records)}

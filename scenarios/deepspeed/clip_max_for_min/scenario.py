@@ -13,7 +13,7 @@ of tensors (DeepSpeed PR 4915). The fix is the minimum. ZeRO, fp16 and bf16 clip
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.bugs import api
@@ -49,73 +49,75 @@ SCENARIO = api.Scenario(
 )
 
 
-def larger_factor(step: api.Record, records: api.Records) -> bool:
+def larger_factor(step: applied.Step, records: api.Records) -> bool:
     """Gradients above the threshold were applied unclipped, and those below it were scaled up to
     it."""
-    whole, raised = _kinds(records.of("step"), records)
-    factor = max(1.0, records.params.clipping / step["gradient"])
-    return bool(whole and raised) and applied.times(step, factor)
+    whole, raised = _kinds(records.typed(applied.Step), records)
+    factor = max(1.0, records.params.clipping / step.gradient)
+    return bool(whole and raised) and step.times(factor)
 
 
-def smaller_factor(step: api.Record, records: api.Records) -> float:
+def smaller_factor(step: applied.Step, records: api.Records) -> float:
     """The factor by which clipping should multiply a step's gradient."""
     clipping = records.params.clipping
-    return float(min(1.0, clipping / step["gradient"])) if clipping else 1.0
+    return float(min(1.0, clipping / step.gradient)) if clipping else 1.0
 
 
-def _kinds(steps: Sequence[api.Record], records: api.Records) -> Sequence[list[api.Record]]:
+def _kinds(steps: Sequence[applied.Step], records: api.Records) -> Sequence[list[applied.Step]]:
     """The steps that were not clipped, and those that were raised to the threshold."""
     clipping = records.params.clipping
-    whole = [s for s in steps if s["gradient"] > clipping and applied.times(s, 1)]
-    small = [s for s in steps if s["gradient"] < clipping]
-    return whole, [s for s in small if applied.times(s, clipping / s["gradient"])]
+    whole = [s for s in steps if s.gradient > clipping and s.times(1)]
+    small = [s for s in steps if s.gradient < clipping]
+    return whole, [s for s in small if s.times(clipping / s.gradient)]
 
 
-def finding(wrong_steps: Sequence[api.Record], records: api.Records) -> api.Finding:
-    """The finding, with the first step that was not clipped, and the last that was raised."""
+def kinds(wrong_steps: Sequence[applied.Step], records: api.Records) -> Iterator[str]:
+    """The first step that was not clipped, and the last that was raised."""
     clipping, (whole, raised) = records.params.clipping, _kinds(wrong_steps, records)
-    lines = [
-        *([applied.described(wrong_steps[0])] if not (whole or raised) else []),
-        *(f"not clipped to {clipping:g}: {applied.described(s)}" for s in whole[:1]),
-        *(f"raised to {clipping:g}: {applied.described(s)}" for s in raised[-1:]),
+    yield from map(str, wrong_steps[:1] if not (whole or raised) else ())
+    yield from (f"not clipped to {clipping:g}: {step}" for step in whole[:1])
+    yield from (f"raised to {clipping:g}: {step}" for step in raised[-1:])
+    yield (
         f"of {len(records.of('step'))} steps of {len(records.ranks)} ranks {len(wrong_steps)} are "
-        f"wrong: {len(whole)} not clipped, {len(raised)} raised to the threshold",
-    ]
-    return applied.finding(
-        wrong_steps, lines, lambda s: smaller_factor(s, records), documented=True
+        f"wrong: {len(whole)} not clipped, {len(raised)} raised to the threshold"
+    )
+
+
+def norms(trials: api.Trials) -> Iterator[api.Picture]:
+    """A picture of the norm of each applied gradient, with the threshold."""
+    thresholds = (records.params.clipping for records in trials.values())
+    yield api.Lines(
+        "The norm of the gradient that was applied",
+        "with the bug no norm is below the threshold, and large gradients are not clipped",
+        api.by_step(trials, lambda step: step["applied"]),
+        y="norm",
+        log=True,
+        limits={"threshold": max(thresholds, default=0.0)},
     )
 
 
 oracle = applied.Applied(
+    applied.Step,
     larger_factor,
     smaller_factor,
     parts=lambda at: 1,
     replicas=True,
     loss="parts",
-    found=finding,
+    words=kinds,
     checks=[usual_checks.loss_ends_higher, applied.same_direction],
-    picture=applied.norms,
+    picture=norms,
 )
 
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradient."""
-    from scenarios.common import linear, regression
+    from scenarios.deepspeed import _linear_steps as linear_steps
 
     p = ctx.params
-    with ctx.phase("init"):
-        engine = regression.engine(
-            ctx,
-            regression.sgd(p.lr),
-            gradient_clipping=p.clipping,
-            train_micro_batch_size_per_gpu=p.batch,
-            zero_optimization={"stage": 0},
-        )
-    data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, p.distance, p.noise)
-    for step, rows in zip(api.each(p.steps), data, strict=False):
-        update = linear.Update(engine.module, rows)
-        loss = regression.step(ctx, engine, rows)
-        ctx.record("step", step, loss=loss, **update.facts(p.lr))
+    zero = {"stage": 0}
+    linear_steps.train(
+        ctx, p.distance, p.noise, gradient_clipping=p.clipping, zero_optimization=zero
+    )
 
 
 def exercised(records: api.Records) -> api.Exercise:

@@ -89,7 +89,7 @@ def plan(at: api.Position) -> api.Plan:
 
 def run(ctx: api.Context) -> None:
     """Train and save; or load the weights alone, and train on."""
-    from scenarios.common import regression
+    from scenarios.deepspeed import _regression as regression
     from scenarios.deepspeed import _restored as restored
 
     p = ctx.params

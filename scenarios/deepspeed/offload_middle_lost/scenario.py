@@ -66,15 +66,15 @@ SCENARIO = api.Scenario(
 )
 
 
-def ends_only(step: api.Record, records: api.Records) -> bool:
+def ends_only(step: applied.Step, records: api.Records) -> bool:
     """Each step applied the gradients of its first and its last micro-batch, each in full, and
     nothing of those between. The losses are plain torch's."""
-    first_share, *between, last_share = step["micro"]
-    full = api.near(first_share, 1, within=1e-3) and api.near(last_share, 1, within=1e-3)
-    return full and all(api.near(share, 0, within=1e-3) for share in between)
+    between = len(step.micro) - 2
+    return step.has([1, *[0] * between, 1])
 
 
 oracle = applied.Applied(
+    applied.Step,
     ends_only,
     parts=lambda at: at.params.micro_batches,
     replicas=True,
@@ -85,28 +85,21 @@ oracle = applied.Applied(
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradients."""
-    from scenarios.common import linear, regression
+    from scenarios.deepspeed import _linear_steps as linear_steps
 
     p = ctx.params
     zero: dict[str, Any] = {"stage": 2}
     if p.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
-    with ctx.phase("init"):
-        engine = regression.engine(
-            ctx,
-            regression.sgd(p.lr),
-            train_micro_batch_size_per_gpu=p.batch,
-            gradient_accumulation_steps=p.micro_batches,
-            zero_allow_untested_optimizer=True,
-            zero_force_ds_cpu_optimizer=False,
-            zero_optimization=zero,
-        )
-    data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
-    for step in api.each(p.steps):
-        rows = [next(data) for _ in range(p.micro_batches)]
-        update = linear.Update(engine.module, *rows)
-        losses = [regression.step(ctx, engine, part) for part in rows]
-        ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))
+    linear_steps.train(
+        ctx,
+        5.0,
+        0.1,
+        p.micro_batches,
+        zero_allow_untested_optimizer=True,
+        zero_force_ds_cpu_optimizer=False,
+        zero_optimization=zero,
+    )
 
 
 def exercised(records: api.Records) -> api.Exercise:

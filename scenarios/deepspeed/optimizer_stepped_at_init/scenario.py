@@ -68,8 +68,9 @@ def run(ctx: api.Context) -> None:
     """Fit a linear map with Adam; plain torch trains two copies, one of them a step ahead."""
     import torch
 
-    from scenarios.common import linear, regression
+    from scenarios.common import linear
     from scenarios.deepspeed import _adamw_reference as reference
+    from scenarios.deepspeed import _regression as regression
 
     p = ctx.params
     make = partial(torch.optim.Adam, lr=p.lr)

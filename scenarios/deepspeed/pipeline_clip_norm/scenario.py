@@ -82,16 +82,16 @@ SCENARIO = api.Scenario(
 )
 
 
-def by_first_stage(step: api.Record, records: api.Records) -> bool:
+def by_first_stage(step: stages.Step, records: api.Records) -> bool:
     """All stages applied their gradients times the limit, divided by the norm of the first stage
     alone. The loss is that of plain torch."""
-    norm, *_ = _norms(records)[step["step"]]
-    return applied.times(step, _factor(records, norm))
+    norm, *_ = _norms(records)[step.step]
+    return step.times(_factor(records, norm))
 
 
-def by_all_stages(step: api.Record, records: api.Records) -> float:
+def by_all_stages(step: stages.Step, records: api.Records) -> float:
     """The right factor of clipping."""
-    return _factor(records, math.hypot(*_norms(records)[step["step"]]))
+    return _factor(records, math.hypot(*_norms(records)[step.step]))
 
 
 def _factor(records: api.Records, norm: float) -> float:
@@ -107,13 +107,12 @@ def _norms(records: api.Records, of: str = "gradient") -> dict[int, list[float]]
     return norms
 
 
-def finding(wrong_steps: Sequence[api.Record], records: api.Records) -> api.Finding:
-    """The finding, with the norm of the first wrong step over all stages."""
-    number, limit = wrong_steps[0]["step"], records.params.clipping
+def of_norm(wrong_steps: Sequence[stages.Step], records: api.Records) -> Iterator[str]:
+    """The norm of the first wrong step over all stages, and what they applied."""
+    number, limit = wrong_steps[0].step, records.params.clipping
     length = math.hypot(*_norms(records, "applied")[number])
-    lines = [f"step {number}: its norm is {length:.4g}, the limit is {limit:g}"]
-    lines += [applied.described(step) for step in wrong_steps if step["step"] == number]
-    return applied.finding(wrong_steps, lines, lambda s: by_all_stages(s, records), documented=True)
+    yield f"step {number}: its norm is {length:.4g}, the limit is {limit:g}"
+    yield from applied.of_first_step(wrong_steps, records)
 
 
 def lengths(trials: api.Trials) -> Iterator[api.Picture]:
@@ -133,17 +132,18 @@ def lengths(trials: api.Trials) -> Iterator[api.Picture]:
 
 
 oracle = stages.Stages(
-    by_first_stage, by_all_stages, parts=lambda at: 1, found=finding, picture=lengths
+    stages.Step, by_first_stage, by_all_stages, parts=lambda at: 1, words=of_norm, picture=lengths
 )
 
 
 def run(ctx: api.Context) -> None:
     """Train a pipeline with SGD; compare each stage's step with plain torch's gradient."""
-    from scenarios.common import regression
+    from scenarios.deepspeed import _layers as layers
+    from scenarios.deepspeed import _regression as regression
 
     p = ctx.params
     with ctx.phase("init"):
-        engine = regression.pipeline(
+        engine = layers.pipeline(
             ctx,
             regression.sgd(p.lr),
             gradient_clipping=p.clipping,
@@ -151,7 +151,7 @@ def run(ctx: api.Context) -> None:
             gradient_accumulation_steps=1,
             zero_optimization={"stage": p.zero_stage},
         )
-    data, stage = regression.rows(ctx, 1, p.batch), regression.Stage(ctx, engine)
+    data, stage = layers.rows(ctx, 1, p.batch), layers.Stage(ctx, engine)
     for step in api.each(p.steps):
         stage.begin(data)
         loss = float(engine.train_batch(iter(data)))

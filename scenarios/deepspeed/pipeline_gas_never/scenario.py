@@ -54,6 +54,7 @@ SCENARIO = api.Scenario(
     },
 )
 oracle = stages.Stages(
+    stages.Step,
     stages.never_divided,
     parts=lambda at: at.params.micro_batches,
     instead={"pipeline_gas_twice": stages.divided_again},

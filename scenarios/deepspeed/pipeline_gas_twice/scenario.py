@@ -55,9 +55,10 @@ SCENARIO = api.Scenario(
     },
 )
 oracle = stages.Stages(
+    stages.Step,
     stages.divided_again,
     parts=lambda at: at.params.micro_batches,
-    found=stages.all_stages,
+    words=stages.of_all_stages,
     instead={"pipeline_gas_never": stages.never_divided},
 )
 run = stages.run

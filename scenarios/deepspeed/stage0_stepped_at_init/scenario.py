@@ -98,8 +98,9 @@ def run(ctx: api.Context) -> None:
     """Fit a linear map with Adam; plain torch trains two copies, one of them a step ahead."""
     import torch
 
-    from scenarios.common import linear, regression
+    from scenarios.common import linear
     from scenarios.deepspeed import _adamw_reference as reference
+    from scenarios.deepspeed import _regression as regression
     from scenarios.deepspeed import _restored as restored
 
     p = ctx.params

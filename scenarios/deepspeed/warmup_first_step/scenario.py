@@ -91,7 +91,7 @@ def odd(records: api.Records) -> Iterator[str]:
     yield from schedule.groups_wrong(records)
     yield from schedule.not_moved(records)
     yield from schedule.logged_wrong(records, partial(warmup, records.params))
-    yield from applied.loss_wrong(records, parts=True)
+    yield from usual_checks.loss_wrong(records, parts=True)
 
 
 def logged_unlike(records: api.Records) -> dict[str, bool]:
@@ -104,7 +104,7 @@ oracle = schedule.Scheduled(
     own_first,
     warmup,
     SCHEDULE,
-    facts=lambda at: {"logged": schedule.RATES, **applied.shapes(1)},
+    facts=lambda at: {"logged": schedule.RATES, **applied.Single.shapes()},
     odd=odd,
     picture=schedule.rates("with the bug, the first step uses another rate than the schedule's"),
     checks=[usual_checks.loss_ends_higher, logged_unlike],
@@ -113,7 +113,8 @@ oracle = schedule.Scheduled(
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD under WarmupLR; record the rate of each step."""
-    from scenarios.common import linear, regression
+    from scenarios.common import linear, plain_torch
+    from scenarios.deepspeed import _regression as regression
 
     p = ctx.params
     rates_of = {"warmup_min_lr": p.low, "warmup_max_lr": p.high, "warmup_num_steps": p.warmup}
@@ -129,7 +130,7 @@ def run(ctx: api.Context) -> None:
     ctx.record("schedule", name=type(engine.lr_scheduler).__name__)
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, 20.0, 0.1)
     for step, rows in zip(api.each(p.steps), data, strict=False):
-        update = linear.Update(engine.module, rows)
+        update = plain_torch.Update(linear.of(engine.module), engine.module, rows)
         loss = regression.step(ctx, engine, rows)
         logged = [float(rate) for rate in engine.get_lr()]
         ctx.record("step", step, loss=loss, logged=logged, **update.facts(1.0))

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import applied, usual_checks
+from scenarios.common import checked, usual_checks
 from scenarios.deepspeed import _schedule as schedule
 
 
@@ -76,7 +76,8 @@ def run(ctx: api.Context) -> None:
     """Fit a linear map whose weight and bias are two groups of SGD; record each step's rates."""
     import torch
 
-    from scenarios.common import linear, regression
+    from scenarios.common import linear, plain_torch
+    from scenarios.deepspeed import _regression as regression
 
     p = ctx.params
     rates = p.first, p.second
@@ -95,9 +96,9 @@ def run(ctx: api.Context) -> None:
         schedule.watch(ctx.record, engine.optimizer)
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, 20.0, 0.1)
     for step, rows in zip(api.each(p.steps), data, strict=False):
-        update = linear.Update(engine.module, rows)
+        update = plain_torch.Update(linear.of(engine.module), engine.module, rows)
         loss = regression.step(ctx, engine, rows)
-        after, (gradient,) = applied.copied(engine.module), update.plain.micro
+        after, (gradient,) = plain_torch.copied(engine.module), update.plain.micro
         distances = [
             float((update.before[name] - after[name]).norm() / gradient[name].norm())
             for name in ("weight", "bias")
@@ -108,7 +109,7 @@ def run(ctx: api.Context) -> None:
 def detect(records: api.Records) -> api.Finding | None:
     """Each group has the rate that the warmup to the first group's rate gives; so the others have
     not theirs. Each step moved each group by that rate, and computed plain torch's loss."""
-    faults = [*_unmoved(records), *applied.loss_wrong(records)]
+    faults = [*_unmoved(records), *usual_checks.loss_wrong(records)]
     if faults:
         return api.Finding("\n".join(faults[:3]), documented=False)
     deviations = [
@@ -160,7 +161,7 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise.of(p.first != p.second, rates) & api.Exercise.of(not p.given, setting)
 
 
-insufficient_checks = usual_checks.together(
+insufficient_checks = checked.together(
     usual_checks.loss_ends_higher, usual_checks.loss_unlike_reference
 )
 picture = api.lines(

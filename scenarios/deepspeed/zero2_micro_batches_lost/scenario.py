@@ -63,17 +63,9 @@ SCENARIO = api.Scenario(
 )
 
 
-def last_only(step: api.Record, records: api.Records) -> bool:
-    """Each step applied the gradient of its last micro-batch, with its right weight, and nothing of
-    the others. The losses are plain torch's."""
-    *lost, last_share = step["micro"]
-    return api.near(last_share, 1, within=1e-3) and all(
-        api.near(share, 0, within=1e-3) for share in lost
-    )
-
-
 oracle = applied.Applied(
-    last_only,
+    applied.Step,
+    applied.last_only,
     parts=lambda at: at.params.micro_batches,
     replicas=True,
     loss="parts",
@@ -83,24 +75,13 @@ oracle = applied.Applied(
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradients."""
-    from scenarios.common import linear, regression
+    from scenarios.deepspeed import _linear_steps as linear_steps
 
     p = ctx.params
-    with ctx.phase("init"):
-        engine = regression.engine(
-            ctx,
-            regression.sgd(p.lr),
-            train_micro_batch_size_per_gpu=p.batch,
-            gradient_accumulation_steps=p.micro_batches,
-            zero_allow_untested_optimizer=True,
-            zero_optimization={"stage": p.zero_stage},
-        )
-    data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
-    for step in api.each(p.steps):
-        rows = [next(data) for _ in range(p.micro_batches)]
-        update = linear.Update(engine.module, *rows)
-        losses = [regression.step(ctx, engine, part) for part in rows]
-        ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))
+    zero = {"stage": p.zero_stage}
+    linear_steps.train(
+        ctx, 5.0, 0.1, p.micro_batches, zero_allow_untested_optimizer=True, zero_optimization=zero
+    )
 
 
 def exercised(records: api.Records) -> api.Exercise:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import rows
+from scenarios.common import epochs, rows
 
 
 @dataclass
@@ -53,15 +53,15 @@ SCENARIO = api.Scenario(
 )
 
 
-def remainder(faults: Sequence[rows.Fault], records: api.Records) -> bool:
+def remainder(faults: Sequence[epochs.Fault], records: api.Records) -> bool:
     """In each epoch as many rows never come as remain if the ranks divide them; all ranks have
     equally many, and no row comes twice."""
     count, ranks = records.params.rows, len(records.ranks)
     lengths = {len(seen) for one in rows.by_epoch(records).values() for seen in one}
-    return rows.names(faults) == {rows.NEVER} and lengths == {count // ranks}
+    return epochs.names(faults) == {epochs.NEVER} and lengths == {count // ranks}
 
 
-oracle = rows.Epochs(remainder, checks=(rows.row_twice, rows.other_lengths))
+oracle = epochs.Epochs(remainder, checks=(epochs.row_twice, epochs.other_lengths))
 
 
 def run(ctx: api.Context) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import rows
+from scenarios.common import epochs, rows
 
 
 @dataclass
@@ -64,7 +64,7 @@ def windows(records: api.Records, order: Sequence[int]) -> list[Sequence[int]]:
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def later_windows(faults: Sequence[rows.Fault], records: api.Records) -> bool:
+def later_windows(faults: Sequence[epochs.Fault], records: api.Records) -> bool:
     """After the resume the rows come in another order. On each rank the windows have their right
     rows, and the order is right up to the end of the window of the stop."""
     whole, stopped = rows.by_epoch(records)[1], rows.resumed(records)[1]
@@ -75,15 +75,15 @@ def later_windows(faults: Sequence[rows.Fault], records: api.Records) -> bool:
             return False
         if any(mine != its for mine, its in pairs[:count]):
             return False
-    return rows.names(faults) == {rows.MOVED} and {fault.epoch for fault in faults} == {1}
+    return epochs.names(faults) == {epochs.MOVED} and {fault.epoch for fault in faults} == {1}
 
 
-oracle = rows.Epochs(
+oracle = epochs.Epochs(
     later_windows,
     shuffled=True,
     stop=lambda params: 1,
-    checks=(rows.another_number, rows.row_twice),
-    picture=rows.in_order,
+    checks=(epochs.another_number, epochs.row_twice),
+    picture=epochs.in_order,
 )
 
 

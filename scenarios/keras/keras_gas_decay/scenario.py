@@ -56,17 +56,8 @@ SCENARIO = api.Scenario(
     },
 )
 
-plan = accumulated.plan
 
-
-def run(ctx: api.Context) -> None:
-    """Update with the optimizer's own accumulation, and with the mean of the micro-batches."""
-    p = ctx.params
-    options = {"weight_decay": p.weight_decay, "clipnorm": p.clipnorm}
-    accumulated.train(ctx, **{name: value for name, value in options.items() if value})
-
-
-def detect(records: api.Records) -> api.Finding | None:
+def each_micro_batch(step: accumulated.Step, records: api.Records) -> bool:
     """Each update decayed the weights once for each micro-batch, and applied the mean of the
     gradients that were clipped one by one."""
     p = records.params
@@ -76,13 +67,33 @@ def detect(records: api.Records) -> api.Finding | None:
         factor = min(1.0, p.clipnorm / norm) if p.clipnorm else 1.0
         return [factor * value for value in gradient]
 
-    def each_micro_batch(step: api.Record) -> bool:
-        decay = (1 - p.weight_decay * p.lr) ** p.accumulation
-        gradient = accumulated.mean([clipped(one) for one in step["micro"]])
-        pairs = zip(step["before"], gradient, strict=True)
-        return accumulated.equal(step["weights"], [decay * w - p.lr * g for w, g in pairs])
+    decay = (1 - p.weight_decay * p.lr) ** p.accumulation
+    gradient = accumulated.mean([clipped(one) for one in step.micro])
+    pairs = zip(step.before, gradient, strict=True)
+    return accumulated.equal(step.weights, [decay * w - p.lr * g for w, g in pairs])
 
-    return accumulated.deviation(records, "weights", "the weight", each_micro_batch)
+
+def still(records: api.Records) -> dict[str, bool]:
+    """The weights change with each update."""
+    unchanged = any(step.before == step.weights for step in records.typed(accumulated.Step))
+    return {"an update leaves the weights as they are": unchanged}
+
+
+oracle = accumulated.Accumulated(
+    each_micro_batch,
+    "weights",
+    checks=[still],
+    picture=accumulated.far(
+        "weights", "with the bug the weights leave those that an update with the mean gives"
+    ),
+)
+
+
+def run(ctx: api.Context) -> None:
+    """Update with the optimizer's own accumulation, and with the mean of the micro-batches."""
+    p = ctx.params
+    options = {"weight_decay": p.weight_decay, "clipnorm": p.clipnorm}
+    accumulated.train(ctx, **{name: value for name, value in options.items() if value})
 
 
 def exercised(records: api.Records) -> api.Exercise:
@@ -92,14 +103,3 @@ def exercised(records: api.Records) -> api.Exercise:
     return accumulated.accumulated(records) & api.Exercise.of(
         p.weight_decay > 0 or p.clipnorm > 0, f"{p.accumulation} micro-batches; {text}"
     )
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The weights change with each update."""
-    still = any(step["before"] == step["weights"] for step in records.of("step"))
-    return {"an update leaves the weights as they are": still}
-
-
-picture = accumulated.far(
-    "weights", "with the bug the weights leave those that an update with the mean gives"
-)

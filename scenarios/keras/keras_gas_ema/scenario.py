@@ -78,7 +78,37 @@ SCENARIO = api.Scenario(
     },
 )
 
-plan = accumulated.plan
+
+def each_micro_batch(step: accumulated.Step, records: api.Records) -> bool:
+    """The average was updated at each micro-batch: all but the last found the weights as they were
+    before the update. The weights are right."""
+    p, steps = records.params, records.typed(accumulated.Step)
+    if step.step == 1 and accumulated.equal(step.average, step.weights):
+        return True  # since 3.5.0 all micro-batches of the first update set it
+    # Up to 3.4.1 the first micro-batch of all sets the average to the weights.
+    earlier = steps[step.step - 2].average if step.step > 1 else step.before
+    late = p.momentum ** (p.accumulation - 1)
+    rows = zip(earlier, step.before, step.weights, strict=True)
+    waiting = [(late * average + (1 - late) * weight, after) for average, weight, after in rows]
+    documented = [p.momentum * average + (1 - p.momentum) * after for average, after in waiting]
+    return accumulated.equal(step.average, documented)
+
+
+def weights_unlike(records: api.Records) -> dict[str, bool]:
+    """The weights are right."""
+    unlike = accumulated.weights_wrong(records)
+    return {"the weights are not those of an update with the mean": unlike}
+
+
+oracle = accumulated.Accumulated(
+    each_micro_batch,
+    "average",
+    checks=[weights_unlike],
+    picture=accumulated.far(
+        "average",
+        "with the bug the average leaves that of updates with the mean of the micro-batches",
+    ),
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -87,39 +117,8 @@ def run(ctx: api.Context) -> None:
     accumulated.train(ctx, **({"use_ema": True, "ema_momentum": p.momentum} if p.ema else {}))
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """The average was updated at each micro-batch: all but the last found the weights as they were
-    before the update. The weights are right."""
-    p, steps = records.params, records.of("step")
-    # Up to 3.4.1 the first micro-batch of all sets the average to the weights.
-    averages = [steps[0]["before"], *(step["average"] for step in steps)]
-
-    def each_micro_batch(step: api.Record) -> bool:
-        if step["step"] == 1 and accumulated.equal(step["average"], step["weights"]):
-            return True  # since 3.5.0 all micro-batches of the first update set it
-        late = p.momentum ** (p.accumulation - 1)
-        rows = zip(averages[step["step"] - 1], step["before"], step["weights"], strict=True)
-        waiting = [(late * average + (1 - late) * w, after) for average, w, after in rows]
-        documented = [p.momentum * average + (1 - p.momentum) * after for average, after in waiting]
-        return accumulated.equal(step["average"], documented)
-
-    return accumulated.deviation(records, "average", "the average", each_micro_batch)
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """Several micro-batches made an update, with an average of the weights."""
     p = records.params
     text = f"{p.accumulation} micro-batches; ema_momentum {p.momentum:g}"
     return accumulated.accumulated(records) & api.Exercise.of(p.ema, text, "there is no average")
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The weights are right."""
-    steps = records.of("step")
-    differs = any(not accumulated.equal(step["weights"], step["right"]) for step in steps)
-    return {"the weights are not those of an update with the mean": differs}
-
-
-picture = accumulated.far(
-    "average", "with the bug the average leaves that of updates with the mean of the micro-batches"
-)

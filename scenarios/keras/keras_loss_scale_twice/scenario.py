@@ -53,12 +53,13 @@ SCENARIO = api.Scenario(
 )
 
 
-def divided_again(step: api.Record, records: api.Records) -> bool:
+def divided_again(step: applied.Step, records: api.Records) -> bool:
     """Each step applied the right gradient, divided by loss_scale_factor."""
-    return applied.times(step, 1 / (records.params.factor or 1))
+    return step.times(1 / (records.params.factor or 1))
 
 
 oracle = applied.Applied(
+    applied.Step,
     divided_again,
     loss="whole",
     then="exactly that follows if the inner optimizer divides by a factor that the loss never had",
@@ -71,7 +72,7 @@ def run(ctx: api.Context) -> None:
     import keras
     import torch
 
-    from scenarios.common import linear
+    from scenarios.common import linear, plain_torch
 
     p = ctx.params
     torch.manual_seed(ctx.seed)
@@ -85,7 +86,7 @@ def run(ctx: api.Context) -> None:
         for step in range(1, p.steps + 1):
             inputs, labels = next(rows)
             before = _copied(weights)
-            plain = applied.plainly(linear.of(model), before, [(inputs, labels)])
+            plain = plain_torch.differentiate(linear.of(model), before, [(inputs, labels)])
             leaves = {n: w.clone().requires_grad_() for n, w in before.items()}
             loss = linear.of(model)(leaves, (inputs, labels))
             optimizer.scale_loss(loss).backward()
@@ -93,7 +94,7 @@ def run(ctx: api.Context) -> None:
             with torch.no_grad():
                 optimizer.apply(gradients, list(weights.values()))
             after = _copied(weights)
-            facts = applied.facts(plain, before, after, p.lr)
+            facts = plain_torch.facts(plain, before, after, p.lr)
             ctx.record("step", step, loss=float(loss.detach()), **facts)
 
 

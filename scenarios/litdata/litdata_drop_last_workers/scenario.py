@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import rows
+from scenarios.common import epochs, rows
 
 
 @dataclass
@@ -53,13 +53,13 @@ SCENARIO = api.Scenario(
 )
 
 
-def of_each_worker(faults: Sequence[rows.Fault], records: api.Records) -> bool:
+def of_each_worker(faults: Sequence[epochs.Fault], records: api.Records) -> bool:
     """Each worker leaves out the rows that do not fill its last batch, so in each epoch more rows
     are left out than those that do not fill a batch of each rank. No row comes twice."""
     p, ranks = records.params, len(records.ranks)
     of_worker = p.rows // (ranks * p.workers) // p.batch * p.batch
     lengths = {len(seen) for one in rows.by_epoch(records).values() for seen in one}
-    return rows.names(faults) == {rows.NEVER} and lengths == {of_worker * p.workers}
+    return epochs.names(faults) == {epochs.NEVER} and lengths == {of_worker * p.workers}
 
 
 def left_out(records: api.Records) -> int:
@@ -68,7 +68,9 @@ def left_out(records: api.Records) -> int:
     return int(p.rows % (p.batch * len(records.ranks)))
 
 
-oracle = rows.Epochs(of_each_worker, spare=left_out, checks=(rows.row_twice, rows.other_lengths))
+oracle = epochs.Epochs(
+    of_each_worker, spare=left_out, checks=(epochs.row_twice, epochs.other_lengths)
+)
 
 
 def run(ctx: api.Context) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import rows
+from scenarios.common import epochs, rows
 
 BATCH = 4
 """Rows of a batch of a rank."""
@@ -57,19 +57,19 @@ SCENARIO = api.Scenario(
 )
 
 
-def only_rest(faults: Sequence[rows.Fault], records: api.Records) -> bool:
+def only_rest(faults: Sequence[epochs.Fault], records: api.Records) -> bool:
     """The epoch of the resume is right. In each epoch after it, rows never come: as many on each
     rank as had come before the stop. No row comes twice."""
     after = rows.by_epoch(records, "after")
     lengths = {tuple(map(len, ranks)) for ranks in after.values()}
     late = all(fault.after_resume and fault.epoch > 1 for fault in faults)
-    return late and len(lengths) == 1 and rows.names(faults) == {rows.NEVER}
+    return late and len(lengths) == 1 and epochs.names(faults) == {epochs.NEVER}
 
 
-oracle = rows.Epochs(
+oracle = epochs.Epochs(
     only_rest,
     stop=lambda params: int(params.before > 0),
-    checks=(rows.row_twice, rows.other_lengths),
+    checks=(epochs.row_twice, epochs.other_lengths),
 )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding, linear, log_softmax
 
 from harness.bugs import api
-from scenarios.common import applied
+from scenarios.common import plain_torch
 
 VOCABULARY, HIDDEN = 16, 8
 LENGTH, ROWS = 6, 2
@@ -102,16 +102,16 @@ def train(ctx: api.Context, smoothing: float, steps: int, lr: float, *, gathered
         loss = (torchs if gathered else upstreams)(bigram(both[0]), both[1], smoothing)
         loss.backward()
         optimizer.step()
-        expected = applied.plainly(plain.loss, before, [both])
-        local = applied.plainly(plain.local, before, [both])
+        expected = plain_torch.differentiate(plain.loss, before, [both])
+        local = plain_torch.differentiate(plain.local, before, [both])
         after = bigram.gathered()
-        facts = applied.facts(expected, before, after, lr)
+        facts = plain_torch.facts(expected, before, after, lr)
         ctx.record(
             "step",
             step,
             loss=float(loss.detach()),
             local_loss=float(plain.of_parts(before, both)[ctx.rank]),
-            unexplained=applied.facts(local, before, after, lr),
+            unexplained=plain_torch.facts(local, before, after, lr),
             **facts,
         )
 

@@ -14,13 +14,14 @@ many times its share of the smoothing as there are ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import applied, usual_checks
 from scenarios.common.edits import followed, setting
+from scenarios.common.gradient import TOLERANCE
 
 
 @dataclass
@@ -87,15 +88,64 @@ SCENARIO = api.Scenario(
 )
 
 
-def plan(at: api.Position) -> api.Plan:
-    """Each step: what it applied, and what it would apply for the documented reason."""
-    step = {
-        "loss": api.NUMBER,
-        "local_loss": api.NUMBER,
-        **{name: api.alike(shape) for name, shape in applied.shapes(1).items()},
-        "unexplained": api.alike(api.held(applied.shapes(1))),
-    }
-    return {"step": api.Kind(step, api.each(at.params.steps))}
+@dataclass(frozen=True)
+class Step(applied.Step):
+    local_loss: api.Number
+    """The loss that smooths over this rank's part of the vocabulary."""
+    unexplained: applied.Single
+    """Beside the gradients of the ranks' losses, each on its rank's logits."""
+    loss: api.Number
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the loss is plain torch's."""
+        return api.near(self.loss, self.reference_loss, share=TOLERANCE)
+
+
+def over_own_part(step: Step, _: api.Records) -> bool:
+    """Each rank's loss smooths over its part of the vocabulary, and each step applied the gradients
+    of these losses, each on its rank's logits."""
+    local = api.near(step.loss, step.local_loss, share=TOLERANCE)
+    return local and step.unexplained.times(1)
+
+
+@dataclass(frozen=True)
+class Smoothed(applied.Applied[Step]):
+    """A rank's loss is judged, too."""
+
+    def shapes(self, at: api.Position) -> api.Facts:
+        losses = {"loss": api.NUMBER, "local_loss": api.NUMBER}  # each rank has its own
+        return {**super().shapes(at), **losses}
+
+    def is_right(self, step: Step, records: api.Records) -> bool:
+        return step.has_loss and super().is_right(step, records)
+
+    def is_documented(self, step: Step, records: api.Records) -> bool:
+        return not self.is_right(step, records) and super().is_documented(step, records)
+
+    def describe(self, wrong_steps: Sequence[Step], records: api.Records) -> Iterator[str]:
+        for step in (one for one in wrong_steps if one.step == wrong_steps[0].step):
+            if not step.has_loss:
+                yield (
+                    f"rank {step.rank}, step {step.step}: the loss is {step.loss:.4f}, plain "
+                    f"torch's is {step.reference_loss:.4f}"
+                )
+            yield str(step)
+
+
+oracle = Smoothed(
+    Step,
+    over_own_part,
+    parts=lambda at: 1,
+    replicas=True,
+    checks=[usual_checks.loss_ends_higher],
+    picture=api.lines(
+        "The loss of the first rank, less the right loss",
+        "with the bug the first rank's loss is not that of plain torch; without it, it is",
+        lambda step: float(step["loss"] - step["reference_loss"]),
+        y="nats",
+    ),
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -105,37 +155,6 @@ def run(ctx: api.Context) -> None:
     p = ctx.params
     with ctx.phase("steps"):
         bigram.train(ctx, p.smoothing, p.steps, p.lr, gathered=p.gathered)
-
-
-def detect(records: api.Records) -> api.Finding | None:
-    """Each rank's loss smooths over its part of the vocabulary, and each step applied the gradients
-    of these losses, each on its rank's logits."""
-    steps = records.of("step")
-    faults = [step for step in steps if not (_loss_agrees(step) and applied.times(step, 1))]
-    if not faults:
-        return None
-    explained = len(faults) == len(steps) and all(map(_explained, steps))
-    return applied.finding(faults, _lines(faults), documented=explained)
-
-
-def _loss_agrees(step: api.Record) -> bool:
-    return api.near(step["loss"], step["reference_loss"], share=applied.TOLERANCE)
-
-
-def _explained(step: api.Record) -> bool:
-    """Whether the documented reason explains the loss and the step."""
-    local = api.near(step["loss"], step["local_loss"], share=applied.TOLERANCE)
-    return local and applied.times(step["unexplained"], 1)
-
-
-def _lines(faults: list[api.Record]) -> Iterator[str]:
-    for step in (one for one in faults if one["step"] == faults[0]["step"]):
-        if not _loss_agrees(step):
-            yield (
-                f"rank {step['rank']}, step {step['step']}: the loss is {step['loss']:.4f}, plain "
-                f"torch's is {step['reference_loss']:.4f}"
-            )
-        yield applied.described(step)
 
 
 def exercised(records: api.Records) -> api.Exercise:
@@ -148,12 +167,3 @@ def exercised(records: api.Records) -> api.Exercise:
     return smoothed & api.Exercise.of(
         shared, f"{ranks} ranks shared the vocabulary", "each rank had all logits"
     )
-
-
-insufficient_checks = usual_checks.loss_ends_higher
-picture = api.lines(
-    "The loss of the first rank, less the right loss",
-    "with the bug the first rank's loss is not that of plain torch; without it, it is",
-    lambda step: float(step["loss"] - step["reference_loss"]),
-    y="nats",
-)

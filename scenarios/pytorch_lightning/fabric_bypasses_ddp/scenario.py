@@ -61,7 +61,9 @@ SCENARIO = api.Scenario(
         ),
     },
 )
-oracle = unreduced.Unreduced(lambda at: {"wrapped": api.Kind({"ddp": api.FLAG})})
+oracle = unreduced.Unreduced(
+    unreduced.Step, unreduced.own_alone, also=lambda at: {"wrapped": api.Kind({"ddp": api.FLAG})}
+)
 
 
 def run(ctx: api.Context) -> None:

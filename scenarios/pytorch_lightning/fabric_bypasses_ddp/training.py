@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.bugs import api
-from scenarios.common import applied, linear, unreduced
+from scenarios.common import linear, plain_torch, unreduced
 from scenarios.common.linear import Rows
 
 
@@ -63,4 +63,4 @@ def fit(ctx: api.Context) -> None:
         fabric.backward(loss)
         return loss
 
-    unreduced.train_by(ctx, reference, backward, optimizer, partial(applied.copied, plain.map))
+    unreduced.train_by(ctx, reference, backward, optimizer, partial(plain_torch.copied, plain.map))

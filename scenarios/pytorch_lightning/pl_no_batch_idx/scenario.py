@@ -56,15 +56,9 @@ SCENARIO = api.Scenario(
 )
 
 
-def last_alone(step: api.Record, _: api.Records) -> bool:
-    """Each step applied the gradient of its last micro-batch, with its right weight, and nothing of
-    the others. The losses are plain torch's."""
-    *lost, end = step["micro"]
-    return api.near(end, 1, within=1e-3) and all(api.near(share, 0, within=1e-3) for share in lost)
-
-
 oracle = applied.Applied(
-    last_alone,
+    applied.Step,
+    applied.last_only,
     parts=lambda at: at.params.accumulation,
     replicas=True,
     loss="parts",

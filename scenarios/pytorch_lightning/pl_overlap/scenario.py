@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import rows
+from scenarios.common import epochs, rows
 from scenarios.common.companions import OLD_TORCHMETRICS
 
 BATCH = 2
@@ -57,17 +57,17 @@ SCENARIO = api.Scenario(
 )
 
 
-def overlap(faults: Sequence[rows.Fault], records: api.Records) -> bool:
+def overlap(faults: Sequence[epochs.Fault], records: api.Records) -> bool:
     """In each epoch some rows come on two ranks, and as many never. No rank sees a row twice, and
     the ranks have equally many rows."""
     parts = [seen for ranks in rows.by_epoch(records).values() for seen in ranks]
     share = records.params.rows // len(records.ranks)
     even = all(len(set(seen)) == len(seen) == share for seen in parts)
-    return even and rows.names(faults) == {rows.NEVER, rows.TWICE}
+    return even and epochs.names(faults) == {epochs.NEVER, epochs.TWICE}
 
 
-oracle = rows.Epochs(
-    overlap, shuffled=True, checks=(rows.another_number, rows.row_twice, rows.other_lengths)
+oracle = epochs.Epochs(
+    overlap, shuffled=True, checks=(epochs.another_number, epochs.row_twice, epochs.other_lengths)
 )
 
 

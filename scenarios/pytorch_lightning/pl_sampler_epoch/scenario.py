@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import rows
+from scenarios.common import epochs, rows
 
 BATCH = 2
 """Rows of a batch of a rank."""
@@ -60,7 +60,7 @@ SCENARIO = api.Scenario(
 )
 
 
-def first_part(faults: Sequence[rows.Fault], records: api.Records) -> bool:
+def first_part(faults: Sequence[epochs.Fault], records: api.Records) -> bool:
     """Each pass over all parts has the rows of one part, the same one in each pass, as often as
     there are parts; the other rows never come."""
     p = records.params
@@ -70,7 +70,7 @@ def first_part(faults: Sequence[rows.Fault], records: api.Records) -> bool:
     return len(part) == p.rows // p.parts and all(one == repeated for one in passes)
 
 
-oracle = rows.Epochs(first_part, checks=(rows.another_number, rows.other_lengths))
+oracle = epochs.Epochs(first_part, checks=(epochs.another_number, epochs.other_lengths))
 
 
 def run(ctx: api.Context) -> None:

@@ -56,20 +56,20 @@ SCENARIO = api.Scenario(
 )
 
 
-def of_own_rows(step: api.Record, _: api.Records) -> bool:
+@dataclass(frozen=True)
+class Step(applied.Step):
+    loss: api.Number
+    static: api.Flag
+
+
+def of_own_rows(step: Step, _: api.Records) -> bool:
     """Each rank applied the gradient of its own rows, and nothing of the others'."""
-    ranks = len(step["micro"])
-    return all(
-        api.near(share, ranks if rank == step["rank"] else 0, within=1e-2)
-        for rank, share in enumerate(step["micro"])
-    )
+    ranks = len(step.micro)
+    return step.has([ranks * (rank == step.rank) for rank in range(ranks)], within=1e-2)
 
 
 oracle = applied.Applied(
-    of_own_rows,
-    parts=lambda at: at.world_size,
-    facts=lambda at: {"loss": api.NUMBER, "static": api.FLAG},
-    checks=[usual_checks.loss_ends_higher],
+    Step, of_own_rows, parts=lambda at: at.world_size, checks=[usual_checks.loss_ends_higher]
 )
 
 
@@ -84,13 +84,13 @@ def detect(records: api.Records) -> api.Finding | None:
     """Each rank applied the gradient of its own rows, and nothing of the others'."""
     # Once the ranks' weights differ, the mean of their losses is no longer plain torch's.
     finding = oracle.detect(records)
-    odd = list(applied.loss_wrong(records, parts=True)) if finding is None else []
+    odd = list(usual_checks.loss_wrong(records, parts=True)) if finding is None else []
     return api.Finding(odd[0], documented=False) if odd else finding
 
 
 def exercised(records: api.Records) -> api.Exercise:
     """Several ranks optimized by hand, and DDP took the graph for static."""
     p, ranks = records.params, len(records.ranks)
-    static = all(step["static"] for step in records.of("step"))
+    static = all(step.static for step in records.typed(Step))
     text = f"static graph: {static}; manual optimization: {p.manual}; {ranks} ranks"
     return api.Exercise.of(static and p.manual and ranks > 1, text)

@@ -14,7 +14,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
 from harness.bugs import api
-from scenarios.common import linear
+from scenarios.common import linear, plain_torch
 from scenarios.common.linear import Rows
 
 
@@ -31,7 +31,7 @@ class Map(LightningModule):  # type: ignore[misc]
 
     def training_step(self, rows: Any, number: int) -> Any:
         parts = [part.chunk(self.ctx.world_size) for part in self.batches[number]]
-        self.update = linear.Update(self.map, *zip(*parts, strict=True))
+        self.update = plain_torch.Update(linear.of(self.map), self.map, *zip(*parts, strict=True))
         loss = linear.loss(self.map(rows[0]), rows[1])
         if not self.automatic_optimization:
             optimizer = self.optimizers()

@@ -63,19 +63,22 @@ SCENARIO = api.Scenario(
 )
 
 
-def only_after(step: api.Record, _: api.Records) -> bool:
+@dataclass(frozen=True)
+class Step(applied.Step):
+    before_validation: api.Size
+    """Micro-batches that came before a validation."""
+
+
+def only_after(step: Step, _: api.Records) -> bool:
     """Each step applied the gradients of the micro-batches after its last validation, each with its
     right weight, and nothing of those before. The losses are plain torch's."""
-    return all(
-        api.near(share, 0 if number < step["before_validation"] else 1, within=1e-3)
-        for number, share in enumerate(step["micro"])
-    )
+    return step.has([int(n >= step.before_validation) for n in range(len(step.micro))])
 
 
 oracle = applied.Applied(
+    Step,
     only_after,
     parts=lambda at: at.params.accumulation,
-    facts=lambda at: {"before_validation": api.SIZE},  # micro-batches that came before one
     replicas=True,
     loss="parts",
     checks=[usual_checks.loss_ends_higher],
@@ -91,7 +94,7 @@ def run(ctx: api.Context) -> None:
 
 def exercised(records: api.Records) -> api.Exercise:
     """A validation ran between two micro-batches of a step."""
-    hit = {step["step"] for step in records.of("step") if step["before_validation"]}
+    hit = {step.step for step in records.typed(Step) if step.before_validation}
     text = ", ".join(map(str, sorted(hit)))
     return api.Exercise.of(
         bool(hit), f"a validation ran inside steps {text}", "no validation ran inside a step"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import rows
+from scenarios.common import epochs, rows
 
 BATCH = 8
 
@@ -60,19 +60,19 @@ SCENARIO = api.Scenario(
 )
 
 
-def never_shuffled(faults: Sequence[rows.Fault], records: api.Records) -> bool:
+def never_shuffled(faults: Sequence[epochs.Fault], records: api.Records) -> bool:
     """All epochs, with both seeds, have all rows in the order of the dataset."""
     epochs = [*rows.by_epoch(records).values(), *rows.by_epoch(records, "reseeded").values()]
     in_order = list(range(records.params.rows))
     return all(list(seen) == in_order for ranks in epochs for seen in ranks)
 
 
-oracle = rows.Epochs(
+oracle = epochs.Epochs(
     never_shuffled,
     shuffled=True,
     reseeded=True,
-    checks=(rows.another_number, rows.row_twice),
-    picture=rows.in_order,
+    checks=(epochs.another_number, epochs.row_twice),
+    picture=epochs.in_order,
 )
 
 

@@ -124,7 +124,7 @@ def output(at: api.Position) -> api.Plan:
     return {"output": api.Kind({"type": name, "found": api.FLAG, "static": api.FLAG})}
 
 
-oracle = unreduced.Unreduced(output)
+oracle = unreduced.Unreduced(unreduced.Step, unreduced.own_alone, also=output)
 
 
 @dataclass
@@ -150,7 +150,7 @@ def run(ctx: api.Context) -> None:
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils import _pytree as pytree
 
-    from scenarios.common import applied, linear
+    from scenarios.common import linear, plain_torch
 
     p = ctx.params
     dist.init_process_group(ctx.lane.backend)
@@ -166,7 +166,7 @@ def run(ctx: api.Context) -> None:
         return output[0] if p.output == "tuple" else getattr(output, "logits", output)
 
     def whole() -> dict[str, Tensor]:
-        return applied.copied(module.module.inner)
+        return plain_torch.copied(module.module.inner)
 
     unreduced.train(ctx, plain, outputs, torch.optim.SGD(module.parameters(), lr=p.lr), whole)
     leaves = pytree.tree_leaves(answers[0])

@@ -125,15 +125,35 @@ SCENARIO = api.Scenario(
 )
 
 
-def plan(at: api.Position) -> api.Plan:
-    """Each step, with the rows that this rank has."""
-    shapes = {name: api.alike(shape) for name, shape in applied.shapes(1).items()}
-    local = api.held({"rows": api.COUNT, "elements": api.COUNT})
-    return {
-        "step": api.Kind(
-            {"loss": api.alike(api.SIZE), "local": local, **shapes}, api.each(at.params.steps)
-        )
-    }
+@dataclass(frozen=True)
+class Local(api.Fields):
+    """What this rank has of the predictions."""
+
+    rows: api.Count
+    elements: api.Count
+
+
+@dataclass(frozen=True)
+class Step(applied.Step):
+    loss: api.Size
+    local: Local
+
+
+def by_ranks(step: Step, records: api.Records) -> bool:
+    """Each step applied the right gradient times the number of ranks. The loss is right."""
+    return step.times(len(records.ranks))
+
+
+oracle = applied.Applied(
+    Step,
+    by_ranks,
+    parts=lambda at: 1,
+    replicas=True,
+    loss="whole",
+    words=applied.of_first,
+    then="exactly that follows if each rank divides by its own 1/{ranks} of the elements",
+    checks=[usual_checks.loss_unlike_reference, usual_checks.loss_rises, applied.same_direction],
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -143,6 +163,8 @@ def run(ctx: api.Context) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import distribute_tensor
     from torch.distributed.tensor.placement_types import Replicate, Shard
+
+    from scenarios.common import plain_torch
 
     p = ctx.params
     import_module("torch.distributed.tensor._decompositions")  # 2.11 imports it with the first rule
@@ -171,14 +193,14 @@ def run(ctx: api.Context) -> None:
         optimizer.step()
         optimizer.zero_grad()
         after = {"weight": head.detach().full_tensor().clone()}
-        expected = applied.plainly(plain, before, [(inputs, labels)])
+        expected = plain_torch.differentiate(plain, before, [(inputs, labels)])
         local: Any = predictions.detach()
         ctx.record(
             "step",
             step,
             loss=float(loss.detach().full_tensor()),
             local={"rows": len(local.to_local()), "elements": local.to_local().numel()},
-            **applied.facts(expected, before, after, p.lr),
+            **plain_torch.facts(expected, before, after, p.lr),
         )
 
 
@@ -194,27 +216,10 @@ def _loss(p: Params, predictions: Tensor, labels: Tensor) -> Tensor:
     return loss
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """Each step applied the right gradient times the number of ranks. The loss is right."""
-    ranks = len(records.ranks)
-    return applied.explained(
-        records.of("step"),
-        lambda step: applied.times(step, ranks),
-        f"each rank divides by its own 1/{ranks} of the elements",
-        odd=list(applied.loss_wrong(records))[:1],
-    )
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """A loss with a mean and a backward pass of its own got tensors that were split."""
     p = records.params
-    rows = max(step["local"]["rows"] for step in records.of("step"))
+    rows = max(step.local.rows for step in records.typed(Step))
     text = f"{p.loss} with a {p.reduction} of {p.rows} rows, {rows} of them on a rank"
     fused = p.loss != "written_out" and p.reduction == "mean"
     return api.Exercise.of(fused and rows < p.rows, text)
-
-
-insufficient_checks = usual_checks.together(
-    usual_checks.loss_unlike_reference, usual_checks.loss_rises, applied.same_direction
-)
-picture = applied.ratios

@@ -16,9 +16,9 @@ gathers the rows for a mean. The fixed variant is our remedy, which makes the ol
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from harness.bugs import api
 from scenarios.common import applied, edits, usual_checks
@@ -34,6 +34,9 @@ TARGETS = {
 }
 """The targets of all rows: those of the first rank weigh less, by class or because of -100."""
 WEIGHTS = [1.0, 5.0, 5.0, 5.0]
+
+ROUNDING = 1e-5
+"""How far (as a fraction) a loss may be from another."""
 
 
 @dataclass
@@ -107,16 +110,57 @@ SCENARIO = api.Scenario(
 )
 
 
-def plan(at: api.Position) -> api.Plan:
-    """The loss, the applied gradient, and the mean of the ranks' own losses."""
-    facts = {
-        "loss": api.alike(api.SIZE),
-        "of_parts": api.SIZE,
+@dataclass(frozen=True)
+class Step(applied.Step):
+    loss: Annotated[float, api.alike(api.SIZE)]
+    of_parts: api.Size
+    """The mean of the ranks' own losses."""
+    rows: api.Count
+    counted: list[float]
+    """The weight of each rank's rows."""
+
+
+def mean_of_parts(step: Step, _: api.Records) -> bool:
+    """The loss is not plain torch's, but the mean of the ranks' own. The gradient is right."""
+    return api.near(step.loss, step.of_parts, share=ROUNDING)
+
+
+def facts(at: api.Position) -> api.Facts:
+    """What depends on the number of ranks."""
+    return {
         "rows": api.exactly(len(TARGETS["none"]) // at.world_size),
         "counted": api.many(api.SIZE, at.world_size),
-        **applied.shapes(1),
     }
-    return {"step": api.Kind(facts, api.each(at.params.steps))}
+
+
+@dataclass(frozen=True)
+class Reported(applied.Applied[Step]):
+    """The loss is judged, and a wrong gradient is another fault."""
+
+    unit = "of the right loss"
+
+    def is_right(self, step: Step, records: api.Records) -> bool:
+        return api.near(step.loss, step.reference_loss, share=ROUNDING)
+
+    def error(self, step: Step, records: api.Records) -> float:
+        return abs(step.loss / step.reference_loss - 1)
+
+    def describe(self, wrong_steps: Sequence[Step], records: api.Records) -> Iterator[str]:
+        step = wrong_steps[0]
+        yield f"the loss of step {step.step} is {step.loss:.5g}, not {step.reference_loss:.5g}"
+
+    def odd(self, records: api.Records) -> list[str]:
+        return [str(step) for step in records.typed(Step) if not step.times(1)][:1]
+
+
+oracle = Reported(
+    Step,
+    mean_of_parts,
+    parts=lambda at: 1,
+    facts=facts,
+    then="exactly that is the mean of the losses that each rank has on its own rows",
+    checks=[applied.same_direction, usual_checks.loss_rises],
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -127,6 +171,8 @@ def run(ctx: api.Context) -> None:
     from torch.distributed.tensor import distribute_tensor
     from torch.distributed.tensor.placement_types import Replicate, Shard
     from torch.nn.functional import cross_entropy
+
+    from scenarios.common import plain_torch
 
     p = ctx.params
     dist.init_process_group(ctx.lane.backend)
@@ -154,8 +200,8 @@ def run(ctx: api.Context) -> None:
         optimizer.step()
         optimizer.zero_grad()
         after = {"weight": head.detach().full_tensor().clone()}
-        expected = applied.plainly(plain, before, [(inputs, targets)])
-        parts = applied.plainly(plain, before, zip(*chunks, strict=True)).losses
+        expected = plain_torch.differentiate(plain, before, [(inputs, targets)])
+        parts = plain_torch.differentiate(plain, before, zip(*chunks, strict=True)).losses
         ctx.record(
             "step",
             step,
@@ -163,7 +209,7 @@ def run(ctx: api.Context) -> None:
             of_parts=sum(parts) / len(parts),
             rows=len(parted[0].to_local()),
             counted=[_counted(part, weights) for part in chunks[1]],
-            **applied.facts(expected, before, after, p.lr),
+            **plain_torch.facts(expected, before, after, p.lr),
         )
 
 
@@ -189,40 +235,14 @@ def _counted(targets: Tensor, weights: Tensor | None) -> float:
     return float(len(labels)) if weights is None else float(weights[labels].sum())
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """The loss is not plain torch's, but the mean of the ranks' own. The gradient is right."""
-    steps = records.of("step")
-    odd = [applied.described(step) for step in steps if not applied.times(step, 1)]
-    faults = [s for s in steps if not api.near(s["loss"], s["reference_loss"], share=1e-5)]
-    if not faults and not odd:
-        return None
-    parts = all(api.near(step["loss"], step["of_parts"], share=1e-5) for step in steps)
-    lines = odd[:1]
-    lines += [
-        f"the loss of step {s['step']} is {s['loss']:.5g}, not {s['reference_loss']:.5g}"
-        for s in faults[:1]
-    ]
-    if parts:
-        lines.append("exactly that is the mean of the losses that each rank has on its own rows")
-    return api.Finding(
-        "\n".join(lines),
-        min(step["step"] for step in faults or steps),
-        ranks=records.ranks,
-        magnitude=max(abs(step["loss"] / step["reference_loss"] - 1) for step in steps),
-        unit="of the right loss",
-        documented=parts and bool(faults) and not odd,
-    )
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """The loss was a mean, and the ranks' rows weighed differently."""
-    step, p = records.of("step", 0)[0], records.params
-    counted = " and ".join(f"{count:g}" for count in step["counted"])
+    step, p = records.typed(Step)[0], records.params
+    counted = " and ".join(f"{count:g}" for count in step.counted)
     text = f"the ranks' rows weighed {counted}, and the loss was their {p.reduction}"
-    return api.Exercise.of(p.reduction == "mean" and len(set(step["counted"])) > 1, text)
+    return api.Exercise.of(p.reduction == "mean" and len(set(step.counted)) > 1, text)
 
 
-insufficient_checks = usual_checks.together(applied.same_direction, usual_checks.loss_rises)
 picture = api.bars(
     "The reported loss, as a share of the right one",
     "with the bug the mean of the ranks' own losses is reported",

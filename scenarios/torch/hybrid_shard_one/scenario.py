@@ -108,9 +108,9 @@ SCENARIO = api.Scenario(
 )
 
 
-def own_divided(records: api.Records) -> float:
+def own_divided(step: unreduced.Step, records: api.Records) -> bool:
     """Each rank applied its own gradient, divided by the number of ranks, instead of their mean."""
-    return 1 / len(records.ranks)
+    return step.own.times(1 / len(records.ranks))
 
 
 def groups(at: api.Position) -> api.Plan:
@@ -119,7 +119,12 @@ def groups(at: api.Position) -> api.Plan:
     return {"groups": api.Kind({"strategy": api.exactly(at.params.strategy), **sizes})}
 
 
-oracle = unreduced.Unreduced(groups, own_divided)
+oracle = unreduced.Unreduced(
+    unreduced.Step,
+    own_divided,
+    also=groups,
+    then="exactly that follows if each rank applies {share:.3g} times its own gradient alone",
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -131,7 +136,7 @@ def run(ctx: api.Context) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-    from scenarios.common import applied, linear
+    from scenarios.common import linear, plain_torch
 
     p = ctx.params
     dist.init_process_group(ctx.lane.backend)
@@ -151,7 +156,7 @@ def run(ctx: api.Context) -> None:
 
     def whole() -> dict[str, Tensor]:
         with FullyShardedDataParallel.summon_full_params(module, writeback=False):
-            return applied.copied(module.module)
+            return plain_torch.copied(module.module)
 
     unreduced.train(ctx, plain, module, torch.optim.SGD(module.parameters(), lr=p.lr), whole)
 

@@ -118,19 +118,22 @@ SCENARIO = api.Scenario(
 )
 
 
-def of_identity(step: api.Record, _: api.Records) -> bool:
+@dataclass(frozen=True)
+class Step(applied.Step):
+    loss: api.Size
+    identity: applied.Single
+    classes: api.Count
+
+
+def of_identity(step: Step, _: api.Records) -> bool:
     """A step applied another gradient than plain torch's: that of the identity."""
-    return applied.times(step["identity"], 1)
+    return step.identity.times(1)
 
 
 oracle = applied.Applied(
+    Step,
     of_identity,
     parts=lambda at: 1,
-    facts=lambda at: {
-        "loss": api.SIZE,
-        "identity": api.held(applied.shapes(1)),
-        "classes": api.COUNT,
-    },
     also=lambda at: {"loss": api.Kind({"name": api.exactly(at.params.loss)})},
     loss="whole",
     then="exactly that follows if log_softmax has the gradient of the identity",
@@ -157,6 +160,8 @@ def run(ctx: api.Context) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
     from torch.distributed.tensor.placement_types import Replicate, Shard
 
+    from scenarios.common import plain_torch
+
     p = ctx.params
     dist.init_process_group(ctx.lane.backend)
     ctx.record("loss", name=p.loss)
@@ -182,8 +187,8 @@ def run(ctx: api.Context) -> None:
         optimizer.zero_grad()
         after = _whole(head.weight)
         comparisons = {
-            name: applied.facts(
-                applied.plainly(of, before, [(inputs, targets)]), before, after, p.lr
+            name: plain_torch.facts(
+                plain_torch.differentiate(of, before, [(inputs, targets)]), before, after, p.lr
             )
             for name, of in (("right", _loss(p.loss)), ("identity", _without_log_softmax))
         }
@@ -208,7 +213,7 @@ def _distillation(logs: Any, targets: Any) -> Any:
 
 
 def _loss(name: str) -> Callable[[Mapping[str, Tensor], Any], Tensor]:
-    """One of the two losses as a function of the weights, for ``applied.plainly``."""
+    """One of the two losses as a function of the weights, for ``plain_torch``."""
 
     def loss(weights: Mapping[str, Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
         import torch
@@ -231,7 +236,7 @@ def _without_log_softmax(weights: Mapping[str, Tensor], rows: tuple[Tensor, Tens
 def exercised(records: api.Records) -> api.Exercise:
     """The loss was not cross_entropy, and each rank had a part of the classes."""
     loss = records.of("loss", 0)[0]["name"]
-    parts = {step["classes"] for step in records.of("step")}
+    parts = {step.classes for step in records.typed(Step)}
     split = parts == {records.params.classes // len(records.ranks)}
     text = f"the loss was {loss}, with {min(parts)} of {records.params.classes} classes on a rank"
     return api.Exercise.of(split and loss != "cross_entropy", text)

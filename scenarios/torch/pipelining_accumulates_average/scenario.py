@@ -21,13 +21,17 @@ divides gradients.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from harness.bugs import api
 from scenarios.common import applied, edits, usual_checks
 
 FITS = "torch>=2.9"
 """Releases in which both functions are as the remedy expects them. 2.6 has no scale_grads."""
+
+
+if TYPE_CHECKING:
+    from scenarios.common.plain_torch import Plain
 
 
 @dataclass
@@ -154,17 +158,37 @@ SCENARIO = api.Scenario(
 )
 
 
-def plan(at: api.Position) -> api.Plan:
-    """What each rank's stages applied, and what the decayed sum of the calls would give."""
-    p = at.params
-    facts = {
-        "loss": api.maybe(api.SIZE),
-        **applied.shapes(p.calls),
-        "decayed": api.held(applied.shapes(1)),
-        "calls": api.COUNT,
-    }
-    schedule = {"type": api.exactly(f"Schedule{p.schedule}"), "scales": api.FLAG}
-    return {"schedule": api.Kind(schedule), "step": api.Kind(facts, api.each(p.steps))}
+@dataclass(frozen=True)
+class Step(applied.Step):
+    """What each rank's stages applied."""
+
+    loss: Annotated[float | None, api.maybe(api.SIZE)]
+    decayed: applied.Single
+    """Beside the calls' decayed sum."""
+    calls: api.Count
+
+
+def decayed_sum(step: Step, _: api.Records) -> bool:
+    """A step applied another gradient than plain torch's: the calls' decayed sum."""
+    return step.decayed.times(1)
+
+
+def schedule(at: api.Position) -> api.Plan:
+    """The schedule's class, and whether it divides gradients."""
+    kind = api.exactly(f"Schedule{at.params.schedule}")
+    return {"schedule": api.Kind({"type": kind, "scales": api.FLAG})}
+
+
+oracle = applied.Applied(
+    Step,
+    decayed_sum,
+    parts=lambda at: at.params.calls,
+    also=schedule,
+    loss="whole",
+    words=applied.of_first,
+    then="exactly that follows if each call divides what earlier calls have accumulated by "
+    "{micro_batches}",
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -172,7 +196,7 @@ def run(ctx: api.Context) -> None:
     import torch
     import torch.distributed as dist
 
-    from scenarios.common import linear
+    from scenarios.common import linear, plain_torch
     from scenarios.torch import _pipeline as pipeline
 
     p = ctx.params
@@ -188,52 +212,36 @@ def run(ctx: api.Context) -> None:
     for step in api.each(p.steps):
         batches = [pipeline.rows(ctx, p.rows * p.micro_batches) for _ in range(p.calls)]
         before = run.weights()
-        plain = applied.plainly(linear.of(run.whole), before, batches)
+        plain = plain_torch.differentiate(linear.of(run.whole), before, batches)
         losses = [run.step(batch) for batch in batches]
         reports = [loss for loss in losses if loss is not None]
         optimizer.step()
         optimizer.zero_grad()
         after = run.of_rank(run.weights())
         before = run.of_rank(before)
-        expected = applied.Plain(plain.losses, [run.of_rank(dict(g)) for g in plain.micro])
+        expected = plain_torch.Plain(plain.losses, [run.of_rank(dict(g)) for g in plain.micro])
         ctx.record(
             "step",
             step,
             loss=parts * sum(reports) / len(reports) if reports else None,
-            **applied.facts(expected, before, after, p.lr),
-            decayed=applied.facts(_decayed(expected, p.micro_batches), before, after, p.lr),
+            **plain_torch.facts(expected, before, after, p.lr),
+            decayed=plain_torch.facts(_decayed(expected, p.micro_batches), before, after, p.lr),
             calls=len(losses),
         )
 
 
-def _decayed(plain: applied.Plain, micro_batches: int) -> applied.Plain:
+def _decayed(plain: Plain, micro_batches: int) -> Plain:
     """The calls' mean if each further call divides the earlier gradient by its micro-batches."""
     end = len(plain.micro) - 1
     shares = [micro_batches ** -(end - call) for call in range(end + 1)]
     parts = list(zip(shares, plain.micro, strict=True))
     mean = {name: sum(s * g[name] for s, g in parts) / len(parts) for name in plain.micro[0]}
-    return applied.Plain(plain.losses, [mean])
-
-
-def detect(records: api.Records) -> api.Finding | None:
-    """A step applied another gradient than plain torch's: the calls' decayed sum."""
-    steps = records.of("step")
-    with_loss = [step for step in steps if step["loss"] is not None]
-    return applied.explained(
-        steps,
-        lambda step: applied.times(step["decayed"], 1),
-        f"each call divides what earlier calls have accumulated by {records.params.micro_batches}",
-        odd=[
-            f"the loss of step {step['step']} is {step['loss']:.5g}"
-            for step in with_loss
-            if not api.near(step["loss"], step["reference_loss"], share=1e-3)
-        ],
-    )
+    return type(plain)(plain.losses, [mean])
 
 
 def exercised(records: api.Records) -> api.Exercise:
     """There were several calls in each step, and the schedule scaled gradients."""
-    calls = {step["calls"] for step in records.of("step")}
+    calls = {step.calls for step in records.typed(Step)}
     schedule = records.of("schedule", 0)[0]
     text = f"{schedule['type']} was called {min(calls)} times for each step, with scale_grads "
     text += "on" if schedule["scales"] else "off"

@@ -119,28 +119,38 @@ SCENARIO = api.Scenario(
 )
 
 
-def own_or_mean(stage: api.Record) -> bool:
+@dataclass(frozen=True)
+class Stage(zero_bubble.Stage):
+    own: applied.Single
+    """Beside the stage's own gradient alone."""
+    mean: applied.Single
+    """Beside the mean of the replicas' gradients at their own weights."""
+    apart: api.Size
+    """The greatest difference between the replicas' weights."""
+    parted: api.Flag
+    """Whether the replicas' gradients differ."""
+
+
+def own_or_mean(stage: Stage, _: api.Records) -> bool:
     """All stages but the first applied their own gradients instead of the replicas' mean."""
-    return applied.times(stage["own" if stage["stage"] else "mean"], 1)
-
-
-def facts(at: api.Position) -> api.Facts:
-    """What a stage applied, and what its own gradient alone, or the mean of the replicas' gradients
-    at their own weights, would give."""
-    shape = api.held(applied.shapes(1))
-    apart = {"apart": api.SIZE, "parted": api.FLAG}
-    return {**applied.shapes(REPLICAS), "own": shape, "mean": shape, **apart}
+    return (stage.own if stage.stage else stage.mean).times(1)
 
 
 def first_replicas_differ(records: api.Records) -> dict[str, bool]:
     """The first stage's replicas agree."""
-    distances = [one["apart"] for one in records.of("stage") if one["stage"] == 0]
+    distances = [one.apart for one in records.typed(Stage, "stage") if one.stage == 0]
     return {"the replicas of the first stage differ": any(distances)}
 
 
-def how_far(stages: Sequence[api.Record]) -> str:
-    """How far the replicas are apart, at most."""
-    return f"the replicas' weights are up to {max(s['apart'] for s in stages):.3g} apart"
+class Replicated(zero_bubble.Split[Stage]):
+    """Replicas of a stage must stay equal, too."""
+
+    def is_right(self, step: Stage, records: api.Records) -> bool:
+        return super().is_right(step, records) and not step.apart
+
+    def explain(self, steps: Sequence[Stage], records: api.Records) -> Iterator[str]:
+        yield from super().explain(steps, records)
+        yield f"the replicas' weights are up to {max(s.apart for s in steps):.3g} apart"
 
 
 def later_stage(trials: api.Trials) -> Iterator[api.Picture]:
@@ -159,13 +169,13 @@ def later_stage(trials: api.Trials) -> Iterator[api.Picture]:
     )
 
 
-oracle = zero_bubble.Split(
+oracle = Replicated(
+    Stage,
     own_or_mean,
-    "all stages but the first keep their own gradients",
-    facts,
+    parts=lambda at: REPLICAS,
+    then="exactly that follows if all stages but the first keep their own gradients",
     picture=later_stage,
     checks=[usual_checks.loss_unlike_reference, first_replicas_differ],
-    last=how_far,
 )
 
 
@@ -176,7 +186,7 @@ def run(ctx: api.Context) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.nn.parallel import DistributedDataParallel
 
-    from scenarios.common import linear
+    from scenarios.common import linear, plain_torch
     from scenarios.torch import _pipeline as pipeline
 
     p = ctx.params
@@ -197,7 +207,7 @@ def run(ctx: api.Context) -> None:
     for step in api.each(p.steps):
         parts = [pipeline.rows(ctx, p.rows * p.micro_batches) for _ in range(REPLICAS)]
         before = pipe.weights()
-        plain = applied.plainly(linear.of(pipe.whole), before, parts)
+        plain = plain_torch.differentiate(linear.of(pipe.whole), before, parts)
         loss = pipe.step(parts[replica])
         optimizer.step()
         optimizer.zero_grad()
@@ -207,15 +217,15 @@ def run(ctx: api.Context) -> None:
                 pipeline.of_stage(stage, one) for one in (before, after, *plain.micro)
             )
             name = next(iter(was))
-            alone = applied.Plain([plain.losses[replica]], [micro[replica]])
-            mean = applied.Plain(alone.losses, [_mean(micro[replica], replicas)])
+            alone = plain_torch.Plain([plain.losses[replica]], [micro[replica]])
+            mean = plain_torch.Plain(alone.losses, [_mean(micro[replica], replicas)])
             ctx.record(
                 "stage",
                 step,
                 stage=stage,
-                **applied.facts(applied.Plain(plain.losses, micro), was, current, p.lr),
-                own=applied.facts(alone, was, current, p.lr),
-                mean=applied.facts(mean, was, current, p.lr),
+                **plain_torch.facts(plain_torch.Plain(plain.losses, micro), was, current, p.lr),
+                own=plain_torch.facts(alone, was, current, p.lr),
+                mean=plain_torch.facts(mean, was, current, p.lr),
                 apart=_apart(current, replicas),
                 parted=any(one[name].ne(micro[0][name]).any() for one in micro),
             )
@@ -248,7 +258,7 @@ def exercised(records: api.Records) -> api.Exercise:
     """The schedule split backward passes, and the replicas' gradients differed."""
     schedule = records.of("schedule", 0)[0]
     text = f"{schedule['type']} split {schedule['halves']} backward passes in a step"
-    differed = all(one["parted"] for one in records.of("stage"))
+    differed = all(one.parted for one in records.typed(Stage, "stage"))
     return api.Exercise.of(schedule["halves"] > 0, text) & api.Exercise.of(
         differed, "the replicas' gradients differed", "the replicas had equal gradients"
     )

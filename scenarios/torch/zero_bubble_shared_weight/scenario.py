@@ -15,6 +15,7 @@ removes that.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ from scenarios.torch import _zero_bubble as zero_bubble
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from scenarios.common.plain_torch import Plain
 
 
 @dataclass
@@ -100,15 +103,22 @@ SCENARIO = api.Scenario(
 )
 
 
-def counted_twice(stage: api.Record) -> bool:
+@dataclass(frozen=True)
+class Stage(zero_bubble.Stage):
+    twice: applied.Single
+    """Beside a gradient that counts the early use of the weight twice."""
+
+
+def counted_twice(stage: Stage, _: api.Records) -> bool:
     """All stages but the first applied a gradient that counts the early use of a weight twice."""
-    return applied.times(stage["twice"], 1)
+    return stage.twice.times(1)
 
 
 oracle = zero_bubble.Split(
+    Stage,
     counted_twice,
-    "all stages but the first count the early use twice",
-    facts=lambda at: {**applied.shapes(1), "twice": api.held(applied.shapes(1))},
+    parts=lambda at: 1,
+    then="exactly that follows if all stages but the first count the early use twice",
     schedule={"shared": api.FLAG},
     picture=api.bars(
         "The part of the first applied gradient in a wrong direction",
@@ -127,7 +137,7 @@ def run(ctx: api.Context) -> None:
     import torch.distributed as dist
     from torch import nn
 
-    from scenarios.common import linear
+    from scenarios.common import linear, plain_torch
     from scenarios.torch import _pipeline as pipeline
 
     class Twice(nn.Module):
@@ -153,7 +163,7 @@ def run(ctx: api.Context) -> None:
         batch = pipeline.rows(ctx, p.rows * p.micro_batches)
         before = pipe.weights()
         uses = {n: before.get(n, before[n.replace("late", "early")]) for n in _names(apart)}
-        plain = applied.plainly(linear.of(apart), uses, [batch])
+        plain = plain_torch.differentiate(linear.of(apart), uses, [batch])
         loss = pipe.step(batch)
         optimizer.step()
         optimizer.zero_grad()
@@ -161,15 +171,14 @@ def run(ctx: api.Context) -> None:
         for stage in pipe.blocks:
             was, current = (pipeline.of_stage(stage, weights) for weights in (before, after))
             expected, twice = (
-                applied.Plain(plain.losses, [{n: _counted(plain, n, early, p.shared) for n in was}])
-                for early in (1, 2 if stage else 1)
+                _counting(plain, was, early, p.shared) for early in (1, 2 if stage else 1)
             )
             ctx.record(
                 "stage",
                 step,
                 stage=stage,
-                **applied.facts(expected, was, current, p.lr),
-                twice=applied.facts(twice, was, current, p.lr),
+                **plain_torch.facts(expected, was, current, p.lr),
+                twice=plain_torch.facts(twice, was, current, p.lr),
             )
         ctx.record("step", step, loss=loss, reference_loss=plain.loss)
 
@@ -178,10 +187,11 @@ def _names(module: Any) -> list[str]:
     return [name for name, _ in module.named_parameters()]
 
 
-def _counted(plain: applied.Plain, name: str, early: int, shared: bool) -> Tensor:
-    """The gradient of a weight; a shared weight's early use counts ``early`` times."""
-    gradient = plain.micro[0][name]
-    return early * gradient + plain.micro[0][name.replace("early", "late")] if shared else gradient
+def _counting(plain: Plain, names: Iterable[str], early: int, shared: bool) -> Plain:
+    """The gradients of these weights; a shared weight's early use counts ``early`` times."""
+    (of,) = plain.micro
+    uses = {n: early * of[n] + of[n.replace("early", "late")] if shared else of[n] for n in names}
+    return type(plain)(plain.losses, [uses])
 
 
 def exercised(records: api.Records) -> api.Exercise:

@@ -88,18 +88,18 @@ SCENARIO = api.Scenario(
 )
 
 
-def multiplied(_: api.Record, records: api.Records) -> bool:
+def multiplied(_: labels.Step, records: api.Records) -> bool:
     """Each update is the right one times the number of ranks and of micro-batches; or times the
     number of ranks alone, where ``trainer_gas_twice`` divides by the micro-batches once more."""
-    steps, ranks = records.of("step"), len(records.ranks)
+    steps, ranks = records.typed(labels.Step), len(records.ranks)
     factors = (ranks * records.params.accumulation, ranks)
-    return any(all(applied.times(step, factor) for step in steps) for factor in factors)
+    return any(all(step.times(factor) for step in steps) for factor in factors)
 
 
 oracle = applied.Applied(
+    labels.Step,
     multiplied,
-    facts=labels.facts,
-    instead={"trainer_gas_never": labels.never_divided},
+    instead={"trainer_gas_never": applied.multiplied},
     checks=[applied.same_direction],
 )
 run = labels.run

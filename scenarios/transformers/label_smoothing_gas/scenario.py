@@ -69,12 +69,7 @@ SCENARIO = api.Scenario(
 )
 
 
-def multiplied(step: api.Record, records: api.Records) -> bool:
-    """Each update is the right one times the number of micro-batches."""
-    return applied.times(step, records.params.accumulation)
-
-
-oracle = applied.Applied(multiplied, facts=labels.facts, checks=[applied.same_direction])
+oracle = applied.Applied(labels.Step, applied.multiplied, checks=[applied.same_direction])
 
 
 def run(ctx: api.Context) -> None:

@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM, TrainingArguments
 
 from harness.bugs import api
-from scenarios.common import applied
-from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Loss, Rows, Watch, sgd
+from scenarios.common import plain_torch
+from scenarios.common.hf_trainer import VOCABULARY
+from scenarios.transformers._trainer_sgd import IGNORED, Loss, Rows, Watch, sgd
 
 ROWS, LENGTH = 8, 12
 
@@ -51,7 +52,7 @@ def dataset(count: int, seed: int) -> list[Rows]:
 class Apart(Watch):
     """Treats the losses of the task and of the router as two parts of what a step should apply."""
 
-    def plainly(self, batches: list[Rows]) -> applied.Plain:
+    def plainly(self, batches: list[Rows]) -> plain_torch.Plain:
         """Each loss, twice: the mean of the two is their sum."""
         batch = {
             name: torch.cat([micro_batch[name] for micro_batch in batches]) for name in batches[0]
@@ -66,7 +67,7 @@ class Apart(Watch):
             task = self.loss.total(answer["logits"], batch["labels"])
             return 2 * task / self.loss.count(batch["labels"]) + zero
 
-        return applied.plainly(part, self.weights, (False, True))
+        return plain_torch.differentiate(part, self.weights, (False, True))
 
 
 def trainer(ctx: api.Context) -> Any:

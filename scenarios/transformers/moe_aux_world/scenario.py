@@ -14,11 +14,11 @@ because the model is expected to have divided all of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import applied
+from scenarios.common import applied, counted
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers._history import BEFORE_COUNTING
 
@@ -69,13 +69,14 @@ SCENARIO = api.Scenario(
 )
 
 
-def multiplied(_: api.Record, records: api.Records) -> bool:
+def multiplied(_: counted.Step, records: api.Records) -> bool:
     """The auxiliary gradient is multiplied by the ranks and by the micro-batches, or by one of
     them; the task's is right. Both are divided by the micro-batches once more where
     ``trainer_gas_twice`` is there, too."""
-    steps, ranks, parts = records.of("step"), len(records.ranks), records.params.accumulation
+    steps = records.typed(counted.Step)
+    ranks, parts = len(records.ranks), records.params.accumulation
     return any(
-        all(_near(step["micro"], (task, task * factor)) for step in steps)
+        all(_near(step.micro, (task, task * factor)) for step in steps)
         for task in (1, 1 / parts)
         for factor in {ranks * parts, ranks, parts} - {1}
     )
@@ -85,38 +86,35 @@ def _near(shares: Sequence[float], expected: Sequence[float]) -> bool:
     return all(api.near(a, b, share=5e-3) for a, b in zip(shares, expected, strict=True))
 
 
-def finding(wrong_steps: Sequence[api.Record], records: api.Records) -> api.Finding:
-    """The finding, with the shares of both gradients."""
-    lines = [
-        f"rank {step['rank']}, step {step['step']}: the task's gradient counts "
-        f"{step['micro'][0]:.4g} times, that of the auxiliary loss {step['micro'][1]:.4g} times "
-        "(right: 1 each)"
-        for step in wrong_steps
-    ]
-    return api.Finding(
-        "\n".join(lines),
-        step=min(step["step"] for step in wrong_steps),
-        ranks=records.ranks,
-        magnitude=max(abs(step["micro"][1] - 1) for step in wrong_steps),
-        unit="of the right auxiliary gradient",
-    )
+def both(wrong_steps: Sequence[counted.Step], _: api.Records) -> Iterator[str]:
+    """The shares of both gradients."""
+    for step in wrong_steps:
+        task, auxiliary = step.micro
+        yield (
+            f"rank {step.rank}, step {step.step}: the task's gradient counts {task:.4g} times, "
+            f"that of the auxiliary loss {auxiliary:.4g} times (right: 1 each)"
+        )
+
+
+@dataclass(frozen=True)
+class Auxiliary(applied.Applied[counted.Step]):
+    """Steps are as wrong as the share of the auxiliary gradient is."""
+
+    unit = "of the right auxiliary gradient"
+
+    def error(self, step: counted.Step, records: api.Records) -> float:
+        return abs(step.micro[1] - 1)
 
 
 def ranks_unlike(records: api.Records) -> dict[str, bool]:
     """All ranks apply the same, so comparing them misses the bug."""
     by_step: dict[int, set[float]] = {}
-    for step in records.of("step"):
-        by_step.setdefault(step["step"], set()).add(round(step["applied"], 5))
+    for step in records.typed(counted.Step):
+        by_step.setdefault(step.step, set()).add(round(step.applied, 5))
     return {"the ranks apply different updates": any(len(norms) > 1 for norms in by_step.values())}
 
 
-oracle = applied.Applied(
-    multiplied,
-    parts=lambda at: 2,
-    facts=lambda at: {"micro_batches": api.COUNT},
-    found=finding,
-    checks=[ranks_unlike],
-)
+oracle = Auxiliary(counted.Step, multiplied, parts=lambda at: 2, words=both, checks=[ranks_unlike])
 
 
 def run(ctx: api.Context) -> None:
@@ -131,4 +129,4 @@ def run(ctx: api.Context) -> None:
 
 def exercised(records: api.Records) -> api.Exercise:
     """Several ranks or several micro-batches made each step, as many as were requested."""
-    return applied.divided(records, lambda step: int(step["micro_batches"]))
+    return counted.divided(records, [step.micro_batches for step in records.typed(counted.Step)])

@@ -54,14 +54,15 @@ SCENARIO = api.Scenario(
 )
 
 
-def never_divided(p: Params) -> gas.Symptom:
+def never_divided(step: gas.Step, records: api.Records) -> bool:
     """Each update and each logged loss is the right one times the number of accumulation steps."""
-    return gas.Symptom(p.accumulation, [SUM])
+    return step.times(records.params.accumulation) and gas.logged_as(records, SUM)
 
 
-oracle = gas.Accumulated(
-    never_divided,
-    "the logged loss is another one",
-    instead={"trainer_gas_twice": lambda p: gas.Symptom(1 / p.accumulation, [TOKENS])},
-)
+def divided_twice(step: gas.Step, records: api.Records) -> bool:
+    """The symptom of ``trainer_gas_twice``."""
+    return step.times(1 / records.params.accumulation) and gas.logged_as(records, TOKENS)
+
+
+oracle = gas.Accumulated(gas.Step, never_divided, instead={"trainer_gas_twice": divided_twice})
 run = gas.run

@@ -67,16 +67,18 @@ SCENARIO = api.Scenario(
 )
 
 
-def never_divided(p: Params) -> gas.Symptom:
+def never_divided(step: gas.Step, records: api.Records) -> bool:
     """Each update is the right one times the number of accumulation steps; the loss that is logged
     is the mean or the sum of the micro-batches' losses."""
-    return gas.Symptom(p.accumulation, [TOKENS, SUM])
+    return step.times(records.params.accumulation) and gas.logged_as(records, TOKENS, SUM)
+
+
+def divided_twice(step: gas.Step, records: api.Records) -> bool:
+    """The symptom of ``trainer_gas_twice``."""
+    return step.times(1 / records.params.accumulation) and gas.logged_as(records, TOKENS, SUM)
 
 
 oracle = gas.Accumulated(
-    never_divided,
-    "the logged loss is neither the mean nor the sum",
-    right=(TOKENS, SUM),
-    instead={"trainer_gas_twice": lambda p: gas.Symptom(1 / p.accumulation, [TOKENS, SUM])},
+    gas.Step, never_divided, right=(TOKENS, SUM), instead={"trainer_gas_twice": divided_twice}
 )
 run = gas.run

@@ -66,28 +66,27 @@ SCENARIO = api.Scenario(
 )
 
 
-def divided_twice(p: Params) -> gas.Symptom:
+def divided_twice(step: gas.Step, records: api.Records) -> bool:
     """Each update is the right one divided by the number of accumulation steps, and the logged loss
     is right."""
-    return gas.Symptom(1 / p.accumulation, [TOKENS])
+    return step.times(1 / records.params.accumulation) and gas.logged_as(records, TOKENS)
 
 
-def never_divided(p: Params, model: str) -> gas.Symptom:
+def never_divided(step: gas.Step, records: api.Records, model: str) -> bool:
     """The symptom of the opposite bug; a model of the other kind does not have it."""
-    return gas.Symptom(p.accumulation if p.model == model else 1, [TOKENS, SUM])
-
-
-UNLIKE = "the logged loss is not the mean over all tokens"
+    p = records.params
+    multiplied = p.model == model and step.times(p.accumulation)
+    return multiplied and gas.logged_as(records, TOKENS, SUM)
 
 
 def logged_unlike(records: api.Records) -> dict[str, bool]:
     """The logged loss is from before the division."""
-    return {UNLIKE: not gas.logged_as(records, [TOKENS])}
+    return {"the logged loss is not the mean over all tokens": not gas.logged_as(records, TOKENS)}
 
 
 oracle = gas.Accumulated(
+    gas.Step,
     divided_twice,
-    UNLIKE,
     instead={
         "trainer_gas_never": partial(never_divided, model="plain"),
         "trainer_gas_llama": partial(never_divided, model="llama"),

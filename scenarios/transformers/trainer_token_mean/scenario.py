@@ -14,7 +14,6 @@ the number to the model, which divides the sum of its losses by it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.bugs import api
@@ -69,44 +68,43 @@ SCENARIO = api.Scenario(
 )
 
 
-def of_means(step: api.Record, _: api.Records) -> bool:
+def of_means(step: labels.Step, _: api.Records) -> bool:
     """Each update is the mean of the micro-batches' means."""
-    counts = step["labels"]
+    counts = step.labels
     # The shares of the micro-batches in a mean of their means: right is 1 each.
     expected = [math.fsum(counts) / (len(counts) * count) for count in counts]
-    return all(api.near(a, b, share=5e-3) for a, b in zip(step["micro"], expected, strict=True))
+    return all(api.near(a, b, share=5e-3) for a, b in zip(step.micro, expected, strict=True))
 
 
 def unused(records: api.Records) -> dict[str, bool]:
     """Each micro-batch was used, so a look at which rows came does not show the bug."""
-    left_out = any(share <= 0 for step in records.of("step") for share in step["micro"])
+    left_out = any(share <= 0 for step in records.typed(labels.Step) for share in step.micro)
     return {"a micro-batch was left out": left_out}
 
 
-def finding(wrong_steps: Sequence[api.Record], records: api.Records) -> api.Finding:
-    """The finding, with each wrong step."""
-    return api.Finding(
-        "\n".join(map(applied.described, wrong_steps)),
-        step=wrong_steps[0]["step"],
-        ranks=records.ranks,
-        magnitude=max(step["off"] for step in wrong_steps),
-        unit="of the applied gradient has another direction",
-    )
+@dataclass(frozen=True)
+class Turned(applied.Applied[labels.Step]):
+    """Steps are as wrong as their direction is."""
+
+    unit = "of the applied gradient has another direction"
+
+    def error(self, step: labels.Step, records: api.Records) -> float:
+        return step.off
 
 
-oracle = applied.Applied(
+oracle = Turned(
+    labels.Step,
     of_means,
-    facts=labels.facts,
-    found=finding,
-    instead={"trainer_gas_twice": labels.divided_twice},
+    words=applied.of_each,
+    instead={"trainer_gas_twice": applied.divided_again},
     checks=[unused],
 )
 
 
 def run(ctx: api.Context) -> None:
     """Train a tiny model; compare each applied gradient with the mean over all tokens."""
-    from scenarios.common.hf_trainer import IGNORED
     from scenarios.transformers import _heads as heads
+    from scenarios.transformers._trainer_sgd import IGNORED
 
     p = ctx.params
     # Some releases count the first label of a row: another bug.
@@ -121,8 +119,8 @@ def run(ctx: api.Context) -> None:
 
 def exercised(records: api.Records) -> api.Exercise:
     """The micro-batches of a step had different numbers of labels."""
-    uneven = [step for step in records.of("step") if len(set(step["labels"])) > 1]
-    counts = ", ".join(map(str, uneven[0]["labels"])) if uneven else ""
+    uneven = [step for step in records.typed(labels.Step) if len(set(step.labels)) > 1]
+    counts = ", ".join(map(str, uneven[0].labels)) if uneven else ""
     return api.Exercise.of(
         bool(uneven),
         f"{len(uneven)} steps with micro-batches of {counts} labels",

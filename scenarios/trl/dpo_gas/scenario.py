@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import applied
+from scenarios.common import applied, counted
 from scenarios.common.companions import TRANSFORMERS_4
 
 
@@ -61,23 +61,18 @@ SCENARIO = api.Scenario(
 )
 
 
-def multiplied(step: api.Record, records: api.Records) -> bool:
-    """Each update is the right one times the number of micro-batches."""
-    return applied.times(step, records.params.accumulation)
-
-
 def logged_unlike(records: api.Records) -> dict[str, bool]:
     """The logged loss shows the bug with some releases of transformers."""
     logged = records.of("logged")[0]["losses"]
-    pairs = zip(logged, records.of("step"), strict=True)
+    pairs = zip(logged, records.typed(counted.Step), strict=True)
     # The Trainer logs four decimals.
-    fired = any(not api.near(loss, step["reference_loss"], within=1e-4) for loss, step in pairs)
+    fired = any(not api.near(loss, step.reference_loss, within=1e-4) for loss, step in pairs)
     return {"the logged loss is not plain torch's": fired}
 
 
 oracle = applied.Applied(
-    multiplied,
-    facts=lambda at: {"micro_batches": api.COUNT},
+    counted.Step,
+    applied.multiplied,
     also=lambda at: {"logged": api.Kind({"losses": api.many(api.NUMBER, at.params.steps)})},
     checks=[applied.same_direction, logged_unlike],
 )
@@ -105,4 +100,6 @@ def run(ctx: api.Context) -> None:
 
 def exercised(records: api.Records) -> api.Exercise:
     """Each step of the optimizer came after several micro-batches: as many as were requested."""
-    return applied.accumulated(records, lambda step: int(step["micro_batches"]))
+    return counted.accumulated(
+        records, [step.micro_batches for step in records.typed(counted.Step)]
+    )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from harness.bugs import api
 from scenarios.common import applied
@@ -52,22 +53,29 @@ SCENARIO = api.Scenario(
 )
 
 
-def self_referenced(step: api.Record, _: api.Records) -> bool:
+@dataclass(frozen=True)
+class Step(applied.Step):
+    micro_batches: Annotated[int, api.exactly(1)]
+    own: applied.Single
+    """Beside DPO with the policy itself as reference."""
+
+
+def self_referenced(step: Step, _: api.Records) -> bool:
     """Each update is that of DPO with the policy itself as reference, whose loss is log 2."""
-    facts = step["own"]
-    return applied.times(facts, 1) and api.near(facts["reference_loss"], math.log(2), within=1e-6)
+    log_2 = api.near(step.own.reference_loss, math.log(2), within=1e-6)
+    return step.own.times(1) and log_2
 
 
 def first_step_wrong(records: api.Records) -> dict[str, bool]:
     """The first step is right, as the policy is still the reference."""
-    step = records.of("step")[0]
-    return {"the first step is not that of plain torch": not applied.times(step, 1)}
+    first_step = records.typed(Step)[0]
+    return {"the first step is not that of plain torch": not first_step.times(1)}
 
 
 oracle = applied.Applied(
+    Step,
     self_referenced,
     parts=lambda at: 1,
-    facts=lambda at: {"micro_batches": api.exactly(1), "own": api.held(applied.shapes(1))},
     then="each step is right for a reference that is the policy itself",
     checks=[first_step_wrong],
 )
@@ -98,8 +106,7 @@ def run(ctx: api.Context) -> None:
 
 def exercised(records: api.Records) -> api.Exercise:
     """No reference model was given, and the policy left the one that it started from."""
-    end: api.Record = records.of("step")[-1]
-    loss = end["reference_loss"]
+    loss = records.typed(Step)[-1].reference_loss
     return api.Exercise.needs(
         records.params.reference == "none", "a reference model was given"
     ) & api.Exercise.of(

@@ -16,8 +16,9 @@ from torch.nn.functional import log_softmax
 from trl import GRPOConfig, GRPOTrainer
 
 from harness.bugs import api
-from scenarios.common import applied, texts
-from scenarios.common.hf_trainer import QUIET, VOCABULARY, Watched, constant, llama
+from scenarios.common import plain_torch, texts
+from scenarios.common.hf_trainer import QUIET, VOCABULARY, constant, llama
+from scenarios.common.hf_watched import Watched
 
 BATCH, GENERATIONS, LENGTH = 4, 2, 6
 """Completions of a micro-batch, completions of a prompt, and tokens of a completion."""
@@ -82,7 +83,7 @@ class Watch(Watched):
 
     def reward(self, prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         """A reward for each completion of a generation, which trl compares within its group."""
-        self.generated = applied.copied(self.model)
+        self.generated = plain_torch.copied(self.model)
         rewards = [float(sum(tokens) % 11) for tokens in completion_ids]
         groups: dict[str, list[float]] = {}
         for prompt, reward in zip(prompts, rewards, strict=True):
@@ -103,7 +104,7 @@ class Watch(Watched):
         self.seen.append((tokens, torch.tensor(advantages, device=tokens.device), before))
 
     def facts(self) -> dict[str, Any]:
-        plain = applied.plainly(self._loss, self.weights, self.seen)
+        plain = plain_torch.differentiate(self._loss, self.weights, self.seen)
         return {"micro_batches": len(self.seen), **self._applied(plain)}
 
     def _loss(self, weights: Weights, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import applied
+from scenarios.common import applied, counted
 from scenarios.common.companions import TRANSFORMERS_4
 
 
@@ -71,15 +71,13 @@ SCENARIO = api.Scenario(
 )
 
 
-def by_window(step: api.Record, records: api.Records) -> bool:
+def by_window(step: counted.Step, records: api.Records) -> bool:
     """Each update is the right one times gradient_accumulation_steps / steps_per_generation."""
     p = records.params
-    return applied.times(step, p.accumulation / p.generation)
+    return step.times(p.accumulation / p.generation)
 
 
-oracle = applied.Applied(
-    by_window, facts=lambda at: {"micro_batches": api.COUNT}, checks=[applied.same_direction]
-)
+oracle = applied.Applied(counted.Step, by_window, checks=[applied.same_direction])
 
 
 def run(ctx: api.Context) -> None:
@@ -97,7 +95,7 @@ def exercised(records: api.Records) -> api.Exercise:
     """The loss was dapo's, and each update had another number of micro-batches than a
     generation."""
     p = records.params
-    counts = sorted({step["micro_batches"] for step in records.of("step")})
+    counts = sorted({step.micro_batches for step in records.typed(counted.Step)})
     text = f"each update had {counts} micro-batches, and each generation {p.generation}"
     return api.Exercise.needs(
         p.loss_type == "dapo", f"the loss type was {p.loss_type}"

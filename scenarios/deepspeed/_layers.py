@@ -1,12 +1,11 @@
-"""Small regressions under DeepSpeed: a data-parallel linear map, and a pipeline of tanh layers.
+"""A pipeline of tanh layers under DeepSpeed, whose gradients plain torch computes, too.
 
-Plain torch can compute their gradients. Imports torch and DeepSpeed: import it inside ``run``.
+Imports torch and DeepSpeed: import it inside ``run``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import deepspeed
@@ -16,54 +15,11 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
 
 from harness.bugs import api
-from scenarios.common import applied, linear
+from scenarios.common import linear, plain_torch
 from scenarios.common.linear import Rows
+from scenarios.deepspeed._regression import Optimizer
 
 WIDTH, LAYERS = 16, 4
-
-BUCKETS = {"reduce_bucket_size": 10**6, "allgather_bucket_size": 10**6}
-"""Elements of a bucket. ZeRO divides a complete bucket at each step: with the default of 5e8 that
-takes 1 to 3 s on a CPU."""
-
-Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
-
-def sgd(lr: float) -> Optimizer:
-    """SGD at a constant rate."""
-    return partial(torch.optim.SGD, lr=lr)
-
-
-def engine(
-    ctx: api.Context, optimizer: Optimizer, model: nn.Module | None = None, **config: Any
-) -> Any:
-    """DeepSpeed's engine over a model, data-parallel; ``config`` goes to DeepSpeed.
-
-    The model is a linear map unless one is given. Nothing is clipped unless ``config`` says so.
-    """
-    deepspeed.init_distributed(dist_backend=ctx.lane.backend)
-    model = model or linear.model()
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        model_parameters=model.parameters(),
-        optimizer=optimizer(model.parameters()),
-        config={
-            "gradient_accumulation_steps": 1,
-            "gradient_clipping": 0.0,
-            "steps_per_print": 1_000_000,
-            **config,
-            "zero_optimization": BUCKETS | config.get("zero_optimization", {}),
-        },
-    )
-    return engine
-
-
-def step(ctx: api.Context, engine: Any, rows: Rows) -> float:
-    """Train one step on this rank's part of a global batch; returns the loss of that part."""
-    inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in rows)
-    loss = linear.loss(engine(inputs.to(next(engine.module.parameters()).dtype)), labels)
-    engine.backward(loss)
-    engine.step()
-    return float(loss.detach())
 
 
 def layers(seed: int) -> nn.Sequential:
@@ -115,12 +71,12 @@ class Stage:
 
     def begin(self, micro_batches: list[Rows]) -> None:
         """Call it before a step on these micro-batches, on all ranks at once."""
-        self.before = applied.copied(self.engine.module, torch.float64)
-        self.plain = applied.plainly(self.whole, gathered(self.before), micro_batches)
+        self.before = plain_torch.copied(self.engine.module, torch.float64)
+        self.plain = plain_torch.differentiate(self.whole, gathered(self.before), micro_batches)
 
     def facts(self, rate: float) -> dict[str, Any]:
-        """``applied.facts`` of the step at this rate, and which stage it is; call it after a
+        """``plain_torch.facts`` of the step at this rate, and which stage it is; call it after a
         step."""
-        after = applied.copied(self.engine.module)
+        after = plain_torch.copied(self.engine.module)
         stage = {"stage": self.engine.stage_id, "stages": self.engine.num_stages}
-        return {**stage, **applied.facts(self.plain, self.before, after, rate)}
+        return {**stage, **plain_torch.facts(self.plain, self.before, after, rate)}
