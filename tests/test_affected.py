@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.bugs import affected, catalog
+from harness.bugs import catalog, result_file
 from harness.publish.bugs import Bug
 from tests.made_up import NO, UNCLEAR, YES
 
@@ -17,9 +17,9 @@ Recording = Callable[..., None]
 def test_only_a_certain_status_replaces_a_certain_one(record: Recording) -> None:
     record(v4_36_2=YES)
     record(v4_36_2=UNCLEAR)
-    assert [f.status for f in affected.of("rope_zero_init")] == ["affected"]
+    assert [f.status for f in result_file.statuses("rope_zero_init")] == ["affected"]
     record(v4_36_2=NO)
-    assert [f.status for f in affected.of("rope_zero_init")] == ["not affected"]
+    assert [f.status for f in result_file.statuses("rope_zero_init")] == ["not affected"]
 
 
 def test_releases_with_the_same_result_share_a_row(record: Recording) -> None:
@@ -37,10 +37,10 @@ def test_a_record_of_a_release_that_the_scenario_no_longer_covers_is_deleted(
     narrowed = replace(catalog.scenario("rope_zero_init"), releases="transformers>=4.38")
     monkeypatch.setattr(catalog, "scenario", lambda _: narrowed)
     record(v4_39_0=NO)
-    facts = affected.of("rope_zero_init")
+    facts = result_file.statuses("rope_zero_init")
     assert [fact.pins["transformers"] for fact in facts] == ["4.38.2", "4.39.0"]
 
 
 def test_no_record_has_a_path_of_the_machine_that_made_it() -> None:
-    recorded = [cell for name in catalog.sound() for cell in affected.of(name)]
-    assert not [cell for cell in recorded if affected.OVERLAY.search(cell.reason)]
+    recorded = [cell for name in catalog.sound() for cell in result_file.statuses(name)]
+    assert not [cell for cell in recorded if result_file.OVERLAY.search(cell.reason)]

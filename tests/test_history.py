@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from harness.bugs.api.spec import Verdict
+from harness.bugs.results import RunResult
 from harness.publish.history import History, reading, writing
 from harness.publish.history_rows import Change, Nightly, NightlyKind, newest
-from harness.run.results import RunResult
 from harness.system.errors import Inconclusive, UserError
 from tests.another_user import as_nobody, needs_root
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, result

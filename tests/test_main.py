@@ -16,9 +16,9 @@ import pytest
 from harness.__main__ import main
 from harness.bugs import catalog
 from harness.bugs.api.spec import Verdict
+from harness.bugs.results import RunResult
 from harness.cli import commands, pages
 from harness.run import suite
-from harness.run.results import RunResult
 from harness.run.run_config import RunConfig
 from harness.system.files import ROOT
 from harness.system.text import CONTROL

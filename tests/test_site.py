@@ -21,6 +21,7 @@ from harness.__main__ import main
 from harness.bugs import advisories, catalog
 from harness.bugs.api.pictures import Bars, Grid, Lines, Picture
 from harness.bugs.api.spec import Verdict
+from harness.bugs.results import RunResult
 from harness.cli.site import SITE
 from harness.publish import inputs, site_pages
 from harness.publish.alive import alive_bugs
@@ -29,7 +30,6 @@ from harness.publish.history import writing
 from harness.publish.history_rows import NightlyKind
 from harness.publish.inputs import collect
 from harness.publish.timelines import strip
-from harness.run.results import RunResult
 from harness.system import files
 from harness.system.files import ROOT
 from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site

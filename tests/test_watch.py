@@ -12,9 +12,9 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from harness.__main__ import main
-from harness.bugs import affected
+from harness.bugs import result_file
 from harness.bugs.api.spec import Verdict
-from harness.bugs.cell import Cell, Status
+from harness.bugs.results import Result, Status
 from harness.publish import changes as compared
 from harness.publish.history import History, reading, writing
 from harness.publish.history_rows import NightlyKind
@@ -36,7 +36,7 @@ REPLAY = ("--as-of", "2024-02-05:2024-03-04:7")
 def _record(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.13.0 is recorded as not affected, on 2024-03-01."""
     cells = [cell("0.13.0", NO)]
-    monkeypatch.setattr(affected, "of", lambda name: cells if name == SCENARIO else [])
+    monkeypatch.setattr(result_file, "statuses", lambda name: cells if name == SCENARIO else [])
 
 
 def watch(*words: str) -> int:
@@ -387,7 +387,7 @@ def test_text_of_upstream_is_escaped(world: World, monkeypatch: pytest.MonkeyPat
     watch()
     appeared(world, "0.13.2", "2024-03-04", UNCLEAR)
 
-    def nasty(*words: Any, **more: Any) -> Cell:
+    def nasty(*words: Any, **more: Any) -> Result:
         return replace(world.find(*words, **more), reason="<img src=x> | `a` [b](c)\x1b[2J")
 
     monkeypatch.setattr(cells, "find", nasty)

@@ -19,7 +19,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidName, canonicalize_name
 
-from harness.bugs.affected import tested_releases
+from harness.bugs.result_file import tested_releases
 from harness.check import project_files
 from harness.check.installed import ARCHIVES, EDITABLE, Installed, at_address, described
 from harness.check.sections import Constraint

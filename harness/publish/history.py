@@ -16,9 +16,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.bugs import affected, catalog, pins
+from harness.bugs import catalog, pins, result_file
 from harness.bugs.api.spec import Scenario
-from harness.bugs.cell import Cell
+from harness.bugs.results import Result, RunResult
 from harness.publish.history_rows import (
     Change,
     Nightly,
@@ -28,7 +28,6 @@ from harness.publish.history_rows import (
     newest,
 )
 from harness.releases.index import Release
-from harness.run.results import RunResult
 from harness.system.errors import Inconclusive, UserError
 from harness.system.files import locked, refuse_without_folder, unwritten
 from harness.system.text import one_line
@@ -266,7 +265,7 @@ class History:
             (nightly, scenario),
         )
         return [
-            ReleaseResult(n, package, version, Cell.from_json(json.loads(cell)))
+            ReleaseResult(n, package, version, Result.from_json(json.loads(cell)))
             for n, package, version, cell in rows
         ]
 
@@ -371,7 +370,7 @@ def _one_line_errors(file: Path) -> Iterator[None]:
 
 
 def add_recorded(history: History, timestamp: str) -> None:
-    """Add ``affected.json`` of the scenarios without any result, as a nightly of its own kind.
+    """Add ``results.jsonl`` of the scenarios without any result, as a nightly of its own kind.
 
     Results of a nightly that did not finish do not count. ``timestamp`` is ISO, in UTC.
     """
@@ -380,7 +379,7 @@ def add_recorded(history: History, timestamp: str) -> None:
     results = [result for result in recorded_results() if result.cell.scenario not in have]
     if results:
         days = [n.day for n in history.nightlies() if n.kind is NightlyKind.RECORDED]
-        day = max([*days, *(result.cell.date for result in results)])
+        day = max([*days, *(result.cell.first_day for result in results)])
         nightly = history.start(NightlyKind.RECORDED, day, timestamp, {})
         history.add_results(
             ReleaseResult(nightly.id, result.package, result.version, result.cell)
@@ -392,7 +391,7 @@ def add_recorded(history: History, timestamp: str) -> None:
 def recorded_results() -> Iterator[ReleaseResult]:
     """Every recorded result of a sound scenario, once for each package that it is about."""
     for scenario in catalog.sound():
-        for cell in affected.of(scenario):
+        for cell in result_file.statuses(scenario):
             for package in recorded_about(catalog.scenario(scenario), cell.pins):
                 yield ReleaseResult(0, package, cell.pins[package], cell)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.bugs.cell import Cell
 from harness.bugs.pins import describe
+from harness.bugs.results import Result
 from harness.system.text import StrEnum
 
 
@@ -15,7 +15,7 @@ class NightlyKind(StrEnum):
     """What a nightly was."""
 
     RECORDED = "recorded"
-    """Not a nightly: the results that come with the harness, ``affected.json``."""
+    """Not a nightly: the results that come with the harness, ``results.jsonl``."""
     NIGHTLY = "night"
     REPLAY = "replay"
     """A day of the past, with the index as it was then."""
@@ -49,7 +49,7 @@ class ReleaseResult:
     nightly: int
     package: str
     version: str
-    cell: Cell
+    cell: Result
 
     @property
     def key(self) -> tuple[str, str, str]:
