@@ -73,7 +73,7 @@ def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
 def a_site(folder: Path) -> Path:
     """A site of the recorded runs of all bugs and a small history, made in a folder."""
     runs = all_recorded(folder / "runs", catalog.sound())
-    history, out = a_history(folder / "nights.sqlite"), folder / "site"
+    history, out = a_history(folder / "nights.jsonl"), folder / "site"
     assert main(["site", "--out", str(out), "--history", str(history), "--runs", str(runs)]) == 0
     return out
 

@@ -106,7 +106,7 @@ def test_watch_reports_a_difference_and_keeps_the_day(
     monkeypatch.setattr(confirmations, "found_at", lambda *_: cell("0.13.0", YES))
     words = ["watch", f"scenario={SCENARIO}", "lane=cpu", "--confirm", "2"]
     assert main(words) == ExitCode.NOT_AS_EXPECTED
-    with reading(Path("history.sqlite")) as history:
+    with reading(Path("history.jsonl")) as history:
         assert len(history.confirmations()) == 2
         kinds = [(change.kind, change.version) for _, change in history.changes()]
     assert ("unlike its record", "0.13.0") in kinds

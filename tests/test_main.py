@@ -92,7 +92,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["admit", "scenario=bf16_clop"], ["mean bf16_clip?"]),
     (["watch", "--hunt", "stack=Trainr"], ["no stack 'Trainr'", "mean Trainer"]),
     ([*SITE, "--runs", "nowhere"], ["no folder nowhere"]),
-    ([*SITE, "--history", "nowhere.sqlite"], ["no history nowhere.sqlite"]),
+    ([*SITE, "--history", "nowhere.jsonl"], ["no history nowhere.jsonl"]),
     ([*SITE, "--histori", "x", "--nights"], ["see python -m harness site --help"]),
     ([*RUN, "hydra/launcher=submitit_slurm"], ["no effect here: on=slurm sends runs to Slurm"]),
     ([*RUN, "on=slrum"], ["mean slurm?"]),

@@ -39,16 +39,21 @@ def append(results: Iterable[Result]) -> None:
 
 def read(scenario: str) -> tuple[Result, ...]:
     """Every result of a scenario, in the order of the file; empty where there is no file."""
+    return _parse(*_stamp(scenario))
+
+
+def _stamp(scenario: str) -> tuple[Path, int, int]:
+    """The file of a scenario, with when it was changed and its size: it is parsed once for each."""
     file = catalog.folder(scenario) / FILE
     try:
         status = file.stat()
     except FileNotFoundError:
-        return ()
-    return _parsed(file, status.st_mtime_ns, status.st_size)
+        return file, 0, 0
+    return file, status.st_mtime_ns, status.st_size
 
 
 @cache
-def _parsed(file: Path, _changed: int, _size: int) -> tuple[Result, ...]:
+def _parse(file: Path, _changed: int, _size: int) -> tuple[Result, ...]:
     return tuple(map(Result.from_json, lines.read(file)))
 
 
@@ -76,27 +81,29 @@ def portable(reason: str) -> str:
 def statuses(scenario: str) -> list[Result]:
     """The result of each combination of releases that was tested, oldest releases first: the newest
     certain one, otherwise the newest. Releases that the scenario no longer covers are left out."""
-    by_releases: dict[frozenset[tuple[str, str]], Result] = {}
-    for result in read(scenario):
-        if result.variant != RELEASED or result.label:
-            continue
-        key = frozenset(result.pins.items())
-        earlier = by_releases.get(key)
-        if earlier and earlier.status.certain and not result.status.certain:
-            continue
-        repeated = earlier and (earlier.status, earlier.platform) == (
-            result.status,
-            result.platform,
-        )
-        since = earlier.first_day if earlier and repeated else ""
-        by_releases[key] = replace(result, since=since) if since else result
-    scope = catalog.scenario(scenario)
-    covered = [result for result in by_releases.values() if pins.covers(scope, result.pins)]
-    return sorted(covered, key=lambda result: [_version(v) for v in result.pins.values()])
+    return list(_statuses(*_stamp(scenario), catalog.scenario(scenario).releases))
 
 
 @cache
-def _version(text: str) -> Version:
+def _statuses(file: Path, changed: int, size: int, releases: str) -> tuple[Result, ...]:
+    by_releases: dict[frozenset[tuple[str, str]], Result] = {}
+    for result in _parse(file, changed, size):
+        if result.variant != RELEASED or result.label:
+            continue
+        key = frozenset(result.pins.items())
+        predecessor = by_releases.get(key)
+        if predecessor and predecessor.status.certain and not result.status.certain:
+            continue
+        if predecessor and result.repeats(predecessor):
+            by_releases[key] = replace(result, since=predecessor.first_day)
+        else:
+            by_releases[key] = result
+    cells = [r for r in by_releases.values() if not releases or pins.matches(releases, r.pins)]
+    return tuple(sorted(cells, key=lambda cell: [_number(v) for v in cell.pins.values()]))
+
+
+@cache
+def _number(text: str) -> Version:
     return Version(text)
 
 

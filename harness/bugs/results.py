@@ -128,9 +128,14 @@ class Result:
         """The lane, Python and torch of the run: on another platform the status may differ."""
         return platform_of(self.lane, self.python, self.torch)
 
+    def repeats(self, predecessor: Result) -> bool:
+        """Whether it shows the same of its releases, on the same platform."""
+        before = (predecessor.status, predecessor.platform)
+        return (self.status, self.platform) == before
+
     def to_json(self) -> dict[str, Any]:
         """The fields of its line, without those that have their default."""
-        content = _stated(self)
+        content = _without_defaults(self)
         if self.finding and self.finding.message == self.reason:
             del content["finding"]["message"]
         return content
@@ -138,19 +143,16 @@ class Result:
     @staticmethod
     def from_json(content: Any) -> Result:
         """The result of a line; raises ValueError, KeyError or TypeError if that is not one."""
-        finding = content.get("finding")
-        if finding is not None:
-            finding = {"message": content["reason"], **finding}
+        values: dict[str, Any] = {**content, "outcome": Outcome(content["outcome"])}
+        if "finding" in values:
+            finding = {"message": content["reason"], **content["finding"]}
             lists = {n: tuple(v) for n, v in finding.items() if isinstance(v, list)}
-            finding = Finding(**{**finding, **lists})
-        expected = content.get("expected")
-        parsed = {
-            "outcome": Outcome(content["outcome"]),
-            "expected": expected and Outcome(expected),
-            "finding": finding,
-            "log": tuple(content.get("log", ())),
-        }
-        return Result(**{**content, **parsed})
+            values["finding"] = Finding(**{**finding, **lists})
+        if "expected" in values:
+            values["expected"] = Outcome(content["expected"])
+        if "log" in values:
+            values["log"] = tuple(content["log"])
+        return Result(**values)
 
     def of_trial(self) -> dict[str, Any]:
         """What ``verdict.json`` shows of it."""
@@ -190,14 +192,14 @@ class Result:
         }
 
 
-def _stated(instance: Any) -> dict[str, Any]:
+def _without_defaults(instance: Any) -> dict[str, Any]:
     """The fields of a dataclass that do not have their default, as plain values."""
     content = {}
-    for each in fields(instance):
-        value, factory = getattr(instance, each.name), each.default_factory
-        default = each.default if factory is MISSING else factory()
+    for attribute in fields(instance):
+        value, factory = getattr(instance, attribute.name), attribute.default_factory
+        default = attribute.default if factory is MISSING else factory()
         if value != default or default is MISSING:
-            content[each.name] = _stated(value) if is_dataclass(value) else value
+            content[attribute.name] = _without_defaults(value) if is_dataclass(value) else value
     plain: dict[str, Any] = json.loads(json.dumps(content))
     return plain
 

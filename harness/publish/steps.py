@@ -344,7 +344,7 @@ def _exit_code(
 ) -> int:
     """1 if something got worse or a scenario of ours is not as expected; 3 if a test could not run,
     or if no release is known."""
-    codes = [int(verdict.result["exit_code"]) for verdict in verdicts]
+    codes = [verdict.result.exit_code for verdict in verdicts]
     codes = [code for code in codes if code != ExitCode.UNSUPPORTED]
     if changes.worse(nightly_changes):
         codes.append(ExitCode.NOT_AS_EXPECTED)

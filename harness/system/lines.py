@@ -24,13 +24,13 @@ def append(path: Path, values: Iterable[Any]) -> None:
     text = "".join(f"{json.dumps(value, separators=(',', ':'))}\n" for value in values)
     if not text:
         return
-    with path.open("ab+") as file:
+    with path.open("ab", buffering=0) as file:  # a buffer would be written again on closing
         fcntl.flock(file, fcntl.LOCK_EX)
-        size = _whole_size(path)
+        size, content = _whole_size(path), memoryview(text.encode())
         try:
             file.truncate(size)
-            file.write(text.encode())
-            file.flush()
+            while content:
+                content = content[file.write(content) :]
             os.fsync(file.fileno())
         except BaseException:
             os.ftruncate(file.fileno(), size)
@@ -42,14 +42,23 @@ def read(path: Path) -> list[Any]:
 
     Raises ValueError for a whole line that is not JSON, and OSError.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
+    if not path.exists():
         return []
-    *lines, torn = content.split(b"\n")
-    if torn:
+    values, end = read_from(path, 0)
+    if end < path.stat().st_size:
         warn_once(f"{path}: its last line is cut off, and is left out")
-    return [json.loads(line) for line in lines]
+    return values
+
+
+def read_from(path: Path, start: int) -> tuple[list[Any], int]:
+    """The values of the whole lines that begin at a byte, and the byte at which they end."""
+    with path.open("rb") as file:
+        file.seek(start)
+        *lines, tail = file.read().split(b"\n")
+        values = json.loads(b"[%s]" % b",".join(lines))  # much quicker than each by itself
+        if len(values) != len(lines):
+            raise ValueError("a line has several values")
+        return values, file.tell() - len(tail)
 
 
 def _whole_size(path: Path) -> int:
