@@ -48,15 +48,15 @@ VARIANTS := buggy or fixed or reproduced or (bf16_clip and (control or reference
   or (tied_embedding_order and order_fix) or (clip_max_for_min and before) or alive or eight
 
 scenarios: $(READY)
-	$(BIN)/python -m pytest -m scenario --jobs 2 -k "$(VARIANTS)" --ignore tests/test_reports.py
-	$(PYTEST) -m "scenario and not exhaustive" tests/test_reports.py
+	$(BIN)/python -m pytest -m scenario --jobs 2 -k "$(VARIANTS)" --ignore tests/scenarios/test_reports.py
+	$(PYTEST) -m "scenario and not exhaustive" tests/scenarios/test_reports.py
 
 browser: $(READY)
-	$(BIN)/python -m pytest -m "browser and not exhaustive" -rs
+	$(BIN)/python -m pytest -m "browser and not exhaustive" -rs tests/publish
 
 # These tests mostly wait. The two files have a Slurm each.
 slurm: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slurm and not exhaustive" -rs
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slurm and not exhaustive" -rs tests/run
 
 # Twenty recorded results, run again: other ones each day.
 confirm: $(READY)

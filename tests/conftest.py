@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from datetime import date
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +24,26 @@ from harness.system import machine
 from harness.system.errors import Inconclusive
 from tests.made_up import KNOWN, Upstream, cell, published
 from tests.recording import RECORDED, Recording
+
+TODAY = int(os.environ.setdefault("DAY_OF_TESTS", str(date.today().toordinal())))
+"""All processes of one session have the same day, also at midnight."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Make the cases of tests ``by_day(days)`` exhaustive, but those that CI runs today.
+
+    Cases are numbered as they are collected; ``by_day(days, number)`` gives a number.
+    """
+    numbers: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("by_day")
+        if mark is None or item.get_closest_marker("exhaustive"):
+            continue
+        days, number = mark.args if mark.args[1:] else (mark.args[0], numbers[str(item.path)])
+        numbers[str(item.path)] += 1
+        if (number + TODAY) % days:
+            item.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +66,7 @@ def recording(tmp_path: Path) -> Recording:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep resolvers offline; tests/test_project_files.py tests them with an index."""
+    """Keep resolvers offline; tests/check/test_project_files.py tests them with an index."""
     monkeypatch.setenv("UV_OFFLINE", "1")
 
 

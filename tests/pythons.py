@@ -20,7 +20,13 @@ from harness.releases import uv
 from harness.releases.locks import PYTHONS
 from harness.system.files import ROOT
 
-TESTS = ("archives", "index", "project_files", "settings", "stack_files")
+TESTS = (
+    "tests/system/test_archives.py",
+    "tests/releases/test_index.py",
+    "tests/check/test_project_files.py",
+    "tests/check/test_settings.py",
+    "tests/check/test_stack_files.py",
+)
 """Tests that import no torch, and read files of users: Pythons differ in that."""
 
 COMMANDS: tuple[tuple[int, str, tuple[str, ...]], ...] = (
@@ -99,8 +105,7 @@ def _commands(environment: Path, folder: Path) -> Iterator[str]:
 
 
 def _tests(environment: Path) -> str:
-    files = [f"tests/test_{name}.py" for name in TESTS]
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
     process = subprocess.run(
         [environment / "bin" / "python", *words], cwd=ROOT, capture_output=True, text=True
     )

@@ -37,11 +37,29 @@ def share(site: Path, files: Mapping[str, BuiltFile], cache: Path) -> None:
 def _share(path: Path, digest: str, folder: Path) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
     stored = folder / digest[:2] / f"{digest[2:]}-{mode:o}"
-    if stored.is_file() and sha256(stored) == digest:
+    if _is_whole(stored, digest):
         _replace(path, stored)
     else:
         stored.parent.mkdir(parents=True, exist_ok=True)
         _replace(stored, path)
+
+
+_verified: dict[Path, tuple[int, int, int]] = {}
+"""Files that this process has hashed, as they were then: most overlays have the same ones."""
+
+
+def _is_whole(stored: Path, digest: str) -> bool:
+    """Whether a stored file exists and has its content: somebody may have changed it in place."""
+    try:
+        status = stored.stat()
+    except FileNotFoundError:
+        return False
+    state = status.st_ino, status.st_size, status.st_mtime_ns
+    if _verified.get(stored) != state:
+        if sha256(stored) != digest:
+            return False
+        _verified[stored] = state
+    return True
 
 
 def _replace(path: Path, source: Path) -> None:

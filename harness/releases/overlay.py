@@ -251,8 +251,9 @@ def sealed(site: Path) -> dict[str, BuiltFile]:
 
 def sealed_file(path: Path) -> BuiltFile:
     """Make a file read-only; returns its size and hash."""
-    path.chmod(path.stat().st_mode & 0o555)
-    return BuiltFile(path.stat().st_size, sha256(path))
+    status = path.stat()
+    path.chmod(status.st_mode & 0o555)
+    return BuiltFile(status.st_size, sha256(path))
 
 
 def _manifest(
@@ -285,6 +286,15 @@ def _opened(cache: Path, name: str, is_new: bool) -> Overlay:
             pass
         raise damaged(overlay, file)
     return overlay
+
+
+def stored_diff(stack: Stack, defects: Sequence[Defect], cache: Path) -> str:
+    """The diff of these edits, if the cache has an overlay with them; otherwise ""."""
+    name = key(stack, defects)
+    if not _is_there(cache, name):
+        return ""
+    diff: str = read_manifest(_folder(cache, name))["diff"]
+    return diff
 
 
 def damaged(overlay: Overlay, file: str) -> DamagedOverlay:

@@ -26,8 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = "python -m tests.docker_nightly"
     parser = argparse.ArgumentParser(prog=name, description=about, formatter_class=raw)
     parser.add_argument("scenario", nargs="*", default=SCENARIOS)
-    parser.add_argument("--base", default="python:3.11-slim", help="the image to build upon")
-    no_engine = "exit code 0 where there is no engine"
+    base = "the image to build upon, or the folder of a Python to make one with, as root"
+    parser.add_argument("--base", default="python:3.11-slim", help=base)
+    no_engine = "exit code 0 where something that it needs is missing"
     parser.add_argument("--where-possible", action="store_true", help=no_engine)
     parser.add_argument(
         "--one-night", action="store_true", help="only the image, and one nightly of one scenario"
@@ -57,6 +58,8 @@ class Tally:
     def __call__(self, label: str, check: Callable[..., str], *arguments: Any) -> None:
         try:
             verdict, line = "ok", check(*arguments)
+        except Unavailable:
+            raise
         except Exception as error:  # it failed, or took too long, or a file is missing
             stdout = error.stdout if isinstance(error, subprocess.CalledProcessError) else None
             name = "" if isinstance(error, Failed) else f"{type(error).__name__}: "
@@ -104,7 +107,7 @@ def build(docker: Engine, folder: Path, base: str) -> str:
     context = folder / "context"
     context.mkdir()
     base = image.base_at_hand(docker, base, folder)
-    image.build(docker, image.context(context), base)
+    image.build(docker, image.context(context, image.wheels(docker, base)), base)
     size = docker("image", "inspect", "--format", "{{.Size}}", image.NAME).stdout
     return f"{int(size) / 1e9:.2f} GB upon {base}"
 

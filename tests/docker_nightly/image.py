@@ -6,14 +6,16 @@ The image to build upon is pulled, or made from Debian's packages where none can
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.docker_nightly.engine import Engine, Unavailable, last_line
 
 ROOT = Path(__file__).parent.parent.parent
+DOCKERFILE = ROOT / "docker" / "Dockerfile"
 NAME = "distributed-bugs:check"
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
@@ -34,11 +36,8 @@ def settings() -> list[str]:
     return [word for name in AT_RUN if name in os.environ for word in ("-e", name)]
 
 
-def context(folder: Path) -> Path:
-    """Copy the files that git knows, and the wheels of torch that the caller's pip uses.
-
-    Raises Unavailable if the image would get a torch for GPUs, which is gigabytes.
-    """
+def context(folder: Path, wheels: Sequence[Path]) -> Path:
+    """Copy the files that git knows, and these wheels."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):
@@ -47,21 +46,36 @@ def context(folder: Path) -> Path:
             shutil.copy2(ROOT / name, folder / name)
     if (ROOT / ".git").is_dir():
         shutil.copytree(ROOT / ".git", folder / ".git", symlinks=True)
-    builds = list(wheels())
-    for wheel in builds:
+    for wheel in wheels:
         shutil.copy2(wheel, folder / "docker" / "wheels")
-    if not builds and "TORCH_INDEX" not in os.environ:
-        raise Unavailable(
-            "no build of torch for the CPU: name the index that has it in TORCH_INDEX, or a "
-            "folder with its wheel in PIP_FIND_LINKS"
-        )
     return folder
 
 
-def wheels() -> Iterator[Path]:
-    """The wheels of torch in the folders of PIP_FIND_LINKS."""
-    for folder in os.environ.get("PIP_FIND_LINKS", "").split():
-        yield from sorted(Path(folder.removeprefix("file://")).glob("torch-*.whl"))
+def wheels(docker: Engine, base: str) -> list[Path]:
+    """The wheels in the folders of PIP_FIND_LINKS of the torch that the image gets.
+
+    Raises Unavailable if it would get a torch for GPUs, which is gigabytes.
+    """
+    (version,) = re.findall(r"^ARG TORCH=torch==(\S+)", DOCKERFILE.read_text(), flags=re.MULTILINE)
+    python = python_of(docker, base)
+    folders = os.environ.get("PIP_FIND_LINKS", "").split()
+    paths = [Path(folder.removeprefix("file://")) for folder in folders]
+    name = f"torch-{version}[+-]*{python}-{python}-*.whl"
+    builds = [wheel for path in paths for wheel in sorted(path.glob(name))]
+    if not builds and "TORCH_INDEX" not in os.environ:
+        raise Unavailable(
+            f"no build of torch {version} for the CPU and {python}: name the index that has it in "
+            "TORCH_INDEX, or a folder with its wheel in PIP_FIND_LINKS"
+        )
+    return builds
+
+
+def python_of(docker: Engine, base: str) -> str:
+    """The Python of a base image as wheels name it, such as cp311; any, cp3*, if it has none."""
+    script = "import sys; print('cp%d%d' % sys.version_info[:2])"
+    alone = ("run", "--rm", "--network", "none", "--entrypoint", "python3")
+    process = docker(*alone, base, "-c", script, check=False)
+    return "cp3*" if process.returncode else last_line(process.stdout)
 
 
 def build(engine: Engine, context: Path, base: str) -> str:
@@ -79,29 +93,32 @@ BASE_NAME = "distributed-bugs:base"
 RELEASE = "bookworm"
 """Debian 12, whose Python is 3.11."""
 PACKAGES = ("python3", "python3-venv", "git", "ca-certificates")
+LIBRARIES = ("libffi8", "libreadline8", "libsqlite3-0", "libssl3", "libuuid1")
+"""What a Python that is not Debian's needs."""
 
 
 def base_at_hand(docker: Engine, base: str, folder: Path) -> str:
     """The name of a local image: ``base``, or one that debootstrap makes in ``folder``.
 
+    A ``base`` that is a path names the folder of the Python that the made image gets.
     Raises Unavailable if the image can neither be pulled nor made.
     """
-    if not docker("image", "inspect", base, check=False).returncode:
-        return base
-    pulled = docker("pull", "--quiet", base, check=False)
-    if not pulled.returncode:
-        return base
+    python, why = Path(base) if base.startswith("/") else None, ""
+    if python is None:
+        if not docker("image", "inspect", base, check=False).returncode:
+            return base
+        pulled = docker("pull", "--quiet", base, check=False)
+        if not pulled.returncode:
+            return base
+        why = f"{base} cannot be pulled ({last_line(pulled.stdout)}); "
     if os.getuid() != 0 or shutil.which("debootstrap") is None:
-        raise Unavailable(
-            f"{base} cannot be pulled ({last_line(pulled.stdout)}); root makes another base with "
-            "debootstrap, where that is installed"
-        )
-    return made_base(docker, folder / "base")
+        raise Unavailable(f"{why}root makes a base with debootstrap, where that is installed")
+    return made_base(docker, folder / "base", python)
 
 
-def made_base(docker: Engine, folder: Path) -> str:
-    """Make an image of Debian with Python, and import it; returns its name."""
-    included = f"--include={','.join(PACKAGES)}"
+def made_base(docker: Engine, folder: Path, python: Path | None) -> str:
+    """Make an image of Debian with its Python, or this one, and import it; returns its name."""
+    included = f"--include={','.join(LIBRARIES if python else PACKAGES)}"
     subprocess.run(
         ["debootstrap", "--variant=minbase", included, RELEASE, folder],
         check=True,
@@ -109,6 +126,16 @@ def made_base(docker: Engine, folder: Path) -> str:
         stderr=subprocess.STDOUT,
         text=True,
     )
+    if python:  # in /usr/local and without git, as in python:3.11-slim
+        ignored = shutil.ignore_patterns("site-packages", "test", "__pycache__", "*.a")
+        shutil.copytree(python, folder / "usr/local", True, ignored, dirs_exist_ok=True)
+        subprocess.run(
+            ["chroot", folder, "sh", "-c", "ldconfig && python3 -m ensurepip"],
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
     with subprocess.Popen(
         ["tar", "--one-file-system", "-C", folder, "-c", "."], stdout=subprocess.PIPE
     ) as packed:

@@ -60,6 +60,7 @@ EAGER = 'backend="aot_eager"'
 
 @pytest.mark.slow
 @pytest.mark.launch
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize(
     "how",
     [

@@ -12,7 +12,6 @@ from harness.probe import signatures
 from harness.probe.prober import Prober
 from harness.probe.signatures import Signature
 from harness.run.server_pool import Pool
-from tests.daily import later
 from tests.overlays import lent
 
 pytestmark = [pytest.mark.launch, pytest.mark.slow]
@@ -25,7 +24,7 @@ def recorded() -> Iterator[Any]:
         signature = signatures.read(catalog.folder(name))
         if signature and signature.shown:
             subject = catalog.scenario(name).subject
-            marks = [pytest.mark.exhaustive] if subject in packages else later(len(packages))
+            marks = pytest.mark.exhaustive if subject in packages else pytest.mark.by_day(6)
             packages.add(subject)
             yield pytest.param(name, signature, id=name, marks=marks)
 

@@ -1,6 +1,6 @@
 """Single facts of recorded runs, changed as another machine or another upstream would change them.
 
-tests/test_plan.py and tests/test_shapes.py test that a plan refuses a missing fact, a wrong shape,
+tests/bugs/test_plan.py and test_shapes.py test that a plan refuses a missing fact, a wrong shape,
 and an ``alike`` fact that differs between ranks.
 """
 

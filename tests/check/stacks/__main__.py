@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from tests.stacks import HERE, STACKS, requirements
+from tests.check.stacks import HERE, STACKS, requirements
 
 
 def main(stacks: list[str]) -> None:

@@ -29,6 +29,7 @@ from tests.slurm_tasks import notes, on, silent, works
 
 pytestmark = [
     pytest.mark.slurm,
+    pytest.mark.by_day(3),
     pytest.mark.skipif(bool(slurm_cluster.missing()), reason="Slurm is not installed"),
 ]
 if not slurm_cluster.missing():

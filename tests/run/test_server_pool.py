@@ -248,8 +248,8 @@ def test_servers_and_launches_end_with_a_harness_that_is_killed(site: Path, tmp_
     code = f"""
 import sys
 from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
-from tests.test_server_pool import wanted, Pool, TOKEN
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.run.test_server_pool import wanted, Pool, TOKEN
 want, folder = wanted(Path({str(site)!r})), Path({str(tmp_path / "trial")!r})
 environment = {{**want.environment, TOKEN: {token!r}}}
 with Pool() as pool, (folder / "torchrun.log").open("w") as log:

@@ -22,7 +22,6 @@ from harness.rank import shims
 from harness.releases.overlay import Overlay
 from harness.system import machine
 from harness.system.files import ROOT, locked
-from tests.daily import later
 from tests.overlays import lent, lent_release
 
 UNKNOWN = [name for name in catalog.sound() if not catalog.scenario(name).known_upstream]
@@ -61,8 +60,8 @@ def test_a_text_for_maintainers_has_all_parts() -> None:
 
 
 def of_a_day(names: Iterable[str]) -> list[ParameterSet]:
-    """CI runs another sixth of the scripts each day; all others are exhaustive tests."""
-    return [pytest.param(name, marks=later(ALL.index(name))) for name in names]
+    """Each bug has its day, so that both tests of it use one overlay."""
+    return [pytest.param(name, marks=pytest.mark.by_day(6, ALL.index(name))) for name in names]
 
 
 @pytest.mark.scenario

@@ -13,7 +13,6 @@ import pytest
 from harness.bugs import catalog
 from harness.system.files import ROOT
 from tests.chromium import MISSING, executable
-from tests.daily import later
 from tests.made_site import a_bare_site, a_site
 
 pytestmark = pytest.mark.browser
@@ -34,10 +33,10 @@ PAGES = [
     *(f"bugs/{name}.html" for name in catalog.names()),
 ]
 ON_PHONES = [
-    pytest.param(name, marks=later(number) if name.startswith("bugs/") else [])
-    for number, name in enumerate(PAGES)
+    pytest.param(name, marks=pytest.mark.by_day(6) if name.startswith("bugs/") else [])
+    for name in PAGES
 ]
-"""All pages of bugs have one template, so CI looks at another sixth of them each day."""
+"""All pages of bugs have one template."""
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import pytest
 from harness.__main__ import main
 from harness.bugs import catalog
 from harness.bugs.periods import alive
-from tests.daily import later
 
 BUGS = [
     name
@@ -25,9 +24,8 @@ def test_each_bug_that_maintainers_do_not_know_has_a_proposal() -> None:
 
 @pytest.mark.launch
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=later(at)) for at, name in enumerate(BUGS)]
-)
+@pytest.mark.by_day(6)
+@pytest.mark.parametrize("name", BUGS)
 def test_the_proposal_mends_the_newest_release_that_has_the_bug(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,7 @@
 """Six stacks that a team could have had in 2024, 2025 and 2026, and the answers of runs.
 
-``python -m tests.stacks`` runs all bugs on each stack (``check --run``) and writes the answers of
-runs again; it takes half an hour on 2 cores if it must make the overlays.
+``python -m tests.check.stacks`` runs all bugs on each stack (``check --run``) and writes the
+answers of runs again; it takes half an hour on 2 cores if it must make the overlays.
 """
 
 from __future__ import annotations

@@ -19,9 +19,11 @@ from typing import Any
 import pytest
 
 from tests.another_user import NOBODY, needs_root
+from tests.docker_nightly import __main__ as docker_nightly
+from tests.docker_nightly import engine, image
 from tests.sandbox import hear_signals
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 NIGHTLY = ROOT / ".github" / "workflows" / "nightly.yml"
 
@@ -203,6 +205,41 @@ def test_any_user_can_write_where_a_nightly_writes(name: str) -> None:
     assert folder is not None
     assert opened is not None
     assert any(folder.group(1).startswith(each) for each in opened.group(1).split())
+
+
+@pytest.mark.parametrize(
+    ("python", "version", "used"),
+    [("cp311", "2.13.0+cpu", True), ("cp312", "2.13.0+cpu", False), ("cp311", "2.14.1", False)],
+)
+def test_make_docker_needs_a_torch_for_the_base_images_python(
+    python: str, version: str, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip would download one for GPUs instead, gigabytes."""
+    wheel = tmp_path / f"torch-{version}-cp311-cp311-manylinux_2_28_x86_64.whl"
+    wheel.touch()
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path}/none {tmp_path}")
+    monkeypatch.delenv("TORCH_INDEX", raising=False)
+    client = tmp_path / "docker"
+    client.write_text(f"#!/bin/sh\necho {python}\n")
+    client.chmod(0o755)
+    asked = engine.Engine(str(client))
+    if used:
+        assert image.wheels(asked, "python:slim") == [wheel]
+    else:
+        with pytest.raises(engine.Unavailable, match=rf"{python}.*TORCH_INDEX"):
+            image.wheels(asked, "python:slim")
+        monkeypatch.setenv("TORCH_INDEX", "https://torch.example")
+        assert image.wheels(asked, "python:slim") == []
+    client.write_text("#!/bin/sh\necho no python3\nexit 127\n")  # the build installs Debian's
+    assert image.wheels(asked, "debian:12") == [wheel] * version.startswith("2.13")
+
+
+def test_make_docker_says_that_it_was_not_run_if_something_is_missing() -> None:
+    def missing() -> str:
+        raise engine.Unavailable("no torch for the CPU")
+
+    with pytest.raises(engine.Unavailable):
+        docker_nightly.Tally()("built", missing)
 
 
 def complaints(workflow: Path) -> list[str]:

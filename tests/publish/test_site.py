@@ -30,6 +30,7 @@ from harness.publish.history import writing
 from harness.publish.history_rows import NightlyKind
 from harness.publish.inputs import collect
 from harness.publish.timelines import strip
+from harness.releases import overlay
 from harness.system import files
 from harness.system.files import ROOT
 from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site
@@ -85,6 +86,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalog, "sound", lambda: SHOWN)
         patch.setattr(site_pages, "stories", lambda: ())  # stories link to the pages of other bugs
+        patch.setattr(overlay, "stored_diff", lambda *_: "-if 1 < 2:\n+if 2 < 1:\n")
         return a_site(tmp_path_factory.mktemp("site"))
 
 
@@ -164,6 +166,18 @@ def test_a_bugs_page_has_its_story_findings_and_commands(site: Path) -> None:
         "step 1: 12 of 15 replicated parameters differ",
         "distributed-bugs run scenario=bf16_clip",
     )
+
+
+def test_a_bugs_page_shows_its_edit_as_a_diff_if_it_was_made_here(
+    site: Path, cache: Path, small: Path
+) -> None:
+    page = Path("bugs") / "bf16_clip.html"
+    check_has(
+        site / page,
+        "<code>buggy</code>, <code>control</code>: in <code>deepspeed/",
+        ">-if 1 &lt; 2:\n+if 2 &lt; 1:\n</pre>",
+    )
+    check_has(small / page, "distributed-bugs show bf16_clip</code> prints the edit as a diff")
 
 
 def test_text_of_others_is_escaped(site: Path) -> None:

@@ -371,8 +371,11 @@ def test_equal_files_of_two_overlays_are_stored_once(base: Overlay, cache: Path)
 
 def test_a_damaged_file_gets_into_no_new_overlay(made: Overlay, cache: Path) -> None:
     in_place(made.site / "up" / "code.py", CODE.replace("1", "3"))
-    for stack in (OTHER, replace(STACK, date="2024-01-03")):
-        assert (borrow_once(cache, stack).site / "up" / "code.py").read_text() == CODE
+    for day in ("2024-01-03", "2024-01-04", "2024-01-05", "2024-01-06"):
+        code = borrow_once(cache, replace(STACK, date=day)).site / "up" / "code.py"
+        assert code.read_text() == CODE
+        if day == "2024-01-05":  # its content was hashed before
+            in_place(code, CODE.replace("1", "3"))
 
 
 def test_an_executable_file_and_one_that_is_not_share_no_content(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,11 @@ from harness.system.processes import end_all, members
 from tests import slurm_cluster
 from tests.made_up import set_gpus
 from tests.recording import Recording
+from tests.run.test_faults import LONG, SLEEPS, faulty_cache
 from tests.sandbox import PATIENCE, ROOT, Sandbox, ended, living, mid_run, outcome, within
 from tests.slurm_cluster import cluster
 from tests.stand_in import StandIn, settings
 from tests.stand_in import stand_in as make_stand_in
-from tests.test_faults import LONG, SLEEPS, faulty_cache
 
 SCENARIO = "sampler_shards"
 TWO = ("run", f"scenario={SCENARIO}", "variant=buggy", "lane=cpu", "launch.nodes=2")
@@ -212,7 +212,10 @@ if arguments[0].endswith("=1"):
 {SLEEPER}
 """
 
-slurm = pytest.mark.slurm
+
+def slurm(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that needs Slurm's two nodes."""
+    return pytest.mark.slurm(pytest.mark.by_day(3)(test))
 
 
 @pytest.fixture(scope="module")
@@ -368,7 +371,7 @@ from pathlib import Path
 import harness.run.launch as launching
 from dataclasses import replace
 from tests.stand_in import settings
-from tests.test_nodes import OF
+from tests.run.test_nodes import OF
 folder, site = map(Path, sys.argv[1:])
 launching.launch(folder, folder / OF.variant, OF, replace(settings(site), nodes=2), timeout=1000)
 """

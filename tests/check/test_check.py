@@ -29,7 +29,7 @@ from harness.check.synonyms import PUBLISHED
 from harness.releases import overlay
 from harness.system.errors import Inconclusive, Unsupported
 from harness.system.terminal import Progress, terminal
-from tests import stacks
+from tests.check import stacks
 from tests.made_up import NO, YES, Upstream
 from tests.overlays import lent
 from tests.sandbox import refused
