@@ -66,7 +66,7 @@ def recording(tmp_path: Path) -> Recording:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep resolvers offline; tests/check/test_project_files.py tests them with an index."""
+    """Keep resolvers offline; tests/check/test_resolver.py tests them with an index."""
     monkeypatch.setenv("UV_OFFLINE", "1")
 
 

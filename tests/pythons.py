@@ -23,7 +23,10 @@ from harness.system.files import ROOT
 TESTS = (
     "tests/system/test_archives.py",
     "tests/releases/test_index.py",
+    "tests/check/test_conda_environment.py",
     "tests/check/test_project_files.py",
+    "tests/check/test_pyproject.py",
+    "tests/check/test_resolver.py",
     "tests/check/test_settings.py",
     "tests/check/test_stack_files.py",
 )

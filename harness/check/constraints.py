@@ -74,12 +74,20 @@ def _parts(text: str) -> list[str]:
 
 
 def _poetry(part: str) -> list[str]:
-    operator, version = _split(part)
-    if version == "*" and operator in ("", "==", "="):
+    """The specifiers of a bound. ``^`` allows any version up to the next change of the first number
+    that is not 0, and ``~`` up to that of the second number."""
+    operator, text = _split(part)
+    if text == "*" and operator in ("", "==", "="):
         return []
-    if operator in ("^", "~"):
-        return _up_to(version, caret=operator == "^")
-    return [_specifier("==" if operator in ("", "=") else operator, version)]
+    if operator not in ("^", "~"):
+        return [_specifier("==" if operator in ("", "=") else operator, text)]
+    lowest = _version(text)
+    numbers = list(lowest.release)
+    position = min(1, len(numbers) - 1)
+    if operator == "^":
+        position = next((n for n, number in enumerate(numbers) if number), len(numbers) - 1)
+    above = [*numbers[:position], numbers[position] + 1]
+    return [f">={lowest.public}", f"<{'.'.join(map(str, above))}"]
 
 
 def of_conda(version: str, *, fuzzy: bool = False) -> tuple[str, bool]:
@@ -87,23 +95,21 @@ def of_conda(version: str, *, fuzzy: bool = False) -> tuple[str, bool]:
 
     Raises ValueError for a text that is not a version.
     """
-
-    def bounds(part: str) -> list[str]:
-        operator, release = _split(part)
-        return _conda(operator or ("=" if fuzzy else ""), release)
-
-    return _of_alternatives([alternative.split(",") for alternative in version.split("|")], bounds)
+    alternatives = [alternative.split(",") for alternative in version.split("|")]
+    return _of_alternatives(alternatives, lambda part: _conda(part, "=" if fuzzy else ""))
 
 
-def _conda(operator: str, version: str) -> list[str]:
+def _conda(part: str, default: str) -> list[str]:
     """``=2.1`` and ``2.1.*`` allow every version that begins so; ``2.1`` allows only 2.1."""
-    prefix = version.rstrip("*").rstrip(". ")
+    operator, text = _split(part)
+    operator = operator or default
+    prefix = text.rstrip("*").rstrip(". ")
     if not prefix:
         return []
     if operator not in ("", "=", "==", "!="):
         return [_specifier(operator, prefix)]
     base = _version(prefix)
-    is_prefix = version != prefix or (operator == "=" and len(base.release) < 3)
+    is_prefix = text != prefix or (operator == "=" and len(base.release) < 3)
     is_range = is_prefix and not (base.is_prerelease or base.is_postrelease or base.local)
     return [_specifier("!=" if operator == "!=" else "==", f"{prefix}{'.*' if is_range else ''}")]
 
@@ -113,8 +119,9 @@ LONGEST = 200
 
 
 def _split(part: str) -> tuple[str, str]:
+    """The operator of a bound, and its version."""
     if len(part) > LONGEST:
-        raise _no_version(part)
+        raise ValueError(f"'{short(part, 40)}' is not a version")
     match = re.match(rf"({OPERATOR})?(.*)", part.strip())
     return (match[1] or "", match[2].strip()) if match else ("", part)
 
@@ -124,29 +131,14 @@ def _specifier(operator: str, version: str) -> str:
     try:
         return str(Specifier(f"{operator}{version}"))
     except InvalidSpecifier:
-        raise _no_version(version) from None
+        raise ValueError(f"'{short(version, 40)}' is not a version") from None
 
 
 def _version(text: str) -> Version:
     try:
         return Version(text)
     except ValueError:  # InvalidVersion, or more digits than Python reads
-        raise _no_version(text) from None
-
-
-def _no_version(text: str) -> ValueError:
-    return ValueError(f"'{short(text, 40)}' is not a version")
-
-
-def _up_to(version: str, *, caret: bool) -> list[str]:
-    """The range of ``^`` (to the next change of the first number that is not 0) or ``~``."""
-    lowest = _version(version)
-    numbers = list(lowest.release)
-    position = min(1, len(numbers) - 1)
-    if caret:
-        position = next((n for n, number in enumerate(numbers) if number), len(numbers) - 1)
-    above = [*numbers[:position], numbers[position] + 1]
-    return [f">={lowest.public}", f"<{'.'.join(map(str, above))}"]
+        raise ValueError(f"'{short(text, 40)}' is not a version") from None
 
 
 def _of_alternatives(
@@ -164,14 +156,12 @@ def _outermost(
     ranges: Sequence[Sequence[str]], sign: str, inner: Callable[..., str], outer: Callable[..., str]
 ) -> list[str]:
     """The bound on one side that contains all ranges; empty if a range has no bound there."""
+
+    def place(bound: str) -> Version:
+        return Version(bound.lstrip("<>="))
+
     bounds = [[each for each in span if each.startswith(sign)] for span in ranges]
-    if not all(bounds):
-        return []
-    return [outer((inner(each, key=_place) for each in bounds), key=_place)]
-
-
-def _place(bound: str) -> Version:
-    return Version(bound.lstrip("<>="))
+    return [outer((inner(each, key=place) for each in bounds), key=place)] if all(bounds) else []
 
 
 def _range(specifier: Specifier) -> list[str]:

@@ -1,137 +1,36 @@
-"""An environment: which releases of some packages it has, as an interpreter or files say.
-
-Another interpreter is asked for the distributions that it finds.
-"""
+"""An environment: which releases of some packages it has, as an interpreter or files say."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from harness.bugs.pins import Distribution, Interpreter
-from harness.check import distributions, lock_files, project_files, requirements, source
-from harness.check.installed import (
-    DEPENDENCY,
-    EDITABLE,
-    Installed,
-    chosen,
-    described,
-    merged,
-    origin,
+from harness.check import (
+    distributions,
+    interpreter,
+    lock_files,
+    project_files,
+    requirements,
+    source,
 )
+from harness.check.installed import EDITABLE, Installed, chosen, described, merged, origin
+from harness.check.project_files import ProjectFile
 from harness.check.requirements import Requirements
-from harness.check.resolver import Resolution, resolve, unresolved
+from harness.check.resolution_store import Resolution
+from harness.check.resolver import resolve
 from harness.check.source import STDIN, PackageFile
 from harness.check.synonyms import named_in
-from harness.system.errors import Inconclusive, UserError
-from harness.system.processes import TOKEN, end_all, new_token
-from harness.system.text import complaint, count, listed, short
-
-LIMIT = 10.0
-"""Seconds within which an interpreter must answer."""
+from harness.system.errors import UserError
+from harness.system.text import count
 
 SHOWN = 5
 """Notes of one kind that are printed."""
-
-MARK = "distributions: "
-"""The beginning of the line with the answer."""
-
-START = """\
-import sys
-sys.exit("it is older than Python 3.8") if sys.version_info < (3, 8) else None
-sys.path[:] = filter(None, sys.path)
-exec(sys.argv.pop(1))
-"""
-"""Removes the working directory from the path, as its files could hide modules; only newer Pythons
-have the option ``-P``."""
-
-
-def executable(path: Path) -> Path:
-    """The interpreter at a path, which may be the folder of a virtual environment."""
-    try:
-        if path.is_dir():
-            python = path / "bin" / "python"
-            if not python.exists():
-                raise UserError(f"{path} is no environment: it has no bin/python")
-            return python
-        if path.exists():
-            return path
-    except OSError as error:
-        raise UserError(f"no interpreter {complaint(error)}") from None
-    raise UserError(f"no interpreter {path}")
-
-
-def ask(python: Path, names: Sequence[str]) -> dict[str, Any]:
-    """What ``distributions.described`` returns in another interpreter.
-
-    Starts it, so that its ``sitecustomize`` and ``.pth`` files run; it imports none of its
-    packages. ``-E`` ignores PYTHONPATH, which is about this process. Raises Inconclusive if it
-    crashes, or does not answer within LIMIT; all its processes are then killed.
-    """
-    program = Path(distributions.__file__).read_text(encoding="utf-8")
-    command = [str(python.absolute()), "-E", "-B", "-c", START, program, MARK, *names]
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        code = _finished(python, command, output, errors)
-        answer = _answer(output)
-        if answer is None:
-            raise Inconclusive(f"{python} gives no answer: {_why(code, errors)}")
-    return answer
-
-
-def _finished(python: Path, command: list[str], output: IO[bytes], errors: IO[bytes]) -> int:
-    """Wait for the interpreter, end all its processes and return its exit code. It writes to
-    files, as a process that it starts could keep a pipe open."""
-    token = new_token()
-    try:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, TOKEN: token},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise UserError(f"cannot start {python}: {error.strerror}") from None
-    try:
-        return process.wait(LIMIT)
-    except subprocess.TimeoutExpired:
-        raise Inconclusive(
-            f"{python} does not answer within {LIMIT:g} s: see its sitecustomize and .pth files"
-        ) from None
-    finally:
-        end_all(token)
-        process.wait()
-
-
-def _answer(output: IO[bytes]) -> dict[str, Any] | None:
-    """Parse the line with the mark; None without such a line."""
-    output.seek(0)
-    for line in output.read().decode(errors="replace").splitlines():
-        if line.startswith(MARK):
-            with suppress(ValueError):
-                content: dict[str, Any] = json.loads(line[len(MARK) :])
-                return content
-    return None
-
-
-def _why(code: int, errors: IO[bytes]) -> str:
-    """Why there is no answer: the exit code, and the last line on stderr."""
-    errors.seek(0)
-    lines = errors.read().decode(errors="replace").split("\n")
-    message = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
-    end = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{end}, {short(message, 200)}"
 
 
 @dataclass(frozen=True)
@@ -166,8 +65,9 @@ def of_interpreter(python: Path, names: Iterable[str]) -> Environment:
 
     Raises UserError if there is none, and Inconclusive if it crashes or does not answer.
     """
-    program = executable(python)
-    return _of_python(program, program.absolute(), ask(program, _all_names(names)))
+    program = interpreter.executable(python)
+    answer = interpreter.ask(program, _all_names(names))
+    return _of_python(program, program.absolute(), answer)
 
 
 def _of_python(program: Path, python: Path, answer: Mapping[str, Any]) -> Environment:
@@ -178,8 +78,10 @@ def _of_python(program: Path, python: Path, answer: Mapping[str, Any]) -> Enviro
     folders = {
         n: Distribution(record["versions"][0], record["folder"]) for n, record in records.items()
     }
-    interpreter = Interpreter(str(python), version, answer["site"], folders)
-    return Environment(packages, f"{program} (Python {version})", True, interpreter)
+    where = f"{program} (Python {version})"
+    return Environment(
+        packages, where, True, Interpreter(str(python), version, answer["site"], folders)
+    )
 
 
 def _installed(
@@ -224,11 +126,12 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     )
     notes += content.notes
     complete = content.frozen and where == STDIN
-    packages, remarks = _required(content, all_names, day, complete=complete)
-    remarks += day_notes if complete else []
-    remarks += _unnamed(content.unnamed)
+    exact = {n: package for n in all_names if (package := requirements.exact(n, content))}
+    resolution = Resolution() if complete else resolve(content, all_names, day)
+    remarks = [*resolution.notes, *(day_notes if complete else []), *_unnamed(content.unnamed)]
+    packages = merged({**resolution.packages, **exact})
     return Environment(
-        merged(packages), where, complete, None, (*remarks, *notes), first_file, content.lines
+        packages, where, complete, None, (*remarks, *notes), first_file, content.lines
     )
 
 
@@ -254,11 +157,10 @@ def _opened(name: str) -> tuple[PackageFile, str]:
     if not name:
         raise UserError("-r names no file: write -r FILE, or -r . for this folder")
     try:
-        file, note = project_files.in_folder(name)
-        content = source.read(file)
+        content, note = project_files.opened(name)
     except OSError as error:  # the name is too long, or a folder may not be read
         raise source.unreadable(name, error) from None
-    if content.chosen and not project_files.is_one(content):
+    if content.chosen and not isinstance(content, ProjectFile):
         raise UserError(
             f"{content.name} has no extras or groups: leave [{','.join(content.chosen)}] out"
         )
@@ -267,7 +169,7 @@ def _opened(name: str) -> tuple[PackageFile, str]:
 
 def _is_list(file: PackageFile) -> bool:
     """Whether a file lists all packages of an environment, and not what a project declares."""
-    return (file.is_json or file.is_toml) and not project_files.is_one(file)
+    return (file.is_json or file.is_toml) and not isinstance(file, ProjectFile)
 
 
 def _all_names(names: Iterable[str]) -> list[str]:
@@ -280,31 +182,3 @@ def _listed(file: PackageFile, names: Sequence[str]) -> dict[str, Installed]:
     candidates = {name: [entry for entry in entries if entry.name == name] for name in names}
     where = file.name if file.name == STDIN else file.path.name
     return {name: chosen(where, name, those) for name, those in candidates.items() if those}
-
-
-def _required(
-    content: Requirements, names: Sequence[str], day: str, *, complete: bool
-) -> tuple[dict[str, Installed], list[str]]:
-    """The packages that requirements install, and notes for the user."""
-    if complete:
-        resolution = Resolution()
-    elif content.no_index:
-        resolution = unresolved(content, names, "--no-index forbids to look up what packages need")
-    else:
-        resolution = resolve(content, names, day)
-    resolved, notes = resolution.versions, list(resolution.notes)
-    if unknown := {n: why for n, why in resolution.unknown.items() if n not in content.versions}:
-        notes.insert(0, f"not known: the releases of {listed(sorted(unknown))}")
-    packages = {name: Installed("", why) for name, why in unknown.items()}
-    for name in names:
-        exact = requirements.exact(name, content)
-        if exact:
-            packages[name] = exact
-        elif name in resolved:
-            specifiers = content.versions.get(name)
-            newest = f"{name}{specifiers}" if specifiers is not None else DEPENDENCY
-            packages[name] = replace(described(name, resolved[name]), newest_of=newest)
-        elif name in content.versions:
-            packages[name], why = requirements.newest(name, content, day)
-            notes += [why] if why else []
-    return packages, notes

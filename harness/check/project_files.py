@@ -9,9 +9,14 @@ installs is read.
 from __future__ import annotations
 
 import configparser
-from collections.abc import Mapping, Sequence
+import os.path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+from packaging.utils import InvalidName, canonicalize_name
 
 from harness.check import conda_environment, pyproject, source
 from harness.check.sections import Content, Option, key, names
@@ -52,53 +57,108 @@ SETUP = (
 )
 
 
-def is_one(source: PackageFile) -> bool:
-    """Whether a file declares the needs of a project. A YAML file is conda's, whatever its name."""
-    return source.path.name in KINDS or source.path.suffix in YAML
+@dataclass(frozen=True)
+class ProjectFile(PackageFile):
+    """A file that declares the needs of a project. A YAML file is conda's, whatever its name."""
+
+    @cached_property
+    def document(self) -> Any:
+        """What the text says, as YAML, TOML, or the sections of setup.cfg."""
+        if self.path.suffix == ".cfg":
+            config = configparser.ConfigParser(interpolation=None)
+            config.read_string(self.text)
+            return config
+        return content_of(self.name, self.text, "YAML" if self.path.suffix in YAML else "TOML")
+
+    @cached_property
+    def content(self) -> Content:
+        """What it declares for all of its users. Raises UserError if it is damaged."""
+        readers: dict[str, Callable[[Any, str], Content]] = {
+            ".cfg": _setup_cfg,
+            **dict.fromkeys(YAML, conda_environment.read),
+        }
+        reader = pyproject.read_pipfile if self.path.name == PIPFILE else pyproject.read
+        try:
+            return readers.get(self.path.suffix, reader)(self.document, self.name)
+        except (ValueError, configparser.Error) as error:
+            why = str(error).partition("\n")[0]
+            raise UserError(f"{self.name} cannot be read: {why}") from None
+
+    def declared(self, chosen: Iterable[str]) -> Declared:
+        """The requirements, also of the chosen extras and groups. Raises UserError if the file is
+        damaged or declares none."""
+        sections = self.content.sections.values()
+        others, keys = names(sections), {"", *map(key, chosen)}
+        if unknown := sorted(keys - {"", *map(key, others)}):
+            available = ", ".join(others) or "none"
+            raise UserError(f"{self.name} has no extra or group {unknown[0]}; it has: {available}")
+        selection = [section for section in sections if key(section.name) in keys]
+        lines = [(f"{self.name}, {where}", line) for where, line in self.content.lines(selection)]
+        for where, line in lines:
+            if line.startswith("-") and not (isinstance(line, Option) or self.path.suffix in YAML):
+                raise UserError(f"{where}: '{line}' is refused: a requirement begins with a name")
+        if not lines and not self.content.unknown:
+            raise NothingDeclared(
+                f"{self.name} names no dependencies"
+                + (f" but those of {', '.join(others)}: {self.name}[NAME]" if others else "")
+                + "".join(f"; {note}" for note in self.content.notes)
+            )
+        choices = [name for name in others if key(name) not in keys]
+        content = self.content
+        return Declared(lines, content.python, choices, content.notes, content.unknown)
+
+    def declares(self, chosen: Iterable[str] = (), *, damaged: bool = False) -> bool:
+        """Whether it declares dependencies; ``damaged`` is the answer for a damaged file."""
+        try:
+            self.declared(chosen)
+        except NothingDeclared:
+            return False
+        except UserError:
+            return damaged
+        return True
+
+    def says_all(self) -> bool:
+        """Whether this file alone, without extras, says what the project needs: no other file and
+        no code adds to it."""
+        if self.path.suffix != ".toml" or not isinstance(self.document.get("project"), Mapping):
+            return self.declares()
+        dynamic = self.document["project"].get("dynamic")
+        return not (isinstance(dynamic, list) and "dependencies" in dynamic) or self.declares()
+
+    def project(self) -> str:
+        """The name of the project in a pyproject.toml; empty if it has none there."""
+        table = self.document.get("project") if self.path.suffix == ".toml" else None
+        name = table.get("name") if isinstance(table, Mapping) else None
+        try:
+            return canonicalize_name(name, validate=True) if isinstance(name, str) else ""
+        except InvalidName:
+            return ""
 
 
-def declared(source: PackageFile) -> Declared:
-    """The requirements in a file. Raises UserError if it is damaged or declares none."""
-    content = _read(source)
-    sections = content.sections.values()
-    others, keys = names(sections), {"", *map(key, source.chosen)}
-    if unknown := sorted(keys - {"", *map(key, others)}):
-        available = ", ".join(others) or "none"
-        raise UserError(f"{source.name} has no extra or group {unknown[0]}; it has: {available}")
-    chosen = [section for section in sections if key(section.name) in keys]
-    lines = [(f"{source.name}, {where}", line) for where, line in content.lines(chosen)]
-    for where, line in lines:
-        if line.startswith("-") and not (isinstance(line, Option) or source.path.suffix in YAML):
-            raise UserError(f"{where}: '{line}' is refused: a requirement begins with a name")
-    if not lines and not content.unknown:
-        raise NothingDeclared(
-            f"{source.name} names no dependencies"
-            + (f" but those of {', '.join(others)}: {source.name}[NAME]" if others else "")
-            + "".join(f"; {note}" for note in content.notes)
-        )
-    choices = [name for name in others if key(name) not in keys]
-    return Declared(lines, content.python, choices, content.notes, content.unknown)
+def parsed(file: PackageFile) -> PackageFile:
+    """The file; a ProjectFile if it declares the needs of a project."""
+    if file.path.name in KINDS or file.path.suffix in YAML:
+        return ProjectFile(file.name, file.path, file.text, file.chosen)
+    return file
 
 
-def _read(source: PackageFile) -> Content:
-    """What a file declares."""
-    suffix, name = source.path.suffix, source.name
-    try:
-        if suffix in YAML:
-            return conda_environment.read(content_of(name, source.text, "YAML"), name)
-        if suffix == ".cfg":
-            return _setup_cfg(source.text, name)
-        table = content_of(name, source.text, "TOML")
-        reader = pyproject.read_pipfile if source.path.name == PIPFILE else pyproject.read
-        return reader(table, name)
-    except (ValueError, configparser.Error) as error:
-        why = str(error).partition("\n")[0]
-        raise UserError(f"{name} cannot be read: {why}") from None
+def of_folder(folder: Path) -> ProjectFile | None:
+    """The file that says what the project in a folder needs; None if only code does."""
+    for path in declaring(folder):
+        file = parsed(source.read_file(path)) if path.name != "setup.py" else None
+        if isinstance(file, ProjectFile) and file.says_all():
+            return file
+    return None
 
 
-def _setup_cfg(text: str, file: str) -> Content:
-    config, content = configparser.ConfigParser(interpolation=None), Content()
-    config.read_string(text)
+def declaring(folder: Path) -> list[Path]:
+    """The files of a folder that can say what the project there needs."""
+    files = (folder / name for name in ("pyproject.toml", "setup.cfg", "setup.py"))
+    return [file for file in files if os.path.isfile(file)]
+
+
+def _setup_cfg(config: configparser.ConfigParser, file: str) -> Content:
+    content = Content()
 
     def lines(value: str) -> list[str]:
         if value.strip().startswith("file:"):
@@ -120,21 +180,32 @@ LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock")
 OTHERS = ("requirements.txt", *KINDS)
 
 
-def in_folder(name: str) -> tuple[str, str]:
-    """The file to read for a name; for a folder, also a line that says which file was read.
+def opened(name: str) -> tuple[PackageFile, str]:
+    """The file with a name; of a folder, the file to read there, and a line that says which.
 
     Lock files come first. Raises UserError for a folder in which no file names dependencies.
     """
     folder, chosen = Path(name), ""
     if not folder.is_dir() and name.endswith("]"):  # .[train]
-        before, _, chosen = name.rpartition("[")
+        before, _, chosen = name[:-1].rpartition("[")
         folder = Path(before)
     if folder.name == "setup.py":
         raise UserError(SETUP)
     if not folder.is_dir():
-        return name, ""
+        return parsed(source.read(name)), ""
     candidates = [candidate for candidate in (*LOCKS, *OTHERS) if (folder / candidate).is_file()]
-    usable = [candidate for candidate in candidates if _says_something(folder / candidate)]
+    projects = {
+        candidate: ProjectFile(file.name, file.path, file.text, source.names_in(chosen))
+        for candidate in candidates
+        if candidate in KINDS
+        for file in [source.read_file(folder / candidate)]
+    }
+    usable = [
+        candidate
+        for candidate in candidates
+        # the reader of a damaged file reports the damage
+        if candidate not in projects or projects[candidate].declares(damaged=True)
+    ]
     if chosen:
         usable = [candidate for candidate in usable if candidate in KINDS]
     if not usable:
@@ -143,21 +214,7 @@ def in_folder(name: str) -> tuple[str, str]:
             + source.others_in(folder, (*LOCKS, *OTHERS))
             + (f"; {SETUP}" if (folder / "setup.py").is_file() else "")
         )
-    file, *others = usable
+    first, *others = usable
     ending = f"; {', '.join(others)} not read" if others else ""
-    suffix = f"[{chosen}" if chosen else ""
-    return f"{folder / file}{suffix}", f"{name}: {file} was read{ending}"
-
-
-def _says_something(file: Path) -> bool:
-    """Whether a file names dependencies or is damaged; its reader then reports the damage."""
-    if file.name not in KINDS:
-        return True
-    package_file: PackageFile = source.read_file(file)
-    try:
-        declared(package_file)
-    except NothingDeclared:
-        return False
-    except UserError:
-        return True
-    return True
+    file = projects.get(first) or source.read_file(folder / first)
+    return file, f"{name}: {first} was read{ending}"

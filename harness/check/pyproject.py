@@ -45,22 +45,19 @@ def read(document: Mapping[str, Any], file: str) -> Content:
     _other_tools(document, content, file)
     for kind in (GROUPS, POETRY_GROUPS):
         content.refuse_circles(kind)
-    own_extras(content, _name(document), file, EXTRAS, POETRY_EXTRAS)
+    names = [
+        as_text(table["name"], f"{where}.name")
+        for where, table in (
+            ("project", project),
+            ("tool.poetry", table_at(document, "tool", "poetry")),
+        )
+        if "name" in table
+    ]
+    own_extras(content, next(iter(names), ""), file, EXTRAS, POETRY_EXTRAS)
     _uv(document, content, file)
     if python := project.get("requires-python"):
         content.python = as_text(python, "project.requires-python")
     return content
-
-
-def _name(document: Mapping[str, Any]) -> str:
-    tables = {"project": table_at(document, "project")}
-    tables["tool.poetry"] = table_at(document, "tool", "poetry")
-    names = [
-        as_text(table["name"], f"{where}.name")
-        for where, table in tables.items()
-        if "name" in table
-    ]
-    return next(iter(names), "")
 
 
 def _setuptools(document: Mapping[str, Any], content: Content, file: str) -> None:

@@ -14,48 +14,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from packaging.markers import Marker
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import InvalidName, canonicalize_name
+from packaging.utils import canonicalize_name
 
-from harness.bugs.result_file import tested_releases
 from harness.check import project_files
-from harness.check.installed import ARCHIVES, EDITABLE, Installed, at_address, described
+from harness.check import requirement_lines as lines
+from harness.check.installed import EDITABLE, Installed, at_address, described
+from harness.check.project_files import ProjectFile
 from harness.check.sections import Constraint
-from harness.check.source import FROM_WEB, PackageFile, content_of, names_in, read_file
-from harness.releases import index
+from harness.check.source import FROM_WEB, PackageFile, read_file
 from harness.system.documents import DIGITS
-from harness.system.errors import Fault, UserError
-from harness.system.text import plain, short, warn_once
+from harness.system.errors import UserError
+from harness.system.text import plain, short
 
 LONGEST = 4_000
 """Characters of a line without its hashes; a longer one could take minutes."""
 MOST = 100
 """Conditions on the versions of one package; thousands would take minutes."""
 
-NESTED = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c"}
-MORE, NO_INDEX, LINKS = "--extra-index-url", "--no-index", ("-f", "--find-links")
-WHERE = ("-i", "--index-url", "--pypi-url", MORE, NO_INDEX, *LINKS)
-"""Options that say where to look up versions."""
-EDIT = ("-e", "--editable")
-FLAGS = ("--pre", "--prefer-binary", "--require-hashes", NO_INDEX)
-"""Options without a value."""
-IDLE = (*FLAGS, "--no-binary", "--only-binary", "--trusted-host", "--use-feature")
-"""Options for installing, which have no effect here."""
-
 DEEPEST = 50
 """How deeply files may include other files."""
-
-WORD = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'\\])+"""
-"""A word as a shell reads it: pip splits options so."""
-OF_ONE = re.compile(
-    rf"\s(?:--(?:hash|config-settings?|global-option)[=\s]\s*|-C\s*)(?:{WORD})(?=\s|$)"
-)
-"""The options of one requirement, which have no effect here."""
-
-FROZEN_EDITABLE = re.compile(r"# Editable .*\(([\w.-]+)===?([^\s()]+)\)")
-"""The comment in which ``pip freeze`` names an editable install that has no address."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +137,11 @@ class _Reading:
     folders: list[_Project] = field(default_factory=list)
     projects: set[str] = field(default_factory=set)
 
-    def read(self, source: PackageFile, *, constraint: bool = False) -> None:
+    def read(
+        self, source: PackageFile, chosen: tuple[str, ...] = (), *, constraint: bool = False
+    ) -> None:
         file = Path(os.path.realpath(source.path))
-        key = (file, source.chosen, constraint)
+        key = (file, chosen, constraint)
         if key in self.seen:
             return
         self.seen.add(key)
@@ -169,20 +150,20 @@ class _Reading:
         if not self.depth:
             self.root = _project(file)
         self.depth += 1
-        for where, line in self._placed(source):
+        for where, line in self._placed(source, chosen):
             try:
                 self._take(line, file, where, constraint or isinstance(line, Constraint))
             except (ValueError, OSError, RecursionError) as error:
                 raise UserError(f"{where}: '{short(line)}' is refused: {_why(error)}") from None
         self.depth -= 1
 
-    def _placed(self, source: PackageFile) -> Iterator[tuple[str, str]]:
+    def _placed(self, source: PackageFile, chosen: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         """The lines of a file, and where they are."""
-        if not project_files.is_one(source):
-            for number, line in _lines(source.text):
+        if not isinstance(source, ProjectFile):
+            for number, line in lines.statements(source.text):
                 yield f"{source.name}, line {number}", line
             return
-        declared = project_files.declared(source)
+        declared = source.declared(chosen)
         self.frozen, self.python = False, self.python or declared.python
         if declared.choices:
             self.choices[source.name] = declared.choices
@@ -199,12 +180,12 @@ class _Reading:
         if re.search(rf"\d{{{DIGITS}}}", line):
             raise ValueError(f"it contains a number of {DIGITS} digits or more")
         packages = self.constraints if constraint else self.required
-        if comment := FROZEN_EDITABLE.match(line):
+        if comment := lines.FROZEN_EDITABLE.match(line):
             name, version = canonicalize_name(comment[1], validate=True), comment[2]
             packages.add_direct(name, described(name, version, EDITABLE), where)
         elif line.startswith("-"):
             self._option(line, file, where, constraint)
-        elif requirement := _requirement(line):
+        elif requirement := lines.requirement_in(line):
             self._note(requirement, packages, where)
         else:
             self.frozen = False
@@ -230,7 +211,7 @@ class _Reading:
         self, line: str, file: Path, where: str, packages: _Named, *, editable: bool = False
     ) -> None:
         """Note a path or an address; the folder of the file is the user's own project."""
-        address, extras, marker = _parts(line)
+        address, extras, marker = lines.address_in(line)
         if marker and not marker.evaluate():
             return
         if re.match(r"file:(?!//)", address):
@@ -253,38 +234,38 @@ class _Reading:
 
     def _is_within(self, folder: Path) -> bool:
         """Whether a folder is a project within the user's own."""
-        return self.root in Path(os.path.realpath(folder)).parents and bool(_declaring(folder))
+        return self.root in Path(os.path.realpath(folder)).parents and bool(
+            project_files.declaring(folder)
+        )
 
     def _folder(self, address: str, file: Path) -> Path:
         """The folder at a path: relative to the file, or to the project, where pip usually runs."""
         folders = [Path(os.path.normpath(base / address)) for base in (file.parent, self.root)]
-        return next((folder for folder in folders if _declaring(folder)), folders[0])
+        return next((folder for folder in folders if project_files.declaring(folder)), folders[0])
 
     def read_projects(self) -> None:
         """Read what the user's own projects need; the output of pip freeze already lists it."""
         self.depth += 1  # an included file must be in the same project as before
         while self.folders and not self.frozen:
             project = self.folders.pop()
-            files = [read_file(path) for path in _declaring(project.folder)]
-            file = next(filter(_says_all, files), None)
+            file = project_files.of_folder(project.folder)
             if file:
                 self._read_project(project, file)
             elif not project.name:
-                code = any(each.path.name == "setup.py" for each in files)
+                code = os.path.isfile(project.folder / "setup.py")
                 why = project_files.SETUP if code else "no file there declares them"
                 self.notes.append(
                     f"{project.where}: its dependencies were not read, and are unknown: {why}"
                 )
         self.depth -= 1
 
-    def _read_project(self, project: _Project, file: PackageFile) -> None:
-        extras = [name for name in project.extras if _declares(replace(file, chosen=(name,)))]
+    def _read_project(self, project: _Project, file: ProjectFile) -> None:
+        extras = tuple(name for name in project.extras if file.declares([name]))
         for name in sorted(set(project.extras).difference(extras)):  # pip only warns
             self.notes.append(f"{project.where}: {file.name} declares nothing for [{name}]")
-        selection = replace(file, chosen=tuple(extras))
-        if NOTHING not in _complaint(selection):  # a damaged file is refused
-            self.read(selection)
-        if name := project.name or _name(file):
+        if file.declares(extras, damaged=True):  # a damaged file is refused
+            self.read(file, extras)
+        if name := project.name or file.project():
             self.projects.add(name)
             self.required.add_direct(name, project.package, project.where)
 
@@ -295,15 +276,15 @@ class _Reading:
             return
         words = shlex.split(line)
         while words:
-            option, value = _first_option(words)
-            if option in EDIT:
+            option, value = lines.first_option(words)
+            if option in lines.EDIT:
                 self._note_editable(value, file, where, constraint)
                 continue
             self.frozen = False
-            if option in NESTED:
-                inside = read_file(self._inside(file, value))
-                self.read(inside, constraint=constraint or NESTED[option] == "-c")
-            elif option in WHERE:
+            if option in lines.NESTED:
+                inside = project_files.parsed(read_file(self._inside(file, value)))
+                self.read(inside, constraint=constraint or lines.NESTED[option] == "-c")
+            elif option in lines.WHERE:
                 self._note_index(option, value)
 
     def _note_editable(self, address: str, file: Path, where: str, constraint: bool) -> None:
@@ -312,13 +293,13 @@ class _Reading:
 
     def _note_index(self, option: str, value: str) -> None:
         """Note where to look up versions."""
-        if option == NO_INDEX:
+        if option == lines.NO_INDEX:
             self.no_index = True
-        elif option in LINKS:
+        elif option in lines.LINKS:
             self.links = True
         elif not re.match(r"https?://", value):
             raise ValueError("an index is read over https:// or http://")
-        elif option == MORE:
+        elif option == lines.MORE:
             self.more.append(value)
         else:
             self.main = value
@@ -343,22 +324,6 @@ def _why(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return short(getattr(error, "strerror", None) or str(error), 200)
-
-
-def _first_option(words: list[str]) -> tuple[str, str]:
-    """Take the first option of a line, and its value if it has one, from these words."""
-    word = words.pop(0)
-    long = word.startswith("--")
-    option, inline, value = word.partition("=") if long else (word[:2], word[2:], word[2:])
-    if option not in (*NESTED, *WHERE, *EDIT, *IDLE):
-        raise ValueError(
-            "nothing is built or installed here; name releases, such as transformers==4.36.2"
-        )
-    if option in FLAGS:
-        return option, ""
-    if not (value if inline else any(words[:1])):
-        raise ValueError(f"{option} has no value")
-    return option, value.removeprefix("=") if inline else words.pop(0)
 
 
 def _project(file: Path) -> Path:
@@ -401,39 +366,6 @@ def _contradiction(name: str, places: Mapping[str, str]) -> str:
     return f"{short(' and '.join(parts), 400)} contradict each other"
 
 
-def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, str]:
-    """The newest release that requirements allow, as of the end of a day (ISO), and what a user
-    should know of it.
-
-    Without an index it is the newest that was tested. Raises UserError if no release is allowed.
-    """
-    versions = content.versions[name]
-    if content.no_index:
-        raise UserError(
-            f"--no-index: no index can list the releases of {name}; name one, such as {name}==1.2.3"
-        )
-    if content.links:
-        warn_once("--find-links is ignored: a range selects the index's newest release")
-    until = f" until {day}" if day else ""
-    try:
-        released = index.installable(name, day, content.indices)
-        candidates, note = [release.version for release in released], ""
-    except Fault as fault:
-        candidates = list(tested_releases(name))
-        if not candidates:
-            return Installed("", str(fault)), ""
-        note = f"{name}: the newest tested release is taken, as no index could be read ({fault})"
-    if not candidates:
-        return Installed("", f"the index has no release of it for this Python{until}"), ""
-    fits = list(versions.filter(candidates))
-    if not fits:
-        requirement = short(f"{name}{versions}", 200)
-        raise UserError(
-            f"no release{until} is {requirement}: they go from {candidates[0]} to {candidates[-1]}"
-        )
-    return Installed(fits[-1], newest_of=f"{name}{versions}"), note
-
-
 def read(sources: Iterable[PackageFile]) -> Requirements:
     """Read files, and the files that they include, together as pip does.
 
@@ -441,7 +373,7 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
     """
     reading = _Reading()
     for source in sources:
-        reading.read(source)
+        reading.read(source, source.chosen)
         reading.read_projects()
     required, bounds = reading.required, reading.constraints
     places = {
@@ -466,95 +398,3 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
         links=reading.links,
         frozen=reading.frozen and bool(places),
     )
-
-
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """The logical lines of a text with their numbers, without comments and hashes.
-
-    Only the comments in which ``pip freeze`` names editable installs are kept.
-    """
-    parts: list[str] = []
-    lines = text.splitlines()
-    for number, line in enumerate(lines, start=1):
-        if not parts and FROZEN_EDITABLE.match(line):
-            yield number, line
-            continue
-        parts.append(re.sub(r"(^|\s)#.*", "", line))
-        if parts[-1].endswith("\\"):
-            parts[-1] = parts[-1][:-1]
-            if number < len(lines):
-                continue
-        joined = "".join(parts)
-        parts.clear()
-        if statement := OF_ONE.sub("", joined).strip():
-            yield number, statement
-
-
-def _requirement(line: str) -> Requirement | None:
-    """A requirement with a name; None for a path or an address."""
-    try:
-        requirement = Requirement(line)
-    except InvalidRequirement:
-        requirement = None
-    if requirement and (requirement.url or not ARCHIVES.search(requirement.name)):
-        return requirement
-    if not (requirement or "/" in line or line.startswith((".", "file:"))):
-        raise ValueError("it does not name a package with versions, such as transformers==4.36.2")
-    return None
-
-
-def _parts(line: str) -> tuple[str, tuple[str, ...], Marker | None]:
-    """A path or an address, the extras to install, and the marker after it."""
-    address, _, marker = line.partition(";")
-    address, extras = address.strip(), ""
-    if address.endswith("]") and "[" in address:
-        address, _, extras = address[:-1].rpartition("[")
-    return address, names_in(extras), Marker(marker) if marker.strip() else None
-
-
-def _declaring(folder: Path) -> list[Path]:
-    """The files of a folder that can say what the project there needs."""
-    files = (folder / name for name in ("pyproject.toml", "setup.cfg", "setup.py"))
-    return [file for file in files if os.path.isfile(file)]
-
-
-def _says_all(file: PackageFile) -> bool:
-    """Whether this file alone, without extras, says what the project needs: no other file and no
-    code adds to it."""
-    if file.path.suffix != ".toml":
-        return file.path.suffix == ".cfg" and _declares(file)
-    project = content_of(file.name, file.text, "TOML").get("project")
-    if not isinstance(project, Mapping):
-        return _declares(file)
-    dynamic = project.get("dynamic")
-    return not (isinstance(dynamic, list) and "dependencies" in dynamic) or _declares(file)
-
-
-def _name(file: PackageFile) -> str:
-    """The name of a project in its pyproject.toml; empty if it has none there."""
-    if file.path.suffix != ".toml":
-        return ""
-    project = content_of(file.name, file.text, "TOML").get("project")
-    name = project.get("name") if isinstance(project, Mapping) else None
-    try:
-        return canonicalize_name(name, validate=True) if isinstance(name, str) else ""
-    except InvalidName:
-        return ""
-
-
-def _declares(file: PackageFile) -> bool:
-    """Whether a file declares dependencies, with the extras that were chosen."""
-    return not _complaint(file)
-
-
-def _complaint(file: PackageFile) -> str:
-    """Why a file declares no dependencies; empty if it does."""
-    try:
-        project_files.declared(file)
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-NOTHING = "names no dependencies"
-"""The complaint of ``project_files`` about a valid file that declares none."""

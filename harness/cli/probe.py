@@ -41,7 +41,7 @@ from pathlib import Path
 
 from harness.bugs.api.spec import Lane
 from harness.bugs.lookup import why_affected
-from harness.check import environment
+from harness.check import environment, interpreter
 from harness.cli import Arguments, patches
 from harness.cli._values import STANDARD_OUTPUT, number, output, output_file, seconds, whole_number
 from harness.probe.layouts import LAYOUTS, RELATIONS, Settings
@@ -207,7 +207,7 @@ def _parser() -> Arguments:
 
 def _interpreter(name_or_path: str) -> str:
     """The interpreter of --python: the servers that start it have another working folder."""
-    return os.path.abspath(environment.executable(Path(shutil.which(name_or_path) or name_or_path)))
+    return os.path.abspath(interpreter.executable(Path(shutil.which(name_or_path) or name_or_path)))
 
 
 def _settings(options: argparse.Namespace) -> Settings:

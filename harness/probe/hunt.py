@@ -32,7 +32,7 @@ from harness.system.files import sha256
 from harness.system.machine import cache_folder
 from harness.system.text import markdown, markdown_table
 
-CODE = ("harness.probe.questions", "harness.rank.probe.script", "harness.rank.probe.forks")
+CODE = ("harness.probe.questions", "harness.rank.probe.script", "harness.rank.probe.launcher")
 """The modules that results depend on, with all that they import."""
 
 Say = Callable[[str], object]

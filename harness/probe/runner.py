@@ -25,8 +25,8 @@ from harness.probe.target import Target
 from harness.rank.exits import Exit
 from harness.rank.probe import compiled, exchange, own_files
 from harness.rank.probe.exchange import Assignment
-from harness.rank.probe.on_cpu import SHIMMED
 from harness.rank.probe.own_files import Written
+from harness.rank.probe.script_shims import SHIMMED
 from harness.run.launch import RankSettings, rank_environment, supervise
 from harness.run.server_pool import OverlayServer, Pool, Wanted
 from harness.system.files import ROOT, write_whole, writing
@@ -53,7 +53,7 @@ SPAWNS = (
     "of torchrun run one rank"
 )
 
-AGENT = "harness.rank.probe.forks"
+AGENT = "harness.rank.probe.launcher"
 MOST_AT_ONCE = 4
 """Layouts that run side by side: each rank has its own copy of the model."""
 
@@ -297,8 +297,8 @@ class Runner:
         words = " ".join([script, *self.target.arguments])
         shimmed_packages = [package for word, package in SHIMMED.items() if word in words]
         lines = [
-            "from harness.rank.probe import on_cpu\n"
-            f"on_cpu.install_shims({shimmed_packages!r}, '{self.lane}')"
+            "from harness.rank.probe import script_shims\n"
+            f"script_shims.install({shimmed_packages!r}, '{self.lane}')"
         ]
         late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
         lines += imports("\n".join([script, *late]), beside)

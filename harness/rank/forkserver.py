@@ -4,27 +4,22 @@
 each overlay: the child imports upstream. That child is forked for each launch: its child is an
 agent, which runs torchrun (see ``agent``) and forks the ranks.
 
-Python's garbage collector is off while these import, which saves a quarter of the time. It is on
-again in launches, and ignores everything that was imported before.
-
 Each import is done in a child first. If the import has started a thread or initialised CUDA, the
 child must not be forked, and its parent serves without the import.
 
 The first server runs with the environment and path of ranks, as torch imports numpy from an
 overlay. It serves another overlay only if that contains the same files (see ``rebase``); otherwise
 the child becomes a new interpreter. So ranks load the same files as in a cold launch. Linux only;
-``servers`` is the harness's side.
+``server_pool`` is the harness's side.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import importlib
 import json
 import os
-import selectors
 import signal
 import socket
 import sys
@@ -33,11 +28,13 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.rank import bytecode, loaded_files, shims, supervisor
+from harness.rank import bytecode, forks, loaded_files, shims, supervisor
+from harness.rank.forks import Child, Children
 from harness.system.processes import set_token
 
 MOST = 1 << 16
@@ -80,7 +77,6 @@ class Base:
 def main(harness: socket.socket, overlay: dict[str, Any] | None = None) -> None:
     """Import torch, then serve all overlays, or only ``overlay``, until the harness closes its
     socket."""
-    gc.disable()
     base = Base(_site())
     bytecode.keep(base.site)
     _import_torch(base)
@@ -99,42 +95,31 @@ def _site() -> Path:
 
 
 def _import_torch(base: Base) -> None:
-    with base.timed("torch"):
+    with base.timed("torch"), forks.importing():
         import torch  # noqa: F401
 
         for name in BEFORE_UPSTREAM:
             importlib.import_module(name)
-    shims.freeze()
 
 
 def _serve_after(step: Callable[[], None], serve: Callable[[], None]) -> None:
     """Run a step in a child and serve there. If the step makes the child unfit, serve here."""
-    child = _fork()
-    if not child:
+
+    def attempt() -> None:
         if _fit_after(step):
             serve()
-            os._exit(SERVED)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if status != SERVED << 8:  # the ranks will fail in the same way, and report it
+            raise SystemExit(SERVED)
+
+    if forks.exit_code(attempt) != SERVED:  # the ranks will fail in the same way, and report it
         serve()
-
-
-def _fork() -> int:
-    """Fork a child that ends when this process ends (see ``supervisor``)."""
-    parent = os.getpid()
-    child = os.fork()
-    if not child:
-        os.environ[supervisor.PARENT] = str(parent)
-        supervisor.end_with_parent()
-    return child
 
 
 def _fit_after(step: Callable[[], None]) -> bool:
     """Run a step; returns whether this process may be forked afterwards, and prints why not."""
     threads = _threads()
     try:
-        step()
+        with forks.importing():
+            step()
     except BaseException:
         traceback.print_exc()
         return False
@@ -144,7 +129,6 @@ def _fit_after(step: Callable[[], None]) -> bool:
     elif started:
         effect = f"started threads ({', '.join(started)})"
     else:
-        shims.freeze()
         return True
     print(f"harness: an import {effect}: each rank has to import by itself", flush=True)
     return False
@@ -177,20 +161,18 @@ def _serve_overlays(harness: socket.socket, base: Base) -> None:
         message, handles, _, _ = socket.recv_fds(harness, MOST, 3)
         if not message:
             return
-        if not _fork():
-            harness.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _become_overlay_server(base, *handles)
+        served, output, request = handles
+        serve = partial(_serve_overlay, harness, base, served, request)
+        forks.fork(serve, (output, output), session=True)
         for handle in handles:
             os.close(handle)
 
 
-def _become_overlay_server(base: Base, handle: int, output: int, request: int) -> NoReturn:
-    """Serve one overlay, in a session of its own. ``output`` and ``request`` are open files."""
-    os.setsid()
+def _serve_overlay(harness: socket.socket, base: Base, handle: int, request: int) -> None:
+    """Serve one overlay. ``request`` is an open file."""
+    harness.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     overlay = json.loads(os.pread(request, os.fstat(request).st_size, 0))
-    os.dup2(output, 1)
-    os.dup2(output, 2)
     os.environ.update(overlay["environment"])
     site, files = _site(), overlay["files"]
     bytecode.keep(site)
@@ -201,7 +183,6 @@ def _become_overlay_server(base: Base, handle: int, output: int, request: int) -
         if site != base.site:
             loaded_files.rebase(base.site, site)
         _serve_launches(served, overlay, base)
-    os._exit(0)
 
 
 def _restart(served: socket.socket, overlay: dict[str, Any]) -> NoReturn:
@@ -233,77 +214,41 @@ class Server:
     served: socket.socket
     seconds: dict[str, float]
     """The import times: ``torch`` and ``upstream``."""
-    reports: dict[int, int] = field(default_factory=dict)
-    """By the process id of a keeper, the pipe that gets its exit code."""
+    reports: dict[Child, int] = field(default_factory=dict)
+    """By the keeper of a launch, the pipe that gets its exit code."""
 
     def serve(self) -> None:
         """Serve until the harness closes its socket. Launches that still run then end as well."""
-        woken, wakes = socket.socketpair()
-        wakes.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wakes.fileno())
-        with selectors.DefaultSelector() as ready:
-            ready.register(self.served, selectors.EVENT_READ)
-            ready.register(woken, selectors.EVENT_READ)
-            while True:
-                for key, _ in ready.select():
-                    if key.fileobj is woken:
-                        woken.recv(MOST)
-                        self._reap()
-                    elif not self._take():
-                        return
+        # No context: a keeper must not be killed before it has cleaned up.
+        keepers = Children(self.served)
+        while True:
+            for keeper, _ in keepers.hear():
+                self._report(self.reports[keeper], {"code": keeper.code})
+                os.close(self.reports.pop(keeper))
+            message, handles, _, _ = socket.recv_fds(self.served, MOST, 2)
+            if not message:
+                return
+            log, report = handles
+            with contextlib.suppress(OSError):  # a full disk
+                os.write(log, os.pread(1, os.fstat(1).st_size, 0))  # what the imports printed
+            start = partial(self._start_agent, json.loads(message), report)
+            keeper = keepers.start(start, (log, log), session=True)
+            os.close(log)
+            self.reports[keeper] = report
+            self._report(report, {"pid": keeper.pid, "seconds": self.seconds})
 
-    def _take(self) -> bool:
-        """Take one request; returns False if the harness has closed its socket."""
-        message, handles, _, _ = socket.recv_fds(self.served, MOST, 2)
-        if not message:
-            return False
-        log, report = handles
-        child = _fork()
-        if not child:
-            for handle in (self.served.fileno(), report, *self.reports.values()):
-                os.close(handle)  # their readers must notice when this server ends
-            _become_agent(json.loads(message), log)
-        os.close(log)
-        self.reports[child] = report
-        self._report(child, {"pid": child, "seconds": self.seconds})
-        return True
-
-    def _reap(self) -> None:
-        for child in list(self.reports):
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                self._report(child, {"code": os.waitstatus_to_exitcode(status)})
-                os.close(self.reports.pop(child))
-
-    def _report(self, child: int, message: dict[str, Any]) -> None:
+    def _report(self, pipe: int, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # nobody waits for it now
-            os.write(self.reports[child], json.dumps(message).encode() + b"\n")
+            forks.send(pipe, message)
 
-
-def _become_agent(request: dict[str, Any], log: int) -> NoReturn:
-    """Run torchrun, in a session, folder and environment of its own."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setsid()
-    os.write(log, os.pread(1, os.fstat(1).st_size, 0))  # what the imports printed
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.chdir(request["folder"])
-    set_token(request["token"])
-    os.environ.update(request["environment"])
-    gc.freeze()
-    gc.enable()
-    code = 1
-    try:
+    def _start_agent(self, request: dict[str, Any], report: int) -> None:
+        """Run torchrun, in a folder and environment of its own."""
+        for handle in (self.served.fileno(), report, *self.reports.values()):
+            os.close(handle)  # their readers must notice when this server ends
+        os.chdir(request["folder"])
+        set_token(request["token"])
+        os.environ.update(request["environment"])
         importlib.import_module(request["agent"]).main(request["arguments"])
-        code = 0
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else int(left.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
 
 
 if __name__ == "__main__":

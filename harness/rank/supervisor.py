@@ -44,6 +44,16 @@ def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def fork() -> int:
+    """Fork a child that ends when this process ends; returns its process id, and 0 in the child."""
+    parent = os.getpid()
+    child = os.fork()
+    if not child:
+        os.environ[PARENT] = str(parent)
+        end_with_parent()
+    return child
+
+
 def set_name(name: str) -> None:
     """Set the name of this process in ``ps``, at most 15 letters: all forked processes have one
     command line."""
@@ -60,15 +70,12 @@ def keep(beside: Callable[[], None] = lambda: None) -> None:
     signal.signal(signal.SIGTERM, _raise_gone)
     end_with_parent(signal.SIGTERM)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    keeper = os.getpid()
     set_name("keeper")
-    child = os.fork()  # no thread has been started yet
+    child = fork()  # no thread has been started yet
     if child:
         _exit_as(_wait_and_clean_up(child, beside))
     set_name("torchrun")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.environ[PARENT] = str(keeper)
-    end_with_parent()
     os.environ[PARENT] = str(os.getpid())  # for what the child starts
 
 

@@ -29,6 +29,7 @@ from typing import Any, TextIO
 import psutil
 
 from harness.rank import supervisor
+from harness.rank.forks import Messages
 from harness.system.processes import NO_TOKEN, TOKEN
 
 LOST_AFTER = 5.0
@@ -273,24 +274,20 @@ class ForkedLaunch:
         self._incomplete_since = math.inf
         self._next_check = 0.0
         self._code: int | None = None
-        self._reports = reports
-        self._rest = b""
+        self._reports = Messages(reports)
         self._lock = threading.RLock()  # a pool polls what a thread waits for
-        os.set_blocking(reports, False)
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
         with self._lock:
             while self._code is None:
-                try:
-                    received = os.read(self._reports, 4096)
-                except BlockingIOError:
-                    return None
-                if not received:  # the server has ended, with everything that was forked from it
+                reports = self._reports.read()
+                if reports is None:  # the server has ended, with everything that was forked from it
                     self._end(-signal.SIGKILL)
-                *lines, self._rest = (self._rest + received).split(b"\n")
-                for line in lines:
-                    self._take(json.loads(line))
+                elif not reports:
+                    return None
+                for report in reports or ():
+                    self._take(report)
             return self._code
 
     def wait(self, timeout: float) -> int:
@@ -299,7 +296,7 @@ class ForkedLaunch:
         with selectors.DefaultSelector() as ready:
             with self._lock:
                 if self._code is None:
-                    ready.register(self._reports, selectors.EVENT_READ)
+                    ready.register(self._reports.pipe, selectors.EVENT_READ)
             while (code := self.poll()) is None:
                 seconds = deadline - time.monotonic()
                 if seconds <= 0:
@@ -315,7 +312,7 @@ class ForkedLaunch:
 
     def _end(self, code: int) -> None:
         self._code = code
-        os.close(self._reports)
+        os.close(self._reports.pipe)
 
     def cancel(self) -> None:
         """Make sure that it does not start later: kill a server that has not forked it yet."""

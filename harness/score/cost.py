@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import statistics
 import tempfile
 import time
@@ -14,7 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from harness.rank import attachment
+from harness.rank import attachment, forks
+from harness.rank.forks import Children
 from harness.rank.watched import Attached
 from harness.run.run_config import DetectorConfig
 
@@ -39,12 +39,15 @@ class Cost:
 
 def measured(detectors: Sequence[DetectorConfig]) -> tuple[float, list[Cost]]:
     """The milliseconds of a step without detectors, and the cost of each, all attached at once."""
-    from torch.multiprocessing.spawn import start_processes
+    import torch  # noqa: F401  the ranks share it
 
-    with tempfile.TemporaryDirectory() as folder:
-        settings = [vars(one) for one in detectors]
-        start_processes(_train, (Path(folder), settings), nprocs=RANKS, start_method="spawn")
-        content = json.loads((Path(folder) / "seconds.json").read_text())
+    settings = [vars(one) for one in detectors]
+    with tempfile.TemporaryDirectory() as folder, Children() as ranks:
+        for rank in range(RANKS):
+            ranks.start(functools.partial(_train, rank, Path(folder), settings))
+        content = next(message for child, message in ranks.hear() if message or child.code)
+    if content is None:
+        raise ChildProcessError("a rank failed; its error is above")
     step = statistics.median(content["steps"][WARM:])
     return 1000 * step, list(_costs(content["calls"], step))
 
@@ -85,7 +88,7 @@ def _train(rank: int, folder: Path, settings: Sequence[Mapping[str, str]]) -> No
         )
         before = after
     if rank == 0:
-        (folder / "seconds.json").write_text(json.dumps({"steps": steps, "calls": calls}))
+        forks.report({"steps": steps, "calls": calls})
     dist.barrier()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import environment, requirements
+from harness.check import environment, requirements, resolver
 from harness.check.installed import Installed
 from harness.check.source import read_file
 from harness.system.errors import UserError
@@ -50,7 +50,7 @@ def chosen(name: str, content: requirements.Requirements) -> Installed | None:
     """The exact release, otherwise the newest that is allowed."""
     if exact := requirements.exact(name, content):
         return exact
-    return requirements.newest(name, content)[0] if name in content.versions else None
+    return resolver.newest(name, content)[0] if name in content.versions else None
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ SDIST = 'sdist = {url = "https://host/up-%s.tar.gz", hashes = {sha256 = "a5"}}'
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No resolver asks an index: tests/check/test_project_files.py has those."""
+    """No resolver asks an index: tests/check/test_resolver.py has those."""
     monkeypatch.setenv("UV_OFFLINE", "1")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import environment
+from harness.check import environment, interpreter
 from harness.check.installed import Installed
 from harness.system.errors import Inconclusive, UserError
 from tests.sandbox import PATIENCE, lives, within
@@ -224,7 +224,7 @@ def test_an_interpreter_that_hangs_is_ended_with_all_that_it_started(
     """It would end after 20 s by itself; its children would not."""
     pids = tmp_path / "pids"
     customize(other, STARTS.format(pids=str(pids), seconds=20))
-    monkeypatch.setattr(environment, "LIMIT", 2.0)
+    monkeypatch.setattr(interpreter, "LIMIT", 2.0)
     with pytest.raises(Inconclusive, match="does not answer within 2 s: see its sitecustomize"):
         environment.of_interpreter(other, NAMES)
     assert len(pids.read_text().split()) == 2

@@ -42,6 +42,8 @@ with torch.cuda.stream(stream):
     torch.cuda.synchronize()
 event = torch.cuda.Event(enable_timing=True)
 event.record()
+assert event.query(), "a loop that waits for it would not end"
+assert torch.frombuffer(bytearray(8), dtype=torch.uint8, count=3).numel() == 3
 named = torch.accelerator.current_accelerator()
 torch.set_default_device(named)
 print(json.dumps({
@@ -59,7 +61,7 @@ print(json.dumps({
 dist.destroy_process_group()  # gloo's threads may end the process with a signal otherwise
 """
 START = (
-    "from harness.rank.probe.on_cpu import install_cuda; install_cuda(); "
+    "from harness.rank.probe import cuda_calls; cuda_calls.install(); "
     "import runpy; runpy.run_path({!r})"
 )
 
@@ -154,14 +156,14 @@ except KeyError:
 """
 
 
-def in_a_new_process(folder: Path, script: str) -> str:
+def in_a_new_process(folder: Path, script: str, before: str = "") -> str:
     """What a script prints with the replacements; ``library`` is in its site-packages."""
     (folder / "train.py").write_text(script)
     (folder / "site-packages").mkdir()
     (folder / "site-packages" / "library.py").write_text(LIBRARY)
     path = f"{ROOT}:{folder / 'site-packages'}"
     ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", START.format(str(folder / "train.py"))],
+        [sys.executable, "-W", "ignore", "-c", before + START.format(str(folder / "train.py"))],
         env={"RANK": "0", "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         cwd=folder,
         capture_output=True,
@@ -176,6 +178,14 @@ def test_a_library_that_demands_a_gpu_goes_on_and_one_that_chooses_takes_the_cpu
     tmp_path: Path,
 ) -> None:
     assert in_a_new_process(tmp_path, DEMANDS) == "cpu\n"
+
+
+def test_a_script_has_no_gpu_where_a_shim_has_replaced_a_method_for_a_package(
+    tmp_path: Path,
+) -> None:
+    shim = "from harness.rank import shims; shims.install(['megatron-core.tensor_cuda']); "
+    script = "import torch; print(torch.ones(1).cuda().to(0).device)"
+    assert in_a_new_process(tmp_path, script, shim) == "cpu\n"
 
 
 TRAINS = """

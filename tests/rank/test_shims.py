@@ -7,10 +7,10 @@ import collections
 import importlib
 import importlib.util
 import os
+import pkgutil
 import sys
 from collections import Counter, abc
 from collections.abc import Sequence
-from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +24,8 @@ from torch.distributed.pipelining import PipelineStage
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Lane
-from harness.rank import apex, shims
+from harness.rank import apex, cuda_on_cpu, shims
+from harness.rank.cuda_on_cpu.functions import CLASSES, FACTORIES, FUNCTIONS
 from harness.rank.shims import megatron, stand_ins
 from scenarios.deepspeed.bf16_clip import fused as kernels
 
@@ -82,8 +83,8 @@ def test_huggingface_hub_is_offline_and_that_is_counted(monkeypatch: pytest.Monk
 
 
 def test_no_shim_touches_the_path_of_a_defect() -> None:
-    folder = Path(shims.__file__).parent
-    sources = "".join(file.read_text() for file in folder.rglob("*.py"))
+    folders = [Path(str(package.__file__)).parent for package in (shims, cuda_on_cpu)]
+    sources = "".join(file.read_text() for folder in folders for file in folder.rglob("*.py"))
     for name in catalog.names():
         for defect in catalog.scenario(name).defects:
             assert defect.file.removesuffix(".py").replace("/", ".") not in sources
@@ -96,8 +97,8 @@ def count() -> Counter[str]:
     return Counter()
 
 
-CUDA = """set_device synchronize reset_peak_memory_stats empty_cache Event current_stream
-default_stream current_device FloatTensor"""
+CUDA = """set_device synchronize reset_peak_memory_stats empty_cache Event Stream current_stream
+default_stream current_device FloatTensor ByteTensor"""
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +109,7 @@ def unharmed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.cuda.nvtx: ("range", "range_push", "range_pop"),
         torch.nn.Module: ("to",),
         torch.Tensor: ("to", "type", "cuda"),
-        torch: ("compile", "load", *stand_ins.FACTORIES),
+        torch: ("compile", "load", *(name.removeprefix("torch.") for name in FACTORIES)),
         torch.distributed: ("batch_isend_irecv",),
         PipelineStage: ("_get_init_p2p_neighbors_ops",),
     }
@@ -193,42 +194,70 @@ def test_a_stand_in_has_only_its_names(count: Counter[str]) -> None:
     assert count["x"] == 1
 
 
-def test_cuda_means_the_cpu_and_every_use_is_counted(count: Counter[str]) -> None:
-    stand_ins.cuda_on_cpu(lambda: count.update("x"))
+STAND_INS = "deepspeed.cuda_stand_ins"
+
+
+def test_cuda_means_the_cpu_and_every_use_is_counted() -> None:
+    uses = shims.install([STAND_INS])
     tensors = [
         torch.ones(1).to("cuda:0"),
         torch.ones(1).to(device=torch.device("cuda")),
         torch.nn.Linear(1, 1).to("cuda").weight,
     ]
     assert {str(tensor.device) for tensor in tensors} == {"cpu"}
-    assert count["x"] == 3
+    assert uses[STAND_INS] == 3
     torch.cuda.synchronize()
     assert str(torch.cuda.current_device()) == "cpu"
-    assert count["x"] == 5
+    assert uses[STAND_INS] == 5
 
 
-def test_other_moves_stay_as_they_are_and_uncounted(count: Counter[str]) -> None:
-    stand_ins.cuda_on_cpu(lambda: count.update("x"))
+def test_events_measure_time_and_only_what_is_called_is_counted() -> None:
+    uses = shims.install([STAND_INS])
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    torch.cuda.current_stream().wait_stream(torch.cuda.Stream())
+    end.record()
+    assert start.elapsed_time(end) >= 0
+    assert isinstance(start, torch.cuda.Event)
+    with torch.cuda.nvtx.range("step"):
+        torch.cuda.nvtx.range_push("part")
+    assert uses[STAND_INS] == 2
+
+
+def test_other_moves_stay_as_they_are_and_uncounted() -> None:
+    uses = shims.install([STAND_INS])
     assert torch.ones(1).to(torch.bfloat16).dtype is torch.bfloat16
     assert str(torch.ones(1).to("meta").device) == "meta"
     assert torch.ones(1).to(torch.zeros(1, dtype=torch.int8)).dtype is torch.int8
-    assert count["x"] == 0
+    assert uses[STAND_INS] == 0
 
 
-@pytest.mark.parametrize("packages", [("deepspeed", "megatron"), ("megatron", "deepspeed")])
+TYPE_NAMES = ("deepspeed.cpu_type_names", "megatron-core.cuda_type_names")
+
+
+@pytest.mark.parametrize("names", [TYPE_NAMES, TYPE_NAMES[::-1]])
 def test_a_type_names_the_device_of_its_package_whichever_shim_came_first(
-    count: Counter[str], packages: tuple[str, str]
+    names: tuple[str, str],
 ) -> None:
-    devices = {"deepspeed": "cpu", "megatron": "cuda"}
-    for package in packages:
-        stand_ins.type_names(package, devices[package], partial(count.update, [package]))
+    uses = shims.install(names)
     code = "torch.ones(1).type()"
     assert called_from("deepspeed.runtime.engine", code) == "torch.cpu.FloatTensor"
     assert called_from("megatron.core.optimizer", code) == "torch.cuda.FloatTensor"
     assert called_from("torch.nn", code) == "torch.FloatTensor"
     cast = called_from("deepspeed.runtime.engine", "torch.ones(1).type(torch.int8)")
     assert isinstance(cast, torch.Tensor)
-    assert count == {"deepspeed": 1, "megatron": 1}
+    assert uses == dict.fromkeys(names, 1)
+
+
+def test_every_function_of_the_emulation_exists_in_torch() -> None:
+    """One of two names is that of an older or newer release."""
+    missing = {name for name in {**FUNCTIONS, **CLASSES} if not exists(name)}
+    assert missing <= {"torch.accelerator.set_device_idx", "torch.accelerator.set_device_index"}
+
+
+def exists(name: str) -> bool:
+    owner, _, attribute = name.rpartition(".")
+    return hasattr(pkgutil.resolve_name(owner), attribute)
 
 
 def test_compiled_functions_run_as_written(count: Counter[str]) -> None:

@@ -5,20 +5,15 @@ The process that forks them must not have run a backward pass: torch's autograd 
 
 from __future__ import annotations
 
-import json
 import os
-import selectors
-import signal
-import sys
 import tempfile
-import time
-import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
-from harness.rank import supervisor
+from harness.rank import forks
+from harness.rank.forks import Child, Children
 from harness.rank.models.answer import Answer, AnswerStatus, answer_of
 from harness.rank.models.asking import asked
 from harness.rank.models.subject import Subject
@@ -40,41 +35,32 @@ DEVICE = "HARNESS_MODELS_DEVICE"
 
 
 def asked_on_ranks(name: str, subject: Subject) -> Answer:
-    """Check a relation on two ranks; returns the worse answer."""
-    with tempfile.TemporaryDirectory(dir=subject.folder) as folder:
-        pids = dict(_start(name, subject, rank, Path(folder)) for rank in range(RANKS))
-        texts = _read(pids)
-        codes = [os.waitpid(pid, 0)[1] for pid in pids.values()]
-    answers = [_answer(text) for text in texts.values() if text]
-    failed = [code for code in codes if code]
-    if answers and not (failed and all(each.status is AnswerStatus.RIGHT for each in answers)):
+    """Check a relation on two ranks; returns the worse answer. A rank that still runs ``GRACE``
+    seconds after the other one failed is killed: it would wait for its peer until the time limit.
+    """
+    by_rank: dict[Child, Answer] = {}
+    with tempfile.TemporaryDirectory(dir=subject.folder) as folder, Children() as ranks:
+        checks = [partial(_check, name, subject, rank, Path(folder)) for rank in range(RANKS)]
+        children = [ranks.start(check) for check in checks]
+        for child, message in ranks.hear():
+            if message is not None:
+                by_rank[child] = answer_of(message)
+            elif child not in by_rank or by_rank[child].status is not AnswerStatus.RIGHT:
+                for peer in ranks.living:
+                    peer.allow(GRACE)
+    answers = [by_rank[child] for child in children if child in by_rank]
+    codes = [child.code or 0 for child in children]
+    if answers and not (any(codes) and all(a.status is AnswerStatus.RIGHT for a in answers)):
         return _together(answers)
     return _crashed(codes)
 
 
-def _start(name: str, subject: Subject, rank: int, folder: Path) -> tuple[int, int]:
-    """Fork a rank; returns the pipe that gets its answer, and its process id."""
-    reads, writes = os.pipe()
-    if pid := os.fork():
-        os.close(writes)
-        return reads, pid
-    _be(name, subject, rank, folder, writes)
-
-
-def _be(name: str, subject: Subject, rank: int, folder: Path, answers: int) -> NoReturn:
-    code = 1
-    try:
-        supervisor.end_with_parent()
-        answer = _joined(rank, folder) or _move(subject, rank) or asked(name, subject)
-        if answer.status is AnswerStatus.RIGHT and _on_gpus():
-            _wait()  # NCCL aborts a rank whose peer leaves while its GPU still works
-        os.write(answers, json.dumps(answer.to_json()).encode())
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)  # without teardown: the other rank may wait for ever
+def _check(name: str, subject: Subject, rank: int, folder: Path) -> None:
+    """Check a relation, as one of the ranks."""
+    answer = _joined(rank, folder) or _move(subject, rank) or asked(name, subject)
+    if answer.status is AnswerStatus.RIGHT and _on_gpus():
+        _wait()  # NCCL aborts a rank whose peer leaves while its GPU still works
+    forks.report(answer.to_json())
 
 
 def _joined(rank: int, folder: Path) -> Answer | None:
@@ -128,38 +114,6 @@ def _on_gpus() -> bool:
     return os.environ.get(DEVICE) == "cuda"
 
 
-def _read(pids: Mapping[int, int]) -> dict[int, bytes]:
-    """Read what each rank writes, by its pipe. A rank that still runs ``GRACE`` seconds after the
-    other one failed is killed: it would wait for its peer until the time limit."""
-    texts, until = dict.fromkeys(pids, b""), None
-    with selectors.DefaultSelector() as running:
-        for pipe in pids:
-            running.register(pipe, selectors.EVENT_READ)
-        while running.get_map():
-            ready = running.select(until and max(until - time.monotonic(), 0))
-            if not ready:
-                _end(pids[key.fd] for key in running.get_map().values())
-                until = None
-            for key, _ in ready:
-                if part := os.read(key.fd, 1 << 16):
-                    texts[key.fd] += part
-                    continue
-                running.unregister(key.fd)
-                os.close(key.fd)
-                if not texts[key.fd] or _answer(texts[key.fd]).status is not AnswerStatus.RIGHT:
-                    until = time.monotonic() + GRACE
-    return texts
-
-
-def _end(pids: Iterable[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)  # not yet waited for, so it is still ours
-
-
-def _answer(text: bytes) -> Answer:
-    return answer_of(json.loads(text))
-
-
 def _together(answers: Sequence[Answer]) -> Answer:
     """The worst answer. The answer of a rank that only lost its peer does not count."""
     candidates = [a for a in answers if not any(part in a.reason for part in LOST)] or list(answers)
@@ -167,8 +121,7 @@ def _together(answers: Sequence[Answer]) -> Answer:
     return min(candidates, key=lambda answer: order.index(answer.status))
 
 
-def _crashed(codes: Iterable[int]) -> Answer:
+def _crashed(codes: Sequence[int]) -> Answer:
     """The answer if no rank wrote one: how the ranks ended."""
-    worst = max(codes)
-    how = f"signal {os.WTERMSIG(worst)}" if os.WIFSIGNALED(worst) else "an error"
+    how = "an error" if max(codes) > 0 else f"signal {-min(codes)}"
     return Answer(AnswerStatus.NO_ANSWER, f"a rank ended with {how}", repeatable=False)

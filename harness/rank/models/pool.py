@@ -5,31 +5,24 @@ A relation that crashes or hangs costs one answer: the model's other relations g
 
 from __future__ import annotations
 
-import json
-import os
-import selectors
 import shutil
 import signal
-import sys
 import tempfile
-import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
-from harness.rank import supervisor
+from harness.rank import forks
+from harness.rank.forks import Child, Children
 from harness.rank.models import subjects
 from harness.rank.models.answer import Answer, AnswerStatus, answer_of
 from harness.rank.models.asking import asked, unbuilt
 from harness.rank.models.pairs import asked_on_ranks
 from harness.rank.models.relations import QUESTIONS
 from harness.system.text import complaint
-
-POLL_SECONDS = 1.0
 
 Report = Callable[[str, str, Answer], object]
 """A function that is called with a model, a relation and its answer."""
@@ -52,39 +45,46 @@ def tasks(model: str, relations: Iterable[str]) -> list[Task]:
 
 
 @dataclass
-class _Child:
-    """A running process."""
+class _Process:
+    """What a running process does."""
 
-    pid: int
-    pipe: int
     task: Task
+    """What it has not answered yet."""
     folder: Path
-    since: float = field(default_factory=time.monotonic)
-    """When it last wrote something."""
     current: str = ""
     """The relation that it is asking; empty while it makes the model."""
-    text: bytes = b""
 
 
 def ask_all(waiting: Iterable[Task], jobs: int, limit: float, report: Report) -> None:
     """Run all tasks, ``jobs`` at once; each relation has ``limit`` seconds."""
-    todo, running = deque(waiting), _Running(limit, report)
-    with running.ready:
-        while todo or running.children:
-            while todo and len(running.children) < jobs:
-                running.start(todo.popleft())
-            todo.extendleft(running.wait())
+    with Children() as children:
+        pool = _Pool(children, deque(waiting), jobs, limit, report)
+        pool.fill()
+        for child, message in children.hear():
+            if message is None:
+                pool.end(child)
+            else:
+                pool.take(child, message)
+            pool.fill()
 
 
-class _Running:
-    """The running processes."""
+@dataclass
+class _Pool:
+    """The running processes, and the tasks that wait for one."""
 
-    def __init__(self, limit: float, report: Report) -> None:
-        self.limit, self.report = limit, report
-        self.ready = selectors.DefaultSelector()
-        self.children: dict[int, _Child] = {}
+    children: Children
+    waiting: deque[Task]
+    jobs: int
+    limit: float
+    report: Report
+    running: dict[Child, _Process] = field(default_factory=dict)
 
-    def start(self, task: Task) -> None:
+    def fill(self) -> None:
+        """Start as many processes as may run at once."""
+        while self.waiting and len(self.running) < self.jobs:
+            self._start(self.waiting.popleft())
+
+    def _start(self, task: Task) -> None:
         """Import what the model needs, so that its processes share it; then fork."""
         try:
             subjects.prepare(task.model)
@@ -92,99 +92,58 @@ class _Running:
             self._give_up(task, Answer(AnswerStatus.NO_ANSWER, complaint(error)))
             return
         folder = Path(tempfile.mkdtemp(prefix="models-"))
-        reads, writes = os.pipe()
-        pid = os.fork()
-        if not pid:
-            os.close(reads)
-            _be(task, folder, writes)
-        os.close(writes)
-        self.children[reads] = _Child(pid, reads, task, folder)
-        self.ready.register(reads, selectors.EVENT_READ)
+        child = self.children.start(partial(_ask, task, folder), session=True)
+        child.allow(self.limit)
+        self.running[child] = _Process(task, folder)
 
-    def wait(self) -> list[Task]:
-        """Read what the processes wrote; returns the unfinished tasks of those that ended early."""
-        unfinished = []
-        for key, _ in self.ready.select(POLL_SECONDS):
-            child = self.children[key.fd]
-            text = os.read(child.pipe, 1 << 16)
-            if text:
-                self._take(child, text)
-            else:
-                unfinished += self._end(child, "")
-        for child in list(self.children.values()):
-            if time.monotonic() - child.since > self.limit:
-                unfinished += self._end(child, f"no answer within {self.limit:.0f} s")
-        return unfinished
+    def take(self, child: Child, message: Mapping[str, Any]) -> None:
+        """Take what a process reports: which relation it begins, or the answer."""
+        child.allow(self.limit)
+        if "begins" in message:
+            self.running[child].current = message["begins"]
+        else:
+            self._answer(self.running[child], message["relation"], answer_of(message))
 
-    def _take(self, child: _Child, text: bytes) -> None:
-        *lines, child.text = (child.text + text).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
-            child.since = time.monotonic()
-            if "begins" in message:
-                child.current = message["begins"]
-            else:
-                self._answer(child, message["relation"], answer_of(message))
+    def _answer(self, process: _Process, relation: str, answer: Answer) -> None:
+        relations = tuple(name for name in process.task.relations if name != relation)
+        process.task, process.current = replace(process.task, relations=relations), ""
+        self.report(process.task.model, relation, answer)
 
-    def _answer(self, child: _Child, relation: str, answer: Answer) -> None:
-        relations = tuple(name for name in child.task.relations if name != relation)
-        child.task, child.current = replace(child.task, relations=relations), ""
-        self.report(child.task.model, relation, answer)
-
-    def _end(self, child: _Child, why: str) -> list[Task]:
-        """End a process; the relation that it was checking has no answer."""
-        del self.children[child.pipe]
-        self.ready.unregister(child.pipe)
-        os.close(child.pipe)
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        _, status = os.waitpid(child.pid, 0)
-        shutil.rmtree(child.folder, ignore_errors=True)
-        if not child.task.relations:
-            return []
-        answer = Answer(AnswerStatus.NO_ANSWER, why or _ending(status), repeatable=not why)
-        if not child.current:  # the model cannot even be made
-            self._give_up(child.task, answer)
-            return []
-        self._answer(child, child.current, answer)
-        return [child.task] if child.task.relations else []
+    def end(self, child: Child) -> None:
+        """The relation that a process was checking when it ended has no answer. The other ones that
+        are missing get a new process."""
+        process = self.running.pop(child)
+        shutil.rmtree(process.folder, ignore_errors=True)
+        if not process.task.relations:
+            return
+        why = f"no answer within {self.limit:.0f} s" if child.late else _ending(child.code or 0)
+        answer = Answer(AnswerStatus.NO_ANSWER, why, repeatable=not child.late)
+        if not process.current:  # the model cannot even be made
+            self._give_up(process.task, answer)
+            return
+        self._answer(process, process.current, answer)
+        if process.task.relations:
+            self.waiting.appendleft(process.task)
 
     def _give_up(self, task: Task, answer: Answer) -> None:
         for relation in task.relations:
             self.report(task.model, relation, answer)
 
 
-def _ending(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"the process was ended by {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"the process ended with exit code {os.waitstatus_to_exitcode(status)}"
+def _ending(code: int) -> str:
+    if code < 0:
+        return f"the process was ended by {signal.Signals(-code).name}"
+    return f"the process ended with exit code {code}"
 
 
-def _be(task: Task, folder: Path, answers: int) -> NoReturn:
-    """Check the relations of a task, and write each answer."""
-    try:
-        os.setsid()
-        supervisor.end_with_parent()
-        os.environ[supervisor.PARENT] = str(os.getpid())  # for the ranks
-        _ask(task, folder, answers)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
-
-
-def _ask(task: Task, folder: Path, answers: int) -> None:
+def _ask(task: Task, folder: Path) -> None:
+    """Check the relations of a task, and report each answer."""
     subject = subjects.subject(task.model, folder)
     failure = unbuilt(subject)
     for name in task.relations:
-        _write(answers, {"begins": name})
+        forks.report({"begins": name})
         if failure:
             answer = Answer(AnswerStatus.NO_ANSWER, failure)
         else:
             answer = (asked if QUESTIONS[name].ranks == 1 else asked_on_ranks)(name, subject)
-        _write(answers, {"relation": name, **answer.to_json()})
-
-
-def _write(answers: int, message: dict[str, str]) -> None:
-    os.write(answers, json.dumps(message).encode() + b"\n")
+        forks.report({"relation": name, **answer.to_json()})

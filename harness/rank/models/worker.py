@@ -6,7 +6,6 @@ JSON for each answer. What upstream prints goes to stderr.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from harness.rank import shims, supervisor
+from harness.rank import forks, shims, supervisor
 from harness.rank.models.answer import Answer
 from harness.rank.models.pool import ask_all, tasks
 from harness.rank.models.relations import QUESTIONS
@@ -38,10 +37,8 @@ def main() -> None:
     request = json.loads(sys.stdin.read())
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    gc.disable()  # saves a quarter of the time of imports
-    _import(request["shims"])
-    gc.freeze()
-    gc.enable()
+    with forks.importing():
+        _import(request["shims"])
     # An overlay has no bytecode of most models, and is sealed.
     sys.pycache_prefix = request["bytecode"]
     todo = [task for model, names in request["ask"].items() for task in tasks(model, names)]
@@ -58,7 +55,6 @@ def _import(points: Sequence[str]) -> None:
     for name in (*IMPORTED, *{question.module for question in QUESTIONS.values()}):
         with suppress(ImportError):
             importlib.import_module(name)
-    shims.freeze()
 
 
 def _say(output: Any, model: str, relation: str, answer: Answer) -> None:
@@ -73,5 +69,4 @@ def _say(output: Any, model: str, relation: str, answer: Answer) -> None:
 
 if __name__ == "__main__":
     supervisor.end_with_parent()
-    os.environ[supervisor.PARENT] = str(os.getpid())  # for the processes of the models
     main()

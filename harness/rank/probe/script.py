@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from harness.rank import supervisor
-from harness.rank.probe import constants, exchange, on_cpu, seeds
+from harness.rank.probe import constants, cuda_calls, exchange, seeds
 from harness.rank.probe.exchange import Assignment
 from harness.rank.probe.watch import Watch
 
@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
     importlib.import_module(assignment.imports)  # unless this process was forked with it
     seeds.install(int(os.environ["RANK"]))
     if assignment.on_cpu:
-        on_cpu.install_cuda()
+        cuda_calls.install()
     watch = Watch(assignment, lambda: _leave(folder, watch))
     watch.install()
     _run(assignment)
@@ -50,14 +50,10 @@ def _enter(assignment: Assignment) -> None:
 
 
 def _set_up_process(folder: Path) -> None:
-    """Undo what a forked process has inherited: signals end a rank at once, and SIGUSR1 makes it
-    write its stack."""
+    """Give this process its name; SIGUSR1 makes it write its stack."""
     # The file stays open as long as the process lives: the handler writes to its descriptor.
     file = (folder / f"stack_rank_{os.environ['RANK']}.txt").open("w")
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    supervisor.end_with_parent()
     supervisor.set_name(f"rank {os.environ['RANK']}")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harness.rank.probe import compiled
-from harness.rank.probe.on_cpu import replace_everywhere
+from harness.rank.replacement import replace_everywhere
 
 OF_SAMPLERS = "torch.utils.data"
 """The package whose samplers draw the order of rows: such draws do not count."""

@@ -19,10 +19,10 @@ from typing import Any
 
 from harness.bugs.api.numbers import near
 from harness.bugs.packages import IMPORTS
-from harness.rank.probe import compiled, exchange, losses, on_cpu, seeds, stops
+from harness.rank.cuda_on_cpu.mode import without_mode
+from harness.rank.probe import compiled, cuda_calls, exchange, losses, script_shims, seeds, stops
 from harness.rank.probe.exchange import Assignment
 from harness.rank.probe.finite import Finite
-from harness.rank.probe.on_cpu import replace_everywhere
 from harness.rank.probe.parameters import (
     Engine,
     NamedParameters,
@@ -44,6 +44,7 @@ from harness.rank.probe.unlike import (
     trainers_unlike_by_design,
     unlike_by_design,
 )
+from harness.rank.replacement import replace_asynchronous, replace_everywhere
 from harness.rank.vectors import Share
 
 Step = dict[str, Any]
@@ -130,7 +131,7 @@ class Watch:
             "reported": self.reported.values,
             "releases": _releases(),
             "imported": _imported(),
-            "on_cpu": dict(on_cpu.asked),
+            "on_cpu": dict(cuda_calls.uses),
             "schedule": self._schedule(),
             "relations": self._relations(),
         }
@@ -206,7 +207,7 @@ class Watch:
             watched = outermost and self.recording and bool(self.now["rows"])
             watched = watched and torch.is_grad_enabled()  # the model, or the loss of its output
             self._state = _generators() if watched else self._state
-            with on_cpu.without_mode() if compiled.is_compiled(module) else nullcontext():
+            with without_mode() if compiled.is_compiled(module) else nullcontext():
                 output = called(module, *arguments, **keywords)
             if watched:
                 self._drew()
@@ -240,7 +241,7 @@ class Watch:
                 trained = (each for each in modules if _trains(each) and _weights(each))
                 for module in islice(trained, 1):
                     self._begin_micro_batch(module, arguments, keywords)
-            with on_cpu.without_mode():
+            with without_mode():
                 output = call()
         finally:
             self._depth -= 1
@@ -596,7 +597,7 @@ class Watch:
             ]
             self.now |= {
                 "unlike": unlike,
-                "shims": list(on_cpu.installed_shims),
+                "shims": list(script_shims.installed),
                 "seeded": seeds.replaced(int(os.environ.get("RANK", 0))),
                 "stage": self.stage,
                 "compiled": list(compiled.asked),
@@ -609,7 +610,7 @@ class Watch:
         if not self.assignment.saves:
             self._end_if_done()
         elif not self.recording:
-            on_cpu.replace_asynchronous(self._save_late)
+            replace_asynchronous(self._save_late)
 
     def _save_late(self, save: Any) -> Any:
         """Wrap an asynchronous save: the step after it must not change the file."""

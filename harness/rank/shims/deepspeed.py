@@ -13,6 +13,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from harness.bugs.api.spec import Point
+from harness.rank import cuda_on_cpu
+from harness.rank.cuda_on_cpu.devices import name_type
+from harness.rank.cuda_on_cpu.functions import FACTORIES
+from harness.rank.cuda_on_cpu.streams import Event, Stream
+from harness.rank.replacement import from_package, replace
 from harness.rank.shims import stand_ins
 from harness.rank.shims.stand_ins import BOTH, CPU, Count
 
@@ -105,7 +110,7 @@ def _cpu_events(count: Count) -> None:
 
         return make
 
-    event, stream = factory(stand_ins.Event), factory(stand_ins.Stream)
+    event, stream = factory(Event), factory(Stream)
     CPU_Accelerator.Event, CPU_Accelerator.Stream = property(lambda _: event), lambda _: stream()
     CPU_Accelerator.stream = lambda *_: nullcontext()
 
@@ -113,48 +118,62 @@ def _cpu_events(count: Count) -> None:
 def _cpu_streams(count: Count) -> None:
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
 
-    def stream(*_: Any) -> stand_ins.Stream:
+    def stream(*_: Any) -> Stream:
         count()
-        return stand_ins.Stream()
+        return Stream()
 
     CPU_Accelerator.current_stream = CPU_Accelerator.default_stream = stream
 
 
-def _available(count: Count) -> None:
+COUNTED = (
+    "torch.cuda.set_device", "torch.cuda.synchronize", "torch.cuda.reset_peak_memory_stats",
+    "torch.cuda.empty_cache", "torch.cuda.current_stream", "torch.cuda.default_stream",
+    "torch.cuda.current_device", "torch.cuda.FloatTensor", "torch.cuda.ByteTensor",
+    "torch.cuda.nvtx.range_push", "torch.cuda.nvtx.range_pop", "torch.Tensor.to",
+    "torch.nn.Module.to",
+)  # fmt: skip
+UNCOUNTED = ("torch.cuda.Event", "torch.cuda.Stream", "torch.cuda.nvtx.range")
+"""To make one of these is no use of the shim, as nothing is done for it."""
+
+
+def _cuda(count: Count) -> None:
+    # For all callers: torch's own code gets devices and streams from here, and goes on with them.
+    cuda_on_cpu.install(COUNTED, lambda _: count())
+    cuda_on_cpu.install(UNCOUNTED, lambda _: None)
+
+
+def _cpu_type_names(count: Count) -> None:
     import torch
 
-    stand_ins.replace_for("deepspeed", torch.cuda, "is_available", count, lambda _: True)
+    substitute = partial(name_type("cpu"), lambda _: count())
+    replace(torch.Tensor, "type", substitute, from_package("deepspeed"))
 
 
 def _detached_output(count: Count) -> None:
     import torch
 
-    original = torch.distributed.all_gather_into_tensor
-
     def gather(
-        output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any
+        original: Any, output_tensor: Any, input_tensor: Any, *args: Any, **kwargs: Any
     ) -> Any:
         if output_tensor.requires_grad:
             count()
             output_tensor, input_tensor = output_tensor.detach(), input_tensor.detach()
         return original(output_tensor, input_tensor, *args, **kwargs)
 
-    torch.distributed.all_gather_into_tensor = gather  # type: ignore[assignment]
+    replace(torch.distributed, "all_gather_into_tensor", gather)
 
 
 def _gathers_in_order(count: Count) -> None:
     import torch
 
-    original = torch.distributed.all_gather_into_tensor
-
-    def gather(*args: Any, **kwargs: Any) -> Any:
+    def gather(original: Any, *args: Any, **kwargs: Any) -> Any:
         work = original(*args, **kwargs)
         if work is not None:
             count()
             work.wait()
         return work
 
-    torch.distributed.all_gather_into_tensor = gather
+    replace(torch.distributed, "all_gather_into_tensor", gather)
 
 
 def _shm_comm(count: Count) -> None:
@@ -197,7 +216,7 @@ POINTS = (
         CPU,
         "releases without a CPU accelerator call torch.cuda directly: here its device is the CPU, "
         "and its events, streams and memory counters do nothing",
-        stand_ins.cuda_on_cpu,
+        _cuda,
     ),
     Point(
         "deepspeed.cuda_available",
@@ -205,7 +224,7 @@ POINTS = (
         "<0.9",
         CPU,
         "they refuse fp16 where torch.cuda is not available: it is reported to them as available",
-        _available,
+        stand_ins.cuda("deepspeed", "torch.cuda.is_available"),
     ),
     Point(
         "deepspeed.cuda_devices",
@@ -213,7 +232,7 @@ POINTS = (
         "<0.9",
         CPU,
         "they make tensors on the device of torch.cuda: they are made on the CPU",
-        partial(stand_ins.made_on_cpu, "deepspeed"),
+        stand_ins.cuda("deepspeed", *FACTORIES),
     ),
     Point(
         "deepspeed.tensor_cuda",
@@ -221,7 +240,7 @@ POINTS = (
         "<0.9",
         CPU,
         "they move tensors with Tensor.cuda(): they stay where they are",
-        partial(stand_ins.tensor_cuda, "deepspeed"),
+        stand_ins.cuda("deepspeed", "torch.Tensor.cuda"),
     ),
     Point(
         "deepspeed.cuda_type_names",
@@ -230,7 +249,7 @@ POINTS = (
         CPU,
         "they reduce only gradients whose Tensor.type() is a torch.cuda name, so that name is "
         "reported to them, which is untrue",
-        partial(stand_ins.type_names, "deepspeed", "cuda"),
+        stand_ins.cuda("deepspeed", "torch.Tensor.type"),
     ),
     Point(
         "deepspeed.cpu_type_names",
@@ -239,7 +258,7 @@ POINTS = (
         CPU,
         "they reduce only gradients whose Tensor.type() contains the name of the accelerator: "
         "torch.cpu.FloatTensor, a name that torch has never used for CPU tensors",
-        partial(stand_ins.type_names, "deepspeed", "cpu"),
+        _cpu_type_names,
     ),
     Point(
         "deepspeed.intel_modules",

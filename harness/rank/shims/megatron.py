@@ -7,12 +7,12 @@ other scenarios, and torch itself are not affected. Torch is imported inside the
 from __future__ import annotations
 
 import builtins
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from harness.bugs.api.spec import Point
 from harness.rank import apex
+from harness.rank.cuda_on_cpu.functions import FACTORIES
 from harness.rank.shims import stand_ins
 from harness.rank.shims.stand_ins import BOTH, CPU, Count
 
@@ -25,28 +25,6 @@ def _eager_compile(count: Count) -> None:
         return (lambda function: function) if model is None else model
 
     torch.compile = compile  # type: ignore[assignment]
-
-
-def _current_device(count: Count) -> None:
-    import torch
-
-    _for_megatron(torch.cuda, "current_device", count, lambda _: torch.device("cpu"))
-
-
-def _synchronize(count: Count) -> None:
-    import torch
-
-    _for_megatron(torch.cuda, "synchronize", count, lambda *_, **__: None)
-
-
-def _current_stream(count: Count) -> None:
-    import torch
-
-    _for_megatron(torch.cuda, "current_stream", count, lambda *_, **__: stand_ins.Stream())
-
-
-def _for_megatron(owner: Any, name: str, count: Count, substitute: Any) -> None:
-    stand_ins.replace_for("megatron", owner, name, count, substitute)
 
 
 def _apex_optimizers(count: Count) -> None:
@@ -87,7 +65,7 @@ POINTS = (
         ">=0.4",
         CPU,
         "it allocates its buffers on torch.cuda.current_device(): here that returns the CPU",
-        _current_device,
+        stand_ins.cuda("megatron", "torch.cuda.current_device"),
     ),
     Point(
         "megatron-core.synchronize",
@@ -95,7 +73,7 @@ POINTS = (
         ">=0.4",
         CPU,
         "it waits for the GPU around its pipeline's messages: here that returns at once",
-        _synchronize,
+        stand_ins.cuda("megatron", "torch.cuda.synchronize"),
     ),
     Point(
         "megatron-core.current_stream",
@@ -103,7 +81,7 @@ POINTS = (
         ">=0.19",
         CPU,
         "it uses the GPU's stream when it reduces gradients: here that is one that does nothing",
-        _current_stream,
+        stand_ins.cuda("megatron", "torch.cuda.current_stream"),
     ),
     Point(
         "megatron-core.cuda_literal",
@@ -111,7 +89,7 @@ POINTS = (
         ">=0.4",
         CPU,
         "it makes tensors with the literal device 'cuda': they are made on the CPU",
-        partial(stand_ins.made_on_cpu, "megatron"),
+        stand_ins.cuda("megatron", *FACTORIES),
     ),
     Point(
         "megatron-core.tensor_cuda",
@@ -119,7 +97,7 @@ POINTS = (
         ">=0.4",
         CPU,
         "it moves tied weights with Tensor.cuda(): they stay where they are",
-        partial(stand_ins.tensor_cuda, "megatron"),
+        stand_ins.cuda("megatron", "torch.Tensor.cuda"),
     ),
     Point(
         "megatron-core.cuda_type_names",
@@ -128,7 +106,7 @@ POINTS = (
         CPU,
         "its optimizers take only parameters whose Tensor.type() is a torch.cuda name, so that "
         "name is reported to them, which is untrue",
-        partial(stand_ins.type_names, "megatron", "cuda"),
+        stand_ins.cuda("megatron", "torch.Tensor.type"),
     ),
     Point(
         "megatron-core.pkg_resources",

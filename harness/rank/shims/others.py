@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bugs.api.spec import Point
+from harness.rank.replacement import from_package, replace
 from harness.rank.shims import stand_ins
 from harness.rank.shims.stand_ins import BOTH, CPU, Count
 
@@ -51,21 +52,18 @@ def _sampler_argument(count: Count) -> None:
     """Let torch's Sampler take an argument from lhotse's code, as older releases of torch did."""
     from torch.utils.data import Sampler
 
-    stand_ins.replace_for("lhotse", Sampler, "__init__", count, lambda *_, **__: None)
+    replace(Sampler, "__init__", lambda *_, **__: count(), from_package("lhotse"))
 
 
 def _whole_batches(count: Count) -> None:
     """Turn a batch of sends and receives into one operation, which ends with the last of them."""
     import torch.distributed
 
-    dist: Any = torch.distributed
-    original = dist.batch_isend_irecv
-
-    def together(operations: list[Any]) -> list[Any]:
+    def together(original: Any, operations: list[Any]) -> list[Any]:
         count()
         return [_Batch(original(operations))]
 
-    dist.batch_isend_irecv = together
+    replace(torch.distributed, "batch_isend_irecv", together)
 
 
 class _Batch:
@@ -84,12 +82,11 @@ def _no_handshake(count: Count) -> None:
     """Let stages of a pipeline begin without the message that NCCL needs to connect."""
     from torch.distributed import pipelining
 
-    def nothing(_: Any) -> list[Any]:
+    def nothing(*_: Any) -> list[Any]:
         count()
         return []
 
-    stage: Any = pipelining.PipelineStage
-    stage._get_init_p2p_neighbors_ops = nothing
+    replace(pipelining.PipelineStage, "_get_init_p2p_neighbors_ops", nothing)
 
 
 def _torchvision_operators(count: Count) -> None:
@@ -169,7 +166,7 @@ POINTS = (
         "",
         CPU,
         "it moves the two numbers that the ranks add to a GPU: they stay where they are",
-        partial(stand_ins.tensor_cuda, "prodigyopt"),
+        stand_ins.cuda("prodigyopt", "torch.Tensor.cuda"),
     ),
     Point(
         "torch.whole_batches",

@@ -11,13 +11,13 @@ import os
 import runpy
 import socket
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from harness.rank import supervisor
+from harness.rank.forks import Child, Children
 from harness.rank.probe import own_files
 from harness.rank.probe.exchange import Assignment
 
@@ -35,13 +35,12 @@ def main(arguments: Sequence[str]) -> None:
     assignment = own_files.enter(Assignment(**json.loads(file.read_text())))
     file.write_text(json.dumps(asdict(assignment)))
     port = _free_port()
-    ranks = {_start(folder, rank, world, port): rank for rank in range(world)}
-    while ranks:
-        ended, status = os.wait()
-        rank, code = ranks.pop(ended), os.waitstatus_to_exitcode(status)
-        if code:  # the keeper ends the others
-            print(f"  rank      : {rank}\n  exitcode  : {code}", flush=True)
-            raise SystemExit(1)
+    with Children() as children:
+        ranks = {_start(children, folder, rank, world, port): rank for rank in range(world)}
+        for child, _ in children.hear():
+            if child.code:
+                print(f"  rank      : {ranks[child]}\n  exitcode  : {child.code}", flush=True)
+                raise SystemExit(1)
 
 
 def _free_port() -> int:
@@ -49,20 +48,16 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _start(folder: Path, rank: int, world: int, port: int) -> int:
-    """Fork a rank; returns its process id."""
-    child = os.fork()
-    if not child:
-        _become_rank(folder, rank, world, port)
-    return child
-
-
-def _become_rank(folder: Path, rank: int, world: int, port: int) -> NoReturn:
-    """Run ``rank`` with its own logs and torchrun's variables."""
+def _start(children: Children, folder: Path, rank: int, world: int, port: int) -> Child:
+    """Fork a rank with its own logs."""
     logs = folder / "logs" / f"rank_{rank}"
     logs.mkdir(parents=True)
-    for number, name in ((1, "stdout.log"), (2, "stderr.log")):
-        os.dup2(os.open(logs / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
+    run = partial(_run_rank, folder, logs, rank, world, port)
+    return children.start(run, (logs / "stdout.log", logs / "stderr.log"))
+
+
+def _run_rank(folder: Path, logs: Path, rank: int, world: int, port: int) -> None:
+    """Run ``rank`` with torchrun's variables."""
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -77,16 +72,9 @@ def _become_rank(folder: Path, rank: int, world: int, port: int) -> NoReturn:
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
     sys.argv = [str(RANK), str(folder)]
-    code = 1
     try:
         runpy.run_path(str(RANK), run_name="__main__")
-        code = 0
     except BaseException as error:
-        if not isinstance(error, SystemExit):  # its reason is above, as from argparse
-            traceback.print_exc()
         message = f"{type(error).__name__}: {error}"
         (logs / "error.json").write_text(json.dumps({"message": {"message": message}}))
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        raise

@@ -1,0 +1,111 @@
+"""Another interpreter, which is asked for the distributions that it finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from harness.check import distributions
+from harness.system.errors import Inconclusive, UserError
+from harness.system.text import complaint, short
+
+LIMIT = 10.0
+"""Seconds within which an interpreter must answer."""
+
+MARK = "distributions: "
+"""The beginning of the line with the answer."""
+
+START = """\
+import sys
+sys.exit("it is older than Python 3.8") if sys.version_info < (3, 8) else None
+sys.path[:] = filter(None, sys.path)
+exec(sys.argv.pop(1))
+"""
+"""Removes the working directory from the path, as its files could hide modules; only newer Pythons
+have the option ``-P``."""
+
+
+def executable(path: Path) -> Path:
+    """The interpreter at a path, which may be the folder of a virtual environment."""
+    try:
+        if path.is_dir():
+            python = path / "bin" / "python"
+            if not python.exists():
+                raise UserError(f"{path} is no environment: it has no bin/python")
+            return python
+        if path.exists():
+            return path
+    except OSError as error:
+        raise UserError(f"no interpreter {complaint(error)}") from None
+    raise UserError(f"no interpreter {path}")
+
+
+def ask(python: Path, names: Sequence[str]) -> dict[str, Any]:
+    """What ``distributions.described`` returns in another interpreter.
+
+    Starts it, so that its ``sitecustomize`` and ``.pth`` files run; it imports none of its
+    packages. ``-E`` ignores PYTHONPATH, which is about this process. Raises Inconclusive if it
+    crashes, or does not answer within LIMIT; all its processes are then killed.
+    """
+    program = Path(distributions.__file__).read_text(encoding="utf-8")
+    command = [str(python.absolute()), "-E", "-B", "-c", START, program, MARK, *names]
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        code = _finished(python, command, output, errors)
+        answer = _answer(output)
+        if answer is None:
+            raise Inconclusive(f"{python} gives no answer: {_why(code, errors)}")
+    return answer
+
+
+def _finished(python: Path, command: list[str], output: IO[bytes], errors: IO[bytes]) -> int:
+    """Wait for the interpreter, end all its processes and return its exit code. It writes to
+    files, as a process that it starts could keep a pipe open."""
+    from harness.system.processes import TOKEN, end_all, new_token  # takes a twentieth of a second
+
+    token = new_token()
+    try:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, TOKEN: token},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UserError(f"cannot start {python}: {error.strerror}") from None
+    try:
+        return process.wait(LIMIT)
+    except subprocess.TimeoutExpired:
+        raise Inconclusive(
+            f"{python} does not answer within {LIMIT:g} s: see its sitecustomize and .pth files"
+        ) from None
+    finally:
+        end_all(token)
+        process.wait()
+
+
+def _answer(output: IO[bytes]) -> dict[str, Any] | None:
+    """Parse the line with the mark; None without such a line."""
+    output.seek(0)
+    for line in output.read().decode(errors="replace").splitlines():
+        if line.startswith(MARK):
+            with suppress(ValueError):
+                content: dict[str, Any] = json.loads(line[len(MARK) :])
+                return content
+    return None
+
+
+def _why(code: int, errors: IO[bytes]) -> str:
+    """Why there is no answer: the exit code, and the last line on stderr."""
+    errors.seek(0)
+    lines = errors.read().decode(errors="replace").split("\n")
+    message = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+    end = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{end}, {short(message, 200)}"

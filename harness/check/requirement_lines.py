@@ -1,0 +1,92 @@
+"""The lines of a requirements file: what is one line, its options, and what it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from packaging.markers import Marker
+from packaging.requirements import InvalidRequirement, Requirement
+
+from harness.check.installed import ARCHIVES
+from harness.check.source import names_in
+
+NESTED = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c"}
+MORE, NO_INDEX, LINKS = "--extra-index-url", "--no-index", ("-f", "--find-links")
+WHERE = ("-i", "--index-url", "--pypi-url", MORE, NO_INDEX, *LINKS)
+"""Options that say where to look up versions."""
+EDIT = ("-e", "--editable")
+FLAGS = ("--pre", "--prefer-binary", "--require-hashes", NO_INDEX)
+"""Options without a value."""
+IDLE = (*FLAGS, "--no-binary", "--only-binary", "--trusted-host", "--use-feature")
+"""Options for installing, which have no effect here."""
+
+WORD = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'\\])+"""
+"""A word as a shell reads it: pip splits options so."""
+OF_ONE = re.compile(
+    rf"\s(?:--(?:hash|config-settings?|global-option)[=\s]\s*|-C\s*)(?:{WORD})(?=\s|$)"
+)
+"""The options of one requirement, which have no effect here."""
+
+FROZEN_EDITABLE = re.compile(r"# Editable .*\(([\w.-]+)===?([^\s()]+)\)")
+"""The comment in which ``pip freeze`` names an editable install that has no address."""
+
+
+def statements(text: str) -> Iterator[tuple[int, str]]:
+    """The logical lines of a text with their numbers, without comments and hashes.
+
+    Only the comments in which ``pip freeze`` names editable installs are kept.
+    """
+    parts: list[str] = []
+    lines = text.splitlines()
+    for number, line in enumerate(lines, start=1):
+        if not parts and FROZEN_EDITABLE.match(line):
+            yield number, line
+            continue
+        parts.append(re.sub(r"(^|\s)#.*", "", line))
+        if parts[-1].endswith("\\"):
+            parts[-1] = parts[-1][:-1]
+            if number < len(lines):
+                continue
+        joined = "".join(parts)
+        parts.clear()
+        if statement := OF_ONE.sub("", joined).strip():
+            yield number, statement
+
+
+def requirement_in(line: str) -> Requirement | None:
+    """A requirement with a name; None for a path or an address."""
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        requirement = None
+    if requirement and (requirement.url or not ARCHIVES.search(requirement.name)):
+        return requirement
+    if not (requirement or "/" in line or line.startswith((".", "file:"))):
+        raise ValueError("it does not name a package with versions, such as transformers==4.36.2")
+    return None
+
+
+def address_in(line: str) -> tuple[str, tuple[str, ...], Marker | None]:
+    """A path or an address, the extras to install, and the marker after it."""
+    address, _, marker = line.partition(";")
+    address, extras = address.strip(), ""
+    if address.endswith("]") and "[" in address:
+        address, _, extras = address[:-1].rpartition("[")
+    return address, names_in(extras), Marker(marker) if marker.strip() else None
+
+
+def first_option(words: list[str]) -> tuple[str, str]:
+    """Take the first option of a line, and its value if it has one, from these words."""
+    word = words.pop(0)
+    long = word.startswith("--")
+    option, inline, value = word.partition("=") if long else (word[:2], word[2:], word[2:])
+    if option not in (*NESTED, *WHERE, *EDIT, *IDLE):
+        raise ValueError(
+            "nothing is built or installed here; name releases, such as transformers==4.36.2"
+        )
+    if option in FLAGS:
+        return option, ""
+    if not (value if inline else any(words[:1])):
+        raise ValueError(f"{option} has no value")
+    return option, value.removeprefix("=") if inline else words.pop(0)

@@ -1,0 +1,196 @@
+"""The status of each bug in an environment, from recorded results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.bugs import catalog
+from harness.bugs.api.settings import Setting
+from harness.bugs.api.spec import HARMS
+from harness.check.bug_status import BugStatus, Checked, recorded
+from harness.check.environment import Environment, of_files
+from harness.check.installed import DEPENDENCY, Installed, described, merged
+from harness.check.synonyms import PUBLISHED
+from tests.check import stacks
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+def environment(
+    versions: Mapping[str, str], complete: bool = True, origin: str = ""
+) -> Environment:
+    packages = {name: described(name, version, origin) for name, version in versions.items()}
+    return Environment(packages, "here", complete, None)
+
+
+def answer(name: str, installed: Environment, settings: Any = None) -> Checked:
+    (bug,) = recorded([name], installed, settings)
+    return bug
+
+
+@pytest.mark.parametrize(
+    ("name", "installed", "expected", "why"),
+    [
+        ("clip_max_for_min", {"deepspeed": "0.13.2"}, "affected", "was tested on"),
+        ("clip_max_for_min", {"deepspeed": "0.13.3"}, "not affected", "was tested on"),
+        ("clip_max_for_min", {"deepspeed": "0.15.2"}, "not affected", "0.14.5 and deepspeed"),
+        ("clip_max_for_min", {}, "does not apply", "deepspeed is not installed"),
+        ("clip_max_for_min", {"deepspeed": "99.0"}, "unknown", "the newest tested, is"),
+        ("clip_max_for_min", {"deepspeed": "0.13.2+3d347276"}, "unknown", "a build with the label"),
+        ("clip_max_for_min", {"deepspeed": "my own"}, "unknown", "is not a version"),
+        (
+            "trainer_gas_twice",
+            {"transformers": "5.24.0.dev0", "accelerate": "1.13.0"},
+            "unknown",
+            "",
+        ),
+        ("trainer_gas_twice", {"transformers": "5.3.0"}, "does not apply", "accelerate is not in"),
+        (
+            "rope_zero_init_v5",
+            {"transformers": "4.36.2", "deepspeed": "0.13.3"},
+            "does not apply",
+            "this is about transformers>=5",
+        ),
+        ("bf16_clip", {"deepspeed": "0.19.8"}, "not affected", "was tested on"),
+        ("device_math", {"torch": "2.13.0"}, "does not apply", "every release of torch has it"),
+    ],
+)
+def test_installed_releases_have_the_answer_of_recorded_runs(
+    name: str, installed: dict[str, str], expected: str, why: str
+) -> None:
+    bug = answer(name, environment(installed))
+    assert str(bug.status) == expected, bug.why
+    assert why in bug.why
+
+
+def test_a_file_may_leave_out_what_its_packages_need() -> None:
+    bug = answer("trainer_gas_twice", environment({"transformers": "5.3.0"}, complete=False))
+    assert bug.status is BugStatus.AFFECTED
+    assert answer("trainer_gas_twice", environment({}, complete=False)).why == "no transformers"
+
+
+def test_a_package_that_is_not_from_an_index_is_unknown() -> None:
+    from_git = environment({"deepspeed": "0.13.2"}, origin="installed from git")
+    bug = answer("clip_max_for_min", from_git)
+    assert (bug.status, bug.why) == (BugStatus.UNKNOWN, "deepspeed 0.13.2: installed from git")
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(1, BugStatus.NOT_TRIGGERED), (4, BugStatus.AFFECTED), (None, BugStatus.POSSIBLY)],
+)
+def test_settings_narrow_the_answer_but_never_to_not_affected(
+    steps: int | None, expected: BugStatus
+) -> None:
+    stack = environment({"transformers": "5.3.0", "accelerate": "1.13.0"})
+    settings = {"trainer": Setting(True), "gradient_accumulation_steps": Setting(steps)}
+    assert answer("trainer_gas_twice", stack, settings).status is expected
+    fixed = environment({"transformers": "5.5.4", "accelerate": "1.13.0"})
+    assert answer("trainer_gas_twice", fixed, settings).status is BugStatus.NOT_AFFECTED
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "2.9.0a0+50eac811a6.nv25.09",
+        "2.9.0rc1+cu128",
+        "2.9.0.dev20250801+cu128",
+        "2.9.0+git1234567",
+        "2.7.0+rocm6.4.1.git1ded221d",
+    ],
+)
+def test_a_build_of_torch_that_is_no_published_release_is_unknown(version: str) -> None:
+    bug = answer("dcp_async_late", environment({"torch": version}))
+    assert bug.status is BugStatus.UNKNOWN
+    assert bug.why.startswith(f"torch {version}: a ")
+    assert bug.why.endswith(f"with the label +{version.partition('+')[2]}")
+
+
+def test_a_version_that_fits_in_no_message_is_none() -> None:
+    bug = answer("dcp_async_late", environment({"torch": "2.9.0+" + "a" * 3_000}))
+    assert bug.status is BugStatus.UNKNOWN
+    assert bug.why == f"torch: '2.9.0+{'a' * 30} ...' is not a version"
+
+
+def test_affected_bugs_come_first_and_of_these_the_most_damaging() -> None:
+    bugs = recorded(catalog.sound(), environment({"deepspeed": "0.19.8"}))
+    order = [
+        (
+            list(BugStatus).index(checked.status),
+            HARMS.index(catalog.scenario(checked.scenario).harm),
+        )
+        for checked in bugs
+    ]
+    assert order == sorted(order)
+    assert bugs[0].status is BugStatus.AFFECTED
+
+
+def test_a_lock_with_several_releases_has_a_status_that_they_share() -> None:
+    packages = {"deepspeed": Installed("", "uv.lock has both", ("0.13.2", "0.13.3"))}
+    bug = answer("clip_max_for_min", Environment(packages, "here", False))
+    assert bug.status is BugStatus.POSSIBLY
+    assert "0.13.2 was tested" in bug.why
+    assert "0.13.3 was tested" in bug.why
+    assert answer("fp16_overflow", Environment(packages, "here", False)).how
+
+
+@pytest.mark.parametrize(
+    ("versions", "status"),
+    [(("5.0.0", "5.2.0"), "possibly affected"), (("4.36.2", "5.0.0"), "does not apply")],
+)
+def test_a_release_that_a_bug_is_not_about_does_not_hide_another(
+    versions: tuple[str, ...], status: str
+) -> None:
+    several = {"transformers": Installed("", "several", versions)}
+    bug = answer("tp_activation_partial", Environment(several, "a lock", False))
+    assert str(bug.status) == status, bug.why
+
+
+@pytest.mark.parametrize(
+    ("installed", "status"),
+    [
+        ({"lightning": "2.6.0"}, "affected"),
+        ({"lightning": "2.6.0", "pytorch-lightning": "2.6.0"}, "affected"),
+        ({"lightning": "2.6.0", "pytorch-lightning": "2.6.1"}, "possibly affected"),
+        ({"pytorch-lightning": "2.6.1"}, "not affected"),
+    ],
+)
+def test_lightning_is_pytorch_lightning(installed: dict[str, str], status: str) -> None:
+    packages = merged({name: described(name, version) for name, version in installed.items()})
+    bug = answer("pl_sampler_epoch", Environment(packages, "here", False))
+    assert str(bug.status) == status, bug.why
+
+
+def test_what_lightning_needs_gives_way_to_it() -> None:
+    needed = replace(described("pytorch-lightning", "2.6.6"), newest_of=DEPENDENCY)
+    packages = merged({"lightning": described("lightning", "2.6.0"), "pytorch-lightning": needed})
+    assert packages["pytorch-lightning"].version == "2.6.0"
+
+
+@pytest.mark.parametrize("name", [n for n, other in PUBLISHED.items() if not other.same])
+def test_a_fork_under_another_name_is_unknown(name: str) -> None:
+    package = PUBLISHED[name].package
+    entry = merged({name: described(name, "1.0")})[package]
+    assert f"{name} 1.0 is installed in its place" in entry.origin
+    both = merged({name: described(name, "1.0"), package: described(package, "2.0")})[package]
+    assert not both.version
+    assert name in both.origin
+
+
+@pytest.mark.parametrize("stack", stacks.STACKS)
+def test_the_recorded_answers_of_six_stacks_are_those_of_runs(stack: str) -> None:
+    """Records may not know an answer that a run gives, but they never give another one."""
+    names = list(catalog.sound())
+    installed = of_files([stacks.requirements(stack)], catalog.upstreams())
+    recorded_answers = {each.scenario: str(each.status) for each in recorded(names, installed)}
+    run_answers = stacks.ran(stack)
+    assert len(run_answers) >= 9
+    certain_answers = {
+        name: recorded_answers[name] for name in run_answers if recorded_answers[name] != "unknown"
+    }
+    assert certain_answers.items() <= run_answers.items()
+    assert len(certain_answers) >= 0.8 * len(run_answers)

@@ -1,0 +1,107 @@
+"""Conda's environment.yml and its match specs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.check import environment
+from harness.check.synonyms import ELSEWHERE, PUBLISHED
+from tests.check.test_pyproject import lines
+
+CONDA = """
+name: ours
+dependencies:
+  - python=3.10
+  - pytorch::pytorch=2.1
+  - transformers==4.38.2
+  - accelerate=0.27.2=py_0
+  - numpy
+  - pip:
+    - up==1.0
+"""
+
+
+def test_condas_environment_has_the_names_of_pip(tmp_path: Path) -> None:
+    specifiers = lines(tmp_path, "environment.yml", CONDA)
+    assert specifiers == ["torch==2.1.*", "transformers==4.38.2", "accelerate==0.27.2", "up==1.0"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("pytorch", "torch"),
+        ("pytorch 2.1.*", "torch==2.1.*"),
+        ("pytorch 2.1", "torch==2.1"),
+        ("pytorch=2.1", "torch==2.1.*"),
+        ("pytorch =2.1", "torch==2.1.*"),
+        ("pytorch = 2.1", "torch==2.1.*"),
+        ("pytorch=2.1.2", "torch==2.1.2"),
+        ("pytorch=2.1.*", "torch==2.1.*"),
+        ("pytorch=2.1=py_0", "torch==2.1"),
+        ("pytorch=2.1.0=*cuda*", "torch==2.1.0"),
+        ("pytorch==2.1.0=py3_0", "torch==2.1.0"),
+        ("pytorch 2.1.* *cuda*", "torch==2.1.*"),
+        ("pytorch >=2,<2.3 py_0", "torch>=2,<2.3"),
+        ("pytorch >= 2, < 2.3", "torch>=2,<2.3"),
+        ("pytorch>=2.1.*", "torch>=2.1"),
+        ("pytorch 2.*,!=2.1.0", "torch==2.*,!=2.1.0"),
+        ("pytorch *", "torch"),
+        ("pytorch[version='2.1.*', build=py_0]", "torch==2.1.*"),
+        ('pytorch[version=">=2,<2.3"]', "torch>=2,<2.3"),
+        ("pytorch=2.1[build=*cuda*]", "torch==2.1.*"),
+        ("conda-forge::pytorch-gpu=2.1", "torch==2.1.*"),
+        ("conda-forge/linux-64::pytorch 2.1.0 py_0", "torch==2.1.0"),
+        ("https://host/linux-64/pytorch-2.1.0-py3.10_0.tar.bz2", "torch==2.1.0"),
+        ("transformers 4.46.3 pyhd8ed1ab_0", "transformers==4.46.3"),
+        ("lightning=2.0.2", "lightning==2.0.2"),
+        ("huggingface_accelerate=1.15.0 # pinned", "accelerate==1.15.0"),
+    ],
+)
+def test_a_match_spec_of_conda_becomes_a_requirement(
+    tmp_path: Path, entry: str, expected: str
+) -> None:
+    text = f"dependencies:\n  - {json.dumps(entry)}\n"
+    assert lines(tmp_path, "environment.yml", text) == [expected]
+
+
+@pytest.mark.parametrize("package", [*PUBLISHED, *ELSEWHERE])
+def test_conda_has_every_other_name_of_a_package(tmp_path: Path, package: str) -> None:
+    text = f"dependencies: ['{package} 1.0']"
+    assert lines(tmp_path, "environment.yml", text) == [f"{ELSEWHERE.get(package, package)}==1.0"]
+
+
+@pytest.mark.usefixtures("offline")
+def test_what_cannot_be_read_in_condas_environment_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "environment.yml"
+    file.write_text(
+        """
+        dependencies:
+          - transformers[torch]==5.2.0
+          - deepspeed=new
+          - "%%%"
+          - LONG
+          - accelerate 1.0|1.2
+          - numpy 1.*
+          - npm: [left]
+        """.replace("LONG", f"long{'[a=b]' * 20_000}")
+    )
+    stack = environment.of_files([str(file)], ["transformers", "deepspeed", "accelerate"])
+    for name, entry in (
+        ("transformers", "transformers[torch]==5.2.0"),
+        ("deepspeed", "deepspeed=new"),
+    ):
+        assert stack.packages[name].version == ""
+        assert f"'{entry}' cannot be read" in stack.packages[name].origin
+        assert any(f"the release of {name} is not known" in note for note in stack.notes)
+    notes = "\n".join(stack.notes)
+    assert "'%%%' cannot be read, so it is left out" in notes
+    assert "'accelerate 1.0|1.2': which of the alternatives is left open" in notes
+    assert "npm left out" in notes
+    assert "numpy" not in notes
+
+
+def test_a_yaml_file_is_condas_whatever_its_name(tmp_path: Path) -> None:
+    assert lines(tmp_path, "conda.yaml", CONDA)[0] == "torch==2.1.*"

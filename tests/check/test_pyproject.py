@@ -1,0 +1,324 @@
+"""The tables of pyproject.toml and Pipfile: of the standard, Poetry, PDM, uv and others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.check import environment, project_files
+from harness.check.project_files import Declared, ProjectFile
+from harness.system.errors import UserError
+
+PYPROJECT = """
+[project]
+name = "ours"
+requires-python = ">=3.10"
+dependencies = ["up>=1", "second_one==2.0 ; python_version < '3'"]
+[project.optional-dependencies]
+train = ["trainer~=1.2"]
+all = ["ours[train]", "another"]
+[dependency-groups]
+test = ["tester", {include-group = "lint"}]
+lint = ["linter"]
+"""
+POETRY = """
+[tool.poetry.dependencies]
+python = "^3.9"
+up = "^1.2"
+zero = "^0.3.1"
+tilde = "~1.4"
+exact = "2.0"
+any = "*"
+extra = {version = ">=1,<3", extras = ["fast"], markers = "python_version > '3'"}
+rare = {version = "1.0", optional = true}
+both = [{version = "^1", python = "<3.9"}, {version = "^2"}]
+hers = {git = "https://host/hers.git"}
+[tool.poetry.extras]
+more = ["rare"]
+[tool.poetry.group.dev.dependencies]
+tester = "*"
+"""
+
+
+def declared(folder: Path, name: str, text: str, chosen: str = "") -> Declared:
+    """What a file declares."""
+    (folder / name).write_text(text)
+    file, _ = project_files.opened(f"{folder / name}{chosen}")
+    assert isinstance(file, ProjectFile)
+    return file.declared(file.chosen)
+
+
+def lines(folder: Path, name: str, text: str, chosen: str = "") -> list[str]:
+    """The requirements that a file declares."""
+    return [line for _, line in declared(folder, name, text, chosen).lines]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ("", ["up>=1", "second_one==2.0 ; python_version < '3'"]),
+        ("[train]", ["up>=1", "second_one==2.0 ; python_version < '3'", "trainer~=1.2"]),
+        ("[all]", ["up>=1", "second_one==2.0 ; python_version < '3'", "trainer~=1.2", "another"]),
+        ("[test]", ["up>=1", "second_one==2.0 ; python_version < '3'", "tester", "linter"]),
+    ],
+)
+def test_pyproject_has_extras_and_groups_by_name(
+    tmp_path: Path, chosen: str, expected: list[str]
+) -> None:
+    assert lines(tmp_path, "pyproject.toml", PYPROJECT, chosen) == expected
+
+
+def test_an_extra_that_does_not_exist_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no extra or group nope; it has: all, lint, test, train"):
+        lines(tmp_path, "pyproject.toml", PYPROJECT, "[nope]")
+
+
+def test_poetrys_tables_are_read(tmp_path: Path) -> None:
+    assert lines(tmp_path, "pyproject.toml", POETRY) == [
+        "up>=1.2,<2",
+        "zero>=0.3.1,<0.4",
+        "tilde>=1.4,<1.5",
+        "exact==2.0",
+        "any",
+        "extra[fast]>=1,<3 ; python_version > '3'",
+        "both>=1,<2 ; python_version < '3.9'",
+        "both>=2,<3",
+        "hers @ git+https://host/hers.git",
+    ]
+    assert "rare==1.0" in lines(tmp_path, "pyproject.toml", POETRY, "[more]")
+    assert lines(tmp_path, "pyproject.toml", POETRY, "[dev]")[-1] == "tester"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "expected"),
+    [
+        (">= 0.20, < 0.21", "up>=0.20,<0.21"),
+        (">=0.20 <0.21", "up>=0.20,<0.21"),
+        ("^ 1.2", "up>=1.2,<2"),
+        ("~ 1.2", "up>=1.2,<1.3"),
+        ("~1", "up>=1,<2"),
+        ("^0.0.3", "up>=0.0.3,<0.0.4"),
+        ("1.*", "up==1.*"),
+        ("= 1.2", "up==1.2"),
+        ("== 1.2", "up==1.2"),
+        ("~= 1.2", "up~=1.2"),
+        ("!=1.3", "up!=1.3"),
+        ("^1.2 || ^2.0", "up>=1.2,<3"),
+        ("2.* || 1.0 || ~=1.2", "up>=1.0,<3"),
+        ("<1 || >=3", "up"),
+    ],
+)
+def test_a_constraint_of_poetry_becomes_a_specifier(
+    tmp_path: Path, constraint: str, expected: str
+) -> None:
+    text = f"[tool.poetry.dependencies]\nup = '{constraint}'"
+    assert lines(tmp_path, "pyproject.toml", text) == [expected]
+    notes = declared(tmp_path, "pyproject.toml", text).notes
+    message = f"which of the alternatives '{constraint}' is left open"
+    assert any(message in note for note in notes) == ("||" in constraint)
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ('{version="5", python="<3.9"}', ["up==5 ; python_version < '3.9'"]),
+        (
+            '{version="5", python="^3.9", markers="os_name == \'nt\'"}',
+            ["up==5 ; (os_name == 'nt') and (python_version >= '3.9' and python_version < '4')"],
+        ),
+        (
+            '{version="5", python="3.8.1 || >=3.10"}',
+            ["up==5 ; (python_full_version == '3.8.1') or (python_version >= '3.10')"],
+        ),
+        ('{version="5", python="*"}', ["up==5"]),
+        ('{version="5", platform="linux"}', ["up==5 ; sys_platform == 'linux'"]),
+        (
+            '{version="5", platform="linux || darwin"}',
+            ["up==5 ; (sys_platform == 'linux') or (sys_platform == 'darwin')"],
+        ),
+        (
+            '[{version="4",python="<3.10"},{version="5",python=">=3.10"}]',
+            ["up==4 ; python_version < '3.10'", "up==5 ; python_version >= '3.10'"],
+        ),
+        ('{path="../vendor/x", develop=true}', ["up @ file:../vendor/x"]),
+        ('{file="dist/up-1.0.tar.gz"}', ["up @ file:dist/up-1.0.tar.gz"]),
+        ('{url="https://host/up-1.0.tar.gz"}', ["up @ https://host/up-1.0.tar.gz"]),
+        ('{git="git@host:o/up.git"}', ["up @ git+ssh://git@host/o/up.git"]),
+    ],
+)
+def test_conditions_and_places_of_poetry_are_those_of_pip(
+    tmp_path: Path, entry: str, expected: list[str]
+) -> None:
+    text = f"[tool.poetry.dependencies]\nup = {entry}"
+    assert lines(tmp_path, "pyproject.toml", text) == expected
+
+
+def in_file(
+    folder: Path, text: str, *names: str, name: str = "pyproject.toml"
+) -> environment.Environment:
+    (folder / name).write_text(text)
+    return environment.of_files([str(folder / name)], names)
+
+
+@pytest.mark.usefixtures("offline")
+def test_only_what_poetry_installs_on_this_python_counts(tmp_path: Path) -> None:
+    entry = '[{version="4",python="<3.10"},{version="5",python=">=3.10"}]'
+    stack = in_file(tmp_path, f"[tool.poetry.dependencies]\nup = {entry}", "up")
+    assert stack.packages["up"].version == "5"
+    stack = in_file(tmp_path, '[tool.poetry.dependencies]\nup={version="5",python="<3.9"}', "up")
+    assert "up" not in stack.packages
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    ("uv_source", "origin"),
+    [
+        ('{git="https://host/other.git", tag="v1"}', "installed from git"),
+        ('{path="../vendor/other", editable=true}', "a local folder"),
+        ('{url="https://host/main.zip"}', "a file from the web"),
+        ("{workspace=true}", "a local folder"),
+        ("[{git='https://host/up', marker=\"sys_platform == 'linux'\"}]", "installed from git"),
+        ("[{git='https://host/up', marker=\"sys_platform == 'win32'\"}]", ""),
+        ("[{git='https://host/up', extra='train'}]", ""),
+        ("{index='mine'}", ""),
+    ],
+)
+def test_where_uv_installs_a_package_from_is_its_origin(
+    tmp_path: Path, uv_source: str, origin: str
+) -> None:
+    text = f"[project]\ndependencies = ['Up_==5.2.0']\n[tool.uv.sources]\nup- = {uv_source}"
+    stack = in_file(tmp_path, text.replace("Up_", "Up").replace("up-", "up"), "up")
+    version = "" if origin and "zip" not in uv_source else "5.2.0"
+    assert (stack.packages["up"].version, stack.packages["up"].origin) == (
+        "" if origin else version,
+        origin,
+    )
+
+
+@pytest.mark.usefixtures("offline")
+def test_uvs_overrides_replace_and_its_constraints_bind(tmp_path: Path) -> None:
+    text = """
+        [project]
+        dependencies = ["up==5.2.0", "down", "gone==1", "away==1"]
+        [tool.uv]
+        override-dependencies = ["Up==4.0", "other==3.0", "gone ; python_version < '3'"]
+        constraint-dependencies = ["down==2.0"]
+        exclude-dependencies = ["away", "far"]
+        """
+    stack = in_file(tmp_path, text, "up", "down", "other", "gone", "away")
+    assert {name: package.version for name, package in stack.packages.items()} == {
+        "up": "4.0",
+        "down": "2.0",
+    }
+    for name in ("other", "far"):
+        assert any(f"the project does not name {name}, so it" in note for note in stack.notes)
+
+
+@pytest.mark.usefixtures("offline")
+def test_pdms_overrides_replace(tmp_path: Path) -> None:
+    text = """
+        [project]
+        dependencies = ["up==5.2.0", "down==1.0"]
+        [tool.pdm.resolution.overrides]
+        Up = "4.0"
+        down = "https://host/main.zip"
+        """
+    stack = in_file(tmp_path, text, "up", "down").packages
+    assert (stack["up"].version, stack["down"].origin) == ("4.0", "a file from the web")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("[tool.uv]\ndev-dependencies = ['tester']", "dev"),
+        ("[tool.rye]\ndev-dependencies = ['tester']", "dev"),
+        ("[tool.pdm.dev-dependencies]\ntrain = ['tester']", "train"),
+        ("[tool.hatch.envs.test]\nextra-dependencies = ['tester']", "test"),
+        ("[tool.poetry.group.train.dependencies]\ntester = '*'", "train"),
+        ("[tool.poetry.dev-dependencies]\ntester = '*'", "dev"),
+        ("[tool.flit.metadata.requires-extra]\ntrain = ['tester']", "train"),
+    ],
+)
+def test_groups_of_other_tools_are_left_out_by_name_and_read_by_name(
+    tmp_path: Path, text: str, name: str
+) -> None:
+    text = f"[project]\ndependencies = ['up']\n{text}\n"
+    assert lines(tmp_path, "pyproject.toml", text) == ["up"]
+    assert declared(tmp_path, "pyproject.toml", text).choices == [name]
+    assert lines(tmp_path, "pyproject.toml", text, f"[{name}]") == ["up", "tester"]
+
+
+def test_groups_of_the_same_name_are_one(tmp_path: Path) -> None:
+    text = """
+        [project]
+        name = "ours"
+        [project.optional-dependencies]
+        dev = ["one"]
+        [dependency-groups]
+        dev = ["two"]
+        [tool.uv]
+        dev-dependencies = ["three"]
+        [tool.poetry.group.dev.dependencies]
+        four = "*"
+        [tool.poetry.group.all]
+        include-groups = ["dev"]
+        """
+    assert sorted(lines(tmp_path, "pyproject.toml", text, "[dev]")) == [
+        "four",
+        "one",
+        "three",
+        "two",
+    ]
+    assert lines(tmp_path, "pyproject.toml", text, "[all]") == ["four"]
+
+
+@pytest.mark.parametrize(("count", "repeats"), [(13, 10), (3000, 1)])
+@pytest.mark.parametrize("kind", ["groups", "extras"])
+def test_a_group_that_many_include_is_read_once(
+    tmp_path: Path, kind: str, count: int, repeats: int
+) -> None:
+    """The first has a billion of them, and the second is deeper than Python's stack."""
+    include = "{include-group='g%d'}," if kind == "groups" else "'x[g%d]',"
+    text = "".join(f"g{n} = [{include % (n + 1) * repeats}]\n" for n in range(count))
+    table = "dependency-groups" if kind == "groups" else "project.optional-dependencies"
+    text = f"[project]\nname = 'x'\n[{table}]\n{text}g{count} = ['up']\n"
+    assert lines(tmp_path, "pyproject.toml", text, "[g0]") == ["up"]
+
+
+def test_a_pipfile_has_groups(tmp_path: Path) -> None:
+    text = """
+        [[source]]
+        url = "https://host"
+        [packages]
+        up = "==1.0"
+        second = {version = ">=2", sys_platform = "== 'linux'", extras = ["fast"]}
+        [dev-packages]
+        tester = "*"
+        [gpu]
+        deepspeed = {version = "==0.18.2"}
+        [requires]
+        python_version = "3.11"
+        """
+    assert lines(tmp_path, "Pipfile", text) == [
+        "up==1.0",
+        "second[fast]>=2 ; sys_platform == 'linux'",
+    ]
+    assert lines(tmp_path, "Pipfile", text, "[gpu]")[-1] == "deepspeed==0.18.2"
+    pipfile = declared(tmp_path, "Pipfile", text)
+    assert (pipfile.choices, pipfile.python) == (["dev", "gpu"], "==3.11.*")
+
+
+@pytest.mark.usefixtures("offline")
+def test_what_a_build_or_an_unknown_tool_adds_is_said(tmp_path: Path) -> None:
+    text = """
+        [project]
+        dynamic = ["dependencies"]
+        optional-dependencies = {train = ["up==1.0"]}
+        [tool.pixi.dependencies]
+        pytorch = "2.1.*"
+        """
+    (tmp_path / "pyproject.toml").write_text(text)
+    notes = environment.of_files([f"{tmp_path / 'pyproject.toml'}[train]"], ["up"]).notes
+    assert any("its dependencies are dynamic" in note for note in notes)
+    assert any("the tables of tool.pixi are not read" in note for note in notes)

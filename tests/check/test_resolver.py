@@ -1,0 +1,320 @@
+"""What a resolver makes of requirements, and what is not looked up."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.check import environment, resolution_store, resolver
+from harness.releases import index
+from harness.system.errors import UserError
+from tests.index import Handler, no_network, page, served
+from tests.index import file as file_of
+from tests.sandbox import refused
+
+__all__ = ["no_network", "served"]
+
+
+def publish(served: type[Handler], name: str, version: str, *needs: str, day: str) -> None:
+    """Add a wheel to the index: its metadata are all that a resolver reads."""
+    wheel = f"{name}-{version}-py3-none-any.whl"
+    files = served.pages.get(name, page())["files"]
+    entry = file_of(wheel, f"{day}T00:00:00") | {"core-metadata": True}
+    served.pages[name] = page(*files, entry) | {"name": name}
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    text = "\n".join([*lines, *(f"Requires-Dist: {need}" for need in needs), "", ""])
+    served.pages[f"{name}/{wheel}.metadata"] = text
+
+
+@pytest.fixture
+def published(served: type[Handler], cache: Path) -> type[Handler]:
+    publish(served, "up", "1.0", "down<2", day="2024-01-01")
+    publish(served, "up", "2.0", "down<3", day="2024-06-01")
+    for version, day in (("1.5", "2023-12-01"), ("2.5", "2024-05-01"), ("3.0", "2024-07-01")):
+        publish(served, "down", version, day=day)
+    served.pages["source"] = page(file_of("source-1.0.tar.gz", "2023-01-01T00:00:00"))
+    return served
+
+
+@pytest.mark.parametrize(
+    ("text", "day", "expected"),
+    [
+        ("up", "", {"up": "2.0", "down": "2.5"}),
+        ("up", "2024-03-01", {"up": "1.0", "down": "1.5"}),
+        ("up\ndown", "", {"up": "2.0", "down": "2.5"}),
+        ("up\nsource==1.0\nnowhere", "", {"up": "2.0", "down": "2.5"}),
+        ("up==1.0", "", {"up": "1.0", "down": "1.5"}),
+    ],
+)
+def test_releases_fit_together_on_a_day(
+    published: type[Handler], tmp_path: Path, text: str, day: str, expected: dict[str, str]
+) -> None:
+    """Each package alone would be the newest: down 3.0, which up forbids."""
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"{text}\n")
+    stack = environment.of_files([str(file)], ["up", "down"], day)
+    assert {name: package.version for name, package in stack.packages.items()} == expected
+    assert ("as no index has their wheels: nowhere, source" in " ".join(stack.notes)) == (
+        "source" in text
+    )
+
+
+def test_requirements_that_contradict_each_other_are_looked_up_alone(
+    published: type[Handler], tmp_path: Path
+) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("up==2.0\ndown>=3\n")
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert {n: package.version for n, package in stack.packages.items()} == {
+        "up": "2.0",
+        "down": "3.0",
+    }
+    assert "no releases were found that fit together" in stack.notes[0]
+
+
+@pytest.mark.usefixtures("no_network")
+def test_without_a_network_the_newest_tested_releases_are_taken(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("accelerate<1.15\n")
+    stack = environment.of_files([str(file)], ["accelerate"])
+    assert stack.packages["accelerate"].version == "1.14.0"
+    assert stack.notes[0] == "not known: the releases of torch"
+    assert "the package index does not respond" in stack.notes[1]
+    assert "the newest tested release is taken" in stack.notes[2]
+    assert "accelerate needs it" in stack.packages["torch"].origin
+
+
+def test_a_project_for_other_pythons_is_resolved_for_the_oldest_of_them(tmp_path: Path) -> None:
+    assert resolver._python(">=3.99") == ""
+    assert resolver._python(">=3.8") == ""
+    assert resolver._python("<3.9,>=3.7") == "3.7"
+
+
+def test_what_a_package_without_wheels_needs_is_resolved_as_well(
+    published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing names torch, but DeepSpeed needs it, and is left out as it has no wheels."""
+    monkeypatch.setattr(resolver, "NEEDS", {"source": ("down",)})
+    file = tmp_path / "requirements.txt"
+    file.write_text("source==1.0\n")
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert stack.packages["down"].version == "3.0"
+
+
+@pytest.mark.parametrize(
+    ("line", "day", "note"),
+    [
+        ("up==9.9.9.9", "", "there is no such release, "),
+        ("source==9.9", "", "there is no such release, "),
+        ("up==2.0", "2024-03-01", "there was no such release on 2024-03-01, "),
+        ("up>=1", "1990-01-01", "there was no such release on 1990-01-01, "),
+        (
+            "source==1.0",
+            "2024-01-01",
+            "what these need was not looked up, as no index has their wheels",
+        ),
+        ("up==1.0+mine", "", "what these need was not looked up, as no index has their wheels"),
+    ],
+)
+def test_a_release_that_does_not_exist_is_said(
+    published: type[Handler], tmp_path: Path, line: str, day: str, note: str
+) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"{line}\ndown\n")
+    (first_note, *_) = environment.of_files([str(file)], ["up", "down"], day).notes
+    assert first_note.startswith(note)
+    assert re.split("[=>]", line)[0] in first_note
+
+
+def test_before_the_first_release_a_package_is_unknown(
+    published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said to be the newest tested release."""
+    monkeypatch.setattr(resolver, "tested_releases", lambda _: ("9.0",))
+    file = tmp_path / "requirements.txt"
+    file.write_text("up>=1\n")
+    up = environment.of_files([str(file)], ["up"], "1990-01-01").packages["up"]
+    assert up.version == ""
+    assert up.origin == "the index has no release of it for this Python until 1990-01-01"
+    file.write_text("up>=2\n")
+    with pytest.raises(UserError, match=r"no release until 2024-03-01 is up>=2: they go from 1\.0"):
+        environment.of_files([str(file)], ["up"], "2024-03-01")
+
+
+@pytest.mark.parametrize("line", ["nowhere==3.1", "source==1.0"])
+def test_a_package_whose_needs_are_not_known_is_said_if_it_is_alone(
+    published: type[Handler], tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"{line}\n")
+    error = refused(capsys, ["check", "-r", str(file)])
+    assert f"as no index has their wheels: {line.partition('=')[0]}; {file} has none of " in error
+
+
+def test_packages_that_fit_together_without_the_others_are_resolved(
+    published: type[Handler], tmp_path: Path
+) -> None:
+    publish(published, "tool", "1.0", "missing>=9", day="2024-01-01")
+    file = tmp_path / "requirements.txt"
+    file.write_text("up\ntool==1.0\nmissing<9\n")
+    publish(published, "missing", "1.0", day="2024-01-01")
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert {name: package.version for name, package in stack.packages.items()} == {
+        "up": "2.0",
+        "down": "2.5",
+    }
+    assert "the other requirements contradict up" in stack.notes[0]
+
+
+def test_what_needs_an_unknown_release_is_said_first(
+    published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bugs would vanish: 'no up'."""
+    monkeypatch.setattr(resolver, "NEEDS", {"down": ("other",), "other": ("deep",)})
+    file = tmp_path / "requirements.txt"
+    file.write_text("up==2.0\ndown>=3\n")
+    stack = environment.of_files([str(file)], ["up", "down", "other", "deep"])
+    assert stack.notes[0] == "not known: the releases of deep and other"
+    assert stack.packages["other"].version == ""
+    assert "down needs it" in stack.packages["other"].origin
+
+
+@pytest.mark.parametrize("line", ["./-e evil", "./two words", "../.."])
+def test_a_folder_that_names_no_package_is_said(
+    published: type[Handler], tmp_path: Path, line: str
+) -> None:
+    file = tmp_path / "project" / "requirements.txt"
+    file.parent.mkdir()
+    file.write_text(f"{line}\nup\n")
+    stack = environment.of_files([str(file)], ["up"])
+    assert stack.packages["up"].version == "2.0"
+    has_note = any(
+        "line 1: it does not show which package is there" in note for note in stack.notes
+    )
+    assert has_note or line == "../.."
+
+
+# The same input on the same day
+
+
+def asked(published: type[Handler]) -> list[str]:
+    """The packages that an index was asked for since the last call."""
+    packages = [path.split("/")[2] for path in published.requests]
+    published.requests.clear()
+    index.forget()  # as in a new process
+    return packages
+
+
+@pytest.fixture
+def unpinned(published: type[Handler], tmp_path: Path) -> str:
+    """A file that names a release of nothing, and a package without wheels."""
+    (tmp_path / "requirements.txt").write_text("up\nsource\nnowhere\n")
+    return str(tmp_path / "requirements.txt")
+
+
+def test_the_same_input_is_resolved_once_a_day(
+    published: type[Handler], unpinned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_answer = environment.of_files([unpinned], ["up", "down", "source"])
+    assert {"up", "source"} <= set(asked(published))
+    publish(published, "up", "3.0", day="2024-09-01")
+    assert environment.of_files([unpinned], ["up", "down", "source"]) == first_answer
+    assert asked(published) == []
+    monkeypatch.setattr(resolution_store, "_today", lambda: "2999-01-01")
+    monkeypatch.setenv("UV_CACHE_DIR", f"{unpinned}.uv")  # uv keeps a page for ten minutes
+    answer = environment.of_files([unpinned], ["up", "down", "source"])
+    assert answer.packages["up"].version == "3.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "day", "variable"),
+    [
+        ("up<2\nsource\nnowhere", ("up", "down", "source"), "", ""),
+        ("up\nsource\nnowhere\n-c bounds.txt", ("up", "down", "source"), "", ""),
+        ("up\nsource\nnowhere", ("up", "down", "source"), "2024-03-01", ""),
+        ("up\nsource\nnowhere", ("up", "source"), "", ""),
+        ("up\nsource\nnowhere", ("up", "down", "source"), "", "UV_RESOLUTION"),
+    ],
+)
+def test_another_input_is_resolved(
+    published: type[Handler],
+    unpinned: str,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    names: tuple[str, ...],
+    day: str,
+    variable: str,
+) -> None:
+    environment.of_files([unpinned], ["up", "down", "source"])
+    asked(published)
+    Path(unpinned).with_name("bounds.txt").write_text("down<2\n")
+    Path(unpinned).write_text(text)
+    if variable:
+        monkeypatch.setenv(variable, "lowest")
+    environment.of_files([unpinned], names, day)
+    assert asked(published)
+
+
+def test_another_index_another_uv_and_another_python_are_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = [str(resolution_store._key(["up"]))]
+    for module, function in (
+        (index, "configured"),
+        (resolution_store, "release_of"),
+        (resolution_store, "default_environment"),
+        (platform, "libc_ver"),
+    ):
+        monkeypatch.setattr(module, function, lambda *_: {"another": "1"})
+        keys.append(str(resolution_store._key(["up"])))
+    assert len(set(keys)) == 5
+
+
+@pytest.mark.parametrize("text", ["up==2.0\ndown>=3\n", "up\nsource==9.9\n--find-links wheels\n"])
+def test_a_failed_resolution_is_not_kept(
+    published: type[Handler], cache: Path, unpinned: str, text: str
+) -> None:
+    Path(unpinned).write_text(text)
+    environment.of_files([unpinned], ["up", "down"])
+    assert not cache.exists()
+
+
+@pytest.mark.usefixtures("no_network")
+def test_an_answer_without_an_index_is_not_kept(cache: Path, unpinned: str) -> None:
+    Path(unpinned).write_text("accelerate\n")
+    environment.of_files([unpinned], ["accelerate"])
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"inputs": 5}', "null"])
+def test_a_damaged_answer_is_resolved_again(
+    published: type[Handler], cache: Path, unpinned: str, damage: str
+) -> None:
+    answer = environment.of_files([unpinned], ["up", "down", "source"])
+    (file,) = (cache / "cells").iterdir()
+    file.write_text(damage)
+    assert environment.of_files([unpinned], ["up", "down", "source"]) == answer
+    assert file.read_text() != damage
+
+
+def test_what_is_kept_contains_no_password_and_is_not_beside_the_file(
+    published: type[Handler], cache: Path, unpinned: str
+) -> None:
+    environment.of_files([unpinned], ["up", "down", "source"])
+    (file,) = (cache / "cells").iterdir()
+    assert "secret" not in file.read_text()
+    assert [path.name for path in Path(unpinned).parent.iterdir() if path.is_file()] == [
+        "requirements.txt"
+    ]
+
+
+def test_a_cache_that_cannot_be_written_changes_no_answer(
+    published: type[Handler], unpinned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARNESS_CACHE", "/dev/null")
+    for _ in range(2):
+        stack = environment.of_files([unpinned], ["up", "down", "source"])
+        assert stack.packages["up"].version == "2.0"
