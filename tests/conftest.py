@@ -16,8 +16,8 @@ from typing import NoReturn
 import pytest
 
 import scenarios
-from harness.bugs import affected, catalog
-from harness.bugs.cell import Status
+from harness.bugs import catalog, result_file
+from harness.bugs.results import Status
 from harness.releases import index, releases, uv
 from harness.run import cells
 from harness.system import machine
@@ -148,6 +148,6 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def record(folders: Path) -> Callable[..., None]:
     def add(**answers: Status) -> None:
-        affected.record(cell(release.replace("_", "."), a) for release, a in answers.items())
+        result_file.record(cell(release.replace("_", "."), a) for release, a in answers.items())
 
     return add

@@ -10,12 +10,12 @@ import pytest
 
 from harness.__main__ import main
 from harness.bugs import catalog
-from harness.bugs.api.spec import Verdict
-from harness.bugs.cell import Cell, Status
+from harness.bugs.api.spec import Finding, Verdict
+from harness.bugs.results import Result, RunResult, Status
 from harness.publish.history import writing
 from harness.publish.history_rows import Change, Nightly, NightlyKind, ReleaseResult
 from harness.releases.index import Release
-from harness.run.results import RunResult
+from tests.made_up import cell_of
 from tests.recording import RECORDED, all_recorded
 
 EVIL = "<script>alert(1)</script>"
@@ -33,12 +33,11 @@ DAYS = dict(
 )
 
 
-def a_cell(scenario: str, version: str, status: Status, reason: str = "because") -> Cell:
+def a_cell(scenario: str, version: str, status: Status, reason: str = "because") -> Result:
     """The cell of a scenario and a release of transformers."""
     pins = {"transformers": version, "deepspeed": "0.19.8"}
-    environment = ("cpu", "3.11.7", "2.13.0", "2026-11-21")
-    step = 0 if status is YES else None
-    return Cell(scenario, pins, status, reason, *environment, 12.0, step)
+    finding = Finding(reason, step=0) if status is YES else None
+    return cell_of(scenario, pins, status, reason, seconds=12.0, finding=finding)
 
 
 def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
@@ -74,7 +73,7 @@ def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
 def a_site(folder: Path) -> Path:
     """A site of the recorded runs of all bugs and a small history, made in a folder."""
     runs = all_recorded(folder / "runs", catalog.sound())
-    history, out = a_history(folder / "nights.sqlite"), folder / "site"
+    history, out = a_history(folder / "nights.jsonl"), folder / "site"
     assert main(["site", "--out", str(out), "--history", str(history), "--runs", str(runs)]) == 0
     return out
 

@@ -14,11 +14,10 @@ from packaging.version import Version
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import RELEASED, Finding, Lane, Outcome, Verdict
-from harness.bugs.cell import Cell, Status
+from harness.bugs.results import OUTCOMES, Result, RunResult, Status
 from harness.rank.exits import Exit, Identity, write_exit
 from harness.rank.run_folder import RUN_FILE
 from harness.releases.index import Release
-from harness.run.results import RunResult, TrialResult
 from harness.run.run_config import RunConfig
 from harness.system import machine
 from harness.system.files import write_json
@@ -60,7 +59,9 @@ class Upstream:
         finding = Finding("wrong", step=0) if outcome is Outcome.SYMPTOM else None
         if self.another and outcome is Outcome.INCONCLUSIVE:
             finding = Finding("odd", step=0, documented=False, another=self.another)
-        trial = TrialResult(RELEASED, outcome, None, "because\nof this", 1.5, finding)
+        trial = trial_result(
+            RELEASED, outcome, None, "because\nof this", pins=pins, seconds=1.5, finding=finding
+        )
         return RunResult(config.scenario, Verdict.UNJUDGED, (), (trial,)), folder
 
 
@@ -99,7 +100,31 @@ def published(*versions: str, yanked: str = "") -> Callable[..., list[Release]]:
     return lambda *_: listing
 
 
-def cell(release: str, status: Status) -> Cell:
+MACHINE = {"python": "3.11.7", "torch": "2.13.0", "cpus": 2, "gpus": []}
+
+
+def trial_result(
+    variant: str,
+    outcome: Outcome,
+    expected: Outcome | None,
+    reason: str,
+    scenario: str = "rope_zero_init",
+    **more: Any,
+) -> Result:
+    """The result of a trial, on some machine and day."""
+    facts: dict[str, Any] = {"pins": {}, "lane": "cpu", "day": "2026-11-21", "machine": MACHINE}
+    facts |= {"expected": expected, **more}
+    return Result(scenario, variant, outcome=outcome, reason=reason, **facts)
+
+
+def cell_of(
+    scenario: str, pins: dict[str, str], status: Status, reason: str, **more: Any
+) -> Result:
+    """The result of releases with this status."""
+    more.setdefault("finding", Finding(reason) if status is YES else None)
+    return trial_result(RELEASED, OUTCOMES[status], None, reason, scenario, pins=pins, **more)
+
+
+def cell(release: str, status: Status) -> Result:
     pins = {"transformers": release.removeprefix("v"), "deepspeed": "0.13.3"}
-    environment = ("cpu", "3.11.7", "2.13.0", "2026-11-21")
-    return Cell("rope_zero_init", pins, status, f"because of {release}\nand", *environment)
+    return cell_of("rope_zero_init", pins, status, f"because of {release}\nand")

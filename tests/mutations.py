@@ -19,9 +19,9 @@ from typing import Any
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Outcome
+from harness.bugs.results import Result, RunResult
 from harness.cli import pages
 from harness.run import command_line
-from harness.run.results import RunResult, TrialResult
 from harness.run.run import run
 from harness.system import machine
 from harness.system.files import write_whole
@@ -65,7 +65,7 @@ def _record(scenario: str, chosen: Sequence[Mutation]) -> int:
     return sum(trial.outcome is not Outcome.INCONCLUSIVE for trial in trials)
 
 
-def _trials(scenario: str, chosen: Sequence[Mutation]) -> Iterator[TrialResult]:
+def _trials(scenario: str, chosen: Sequence[Mutation]) -> Iterator[Result]:
     """Run the mutations of each variant separately: releases differ in their files, and every rank
     must load all files that the run's defects name."""
     for variant in dict.fromkeys(m.variant for m in chosen):
@@ -89,7 +89,7 @@ def _run(scenario: str, chosen: Sequence[Mutation]) -> RunResult:
         module.SCENARIO = original
 
 
-def _row(trial: TrialResult, variant: str, about: str) -> dict[str, str]:
+def _row(trial: Result, variant: str, about: str) -> dict[str, str]:
     reason = trial.reason.splitlines()[0] if trial.reason else ""
     facts = machine.facts()
     return {

@@ -8,27 +8,25 @@ from pathlib import Path
 import pytest
 
 from harness.bugs.api.spec import RELEASED, Verdict
-from harness.bugs.cell import Cell, Status
+from harness.bugs.results import Result, RunResult, Status
 from harness.publish import steps
 from harness.publish.history_rows import ReleaseResult, ScenarioResult
 from harness.releases import index
 from harness.releases.index import Release
 from harness.run import cells, suite
-from harness.run.results import RunResult
 from harness.run.run_config import RunConfig
 from harness.system.errors import Fault
+from tests.made_up import cell_of
 
 SCENARIO = "clip_max_for_min"
 PACKAGE = "deepspeed"
 YES, NO, UNCLEAR = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE
 
 
-RUN_WITH = ("cpu", "3.11.7", "2.13.0", "2024-03-01")
-
-
-def cell(version: str, status: Status, scenario: str = SCENARIO, package: str = PACKAGE) -> Cell:
+def cell(version: str, status: Status, scenario: str = SCENARIO, package: str = PACKAGE) -> Result:
     reason = f"because of {version}\nand"
-    return Cell(scenario, {package: version}, status, reason, *RUN_WITH, 1.5)
+    day = "2024-03-01"
+    return cell_of(scenario, {package: version}, status, reason, day=day, seconds=1.5)
 
 
 def result(
@@ -38,8 +36,8 @@ def result(
 
 
 def own(verdict: Verdict, night: int = 1, scenario: str = SCENARIO) -> ScenarioResult:
-    content = RunResult(scenario, verdict, ("buggy was clean",), ()).to_json()
-    return ScenarioResult(night, scenario, str(verdict), 2.0, content, None)
+    content = RunResult(scenario, verdict, ("buggy was clean",), ())
+    return ScenarioResult(night, content, 2.0, None)
 
 
 def release(version: str, day: str, yanked: bool = False, package: str = PACKAGE) -> Release:
@@ -71,7 +69,7 @@ class World:
         for package in packages:
             yield package, self.fault or [r for r in self.releases if r.package == package]
 
-    def find(self, config: RunConfig, cache: Path, *, faults: bool, **_: object) -> Cell:
+    def find(self, config: RunConfig, cache: Path, *, faults: bool, **_: object) -> Result:
         if self.killed_after is not None and len(self.tested) >= self.killed_after:
             raise KeyboardInterrupt
         assert config.variants == (RELEASED,)

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.bugs import catalog
+from harness.bugs.results import Result, RunResult
 from harness.rank import run_folder
 from harness.rank.exits import EXIT_FILE
 from harness.rank.run_folder import RUN_FILE, VERDICT_FILE
 from harness.run.grade import grade, grade_trial, run_of
-from harness.run.results import RunResult, TrialResult
 
 
 class Unpacked(Mapping[str, Path]):
@@ -73,7 +73,7 @@ class Recording:
     def grade(self) -> RunResult:
         return grade(self.folder)
 
-    def trial(self, variant: str) -> TrialResult:
+    def trial(self, variant: str) -> Result:
         """The result of one trial; reads only its folder and run.json."""
         return grade_trial(run_of(self.folder), self.folder, variant)[0]
 

@@ -10,12 +10,12 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.bugs import affected, catalog, commits, remedies
+from harness.bugs import catalog, commits, remedies, result_file
 from harness.bugs.api.settings import in_words
 from harness.bugs.api.spec import BUGGY, RELEASED, Scenario
-from harness.bugs.cell import Cell, Status
 from harness.bugs.commits import BugCommit
 from harness.bugs.periods import Period, alive, periods, tested
+from harness.bugs.results import Result, Status
 from harness.system.errors import Inconclusive
 from harness.system.text import LINK, markdown
 
@@ -53,15 +53,15 @@ def without() -> dict[str, str]:
 def _why_not(name: str) -> str:
     if catalog.scenario(name).variant(BUGGY).defects:
         return "only an edit puts it into a release"
-    return "no tested release has it" if affected.of(name) else "no release was tested"
+    return "no tested release has it" if result_file.statuses(name) else "no release was tested"
 
 
 def record(name: str) -> Record:
     """The OSV record of a bug. Raises Inconclusive if no tested release has it."""
-    scenario, spans, cells = catalog.scenario(name), periods(name), affected.of(name)
+    scenario, spans, cells = catalog.scenario(name), periods(name), result_file.statuses(name)
     if not spans:
         raise Inconclusive(f"no tested release has {name}")
-    days = sorted(cell.date for cell in cells)
+    days = sorted(cell.first_day for cell in cells)
     return {
         "schema_version": SCHEMA,
         "id": PREFIX + name,
@@ -144,13 +144,13 @@ def _alive(name: str, scenario: Scenario) -> dict[str, str] | None:
     return {"release": bug.release, "trigger": trigger}
 
 
-def _runs(scenario: Scenario, cells: Sequence[Cell]) -> list[Record]:
+def _runs(scenario: Scenario, cells: Sequence[Result]) -> list[Record]:
     """What was run: each tested release with its status, its day and its environment."""
     return [
         {
             "version": cell.pins[scenario.subject],
             "status": str(cell.status),
-            "date": cell.date,
+            "date": cell.first_day,
             "lane": cell.lane,
             "python": cell.python,
             "torch": cell.torch,

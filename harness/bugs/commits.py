@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from harness.bugs import catalog
-from harness.bugs.cell import Status
+from harness.bugs.results import Status
 from harness.system.files import write_whole, writing
 
 FILE = "commits.json"

@@ -14,9 +14,9 @@ from operator import itemgetter
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from harness.bugs import affected, catalog
+from harness.bugs import catalog, result_file
 from harness.bugs.api.spec import Scenario
-from harness.bugs.cell import Cell, Status
+from harness.bugs.results import Result, Status
 from harness.system.text import listed, short
 
 Point = tuple[Version, ...]
@@ -112,7 +112,7 @@ def judged(name: str) -> Iterator[tuple[Point, str]]:
     """
     packages = catalog.scenario(name).deciding
     tested: dict[Point, set[Status]] = {}
-    for cell in affected.of(name) if packages else ():
+    for cell in result_file.statuses(name) if packages else ():
         point = tuple(Version(cell.pins[package]) for package in packages)
         tested.setdefault(point, set()).add(cell.status)
     for point, statuses in tested.items():
@@ -153,8 +153,8 @@ def lookup(name: str, have: Mapping[str, str]) -> Lookup:
         target = tuple(Version(have[package]) for package in packages)
     except InvalidVersion as error:
         return Lookup(None, str(error))
-    cells: dict[Point, list[Cell]] = {}
-    for cell in affected.of(name):
+    cells: dict[Point, list[Result]] = {}
+    for cell in result_file.statuses(name):
         cells.setdefault(tuple(Version(cell.pins[p]) for p in packages), []).append(cell)
     if not packages or not cells:
         return Lookup(None, "no results are recorded; check --run can tell")
@@ -198,12 +198,12 @@ def why_affected(name: str, have: Mapping[str, str]) -> str:
     return answer.why if answer.status is Status.AFFECTED else ""
 
 
-def _measurement(label: str, cells: Sequence[Cell]) -> Lookup:
+def _measurement(label: str, cells: Sequence[Result]) -> Lookup:
     """The result of exactly these releases."""
     statuses = {cell.status for cell in cells if cell.status.certain}
     if len(statuses) == 1:
         (status,) = statuses
-        day = max(cell.last_seen for cell in cells)
+        day = max(cell.day for cell in cells)
         return Lookup(status, f"{label} was tested on {day}: {_has(status)} the bug", tested=True)
     if statuses:
         return Lookup(None, f"{label} was tested with different results")

@@ -9,9 +9,9 @@ from typing import Any
 
 from packaging.version import Version
 
-from harness.bugs import affected, catalog
+from harness.bugs import catalog, result_file
 from harness.bugs.api.spec import RELEASED, Outcome
-from harness.bugs.cell import Status
+from harness.bugs.results import Status
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def tested(name: str) -> dict[str, Status]:
     """
     subject = next(iter(catalog.scenario(name).pins), None)
     by_version: dict[str, list[Status]] = {}
-    for cell in affected.of(name):
+    for cell in result_file.statuses(name):
         if subject:
             by_version.setdefault(cell.pins[subject], []).append(cell.status)
     ordered = sorted(by_version.items(), key=lambda item: Version(item[0]))

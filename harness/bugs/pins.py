@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
@@ -151,9 +152,14 @@ def complete(scenario: Scenario, requested: Mapping[str, str]) -> dict[str, str]
 
 def matches(when: str, pins: Mapping[str, str]) -> bool:
     """Whether the pins satisfy a requirement such as ``deepspeed<0.16``."""
-    requirement = Requirement(when)
+    requirement = _requirement(when)
     version = pins.get(requirement.name)
     return version is not None and requirement.specifier.contains(version, prereleases=True)
+
+
+@cache
+def _requirement(when: str) -> Requirement:
+    return Requirement(when)
 
 
 def covers(scenario: Scenario, pins: Mapping[str, str]) -> bool:

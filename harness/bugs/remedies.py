@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from harness.bugs import catalog, lookup
-from harness.bugs.cell import Status
 from harness.bugs.periods import periods, tested
+from harness.bugs.results import Status
 
 
 def of(name: str, installed: str | None = None) -> str:

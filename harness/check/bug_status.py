@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from harness.bugs import catalog, pins, remedies
 from harness.bugs.api.settings import Setting, trigger
 from harness.bugs.api.spec import HARMS, RELEASED, VISIBILITIES, Scenario
-from harness.bugs.cell import Status
 from harness.bugs.lookup import Lookup, lookup
 from harness.bugs.periods import Period, periods
 from harness.bugs.remedies import Advice
+from harness.bugs.results import Status
 from harness.check.accepted import Acceptance
 from harness.check.environment import Environment
 from harness.check.installed import Installed

@@ -21,8 +21,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidName, canonicalize_name
 
-from harness.bugs.affected import tested_releases
 from harness.bugs.pins import here
+from harness.bugs.result_file import tested_releases
 from harness.check import resolution_store
 from harness.check.installed import DEPENDENCY, Installed, described
 from harness.check.requirements import Requirements, exact

@@ -19,15 +19,15 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.bugs import affected, catalog, pins, remedies
+from harness.bugs import catalog, pins, remedies, result_file
 from harness.bugs.api.spec import BUGGY, FIXED, UNDECIDED, Lane, Outcome, Scenario, Verdict
+from harness.bugs.results import Result, RunResult
 from harness.cli import Arguments, pages
 from harness.rank import run_folder
 from harness.rank.run_folder import records_of
 from harness.releases import locks, resolution
 from harness.run import command_line
 from harness.run.grade import grade, grade_trial, run_of
-from harness.run.results import RunResult, TrialResult
 from harness.run.run import run
 from harness.run.run_config import SLURM, RunConfig
 from harness.run.server_pool import Pool
@@ -135,20 +135,18 @@ def picture(name: str, scenario: Scenario) -> str:
 
 
 def statuses(name: str, scenario: Scenario) -> str:
-    """``affected.json`` says which releases have the bug"""
-    if scenario.pins and not affected.of(name):
+    """``results.jsonl`` says which releases have the bug"""
+    if scenario.pins and not result_file.statuses(name):
         raise Missing("no release was tested: python -m harness matrix or bisect, with --record")
-    return count(len(affected.of(name)), "release")
+    return count(len(result_file.statuses(name)), "release")
 
 
 def recorded_run(name: str, scenario: Scenario) -> str:
-    """``recorded.tar.xz`` is a reproduced CPU run; a bug for GPUs has one in ``evidence/``"""
-    folder = catalog.folder(name)
+    """``recorded.tar.xz`` is a reproduced CPU run; a bug for GPUs has one in ``results.jsonl``"""
     if Lane.CPU not in scenario.lanes:
-        evidence = list((folder / "evidence").glob("*.json"))
-        if not evidence:
+        if not (runs := result_file.kept_runs(name)):
             raise Missing("no evidence: python -m harness evidence RUN NAME")
-        return count(len(evidence), "run")
+        return count(len(runs), "run")
     with run_folder.recorded(name) as run:
         if run is None:
             raise Missing("no recorded run: python -m tests.record RUN")
@@ -386,7 +384,7 @@ def _steps(repeats: Sequence[RunResult], variant: str) -> str:
     return f" (at steps {', '.join(map(str, steps))})" if len(set(steps)) > 1 else ""
 
 
-def _trials(results: Sequence[RunResult], variant: str) -> list[TrialResult]:
+def _trials(results: Sequence[RunResult], variant: str) -> list[Result]:
     return [trial for result in results for trial in result.trials if trial.variant == variant]
 
 

@@ -21,12 +21,12 @@ from typing import overload
 
 from rich.console import Console
 
-from harness.bugs import affected, catalog
+from harness.bugs import catalog, result_file
 from harness.bugs import commits as fixes
 from harness.bugs.api.spec import RELEASED
-from harness.bugs.cell import Cell, Status
 from harness.bugs.commits import BugCommit
 from harness.bugs.pins import here
+from harness.bugs.results import Result, Status
 from harness.cli import Arguments
 from harness.cli.matrix import FAULTS, STYLES, Streak, Sweep, describe, sweep_of
 from harness.releases import releases, sources
@@ -126,7 +126,7 @@ def _parser() -> Arguments:
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
     parser.add_argument("--again", action="store_true", help="test stored releases again")
     parser.add_argument(
-        "--record", action="store_true", help="keep the results in the scenario's affected.json"
+        "--record", action="store_true", help="keep the results in the scenario's results.jsonl"
     )
     parser.add_argument(
         "--apart",
@@ -158,7 +158,7 @@ def main(arguments: list[str]) -> int:
         "tested",
         style="bold",
     )
-    cells: dict[int, Cell] = {}
+    cells: dict[int, Result] = {}
     with Progress(console) as progress:
         tester = _Tester(sweep, cells, console, progress, options.again)
         search = Search(len(releases), tester.status_of, apart)
@@ -176,7 +176,7 @@ def main(arguments: list[str]) -> int:
         if commits:
             fixes.record(sweep.scenario, changes)
         else:
-            affected.record(cells.values())
+            result_file.record(cells.values())
         pages.write([sweep.scenario])
     certain = any(cell.status.certain for cell in cells.values())
     return ExitCode.AS_EXPECTED if certain else ExitCode.INCONCLUSIVE
@@ -201,14 +201,14 @@ def _commits(words: Sequence[str]) -> Sweep | None:
     return Sweep(base.scenario, {name: short}, configs)
 
 
-def _refuse_uncertain_ends(name: str, commits: Sequence[str], cells: Mapping[int, Cell]) -> None:
+def _refuse_uncertain_ends(name: str, commits: Sequence[str], cells: Mapping[int, Result]) -> None:
     for end in (0, len(commits) - 1):
         if not cells[end].status.certain:
             raise Inconclusive(f"{name} {commits[end]} has no certain status: name another end")
 
 
 def _changes(
-    sweep: Sweep, commits: Commits, cells: Mapping[int, Cell], outcome: SearchResult
+    sweep: Sweep, commits: Commits, cells: Mapping[int, Result], outcome: SearchResult
 ) -> list[BugCommit]:
     """The commits of the flips, with what they changed in the files with the bug."""
     history, watched = commits.history, catalog.scenario(sweep.scenario).watched
@@ -238,7 +238,7 @@ class _Tester:
     """Finds and prints the cells that a search asks for."""
 
     sweep: Sweep
-    cells: dict[int, Cell]
+    cells: dict[int, Result]
     console: Console
     progress: Progress
     again: bool
@@ -259,7 +259,7 @@ class _Tester:
                     raise Fault(hint)
                 self.console.print(f"  {hint}")
 
-    def _cells_of(self, indices: Sequence[int]) -> Iterator[tuple[int, Cell]]:
+    def _cells_of(self, indices: Sequence[int]) -> Iterator[tuple[int, Result]]:
         """The cells of some releases; a commit that does not build has an inconclusive one."""
         configs = {}
         for index in indices:
@@ -284,7 +284,9 @@ class _Tester:
         return self.cells[index].status
 
 
-def _report(console: Console, sweep: Sweep, cells: dict[int, Cell], outcome: SearchResult) -> None:
+def _report(
+    console: Console, sweep: Sweep, cells: dict[int, Result], outcome: SearchResult
+) -> None:
     ((name, releases),) = sweep.axes.items()
     unit = "commit" if isinstance(sweep.configs, Commits) else "release"
     console.print()
@@ -318,7 +320,7 @@ def _report(console: Console, sweep: Sweep, cells: dict[int, Cell], outcome: Sea
         )
 
 
-def _how(cells: Collection[Cell]) -> str:
+def _how(cells: Collection[Result]) -> str:
     """How the cells were found: ``7 ran, 28 did not start``."""
     stored = sum(cell.stored for cell in cells)
     run = sum(cell.started for cell in cells) - stored

@@ -2,7 +2,7 @@
 
     python -m harness confirm                        # the 20 that were confirmed longest ago
     python -m harness confirm scenario=bf16_clip,sampler_shards --count 100
-    python -m harness confirm --all --record         # hours; keeps the day in affected.json
+    python -m harness confirm --all --record         # hours; keeps the day in results.jsonl
 
 A difference is *ours* if our code of the day of the record still gives the recorded result: then
 what we changed since then changed it. Otherwise it is *the record's*. Overrides are as for watch.
@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from harness.bugs import affected
+from harness.bugs import result_file
 from harness.cli import Arguments
 from harness.cli._values import day, output_file, whole_number
 from harness.cli.watch import configs_of
 from harness.publish import confirmations
 from harness.publish.confirmations import Confirmation, confirm
 from harness.publish.steps import today
-from harness.run.cells import environment
+from harness.run.cells import platform_here
 from harness.run.run_config import RunConfig
 from harness.system.errors import ExitCode, Unsupported
 from harness.system.files import write_whole, writing
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         default=today(),
         help="choose those that are due on this day (default: today)",
     )
-    parser.add_argument("--record", action="store_true", help="keep the day in affected.json")
+    parser.add_argument("--record", action="store_true", help="keep the day in results.jsonl")
     parser.add_argument(
         "--json", type=output_file, metavar="FILE", help="write the results as JSON"
     )
@@ -63,14 +63,14 @@ def main(arguments: list[str]) -> int:
     if options.record:
         from harness.cli import pages
 
-        affected.confirm(rerun.found for rerun in reruns if rerun.found and not rerun.difference)
+        result_file.record(rerun.found for rerun in reruns if rerun.found and not rerun.difference)
         pages.write(sorted({rerun.recorded.scenario for rerun in reruns}))
     return ExitCode.worst(rerun.exit_code for rerun in reruns)
 
 
 def _confirmed(configs: Sequence[RunConfig], day: str, most: int | None) -> list[Confirmation]:
     """Run the results that are due, and print each as it ends."""
-    console, surroundings = terminal(), environment(configs[0])
+    console, surroundings = terminal(), platform_here(configs[0])
     cells = confirmations.recorded([config.scenario for config in configs], surroundings)
     if not cells:
         lane, python, torch = surroundings

@@ -21,10 +21,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from harness.bugs import affected, catalog, pins
+from harness.bugs import catalog, pins, result_file
 from harness.bugs.api.spec import RELEASED, Scenario, Verdict
-from harness.bugs.cell import Cell, Status
 from harness.bugs.pins import TORCH
+from harness.bugs.results import Result, Status
 from harness.cli import Arguments
 from harness.cli._values import output_file
 from harness.releases import releases
@@ -110,7 +110,7 @@ def _parser() -> Arguments:
     parser.add_argument("--csv", type=output_file, metavar="FILE", help="write the cells as CSV")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the cells as JSON")
     parser.add_argument(
-        "--record", action="store_true", help="keep the results in the scenario's affected.json"
+        "--record", action="store_true", help="keep the results in the scenario's results.jsonl"
     )
     return parser
 
@@ -126,20 +126,20 @@ def main(arguments: list[str]) -> int:
     console.print(counted(cells))
     if options.json:
         with writing(options.json, "file"):
-            write_whole(options.json, json.dumps([c.to_json() for c in cells], indent=1) + "\n")
+            write_whole(options.json, json.dumps([c.of_releases() for c in cells], indent=1) + "\n")
     if options.csv:
         _write_csv(options.csv, sweep, cells)
     if options.record:
         from harness.cli import pages
 
-        affected.record(cells)
+        result_file.record(cells)
         pages.write([sweep.scenario])
     return exit_code(cells)
 
 
-def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Cell]:
+def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Result]:
     """The cells of a sweep in its order, each printed as soon as it is known."""
-    by_index: dict[int, Cell] = {}
+    by_index: dict[int, Result] = {}
     clock = Clock(len(sweep.configs))
     cells = count(len(sweep.configs), "cell")
     console.print(f"{sweep.scenario}: {cells}, as released", style="bold")
@@ -152,8 +152,8 @@ def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Cell]:
             by_index[index] = cell
             clock.tick(cell)
             console.print(f"  {_line(sweep, cell)}  {clock.left()}", style=STYLES[cell.status])
-            if not cell.status.certain and cell.run and Path(cell.run).is_dir():
-                console.print(f"    {cell.run}")
+            if not cell.status.certain and cell.folder and Path(cell.folder).is_dir():
+                console.print(f"    {cell.folder}")
             if hint := streak.hint(cell):
                 console.print(f"  {hint}")
     return [by_index[index] for index in sorted(by_index)]
@@ -166,7 +166,7 @@ class Clock:
         self.cells, self.done, self.run = cells, 0, 0
         self.started = time.monotonic()
 
-    def tick(self, cell: Cell) -> None:
+    def tick(self, cell: Result) -> None:
         self.done += 1
         self.run += not cell.stored
 
@@ -181,23 +181,23 @@ class Clock:
         return f"[{count}, {estimate} left]"
 
 
-def _line(sweep: Sweep, cell: Cell) -> str:
+def _line(sweep: Sweep, cell: Result) -> str:
     releases_ = ", ".join(f"{name} {cell.pins[name]}" for name in sweep.axes)
     return f"{releases_}: {describe(cell)}"
 
 
-def describe(cell: Cell) -> str:
+def describe(cell: Result) -> str:
     """The status of a cell, how it was found, and the reason if it is not certain."""
     how = "stored" if cell.stored else f"{cell.seconds:.1f} s" if cell.started else "not run"
     return f"{cell.status}  [{how}]" + ("" if cell.status.certain else f"  {why(cell)}")
 
 
-def why(cell: Cell) -> str:
+def why(cell: Result) -> str:
     """The reason of a cell, without the releases, which its row names."""
     return short(re.sub(r"^(\S+==\S+ )+(?=could not be installed)", "", cell.reason))
 
 
-def rows(sweep: Sweep, cells: Sequence[Cell]) -> Table:
+def rows(sweep: Sweep, cells: Sequence[Result]) -> Table:
     """A row for each cell."""
     columns = [*sweep.axes, "status", "step", "seconds", "why"]
     lines = [
@@ -213,7 +213,7 @@ def rows(sweep: Sweep, cells: Sequence[Cell]) -> Table:
     return table("", columns, lines)
 
 
-def grid(sweep: Sweep, cells: Sequence[Cell]) -> Table:
+def grid(sweep: Sweep, cells: Sequence[Result]) -> Table:
     """One package's releases are the rows, the other's are the columns."""
     (down, rows_), (across, columns) = sweep.axes.items()
     status = {(cell.pins[down], cell.pins[across]): str(cell.status) for cell in cells}
@@ -221,7 +221,7 @@ def grid(sweep: Sweep, cells: Sequence[Cell]) -> Table:
     return table("", [f"{down} \\ {across}", *columns], lines)
 
 
-def counted(cells: Sequence[Cell]) -> str:
+def counted(cells: Sequence[Result]) -> str:
     """One line with the number of cells of each status."""
     counts = {status: sum(cell.status is status for cell in cells) for status in Status}
     parts = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
@@ -229,13 +229,13 @@ def counted(cells: Sequence[Cell]) -> str:
     return f"{count(len(cells), 'cell')}: {parts}" + (f" ({stored} stored)" if stored else "")
 
 
-def _write_csv(file: Path, sweep: Sweep, cells: Sequence[Cell]) -> None:
+def _write_csv(file: Path, sweep: Sweep, cells: Sequence[Result]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     facts = ("status", "step", "seconds", "lane", "python", "torch", "date", "reason", "run")
     writer.writerow([*sweep.axes, *facts])
     for cell in cells:
-        fields = cell.to_json()
+        fields = cell.of_releases()
         writer.writerow([*(cell.pins[name] for name in sweep.axes), *(fields[f] for f in facts)])
     with writing(file, "file"):
         write_whole(file, text.getvalue())
@@ -257,7 +257,7 @@ class Streak:
     def __init__(self) -> None:
         self.last, self.count = "", 0
 
-    def hint(self, cell: Cell) -> str:
+    def hint(self, cell: Result) -> str:
         """The likely cause, after the third release that fails alike; otherwise empty."""
         # Reasons differ in the numbers of releases and in the paths of builds.
         reason = "" if cell.started else re.sub(r"\S*[\d/]\S*", "#", cell.reason)[:COMPARED]

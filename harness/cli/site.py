@@ -1,7 +1,7 @@
 """write all results as a static website
 
     python -m harness site --out build/site
-    python -m harness site --out build/site --history nightly.sqlite --runs runs
+    python -m harness site --out build/site --history nightly.jsonl --runs runs
 
 Without a history it shows no nightlies, and only the results that come with the harness. Its
 pictures show the newest complete run of each scenario, from the newest nightly and from --runs.
@@ -19,7 +19,7 @@ from harness.system.files import Output, refuse_unless_ours, replace_folder
 from harness.system.terminal import terminal
 from harness.system.text import count
 
-HISTORY = Path("history.sqlite")
+HISTORY = Path("history.jsonl")
 SITE = Output("a site", mark="site.json", maker="python -m harness site")
 
 

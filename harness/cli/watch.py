@@ -2,9 +2,9 @@ r"""run every night: test new upstream releases, and run our own scenarios
 
     python -m harness watch
     python -m harness watch scenario=rope_zero_init,bf16_clip --summary night.md
-    python -m harness watch --as-of 2024-03-04 scenario=rope_zero_init --history then.sqlite
+    python -m harness watch --as-of 2024-03-04 scenario=rope_zero_init --history then.jsonl
     python -m harness watch --as-of 2024-02-05:2024-03-18:7 scenario=rope_zero_init \
-        --history then.sqlite
+        --history then.jsonl
     python -m harness watch --source accelerate=../accelerate@main
     python -m harness watch --hunt --summary hunt.md
     python -m harness watch --hunt --as-of 2025-11-22 stack=Trainer,DeepSpeed
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--history",
         type=file_in_a_folder,
-        default=Path("history.sqlite"),
+        default=Path("history.jsonl"),
         metavar="FILE",
         help="the file with all nightlies (default: %(default)s)",
     )

@@ -14,10 +14,10 @@ from typing import Any
 
 from packaging.version import Version
 
-from harness.bugs import affected, catalog, pins
+from harness.bugs import catalog, pins, result_file
 from harness.bugs.api.spec import BUGGY
-from harness.bugs.cell import Status
 from harness.bugs.lookup import lookup
+from harness.bugs.results import Status
 from harness.probe import loops, signatures
 from harness.probe.prober import Loop, Prober
 from harness.probe.signatures import ProbeResult, Sign
@@ -283,7 +283,7 @@ def _recorded_since(bugs: Sequence[str], subject: str, releases: dict[str, str])
         if catalog.scenario(name).subject != subject:
             continue
         statuses: dict[Version, str] = {}
-        for cell in affected.of(name):
+        for cell in result_file.statuses(name):
             if cell.status.certain:
                 statuses[Version(cell.pins[subject])] = cell.status
         earlier = [v for v in sorted(statuses) if v <= Version(releases[subject])]

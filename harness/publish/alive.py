@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from harness.bugs import affected, catalog, remedies
+from harness.bugs import catalog, remedies, result_file
 from harness.bugs.api.spec import BUGGY, HARMS, RELEASED, VISIBILITIES, Scenario
-from harness.bugs.cell import Status
 from harness.bugs.periods import Alive, alive, periods
+from harness.bugs.results import Status
 from harness.rank import run_folder
 from harness.run.grade import grade
 from harness.system.text import LINK
@@ -127,7 +127,7 @@ def finding(bug: Alive) -> str:
         subject = catalog.scenario(bug.scenario).subject
         reasons = [
             cell.reason
-            for cell in affected.of(bug.scenario)
+            for cell in result_file.statuses(bug.scenario)
             if cell.pins[subject] == bug.release and cell.status is Status.AFFECTED
         ]
     else:

@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from harness.bugs import affected, catalog, commits, remedies
+from harness.bugs import catalog, commits, remedies, result_file
 from harness.bugs.api.knobs import knobs, meaning
 from harness.bugs.api.spec import Scenario
-from harness.bugs.cell import Cell, Status
 from harness.bugs.commits import BugCommit
 from harness.bugs.periods import Period, periods, tested
+from harness.bugs.results import Result, Status
 from harness.publish import inputs
 from harness.publish.inputs import Evidence
 from harness.run.verdict_text import releases
@@ -126,7 +126,7 @@ class Bug:
     def statuses(self) -> list[list[str]]:
         """The status of each tested release, after a row of titles. Equal cells share a row; empty
         columns are left out."""
-        cells = affected.of(self.name)
+        cells = result_file.statuses(self.name)
         if not cells:
             return []
         package = _varied(self.scenario, cells)
@@ -168,15 +168,15 @@ def _doc(function: Any) -> str:
 _ALIKE = ("status", "other pins", "lane", "Python", "torch", "tested on", "reason")
 
 
-def _alike(package: str, cell: Cell) -> tuple[str, ...]:
+def _alike(package: str, cell: Result) -> tuple[str, ...]:
     """What cells must have in common to share a row."""
     others = ", ".join(f"{n} {v}" for n, v in cell.pins.items() if n != package)
     why = "" if cell.status.certain else short(cell.reason, 160)
-    environment = cell.lane, cell.python, str(cell.torch)
-    return (str(cell.status), others, *environment, cell.last_seen, why)
+    platform = cell.lane, cell.python, str(cell.torch)
+    return (str(cell.status), others, *platform, cell.day, why)
 
 
-def _varied(scenario: Scenario, cells: Sequence[Cell]) -> str:
+def _varied(scenario: Scenario, cells: Sequence[Result]) -> str:
     """The package with the most tested releases; these are the rows."""
     return max(scenario.pins, key=lambda name: len({cell.pins[name] for cell in cells}))
 

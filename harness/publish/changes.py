@@ -8,8 +8,8 @@ from packaging.version import Version
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Verdict
-from harness.bugs.cell import Status
 from harness.bugs.pins import is_source
+from harness.bugs.results import Status
 from harness.publish.history_rows import Change, ReleaseResult, ScenarioResult, newest
 from harness.releases.index import Release
 from harness.system.text import short

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.bugs import affected, catalog
+from harness.bugs import catalog, result_file
 from harness.bugs.api.numbers import near
 from harness.bugs.api.spec import RELEASED
-from harness.bugs.cell import Cell, Status
 from harness.bugs.pins import describe, why_not_imported
+from harness.bugs.results import OUTCOMES, Result, Status
 from harness.run import cells, executor
 from harness.run.run_config import RunConfig
 from harness.system import archives
@@ -44,26 +44,25 @@ UNINSTALLABLE = "could not be installed"
 """The text after it is uv's, which changes with uv's release and with the index."""
 
 
-def recorded(names: Iterable[str], environment: tuple[str, ...]) -> list[Cell]:
-    """The recorded results of scenarios in an environment, see ``Cell.environment``. In another
-    environment the status may differ, and this Python may be unable to import the releases."""
+def recorded(names: Iterable[str], platform_: tuple[str, ...]) -> list[Result]:
+    """The recorded results of scenarios on a platform, see ``Result.platform``. On another
+    platform the status may differ, and this Python may be unable to import the releases."""
     return [
         cell
         for name in names
-        for cell in affected.of(name)
-        if cell.environment == environment
-        and not why_not_imported(cell.pins, platform.python_version())
+        for cell in result_file.statuses(name)
+        if cell.platform == platform_ and not why_not_imported(cell.pins, platform.python_version())
     ]
 
 
-def key(cell: Cell) -> tuple[str, str]:
+def key(cell: Result) -> tuple[str, str]:
     """The scenario of a result, and its releases as JSON."""
     return cell.scenario, json.dumps(dict(cell.pins), sort_keys=True)
 
 
 def due(
-    of: Iterable[Cell], day: str, count: int, days: Mapping[tuple[str, str], str] | None = None
-) -> list[Cell]:
+    of: Iterable[Result], day: str, count: int, days: Mapping[tuple[str, str], str] | None = None
+) -> list[Result]:
     """The results to run again on a day (ISO): those that were confirmed longest ago.
 
     Every machine chooses the same results on the same day. ``days`` has later days of confirmation,
@@ -71,15 +70,15 @@ def due(
     """
     later = days or {}
 
-    def order(cell: Cell) -> tuple[str, str]:
+    def order(cell: Result) -> tuple[str, str]:
         text = "\n".join([day, *key(cell)])
-        confirmed = max(cell.last_seen, later.get(key(cell), ""))
+        confirmed = max(cell.day, later.get(key(cell), ""))
         return confirmed, hashlib.sha256(text.encode()).hexdigest()
 
     return sorted(sorted(of, key=order)[:count], key=lambda cell: key(cell)[::-1])
 
 
-def difference(recorded: Cell, rerun: Cell) -> str:
+def difference(recorded: Result, rerun: Result) -> str:
     """How today's result of the same releases differs from a recorded one; empty if it does not."""
     if rerun.status is not recorded.status:
         return f"{rerun.status}, recorded as {recorded.status}"
@@ -88,9 +87,9 @@ def difference(recorded: Cell, rerun: Cell) -> str:
     return ""
 
 
-def _reason(cell: Cell) -> str:
+def _reason(cell: Result) -> str:
     """A reason without the parts that differ between two runs of the same code."""
-    text = affected.reason(cell).partition(UNINSTALLABLE)
+    text = result_file.portable(cell.reason).partition(UNINSTALLABLE)
     return RANK.sub("a rank failed first", "".join(text[:2]))
 
 
@@ -102,33 +101,25 @@ def _alike(reason: str, other_reason: str) -> bool:
     return all(near(float(a), float(b), share=SHARE, within=WITHIN) for a, b in pairs)
 
 
-def commit_of(cell: Cell) -> str:
-    """The commit that recorded a result.
+def commit_of(cell: Result) -> str:
+    """The commit of our code that gave a recorded result. If files were changed then, that is the
+    commit that added its line.
 
     Raises Inconclusive if no commit of this checkout has it.
     """
-    file = (catalog.folder(cell.scenario) / affected.FILE).relative_to(ROOT)
-    origin = ""
-    # With its name in each commit: a scenario's folder may have moved.
-    names = _git("log", "--follow", "--name-only", "--format=%H", "--", str(file)).split()
-    for commit, name in zip(names[::2], names[1::2], strict=True):
-        if not _has(_git("show", f"{commit}:{name}"), cell):
-            break
-        origin = commit
-    if not origin:
+    if cell.source.get("commit") and not cell.source.get("dirty"):
+        return str(cell.source["commit"])
+    lines = enumerate(result_file.read(cell.scenario), start=1)
+    number = max(n for n, each in lines if replace(each, since=cell.since) == cell)
+    file = catalog.folder(cell.scenario) / result_file.FILE
+    blame = _git("blame", "-s", "-l", f"-L{number},{number}", "--", str(file))
+    commit = blame.split()[0].lstrip("^")
+    if not commit.strip("0"):
         raise Inconclusive("the recorded result is not committed")
-    return origin
+    return commit
 
 
-def _has(text: str, cell: Cell) -> bool:
-    """Whether a file has this result."""
-    fields = {"pins": cell.pins, "status": cell.status, "date": cell.date, "reason": cell.reason}
-    # Older files say "answer" where newer ones say "status".
-    facts = ({"status": fact.get("answer"), **fact} for fact in json.loads(text))
-    return any(fields.items() <= fact.items() for fact in facts)
-
-
-def found_at(commit: str, cell: Cell) -> Cell:
+def found_at(commit: str, cell: Result) -> Result:
     """The result of the same releases, from a run with our code as of a commit.
 
     Raises Inconclusive if that code does not run here.
@@ -150,8 +141,9 @@ def found_at(commit: str, cell: Cell) -> Cell:
         )
         try:
             (fields,) = json.loads(Path(folder, "cells.json").read_text(encoding="utf-8"))
-            return Cell.from_json(fields)
-        except (OSError, ValueError):
+            status = Status(fields.get("status") or fields["answer"])  # an older commit's word
+            return replace(cell, outcome=OUTCOMES[status], reason=fields["reason"], finding=None)
+        except (OSError, ValueError, KeyError):
             last_line = (process.stderr.strip().splitlines() or ["no output"])[-1]
             raise Inconclusive(f"the code of {commit[:8]} did not run: {last_line}") from None
 
@@ -179,8 +171,8 @@ OURS, THE_RECORDS, UNKNOWN = "ours", "the record's", "of unknown origin"
 class Confirmation:
     """A recorded result that was run again."""
 
-    recorded: Cell
-    found: Cell | None
+    recorded: Result
+    found: Result | None
     """None if it could not be run; ``why`` says why not."""
     difference: str = ""
     whose: str = ""
@@ -204,8 +196,8 @@ class Confirmation:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "recorded": self.recorded.to_json(),
-            "found": self.found and self.found.to_json(),
+            "recorded": self.recorded.of_releases(),
+            "found": self.found and self.found.of_releases(),
             "difference": self.difference,
             "whose": self.whose,
             "why": self.why,
@@ -213,7 +205,7 @@ class Confirmation:
 
 
 def confirm(
-    bases: Mapping[str, RunConfig], due: Sequence[Cell], say: Callable[[str], object]
+    bases: Mapping[str, RunConfig], due: Sequence[Result], say: Callable[[str], object]
 ) -> Iterator[Confirmation]:
     """Run results again, with their scenarios' settings in ``bases``; yield each when it ends."""
     configs = [_config(bases[cell.scenario], cell) for cell in due]
@@ -232,20 +224,20 @@ def confirm(
     yield from failed
 
 
-def _config(base: RunConfig, cell: Cell) -> RunConfig:
+def _config(base: RunConfig, cell: Result) -> RunConfig:
     """The config of a recorded result. Pins that follow from others are recorded, too."""
     scenario_pins = catalog.scenario(cell.scenario).pins
     pins = {name: version for name, version in cell.pins.items() if name in scenario_pins}
     return replace(base, variants=(RELEASED,), pins=pins)
 
 
-def _compared(config: RunConfig, recorded: Cell, rerun: Cell) -> Confirmation:
+def _compared(config: RunConfig, recorded: Result, rerun: Result) -> Confirmation:
     differs = difference(recorded, rerun)
     origin, why = _origin(config, recorded) if differs else ("", "")
     return Confirmation(recorded, rerun, differs, origin, why)
 
 
-def _origin(config: RunConfig, recorded: Cell) -> tuple[str, str]:
+def _origin(config: RunConfig, recorded: Result) -> tuple[str, str]:
     """What caused a difference, our code or the record, and how we know."""
     try:
         again = cells.find(config, cache_folder(), again=True, faults=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from harness.bugs import affected, catalog, lookup, pins, reasons
+from harness.bugs import catalog, lookup, pins, reasons, result_file
 from harness.bugs.api.spec import BUGGY, Scenario
-from harness.bugs.cell import Status
 from harness.bugs.lookup import RIGHT, UNKNOWN, WRONG
 from harness.bugs.periods import Period, newest, periods, tested
 from harness.bugs.pins import TORCH
+from harness.bugs.results import Status
 from harness.models import recorded
 from harness.models.recorded import RecordedAnswers
 from harness.probe import signatures
@@ -193,7 +193,7 @@ def _inferred() -> str:
         for point, how in lookup.judged(name)
         if how == WRONG
     ]
-    day = max(cell.date for name in catalog.sound() for cell in affected.of(name))
+    day = max(cell.first_day for name in catalog.sound() for cell in result_file.statuses(name))
     return (
         f"Until {day}, {counts.total()} results were recorded. {counts[RIGHT]} are inferred right "
         f"from the others, {counts[UNKNOWN]} stay unknown, and {counts[WRONG]} are inferred wrong: "
@@ -203,7 +203,7 @@ def _inferred() -> str:
 
 def inconclusive() -> str:
     """Why recorded results are inconclusive: the number of results for each reason."""
-    cells = [(name, cell) for name in catalog.sound() for cell in affected.of(name)]
+    cells = [(name, cell) for name in catalog.sound() for cell in result_file.statuses(name)]
     uncertain = [each for each in cells if each[1].status is Status.INCONCLUSIVE]
     counts, decided = Counter[str](), Counter[str]()
     examples: dict[str, str] = {}

@@ -1,24 +1,21 @@
-"""The history: all nightlies in one SQLite file. The site is made from it.
+"""The history: all nightlies in one file of JSON lines. The site is made from it.
 
-Before its first nightly it gets the results that come with the harness. Each row is written as soon
-as it is known, in a transaction of its own: a nightly that was killed loses no finished result, and
-the next one continues it.
+Before its first nightly it gets the results that come with the harness. Each line is written as
+soon as it is known: a nightly that was killed loses no finished result, and the next one continues
+it. A later line about the same thing replaces an earlier one, so lines are only appended.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from harness.bugs import affected, catalog, pins
-from harness.bugs.api.spec import Scenario
-from harness.bugs.cell import Cell
+from harness.bugs import catalog, pins, result_file
+from harness.bugs.api.spec import Scenario, Verdict
+from harness.bugs.results import Result, RunResult
 from harness.publish.history_rows import (
     Change,
     Nightly,
@@ -28,135 +25,31 @@ from harness.publish.history_rows import (
     newest,
 )
 from harness.releases.index import Release
-from harness.run.results import RunResult
+from harness.system import files, lines
 from harness.system.errors import Inconclusive, UserError
-from harness.system.files import locked, refuse_without_folder, unwritten
+from harness.system.files import locked, refuse_without_folder
 from harness.system.text import one_line
 
-VERSION = 2
-"""The version of the schema, kept in the file as SQLite's user_version; 2 adds confirmations."""
-
-APPLICATION = 0x4E696768
-"""SQLite's application_id of a history; another program's database has another one."""
-
-SCHEMA = """
-create table night (
-    id integer primary key,
-    kind text not null check (kind in ('recorded', 'night', 'replay')),
-    day text not null,
-    started text not null,
-    ended text,
-    facts text not null
-);
-create table release (
-    package text not null,
-    version text not null,
-    day text not null,
-    yanked integer not null,
-    primary key (package, version)
-);
-create table answer (
-    night integer not null references night,
-    scenario text not null,
-    package text not null,
-    version text not null,
-    cell text not null,
-    primary key (night, scenario, package, version)
-);
-create table verdict (
-    night integer not null references night,
-    scenario text not null,
-    verdict text not null,
-    seconds real not null,
-    result text not null,
-    run text,
-    primary key (night, scenario)
-);
-create table change (
-    night integer not null references night,
-    kind text not null,
-    scenario text not null,
-    package text,
-    version text,
-    before text,
-    after text not null,
-    told text not null
-);
-"""
-
-CONFIRMATION = "confirmation"
-CONFIRMATIONS = f"""
-create table {CONFIRMATION} (
-    night integer not null references night,
-    scenario text not null,
-    pins text not null,
-    primary key (night, scenario, pins)
-);
-"""
-
-
-TABLES = {"night", "release", "answer", "verdict", "change"}
-
-
-def _create(db: sqlite3.Connection) -> None:
-    db.executescript(
-        f"begin; {SCHEMA} {CONFIRMATIONS} pragma application_id = {APPLICATION}; "
-        f"pragma user_version = {VERSION}; commit;"
-    )
-
-
-def _upgrade(db: sqlite3.Connection) -> None:
-    """Bring a checked file of an older version to this one."""
-    if pragma(db, "user_version") < VERSION:
-        db.executescript(f"begin; {CONFIRMATIONS} pragma user_version = {VERSION}; commit;")
-
-
-def _check(db: sqlite3.Connection, file: Path) -> None:
-    """Raise an error for a file that is not a history, or is damaged."""
-    if not pragma(db, "page_count"):
-        raise not_a_history(file, "it is empty")
-    tables = {name for (name,) in db.execute("select name from sqlite_master")}
-    ours = pragma(db, "application_id") == APPLICATION
-    if not ours and not tables >= TABLES:
-        raise UserError(f"{file} is not a history: name another file with --history")
-    version = pragma(db, "user_version")
-    if version > VERSION:
-        raise UserError(
-            f"{file} has schema {version}; this harness reads up to {VERSION}: use a newer one"
-        )
-    (integrity,) = db.execute("pragma integrity_check(1)").fetchone()
-    if integrity != "ok":
-        raise damaged(file, integrity)
-    if lost := db.execute("pragma foreign_key_check").fetchone():
-        raise damaged(file, f"{lost[0]} {lost[1]} belongs to a nightly that does not exist")
-    if not ours:
-        raise damaged(file, "wrong application_id")
-
-
-def damaged(file: Path, why: object) -> Inconclusive:
-    return Inconclusive(f"{file} is damaged ({one_line(str(why))}): restore a copy of it")
-
-
-def not_a_history(file: Path, why: object) -> Inconclusive:
-    return Inconclusive(
-        f"{file} is damaged ({why}) or not a history: restore a copy of it, or name another file "
-        "with --history"
-    )
-
-
-def pragma(db: sqlite3.Connection, name: str) -> int:
-    try:
-        (value,) = db.execute(f"pragma {name}").fetchone()
-    except UnicodeDecodeError:  # SQLite's own message quotes the schema
-        raise sqlite3.DatabaseError("malformed database schema") from None
-    return int(value)
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 class History:
-    """An open history file. All lists have the oldest first."""
+    """An open history file. All lists have the oldest first.
 
-    def __init__(self, connection: sqlite3.Connection, file: Path) -> None:
-        self._db, self.file = connection, file
+    Each query first reads the lines that were appended since the last one, also by another process.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._offset = 0
+        self._nightlies: dict[int, Nightly] = {}
+        self._releases: dict[tuple[str, str], Release] = {}
+        self._results: dict[tuple[int, str, str, str], ReleaseResult] = {}
+        self._verdicts: dict[tuple[int, str], ScenarioResult] = {}
+        self._changes: dict[int, list[Change]] = {}
+        self._confirmations: dict[tuple[int, str, str], None] = {}
+        self._read()
 
     def start(self, kind: NightlyKind, day: str, started: str, facts: Mapping[str, Any]) -> Nightly:
         """A nightly to write to: the unfinished one of this kind, or a new one.
@@ -164,18 +57,15 @@ class History:
         The days of a history only increase. Raises UserError for a replay of an earlier day, and
         Inconclusive for a nightly of an earlier day.
         """
-        of_kind = [nightly for nightly in self.nightlies() if nightly.kind is kind]
-        previous = of_kind[-1] if of_kind else None
+        nightlies = self.nightlies()
+        previous = next((each for each in reversed(nightlies) if each.kind is kind), None)
         if previous and day < previous.day:
             raise self._out_of_order(kind, day, previous)
-        row = (str(kind), day, started, json.dumps(facts))
-        if previous and previous.ended is None:
-            self._write(
-                "update night set kind=?, day=?, started=?, facts=? where id=?", (*row, previous.id)
-            )
-        else:
-            self._write("insert into night (kind, day, started, facts) values (?, ?, ?, ?)", row)
-        return [nightly for nightly in self.nightlies() if nightly.kind is kind][-1]
+        resume = previous is not None and previous.ended is None
+        number = previous.id if previous and resume else len(nightlies) + 1
+        nightly = Nightly(number, kind, day, started, None, facts)
+        self._append("nightly", [vars(nightly)])
+        return nightly
 
     def _out_of_order(self, kind: NightlyKind, day: str, previous: Nightly) -> Exception:
         days = f"{self.file.name} has a {kind.word} of {previous.day}, which is later than {day}"
@@ -185,90 +75,60 @@ class History:
 
     def finish(self, nightly: Nightly, ended: str) -> None:
         """Note that a nightly has finished."""
-        self._write("update night set ended=? where id=?", (ended, nightly.id))
+        self._append("nightly", [vars(replace(nightly, ended=ended))])
 
     def add_releases(self, releases: Iterable[Release]) -> None:
-        """Add or replace releases; those that the index no longer names stay as they are."""
-        rows = [(r.package, r.version, r.day, int(r.yanked)) for r in releases]
-        with self._transaction():
-            self._db.executemany("insert or replace into release values (?, ?, ?, ?)", rows)
+        """Add releases, or what has changed of them; those that the index no longer names stay as
+        they are."""
+        self._read()
+        news = [r for r in releases if self._releases.get((r.package, r.version)) != r]
+        rows = [{n: v for n, v in vars(r).items() if n != "python"} for r in news]
+        self._append("release", rows)
 
     def add_results(self, results: Iterable[ReleaseResult]) -> None:
         """Add results of releases: all of them, or none."""
-        rows = [
-            (r.nightly, r.cell.scenario, r.package, r.version, json.dumps(r.cell.to_json()))
-            for r in results
-        ]
-        with self._transaction():
-            self._db.executemany("insert or replace into answer values (?, ?, ?, ?, ?)", rows)
+        self._append("result", [vars(r) | {"cell": r.cell.to_json()} for r in results])
 
     def add_verdict(
         self, nightly: Nightly, result: RunResult, seconds: float, run: Path | None
     ) -> None:
         """Add the verdict of one of our own scenarios."""
-        row = (
-            nightly.id,
-            result.scenario,
-            str(result.verdict),
-            seconds,
-            json.dumps(result.to_json()),
-            str(run) if run else None,
-        )
-        self._write("insert or replace into verdict values (?, ?, ?, ?, ?, ?)", row)
+        content = {
+            "nightly": nightly.id,
+            "scenario": result.scenario,
+            "verdict": result.verdict,
+            "reasons": result.reasons,
+            "trials": [trial.to_json() for trial in result.trials],
+            "seconds": seconds,
+            "run": str(run) if run else None,
+        }
+        self._append("verdict", [content])
 
     def add_confirmation(self, nightly: Nightly, scenario: str, pins: str) -> None:
         """Note that a recorded result was run again, with its releases as JSON."""
-        self._write(
-            "insert or replace into confirmation values (?, ?, ?)", (nightly.id, scenario, pins)
-        )
-
-    def confirmations(self) -> list[tuple[int, str, str]]:
-        """The nightly, the scenario and the releases of each result that was run again."""
-        if pragma(self._db, "user_version") < VERSION:
-            return []  # version 1 has none
-        return list(self._db.execute("select * from confirmation order by night, rowid"))
+        self._append("confirmation", [[nightly.id, scenario, pins]])
 
     def set_changes(self, nightly: Nightly, changes: Iterable[Change]) -> None:
         """Replace the changes of a nightly."""
-        rows = [
-            (nightly.id, c.kind, c.scenario, c.package, c.version, c.before, c.after, c.message)
-            for c in changes
-        ]
-        with self._transaction():
-            self._db.execute("delete from change where night=?", (nightly.id,))
-            self._db.executemany("insert into change values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._append("changes", [[nightly.id, [change.to_json() for change in changes]]])
 
     def nightlies(self) -> list[Nightly]:
         """All nightlies, with the recorded results as one of them."""
-        rows = self._db.execute(
-            "select id, kind, day, started, ended, facts from night order by id"
-        )
-        return [
-            Nightly(n, NightlyKind(kind), day, started, ended, json.loads(facts))
-            for n, kind, day, started, ended, facts in rows
-        ]
+        self._read()
+        return list(self._nightlies.values())
 
     def releases(self, package: str | None = None) -> list[Release]:
         """The releases of a package, or of all, by their day."""
-        rows = self._db.execute(
-            "select * from release where ?1 is null or package=?1 order by day, package, rowid",
-            (package,),
-        )
-        return [Release(name, version, day, bool(yanked)) for name, version, day, yanked in rows]
+        self._read()
+        selection = (r for r in self._releases.values() if package in (None, r.package))
+        return sorted(selection, key=lambda release: (release.day, release.package))
 
     def results(
         self, nightly: int | None = None, scenario: str | None = None
     ) -> list[ReleaseResult]:
         """The results of releases, of all or one nightly, of all or one scenario."""
-        rows = self._db.execute(
-            "select night, package, version, cell from answer where (?1 is null or night=?1) "
-            "and (?2 is null or scenario=?2) order by night, scenario, package, rowid",
-            (nightly, scenario),
-        )
-        return [
-            ReleaseResult(n, package, version, Cell.from_json(json.loads(cell)))
-            for n, package, version, cell in rows
-        ]
+        self._read()
+        return _selected(self._results, nightly, scenario)
 
     def known(self, scenario: str) -> dict[tuple[str, str], ReleaseResult]:
         """By package and version: the newest certain result, otherwise the newest one."""
@@ -279,37 +139,89 @@ class History:
         self, nightly: int | None = None, scenario: str | None = None
     ) -> list[ScenarioResult]:
         """The results of our own scenarios."""
-        rows = self._db.execute(
-            "select * from verdict where (?1 is null or night=?1) "
-            "and (?2 is null or scenario=?2) order by night, scenario",
-            (nightly, scenario),
-        )
-        return [
-            ScenarioResult(n, name, verdict, seconds, json.loads(result), run)
-            for n, name, verdict, seconds, result, run in rows
-        ]
+        self._read()
+        return _selected(self._verdicts, nightly, scenario)
 
     def changes(self, nightly: int | None = None) -> list[tuple[int, Change]]:
         """The changes, each with the number of its nightly."""
-        rows = self._db.execute(
-            "select * from change where ?1 is null or night=?1 order by night, rowid", (nightly,)
-        )
-        return [(number, Change(*row)) for number, *row in rows]
+        self._read()
+        numbers = sorted(number for number in self._changes if nightly in (None, number))
+        return [(number, change) for number in numbers for change in self._changes[number]]
 
-    def _write(self, statement: str, row: tuple[Any, ...]) -> None:
-        with self._transaction():
-            self._db.execute(statement, row)
+    def confirmations(self) -> list[tuple[int, str, str]]:
+        """The nightly, the scenario and the releases of each result that was run again."""
+        self._read()
+        return sorted(self._confirmations, key=lambda confirmation: confirmation[0])
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("begin immediate")
+    def _append(self, kind: str, contents: Iterable[Any]) -> None:
+        with files.writing(self.file, "--history"):
+            lines.append(self.file, [{kind: content} for content in contents])
+
+    def _read(self) -> None:
+        """Read the lines that were appended since the last time."""
         try:
-            yield
-            self._db.execute("commit")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("rollback")
-            raise
+            values, self._offset = lines.read_from(self.file, self._offset)
+            if not self._offset and self.file.stat().st_size:
+                raise ValueError("it has no whole line")  # a writer would remove half a line
+            for value in values:
+                ((kind, content),) = value.items()
+                self._add(kind, content)
+        except OSError as error:
+            raise Inconclusive(f"cannot read {self.file}: {error.strerror or error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Inconclusive(
+                f"{self.file} is damaged ({one_line(str(error))[:200]}) or not a history: restore "
+                "a copy of it, or name another file with --history"
+            ) from None
+
+    def _add(self, kind: str, content: Any) -> None:
+        """Add a line, in place of an earlier one about the same thing."""
+        match kind:
+            case "nightly":
+                nightly = Nightly(**{**content, "kind": NightlyKind(content["kind"])})
+                self._nightlies[int(nightly.id)] = nightly
+            case "release":
+                release = Release(**content)
+                _put(self._releases, (release.package, release.version), release)
+            case "result":
+                result = ReleaseResult(**{**content, "cell": Result.from_json(content["cell"])})
+                _put(self._results, (self._require(result.nightly), *result.key), result)
+            case "verdict":
+                verdict_of_run = RunResult(
+                    content["scenario"],
+                    Verdict(content["verdict"]),
+                    tuple(content["reasons"]),
+                    tuple(map(Result.from_json, content["trials"])),
+                )
+                verdict = ScenarioResult(
+                    content["nightly"], verdict_of_run, content["seconds"], content["run"]
+                )
+                _put(self._verdicts, (self._require(verdict.nightly), verdict.scenario), verdict)
+            case "changes":
+                number, changes = content
+                self._changes[self._require(number)] = [Change(**change) for change in changes]
+            case "confirmation":
+                number, scenario, releases = content
+                self._confirmations[self._require(number), scenario, releases] = None
+            case _:
+                raise ValueError(f"it has a line of the kind {kind}")
+
+    def _require(self, nightly: int) -> int:
+        if nightly not in self._nightlies:
+            raise ValueError(f"it has a line of nightly {nightly}, which does not exist")
+        return nightly
+
+
+def _put(rows: dict[K, T], key: K, row: T) -> None:
+    """Replace a row; the new one is the last."""
+    rows.pop(key, None)
+    rows[key] = row
+
+
+def _selected(rows: Mapping[Any, T], nightly: int | None, scenario: str | None) -> list[T]:
+    """The rows of all or one nightly and scenario, by nightly, scenario and package."""
+    keys = [k for k in rows if nightly in (None, k[0]) and scenario in (None, k[1])]
+    return [rows[key] for key in sorted(keys, key=lambda key: key[:3])]
 
 
 @contextmanager
@@ -319,59 +231,30 @@ def writing(file: Path) -> Iterator[History]:
     Raises Inconclusive if another command writes to it, and the errors of ``reading``.
     """
     refuse_without_folder(file)
-    with ExitStack() as stack, _one_line_errors(file):
-        try:
-            lock = stack.enter_context(locked(file.with_name(f".{file.name}.lock"), wait=False))
-        except OSError as error:
-            raise unwritten(file, error, "--history") from None
-        if not lock:
-            raise Inconclusive(f"another command is writing to {file}: wait until it has finished")
-        db = stack.enter_context(closing(sqlite3.connect(file, isolation_level=None, timeout=60)))
-        if not (pragma(db, "page_count") or file.stat().st_size):
-            _create(db)
-        _check(db, file)
-        _upgrade(db)
-        yield History(db, file)
+    with ExitStack() as stack:
+        with files.writing(file, "--history"):
+            name = file.with_name(f".{file.name}.lock")
+            if not stack.enter_context(locked(name, wait=False)):
+                raise Inconclusive(
+                    f"another command is writing to {file}: wait until it has finished"
+                )
+            file.touch()
+        yield History(file)
 
 
 @contextmanager
 def reading(file: Path) -> Iterator[History]:
     """Open a history for reading; another command may write to it meanwhile.
 
-    Raises UserError if the file does not exist, is another program's database, or has a newer
-    schema, and Inconclusive if it is damaged or not a database.
+    Raises UserError if the file does not exist, and Inconclusive if it is damaged or another file.
     """
     if not file.is_file():
         raise UserError(f"no history {file}: create one with python -m harness watch")
-    # Opening undoes an unfinished transaction of a killed writer, which needs write permission.
-    writable = os.access(file, os.W_OK) and os.access(file.resolve().parent, os.W_OK)
-    address = f"{file.resolve().as_uri()}?mode={'rw' if writable else 'ro'}"
-    with (
-        _one_line_errors(file),
-        closing(sqlite3.connect(address, uri=True, isolation_level=None, timeout=60)) as db,
-    ):
-        db.execute("pragma query_only = on")
-        _check(db, file)
-        yield History(db, file)
-
-
-@contextmanager
-def _one_line_errors(file: Path) -> Iterator[None]:
-    """Raise errors of SQLite as one line."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        if "not a database" in str(error):
-            raise not_a_history(file, error) from None
-        if re.search(r"malformed|no such|decode|unsupported|unknown", str(error)):
-            raise damaged(file, error) from None
-        raise Inconclusive(f"{file}: {error}; its content has not changed") from None
-    except (ValueError, KeyError, TypeError) as error:  # rows that no nightly wrote
-        raise damaged(file, error) from None
+    yield History(file)
 
 
 def add_recorded(history: History, timestamp: str) -> None:
-    """Add ``affected.json`` of the scenarios without any result, as a nightly of its own kind.
+    """Add ``results.jsonl`` of the scenarios without any result, as a nightly of its own kind.
 
     Results of a nightly that did not finish do not count. ``timestamp`` is ISO, in UTC.
     """
@@ -380,7 +263,7 @@ def add_recorded(history: History, timestamp: str) -> None:
     results = [result for result in recorded_results() if result.cell.scenario not in have]
     if results:
         days = [n.day for n in history.nightlies() if n.kind is NightlyKind.RECORDED]
-        day = max([*days, *(result.cell.date for result in results)])
+        day = max([*days, *(result.cell.first_day for result in results)])
         nightly = history.start(NightlyKind.RECORDED, day, timestamp, {})
         history.add_results(
             ReleaseResult(nightly.id, result.package, result.version, result.cell)
@@ -392,7 +275,7 @@ def add_recorded(history: History, timestamp: str) -> None:
 def recorded_results() -> Iterator[ReleaseResult]:
     """Every recorded result of a sound scenario, once for each package that it is about."""
     for scenario in catalog.sound():
-        for cell in affected.of(scenario):
+        for cell in result_file.statuses(scenario):
             for package in recorded_about(catalog.scenario(scenario), cell.pins):
                 yield ReleaseResult(0, package, cell.pins[package], cell)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.bugs.cell import Cell
 from harness.bugs.pins import describe
+from harness.bugs.results import Result, RunResult
 from harness.system.text import StrEnum
 
 
@@ -15,7 +15,7 @@ class NightlyKind(StrEnum):
     """What a nightly was."""
 
     RECORDED = "recorded"
-    """Not a nightly: the results that come with the harness, ``affected.json``."""
+    """Not a nightly: the results that come with the harness, ``results.jsonl``."""
     NIGHTLY = "night"
     REPLAY = "replay"
     """A day of the past, with the index as it was then."""
@@ -49,7 +49,7 @@ class ReleaseResult:
     nightly: int
     package: str
     version: str
-    cell: Cell
+    cell: Result
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -83,18 +83,23 @@ class ScenarioResult:
     """The verdict of one of our own scenarios, run as buggy and fixed, in one nightly."""
 
     nightly: int
-    scenario: str
-    verdict: str
+    result: RunResult
     seconds: float
-    result: Mapping[str, Any]
-    """``RunResult.to_json()``."""
     run: str | None
     """The run folder, if there is one."""
 
     @property
+    def scenario(self) -> str:
+        return self.result.scenario
+
+    @property
+    def verdict(self) -> str:
+        return str(self.result.verdict)
+
+    @property
     def reasons(self) -> str:
         """The first line of each reason."""
-        return "; ".join(reason.splitlines()[0] for reason in self.result["reasons"] if reason)
+        return "; ".join(reason.splitlines()[0] for reason in self.result.reasons if reason)
 
 
 @dataclass(frozen=True)

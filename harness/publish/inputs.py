@@ -1,6 +1,6 @@
 """The inputs of the site: the statuses of releases, the nightlies, the runs with their evidence.
 
-The statuses come from the newest certain results of a history; without one, from ``affected.json``.
+The statuses come from the newest certain results of a history; without one, from ``results.jsonl``.
 The site shows the newest complete run of each scenario that can be graded.
 """
 
@@ -16,17 +16,17 @@ from typing import Any
 
 from packaging.version import Version
 
-from harness.bugs import catalog
+from harness.bugs import catalog, result_file
 from harness.bugs.api.pictures import Picture
 from harness.bugs.api.spec import BUGGY, FIXED, Records, Verdict
 from harness.bugs.lookup import Lookup, infer
+from harness.bugs.results import Result, RunResult
 from harness.publish.history import History, reading, recorded_results
 from harness.publish.history_rows import Change, Nightly, NightlyKind, ReleaseResult, ScenarioResult
 from harness.rank import run_folder
 from harness.rank.run_folder import RUN_FILE
 from harness.releases.index import Release
-from harness.run.grade import graded
-from harness.run.results import RunResult
+from harness.run.grade import graded, judge
 from harness.run.verdict_text import releases
 from harness.system.errors import HarnessError, UserError
 from harness.system.files import read_json
@@ -114,61 +114,52 @@ def _pictures(name: str, records: Mapping[str, Records], warn: Warn) -> Iterator
 
 @dataclass(frozen=True)
 class Evidence:
-    """One kept run, on a CPU or on GPUs."""
+    """A run that pages show, on a CPU or on GPUs."""
 
     name: str
-    content: Mapping[str, Any]
-    """run.json, with the graded result as ``result``."""
+    verdict: Verdict
+    trials: Sequence[Result]
+
+    @property
+    def trial(self) -> Result:
+        """Its first trial; all have the same machine, commit and command."""
+        return self.trials[0]
 
     @property
     def gpus(self) -> str:
         """The kinds of GPUs of the machine; CPU if it has none."""
-        return ", ".join(dict.fromkeys(self.content["machine"]["gpus"])) or "CPU"
+        return ", ".join(dict.fromkeys(self.trial.machine["gpus"])) or "CPU"
 
     @property
     def where(self) -> str:
         """The GPUs, or the CPU."""
-        on_gpus = self.content["lane"] == "gpu"
-        return f"{len(self.content['machine']['gpus'])} {self.gpus}" if on_gpus else "CPU"
-
-    @property
-    def verdict(self) -> str:
-        return str(self.content["result"]["verdict"])
-
-    @property
-    def day(self) -> str:
-        return str(self.content["started"])[:10]
+        on_gpus = self.trial.lane == "gpu"
+        return f"{len(self.trial.machine['gpus'])} {self.gpus}" if on_gpus else "CPU"
 
     @property
     def releases(self) -> str:
         """The releases that it ran on: ``accelerate 0.29.3 (buggy) / 0.30.0 (fixed)``."""
-        trials = self.content["trials"]
-        return releases({variant: trial["pins"] for variant, trial in trials.items()})
-
-    @property
-    def trials(self) -> list[Mapping[str, Any]]:
-        """The graded trials, as ``TrialResult``'s fields."""
-        return list(self.content["result"]["trials"])
+        return releases({trial.variant: trial.pins for trial in self.trials})
 
     @property
     def facts(self) -> dict[str, str]:
         """The command, the machine, the versions, the commit and the shims, by name."""
-        content, machine = self.content, self.content["machine"]
-        trial = self.trials[0]
-        shims = trial["shims"] or {}
+        trial, machine = self.trial, self.trial.machine
+        shims = trial.shims or {}
         return {
-            "command": " ".join(_without_paths(content["command"])),
-            "lane": f"{content['lane']}, seed {content['seed']}",
+            "command": " ".join(_without_paths(trial.command)),
+            "lane": f"{trial.lane}, seed {trial.seed}",
             "machine": f"{machine['cpus']} CPU cores, Python {machine['python']}, "
             f"torch {machine['torch']}",
-            "harness": f"commit {content['source'].get('commit') or 'unknown'}",
+            "harness": f"commit {trial.source.get('commit') or 'unknown'}",
             "shims used": ", ".join(f"{name} {n} times" for name, n in shims.items()) or "none",
         }
 
     @property
     def insufficient_checks(self) -> Mapping[str, bool]:
         """The insufficient checks, and whether each fired in the buggy variant."""
-        return run_folder.insufficient_checks(self.content)
+        checks = (each.insufficient_checks for each in self.trials if each.variant == BUGGY)
+        return next(filter(None, checks), {})
 
 
 def _without_paths(command: str) -> list[str]:
@@ -178,12 +169,15 @@ def _without_paths(command: str) -> list[str]:
 
 def of_run(run: ShownRun) -> Evidence:
     """The evidence of a run that was graded now."""
-    return Evidence(run.folder.name, {**run.run, "result": run.result.to_json()})
+    return Evidence(run.folder.name, run.result.verdict, run.result.trials)
 
 
 def kept_evidence(scenario: str) -> list[Evidence]:
     """The evidence of a scenario that comes with the harness, newest first."""
-    return [Evidence(name, content) for name, content in run_folder.kept(scenario)]
+    return [
+        Evidence(label, judge(trials, list)[0], trials)
+        for label, trials in result_file.kept_runs(scenario).items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -233,7 +227,7 @@ class Statuses:
         results = self.of(scenario, package)
         if version in results:
             own_result = results[version]
-            how = f"tested on {own_result.cell.date}{own_result.with_others}"
+            how = f"tested on {own_result.cell.first_day}{own_result.with_others}"
             return Lookup(own_result.cell.status, how, tested=True)
         return infer(((each, result.cell.status) for each, result in results.items()), version)
 
@@ -251,7 +245,7 @@ class Statuses:
 
 
 def recorded_statuses() -> Statuses:
-    """The results that come with the harness: the scenarios' ``affected.json``."""
+    """The results that come with the harness: the scenarios' ``results.jsonl``."""
     return Statuses(tuple(recorded_results()))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from harness.bugs.cell import Status
+from harness.bugs.results import Status
 from harness.publish.alive import alive_bugs
 from harness.publish.bugs import Bug
 from harness.publish.stories import spans, stories, subject

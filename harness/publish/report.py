@@ -186,7 +186,7 @@ def _own_case(suite: ElementTree.Element, summary: Summary, verdict: ScenarioRes
     case = _case(suite, "ours", verdict.scenario, verdict.seconds)
     ours = [c for c in summary.changes if c.scenario == verdict.scenario and c.package is None]
     worse = changes.worse(ours)
-    code, why = int(verdict.result["exit_code"]), short(verdict.reasons)
+    code, why = verdict.result.exit_code, short(verdict.reasons)
     if worse or code == ExitCode.NOT_AS_EXPECTED:
         _mark(case, "failure", verdict.verdict, worse[0].message if worse else why)
     elif code == ExitCode.UNSUPPORTED:

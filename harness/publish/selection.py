@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import RELEASED, Scenario
-from harness.bugs.cell import Status
+from harness.bugs.results import Status
 from harness.publish.history_rows import Nightly, NightlyKind, ReleaseResult
 from harness.releases import releases
 from harness.releases.index import Release
@@ -35,19 +35,19 @@ def tests_of(
     results: Sequence[ReleaseResult],
     nightlies: Mapping[int, Nightly],
     day: str,
-    environment: tuple[str, ...],
+    platform: tuple[str, ...],
 ) -> list[ReleaseTest]:
     """The tests of a scenario on ``day``; ``results`` has all of its results, oldest first.
 
     ``releases`` has the known releases of each package, ``nightlies`` all nightlies by number, and
-    ``environment`` says where the tests run, see ``cells.environment``.
+    ``platform`` says where the tests run, see ``cells.platform_here``.
     """
     scope = catalog.scenario(scenario)
     tests = []
     for package in scope.pins:
         testable_ = testable(scope, releases.get(package, ()), day)
         of_package = [result for result in results if result.package == package]
-        untested = _uncertain(testable_, of_package, nightlies, environment)
+        untested = _uncertain(testable_, of_package, nightlies, platform)
         tests += [ReleaseTest(scenario, release) for release in untested]
     return tests
 
@@ -79,15 +79,15 @@ def _uncertain(
     testable: Sequence[Release],
     results: Sequence[ReleaseResult],
     nightlies: Mapping[int, Nightly],
-    environment: tuple[str, ...],
+    platform: tuple[str, ...],
 ) -> list[Release]:
     """The releases without a certain result that were tested, are the highest one, or appeared
     since the package's first results.
 
-    A release that is recorded as inconclusive in this environment would be inconclusive again.
+    A release that is recorded as inconclusive on this platform would be inconclusive again.
     """
     tested = {result.version for result in results}
-    settled = {result.version for result in results if _settled(result, nightlies, environment)}
+    settled = {result.version for result in results if _settled(result, nightlies, platform)}
     since = _since(results, nightlies)
     return [
         release
@@ -102,13 +102,13 @@ def _uncertain(
 
 
 def _settled(
-    result: ReleaseResult, nightlies: Mapping[int, Nightly], environment: tuple[str, ...]
+    result: ReleaseResult, nightlies: Mapping[int, Nightly], platform: tuple[str, ...]
 ) -> bool:
     """Whether another run would give the same status. What this Python cannot install today, it
     cannot install tomorrow, except for torch, which the user may install."""
     recorded = nightlies[result.nightly].kind is NightlyKind.RECORDED
     unsupported = result.cell.status is Status.UNSUPPORTED and result.package != pins.TORCH
-    ran_here = result.cell.environment == environment
+    ran_here = result.cell.platform == platform
     return result.cell.status.certain or (ran_here and (recorded or unsupported))
 
 
@@ -123,7 +123,7 @@ def _since(results: Sequence[ReleaseResult], nightlies: Mapping[int, Nightly]) -
     if first_nightly.kind is not NightlyKind.RECORDED:
         return first_nightly.day
     recorded = [result for result in results if result.nightly == first_nightly.id]
-    return max(recorded, key=lambda result: Version(result.version)).cell.date
+    return max(recorded, key=lambda result: Version(result.version)).cell.first_day
 
 
 def config(base: RunConfig, test: ReleaseTest, day: str | None) -> RunConfig:

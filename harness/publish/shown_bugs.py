@@ -11,8 +11,8 @@ from packaging.version import Version
 from harness.bugs import pins
 from harness.bugs.advisories import file_name
 from harness.bugs.api.spec import BUGGY, RELEASED
-from harness.bugs.cell import Status
 from harness.bugs.periods import alive_in
+from harness.bugs.results import Result, Status
 from harness.publish import charts, inputs, timelines
 from harness.publish.alive import AliveBug, finding
 from harness.publish.bugs import Bug
@@ -20,7 +20,6 @@ from harness.publish.charts import Chart
 from harness.publish.history_rows import ReleaseResult
 from harness.publish.inputs import Evidence, Material, ShownRun
 from harness.releases import overlay, resolution
-from harness.run.results import TrialResult
 from harness.run.verdict_text import first_seen
 from harness.system.errors import Unsupported
 from harness.system.machine import cache_folder
@@ -153,7 +152,7 @@ class ShownBug(Bug):
         buggy = self.trial(BUGGY)
         return first_seen(buggy) if buggy else ""
 
-    def trial(self, variant: str) -> TrialResult | None:
+    def trial(self, variant: str) -> Result | None:
         """The trial of a variant in the run that the pictures show."""
         trials = self.shown.result.trials if self.shown else ()
         return next((t for t in trials if t.variant == variant), None)

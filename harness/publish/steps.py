@@ -20,6 +20,7 @@ from rich.console import Console
 from harness.bugs import catalog
 from harness.bugs.api.spec import Verdict
 from harness.bugs.pins import TORCH
+from harness.bugs.results import RunResult
 from harness.publish import changes, confirmations, history, selection
 from harness.publish.changes import Releases
 from harness.publish.history import History
@@ -29,9 +30,8 @@ from harness.releases import index, torches
 from harness.releases.index import Release
 from harness.releases.sources import Source
 from harness.releases.torches import INDEX
-from harness.run.cells import environment, room
+from harness.run.cells import platform_here, room
 from harness.run.executor import find_all, side_by_side
-from harness.run.results import RunResult
 from harness.run.run_config import SLURM, RunConfig
 from harness.run.suite import Done
 from harness.system import machine
@@ -184,7 +184,7 @@ def choose(watched: NightlyState) -> None:
             history.results(scenario=config.scenario),
             nightlies,
             watched.day,
-            environment(config),
+            platform_here(config),
         )
     ]
     watched.tests = sorted(tests, key=lambda t: (t.release.package, t.release.day, t.scenario))
@@ -237,7 +237,7 @@ def confirm_recorded(watched: NightlyState) -> None:
     cells = [
         cell
         for name, base in bases.items()
-        for cell in confirmations.recorded([name], environment(base))
+        for cell in confirmations.recorded([name], platform_here(base))
     ]
     due = confirmations.due(cells, nightly.day, max(most, 0), confirmed_days)
     if watched.kind is NightlyKind.REPLAY or not due:
@@ -344,7 +344,7 @@ def _exit_code(
 ) -> int:
     """1 if something got worse or a scenario of ours is not as expected; 3 if a test could not run,
     or if no release is known."""
-    codes = [int(verdict.result["exit_code"]) for verdict in verdicts]
+    codes = [verdict.result.exit_code for verdict in verdicts]
     codes = [code for code in codes if code != ExitCode.UNSUPPORTED]
     if changes.worse(nightly_changes):
         codes.append(ExitCode.NOT_AS_EXPECTED)
@@ -392,7 +392,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
             "facts": dict(nightly.facts),
         },
         "tested": [
-            {"package": r.package, "version": r.version, **r.cell.to_json()}
+            {"package": r.package, "version": r.version, **r.cell.of_releases()}
             for r in summary.results
         ],
         "ours": [

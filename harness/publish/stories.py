@@ -13,9 +13,9 @@ from packaging.version import Version
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Story
-from harness.bugs.cell import Status
 from harness.bugs.lookup import infer
 from harness.bugs.periods import tested
+from harness.bugs.results import Status
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from harness.bugs import catalog
-from harness.bugs.api.spec import BUGGY, RELEASED, Lane, Position, Record, Records
+from harness.bugs.api.spec import RELEASED, Lane, Position, Record, Records
 from harness.rank.exits import EXIT_FILE, trial_folder
 from harness.system import archives
 from harness.system.errors import HarnessError, Inconclusive
@@ -239,18 +239,3 @@ def recorded(scenario: str) -> Iterator[Path | None]:
         folder = Path(temporary, "recorded")
         archives.unpack(file, folder)
         yield folder
-
-
-def kept(scenario: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The evidence of a scenario, newest first: names, and run.json with the graded result."""
-    files = (catalog.folder(scenario) / "evidence").glob("*.json")
-    runs = [(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in files]
-    return sorted(runs, key=lambda each: str(each[1]["started"]), reverse=True)
-
-
-def insufficient_checks(content: Mapping[str, Any]) -> Mapping[str, bool]:
-    """The insufficient checks of a kept run, and whether each fired in the buggy variant."""
-    for trial in content["result"]["trials"]:
-        if trial["variant"] == BUGGY and trial["insufficient_checks"]:
-            return dict(trial["insufficient_checks"])
-    return {}

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from harness.bugs import catalog, periods, pins
 from harness.bugs.api.spec import BUGGY, RELEASED
-from harness.bugs.cell import Cell, Status
+from harness.bugs.results import Result, Status
 from harness.releases import sources
 from harness.run import command_line
 from harness.run.executor import find_all
@@ -25,7 +25,7 @@ from harness.system.text import count, short
 class Judged:
     """One bug on a branch, compared with the newest tested release."""
 
-    cell: Cell
+    cell: Result
     release: str
     """The package and that release."""
     then: Status | None
@@ -107,7 +107,7 @@ def _judged(configs: Sequence[RunConfig], console: Console) -> Iterator[Judged]:
         yield judged
 
 
-def _cells(configs: Sequence[RunConfig], console: Console) -> Iterator[Cell]:
+def _cells(configs: Sequence[RunConfig], console: Console) -> Iterator[Result]:
     with Progress(console) as progress:
         for _, cell in find_all(configs, say=progress.tally):
             yield cell
@@ -185,13 +185,15 @@ def _covered(config: RunConfig) -> bool:
     return pins.covers(scenario, pins.complete(scenario, config.pins))
 
 
-def _broken(before: Cell, after: Cell) -> bool:
+def _broken(before: Result, after: Result) -> bool:
     """Whether a bug is there only with the patch, or can no longer be tested with it."""
     worse = after.status is Status.AFFECTED or not after.status.certain
     return before.status is Status.NOT_AFFECTED and worse
 
 
-def _verdict(name: str, before: Cell, after: Cell, broken: Sequence[str], console: Console) -> int:
+def _verdict(
+    name: str, before: Result, after: Result, broken: Sequence[str], console: Console
+) -> int:
     """Print whether the patch fixes the bug; returns the exit code."""
     also = f", and breaks {', '.join(broken)}" if broken else ""
     if before.status is not Status.AFFECTED:

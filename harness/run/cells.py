@@ -16,15 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.bugs import catalog, cell, pins
-from harness.bugs.api.spec import RELEASED, Lane
-from harness.bugs.cell import STATUSES, Cell, Status
+from harness.bugs import catalog, pins
+from harness.bugs.api.spec import RELEASED, Lane, Outcome
+from harness.bugs.results import Result, RunResult, Status, platform_of
 from harness.rank.exits import EXIT_FILE
-from harness.rank.run_folder import RUN_FILE
 from harness.releases import overlay
 from harness.run import job
 from harness.run.job import chosen_pins, stack_of
-from harness.run.results import RunResult
 from harness.run.run import run
 from harness.run.run_config import SLURM, RunConfig
 from harness.run.server_pool import Pool
@@ -37,15 +35,11 @@ from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
 
-FORMAT = 4
-"""Increase it when older cells must not be used any more."""
-
 
 def inputs_of(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
     """All that the status of a cell depends on, as plain JSON values."""
     facts = machine.facts()
     inputs: dict[str, Any] = {
-        "format": FORMAT,
         "scenario": config.scenario,
         "pins": dict(stack.pins),
         "overlay": overlay.key(stack),
@@ -87,9 +81,9 @@ def code(scenario: str) -> str:
     return digest(catalog.places()[scenario], *ours)
 
 
-def read_stored(cache: Path, inputs: Mapping[str, Any]) -> Cell | None:
+def read_stored(cache: Path, inputs: Mapping[str, Any]) -> Result | None:
     """The stored cell of exactly these inputs; None if there is no valid one."""
-    return store.read(Cell.from_json, cache, inputs)
+    return store.read(Result.from_json, cache, inputs)
 
 
 Failed = Callable[[int, HarnessError], object]
@@ -126,7 +120,7 @@ def find(
     stop: threading.Event | None = None,
     pool: Pool | None = None,
     faults: bool = False,
-) -> Cell:
+) -> Result:
     """The cell of the releases that ``config`` pins: stored, otherwise from a run now.
 
     With ``faults``, a fault of the machine is raised and yields no cell.
@@ -140,7 +134,7 @@ def find(
         if isinstance(error, UserError) or (faults and isinstance(error, Fault)):
             raise
         return not_run(config, error)
-    fresh_cell = _cell_of(config, result, folder)
+    fresh_cell = _cell_of(result, folder)
     if inputs and _repeatable(fresh_cell, folder):
         store.write(cache, inputs, fresh_cell.to_json())
     return fresh_cell
@@ -156,47 +150,37 @@ def _stored_under(config: RunConfig, cache: Path) -> dict[str, Any] | None:
     return inputs_of(config, stack_of(config, RELEASED, cache))
 
 
-def not_run(config: RunConfig, error: HarnessError) -> Cell:
+def not_run(config: RunConfig, error: HarnessError) -> Result:
     """The cell of a release that could not be run."""
     unsupported = error.exit_code == ExitCode.UNSUPPORTED
-    facts = machine.facts()
-    return Cell(
+    return Result(
         config.scenario,
+        RELEASED,
         chosen_pins(config, RELEASED),
-        Status.UNSUPPORTED if unsupported else Status.INCONCLUSIVE,
+        Outcome.UNSUPPORTED if unsupported else Outcome.INCONCLUSIVE,
         str(error),
         str(lane_of(config) or ""),
-        facts["python"],
-        facts["torch"],
-        _today(),
+        time.strftime("%Y-%m-%d"),
+        machine.facts(),
+        source=machine.source(),
     )
 
 
-def _cell_of(config: RunConfig, result: RunResult, folder: Path) -> Cell:
+def _cell_of(result: RunResult, folder: Path) -> Result:
     (trial,) = result.trials
-    content = read_json(folder / RUN_FILE)
-    status, reason = STATUSES[trial.outcome], trial.reason
-    if trial.finding and trial.finding.another:
-        status = Status.NOT_AFFECTED
-        reason = f"{trial.finding.another} instead: {trial.finding.message}"
-    unclear = status is Status.INCONCLUSIVE
-    return Cell(
-        config.scenario,
-        content["trials"][RELEASED]["pins"],
-        status,
-        reason,
-        content["lane"],
-        content["machine"]["python"],
-        content["machine"]["torch"],
-        _today(),
-        round(trial.seconds, 2),
-        trial.finding.step if trial.finding and status is Status.AFFECTED else None,
-        str(folder),
-        tuple(last_lines(folder, trial)) if unclear else (),
+    finding, unclear = trial.finding, trial.status is Status.INCONCLUSIVE
+    return replace(
+        trial,
+        reason=f"{finding.another} instead: {finding.message}"
+        if finding and finding.another
+        else trial.reason,
+        seconds=round(trial.seconds, 2),
+        folder=str(folder),
+        log=tuple(last_lines(folder, trial)) if unclear else (),
     )
 
 
-def _repeatable(fresh_cell: Cell, folder: Path) -> bool:
+def _repeatable(fresh_cell: Result, folder: Path) -> bool:
     """Whether another run would give the same cell: not after a deadline or an interruption."""
     if fresh_cell.status is Status.INCONCLUSIVE:
         ended = map(read_json, folder.glob(f"{RELEASED}/**/{EXIT_FILE}"))
@@ -204,17 +188,13 @@ def _repeatable(fresh_cell: Cell, folder: Path) -> bool:
     return fresh_cell.status.certain
 
 
-def environment(config: RunConfig) -> tuple[str, ...]:
-    """The environment that a cell of this config would have here, see ``Cell.environment``."""
+def platform_here(config: RunConfig) -> tuple[str, ...]:
+    """The platform that a cell of this config would have here, see ``Result.platform``."""
     facts = machine.facts()
-    return cell.environment(str(lane_of(config) or ""), facts["python"], facts["torch"])
+    return platform_of(str(lane_of(config) or ""), facts["python"], facts["torch"])
 
 
-def _today() -> str:
-    return time.strftime("%Y-%m-%d")
-
-
-def exit_code(cells: Sequence[Cell]) -> int:
+def exit_code(cells: Sequence[Result]) -> int:
     """3 if a cell is inconclusive, otherwise 0."""
     unclear = any(entry.status is Status.INCONCLUSIVE for entry in cells)
     return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED

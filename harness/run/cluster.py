@@ -16,7 +16,7 @@ from rich.console import Console
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import RELEASED, Lane
-from harness.bugs.cell import Cell
+from harness.bugs.results import Result
 from harness.releases import overlay
 from harness.run import cells, suite
 from harness.run.batch import Batch, Say, Work
@@ -36,7 +36,7 @@ def find_all(
     again: bool = False,
     failed: cells.Failed | None = None,
     say: Say | None = None,
-) -> Generator[tuple[int, Cell], None, None]:
+) -> Generator[tuple[int, Result], None, None]:
     """The cells of configs, as ``executor.find_all``: stored ones first, then tasks of Slurm."""
     missing = []
     for index, config in enumerate(configs):
@@ -128,7 +128,7 @@ def overlays_task(configs: Sequence[RunConfig]) -> None:
     _make_overlays(configs, _silent)
 
 
-def cell_task(config: RunConfig, again: bool) -> Cell | HarnessError:
+def cell_task(config: RunConfig, again: bool) -> Result | HarnessError:
     """What a node does for a cell."""
     end_with_a_signal()
     try:
@@ -162,7 +162,7 @@ def _silent(_: str) -> None:
     """Shows nothing."""
 
 
-def _stored(config: RunConfig) -> Cell | None:
+def _stored(config: RunConfig) -> Result | None:
     with suppress(HarnessError):  # making its overlay meets the error again
         folder = cache_folder()
         inputs = cells.inputs_of(config, stack_of(config, RELEASED, folder))

@@ -10,7 +10,7 @@ from functools import partial
 
 from rich.console import Console
 
-from harness.bugs.cell import Cell
+from harness.bugs.results import Result
 from harness.run import cells, suite
 from harness.run.run_config import SLURM, RunConfig
 from harness.run.server_pool import Pool
@@ -32,7 +32,7 @@ def find_all(
     jobs: int | None = None,
     failed: cells.Failed | None = None,
     say: Callable[[str], object] | None = None,
-) -> Generator[tuple[int, Cell], None, None]:
+) -> Generator[tuple[int, Result], None, None]:
     """Find the cells of many configs; yields the index of a config with its cell, as they end.
 
     ``failed`` is called instead after a fault of the machine, and for a release that the index no
@@ -51,7 +51,7 @@ def find_all(
         return
     cache, jobs = cache_folder(), jobs or cells.room(configs[0])
 
-    def find_one(index: int, stop: threading.Event, pool: Pool) -> Cell | None:
+    def find_one(index: int, stop: threading.Event, pool: Pool) -> Result | None:
         config, faults = configs[index], bool(failed)
         try:
             return cells.find(config, cache, again=again, stop=stop, pool=pool, faults=faults)

@@ -7,6 +7,7 @@ variant: ``detect`` gets only records, and run.json contains what was expected.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,9 +15,9 @@ from typing import Any
 from harness.bugs import catalog
 from harness.bugs.api.numbers import finite
 from harness.bugs.api.spec import BUGGY, FIXED, Exercise, Finding, Outcome, Records, Verdict
+from harness.bugs.results import Result, RunResult
 from harness.rank.exits import FORMAT, Exit
 from harness.rank.run_folder import RUN_FILE, check_run
-from harness.run.results import RunResult, TrialResult
 from harness.run.validation import call, validated
 from harness.system.errors import HarnessError, Inconclusive
 from harness.system.files import read_json
@@ -43,7 +44,7 @@ def graded(run_folder: Path) -> tuple[RunResult, dict[str, Records]]:
 
 
 def of_trials(
-    scenario: str, results: Sequence[TrialResult], records: Mapping[str, Records]
+    scenario: str, results: Sequence[Result], records: Mapping[str, Records]
 ) -> RunResult:
     """The result of a run whose trials are graded, with the records of those that count."""
     module = catalog.load(scenario)
@@ -67,35 +68,47 @@ def run_of(run_folder: Path) -> dict[str, Any]:
 
 def grade_trial(
     run: Mapping[str, Any], run_folder: Path, variant: str, module: ModuleType | None = None
-) -> tuple[TrialResult, Records | None]:
+) -> tuple[Result, Records | None]:
     """The result of one trial, and its records if the trial counts.
 
     ``module`` replaces the scenario's own module.
     """
     trial, module = run["trials"][variant], module or catalog.load(run["scenario"])
-    expected = Outcome(trial["expect"]) if trial["expect"] else None
+    blank = Result(
+        run["scenario"],
+        variant,
+        trial["pins"],
+        Outcome.UNSUPPORTED,
+        trial.get("unsupported", ""),
+        run["lane"],
+        str(run.get("started", ""))[:10],
+        run.get("machine", {}),
+        Outcome(trial["expect"]) if trial["expect"] else None,
+        source=run.get("source", {}),
+        command=run.get("command", ""),
+        seed=run["seed"],
+        run=run["run"],
+    )
     if "unsupported" in trial:
-        return TrialResult(variant, Outcome.UNSUPPORTED, expected, trial["unsupported"]), None
+        return blank, None
     exits: list[Exit] = []
     try:
         records = validated(run, run_folder / variant, variant, exits)
         outcome, reason, finding = _detected(module, records, trial)
         fired = _insufficient_checks(module, records)
     except HarnessError as error:
-        result = TrialResult(
-            variant,
-            Outcome.INCONCLUSIVE,
-            expected,
-            str(error),
+        result = replace(
+            blank,
+            outcome=Outcome.INCONCLUSIVE,
+            reason=str(error),
             seconds=sum(e.seconds for e in exits),
             failure=exits[-1].failure if exits else None,
         )
         return result, None
-    result = TrialResult(
-        variant,
-        outcome,
-        expected,
-        reason,
+    result = replace(
+        blank,
+        outcome=outcome,
+        reason=reason,
         seconds=sum(e.seconds for e in exits),
         finding=finding,
         insufficient_checks=fired,
@@ -139,7 +152,7 @@ def _without_finding(exercise: Exercise, triggers: bool) -> tuple[Outcome, str]:
 
 
 def judge(
-    results: Sequence[TrialResult], disagreements: Callable[[], list[str]]
+    results: Sequence[Result], disagreements: Callable[[], list[str]]
 ) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict of a scenario, and why it is not ``reproduced``.
 

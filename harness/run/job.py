@@ -14,9 +14,9 @@ from rich.console import Console
 
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import Lane, Records, Scenario
+from harness.bugs.results import Result
 from harness.releases import locks, resolution
 from harness.releases.overlay import Overlay
-from harness.run.results import TrialResult
 from harness.run.run_config import RunConfig
 from harness.run.server_pool import Pool
 from harness.system import machine
@@ -84,7 +84,7 @@ class RunFolder:
 class Graded:
     """The results of the trials, and the records of those that count, by variant."""
 
-    trials: list[TrialResult]
+    trials: list[Result]
     records: dict[str, Records]
 
 

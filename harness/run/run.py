@@ -17,6 +17,7 @@ from rich.console import Console
 
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import Defect, Lane
+from harness.bugs.results import RunResult
 from harness.rank.exits import FORMAT
 from harness.rank.run_folder import VERDICT_FILE, create_run_folder, shared
 from harness.releases import overlay, overlay_cache
@@ -33,7 +34,6 @@ from harness.run.job import (
     job_of,
     stack_of,
 )
-from harness.run.results import RunResult
 from harness.run.run_config import RunConfig
 from harness.run.server_pool import Pool
 from harness.run.verdict_text import print_header, print_verdict

@@ -22,10 +22,10 @@ from rich.console import Console
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Lane, Verdict
+from harness.bugs.results import RunResult
 from harness.rank.run_folder import RUN_FILE
 from harness.releases import overlay, uv
 from harness.run.job import locked
-from harness.run.results import RunResult
 from harness.run.run import make_overlay, prepared, run
 from harness.run.run_config import RunConfig
 from harness.run.server_pool import SERVERS_A_RUN, TORCH_IMPORTS, Pool

@@ -15,6 +15,7 @@ from typing import Any
 from harness.bugs import catalog
 from harness.bugs.api.spec import RELEASED, Lane, Records, Scenario
 from harness.bugs.packages import import_name
+from harness.bugs.results import Result
 from harness.rank.exits import Identity, trial_folder
 from harness.rank.run_folder import last_record
 from harness.rank.shims import needed
@@ -22,7 +23,6 @@ from harness.releases.overlay import Overlay
 from harness.run.grade import grade_trial
 from harness.run.job import Graded, Job, Prepared, RunFolder, room
 from harness.run.launch import RankSettings, launch, rank_environment
-from harness.run.results import TrialResult
 from harness.run.server_pool import OverlayServer, Wanted
 from harness.run.verdict_text import print_failure, print_trial
 from harness.system import machine
@@ -96,7 +96,7 @@ def number_at_once(job: Job, ready: Prepared) -> int:
 
 def _run(
     job: Job, ready: Prepared, folder: RunFolder, variant: str
-) -> tuple[TrialResult, Records | None]:
+) -> tuple[Result, Records | None]:
     """Run a trial, unless it is unsupported here, and grade it; its records if it counts."""
     if variant not in ready.refusals:
         with _devices(job, ready.lane, variant) as devices:

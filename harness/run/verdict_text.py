@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.bugs.api.spec import BUGGY, FIXED, Outcome, Verdict
-from harness.run.results import RunResult, TrialResult
+from harness.bugs.results import Result, RunResult
 from harness.system.terminal import table
 
 COLOURS = {
@@ -53,7 +53,7 @@ def _versions(name: str, pins: Mapping[str, Mapping[str, str]]) -> str:
     return f"{name} " + " / ".join(f"{v} ({', '.join(who)})" for v, who in variants.items())
 
 
-def print_trial(console: Console, result: TrialResult) -> None:
+def print_trial(console: Console, result: Result) -> None:
     """A trial: its outcome, the reason, and where the finding shows and how large it is."""
     surprising = not result.as_expected and result.expected is not None
     mark = f"  (expected {result.expected})" if surprising else ""
@@ -70,7 +70,7 @@ def print_trial(console: Console, result: TrialResult) -> None:
             console.print(f"    a check that misses it (alarm if {name}): {alarm(check)}")
 
 
-def first_seen(result: TrialResult) -> str:
+def first_seen(result: Result) -> str:
     """Where a finding shows and how large it is; empty if there is no finding or no figure."""
     finding = result.finding
     if finding is None:
@@ -134,12 +134,12 @@ def summary_row(result: RunResult, run: Mapping[str, Any] | None, seconds: float
     ]
 
 
-def _marked(trial: TrialResult) -> str:
+def _marked(trial: Result) -> str:
     surprising = not trial.as_expected and trial.outcome is not Outcome.UNSUPPORTED
     return f"{trial.outcome} (!)" if surprising else str(trial.outcome)
 
 
-def last_lines(folder: Path, result: TrialResult, most: int = LOG_LINES) -> list[str]:
+def last_lines(folder: Path, result: Result, most: int = LOG_LINES) -> list[str]:
     """The end of the traceback of the rank that failed first, otherwise of its stderr or stdout.
 
     Empty if that rank wrote all its records. Only the last LOG_BYTES of a file are read."""
@@ -170,7 +170,7 @@ def _traceback(text: str) -> list[str]:
     return [line for line in lines if line.strip(" ^~")][-TRACEBACK_LINES:]
 
 
-def failing_rank(result: TrialResult) -> int:
+def failing_rank(result: Result) -> int:
     """The rank that failed first; 0 if that is not known."""
     return int(result.failure["rank"]) if result.failure else 0
 
@@ -186,7 +186,7 @@ def _end(log: Path) -> tuple[float, str] | None:
         return None  # deleted meanwhile
 
 
-def print_failure(console: Console, folder: Path, result: TrialResult) -> None:
+def print_failure(console: Console, folder: Path, result: Result) -> None:
     """For an inconclusive trial: the last lines of the rank that failed first."""
     if result.outcome is not Outcome.INCONCLUSIVE:
         return

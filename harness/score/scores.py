@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.bugs import catalog
-from harness.bugs.cell import Status
 from harness.bugs.lookup import lookup
+from harness.bugs.results import Status
 from harness.system.text import StrEnum
 
 

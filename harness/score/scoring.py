@@ -25,11 +25,11 @@ from typing import Any
 
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import BUGGY, Lane, Outcome
+from harness.bugs.results import Result
 from harness.rank.attachment import file_of, kind_of, traces_of
 from harness.rank.recorder import HARNESS_KINDS
 from harness.rank.run_folder import RUN_FILE, position_of, records_of
 from harness.rank.watched import alarm_of, several
-from harness.run.results import TrialResult
 from harness.run.run_config import LARGEST_SEED, DetectorConfig, RunConfig
 from harness.run.suite import Done, started
 from harness.run.trials import trial_content
@@ -192,7 +192,7 @@ def reports(folder: Path, run: Mapping[str, Any], variant: str) -> list[dict[str
 
 
 def _watched(
-    trial: TrialResult, seed: int, detector: str, trainings: Iterable[Mapping[str, Any]]
+    trial: Result, seed: int, detector: str, trainings: Iterable[Mapping[str, Any]]
 ) -> Watched:
     detector_reports = [
         each["detectors"][detector] for each in trainings if detector in each["detectors"]

@@ -14,9 +14,10 @@ import pytest
 from packaging.version import Version
 
 from harness.__main__ import main
-from harness.bugs import advisories, affected, catalog, periods
+from harness.bugs import advisories, catalog, periods, result_file
 from harness.bugs.advisories import PREFIX, Record
-from harness.bugs.cell import Status
+from harness.bugs.results import Status
+from tests.made_up import cell_of
 
 YES, NO, UNCLEAR = "affected", "not affected", "inconclusive"
 Capture = pytest.CaptureFixture[str]
@@ -98,9 +99,8 @@ def test_each_period_is_a_range_that_ends_only_where_a_run_shows_it(
     folders: Path, results: Mapping[str, str], ranges: list[dict[str, str]]
 ) -> None:
     name = "clip_max_for_min"
-    run = {"reason": "", "lane": "cpu", "python": "3.11.7", "torch": None, "date": "2026-11-22"}
-    facts = [{"pins": {"deepspeed": v}, "status": s, **run} for v, s in results.items()]
-    (catalog.folder(name) / affected.FILE).write_text(json.dumps(facts))
+    tested = [cell_of(name, {"deepspeed": v}, Status(s), "") for v, s in results.items()]
+    result_file.append(tested)
     record = json.loads(advisories.files()[f"{PREFIX}{name}.json"])
     validator().validate(record)
     timelines = [each["events"] for each in record["affected"][0]["ranges"]]
@@ -112,7 +112,7 @@ def test_a_record_says_what_was_run_and_what_to_do() -> None:
     record = advisories.record("rope_zero_init")
     assert record["id"] == "x_distributed-bugs-rope_zero_init"
     assert record["published"] == "2026-11-21T00:00:00Z"
-    day = max(cell.last_seen for cell in affected.of("rope_zero_init"))
+    day = max(cell.day for cell in result_file.statuses("rope_zero_init"))
     assert record["modified"] == f"{day}T00:00:00Z"
     assert {"type": "FIX", "url": "https://github.com/huggingface/transformers/pull/28760"} in (
         record["references"]
@@ -120,7 +120,7 @@ def test_a_record_says_what_was_run_and_what_to_do() -> None:
     ours = record["database_specific"]
     assert (ours["harm"], ours["visibility"]) == ("ruins training", "silent")
     assert ours["settings"]["precision"] == "bf16 or fp16"
-    release = affected.tested_releases("transformers")[-1]
+    release = result_file.tested_releases("transformers")[-1]
     assert ours["alive"]["release"] == release
     assert "copy the rotary buffers" in ours["remedy"]
     assert ours["remedy"] in record["details"]

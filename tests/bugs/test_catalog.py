@@ -9,10 +9,10 @@ import pytest
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Outcome, Scenario, Variant, Verdict, expect_clean, expect_symptom
-from harness.run.results import RunResult, TrialResult
+from harness.bugs.results import RunResult
 from harness.system import code
 from harness.system.errors import ExitCode, UserError, unknown
-from tests.made_up import scenario_module
+from tests.made_up import scenario_module, trial_result
 
 
 def test_what_a_scenario_and_its_variants_name_exists() -> None:
@@ -135,7 +135,7 @@ def a_scenario(**variants: Variant) -> Scenario:
 )
 def test_each_verdict_has_its_exit_code(verdict: Verdict, surprise: bool, exit_code: int) -> None:
     outcome = Outcome.SYMPTOM if surprise else Outcome.CLEAN
-    result = RunResult("any", verdict, (), (TrialResult("fixed", outcome, Outcome.CLEAN, ""),))
+    result = RunResult("any", verdict, (), (trial_result("fixed", outcome, Outcome.CLEAN, ""),))
     assert result.exit_code == exit_code
     assert result.to_json()["exit_code"] == exit_code
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from harness.bugs import affected, catalog
-from harness.bugs.cell import Status
+from harness.bugs import catalog, result_file
 from harness.bugs.lookup import infer, lookup
 from harness.bugs.periods import alive, periods
+from harness.bugs.results import Status
+from tests.made_up import cell_of
 
 YES, NO, UNCLEAR = "affected", "not affected", "inconclusive"
 PAIR = "resume_replays_epoch"
@@ -25,20 +25,12 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
 
     def put(name: str, results: Mapping[str, str]) -> None:
         pins = catalog.scenario(name).pins
-        facts = [
-            {
-                "pins": dict(zip(pins, releases.split("/"), strict=True)),
-                "status": status,
-                "reason": f"because of {releases}",
-                "date": "2026-11-22",
-                "lane": "cpu",
-                "python": "3.11.7",
-                "torch": "2.13.0",
-            }
-            for releases, status in results.items()
-        ]
-        (tmp_path / affected.FILE).write_text(json.dumps(facts))
         monkeypatch.setattr(catalog, "folder", lambda _: tmp_path)
+        (tmp_path / result_file.FILE).unlink(missing_ok=True)
+        for releases, status in results.items():
+            chosen = dict(zip(pins, releases.split("/"), strict=True))
+            reason = f"because of {releases}"
+            result_file.append([cell_of(name, chosen, Status(status), reason, day="2026-11-22")])
 
     return put
 
@@ -98,7 +90,7 @@ def test_the_releases_that_do_not_decide_are_ignored() -> None:
             continue
         by_release: dict[str, set[Status]] = {}
         others: dict[str, set[tuple[str, ...]]] = {}
-        for cell in affected.of(name):
+        for cell in result_file.statuses(name):
             if cell.status.certain:
                 release = cell.pins[scenario.subject]
                 by_release.setdefault(release, set()).add(cell.status)
@@ -125,7 +117,7 @@ def test_no_release_that_upstreams_history_rules_out_was_seen_with_the_bug() -> 
     for name, absent in ruled_out:
         requirement = Requirement(absent.releases)
         assert requirement.name in catalog.scenario(name).deciding
-        for cell in affected.of(name):
+        for cell in result_file.statuses(name):
             inside = requirement.specifier.contains(cell.pins[requirement.name], prereleases=True)
             assert not inside or cell.status is not Status.AFFECTED, (name, cell.pins)
 
@@ -133,7 +125,7 @@ def test_no_release_that_upstreams_history_rules_out_was_seen_with_the_bug() -> 
 def test_a_release_with_another_bug_instead_has_that_bug() -> None:
     count = 0
     for name in catalog.sound():
-        for cell in affected.of(name):
+        for cell in result_file.statuses(name):
             other_bug, instead, _ = cell.reason.partition(" instead: ")
             if instead:
                 count += 1

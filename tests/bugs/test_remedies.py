@@ -9,8 +9,8 @@ from packaging.version import Version
 
 from harness.bugs import catalog, remedies
 from harness.bugs import periods as of_releases
-from harness.bugs.cell import Status
 from harness.bugs.periods import periods
+from harness.bugs.results import Status
 
 AFFECTED = [
     (name, version) for name in catalog.sound() for one in periods(name) for version in one.releases

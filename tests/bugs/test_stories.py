@@ -8,7 +8,7 @@ import pytest
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Story
-from harness.bugs.cell import Status
+from harness.bugs.results import Status
 from harness.publish import markdown_pages, stories
 
 WRONG, RIGHT, UNSURE = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE

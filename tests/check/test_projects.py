@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.bugs import affected, catalog
+from harness.bugs import catalog, result_file
 from harness.check.bug_status import THERE, BugStatus, recorded
 from harness.check.environment import Environment
 from harness.check.installed import Installed, described
@@ -61,7 +61,7 @@ def test_few_answers_about_published_projects_are_unknown() -> None:
 
 def test_of_the_newest_releases_nothing_is_unknown() -> None:
     names = {name for scenario in catalog.sound() for name in catalog.scenario(scenario).pins}
-    counts = statuses({name: affected.tested_releases(name)[-1] for name in names})
+    counts = statuses({name: result_file.tested_releases(name)[-1] for name in names})
     assert counts[BugStatus.UNKNOWN] == 0
     assert sum(counts[status] for status in THERE) > 20
 

@@ -10,12 +10,13 @@ import pytest
 
 from harness.__main__ import main
 from harness.bugs.api.spec import Finding, Outcome
+from harness.bugs.results import Result, RunResult
 from harness.cli import admit
 from harness.cli.admit import Gate
 from harness.run import grade
-from harness.run.results import RunResult, TrialResult
 from harness.run.run_config import RunConfig
 from harness.run.server_pool import Pool
+from tests.made_up import trial_result
 from tests.recording import Recording
 
 Capture = pytest.CaptureFixture[str]
@@ -42,10 +43,10 @@ class Runs:
         verdict, reasons = grade.judge(trials, lambda: [])
         return RunResult(config.scenario, verdict, reasons, tuple(trials)), Path()
 
-    def _trial(self, variant: str, outcome: Outcome, step: int) -> TrialResult:
+    def _trial(self, variant: str, outcome: Outcome, step: int) -> Result:
         has_finding = outcome is S or (self.alarm and variant == "control")
         finding = Finding("wrong", step=step) if has_finding else None
-        return TrialResult(variant, outcome, GOOD[variant], "because", finding=finding)
+        return trial_result(variant, outcome, GOOD[variant], "because", finding=finding)
 
 
 Admit = Callable[..., tuple[int, Runs, str]]

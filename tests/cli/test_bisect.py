@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.__main__ import main
-from harness.bugs.cell import Status
+from harness.bugs.results import Status
 from harness.cli.bisect import Flip, Search, SearchResult
 from harness.run import cells
 from tests.made_up import Upstream

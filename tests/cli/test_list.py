@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.bugs import affected
+from harness.bugs import result_file
 from harness.system.terminal import Terminal
 from tests.made_up import scenario_module
 from tests.sandbox import refused
@@ -75,7 +75,7 @@ def test_the_json_says_how_bad_a_bug_is_and_who_knows_it(capsys: Capture) -> Non
     bug = bugs["rope_zero_init_v5"]
     assert (bug["harm"], bug["visibility"]) == ("ruins training", "silent")
     assert bug["alive"] == {
-        "release": affected.tested_releases("transformers")[-1],
+        "release": result_file.tested_releases("transformers")[-1],
         "variant": "released",
     }
     assert (bug["known_upstream"], bug["known_in_part"]) == (False, "")

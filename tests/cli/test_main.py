@@ -16,9 +16,9 @@ import pytest
 from harness.__main__ import main
 from harness.bugs import catalog
 from harness.bugs.api.spec import Verdict
+from harness.bugs.results import RunResult
 from harness.cli import commands, pages
 from harness.run import suite
-from harness.run.results import RunResult
 from harness.run.run_config import RunConfig
 from harness.system.files import ROOT
 from harness.system.text import CONTROL
@@ -92,7 +92,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["admit", "scenario=bf16_clop"], ["mean bf16_clip?"]),
     (["watch", "--hunt", "stack=Trainr"], ["no stack 'Trainr'", "mean Trainer"]),
     ([*SITE, "--runs", "nowhere"], ["no folder nowhere"]),
-    ([*SITE, "--history", "nowhere.sqlite"], ["no history nowhere.sqlite"]),
+    ([*SITE, "--history", "nowhere.jsonl"], ["no history nowhere.jsonl"]),
     ([*SITE, "--histori", "x", "--nights"], ["see python -m harness site --help"]),
     ([*RUN, "hydra/launcher=submitit_slurm"], ["no effect here: on=slurm sends runs to Slurm"]),
     ([*RUN, "on=slrum"], ["mean slurm?"]),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 
+from harness.publish.history import reading
+from harness.publish.history_rows import NightlyKind
 from tests.docker_nightly.engine import expect
 from tests.docker_nightly.nightlies import Ended, Nightlies
 
@@ -45,7 +45,7 @@ def a_nightly(nightlies: Nightlies, *words: str) -> str:
 def left_all_files(nightlies: Nightlies, ended: Ended, codes: Sequence[int]) -> str:
     expect(ended.code in codes, f"exit code {ended.code}: {tail(ended)}")
     report = nightlies.report
-    names = ("junit.xml", "summary.md", "night.json", "history.sqlite", "site/index.html", "runs")
+    names = ("junit.xml", "summary.md", "night.json", "history.jsonl", "site/index.html", "runs")
     missing = [name for name in names if not (report / name).exists()]
     expect(not missing, f"no {', '.join(missing)} in the mounted folder")
     uid = report.stat().st_uid
@@ -84,14 +84,11 @@ def a_nightly_without_network(nightlies: Nightlies, *words: str) -> str:
 
 
 def history_is_complete(nightlies: Nightlies, ended: int) -> str:
-    with closing(sqlite3.connect(nightlies.report / "history.sqlite")) as history:
-        integrity = history.execute("pragma integrity_check").fetchone()[0]
-        counts = history.execute(
-            "select count(ended), count(*) from night where kind = 'night'"
-        ).fetchone()
-    expect(integrity == "ok", f"the history is damaged: {integrity}")
-    expect(counts[0] == ended, f"{counts[0]} of {counts[1]} nightlies have ended, not {ended}")
-    return f"{counts[0]} of {counts[1]} nightlies have ended"
+    with reading(nightlies.report / "history.jsonl") as history:
+        nights = [n for n in history.nightlies() if n.kind is NightlyKind.NIGHTLY]
+    count = sum(night.ended is not None for night in nights)
+    expect(count == ended, f"{count} of {len(nights)} nightlies have ended, not {ended}")
+    return f"{count} of {len(nights)} nightlies have ended"
 
 
 def ends_at_sigterm(nightlies: Nightlies, *scenarios: str) -> str:

@@ -110,7 +110,7 @@ def test_a_nightly_runs_watch_and_site_for_the_mounted_folder(nightlies: Nightli
     report = nightlies.report
     assert watch[:3] == ["watch", "scenario=bf16_clip", "lane=cpu"]
     assert options(watch) == {
-        "--history": f"{report}/history.sqlite",
+        "--history": f"{report}/history.jsonl",
         "--summary": f"{report}/summary.md",
         "--junitxml": f"{report}/junit.xml",
         "--json": f"{report}/night.json",
@@ -118,7 +118,7 @@ def test_a_nightly_runs_watch_and_site_for_the_mounted_folder(nightlies: Nightli
     assert site[0] == "site"
     assert options(site) == {
         "--out": f"{report}/site",
-        "--history": f"{report}/history.sqlite",
+        "--history": f"{report}/history.jsonl",
         "--runs": f"{report}/runs",
     }
     assert environment["HARNESS_RUNS"] == f"{report}/runs"

@@ -8,7 +8,7 @@ import pytest
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Verdict
-from harness.bugs.cell import Status
+from harness.bugs.results import Status
 from harness.publish import changes
 from harness.publish.history_rows import ReleaseResult
 from tests.nightly_world import NO, SCENARIO, UNCLEAR, YES, own, release, result

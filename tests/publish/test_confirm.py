@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
 from harness.__main__ import main
-from harness.bugs import affected, catalog
-from harness.bugs.cell import Cell, Status
+from harness.bugs import catalog, result_file
+from harness.bugs.results import Result, Status
 from harness.publish import confirmations, steps
 from harness.publish.history import reading
-from harness.system.errors import ExitCode
+from harness.system.errors import ExitCode, Inconclusive
 from tests.nightly_world import NO, SCENARIO, YES, World, cell, world
 from tests.sandbox import git
 
@@ -25,11 +24,11 @@ __all__ = ["world"]
 Capture = pytest.CaptureFixture[str]
 
 
-def confirmed_on(*days: str) -> list[Cell]:
-    return [replace(cell(f"0.{n}.0", NO), confirmed=day) for n, day in enumerate(days)]
+def confirmed_on(*days: str) -> list[Result]:
+    return [replace(cell(f"0.{n}.0", NO), day=day) for n, day in enumerate(days)]
 
 
-def versions(cells: list[Cell]) -> list[str]:
+def versions(cells: list[Result]) -> list[str]:
     return sorted(one.pins["deepspeed"] for one in cells)
 
 
@@ -50,8 +49,8 @@ def test_on_one_day_all_machines_choose_the_same_and_on_another_day_others() -> 
 
 def test_results_of_another_environment_are_not_compared(record: object) -> None:
     record(v4_36_2=YES)  # type: ignore[operator]
-    (recorded_cell,) = affected.of("rope_zero_init")
-    environment = recorded_cell.environment
+    (recorded_cell,) = result_file.statuses("rope_zero_init")
+    environment = recorded_cell.platform
     assert len(confirmations.recorded(["rope_zero_init"], environment)) == 1
     assert not confirmations.recorded(["rope_zero_init"], ("cpu", "3.9", "1.0.0"))
 
@@ -82,7 +81,7 @@ def test_another_status_is_a_difference() -> None:
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.13.0 is recorded as affected, and 0.13.1 as not affected."""
     cells = [cell("0.13.0", YES), cell("0.13.1", NO)]
-    monkeypatch.setattr(affected, "of", lambda name: cells if name == SCENARIO else [])
+    monkeypatch.setattr(result_file, "statuses", lambda name: cells if name == SCENARIO else [])
     monkeypatch.setattr(confirmations, "commit_of", lambda _: "abcdef0123")
 
 
@@ -91,7 +90,7 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_difference_is_ours_if_the_code_of_the_record_still_gives_it(
     world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch, status: Status, owner: str
 ) -> None:
-    old = replace(cell("0.13.0", YES), status=status)
+    old = cell("0.13.0", status)
     monkeypatch.setattr(confirmations, "found_at", lambda *_: old)
     assert main(["confirm", f"scenario={SCENARIO}", "lane=cpu"]) == ExitCode.NOT_AS_EXPECTED
     assert sorted(world.versions) == ["0.13.0", "0.13.0", "0.13.1"]  # a difference is run twice
@@ -107,7 +106,7 @@ def test_watch_reports_a_difference_and_keeps_the_day(
     monkeypatch.setattr(confirmations, "found_at", lambda *_: cell("0.13.0", YES))
     words = ["watch", f"scenario={SCENARIO}", "lane=cpu", "--confirm", "2"]
     assert main(words) == ExitCode.NOT_AS_EXPECTED
-    with reading(Path("history.sqlite")) as history:
+    with reading(Path("history.jsonl")) as history:
         assert len(history.confirmations()) == 2
         kinds = [(change.kind, change.version) for _, change in history.changes()]
     assert ("unlike its record", "0.13.0") in kinds
@@ -119,11 +118,11 @@ def test_watch_reports_a_difference_and_keeps_the_day(
     assert len(world.tested) == steps_before + 1
 
 
-def test_the_commit_of_a_result_is_the_oldest_that_has_it_as_it_is(
+def test_the_commit_of_a_result_is_that_of_its_code_or_the_one_that_added_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def commit(content: list[dict[str, object]]) -> str:
-        (tmp_path / affected.FILE).write_text(json.dumps(content))
+    def commit(*results: Result) -> str:
+        result_file.append(results)
         git(tmp_path, "add", "-A")
         git(tmp_path, "commit", "-qm", "x")
         return git(tmp_path, "rev-parse", "HEAD")
@@ -131,16 +130,22 @@ def test_the_commit_of_a_result_is_the_oldest_that_has_it_as_it_is(
     monkeypatch.setattr(confirmations, "ROOT", tmp_path)
     monkeypatch.setattr(catalog, "folder", lambda _: tmp_path)
     git(tmp_path, "init", "-q")
-    entry, neighbour = (dict(asdict(cell(version, YES))) for version in ("0.13.0", "0.13.1"))
-    commit([entry | {"reason": "older"}])
-    recorded = commit([entry])
-    commit([entry, neighbour])
-    assert confirmations.commit_of(cell("0.13.0", YES)) == recorded
+    entry, neighbour = cell("0.13.0", YES), cell("0.13.1", YES)
+    commit(replace(entry, reason="older"))
+    recorded = commit(entry)
+    commit(neighbour)
+    (newest,) = (each for each in result_file.statuses(SCENARIO) if each.pins == entry.pins)
+    assert confirmations.commit_of(newest) == recorded
+    unchanged = replace(newest, source={"commit": "abc", "dirty": False})
+    assert confirmations.commit_of(unchanged) == "abc"
+    result_file.append([replace(entry, reason="not committed")])
+    with pytest.raises(Inconclusive, match="is not committed"):
+        confirmations.commit_of(replace(entry, reason="not committed"))
 
 
 def test_what_this_python_cannot_import_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = affected.of("ignite_sync_twice")
-    surroundings = cells[0].environment
+    cells = result_file.statuses("ignite_sync_twice")
+    surroundings = cells[0].platform
     for python, old in (("3.11.7", True), ("3.11.2", False)):
         monkeypatch.setattr(platform, "python_version", lambda version=python: version)
         due = confirmations.recorded(["ignite_sync_twice"], surroundings)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.bugs import affected, catalog, reasons
-from harness.bugs.cell import Status
+from harness.bugs import catalog, reasons, result_file
+from harness.bugs.results import Status
 from harness.publish import docs_tables
 
 
@@ -41,7 +41,7 @@ def test_a_reason_has_a_kind_in_plain_words(reason: str, words: str) -> None:
 
 
 def test_the_table_counts_each_inconclusive_result_once() -> None:
-    cells = [cell for name in catalog.sound() for cell in affected.of(name)]
+    cells = [cell for name in catalog.sound() for cell in result_file.statuses(name)]
     uncertain = [cell for cell in cells if cell.status is Status.INCONCLUSIVE]
     text = docs_tables.inconclusive()
     assert f"{len(uncertain)} of {len(cells):,} recorded results" in text

@@ -21,6 +21,7 @@ from harness.__main__ import main
 from harness.bugs import advisories, catalog
 from harness.bugs.api.pictures import Bars, Grid, Lines, Picture
 from harness.bugs.api.spec import Verdict
+from harness.bugs.results import RunResult
 from harness.cli.site import SITE
 from harness.publish import inputs, site_pages
 from harness.publish.alive import alive_bugs
@@ -30,7 +31,6 @@ from harness.publish.history_rows import NightlyKind
 from harness.publish.inputs import collect
 from harness.publish.timelines import strip
 from harness.releases import overlay
-from harness.run.results import RunResult
 from harness.system import files
 from harness.system.files import ROOT
 from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site
@@ -343,7 +343,7 @@ def test_the_history_in_the_working_directory_is_the_default(
     few: None, elsewhere: Path, capsys: Capture
 ) -> None:
     runs = {"bf16_clip": RECORDED, "device_math": elsewhere / "gone"}
-    a_history(elsewhere / "history.sqlite", runs)
+    a_history(elsewhere / "history.jsonl", runs)
     assert main(["site", "--out", "site"]) == 0
     out = capsys.readouterr().out
     assert "a run folder of the newest nightly was deleted: " in out
@@ -471,7 +471,7 @@ def test_a_strip_goes_by_days_if_all_are_known_and_lists_its_spans() -> None:
 
 
 def test_two_nightlies_of_one_day_have_different_names(few: None, tmp_path: Path) -> None:
-    file = tmp_path / "history.sqlite"
+    file = tmp_path / "history.jsonl"
     with writing(file) as history:
         for started in ("2026-11-22T01:22:40Z", "2026-11-22T03:05:00Z", "2026-11-23T01:00:00Z"):
             night = history.start(NightlyKind.NIGHTLY, started[:10], started, {})

@@ -12,9 +12,9 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from harness.__main__ import main
-from harness.bugs import affected
+from harness.bugs import result_file
 from harness.bugs.api.spec import Verdict
-from harness.bugs.cell import Cell, Status
+from harness.bugs.results import Result, Status
 from harness.publish import changes as compared
 from harness.publish.history import History, reading, writing
 from harness.publish.history_rows import NightlyKind
@@ -28,7 +28,7 @@ from tests.sandbox import refused
 __all__ = ["world"]
 
 Capture = pytest.CaptureFixture[str]
-FILE = Path("history.sqlite")
+FILE = Path("history.jsonl")
 REPLAY = ("--as-of", "2024-02-05:2024-03-04:7")
 
 
@@ -36,7 +36,7 @@ REPLAY = ("--as-of", "2024-02-05:2024-03-04:7")
 def _record(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.13.0 is recorded as not affected, on 2024-03-01."""
     cells = [cell("0.13.0", NO)]
-    monkeypatch.setattr(affected, "of", lambda name: cells if name == SCENARIO else [])
+    monkeypatch.setattr(result_file, "statuses", lambda name: cells if name == SCENARIO else [])
 
 
 def watch(*words: str) -> int:
@@ -166,7 +166,7 @@ def test_without_a_network_a_nightly_tests_the_releases_in_the_history(
     world: World, capsys: Capture
 ) -> None:
     world.fault = Fault("no network")
-    assert watch("--history", "empty.sqlite") == 3
+    assert watch("--history", "empty.jsonl") == 3
     assert world.versions == []
     world.fault = None
     world.statuses["0.13.1"] = UNCLEAR
@@ -242,7 +242,7 @@ def test_recorded_results_are_added_again_if_that_was_interrupted(
 def test_only_one_nightly_at_a_time_writes_to_a_history(world: World, capsys: Capture) -> None:
     with writing(FILE):
         assert watch() == 3
-    assert "another command is writing to history.sqlite" in capsys.readouterr().err
+    assert "another command is writing to history.jsonl" in capsys.readouterr().err
     assert world.tested == []
 
 
@@ -251,7 +251,7 @@ def test_a_clock_that_was_set_back_is_reported(world: World, capsys: Capture) ->
     world.day = "2024-03-03"
     assert watch() == 3
     world.day = "2023-12-31"
-    assert watch("--history", "another.sqlite") == 3
+    assert watch("--history", "another.jsonl") == 3
     lines = capsys.readouterr().err.splitlines()
     assert ["clock right" in line for line in lines] == [True, True]
     with reading(FILE) as history:
@@ -301,7 +301,7 @@ def test_a_replay_needs_later_days_and_a_history_without_nightlies(
     assert watch() == 0  # a nightly may follow a replay
     assert world.versions == ["0.13.1", "0.13.2"]
     assert watch("--as-of", "2024-02-05") == 2
-    assert "history.sqlite has nightlies" in capsys.readouterr().err
+    assert "history.jsonl has nightlies" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_a_replay_needs_later_days_and_a_history_without_nightlies(
         (["--summary", "nowhere/night.md"], "no folder nowhere for night.md"),
         (["--junitxml", "nowhere/night.xml"], "no folder nowhere for night.xml"),
         (["--json", "nowhere/night.json"], "no folder nowhere for night.json"),
-        (["--history", "nowhere/h.sqlite"], "no folder nowhere for h.sqlite"),
+        (["--history", "nowhere/h.jsonl"], "no folder nowhere for h.jsonl"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -387,7 +387,7 @@ def test_text_of_upstream_is_escaped(world: World, monkeypatch: pytest.MonkeyPat
     watch()
     appeared(world, "0.13.2", "2024-03-04", UNCLEAR)
 
-    def nasty(*words: Any, **more: Any) -> Cell:
+    def nasty(*words: Any, **more: Any) -> Result:
         return replace(world.find(*words, **more), reason="<img src=x> | `a` [b](c)\x1b[2J")
 
     monkeypatch.setattr(cells, "find", nasty)

@@ -23,7 +23,7 @@ SCENARIO, PACKAGE = "sampler_shards", "accelerate"
 CLEAN, AFFECTED = "0.24.1", "0.29.3"
 # The local index lacks the releases of the recorded results, which `confirm` would run again.
 WATCH: tuple[str, ...] = ("watch", f"scenario={SCENARIO}", "lane=cpu", "--confirm", "0")
-WATCH += ("--history", "../nights.sqlite")
+WATCH += ("--history", "../nights.jsonl")
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_nightlies_of_real_runs_report_when_a_bug_appeared(
     tonight = sandbox.run(*WATCH, **index)
     assert tonight.code == 0, tonight
     assert "1 scenario of ours (1 reproduced)" in tonight.out
-    with reading(sandbox.cwd.parent / "nights.sqlite") as history:
+    with reading(sandbox.cwd.parent / "nights.jsonl") as history:
         nights = [(night.kind, night.day) for night in history.nightlies()]
         assert nights[:2] == [
             (NightlyKind.REPLAY, "2024-05-15"),
@@ -80,7 +80,7 @@ def test_nightlies_of_real_runs_report_when_a_bug_appeared(
 def test_a_nightly_ends_at_sigterm_and_the_next_one_continues_it(
     sandbox: Sandbox, index: dict[str, str]
 ) -> None:
-    file = sandbox.cwd.parent / "nights.sqlite"
+    file = sandbox.cwd.parent / "nights.jsonl"
     process = sandbox.start(*WATCH, **index)
     until(lambda: any(sandbox.runs.glob("*/buggy/rank_0.jsonl.part")), "a trial", process)
     process.send_signal(signal.SIGTERM)

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.bugs.cell import Cell, Status
 from harness.bugs.pins import is_source
+from harness.bugs.results import Status
 from harness.releases import edits, patches, sources
 from harness.run.branch import Judged
 from harness.system.errors import HarnessError, Inconclusive, UserError
+from tests.made_up import cell_of
 from tests.overlays import lent_release
 from tests.sandbox import git
 
@@ -232,7 +233,7 @@ def test_a_file_that_is_no_diff_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_bug_that_the_newest_release_does_not_have_must_be_absent(
     status: Status, newest_status: Status | None, text: str, code: int
 ) -> None:
-    cell = Cell("sampler_shards", {}, status, "why", "cpu", "3.11.7", "2.13.0", "2026-11-24")
+    cell = cell_of("sampler_shards", {}, status, "why")
     judged = Judged(cell, "accelerate 1.15.0", newest_status)
     assert (str(judged), judged.exit_code) == (text, code)
 

@@ -15,11 +15,10 @@ import pytest
 from harness.__main__ import main
 from harness.bugs import catalog
 from harness.bugs.api.spec import Outcome
-from harness.bugs.cell import Status
+from harness.bugs.results import RunResult, Status
 from harness.cli import matrix
 from harness.releases import index
 from harness.run import cells, command_line, executor
-from harness.run.results import RunResult
 from harness.run.run_config import RunConfig
 from harness.system import machine, store
 from harness.system.code import sources

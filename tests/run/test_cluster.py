@@ -16,7 +16,7 @@ import pytest
 
 from harness.__main__ import main
 from harness.bugs.api.spec import Lane
-from harness.bugs.cell import Status
+from harness.bugs.results import Status
 from harness.models import tasks as of_models
 from harness.models.answers import Asking, ask
 from harness.models.stack import Releases

@@ -13,11 +13,11 @@ from harness.bugs.api.spec import Finding, Lane, Outcome, Verdict
 from harness.rank.recorder import HARNESS_KINDS
 from harness.rank.run_folder import RUN_FILE
 from harness.run.grade import grade, judge
-from harness.run.results import TrialResult
 from harness.run.trials import trial_content
 from harness.system.errors import Inconclusive
 from harness.system.files import read_json
 from scenarios.deepspeed.bf16_clip.scenario import Params
+from tests.made_up import trial_result
 from tests.recording import RECORDED, Recording, read, recorded, stored_verdict
 from tests.tampering.changes import recorded_trial
 
@@ -127,7 +127,7 @@ def test_a_control_whose_trigger_was_on_is_inconclusive(recording: Recording) ->
 def test_a_control_with_the_symptom_is_not_reproduced_and_no_comparison_is_inconclusive() -> None:
     outcomes = {"buggy": Outcome.SYMPTOM, "fixed": Outcome.CLEAN, "control": Outcome.SYMPTOM}
     expected = {**outcomes, "control": Outcome.CLEAN}
-    trials = [TrialResult(v, outcome, expected[v], "") for v, outcome in outcomes.items()]
+    trials = [trial_result(v, outcome, expected[v], "") for v, outcome in outcomes.items()]
     assert judge(trials, list) == (Verdict.NOT_REPRODUCED, ("control: symptom, expected clean",))
     assert judge(trials[:2], list) == (Verdict.REPRODUCED, ())
     fails = Mock(side_effect=Inconclusive("cannot judge these records"))

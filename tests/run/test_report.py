@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from harness.bugs.api.spec import Finding, Outcome, Verdict
-from harness.run.results import RunResult, TrialResult
+from harness.bugs.results import Result, RunResult
 from harness.run.verdict_text import (
     LOG_LINES,
     last_lines,
@@ -24,16 +24,17 @@ from harness.run.verdict_text import (
     releases,
 )
 from harness.system.terminal import Progress, Terminal, table, terminal
+from tests.made_up import trial_result
 from tests.recording import Recording
 
 Capture = pytest.CaptureFixture[str]
-CLEAN = TrialResult("fixed", Outcome.CLEAN, Outcome.CLEAN, "15 of 15 [equal]", seconds=9.14)
+CLEAN = trial_result("fixed", Outcome.CLEAN, Outcome.CLEAN, "15 of 15 [equal]", seconds=9.14)
 FOUND = Finding("they part", step=3, parameters=tuple("abcde"), ranks=(0, 1), magnitude=0.13092)
 S, I = Outcome.SYMPTOM, Outcome.INCONCLUSIVE  # noqa: E741
 CHECKS = {"the norms differ": False}
-SYMPTOM = TrialResult("buggy", S, S, "they part", finding=FOUND, insufficient_checks=CHECKS)
+SYMPTOM = trial_result("buggy", S, S, "they part", finding=FOUND, insufficient_checks=CHECKS)
 FAILURE = {"rank": 1, "message": "no"}
-LOST = TrialResult("buggy", I, S, "rank 1 failed first", failure=FAILURE)
+LOST = trial_result("buggy", I, S, "rank 1 failed first", failure=FAILURE)
 
 
 def test_a_trial_is_printed_with_its_reason_and_time(capsys: Capture) -> None:
@@ -206,7 +207,7 @@ def test_the_live_line_shows_what_it_is_given_as_text() -> None:
 
 @pytest.mark.parametrize(("trial", "with_logs"), [(LOST, True), (SYMPTOM, False)])
 def test_logs_are_shown_only_for_inconclusive_trials(
-    tmp_path: Path, capsys: Capture, trial: TrialResult, with_logs: bool
+    tmp_path: Path, capsys: Capture, trial: Result, with_logs: bool
 ) -> None:
     write_logs(tmp_path, 1, stderr="[boom]\n")
     print_failure(terminal(), tmp_path, replace(trial, failure=LOST.failure))

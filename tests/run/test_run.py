@@ -19,13 +19,12 @@ from harness.bugs.pins import Stack, here
 from harness.releases.overlay import Overlay
 from harness.run import command_line, trials
 from harness.run.job import Job, Prepared, RunFolder
-from harness.run.results import TrialResult
 from harness.run.server_pool import Pool
 from harness.system import machine
 from harness.system.errors import Inconclusive
 from harness.system.files import sha256
 from harness.system.terminal import Progress, terminal
-from tests.made_up import set_gpus
+from tests.made_up import set_gpus, trial_result
 
 
 def test_only_the_released_variant_may_lack_a_file_with_the_bug(tmp_path: Path) -> None:
@@ -63,7 +62,7 @@ class Launches:
 def job(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     """A run of bf16_clip that is about to launch its trials, two ranks each, on four GPUs."""
     set_gpus(monkeypatch, 4)
-    clean = partial(TrialResult, outcome=Outcome.CLEAN, expected=None, reason="because")
+    clean = partial(trial_result, outcome=Outcome.CLEAN, expected=None, reason="because")
     monkeypatch.setattr(trials, "grade_trial", lambda _, __, variant: (clean(variant), None))
     composed = command_line.compose(
         ["scenario=bf16_clip", "variant=[buggy,fixed]", f"runs={tmp_path}"]

@@ -13,15 +13,15 @@ from rich.console import Console
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Lane, Outcome, Verdict
+from harness.bugs.results import RunResult
 from harness.rank.run_folder import RUN_FILE
 from harness.run import command_line, executor, suite
-from harness.run.results import RunResult, TrialResult
 from harness.run.run_config import RunConfig
 from harness.run.server_pool import Pool
 from harness.system.errors import Inconclusive
 from harness.system.files import write_json
 from harness.system.machine import leased
-from tests.made_up import set_gpus
+from tests.made_up import set_gpus, trial_result
 
 Capture = pytest.CaptureFixture[str]
 
@@ -49,7 +49,7 @@ class Pretence:
         trial = {"pins": {"deepspeed": "0.19.8"}}
         write_json(folder / RUN_FILE, {"lane": Lane.CPU, "trials": {"buggy": trial}})
         outcome = Outcome.UNSUPPORTED if verdict is Verdict.UNSUPPORTED else Outcome.SYMPTOM
-        result = TrialResult("buggy", outcome, Outcome.SYMPTOM, "because")
+        result = trial_result("buggy", outcome, Outcome.SYMPTOM, "because")
         return RunResult(config.scenario, verdict, (), (result,)), folder
 
 

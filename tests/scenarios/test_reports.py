@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from harness.bugs import affected, catalog, pins
+from harness.bugs import catalog, pins, result_file
 from harness.bugs.api.spec import BUGGY, FIXED, RELEASED, Lane
 from harness.bugs.periods import alive
 from harness.bugs.pins import TORCH
@@ -88,7 +88,7 @@ def newest_affected(name: str) -> str:
             return ""
     installed = (
         cell.pins[scenario.subject]
-        for cell in affected.of(name)
+        for cell in result_file.statuses(name)
         if cell.python.startswith(f"{python}.")
     )
     return bug.release if bug.release in installed else ""

@@ -14,9 +14,9 @@ import pytest
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Outcome, Verdict
+from harness.bugs.results import Result
 from harness.rank.run_folder import RUN_FILE
 from harness.run import command_line
-from harness.run.results import TrialResult
 from harness.run.suite import Done, started
 from harness.run.verdict_text import last_lines
 from harness.system.files import read_json
@@ -86,7 +86,7 @@ def test_a_scenario_is_reproduced(scenario: str, runs: Runs, record_property: Pr
     assert result.exit_code == 0, "\n".join([str(result.verdict), *result.reasons])
 
 
-def _note(record_property: Property, run: Done, trial: TrialResult) -> None:
+def _note(record_property: Property, run: Done, trial: Result) -> None:
     assert run.folder is not None
     facts = read_json(run.folder / RUN_FILE)
     pins = facts["trials"][trial.variant]["pins"]
@@ -98,7 +98,7 @@ def _note(record_property: Property, run: Done, trial: TrialResult) -> None:
     record_property("run", str(run.folder))
 
 
-def _report(run: Done, trial: TrialResult) -> str:
+def _report(run: Done, trial: Result) -> str:
     """The outcome, its reason, how to run it alone, and the end of the first failing rank's log."""
     assert run.folder is not None
     return "\n".join(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from harness.system import lines
 from harness.system.errors import Inconclusive
 from harness.system.files import (
     folder_whole,
@@ -137,3 +139,36 @@ def test_a_lock_that_cannot_be_made_is_not_needed_to_read(shared: Path) -> None:
         with as_nobody(_hold, lock, reads) as answer:
             assert answer == expected
         assert not list(shared.iterdir())
+
+
+def test_lines_of_several_writers_are_whole(tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    with ThreadPoolExecutor(4) as writers:
+        list(writers.map(lambda n: lines.append(file, [[n, "x" * 9_000]] * 2), range(20)))
+    numbers = [number for number, _ in lines.read(file)]
+    assert sorted(numbers) == sorted([*range(20)] * 2)
+    assert numbers[::2] == numbers[1::2], "the lines of one writer stay together"
+
+
+def test_a_line_that_lost_its_end_is_left_out_and_removed_by_the_next_writer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lines.jsonl"
+    lines.append(file, [1, 2])
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"half": ')
+    assert lines.read(file) == [1, 2]
+    assert "its last line is cut off" in capsys.readouterr().err
+    lines.append(file, [3])
+    assert file.read_bytes() == whole + b"3\n"
+
+
+def test_lines_that_cannot_be_written_leave_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "lines.jsonl"
+    lines.append(file, [1])
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match="full"):
+        lines.append(file, [2])
+    assert lines.read(file) == [1]

@@ -34,7 +34,7 @@ def lacks(monkeypatch: MonkeyPatch, *names: str) -> None:
         ["run", "--multirun", BUG, "seed=1,2"],
         ["matrix", *RANGE],
         ["bisect", *RANGE],
-        ["watch", "--history", "history.sqlite"],
+        ["watch", "--history", "history.jsonl"],
         ["admit", BUG],
         ["bench", "sampler_shards"],
     ],

@@ -21,7 +21,7 @@ from harness.rank.cuda_on_cpu import callers
 from harness.rank.cuda_on_cpu.devices import CUDA
 from harness.rank.cuda_on_cpu.functions import VALUES, returns
 from harness.rank.cuda_on_cpu.mode import enter_mode
-from harness.rank.probe import compiled
+from harness.rank.events import compiler_question
 from harness.rank.replacement import replace
 
 uses: Counter[str] = Counter()
@@ -58,7 +58,7 @@ def install() -> None:
 
     cuda = torch.device(CUDA)  # the mode turns it into the CPU when it is passed to torch
     count = callers.counted_from(callers.from_script, _count)
-    enter_mode(count, compiled.question())
+    enter_mode(count, compiler_question())
     cuda_on_cpu.install(FOR_ALL, count)
     cuda_on_cpu.install(IMPORTED_BY_NAME, count, everywhere=True)
     cuda_on_cpu.install(VALUES, count, callers.not_from_compiler)
