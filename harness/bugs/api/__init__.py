@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.bugs.api.knobs import Knobs, knob
-from harness.bugs.api.numbers import finite, named, near, projection
+from harness.bugs.api.numbers import finite, named, near
 from harness.bugs.api.pictures import (
     Bars,
     Grid,
@@ -59,4 +59,5 @@ from harness.bugs.api.spec import (
     expect_clean,
     expect_symptom,
 )
+from harness.detectors.arithmetic import projection
 from harness.system.errors import Inconclusive

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import is_dataclass
 from itertools import islice
@@ -19,6 +19,9 @@ from typing import Any
 
 from harness.bugs.api.numbers import near
 from harness.bugs.packages import IMPORTS
+from harness.detectors.arithmetic import Projection
+from harness.detectors.rows import leaves
+from harness.rank.compare import ulp
 from harness.rank.probe import compiled, exchange, losses, on_cpu, seeds, stops
 from harness.rank.probe.exchange import Assignment
 from harness.rank.probe.finite import Finite
@@ -44,7 +47,6 @@ from harness.rank.probe.unlike import (
     trainers_unlike_by_design,
     unlike_by_design,
 )
-from harness.rank.vectors import Share
 
 Step = dict[str, Any]
 
@@ -253,7 +255,7 @@ class Watch:
         """Note whether the model drew random numbers other than dropout's."""
         self.now["draws"] |= bool(self._state) and self._state != _generators()
 
-    def _note_share(self, share: Share, shifted: bool) -> None:
+    def _note_share(self, share: Projection, shifted: bool) -> None:
         self.now["own"] = self.now["own"] or share.ratio
         self.now["shifted"] = shifted
 
@@ -266,16 +268,8 @@ class Watch:
         if hasattr(output, "full_tensor"):
             return output
         if output.requires_grad:
-            output.register_hook(lambda gradient: gradient + self._ulp(gradient))
-        return output + self._ulp(output)
-
-    def _ulp(self, tensor: Any) -> Any:
-        """A random step of -1, 0 or +1 ulp for each element."""
-        import torch
-
-        signs = torch.randint(-1, 2, tensor.shape, generator=self.noise)
-        eps = torch.finfo(tensor.dtype).eps
-        return tensor.detach() * signs.to(tensor.device, tensor.dtype) * eps
+            output.register_hook(lambda gradient: gradient + ulp(gradient, self.noise))
+        return output + ulp(output, self.noise)
 
     def _begin_micro_batch(self, module: Any, arguments: Any, keywords: Any) -> None:
         """Note that the model, or another stage of it, gets a micro-batch."""
@@ -332,7 +326,7 @@ class Watch:
         with torch.no_grad():
             mine = local(parameter)
             if self.noise is not None and mine.is_floating_point():
-                mine.add_(self._ulp(mine))
+                mine.add_(ulp(mine, self.noise))
             if name in self._shift:
                 along = torch.from_numpy(self._shift[name])
                 mine.add_(along.to(mine.device, mine.dtype))
@@ -637,23 +631,13 @@ def _note_use(output: Any, step: Step, number: int) -> None:
     def note(gradient: Any) -> None:
         step["unused"].discard(number)
 
-    outputs = [tensor for tensor in _tensors_of(output) if tensor.requires_grad]
+    import torch
+
+    values = [value for _, value in leaves(output, is_dataclass)]
+    outputs = [each for each in values if isinstance(each, torch.Tensor) and each.requires_grad]
     for tensor in outputs:
         tensor.register_hook(note)
     step["unused"] |= {number} if outputs else set()
-
-
-def _tensors_of(output: Any) -> Iterator[Any]:
-    import torch
-
-    if isinstance(output, torch.Tensor):
-        yield output
-        return
-    if is_dataclass(output) and not isinstance(output, Mapping):
-        output = vars(output)
-    parts = output.values() if isinstance(output, Mapping) else output
-    for part in parts if isinstance(output, (Mapping, list, tuple)) else ():
-        yield from _tensors_of(part)
 
 
 def _norm(parameters: Iterable[Any]) -> float:
