@@ -25,9 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.detectors.arithmetic import projection
+from harness.detectors.rows import IGNORED
 from harness.detectors.sampling import Scaling, from_all, scaling
 
-IGNORED = -100
 NEAR = 1e-2
 """How far the sum of the weights may be from 1."""
 
@@ -93,22 +94,14 @@ class Detector:
         loss shifts, as in all causal models, then for labels in place."""
         if gradient is None:
             return
-        classes = logits.shape[-1]
-        for shift in (1, 0) if logits.dim() == 3 else (0,):
-            predictions = logits[:, :-1] if shift else logits
-            gradients = gradient[:, :-1] if shift else gradient
-            classed = (labels[:, 1:] if shift else labels).flatten()
-            places = (classed != IGNORED).nonzero().flatten()
-            if not len(places):
-                continue
-            at = int(places[0])
-            expected = predictions.reshape(-1, classes)[at].float().softmax(-1)
-            expected[classed[at]] -= 1
-            expected, mine = expected / len(places), gradients.reshape(-1, classes)[at].float()
-            lengths = float(expected.norm()) * float(mine.norm())
-            if lengths and float(expected @ mine) / lengths > STRAIGHT:
-                self._weights.append(float(expected @ mine / (expected @ expected)))
-                return
+        rows = gradient.reshape(-1, logits.shape[-1])
+        for shift in (True, False) if logits.dim() == 3 else (False,):
+            places, expected = gradient_of_mean(logits, labels, shift, most=1)
+            for row, expected_row in zip(rows[places].float(), expected, strict=True):
+                part = projection(row, expected_row)
+                if part.cosine > STRAIGHT:
+                    self._weights.append(part.ratio)
+                    return
         self._unknown = True
 
     def _fit(self, gradient: Tensor | None, logits: Tensor) -> None:
@@ -151,13 +144,31 @@ class Detector:
         return f"the step counts the loss {total:.4g} times: micro-batches or ranks count wrongly"
 
 
+def gradient_of_mean(
+    logits: Tensor, labels: Tensor, shift: bool, most: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the mean cross-entropy at the first ``most`` positions that have a label.
+
+    Returns the numbers of these positions, and the gradient of the logits there, a row for each:
+    ``(softmax - onehot) / count`` in fp32. With ``shift`` each position predicts the label of the
+    next one, as in causal models.
+    """
+    targets = labels
+    if shift:
+        targets = labels.roll(-1, 1)
+        targets[:, -1] = IGNORED
+    targets = targets.flatten()
+    places = (targets != IGNORED).nonzero().flatten()
+    first = places[:most]
+    gradient = logits.reshape(-1, logits.shape[-1])[first].float().softmax(-1)
+    gradient[torch.arange(len(first), device=first.device), targets[first]] -= 1
+    return first, gradient / len(places)
+
+
 def _slope(gradient: Tensor, share: Tensor) -> float:
     """The factor from the probabilities to the gradient, without the right class and up to a
     constant; 0 if the gradient has another direction."""
     others = torch.arange(len(gradient), device=gradient.device) != gradient.argmin()
     measured, expected = gradient[others], share[others]
-    measured, expected = measured - measured.mean(), expected - expected.mean()
-    lengths = float(measured.norm() * expected.norm())
-    if not lengths or float(measured @ expected) / lengths <= STRAIGHT:
-        return 0.0
-    return float(measured @ expected / (expected @ expected))
+    part = projection(measured - measured.mean(), expected - expected.mean())
+    return part.ratio if part.cosine > STRAIGHT else 0.0

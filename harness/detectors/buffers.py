@@ -75,12 +75,13 @@ def buffer_differences(
 
 
 def difference(
-    name: str, buffer: Tensor, reference: Tensor, tolerance: float = 0.0
+    name: str, buffer: Tensor, reference: Tensor, tolerance: float = 0.0, share: float = 0.0
 ) -> BufferDifference | None:
     """How two tensors of one shape differ; None if they are equal.
 
-    The figures are those that ``torch.testing.assert_close`` reports. Two dtypes are compared in
-    the one that both promote to. NaN equals NaN, and 0.0 equals -0.0. The place in a scalar is
+    Values are equal if they differ by at most ``tolerance`` plus ``share`` of the reference. NaN
+    equals NaN, and 0.0 equals -0.0. Two dtypes are compared in the one that both promote to. The
+    figures are those that ``torch.testing.assert_close`` reports. The place in a scalar is
     ``(0,)``. Raises ValueError if the shapes differ.
     """
     if buffer.shape != reference.shape:
@@ -93,7 +94,7 @@ def difference(
     same_dtype = buffer.dtype == reference.dtype
     if same_dtype and torch.equal(theirs, ours):
         return None  # as most buffers are, and isclose is slower
-    close = torch.isclose(theirs, ours, rtol=0, atol=tolerance, equal_nan=True)
+    close = torch.isclose(ours, theirs, rtol=share, atol=tolerance, equal_nan=True)
     if same_dtype and close.all():
         return None
     apart = (theirs - ours).abs().masked_fill(close, 0)

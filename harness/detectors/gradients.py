@@ -18,7 +18,7 @@ be shorter than the mean, by clipping or a loss scale, but not longer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -26,7 +26,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.detectors.arithmetic import projection
 from harness.detectors.sampling import Replicas, Sampled, before_step, scaling, values
+from harness.detectors.state import master_copies
 
 NEAR = 5e-3
 """How far (as a fraction) a gradient may be from the mean, in fp32."""
@@ -47,7 +49,9 @@ class Detector:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._group, self._replicas = group, Replicas(model)
-        self._base, self._copies = _base(optimizer), dict(_copies(optimizer))
+        self._base = _base(optimizer)
+        copies = ((id(p), copy) for p, copy in master_copies(optimizer))
+        self._copies = {key: copy for key, copy in copies if copy.requires_grad}
         # Tensor parallelism adds what its ranks have of a gradient, instead of taking the mean.
         compared = self._base is not None and not self._replicas.split
         self._found = [s for s in self._replicas.found if compared and self._averaged(s, optimizer)]
@@ -123,7 +127,7 @@ class Detector:
                 )
                 pairs.append((sample, actual[has], mean[has]))
         self._used = [None] * len(self._found)
-        largest = max(_length(sample[numpy.isfinite(sample)]) for sample in computed)
+        largest = max(_norm(sample[numpy.isfinite(sample)]) for sample in computed)
         return self._compare(pairs, largest) if pairs else None
 
     def _compare(self, pairs: Sequence[tuple[Sampled, Any, Any]], largest: float) -> str | None:
@@ -134,16 +138,14 @@ class Detector:
         if not (numpy.isfinite(actual).all() and expected.any()):
             return None
         near = NEAR if all(s.parameter.dtype == torch.float32 for s, *_ in pairs) else COARSE
-        ratio = float(actual @ expected / (expected @ expected))
-        rounding = near * max(_length(actual), ratio * largest)
-        if _length(actual - ratio * expected) > rounding or not actual.any():
-            worst = max(
-                pairs, key=lambda pair: _length(pair[1] - pair[2]) / (_length(pair[2]) or 1)
-            )
+        part = projection(actual, expected)
+        if part.beside > near * max(part.got, part.ratio * largest) or not part.got:
+            worst = max(pairs, key=lambda pair: _norm(pair[1] - pair[2]) / (_norm(pair[2]) or 1))
             name = worst[0].name
             return f"the step's gradient is not the mean of those that the ranks computed: {name}"
-        if ratio > 1 + near:
-            return f"the step's gradient is {ratio:.4g} times the mean of those that were computed"
+        if part.ratio > 1 + near:
+            times = f"{part.ratio:.4g} times"
+            return f"the step's gradient is {times} the mean of those that were computed"
         return None  # a shorter one may be clipped, or divided by the number of micro-batches
 
 
@@ -152,16 +154,6 @@ def _base(optimizer: Any) -> torch.optim.Optimizer | None:
     while optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = getattr(optimizer, "optimizer", None)
     return optimizer
-
-
-def _copies(optimizer: Any) -> Iterator[tuple[int, Tensor]]:
-    """The fp32 copies of DeepSpeed's optimizers without ZeRO, by the id of the parameter."""
-    pairs = zip(
-        getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ()), strict=False
-    )
-    for group, copies in pairs:
-        for parameter, copy in zip(group, copies, strict=False):
-            yield id(parameter), copy
 
 
 def _within(part: Tensor, optimizer: Any) -> tuple[Tensor | None, int]:
@@ -174,5 +166,5 @@ def _within(part: Tensor, optimizer: Any) -> tuple[Tensor | None, int]:
     return None, 0
 
 
-def _length(values_: Any) -> float:
-    return float(numpy.linalg.norm(values_))
+def _norm(vector: Any) -> float:
+    return float(numpy.linalg.norm(vector))

@@ -19,12 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.detectors.arithmetic import MOVED, count_moved
 from harness.detectors.sampling import SIZE, before_step
 
 SHORT = (torch.bfloat16, torch.float16)
-
-MOVED = 0.5
-"""The least share of the values that a step should move."""
 
 ROW = 3
 """Steps in a row that are too many."""
@@ -55,8 +53,7 @@ class Detector:
         ]
 
     def step(self, number: int) -> str | None:
-        count = sum(int(((_some(p) != was) & has).sum()) for p, was, has in self._before)
-        total = sum(int(has.sum()) for *_, has in self._before)
+        count, total = count_moved((_some(p) != was, has) for p, was, has in self._before)
         self._before = []
         self._row = self._row + 1 if total and count < MOVED * total else 0
         if self._row != ROW:

@@ -19,8 +19,7 @@ each other are not told apart: where a rank sees many of them in an epoch, nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.detectors.rows import checksum, have_same_order, leaves
 from harness.detectors.sampling import from_all
 
 VALUES = 256
@@ -57,9 +57,9 @@ class Detector:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._loader, self._group = loader, group
-        self._earlier: tuple[bytes, ...] = ()
-        self._rows: list[bytes] = []
-        self._resumed: set[bytes] = set()
+        self._earlier: tuple[str, ...] = ()
+        self._rows: list[str] = []
+        self._resumed: set[str] = set()
         self._batches = self._largest = 0
 
     def save(self, path: Any) -> None:
@@ -117,25 +117,25 @@ class Detector:
 
     def _repeated(self, number: int) -> str:
         rows = tuple(self._rows)
-        if len(set(rows)) < max(FEW, APART * len(rows)) or not _shuffles(self._loader):
+        least = max(FEW, APART * len(rows))
+        if len(set(rows)) < least or not _shuffles(self._loader):
             return ""
-        equal, self._earlier = rows == self._earlier, rows
+        equal, self._earlier = have_same_order(rows, self._earlier, least), rows
         return f"epoch {number} has the rows in the order of the epoch before it" if equal else ""
 
 
-def digests(batch: Any) -> Iterator[bytes]:
+def digests(batch: Any) -> Iterator[str]:
     """A digest of each row of a batch: of the tensors with the same first dimension as the first
     one, or of the elements of a list."""
-    leaves = list(_leaves(batch))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+    values = [leaf for _, leaf in leaves(batch, _has_attributes)]
+    tensors = [leaf for leaf in values if isinstance(leaf, Tensor) and leaf.dim()]
     if not tensors:
-        yield from (blake2b(repr(leaf).encode(), digest_size=8).digest() for leaf in leaves)
+        yield from (checksum(repr(leaf).encode()) for leaf in values)
         return
     count = len(tensors[0])
     parts = [_some(leaf) for leaf in tensors if len(leaf) == count]
     for row in range(count):
-        joined = b"".join(part[row].numpy().tobytes() for part in parts)
-        yield blake2b(joined, digest_size=8).digest()
+        yield checksum(b"".join(part[row].numpy().tobytes() for part in parts))
 
 
 def _some(tensor: Tensor) -> Tensor:
@@ -146,16 +146,8 @@ def _some(tensor: Tensor) -> Tensor:
     return picked.view(torch.uint8) if picked.dtype != torch.bool else picked
 
 
-def _leaves(batch: Any) -> Iterator[Any]:
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
-        for child in batch:
-            yield from _leaves(child)
-    elif hasattr(batch, "__dict__") and not isinstance(batch, Tensor):
-        yield from _leaves(vars(batch))
-    else:
-        yield batch
+def _has_attributes(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not isinstance(value, Tensor)
 
 
 def _length(loader: Any) -> int:

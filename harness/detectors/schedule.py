@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import lr_scheduler
 
-NEAR = 1e-6
-"""How far (as a fraction) two rates may be apart."""
+from harness.detectors.arithmetic import NOISE, begins_with_jump
 
 MOVING = ("CosineAnnealingLR", "CosineAnnealingWarmRestarts", "ExponentialLR")
 """Schedulers whose rate is another one after each of their steps."""
@@ -76,7 +76,7 @@ class Detector:
         if saved is None or len(saved) != len(rates):
             return ""
         for before, after in zip(saved, rates, strict=True):
-            if not _near(before, after):
+            if not math.isclose(before, after, rel_tol=NOISE):
                 return f"the rate was {before:.4g} at the save, and {after:.4g} after the load"
         return ""
 
@@ -104,13 +104,10 @@ class Detector:
 
     def _dip(self, number: int) -> str:
         """No schedule has its lowest rate at the second step, and higher rates around it."""
-        if number != 3 or len(self._rates) < 3:
-            return ""
-        for initial, second, third in zip(*self._rates[:3], strict=True):
-            if initial > second * (1 + NEAR) and third > second * (1 + NEAR):
-                return (
-                    f"the first step had the rate {initial:.4g}, the next {second:.4g}, {third:.4g}"
-                )
+        for rates in zip(*self._rates[:3], strict=True) if number == 3 else ():
+            if begins_with_jump(rates):
+                initial, *later = (f"{rate:.4g}" for rate in rates)
+                return f"the first step had the rate {initial}, the next {', '.join(later)}"
         return ""
 
     def _unmoved(self) -> str:
@@ -123,7 +120,3 @@ class Detector:
 def _count(scheduler: Any) -> int:
     """How many steps a scheduler has taken."""
     return int(getattr(scheduler, "_step_count", scheduler.last_epoch))
-
-
-def _near(rate: float, reference: float) -> bool:
-    return abs(rate - reference) <= NEAR * max(abs(rate), abs(reference))

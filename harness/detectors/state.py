@@ -33,6 +33,11 @@ GONE = "is gone"
 MASTER = " (fp32)"
 """The ending of the name of a parameter's master copy."""
 
+RATES = "rates.pt"
+
+ROUNDING = 2**-8
+"""One unit in the last place of bf16: fp32 copies that are made anew from weights are that near."""
+
 
 @dataclass(frozen=True)
 class StateChange:
@@ -64,6 +69,25 @@ def master_copy(parameter: Tensor) -> Tensor | None:
     if fragment is not None and fragment.numel() == parameter.numel():
         return fragment.detach().view(parameter.shape)
     return None if fragment is None else fragment.detach()
+
+
+def master_copies(optimizer: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """The parameters of DeepSpeed's optimizers without ZeRO, each with its fp32 copy.
+
+    ``FP16_UnfusedOptimizer`` steps these copies, and they have the gradients. ``FP16_Optimizer``
+    steps one flat tensor for each group, of which the copies are views: they have no gradient.
+    """
+    groups = getattr(optimizer, "fp16_groups", ())
+    copies = getattr(optimizer, "fp32_groups", ())
+    if (flat := getattr(optimizer, "fp32_groups_flat", None)) is not None:
+        copies = list(map(_unflattened, flat, groups))
+    for group, group_copies in zip(groups, copies, strict=False):
+        yield from zip(group, group_copies, strict=False)
+
+
+def _unflattened(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    parts = flat.detach().split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
@@ -198,22 +222,6 @@ def _ranks(folder: Path) -> list[int]:
     return sorted(int(file.stem.removeprefix("rank_")) for file in folder.glob("rank_*.pt"))
 
 
-def main() -> int:
-    """Print what differs between two dumps; the exit code is 1 if anything does."""
-    if len(sys.argv) != 3:
-        print("usage: python -m harness.detectors.state BEFORE AFTER", file=sys.stderr)
-        return 2
-    changes = dump_changes(*sys.argv[1:])
-    for rank, of_rank in changes.items():
-        for change in of_rank:
-            print(f"rank {rank}: {change}")
-    return 1 if changes else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 class Detector:
     """Compares weights, buffers, the optimizer's state and its learning rates after a load with
     those of the save."""
@@ -246,12 +254,6 @@ class Detector:
         return None if rates == saved else f"the learning rates are {rates}, and {saved} were saved"
 
 
-RATES = "rates.pt"
-
-ROUNDING = 2**-8
-"""One unit in the last place of bf16: fp32 copies that are made anew from weights are that near."""
-
-
 def _unexplained(changes: Sequence[StateChange]) -> Iterator[StateChange]:
     """The changes that a load of the weights alone does not explain: after one, moments are gone or
     begin again, and fp32 copies are rounded."""
@@ -263,3 +265,19 @@ def _unexplained(changes: Sequence[StateChange]) -> Iterator[StateChange]:
         rounded = is_copy and abs(change.after - change.before) <= ROUNDING * abs(change.before)
         if not rounded and change.about != GONE:
             yield change
+
+
+def main() -> int:
+    """Print what differs between two dumps; the exit code is 1 if anything does."""
+    if len(sys.argv) != 3:
+        print("usage: python -m harness.detectors.state BEFORE AFTER", file=sys.stderr)
+        return 2
+    changes = dump_changes(*sys.argv[1:])
+    for rank, of_rank in changes.items():
+        for change in of_rank:
+            print(f"rank {rank}: {change}")
+    return 1 if changes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,22 +8,26 @@ slower.
     detector.attach(model, optimizer)      # before the first forward pass
     print(detector.step(number))           # after each step of the optimizer: None, or an alarm
 
-Knows SGD, Adam and AdamW of torch; of other optimizers it says only whether the weights moved.
-Source: the formulas in the documentation of ``torch.optim``.
+Knows SGD, Adam and AdamW of torch, but not amsgrad; of other optimizers it looks only at whose
+weights they have.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.detectors.arithmetic import projection, step_by_formula
 from harness.detectors.sampling import Sampled, before_step, gradient_scale, samples, scaling
 
 NEAR = 2e-2
 """How far (as a fraction of the right step) a step may be."""
+
+KINDS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 ROUNDING = 4
 """Units in the last place of a weight by which a step may be off."""
@@ -94,13 +98,16 @@ class Detector:
     def step(self, number: int) -> str | None:
         if number == 1 and self._stepped and not self._resumed:
             return "the optimizer had taken a step before the training's first one"
+        kind = type(self._optimizer)
         for (sample, _), (weights, gradient, state, group) in zip(
             self._found, self._before, strict=False
         ):
+            if kind not in KINDS or group.get("amsgrad"):
+                continue
             if gradient is None or not bool(gradient.isfinite().all()):
                 continue
             actual = sample.of(sample.parameter) - weights
-            expected = _formula(type(self._optimizer), group, weights, gradient, state)
+            expected = step_by_formula(kind.__name__, group, weights, gradient, state)
             if alarm := _judged(
                 sample.name, actual, expected, weights, sample.parameter.dtype, group
             ):
@@ -122,46 +129,17 @@ def _stepped(optimizer: Any) -> bool:
 def _judged(
     name: str,
     actual: Tensor,
-    expected: Tensor | None,
+    expected: Tensor,
     weights: Tensor,
     dtype: torch.dtype,
     group: dict[str, Any],
 ) -> str | None:
     rounding = ROUNDING * torch.finfo(dtype).eps * weights.abs().max() + 1e-12
-    if expected is None:
-        return None
     off = (actual - expected).abs().max()
     if float(off) <= max(float(rounding), NEAR * float(expected.abs().max())):
         return None
     if not float(actual.abs().max()):
         return f"{name} was not moved by the step, although it has a gradient"
-    ratio = (
-        float(actual @ expected / (expected @ expected)) if float(expected.norm()) else float("inf")
-    )
+    part = projection(actual, expected)
+    ratio = part.ratio if part.right else math.inf
     return f"{name} moved {ratio:.4g} times as far as the optimizer's formula says"
-
-
-def _formula(
-    kind: type, group: dict[str, Any], weights: Tensor, gradient: Tensor, state: dict[str, Any]
-) -> Tensor | None:
-    """The step that the documentation of torch describes; None for another optimizer."""
-    rate, decay = float(group["lr"]), float(group.get("weight_decay", 0))
-    gradient = -gradient if group.get("maximize") else gradient
-    if kind is torch.optim.SGD:
-        gradient = gradient + decay * weights
-        if group["momentum"]:
-            buffer = state.get("momentum_buffer")
-            contribution = gradient * (1 - group["dampening"])
-            buffer = gradient if buffer is None else group["momentum"] * buffer + contribution
-            gradient = gradient + group["momentum"] * buffer if group["nesterov"] else buffer
-        return -rate * gradient
-    if kind not in (torch.optim.Adam, torch.optim.AdamW) or group.get("amsgrad"):
-        return None
-    apart = kind is torch.optim.AdamW or group.get("decoupled_weight_decay", False)
-    shrunk = -rate * decay * weights if apart else 0 * weights
-    gradient = gradient if apart else gradient + decay * weights
-    (beta1, beta2), count = group["betas"], state.get("step", 0.0) + 1
-    mean = beta1 * state.get("exp_avg", 0 * weights) + (1 - beta1) * gradient
-    square = beta2 * state.get("exp_avg_sq", 0 * weights) + (1 - beta2) * gradient**2
-    root = (square / (1 - beta2**count)).sqrt() + group["eps"]
-    return shrunk - rate * mean / (1 - beta1**count) / root

@@ -28,7 +28,7 @@ from harness.probe.layouts import (
     without_a_stop,
 )
 from harness.probe.runner import Run, Runner, Step
-from harness.rank import vectors
+from harness.rank.compare import without_warnings
 from harness.rank.probe import losses, unlike
 from harness.rank.probe.own_files import Written
 from harness.system.text import count
@@ -76,7 +76,7 @@ VAIN = (
 )
 
 
-@vectors.without_warnings
+@without_warnings
 def probe(
     runner: Runner, settings: Settings, report: Callable[[Compared], None] = lambda _: None
 ) -> Answers:

@@ -20,7 +20,7 @@ from harness.bugs.api.spec import BUGGY, Scenario
 from harness.bugs.packages import import_name
 from harness.probe.compare import plausibility, whole_run
 from harness.probe.compare.comparison import OTHER_LOSS
-from harness.probe.compare.relations import term
+from harness.probe.compare.mistakes import term
 from harness.probe.prober import Loop
 from harness.probe.questions import Answers
 from harness.rank.models.answer import AnswerStatus

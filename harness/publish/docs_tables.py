@@ -17,7 +17,7 @@ from harness.bugs.results import Status
 from harness.models import recorded
 from harness.models.recorded import RecordedAnswers
 from harness.probe import signatures
-from harness.probe.compare.relations import MISTAKES
+from harness.probe.compare.mistakes import MISTAKES
 from harness.probe.signatures import Sign, Signature
 from harness.rank.models.answer import Answer, AnswerStatus
 from harness.rank.models.heads import CAUSAL, HEADS, parsed

@@ -78,6 +78,13 @@ def test_a_difference_beyond_the_tolerance_counts_in_the_wider_dtype() -> None:
     assert mismatch(torch.zeros(2), torch.ones(2)).relative == math.inf
 
 
+def test_a_share_of_the_reference_may_differ() -> None:
+    buffer, reference = torch.tensor([101.0, 0.0]), torch.tensor([100.0, 0.0])
+    assert difference("a", buffer, reference, share=0.02) is None
+    assert difference("a", buffer, reference, share=0.005) is not None
+    assert difference("a", torch.tensor([1.0]), torch.tensor([0.0]), share=0.5) is not None
+
+
 def test_nan_equals_nan_and_nothing_else() -> None:
     nan = torch.tensor([math.nan, 1.0])
     assert difference("a", nan, nan.clone()) is None

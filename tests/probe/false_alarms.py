@@ -30,8 +30,8 @@ from harness.probe.prober import Loop, Prober
 from harness.probe.signatures import SUSPECT
 from harness.probe.stacks import crossed
 from harness.publish.docs_tables import with_part
+from harness.rank.compare import SAFE
 from harness.rank.probe import losses
-from harness.rank.vectors import SAFE
 from harness.releases import overlay
 from harness.run.server_pool import Pool
 from harness.system.errors import HarnessError

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy
 import pytest
+import torch
 
-from harness.rank.vectors import astray
+from harness.rank.compare import astray, ulp
 
 ZERO, ONE = numpy.zeros(2), numpy.ones(2)
 
@@ -25,3 +26,15 @@ def test_what_is_further_than_rounding_moves_it_is_astray(
     tensor: numpy.ndarray, reference: numpy.ndarray, spread: float, far: bool
 ) -> None:
     assert bool(astray({"weight": tensor}, {"weight": reference}, {"weight": spread})) is far
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_ulp_is_the_least_change_of_a_value(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([1.0, -1.0, 0.0] * 20, dtype=dtype)
+    change = ulp(tensor, torch.Generator().manual_seed(0))
+    assert {float(value) for value in change} == {
+        0.0,
+        torch.finfo(dtype).eps,
+        -torch.finfo(dtype).eps,
+    }
+    assert torch.equal(change, ulp(tensor, torch.Generator().manual_seed(0)))

@@ -8,17 +8,18 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from harness.detectors.accumulation import gradient_of_mean
+from harness.detectors.arithmetic import Projection
 from harness.rank.probe import losses
-from harness.rank.vectors import Share
 
 LABELS = torch.tensor([[1, 2, 3, -100], [2, 1, 0, 3]])
 
 
 def gradient_of(
     shift: int, divisor: float | None, smoothing: float = 0.0, ids: torch.Tensor | None = None
-) -> list[tuple[Share, bool]]:
+) -> list[tuple[Projection, bool]]:
     logits = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    hidden, shares = logits * 1, list[tuple[Share, bool]]()
+    hidden, shares = logits * 1, list[tuple[Projection, bool]]()
     inputs = {"labels": LABELS, "input_ids": ids}
     losses.follow(SimpleNamespace(logits=hidden), inputs, lambda *share: shares.append(share))
     scores, labels = (hidden[:, :-1], LABELS[:, 1:]) if shift else (hidden, LABELS)
@@ -50,6 +51,31 @@ NEXT = torch.tensor([[4, 1, 2, 3], [4, 2, 1, 0]])
 def test_labels_that_are_shifted_twice_are_seen(shift: int, ids: torch.Tensor, twice: bool) -> None:
     ((_, shifted),) = gradient_of(shift, None, ids=ids)
     assert shifted is twice
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_the_gradient_of_the_mean_is_that_of_autograd(shift: bool) -> None:
+    logits = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    scores, labels = (logits[:, :-1], LABELS[:, 1:]) if shift else (logits, LABELS)
+    cross_entropy(scores.flatten(0, 1), labels.flatten()).backward()
+    assert logits.grad is not None
+    places, gradient = gradient_of_mean(logits.detach(), LABELS, shift)
+    rows = logits.grad.reshape(-1, 5)
+    torch.testing.assert_close(gradient, rows[places])
+    rows[places] = 0
+    assert not rows.any()  # all others have no gradient
+    first, row = gradient_of_mean(logits.detach(), LABELS, shift, most=1)
+    assert torch.equal(first, places[:1])
+    assert torch.equal(row, gradient[:1])
+
+
+def test_a_batch_without_labels_is_not_compared() -> None:
+    logits = torch.randn(1, 2, 3, requires_grad=True)
+    hidden, shares = logits * 1, list[Projection]()
+    inputs = {"labels": torch.full((1, 2), -100)}
+    losses.follow(SimpleNamespace(logits=hidden), inputs, lambda share, _: shares.append(share))
+    (hidden * 0).sum().backward()
+    assert shares == []
 
 
 def test_another_loss_is_not_compared() -> None:

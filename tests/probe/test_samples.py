@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import pytest
 import torch
 
+from harness.detectors.rows import checksum, have_same_order, leaves
 from harness.rank.probe.samples import bound, rows
 
 IDS = torch.tensor([[5, 6, 7, 0], [8, 9, 0, 0]])
@@ -80,3 +82,23 @@ def test_a_text_with_another_crop_of_its_picture_is_another_row() -> None:
     assert not set(rows) & set(cropped)
     # patches of all pictures in one tensor belong to no row
     assert rows_of(Model(), IDS, MASK, pixel_values=pictures[:1]) == rows_of(Model(), IDS, MASK)
+
+
+@dataclass
+class Output:
+    scores: Any
+
+
+def test_what_is_nested_is_found_by_its_innermost_name() -> None:
+    nested = {"ids": 1, "more": {"mask": 2}, "pair": (3, [4]), "output": Output(scores=5)}
+    assert list(leaves(nested, is_dataclass))[:4] == [("ids", 1), ("mask", 2), ("0", 3), ("0", 4)]
+    assert list(leaves(nested, is_dataclass))[4:] == [("scores", 5)]
+    assert list(leaves(nested))[4:] == [("output", nested["output"])]
+
+
+def test_an_order_means_nothing_if_too_few_rows_differ() -> None:
+    first, second = checksum(b"first"), checksum(b"second")
+    assert have_same_order([first, second], [first, second])
+    assert not have_same_order([first, second], [second, first])
+    assert not have_same_order([first, first], [first, first])
+    assert not have_same_order([first, second], [first, second], least=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,18 @@ def test_the_page_for_developers_names_every_package() -> None:
     plan = (ROOT / "docs/developers.md").read_text()
     for folder in (file.parent for file in (ROOT / "harness").glob("*/__init__.py")):
         assert f"| `{folder.name}` |" in plan, f"docs/developers.md does not name {folder.name}"
+
+
+def test_a_page_names_each_file_that_its_detector_needs() -> None:
+    """Users copy these files, and detectors import other detectors."""
+    pages = sorted((ROOT / "scenarios").glob("*/*/README.md"))
+    paragraphs = [p for page in pages for p in page.read_text().split("\n\n") if "to copy" in p]
+    assert paragraphs
+    for paragraph in paragraphs:
+        files = set(re.findall(r"(\w+)\.py`", paragraph))
+        texts = [(ROOT / f"harness/detectors/{file}.py").read_text() for file in files]
+        imports = {i for text in texts for i in re.findall(r"from harness\.detectors\.(\w+)", text)}
+        assert imports <= files, paragraph
 
 
 PROBE = """

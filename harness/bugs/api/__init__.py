@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.bugs.api.fields import Count, Entry, Fields, Flag, Number, Size
 from harness.bugs.api.knobs import Knobs, knob
-from harness.bugs.api.numbers import finite, named, near, projection
+from harness.bugs.api.numbers import finite, named, near
 from harness.bugs.api.pictures import (
     Bars,
     Grid,
@@ -60,4 +60,5 @@ from harness.bugs.api.spec import (
     expect_clean,
     expect_symptom,
 )
+from harness.detectors.arithmetic import projection
 from harness.system.errors import Inconclusive

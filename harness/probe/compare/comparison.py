@@ -21,7 +21,7 @@ from harness.probe.compare.relations import (
 )
 from harness.probe.layouts import Layout
 from harness.probe.runner import NO_STEP, Run, Step
-from harness.rank import vectors
+from harness.rank.compare import SAFE, masked, norm, worst
 from harness.system.errors import Inconclusive
 from harness.system.text import QUOTED
 
@@ -157,7 +157,7 @@ def _loss_times(at: Moment) -> Iterator[tuple[float, float]]:
     """The lower and upper bound, by rounding, of the loss as a multiple of the reference's."""
     expected_loss, rounding = at.reference.loss(at.number), at.reference.loss_spread(at.number)
     if expected_loss and finite(ratio := mean_loss(at) / expected_loss):
-        away = vectors.SAFE * rounding / abs(expected_loss) * max(abs(ratio), 1)
+        away = SAFE * rounding / abs(expected_loss) * max(abs(ratio), 1)
         yield ratio - away, ratio + away
 
 
@@ -230,19 +230,19 @@ def _incomparable(at: Moment) -> str:
     return ""
 
 
-def _measure(at: Moment, worst: dict[str, float]) -> None:
+def _measure(at: Moment, largest: dict[str, float]) -> None:
     """Keep the largest distances: they show how near a right loop comes to an alarm."""
     keep = at.reference.certain(at.number)
     for rank, step in enumerate(at.here):
-        update = vectors.masked(at.owned(rank, step["update"]), keep)
-        expected_update = at.owned(rank, vectors.masked(at.right["update"], keep))
+        update = masked(at.owned(rank, step["update"]), keep)
+        expected_update = at.owned(rank, masked(at.right["update"], keep))
         gradient = at.owned(rank, at.right["grad"])
         distances = {
-            "gradient": vectors.worst(step["grad"], gradient, at.spread("grad")),
-            "update": vectors.worst(update, expected_update, at.spread("update")),
+            "gradient": worst(step["grad"], gradient, at.spread("grad")),
+            "update": worst(update, expected_update, at.spread("update")),
         }
         for quantity, times in distances.items():
-            worst[quantity] = max(worst.get(quantity, 0.0), times)
+            largest[quantity] = max(largest.get(quantity, 0.0), times)
 
 
 def refuse_unusable(reference: Run) -> None:
@@ -252,7 +252,7 @@ def refuse_unusable(reference: Run) -> None:
         if reference.layout.world == 1 and needs_ranks(reference):
             why += "; if the script needs several ranks, add --reference-ranks 2"
         raise _no_answer(reference, why)
-    sizes = [vectors.norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
+    sizes = [norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
     if why := infinite.reason(reference.ranks[0][0]):
         raise _no_answer(reference, why)
     if not any(sizes):

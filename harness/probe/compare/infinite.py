@@ -6,14 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.bugs.api.numbers import finite
+from harness.probe.compare.relations import several
 from harness.probe.runner import Step
-from harness.rank.vectors import Array, Named, norm
+from harness.rank.compare import Named, length, norm
 
 LARGE = 1e6
 """A weight above this was hardly initialised."""
-
-SHOWN = 3
-"""Names that a message lists."""
 
 
 def reason(step: Step) -> str:
@@ -30,7 +28,7 @@ def _of_gradients(step: Step) -> Iterator[str]:
     if lost := [name for name, largest in step["largest"].items() if not largest < LARGE]:
         greatest = max((step["largest"][name] for name in lost), key=abs)
         yield (
-            f"the weights {_several(lost)} have values up to {greatest:.3g} before the first step. "
+            f"the weights {several(lost)} have values up to {greatest:.3g} before the first step. "
             "Are all weights initialised?"
         )
     place, losses = step["infinite"], [loss for loss in step["losses"] if not finite(loss)]
@@ -40,7 +38,7 @@ def _of_gradients(step: Step) -> Iterator[str]:
         yield f"the first that is not finite is {place}"
     else:
         off = _infinite(step["raw"] or step["grad"])
-        yield f"the outputs of all modules are finite, the gradients of {_several(off)} are not"
+        yield f"the outputs of all modules are finite, the gradients of {several(off)} are not"
     if "in fp16" in place and not step["scaled"]:
         yield "no scaler of the loss skips this step, as torch.amp.GradScaler does"
 
@@ -48,9 +46,9 @@ def _of_gradients(step: Step) -> Iterator[str]:
 def _of_update(step: Step) -> Iterator[str]:
     """Why the optimizer's step is not finite although its gradients are."""
     kind, off = step["optimizer"], _infinite(step["update"])
-    yield f"its first step is not finite, although its gradients are: {kind}, {_several(off)}"
+    yield f"its first step is not finite, although its gradients are: {kind}, {several(off)}"
     if state := _infinite(step.get("state", {})):
-        yield f"before the step the optimizer's state was not finite: {_several(state)}"
+        yield f"before the step the optimizer's state was not finite: {several(state)}"
     if step["skipped"] and step["fresh"]:
         yield (
             f"the scaler of the loss had skipped {step['skipped']} steps, and what a skipped first "
@@ -60,13 +58,4 @@ def _of_update(step: Step) -> Iterator[str]:
 
 
 def _infinite(tensors: Named | Mapping[str, Any]) -> list[str]:
-    return [name for name, tensor in tensors.items() if not finite(_norm(tensor))]
-
-
-def _norm(tensor: Array) -> float:
-    return norm({"": tensor})
-
-
-def _several(names: list[str]) -> str:
-    remainder = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + remainder
+    return [name for name, tensor in tensors.items() if not finite(length(tensor))]

@@ -13,12 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.bugs.api.numbers import finite, near
+from harness.detectors.arithmetic import MOVED, begins_with_jump, count_moved, step_by_formula
+from harness.detectors.rows import have_same_order
 from harness.probe.compare.reference import Reference
 from harness.probe.compare.relations import several
 from harness.probe.layouts import Layout, Settings, reference
 from harness.probe.runner import Run, Step
+from harness.rank.compare import SAFE, Named, norm, share
 from harness.rank.probe.parameters import COPY
-from harness.rank.vectors import SAFE, Named, norm, share
 
 FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
 CLIPPED = "clipping saw a gradient of norm"
@@ -40,9 +42,6 @@ PLAIN = {"dampening": 0, "maximize": False, "nesterov": False, "correct_bias": T
 COARSE = 1e-5
 """From this ulp of 1 on, weights are in 16 bits."""
 
-MOVED = 0.5
-"""The least share of the values with a gradient that a step moves, if weights are in 16 bits."""
-
 
 def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     """One line for each thing that is odd in the reference's own steps."""
@@ -61,16 +60,18 @@ def note_on_compiler(baseline: Reference) -> str:
     step, written = baseline.steps[0], [run[0]["grad"] for run in baseline.rounded if run]
     if not step.get("compiled") or step["draws"] or len(written) < 2 or not norm(written[0]):
         return ""
-    if not _alike(written[0], written[1]) or _alike(step["grad"], written[0]):
+    plain, again = written[:2]
+    if not _are_near(plain, again, NEAR_SLOPE) or _are_near(step["grad"], plain, NEAR_SLOPE):
         return ""
-    part = share(step["grad"], written[0])
+    part = share(step["grad"], plain)
     aside = f", {part.aside:.0%} of it in another direction" if not part.is_factor else ""
     return f"{COMPILED} {part.ratio:.4g} times that of the same loop without torch.compile{aside}"
 
 
-def _alike(gradient: Named, twin: Named) -> bool:
-    apart = norm({name: gradient[name] - g for name, g in twin.items() if name in gradient})
-    return apart <= NEAR_SLOPE * norm(twin)
+def _are_near(gradient: Named, twin: Named, share: float) -> bool:
+    """Whether two gradients differ by at most a part of their norm, in what both have."""
+    common = {n: g for n, g in twin.items() if n in gradient and gradient[n].shape == g.shape}
+    return norm({name: gradient[name] - g for name, g in common.items()}) <= share * norm(common)
 
 
 def _unlike_copies(step: Step) -> Iterator[str]:
@@ -114,13 +115,10 @@ def _clipped_scaled(step: Step) -> Iterator[str]:
 
 def _jump(rates: Sequence[float]) -> Iterator[str]:
     """A warmup that begins with the second step."""
-    if len(rates) < 3:
-        return
-    first_rate, second_rate, third_rate = rates[:3]
-    if first_rate > JUMP * second_rate and third_rate > second_rate:
+    if begins_with_jump(rates, JUMP):
         yield (
-            f"{FALLS} from {first_rate:.4g} to {second_rate:.4g} after the first step, and "
-            f"then rises to {third_rate:.4g}: the first step was not taken with the schedule's rate"
+            f"{FALLS} from {rates[0]:.4g} to {rates[1]:.4g} after the first step, and "
+            f"then rises to {rates[2]:.4g}: the first step was not taken with the schedule's rate"
         )
 
 
@@ -153,19 +151,17 @@ def _formula(step: Step, rate: float, clipped: float) -> Named | None:
     """The first step of SGD, Adam and AdamW; None for others, or if its groups are not alike."""
     group, kind = step["group"], step["optimizer"]
     odd = any(group.get(name, value) != value for name, value in PLAIN.items())
-    if odd or not group or kind not in ("SGD", "Adam", "AdamW"):
+    if odd or not group:
         return None
-    decay, before = group.get("weight_decay", 0), step["before"]
-    decoupled = kind == "AdamW" or group.get("decoupled_weight_decay", False)
-    gradient = {n: clipped * g.astype(float) for n, g in step["grad"].items()}
-    if decay and not decoupled:
-        gradient = {n: g + decay * before[n] for n, g in gradient.items()}
-    if kind == "SGD":
-        return {n: -rate * g for n, g in gradient.items()}
-    update = {n: -rate * g / (abs(g) + group["eps"]) for n, g in gradient.items()}
-    if decay and decoupled:
-        return {n: u - rate * decay * before[n] for n, u in update.items()}
-    return update
+    # Records have no betas. A first step does not depend on them, nor on the momentum.
+    settings = {**group, "lr": rate, "momentum": 0, "betas": (0.0, 0.0)}
+    updates = {
+        name: step_by_formula(
+            kind, settings, step["before"][name], clipped * gradient.astype(float), {}
+        )
+        for name, gradient in step["grad"].items()
+    }
+    return None if any(update is None for update in updates.values()) else updates
 
 
 def _drowned(step: Step, expected: Named) -> bool:
@@ -179,11 +175,10 @@ def _lost(steps: Sequence[Step]) -> Iterator[str]:
     portion = 0.0
     for step in steps:
         coarse = [n for n in step["grad"] if step["eps"][n] > COARSE and n in step["update"]]
-        nonzero_count = sum(int((step["grad"][n] != 0).sum()) for n in coarse)
-        if not nonzero_count:
+        count, total = count_moved((step["update"][n] != 0, step["grad"][n] != 0) for n in coarse)
+        if not total:
             return
-        both = ((step["grad"][n] != 0) & (step["update"][n] != 0) for n in coarse)
-        portion = max(portion, sum(int(each.sum()) for each in both) / nonzero_count)
+        portion = max(portion, count / total)
     if steps and portion < MOVED:
         yield (
             f"{LOST} {portion:.0%} of the values of weights in 16 bits: the updates of the others "
@@ -193,10 +188,8 @@ def _lost(steps: Sequence[Step]) -> Iterator[str]:
 
 def same_order(steps: Sequence[Sequence[str]]) -> Iterator[str]:
     """A step later than the second that has the rows of the first, in the same order."""
-    first_rows = steps[0]
-    again = (n for n, rows in enumerate(steps) if n > 1 and rows == first_rows)
-    number = next(again, 0)
-    if number and len(set(first_rows)) > 1 and steps[1] != first_rows:
+    again = (n for n, rows in enumerate(steps) if n > 1 and have_same_order(rows, steps[0]))
+    if (number := next(again, 0)) and steps[1] != steps[0]:
         yield (
             f"{SAME_ORDER} in the same order (step {number + 1} is as step 1): is set_epoch "
             "missing? No fault if the order is fixed on purpose"
@@ -235,12 +228,7 @@ def same_gradients(run: Run) -> bool:
     """Whether the ranks of the reference have the same gradients in the first step: otherwise the
     loss of all has no slope along the gradient of one."""
     gradient, *others = (steps[0]["grad"] or {} for steps in run.ranks)
-    for twin in others:
-        common = {n: g for n, g in twin.items() if n in gradient and gradient[n].shape == g.shape}
-        apart = norm({name: gradient[name] - g for name, g in common.items()})
-        if apart > LIKE * norm(common):
-            return False
-    return True
+    return all(_are_near(gradient, twin, LIKE) for twin in others)
 
 
 def ends_of_slope(settings: Settings, baseline: Reference, change: float) -> list[Layout]:

@@ -11,8 +11,8 @@ from typing import Any
 from harness.bugs.api.numbers import finite
 from harness.probe.layouts import Layout
 from harness.probe.runner import Run, Step
-from harness.rank import vectors
-from harness.rank.vectors import Array, Spread
+from harness.rank import compare
+from harness.rank.compare import Array, Spread
 
 BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "update")
 """The entries of a step that are by parameter; in a state, more words follow the name after a
@@ -115,9 +115,9 @@ class Reference:
             others = [
                 self._by_parameter(run, step, quantity) for run in self.rounded if step < len(run)
             ]
-            spreads = vectors.spread(others, expected)
+            spreads = compare.spread(others, expected)
             if coarse := self.steps[step].get("coarse", 0.0) / 2:
-                single = {n: vectors.length(v) for n, v in expected.items() if v.size == 1}
+                single = {n: compare.length(v) for n, v in expected.items() if v.size == 1}
                 spreads |= {n: max(spreads[n], coarse * size) for n, size in single.items()}
             if quantity in ("update", "before"):  # at least an ulp of the largest weight
                 eps, largest = self.steps[step]["eps"], self.steps[step]["largest"]
@@ -128,12 +128,12 @@ class Reference:
     def _by_parameter(self, steps: Sequence[Step], step: int, quantity: str) -> Any:
         """A quantity of each parameter at a step; of updates, only the certain values."""
         tensors = steps[step][quantity] or {}
-        return vectors.masked(tensors, self.certain(step)) if quantity == "update" else tensors
+        return compare.masked(tensors, self.certain(step)) if quantity == "update" else tensors
 
     def certain(self, step: int) -> dict[str, Any]:
         """Which values had gradients above rounding in all steps until this one."""
         if step not in self._certain:
-            masks = vectors.certain(self.steps[step]["grad"], self.spread(step, "grad"))
+            masks = compare.certain(self.steps[step]["grad"], self.spread(step, "grad"))
             for name, before in (self.certain(step - 1) if step else {}).items():
                 masks[name] = masks[name] & before if name in masks else before
             self._certain[step] = masks
@@ -171,7 +171,7 @@ class Reference:
         """How large the summands of a loss may be if they cancel each other, as with advantages of
         mean 0: the change of the loss if all weights moved along its gradient."""
         first_step, gradient = self.steps[0], self.steps[step]["raw"] or self.steps[step]["grad"]
-        size = vectors.norm(first_step.get("before", {})) * vectors.norm(gradient)
+        size = compare.norm(first_step.get("before", {})) * compare.norm(gradient)
         return size if finite(size) else 0.0
 
 

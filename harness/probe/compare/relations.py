@@ -1,125 +1,23 @@
 """The relations that hold between a right loop's layouts, each defined once.
 
 ``RELATIONS`` has them in the order of cause and effect. A report names the first broken one at the
-first step that has any, because the others follow from it. ``MISTAKES`` has the ratios to the
-reference that mistakes leave.
+first step that has any, because the others follow from it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from harness.bugs.api.numbers import finite, near
+from harness.detectors.arithmetic import Projection
+from harness.probe.compare.micro_batch_weights import weights_of_micro_batches
+from harness.probe.compare.mistakes import meaning, times
 from harness.probe.compare.reference import Moment
-from harness.rank import vectors
-from harness.rank.vectors import Array, Named, Share, flat, length
-
-NEAR = 2e-3
-"""How far (as a fraction) a ratio may be from a mistake's."""
-
-
-MISTAKES = {
-    "0": ("nothing at all", lambda world, k: 0.0),
-    "-1": ("the sign is turned", lambda world, k: -1.0),
-    "k": ("never divided by the accumulation steps", lambda world, k: float(k)),
-    "1/k": ("divided by the accumulation steps twice", lambda world, k: 1 / k),
-    "ranks": ("summed over the ranks, not averaged", lambda world, k: float(world)),
-    "1/ranks": ("divided by the number of ranks twice", lambda world, k: 1 / world),
-    "ranks*k": (
-        "divided neither by the ranks nor by the accumulation steps",
-        lambda world, k: float(world * k),
-    ),
-    "1/(ranks*k)": (
-        "divided by both the ranks and the accumulation steps once too often",
-        lambda world, k: 1 / (world * k),
-    ),
-}
-"""By the ratio in terms of ranks and micro-batches, what it means, and its value."""
-
-
-def term(ratio: float, world: int, k: int) -> str:
-    """The ratio in terms of ranks and micro-batches, such as ``1/k``; empty if no term fits."""
-    values = {name: value(world, k) for name, (_, value) in MISTAKES.items()}
-    close = (
-        name
-        for name, value in values.items()
-        if value != 1 and near(ratio, value, within=NEAR * max(abs(value), SMALL))
-    )
-    return next(close, "")
-
-
-def meaning(ratio: float, world: int, k: int) -> str:
-    """The mistake with this ratio; empty if we know none."""
-    mistake = term(ratio, world, k)
-    return MISTAKES[mistake][0] if mistake else ""
-
-
-SMALL = 0.02
-"""Below this ratio the tolerance is absolute: 0 has none of its own."""
-
-
-def times(ratio: float, world: int, k: int, of: str = "") -> str:
-    """A ratio in words, with what it is a multiple ``of``, and with its meaning."""
-    words = meaning(ratio, world, k)
-    factor = f"{ratio:.4g}"
-    if factor == "1" and ratio != 1:  # how far it is from 1 is what matters
-        factor = f"1 {'+' if ratio > 1 else '-'} {abs(ratio - 1):.2g}"
-    return f"{factor} times{of}" + (f" ({words})" if words else "")
-
-
-FIT = 0.01
-"""The part of a gradient that the micro-batches may leave unexplained."""
-
-LEVEL = 1e-3
-"""How far (as a fraction) weights may differ and count as equal."""
-
-
-def made_of(at: Moment, rank: int) -> str:
-    """The weight of each micro-batch of all ranks in a gradient, and in the reference's; empty if
-    all have their usual weights."""
-    import numpy
-
-    parts = [(r, m, p) for r, one in enumerate(at.here) for m, p in enumerate(one["parts"]) if p]
-    expected = at.right["grad"]
-    names = {n: t for n, t in expected.items() if all(n in part for _, _, part in parts)}
-    if len(parts) < 2 or not names or any(at.parts_of(r) for r in range(len(at.here))):
-        return ""
-    basis = numpy.stack([flat(part, names, names) for _, _, part in parts], 1)
-    shares, expected_shares = (
-        _weights(basis, each, names) for each in (at.here[rank]["grad"], expected)
-    )
-    if shares is None or expected_shares is None or not float(expected_shares.mean()):
-        return ""
-    if _level(shares) and _level(expected_shares):
-        return ""  # the ratio already says it
-    mean = float(expected_shares.mean())
-    summary = ", ".join(f"{float(x) / mean:.3g}" for x in shares)
-    expectation = ", ".join(f"{float(x) / mean:.3g}" for x in expected_shares)
-    text = f"the micro-batches (by rank) have the weights {summary}; in the reference {expectation}"
-    gone = [
-        f"{m + 1} of rank {r}"
-        for (r, m, _), weight in zip(parts, shares, strict=True)
-        if abs(float(weight)) < LEVEL * abs(mean)
-    ]
-    if gone:
-        return f"{text}: micro-batch {', '.join(gone)} is lost"
-    return f"{text}: a mean of means" if _level(shares) else text
-
-
-def _weights(basis: Array, gradient: Named, names: Named) -> Array | None:
-    """The micro-batches' weights in a gradient; None if it is made of something else."""
-    import numpy
-
-    vector = flat(gradient, names, names)
-    solution: Array = numpy.linalg.lstsq(basis, vector, rcond=None)[0]
-    return solution if length(basis @ solution - vector) <= FIT * length(vector) else None
-
-
-def _level(weights: Array) -> bool:
-    return bool(weights.std() <= LEVEL * abs(weights.mean()))
-
+from harness.rank import compare
+from harness.rank.compare import Named, length
 
 RATE_SHARE = 1e-6
 """How far (as a fraction) a learning rate may be from the reference's."""
@@ -148,22 +46,35 @@ def weights(at: Moment) -> Broken | None:
     step."""
     if not at.first:
         return None
-    expected, rounding = at.right["before"], at.spread("before")
-    parts = other_parts(at)
-    off = {
-        rank: [*vectors.astray(step["before"], at.owned(rank, expected), rounding), *parts]
-        for rank, step in enumerate(at.here)
-    }
-    off = {rank: names for rank, names in off.items() if names}
+    off = _astray(at, "before")
+    if parts := other_parts(at):
+        off = {rank: [*off.get(rank, ()), *parts] for rank in range(len(at.here))}
     if not off:
         return None
-    names = tuple(dict.fromkeys(name for found in off.values() for name in found))
+    names = tuple(dict.fromkeys(name for of_rank in off.values() for name in of_rank))
     singular, plural = ("goes on", "go on") if at.layout.resumed else ("begins", "begin")
     begin = plural if len(off) > 1 else singular
     text = f"{several_ranks(off)} {begin} with other weights: {several(names)}"
     if at.layout.resumed and _began_again(at):
         text = BEGAN_AGAIN
     return Broken("weights", text, parameters=names, ranks=tuple(off))
+
+
+def _astray(
+    at: Moment, quantity: str, keep: Mapping[str, Any] | None = None
+) -> dict[int, list[str]]:
+    """The parameters of which a rank has another quantity than the reference, by rank. ``keep`` has
+    masks of the values that are compared."""
+    expected, rounding = compare.masked(at.right[quantity], keep or {}), at.spread(quantity)
+    off = {
+        rank: compare.astray(
+            compare.masked(at.owned(rank, one[quantity]), keep or {}),
+            at.owned(rank, expected),
+            rounding,
+        )
+        for rank, one in enumerate(at.here)
+    }
+    return {rank: list(names) for rank, names in off.items() if names}
 
 
 LIKE_OUTSIDE = 0.1
@@ -208,7 +119,7 @@ def other_parts(at: Moment) -> list[str]:
         values = numpy.sort(numpy.concatenate(parts))
         if values.size != expected.size:
             continue  # some ranks have the same part
-        if length(values - numpy.sort(expected.ravel())) > vectors.SAFE * at.spread("before")[name]:
+        if length(values - numpy.sort(expected.ravel())) > compare.SAFE * at.spread("before")[name]:
             names.append(name)
     return names
 
@@ -220,7 +131,7 @@ def _began_again(at: Moment) -> bool:
     """Whether every rank has the weights with which the reference began."""
     start, rounding = at.reference.steps[0]["before"], at.reference.spread(0, "before")
     return not any(
-        vectors.astray(one["before"], at.owned(rank, start), rounding)
+        compare.astray(one["before"], at.owned(rank, start), rounding)
         for rank, one in enumerate(at.here)
     )
 
@@ -231,7 +142,7 @@ def optimizer(at: Moment) -> Broken | None:
     if not (at.first and at.layout.resumed and expected):
         return None
     rounding = at.spread("state")
-    off = vectors.astray(at.here[0]["state"], expected, rounding)
+    off = compare.astray(at.here[0]["state"], expected, rounding)
     if not off:
         return None
     lost = [name for name in expected if name not in at.here[0]["state"]]
@@ -306,7 +217,7 @@ def stale(at: Moment) -> Broken | None:
 def loss(at: Moment) -> Broken | None:
     """The mean of the ranks' losses is the reference's."""
     mean, expected = mean_loss(at), at.reference.loss(at.number)
-    if near(mean, expected, within=vectors.SAFE * at.reference.loss_spread(at.number)):
+    if near(mean, expected, within=compare.SAFE * at.reference.loss_spread(at.number)):
         return None
     ratio = mean / expected if expected else float("nan")
     text = f"{mean:.6g}; the reference has {expected:.6g}: {_ratio(at, ratio)}"
@@ -330,22 +241,17 @@ def clipped(at: Moment) -> Broken | None:
 
 
 def _gradient(at: Moment, quantity: str, relation: str) -> Broken | None:
-    expected, rounding = at.right[quantity], at.spread(quantity)
-    off = {
-        rank: vectors.astray(one[quantity], at.owned(rank, expected), rounding)
-        for rank, one in enumerate(at.here)
-    }
-    off = {rank: names for rank, names in off.items() if names}
+    off = _astray(at, quantity)
     if not off:
         return None
     rank, names = next(iter(off.items()))
-    tensors, expected = at.here[rank][quantity], at.owned(rank, expected)
-    part = vectors.share(tensors, expected)
+    tensors, expected = at.here[rank][quantity], at.owned(rank, at.right[quantity])
+    part = compare.share(tensors, expected)
     clips = len(at.here[rank]["clips"]), len(at.right["clips"])
     often = f"clipped {clips[0]} times a step, not {clips[1]}; " if clips[0] > clips[1] else ""
     details = [_only_some(at, tensors, expected, names, part), _unlike_ranks(at, quantity)]
     if quantity == "grad" and not at.clipping and not any(details):
-        details.append(made_of(at, rank))
+        details.append(weights_of_micro_batches(at, rank))
     if at.right["clips"] or at.here[0]["clips"]:
         details.append(_clips(at))
     explanation = meaning(part.ratio, at.layout.times, at.layout.k) if part.is_factor else ""
@@ -361,18 +267,17 @@ def _gradient(at: Moment, quantity: str, relation: str) -> Broken | None:
 
 
 def _only_some(
-    at: Moment, tensors: Named, expected: Named, off: Iterable[str], whole: Share
+    at: Moment, tensors: Named, expected: Named, off: Iterable[str], whole: Projection
 ) -> str:
     """Which parameters are wrong, if others are right."""
     off = list(off)
-    if len(off) == len(expected) or whole.aside < 1e-3:
+    if len(off) == len(expected) or not whole.right or whole.aside < 1e-3:
         return ""
-    examples = [f"{n} {_described(at, vectors.share(tensors, expected, [n]))}" for n in off[:SHOWN]]
-    remainder = f" and {len(off) - SHOWN} more" if len(off) > SHOWN else ""
+    examples = several(f"{n} {_described(at, compare.share(tensors, expected, [n]))}" for n in off)
     others = [name for name in expected if name not in off]
     are = "is" if len(others) == 1 else "are"
     few = several(others) if len(others) <= SHOWN else str(len(others))
-    return f"only {', '.join(examples)}{remainder}; {few} {are} right"
+    return f"only {examples}; {few} {are} right"
 
 
 UNLIKE_RANKS = "the ranks have unlike gradients"
@@ -398,11 +303,11 @@ def _unlike_ranks(at: Moment, quantity: str) -> str:
     expected, rounding = at.right[quantity], at.spread(quantity)
     tensors, *others = (one[quantity] for one in at.here)
     if not any(
-        vectors.astray(other, {**expected, **tensors}, {**dict.fromkeys(tensors, 0.0), **rounding})
+        compare.astray(other, {**expected, **tensors}, {**dict.fromkeys(tensors, 0.0), **rounding})
         for other in others
     ):
         return ""
-    mean = vectors.share(_mean(at, quantity, expected), expected)
+    mean = compare.share(_mean(at, quantity, expected), expected)
     text = UNLIKE_RANKS
     if mean.is_factor:
         text += f"; their mean is {_ratio(at, mean.ratio)} the reference's: they are not averaged"
@@ -437,19 +342,11 @@ def shown_rate(rate: float | list[float]) -> str:
 
 def update(at: Moment) -> Broken | None:
     """Every rank's weights go as far as the reference's, where that is more than rounding."""
-    keep = at.reference.certain(at.number)
-    expected, rounding = vectors.masked(at.right["update"], keep), at.spread("update")
-    off = {
-        rank: vectors.astray(
-            vectors.masked(at.owned(rank, one["update"]), keep), at.owned(rank, expected), rounding
-        )
-        for rank, one in enumerate(at.here)
-    }
-    off = {rank: names for rank, names in off.items() if names}
+    off = _astray(at, "update", at.reference.certain(at.number))
     if not off:
         return None
     rank, names = next(iter(off.items()))
-    part = vectors.share(at.here[rank]["update"], at.owned(rank, at.right["update"]))
+    part = compare.share(at.here[rank]["update"], at.owned(rank, at.right["update"]))
     text = f"{several_ranks(off)}: {_described(at, part)} the reference's; {several(names)}"
     explanation = meaning(part.ratio, at.layout.times, at.layout.k) if part.is_factor else ""
     return Broken("update", text, part.ratio, explanation, tuple(names), tuple(off))
@@ -486,7 +383,7 @@ def own_gradients(at: Moment, faults: Iterable[Broken]) -> list[Broken]:
     expected = {name: at.right["grad"][name] for one in own_faults for name in one.parameters}
     return (
         []
-        if vectors.astray(_mean(at, "grad", expected), expected, at.spread("grad"))
+        if compare.astray(_mean(at, "grad", expected), expected, at.spread("grad"))
         else own_faults
     )
 
@@ -495,8 +392,8 @@ def is_updated(at: Moment, names: Iterable[str]) -> bool:
     """Whether the reference's update of some parameters is large enough to be seen: it is not with
     a rate of 0."""
     keep = at.reference.certain(at.number)
-    update = vectors.masked({name: at.right["update"][name] for name in names}, keep)
-    return bool(vectors.astray({}, update, at.spread("update")))
+    update = compare.masked({name: at.right["update"][name] for name in names}, keep)
+    return bool(compare.astray({}, update, at.spread("update")))
 
 
 def _mean(at: Moment, quantity: str, expected: Named) -> Named:
@@ -507,7 +404,7 @@ def _mean(at: Moment, quantity: str, expected: Named) -> Named:
     }
 
 
-def _described(at: Moment, part: Share) -> str:
+def _described(at: Moment, part: Projection) -> str:
     if part.is_factor:
         return _ratio(at, part.ratio)
     if not finite(part.ratio):

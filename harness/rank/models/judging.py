@@ -10,8 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.rank.compare import (
+    SAFE,
+    Array,
+    Named,
+    Spread,
+    astray,
+    distances,
+    length,
+    norm,
+    share,
+    spread,
+)
 from harness.rank.models.answer import Wrong
-from harness.rank.vectors import SAFE, Named, Spread, astray, distances, length, norm, share, spread
 
 ALLOWED = 1e-4
 """The part of a tensor's norm by which two correct computations may differ."""
@@ -61,6 +72,11 @@ def _difference(actual: Named, expected: Named, names: Sequence[str]) -> str:
         return how
     listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
     return f"{how} in {len(names)} of {len(expected)} parameters: {listed}"
+
+
+def off_by(actual: Array, expected: Array) -> str:
+    """How far logits are from the expected ones, in words."""
+    return f"logits are off by {percent(length(actual - expected), length(expected))}"
 
 
 def percent(away: float, size: float) -> str:

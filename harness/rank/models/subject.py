@@ -14,17 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from harness.rank.models.answer import NoAnswer
+from harness.rank.compare import SAFE, Array, Named, Spread, length, ulp
+from harness.rank.models.answer import NoAnswer, Wrong
 from harness.rank.models.heads import CAUSAL, HEADS, Head, Labels
-from harness.rank.models.judging import arrays, rounding
-from harness.rank.vectors import Named, Spread, length
+from harness.rank.models.judging import arrays, off_by, rounding
 
 SEED = 7
 SEEDS = (1, 2)
 """The seeds of the passes whose weights are moved by an ulp."""
-
-IGNORED = -100
-"""The label of a token that the loss ignores."""
 
 DECODER = "decoder_input_ids"
 
@@ -129,6 +126,15 @@ class Subject:
                 perturbed.append({"logits": logits(self.module, self.batch)})
         return rounding(expected, perturbed)["logits"] / length(expected["logits"])
 
+    def equal(self, actual: Array, expected: Array) -> bool:
+        """Whether logits differ by no more than rounding explains; NaN differs."""
+        return length(actual - expected) <= SAFE * self.allowed * length(expected)
+
+    def require_equal(self, actual: Array, expected: Array, case: str) -> None:
+        """Raise Wrong if logits differ by more than rounding. ``case`` ends the reason."""
+        if not self.equal(actual, expected):
+            raise Wrong(f"{off_by(actual, expected)} {case}")
+
 
 def seed(number: int = SEED) -> None:
     import torch
@@ -198,8 +204,7 @@ def ulp_away(module: Any, number: int) -> Iterator[None]:
     before = [p.detach().clone() for p in floats]
     with torch.no_grad():
         for p in floats:
-            signs = torch.randint(-1, 2, p.shape, generator=generator)
-            p.add_(signs.to(p.device) * p.abs() * torch.finfo(p.dtype).eps)
+            p.add_(ulp(p, generator))
     try:
         yield
     finally:

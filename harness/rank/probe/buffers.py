@@ -83,16 +83,18 @@ def _unsaved(module: Any) -> Iterator[tuple[str, Any]]:
 def _off(buffer: Any, new: Sequence[Any]) -> str:
     """How a buffer differs from its counterpart in all new models, rounded to its dtype. Empty if
     it equals one of them or has another shape: some buffers grow with the rows."""
+    from harness.detectors.buffers import difference
+
     why = ""
     for reference in new:
         if buffer.shape != reference.shape:
             return ""
-        apart = (buffer.cpu().double() - reference.to(buffer.dtype).cpu().double()).abs()
-        off = ~(apart <= LAST_PLACE * (reference.cpu().double().abs() + 1))  # NaN is off
-        if not off.any():
+        rounded = reference.to(buffer.dtype)
+        apart = difference("", buffer.double(), rounded.double(), LAST_PLACE, LAST_PLACE)
+        if apart is None:
             return ""
         why = why or (
-            f"{int(off.sum())} of {buffer.numel()} values are off by up to {apart[off].max():.2g}, "
+            f"{apart.mismatched} of {apart.elements} values are off by up to {apart.greatest:.2g}, "
             f"in {_dtype(buffer)}"
         )
     return why

@@ -3,11 +3,13 @@ gradient of its output, that is not finite."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
+from harness.detectors.rows import leaves
 from harness.rank.probe.parameters import local, plain
 
 
@@ -85,14 +87,6 @@ def _tensors(output: Any) -> Iterator[Any]:
     """The floating tensors of what a module returns."""
     import torch
 
-    if isinstance(output, torch.Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, Mapping):
-        for part in output.values():
-            yield from _tensors(part)
-    elif isinstance(output, (list, tuple)):
-        for part in output:
-            yield from _tensors(part)
-    elif hasattr(output, "__dataclass_fields__"):
-        yield from _tensors(vars(output))
+    for _, part in leaves(output, is_dataclass):
+        if isinstance(part, torch.Tensor) and part.is_floating_point():
+            yield part

@@ -15,8 +15,9 @@ from itertools import pairwise
 from typing import Any
 
 from harness.bugs.api.numbers import near
+from harness.detectors.arithmetic import Projection, projection
+from harness.detectors.rows import IGNORED
 from harness.rank import events
-from harness.rank.vectors import Share, share
 
 LOSS = re.compile(r"(eval|val|valid|validation|test|dev)[_/ -].*loss", re.IGNORECASE)
 """Matches the names of evaluation losses."""
@@ -53,7 +54,6 @@ def _evaluations(arguments: list[Any]) -> Iterator[tuple[str, float]]:
 
 
 IDS, LABELS, LOGITS, MASK = "input_ids", "labels", "logits", "attention_mask"
-IGNORED = -100
 
 OWN = "the reference's gradient is"
 """The beginning of the note. Recorded notes are recognised by these words."""
@@ -82,25 +82,34 @@ def note_on_loss(ratio: float | None) -> str:
     )
 
 
-def follow(output: Any, inputs: Mapping[str, Any], report: Callable[[Share, bool], None]) -> None:
+def follow(
+    output: Any, inputs: Mapping[str, Any], report: Callable[[Projection, bool], None]
+) -> None:
     """When the gradient of the logits is computed, call ``report`` with its share of the mean's
     gradient, and with whether labels were shifted twice. If the gradient has another direction, as
     with other losses, do not call it."""
     import torch
+
+    from harness.detectors.accumulation import gradient_of_mean
 
     logits, labels = getattr(output, LOGITS, None), inputs.get(LABELS)
     if not (isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor)):
         return
     if not logits.requires_grad or labels.is_floating_point() or hasattr(logits, "full_tensor"):
         return
+    if logits.shape[:-1] != labels.shape:
+        return
 
     def compared(gradient: Any) -> None:
         if gradient is None:  # a wrapper's copy of the logits, which the loss does not use
             return
-        for shift, expected in enumerate(_gradients(logits.detach().float(), labels)):
-            fitting = share({LOGITS: _array(gradient.detach())}, {LOGITS: _array(expected)})
-            if fitting.is_factor:
-                report(fitting, bool(shift) and _shifted(inputs.get(IDS), labels))
+        for shift in (False, True) if labels.dim() > 1 else (False,):
+            places, rows = gradient_of_mean(logits.detach(), labels, shift)
+            expected = rows.new_zeros(labels.numel(), logits.shape[-1])
+            expected[places] = rows
+            part = projection(_vector(gradient), _vector(expected))
+            if len(places) and part.is_factor:
+                report(part, shift and _shifted(inputs.get(IDS), labels))
                 return
 
     logits.register_hook(compared)
@@ -131,20 +140,5 @@ def ends_masked(inputs: Mapping[str, Any]) -> bool:
     return bool((ends == ends[0]).all() and alone.all())
 
 
-def _array(tensor: Any) -> Any:
-    return tensor.cpu().float().numpy()
-
-
-def _gradients(logits: Any, labels: Any) -> Iterator[Any]:
-    """The gradients of the mean cross-entropy, for unshifted and for shifted labels."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    for shift in (0, 1) if labels.dim() > 1 else (0,):
-        if logits.shape[:-1] != labels.shape:
-            return
-        leaf = logits.clone().requires_grad_()
-        with torch.enable_grad():
-            scores, targets = (leaf[:, :-1], labels[:, 1:]) if shift else (leaf, labels)
-            loss = cross_entropy(scores.flatten(0, -2), targets.flatten())
-        yield torch.autograd.grad(loss, leaf)[0]
+def _vector(tensor: Any) -> Any:
+    return tensor.detach().cpu().double().flatten()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import is_dataclass
 from itertools import islice
 from typing import Any
 
+from harness.detectors.arithmetic import Projection
+from harness.detectors.rows import leaves
 from harness.rank import events
 from harness.rank.cuda_on_cpu.mode import without_mode
 from harness.rank.probe import compiled, losses
@@ -17,7 +19,6 @@ from harness.rank.probe.noise import Noise
 from harness.rank.probe.parameters import NamedParameters, full, number_of, rehearses, reshard
 from harness.rank.probe.record import Record, Step
 from harness.rank.probe.samples import bound, rows
-from harness.rank.vectors import Share
 
 PARTS_UP_TO = 2_000_000
 """Up to this number of parameters, each micro-batch's own gradient is kept."""
@@ -132,7 +133,7 @@ class MicroBatches:
             _note_use(output, step, number)
         return output
 
-    def _note_share(self, share: Share, shifted: bool) -> None:
+    def _note_share(self, share: Projection, shifted: bool) -> None:
         now = self._record.now
         now["own"] = now["own"] or share.ratio
         now["shifted"] = shifted
@@ -189,27 +190,16 @@ class MicroBatches:
 def _note_use(output: Any, step: Step, number: int) -> None:
     """Count a micro-batch as unused until an output of the model gets a gradient: a call before the
     loop may only initialise lazy modules."""
+    import torch
 
     def note(gradient: Any) -> None:
         step["unused"].discard(number)
 
-    outputs = [tensor for tensor in _tensors_of(output) if tensor.requires_grad]
+    values = [value for _, value in leaves(output, is_dataclass)]
+    outputs = [each for each in values if isinstance(each, torch.Tensor) and each.requires_grad]
     for tensor in outputs:
         tensor.register_hook(note)
     step["unused"] |= {number} if outputs else set()
-
-
-def _tensors_of(output: Any) -> Iterator[Any]:
-    import torch
-
-    if isinstance(output, torch.Tensor):
-        yield output
-        return
-    if is_dataclass(output) and not isinstance(output, Mapping):
-        output = vars(output)
-    parts = output.values() if isinstance(output, Mapping) else output
-    for part in parts if isinstance(output, (Mapping, list, tuple)) else ():
-        yield from _tensors_of(part)
 
 
 def _trains(module: Any) -> bool:

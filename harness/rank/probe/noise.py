@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from harness.rank.compare import ulp
 from harness.rank.probe import exchange
 from harness.rank.probe.exchange import Assignment
 from harness.rank.probe.parameters import local, moved
@@ -40,7 +41,7 @@ class Noise:
         with torch.no_grad():
             mine = local(parameter)
             if self.is_random and mine.is_floating_point():
-                mine.add_(self._ulp(mine))
+                mine.add_(ulp(mine, self._generator))
             if name in self._shift:
                 along = torch.from_numpy(self._shift[name])
                 mine.add_(along.to(mine.device, mine.dtype))
@@ -54,13 +55,5 @@ class Noise:
         if hasattr(output, "full_tensor"):
             return output
         if output.requires_grad:
-            output.register_hook(lambda gradient: gradient + self._ulp(gradient))
-        return output + self._ulp(output)
-
-    def _ulp(self, tensor: Any) -> Any:
-        """A random step of -1, 0 or +1 ulp for each element."""
-        import torch
-
-        signs = torch.randint(-1, 2, tensor.shape, generator=self._generator)
-        eps = torch.finfo(tensor.dtype).eps
-        return tensor.detach() * signs.to(tensor.device, tensor.dtype) * eps
+            output.register_hook(lambda gradient: gradient + ulp(gradient, self._generator))
+        return output + ulp(output, self._generator)

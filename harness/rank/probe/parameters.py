@@ -193,18 +193,9 @@ class Engine:
 
     def _masters(self) -> dict[int, Any]:
         """The fp32 weights of stage 0's optimizers in bf16 and fp16, by the parameter's id."""
-        from torch._utils import _unflatten_dense_tensors
+        from harness.detectors.state import master_copies
 
-        optimizer = self._engine.optimizer
-        if type(optimizer).__name__ not in UNFLATTENED:
-            return {}
-        flat = getattr(optimizer, "fp32_groups_flat", None)
-        if flat is None:
-            groups = optimizer.fp32_groups
-        else:
-            groups = list(map(_unflatten_dense_tensors, flat, optimizer.fp16_groups))
-        pairs = zip(optimizer.fp16_groups, groups, strict=True)
-        return {id(p): m for ps, ms in pairs for p, m in zip(ps, ms, strict=True)}
+        return {id(p): master for p, master in master_copies(self._engine.optimizer)}
 
     def copies(self) -> dict[str, Any]:
         """The model's weights in bf16 or fp16, of which the optimizer has fp32 copies."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from harness.detectors.rows import checksum, leaves
 from harness.rank.events import Patches, calling_frame
 
 SAMPLERS = ("torch/utils/data/", "accelerate/", "transformers/", "lightning/")
@@ -15,7 +15,7 @@ SAMPLERS = ("torch/utils/data/", "accelerate/", "transformers/", "lightning/")
 
 def digest(tensor: Any) -> str:
     """A short name for the content of a tensor."""
-    return hashlib.md5(tensor.numpy().tobytes(), usedforsecurity=False).hexdigest()[:10]
+    return checksum(tensor.numpy().tobytes())
 
 
 def bound(
@@ -91,15 +91,11 @@ def _tensors(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Iterator[
     """The tensors of a call with their names or positions, on the CPU and readable by numpy."""
     import torch
 
-    for name, value in [*((str(n), v) for n, v in enumerate(arguments)), *keywords.items()]:
+    for name, value in [*leaves(list(arguments)), *leaves(keywords)]:
         if isinstance(value, torch.Tensor) and value.dim():
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
             value = whole.detach().cpu()
             yield name, value.float() if value.is_floating_point() else value
-        elif isinstance(value, Mapping):
-            yield from _tensors((), value)
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value, {})
 
 
 def _unpadded(row: Any) -> Any:

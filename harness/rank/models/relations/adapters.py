@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from harness.rank.models.answer import Wrong
-from harness.rank.models.judging import percent
 from harness.rank.models.subject import Subject, gradients, logits, loss_of, run, seed
-from harness.rank.vectors import SAFE, length
 from harness.system.text import count
 
 ADAPTER = "lora_"
@@ -25,7 +23,5 @@ def lora(subject: Subject) -> str | None:
         raise Wrong(f"{others[0]} gets a gradient, and is no part of the adapter")
     apart = logits(module, subject.batch)
     merged = logits(module.merge_and_unload(), subject.batch)
-    away = length(merged - apart)
-    if not away <= SAFE * subject.allowed * length(apart):
-        raise Wrong(f"logits are off by {percent(away, length(apart))} after the adapter is merged")
+    subject.require_equal(merged, apart, "after the adapter is merged")
     return f"{count(len(by_name), 'parameter')} in the adapter"

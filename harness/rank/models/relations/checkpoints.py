@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.rank.models.answer import NoAnswer, Wrong
-from harness.rank.models.judging import percent
 from harness.rank.models.subject import Subject, logits
-from harness.rank.vectors import SAFE, length
 from harness.system.text import count
 
 FREQUENCIES = ("inv_freq", "freqs")
@@ -90,9 +88,7 @@ def _ties(module: Any) -> set[frozenset[str]]:
 
 def _require_same_logits(subject: Subject, again: Any) -> None:
     expected, actual = logits(subject.module, subject.batch), logits(again, subject.batch)
-    away = length(actual - expected)
-    if not away <= SAFE * subject.allowed * length(expected):
-        raise Wrong(f"logits are off by {percent(away, length(expected))} after it was loaded")
+    subject.require_equal(actual, expected, "after it was loaded")
 
 
 def fp32_kept(subject: Subject) -> str | None:

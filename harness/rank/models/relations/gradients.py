@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from harness.detectors.rows import IGNORED
 from harness.rank.models.answer import NoAnswer, Refused, Wrong
 from harness.rank.models.heads import Labels
 from harness.rank.models.judging import require_equal
-from harness.rank.models.subject import IGNORED, Subject, gradient, logits_of, loss_of, rows, run
+from harness.rank.models.subject import Subject, gradient, logits_of, loss_of, rows, run
 
 CLOSE = 1e-4
 """The part of a loss by which two correct computations may differ."""

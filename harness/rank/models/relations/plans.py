@@ -10,12 +10,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from harness.rank.compare import Named
 from harness.rank.models.answer import NoAnswer
 from harness.rank.models.judging import arrays, require_equal, rounding
 from harness.rank.models.relations.checkpoints import loaded
 from harness.rank.models.relations.replicas import whole
 from harness.rank.models.subject import Subject, gradient, logits, logits_of, loss_of, run, ulp_away
-from harness.rank.vectors import Named
 from harness.system.text import count
 
 RANKS = 2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.rank.compare import Named, Spread
 from harness.rank.models.answer import NoAnswer, Wrong
 from harness.rank.models.judging import arrays, require_equal, rounding
 from harness.rank.models.subject import Subject, gradient, loss_of, rows, run, ulp_away
-from harness.rank.vectors import Named, Spread
 
 MEAN = "the mean gradient of both ranks"
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy
 
+from harness.rank.compare import SAFE, Array
 from harness.rank.models.answer import NoAnswer, Wrong
 from harness.rank.models.heads import Labels
-from harness.rank.models.judging import percent
+from harness.rank.models.judging import off_by
 from harness.rank.models.sizes import FIRST
 from harness.rank.models.subject import DECODER, SEED, Subject, logits, logits_of, run, seed
-from harness.rank.vectors import SAFE, Array, length
 
 POSITIONS = "position_ids"
 MASK = "attention_mask"
@@ -346,7 +346,7 @@ def _positions(subject: Subject, mask: Any) -> dict[str, Any]:
 def _equal(subject: Subject, actual: Array, expected: Array) -> bool:
     if actual.shape != expected.shape:
         raise NoAnswer(f"logits have the shapes {actual.shape} and {expected.shape}")
-    return length(actual - expected) <= SAFE * subject.allowed * length(expected)
+    return subject.equal(actual, expected)
 
 
 def _require(subject: Subject, actual: Array, expected: Array, case: str) -> None:
@@ -356,10 +356,10 @@ def _require(subject: Subject, actual: Array, expected: Array, case: str) -> Non
 
 def _how(subject: Subject, actual: Array, expected: Array, case: str) -> str:
     """How far logits are off, and from which token on."""
-    part = percent(length(actual - expected), length(expected))
+    how = f"{off_by(actual, expected)} {case}"
     if subject.head.labels is Labels.ROW:
-        return f"logits are off by {part} {case}"
+        return how
     away = numpy.linalg.norm(actual - expected, axis=-1)[0]
     sizes = numpy.linalg.norm(expected, axis=-1)[0]
     token = int(numpy.argmax(away > SAFE * subject.allowed * sizes))
-    return f"logits are off by {part} {case}, from token {token} on (of {len(away)})"
+    return f"{how}, from token {token} on (of {len(away)})"

@@ -28,6 +28,8 @@ def zero_init(subject: Subject) -> str | None:
 
     Buffers of floats are compared only if they must stay in fp32, see ``fp32_kept``.
     """
+    import torch
+
     deepspeed = _deepspeed()
     construct = subject.construct or (lambda: subject.make()[0])
     expected, again = _buffers(construct, 1), _buffers(construct, 2)
@@ -39,7 +41,7 @@ def zero_init(subject: Subject) -> str | None:
     ):
         actual = _buffers(construct, 1)
     must = must_stay(subject.module)
-    fixed = [name for name in expected if _equal(expected[name], again[name])]  # others are random
+    fixed = [n for n in expected if torch.equal(expected[n], again[n])]  # others are random
     compared = [n for n in fixed if must(n) or not expected[n].is_floating_point()]
     for name in compared:
         _require_same(name, actual.get(name), expected[name])
@@ -50,29 +52,19 @@ def zero_init(subject: Subject) -> str | None:
 
 def _require_same(name: str, actual: Any, expected: Any) -> None:
     """Raise Wrong unless a buffer has the expected shape, type and values."""
+    from harness.detectors.buffers import difference
+
     if actual is None or actual.shape != expected.shape:
         raise Wrong(f"{name} has another shape inside zero.Init")
-    away = _away(actual, expected)
-    if away > CLOSE or actual.dtype != expected.dtype:
+    apart = difference(name, expected, actual)  # as parts of the expected values
+    if apart and (not apart.relative <= CLOSE or actual.dtype != expected.dtype):
         kind = str(actual.dtype).removeprefix("torch.")
-        raise Wrong(f"{name} is {kind} inside zero.Init, off by up to {100 * away:.2g} %")
+        raise Wrong(f"{name} is {kind} inside zero.Init, off by up to {100 * apart.relative:.2g} %")
 
 
 def _buffers(construct: Any, number: int) -> dict[str, Any]:
     seed(number)
     return {name: value.detach().clone() for name, value in construct().named_buffers()}
-
-
-def _away(actual: Any, expected: Any) -> float:
-    """The largest difference of two buffers, as a part of the value."""
-    if not expected.numel():
-        return 0.0
-    far = (actual.double() - expected.double()).abs() / expected.double().abs().clamp(min=1e-30)
-    return float(far.nan_to_num(posinf=0.0).max())
-
-
-def _equal(tensor: Any, counterpart: Any) -> bool:
-    return bool((tensor.double() == counterpart.double()).all()) or tensor.numel() == 0
 
 
 def _deepspeed() -> Any:

@@ -4,16 +4,17 @@ Rounding is measured, not assumed: the reference runs twice more, with every lea
 gradient and all weights moved by one ulp of their own type. A result differs from the reference if
 its distance is more than ``SAFE`` times that spread.
 
-The tensors are numpy arrays here: torch takes seconds to import.
+The tensors are numpy arrays here, except in ``ulp``: the harness compares what ranks recorded, and
+torch takes seconds to import.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
-from harness.bugs.api.numbers import projection
+from harness.detectors.arithmetic import Projection, projection
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -38,21 +39,6 @@ LEAST_OF_ALL = 1e-9
 CERTAIN = 30.0
 """A value's update is compared only if its gradient is this many times its spread: Adam takes a
 full step even if a gradient is only rounding."""
-
-ELSEWHERE = 0.02
-"""If less than this part of a gradient has another direction, the gradient is off by a factor."""
-
-
-class Share(NamedTuple):
-    """How much of a reference is in something."""
-
-    ratio: float
-    aside: float
-    """The part (0 to 1) of it that has another direction than the reference."""
-
-    @property
-    def is_factor(self) -> bool:
-        return self.aside < ELSEWHERE
 
 
 def without_warnings(function: Callable[P, T]) -> Callable[P, T]:
@@ -82,15 +68,22 @@ def length(array: Array) -> float:
     return float(vector @ vector) ** 0.5
 
 
-def share(tensors: Named, reference: Named, names: Iterable[str] | None = None) -> Share:
+def share(tensors: Named, reference: Named, names: Iterable[str] | None = None) -> Projection:
     """How much of ``reference`` is in ``tensors``, for all names or for ``names``."""
     chosen = list(reference if names is None else names)
-    part = projection(flat(tensors, chosen, reference), flat(reference, chosen, reference))
-    return Share(part.ratio, part.aside if part.right else 0.0)
+    return projection(flat(tensors, chosen, reference), flat(reference, chosen, reference))
 
 
 def norm(tensors: Named) -> float:
     return float(sum(length(tensor) ** 2 for tensor in tensors.values()) ** 0.5)
+
+
+def ulp(tensor: Any, generator: Any) -> Any:
+    """A random step of -1, 0 or +1 ulp for each element of a tensor of torch."""
+    import torch
+
+    signs = torch.randint(-1, 2, tensor.shape, generator=generator)
+    return tensor.detach() * signs.to(tensor.device, tensor.dtype) * torch.finfo(tensor.dtype).eps
 
 
 def distances(tensors: Named, reference: Named) -> dict[str, float]:
