@@ -252,10 +252,11 @@ def fix(name: str, console: Console) -> None:
     """Supply what a command can supply, in the order of the demands.
 
     Ends at the first demand that only a person can meet: the commands after it would run a scenario
-    that is not finished, or write a page of it.
+    that is not finished, or write a page of it. The page is always written, and with it the pages
+    of docs/, which show what all bugs have.
     """
     for demand in DEMANDS:
-        if not _met(demand, name)[0]:
+        if demand is page or not _met(demand, name)[0]:
             if demand in SUPPLIES:
                 console.print(f"{name}: {demand.__name__.replace('_', ' ')}", style="bold")
                 SUPPLIES[demand](name)
