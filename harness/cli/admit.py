@@ -1,6 +1,7 @@
 """test whether a scenario may join the catalogue
 
     python -m harness admit scenario=bf16_clip
+    python -m harness admit scenario=bf16_clip --fix    # first writes what a command can write
 
 First its folder must meet the demands of CONTRIBUTING.md. Then it is run: it must give the same
 result three times and with another seed, its controls must be clean, and no detector may fire where
@@ -10,7 +11,9 @@ nothing is wrong. A scenario whose results differ is reported as flaky; nothing 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -22,16 +25,18 @@ from rich.console import Console
 from harness.bugs import catalog, pins, remedies, result_file
 from harness.bugs.api.spec import BUGGY, FIXED, UNDECIDED, Lane, Outcome, Scenario, Verdict
 from harness.bugs.results import Result, RunResult
-from harness.cli import Arguments, pages
+from harness.cli import Arguments, bisect, lock, pages
 from harness.rank import run_folder
 from harness.rank.run_folder import records_of
 from harness.releases import locks, resolution
+from harness.releases.releases import ALL
 from harness.run import command_line
 from harness.run.grade import grade, grade_trial, run_of
 from harness.run.run import run
 from harness.run.run_config import SLURM, RunConfig
 from harness.run.server_pool import Pool
 from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError
+from harness.system.files import ROOT
 from harness.system.terminal import table, terminal
 from harness.system.text import count
 
@@ -166,6 +171,7 @@ def mutations(name: str, scenario: Scenario) -> str:
         if scenario.variants[BUGGY].defects:
             raise Missing("no mutations.py")
         return "none: two releases show the bug"
+    _refuse_unfinished(folder / "mutations.py")
     if not (folder / catalog.MUTATIONS).is_file():
         raise Missing(f"they were never run: python -m tests.mutations {name}")
     rows = json.loads((folder / catalog.MUTATIONS).read_text(encoding="utf-8")).values()
@@ -182,10 +188,16 @@ def report(name: str, scenario: Scenario) -> str:
         raise Missing(f"there is no {catalog.REPORT_SCRIPT}")
     if not scenario.known_upstream and not (folder / catalog.REPORT).is_file():
         raise Missing(f"known_upstream is False, and there is no {catalog.REPORT}")
+    _refuse_unfinished(folder / catalog.REPORT_SCRIPT)
     lines = len((folder / catalog.REPORT_SCRIPT).read_text(encoding="utf-8").splitlines())
     if lines > LONGEST_SCRIPT:
         raise Missing(f"{catalog.REPORT_SCRIPT} has {lines} lines, more than {LONGEST_SCRIPT}")
     return count(lines, "line")
+
+
+def _refuse_unfinished(file: Path) -> None:
+    if UNFINISHED in file.read_text(encoding="utf-8"):
+        raise Missing(f"{file.name} is not written yet")
 
 
 def page(name: str, scenario: Scenario) -> str:
@@ -205,10 +217,10 @@ DEMANDS: tuple[Demand, ...] = (
     harm,
     variants,
     files,
-    lock_files,
     picture,
-    statuses,
+    lock_files,
     recorded_run,
+    statuses,
     mutations,
     report,
     page,
@@ -224,10 +236,59 @@ def text(demand: Demand) -> str:
 def checked(name: str) -> Iterator[tuple[str, bool, str]]:
     """Each demand, whether the scenario meets it, and what was found or is missing."""
     for demand in DEMANDS:
-        try:
-            yield text(demand), True, demand(name, catalog.scenario(name))
-        except Missing as missing:
-            yield text(demand), False, str(missing)
+        yield text(demand), *_met(demand, name)
+
+
+def _met(demand: Demand, name: str) -> tuple[bool, str]:
+    try:
+        return True, demand(name, catalog.scenario(name))
+    except Missing as missing:
+        return False, str(missing)
+
+
+def fix(name: str, console: Console) -> None:
+    """Supply what a command can supply, in the order of the demands.
+
+    Ends at the first demand that only a person can meet: the commands after it would run a scenario
+    that is not finished, or write a page of it. The page is always written, and with it the pages
+    of docs/, which show what all bugs have.
+    """
+    for demand in DEMANDS:
+        if demand is page or not _met(demand, name)[0]:
+            if demand in SUPPLIES:
+                console.print(f"{name}: {demand.__name__.replace('_', ' ')}", style="bold")
+                SUPPLIES[demand](name)
+            if not _met(demand, name)[0]:
+                return
+
+
+def _record(name: str) -> None:
+    """Run all variants on CPUs, and keep the run if it reproduces the bug."""
+    if Lane.CPU in catalog.scenario(name).lanes:
+        ((result, folder),) = _runs([_config([f"scenario={name}", "lane=cpu"])], terminal())
+        if result.verdict is Verdict.REPRODUCED:
+            _call("tests.record", str(folder))
+
+
+def _search(name: str) -> None:
+    """Find the affected ones of all releases."""
+    subject = catalog.scenario(name).subject
+    bisect.main([f"scenario={name}", f"pins.{subject}={ALL}", "--record"])
+
+
+def _call(module: str, argument: str) -> None:
+    """Run a module as a command. A failure shows in the demand, which stays unmet."""
+    subprocess.run([sys.executable, "-m", module, argument], cwd=ROOT, check=False)
+
+
+SUPPLIES: Mapping[Demand, Callable[[str], None]] = {
+    lock_files: lock.write,
+    recorded_run: _record,
+    statuses: _search,
+    mutations: lambda name: _call("tests.mutations", name),
+    page: lambda name: pages.write([name]),
+}
+"""What supplies the thing that a demand lacks."""
 
 
 REPEATS = 3
@@ -248,11 +309,22 @@ class Gate:
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
-    config, console = _config(parser.parse_intermixed_args(arguments).overrides), terminal()
+    parser.add_argument(
+        "--fix",
+        action="store_true",
+        help="first write what a command can write: locks, a recorded run, affected releases, "
+        "mutations, pages",
+    )
+    options = parser.parse_intermixed_args(arguments)
+    config, console = _config(options.overrides), terminal()
+    if options.fix:
+        fix(config.scenario, console)
     demands = [Gate(*demand) for demand in checked(config.scenario)]
     unmet = [demand for demand in demands if not demand.passed]
     if unmet:
         _report(console, config.scenario, unmet)
+        if not options.fix and {gate.name for gate in unmet} & set(map(text, SUPPLIES)):
+            console.print("with --fix, this command writes what it can")
         return ExitCode.NOT_AS_EXPECTED
     other_seed = _narrow(replace(config, seed=config.seed + 1))
     *runs, (seed_result, _) = _runs([*_repeats(config), other_seed], console)

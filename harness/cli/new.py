@@ -97,6 +97,25 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise(False, "UNFINISHED: exercised() does not look at the records")
 '''
 
+REPORT = '''\
+"""UNFINISHED: does the library do what it should? One question.
+
+Needs {libraries}, and no GPU. The exit code is 1 if the bug is there."""
+
+if __name__ == "__main__":
+    is_wrong = False  # UNFINISHED: call the library, and compare
+    print("UNFINISHED: what the library did, and what is right")
+    print("WRONG:" if is_wrong else "right:", "UNFINISHED")
+    raise SystemExit(is_wrong)
+'''
+
+MUTATIONS = '''\
+"""UNFINISHED: other faults of the same code, see scenarios/common/mutation.py.
+
+Delete this file if ``buggy`` is a release as published.
+"""
+'''
+
 PAIR = """{{
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("{fixed}"),
@@ -140,7 +159,7 @@ def main(arguments: list[str]) -> int:
 def new(
     name: str, chosen: Mapping[str, str], fixed: str | None = None, like: str | None = None
 ) -> None:
-    """Write the folder of a scenario, with its module and its page, complete or not at all.
+    """Write the folder of a scenario with all files that somebody has to finish, or nothing.
 
     ``chosen`` are the pins, the package with the bug first; ``fixed`` is another release of that.
     Raises UserError for a name in use, and for a release that does not exist.
@@ -154,12 +173,15 @@ def new(
     _make_package(parent, f'"""Bugs of {subject or "torch"}."""\n')
     _make_package(parent / name)
     write_whole(parent / name / f"{catalog.MODULE}.py", source)
+    write_whole(parent / name / catalog.REPORT_SCRIPT, _report(subject))
+    if fixed is None:
+        write_whole(parent / name / "mutations.py", MUTATIONS)
     catalog.forget()
     pages.write([name])
     terminal().print(
-        f"{catalog.file(name)} and its page README.md. It runs, and is unfinished:\n"
+        f"{catalog.file(name)}, and beside it what else you write. It runs, and is unfinished:\n"
         f"  python -m harness run scenario={name}\n"
-        f"  python -m harness admit scenario={name}    # lists what is missing\n"
+        f"  python -m harness admit scenario={name} --fix    # lists what is missing\n"
         "CONTRIBUTING.md goes through its parts."
     )
 
@@ -194,6 +216,10 @@ def _text(chosen: Mapping[str, str], fixed: str | None) -> str:
     return TEMPLATE.format(
         pins=_literal(chosen), files=_files(chosen, fixed), variants=_variants(chosen, fixed)
     )
+
+
+def _report(subject: str | None) -> str:
+    return REPORT.format(libraries=f"torch and {subject}" if subject else "torch")
 
 
 def _literal(pins: Mapping[str, str]) -> str:

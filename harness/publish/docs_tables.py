@@ -11,7 +11,7 @@ from packaging.version import Version
 from harness.bugs import catalog, lookup, pins, reasons, result_file
 from harness.bugs.api.spec import BUGGY, Scenario
 from harness.bugs.lookup import RIGHT, UNKNOWN, WRONG
-from harness.bugs.periods import Period, newest, periods, tested
+from harness.bugs.periods import Period, alive, newest, periods, tested
 from harness.bugs.pins import TORCH
 from harness.bugs.results import Status
 from harness.models import recorded
@@ -49,6 +49,17 @@ def updated(page: str, text: str) -> str:
     for part, content in PARTS[page].items():
         text = with_part(text, part, content())
     return text
+
+
+def _numbers() -> str:
+    """How many bugs there are, and how many of them the newest releases have."""
+    names = catalog.sound()
+    packages = {catalog.subject(name) for name in names}
+    return (
+        f"This project reproduces {len(names)} such bugs of {len(packages)} libraries. "
+        f"{sum(alive(name) is not None for name in names)} of the bugs are in the newest releases "
+        "that we tested."
+    )
 
 
 def _bugs() -> str:
@@ -223,12 +234,13 @@ def inconclusive() -> str:
 
 
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "../README.md": {"the numbers": _numbers},
     "bugs.md": {"the bugs": _bugs},
     "probe_results.md": {"the bugs that probe finds": _found_by_probe},
     "ranges.md": {"ranges": _ranges},
     "trust.md": {"inferred": _inferred, "inconclusive": inconclusive},
 }
-"""The generated parts of pages of docs/, with the functions that generate them."""
+"""The generated parts of pages, by their path from docs/, with the functions that generate them."""
 
 
 MODEL_SIGNS = {

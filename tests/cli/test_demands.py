@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.run.results import RunResult
 
 from harness.__main__ import main
 from harness.bugs import catalog
-from harness.bugs.api.spec import Outcome, Variant
+from harness.bugs.api.spec import Outcome, Scenario, Variant, Verdict
 from harness.cli import admit
 from harness.cli.admit import DEMANDS, Missing, checked
 from harness.system.files import ROOT
+from harness.system.terminal import terminal
 
 NAME = "sampler_shards"
 
@@ -77,6 +79,48 @@ def test_admit_runs_nothing_before_the_demands_are_met(
     out = capsys.readouterr().out
     assert "no recorded run: python -m tests.record RUN" in out
     assert f"{NAME}: not admitted" in out
+
+
+def test_fix_supplies_what_it_can_until_only_a_person_can_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lacking, supplied = {"lock", "report", "page"}, []
+
+    def demand(thing: str) -> admit.Demand:
+        def check(name: str, scenario: Scenario) -> str:
+            if thing in lacking:
+                raise Missing(thing)
+            return ""
+
+        check.__name__ = thing
+        return check
+
+    def supply(name: str) -> None:
+        first = next(thing for thing in ("lock", "page") if thing in lacking)
+        supplied.append(first)
+        lacking.remove(first)
+
+    story, lock, report, page = map(demand, ("story", "lock", "report", "page"))
+    monkeypatch.setattr(admit, "DEMANDS", (story, lock, report, page))
+    monkeypatch.setattr(admit, "SUPPLIES", {lock: supply, page: supply})
+    admit.fix(NAME, terminal())
+    assert supplied == ["lock"]
+    lacking.remove("report")
+    admit.fix(NAME, terminal())
+    assert supplied == ["lock", "page"]
+
+
+@pytest.mark.parametrize("verdict", [Verdict.REPRODUCED, Verdict.NOT_REPRODUCED])
+def test_fix_keeps_a_run_only_if_it_reproduces_the_bug(
+    verdict: Verdict, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[tuple[str, ...]] = []
+    result = RunResult(NAME, verdict, (), ())
+    monkeypatch.setattr(admit, "_runs", lambda *_: [(result, Path("runs/1"))])
+    monkeypatch.setattr(admit, "_call", lambda *words: kept.append(words))
+    admit.SUPPLIES[admit.recorded_run](NAME)
+    recorded = [("tests.record", "runs/1")]
+    assert kept == (recorded if verdict is Verdict.REPRODUCED else [])
 
 
 def test_a_bug_needs_a_short_script_and_an_unknown_one_a_text(folders: Path) -> None:

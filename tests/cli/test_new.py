@@ -16,7 +16,7 @@ import scenarios
 from harness.__main__ import main
 from harness.bugs import catalog
 from harness.bugs.api.spec import Records, Verdict
-from harness.cli import new, pages
+from harness.cli import admit, new, pages
 from harness.releases import releases
 from harness.system.errors import UserError
 from harness.system.files import ROOT
@@ -49,6 +49,9 @@ def test_a_new_scenario_is_complete_and_says_that_it_is_unfinished(own: Path) ->
     module = written("--buggy", "made-up==0.19.8")
     folder = own / "made_up" / "my_bug"
     assert "UNFINISHED" in (folder / "README.md").read_text()
+    lines = dict(zip(map(admit.text, admit.DEMANDS), admit.checked("my_bug"), strict=True))
+    for demand, file in ((admit.mutations, "mutations.py"), (admit.report, "report.py")):
+        assert lines[admit.text(demand)][1:] == (False, f"{file} is not written yet")
     assert module.SCENARIO.pins == {"made-up": "0.19.8"}
     assert list(module.SCENARIO.variants) == ["buggy", "fixed", "control"]
     finding = module.detect(Records({0: []}))
@@ -66,7 +69,8 @@ def test_two_releases_make_the_variants_and_list_what_differs(own: Path) -> None
     assert '# "made/up.py",' in file.read_text()
     for check in (["check"], ["format", "--check"]):
         ruff = [sys.executable, "-m", "ruff", *check, "--config", str(ROOT / "pyproject.toml")]
-        assert subprocess.run([*ruff, str(file)]).returncode == 0
+        assert subprocess.run([*ruff, str(file.parent)]).returncode == 0
+    assert not (file.parent / "mutations.py").exists(), "no edit puts the bug back"
 
 
 def test_one_like_another_has_its_code_and_these_releases(own: Path) -> None:
