@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.run.results import RunResult
 
 from harness.__main__ import main
 from harness.bugs import catalog
 from harness.bugs.api.spec import Outcome, Scenario, Variant, Verdict
+from harness.bugs.results import RunResult
 from harness.cli import admit
 from harness.cli.admit import DEMANDS, Missing, checked
 from harness.system.files import ROOT
