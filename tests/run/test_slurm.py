@@ -43,7 +43,9 @@ def one_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def there(one_cluster: Cluster, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def slurm_nodes(
+    one_cluster: Cluster, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cluster]:
     """The cluster, idle, with an empty cache."""
     monkeypatch.setenv("SLURM_CONF", str(one_cluster.conf))
     monkeypatch.setenv("HARNESS_CACHE", str(shared / "cache"))
@@ -83,7 +85,9 @@ def killed(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=10)
 
 
-def test_tasks_run_on_both_nodes_and_leave_nothing_behind(there: Cluster, tmp_path: Path) -> None:
+def test_tasks_run_on_both_nodes_and_leave_nothing_behind(
+    slurm_nodes: Cluster, tmp_path: Path
+) -> None:
     outputs = results_of(works(tmp_path, [1] * 6))
     assert sorted(outputs) == list(range(6))
     assert {value.split()[-1] for value in outputs.values()} == {"n1", "n2"}
@@ -91,7 +95,7 @@ def test_tasks_run_on_both_nodes_and_leave_nothing_behind(there: Cluster, tmp_pa
 
 
 def test_arrays_are_split_and_together_run_no_more_than_the_most_at_once(
-    there: Cluster, tmp_path: Path
+    slurm_nodes: Cluster, tmp_path: Path
 ) -> None:
     tasks = [*works(tmp_path, [1] * 5), Work((str(tmp_path), "wide", 1), Shape(2, 0))]
     assert len(results_of(tasks, array=2, most=2)) == 6
@@ -104,9 +108,9 @@ def test_arrays_are_split_and_together_run_no_more_than_the_most_at_once(
 
 
 def test_an_interrupted_command_cancels_its_tasks_and_no_others(
-    there: Cluster, tmp_path: Path
+    slurm_nodes: Cluster, tmp_path: Path
 ) -> None:
-    there.ask("sbatch", "--output=/dev/null", "--job-name=other", "--wrap", "sleep 60")
+    slurm_nodes.ask("sbatch", "--output=/dev/null", "--job-name=other", "--wrap", "sleep 60")
     other_folder = tmp_path / "other"
     other_folder.mkdir()
     with command(other_folder, 1, 60) as neighbour:
@@ -116,33 +120,33 @@ def test_an_interrupted_command_cancels_its_tasks_and_no_others(
             within(PATIENCE, lambda: notes(tmp_path, "begin"), "a start")
             ours.send_signal(signal.SIGINT)
             ours.communicate(timeout=60)
-        within(PATIENCE, lambda: len(queue(there)) == 2, "the end of ours")
-        assert "other" in queue(there)
+        within(PATIENCE, lambda: len(queue(slurm_nodes)) == 2, "the end of ours")
+        assert "other" in queue(slurm_nodes)
         # The task ended its processes itself, and not Slurm with SIGKILL.
         within(PATIENCE, lambda: notes(tmp_path, "interrupted"), "its interruption")
         assert len(folders_left()) == 1
         neighbour.send_signal(signal.SIGTERM)
         neighbour.communicate(timeout=60)
-    within(PATIENCE, lambda: queue(there) == ["other"], "the end of both")
+    within(PATIENCE, lambda: queue(slurm_nodes) == ["other"], "the end of both")
     assert folders_left() == []
 
 
-def test_a_cancelled_task_is_submitted_once_more(there: Cluster, tmp_path: Path) -> None:
+def test_a_cancelled_task_is_submitted_once_more(slurm_nodes: Cluster, tmp_path: Path) -> None:
     with Batch(works(tmp_path, [5]), slurm_tasks.interruptible, on(), silent) as tasks:
         within(PATIENCE, lambda: notes(tmp_path, "begin"), "a start")
-        there.ask("scancel", "--name", queue(there)[0])
+        slurm_nodes.ask("scancel", "--name", queue(slurm_nodes)[0])
         assert [value for _, value in tasks.results()] == ["0 on n1"]
     assert len(notes(tmp_path, "begin")) == 2
 
 
 @pytest.mark.exhaustive
 def test_a_task_that_is_cancelled_twice_is_lost_with_slurms_reason(
-    there: Cluster, tmp_path: Path
+    slurm_nodes: Cluster, tmp_path: Path
 ) -> None:
     with Batch(works(tmp_path, [60]), slurm_tasks.interruptible, on(), silent) as tasks:
         results = tasks.results()
         within(PATIENCE, lambda: notes(tmp_path, "begin"), "a start")
-        there.ask("scancel", "--me")
+        slurm_nodes.ask("scancel", "--me")
         monitor = subprocess.Popen(
             ["sh", "-c", f"until [ $(grep -c begin {tmp_path}/notes) = 2 ]; do sleep 0.2; done; "
              "scancel --me"]
@@ -156,7 +160,7 @@ def test_a_task_that_is_cancelled_twice_is_lost_with_slurms_reason(
 
 @pytest.mark.exhaustive
 def test_a_task_over_its_time_limit_is_lost_with_slurms_reason(
-    there: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch, "TRIES", 1)
     settings = on()
@@ -169,56 +173,58 @@ def test_a_task_over_its_time_limit_is_lost_with_slurms_reason(
 
 
 @pytest.mark.exhaustive
-def test_a_killed_slurmd_loses_no_task_if_it_comes_back(there: Cluster, tmp_path: Path) -> None:
+def test_a_killed_slurmd_loses_no_task_if_it_comes_back(
+    slurm_nodes: Cluster, tmp_path: Path
+) -> None:
     with Batch(works(tmp_path, [6] * 2, cores=2), slurm_tasks.nap, on(), silent) as tasks:
         within(PATIENCE, lambda: len(notes(tmp_path, "begin")) == 2, "two starts")
-        there.stop("n1")
+        slurm_nodes.stop("n1")
         time.sleep(1)
-        there.node("n1")
+        slurm_nodes.node("n1")
         assert len(dict(tasks.results())) == 2
     assert len(notes(tmp_path, "begin")) == 2
 
 
 @pytest.mark.exhaustive
 def test_the_tasks_of_a_node_that_fails_are_submitted_once_more(
-    there: Cluster, tmp_path: Path
+    slurm_nodes: Cluster, tmp_path: Path
 ) -> None:
     with Batch(works(tmp_path, [8] * 2, cores=2), slurm_tasks.nap, on(), silent) as tasks:
         within(PATIENCE, lambda: len(notes(tmp_path, "begin")) == 2, "two starts")
-        there.fail("n1")
+        slurm_nodes.fail("n1")
         outputs = dict(tasks.results())
-        there.node("n1")
+        slurm_nodes.node("n1")
     assert [value.split()[-1] for value in outputs.values()] == ["n2", "n2"]
     assert len(notes(tmp_path, "begin")) == 3
-    there.wait()
+    slurm_nodes.wait()
 
 
 @pytest.mark.exhaustive
-def test_a_restarted_controller_loses_nothing(there: Cluster, tmp_path: Path) -> None:
+def test_a_restarted_controller_loses_nothing(slurm_nodes: Cluster, tmp_path: Path) -> None:
     with Batch(works(tmp_path, [4] * 6), slurm_tasks.nap, on(), silent) as tasks:
         within(PATIENCE, lambda: notes(tmp_path, "begin"), "a start")
-        there.stop("slurmctld", signal.SIGTERM)
+        slurm_nodes.stop("slurmctld", signal.SIGTERM)
         results = tasks.results()
         first_index, _ = next(results)
-        there.controller()
+        slurm_nodes.controller()
         indices = [first_index, *(index for index, _ in results)]
     assert sorted(indices) == list(range(6))
     assert len(notes(tmp_path, "begin")) == 6
 
 
 def test_a_controller_that_does_not_answer_is_reported_in_one_line(
-    there: Cluster, tmp_path: Path
+    slurm_nodes: Cluster, tmp_path: Path
 ) -> None:
-    there.stop("slurmctld", signal.SIGTERM)
+    slurm_nodes.stop("slurmctld", signal.SIGTERM)
     with pytest.raises(slurm.Unreachable, match="controller does not answer"):
         results_of(works(tmp_path, [1]))
-    there.controller()
+    slurm_nodes.controller()
     assert folders_left() == []
 
 
 @pytest.mark.exhaustive
 def test_a_full_shared_folder_is_named(
-    there: Cluster, tmpfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm_nodes: Cluster, tmpfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HARNESS_CACHE", str(tmpfs))
     try:
@@ -231,38 +237,40 @@ def test_a_full_shared_folder_is_named(
 
 
 def test_a_node_that_does_not_see_the_cache_is_named(
-    there: Cluster, tmp_path: Path, shared: Path
+    slurm_nodes: Cluster, tmp_path: Path, shared: Path
 ) -> None:
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("this user cannot hide a folder from a node")
     batch.home()
-    there.stop("n2")
-    there.node("n2", hidden=shared)
+    slurm_nodes.stop("n2")
+    slurm_nodes.node("n2", hidden=shared)
     time.sleep(1)
-    there.wait()
+    slurm_nodes.wait()
     try:
         outcomes = results_of(works(tmp_path, [0]), extra={"nodelist": "n2"})
     finally:
-        there.stop("n2")
-        there.node("n2")
-        there.ask("scontrol", "update", "NodeName=n2", "State=RESUME")
+        slurm_nodes.stop("n2")
+        slurm_nodes.node("n2")
+        slurm_nodes.ask("scontrol", "update", "NodeName=n2", "State=RESUME")
     assert isinstance(outcomes[0], Lost)
     assert "do all nodes see" in str(outcomes[0])
 
 
-def test_an_error_of_ours_on_a_node_is_a_fault_in_one_line(there: Cluster, tmp_path: Path) -> None:
+def test_an_error_of_ours_on_a_node_is_a_fault_in_one_line(
+    slurm_nodes: Cluster, tmp_path: Path
+) -> None:
     (fault,) = results_of(works(tmp_path, [0]), slurm_tasks.fail).values()
     assert str(fault) == "the task failed on its node: ZeroDivisionError: 0"
     assert type(fault) is Fault
 
 
-def test_what_sbatch_refuses_is_a_mistake_in_one_line(there: Cluster, tmp_path: Path) -> None:
+def test_what_sbatch_refuses_is_a_mistake_in_one_line(slurm_nodes: Cluster, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"sbatch refused the tasks: .*invalid partition"):
         results_of(works(tmp_path, [0]), partition="nowhere")
     assert folders_left() == []
 
 
-def test_the_first_job_ends_before_the_others_begin(there: Cluster, tmp_path: Path) -> None:
+def test_the_first_job_ends_before_the_others_begin(slurm_nodes: Cluster, tmp_path: Path) -> None:
     first_task = Work((str(tmp_path), "first", 3), Shape(1, 0))
     tasks = works(tmp_path, [0] * 3)
     with Batch(tasks, slurm_tasks.nap, on(), silent, (slurm_tasks.nap, first_task)) as submitted:
@@ -277,7 +285,7 @@ MATRIX = ("matrix", "scenario=sampler_shards", "pins.accelerate=0.29.3,0.30.0,0.
 
 
 @pytest.fixture
-def harness(there: Cluster, shared: Path) -> Callable[..., tuple[int, str]]:
+def harness(slurm_nodes: Cluster, shared: Path) -> Callable[..., tuple[int, str]]:
     """Runs a command of the harness; returns its exit code and its output."""
 
     def run(*words: str) -> tuple[int, str]:
@@ -317,18 +325,18 @@ def test_a_run_prints_the_verdict_and_has_its_exit_code(
 
 
 def test_the_same_command_again_goes_on_after_a_kill(
-    harness: Callable[..., tuple[int, str]], there: Cluster
+    harness: Callable[..., tuple[int, str]], slurm_nodes: Cluster
 ) -> None:
     harness(*MATRIX[:2], "pins.accelerate=0.30.0", "on=slurm")  # builds an overlay
     # Slurm still shows that task for a while.
-    within(PATIENCE, lambda: queue(there) == [], "an empty queue")
+    within(PATIENCE, lambda: queue(slurm_nodes) == [], "an empty queue")
     words = [sys.executable, "-m", "harness", *MATRIX, "on=slurm", "on.overlays=task", "--again"]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        within(PATIENCE, lambda: len(queue(there)) > 0, "a task in the queue")
+        within(PATIENCE, lambda: len(queue(slurm_nodes)) > 0, "a task in the queue")
         killed(process)
     assert len(folders_left()) == 1
     # Its tasks go on, and store what they find.
-    within(PATIENCE, lambda: queue(there) == [], "an empty queue")
+    within(PATIENCE, lambda: queue(slurm_nodes) == [], "an empty queue")
     assert "2 not affected (3 stored)" in harness(*MATRIX, "on=slurm")[1]
 
 
