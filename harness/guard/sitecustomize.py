@@ -1,0 +1,71 @@
+"""Python imports this file when it starts, as guard puts its folder first on PYTHONPATH.
+
+It starts guard right after ``torch`` was imported, in whatever process that happens, and imports
+nothing before. It also runs the sitecustomize that it hides: the user's, or the distribution's.
+Python 3.9; standard library only.
+"""
+
+import os
+import sys
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+class AfterTorch:
+    """A finder of modules that lets torch's loader start guard when it has imported torch."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find else None
+            if spec is not None:
+                break
+        else:
+            return None
+        execute = getattr(spec.loader, "exec_module", None)
+        if execute is None:
+            return spec
+
+        def execute_and_start(module):
+            execute(module)
+            start()
+
+        spec.loader.exec_module = execute_and_start  # of this loader alone, whose type stays
+        return spec
+
+
+def start():
+    """Start guard. Whatever fails, the training goes on without it."""
+    sys.path.append(FOLDER)
+    try:
+        from distributed_bugs_guard.guard import start as start_guard
+
+        start_guard()
+    except Exception as error:
+        sys.stderr.write(f"guard: this process is not watched: {error!r}\n")
+    finally:
+        sys.path.remove(FOLDER)
+
+
+def run_hidden():
+    """Run the next sitecustomize of the path."""
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    paths = [path for path in sys.path if os.path.abspath(path or ".") != FOLDER]
+    spec = PathFinder.find_spec("sitecustomize", paths)
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if "PYTHON_DISTRIBUTED_BUGS_GUARD" in os.environ and "torch" not in sys.modules:
+    sys.meta_path.insert(0, AfterTorch())
+try:
+    run_hidden()
+except Exception as error:  # Python itself prints it and goes on, too
+    sys.stderr.write(f"guard: another sitecustomize failed: {error!r}\n")

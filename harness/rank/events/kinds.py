@@ -1,0 +1,434 @@
+"""The kinds of events, and the calls that cause them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from .patches import Patches
+
+
+class Place(NamedTuple):
+    """A method of a class, or a function of a module."""
+
+    module: str
+    kind: str
+    """The class; empty for a function."""
+    name: str
+
+    def owner(self) -> Any:
+        """The class or module; None if it is not imported."""
+        module = sys.modules.get(self.module)
+        return getattr(module, self.kind, None) if self.kind else module
+
+
+@dataclass
+class Event:
+    """A call that torch, or a package that trains with it, makes or gets."""
+
+    places: ClassVar[Sequence[Place]] = ()
+    """What is called. What a package has is replaced only if the package is imported."""
+    eager: ClassVar[bool] = False
+    """Whether calls that torch.compile traces are no events."""
+    everywhere: ClassVar[bool] = False
+    """Whether functions are replaced also in modules that have imported them by name."""
+
+    owner: Any
+    """The object whose method is called; None for a function."""
+    value: Any = field(default=None, init=False)
+    """What the call returned. A handler around it may replace that."""
+
+    @classmethod
+    def source(cls) -> type[Event]:
+        """The kind of events that has the same patches; usually this one."""
+        return cls
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        """The event of a call with these arguments."""
+        return cls(arguments[0] if place.kind else None)
+
+    @classmethod
+    def install(cls, handlers: Handlers, patches: Patches, of: Any) -> None:
+        """Make the handlers run at the calls of ``places``. ``of`` is the one object that somebody
+        subscribes to, if it is one."""
+        import torch  # noqa: F401
+
+        for place in cls.places:
+            owner = place.owner()
+            if not hasattr(owner, place.name):
+                continue
+            around = _running(cls, place, handlers)
+            if cls.everywhere and not place.kind:
+                patches.wrap_everywhere(getattr(owner, place.name), around, cls.eager)
+            else:
+                patches.wrap(owner, place.name, around, cls.eager)
+
+
+class Handlers(Protocol):
+    """Calls the handlers of events, as ``Instrument`` does."""
+
+    def before(self, event: Event) -> None: ...
+
+    def after(self, event: Event) -> None: ...
+
+    def run(self, event: Event, call: Callable[[], Any]) -> Any: ...
+
+
+def _running(kind: type[Event], place: Place, handlers: Handlers) -> Any:
+    def around(original: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        event = kind.of_call(place, arguments, keywords)
+        return handlers.run(event, lambda: original(*arguments, **keywords))
+
+    return around
+
+
+@dataclass
+class NewOptimizer(Event):
+    """An optimizer of torch is constructed."""
+
+    places = (Place("torch.optim.optimizer", "Optimizer", "__init__"),)
+
+
+@dataclass
+class NewSchedule(Event):
+    """A schedule of torch for the learning rate is constructed."""
+
+    places = (Place("torch.optim.lr_scheduler", "LRScheduler", "__init__"),)
+
+
+@dataclass
+class ModuleCall(Event):
+    """A module is called; the owner is that module."""
+
+    places = (Place("torch.nn", "Module", "__call__"),)
+    eager = True
+
+    arguments: Sequence[Any]
+    keywords: Mapping[str, Any]
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        return cls(arguments[0], arguments[1:], keywords)
+
+
+@dataclass
+class Backward(Event):
+    """``Tensor.backward`` is called; the owner is the tensor, such as the loss."""
+
+    places = (Place("torch", "Tensor", "backward"),)
+
+    gradient: Any
+    """The gradient of the tensor, if the caller passes it, as a stage of a pipeline does."""
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        loss, *others = arguments
+        return cls(loss, others[0] if others else keywords.get("gradient"))
+
+
+@dataclass
+class Clip(Event):
+    """``clip_grad_norm_`` is called. It returns the norm before the clipping."""
+
+    parameters: Sequence[Any]
+    max_norm: Any
+
+    @classmethod
+    def install(cls, handlers: Handlers, patches: Patches, of: Any) -> None:
+        import torch
+
+        def around(
+            original: Any, /, parameters: Any, max_norm: Any, *arguments: Any, **keywords: Any
+        ) -> Any:
+            single = isinstance(parameters, torch.Tensor)
+            parameters = [parameters] if single else list(parameters)  # it may be a generator
+            event = cls(None, parameters, max_norm)
+            return handlers.run(
+                event, lambda: original(parameters, max_norm, *arguments, **keywords)
+            )
+
+        patches.wrap_everywhere(torch.nn.utils.clip_grad_norm_, around)
+
+
+@dataclass
+class Unscale(Event):
+    """A loss scaler divides the gradients by the scale, before a clipping or in its step."""
+
+    places = (Place("torch.amp", "GradScaler", "unscale_"),)
+
+    arguments: Sequence[Any] = ()
+    """The optimizer."""
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        return cls(arguments[0], [*arguments[1:], *keywords.values()])
+
+
+@dataclass
+class ScalerStep(Event):
+    """A loss scaler steps an optimizer, or skips its step if a gradient overflowed. A fused
+    optimizer is always called: it divides by the scale, or skips, itself."""
+
+    places = (Place("torch.amp", "GradScaler", "step"),)
+
+    arguments: Sequence[Any] = ()
+    """The optimizer, and what its step is called with."""
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        return cls(arguments[0], [*arguments[1:], *keywords.values()])
+
+
+@dataclass
+class Step(Event):
+    """A step of an optimizer of torch."""
+
+    closure: Any = None
+    """Computes the gradients within the step, as with Lightning; None if they are ready."""
+    skips: bool = False
+    """Whether a fused optimizer changes nothing, because a gradient overflowed."""
+
+    @classmethod
+    def install(cls, handlers: Handlers, patches: Patches, of: Any) -> None:
+        patches.once(Step, lambda: _install_hooks(handlers))
+
+
+TRAINERS = ("_take_model_step", "step_with_ready_grads", "step")
+"""The methods that take a step: of DeepSpeed's engine, and of Megatron's optimizers."""
+
+
+@dataclass
+class TrainerStep(Event):
+    """A step of DeepSpeed's engine, or of Megatron's optimizer around one of torch: their inner
+    optimizers step by shards, or several times. Subscribe to it with ``of``."""
+
+    @classmethod
+    def install(cls, handlers: Handlers, patches: Patches, of: Any) -> None:
+        name = next(name for name in TRAINERS if hasattr(of, name))
+
+        def around(original: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            return handlers.run(cls(of), lambda: original(*arguments, **keywords))
+
+        patches.wrap(of, name, around)
+
+
+@dataclass
+class Gradients(Event):
+    """The gradients of an optimizer's step are ready: before the step, or after its closure. No
+    such event precedes a step that a loss scaler skips."""
+
+    in_closure: bool = False
+
+    @classmethod
+    def source(cls) -> type[Event]:
+        return Step
+
+    @classmethod
+    def install(cls, handlers: Handlers, patches: Patches, of: Any) -> None:
+        Step.install(handlers, patches, of)
+
+
+def _install_hooks(handlers: Handlers) -> Any:
+    """Register torch's hooks of all optimizers; returns a function that removes them."""
+    from torch.optim import optimizer as hooks
+
+    def before(optimizer: Any, arguments: Any, keywords: Any) -> Any:
+        closure = arguments[1] if len(arguments) > 1 else keywords.get("closure")
+        skips = bool(getattr(optimizer, "found_inf", None))
+        handlers.before(Step(optimizer, closure, skips))
+        if closure is None:
+            if not skips:
+                handlers.before(Gradients(optimizer))
+            return None
+
+        def evaluated() -> Any:
+            value = closure()
+            handlers.before(Gradients(optimizer, True))
+            return value
+
+        return (optimizer, evaluated), {}
+
+    def after(optimizer: Any, arguments: Any, keywords: Any) -> None:
+        skips = bool(getattr(optimizer, "found_inf", None))
+        handlers.after(Step(optimizer, skips=skips))
+
+    handles = (
+        hooks.register_optimizer_step_pre_hook(before),
+        hooks.register_optimizer_step_post_hook(after),
+    )
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
+
+
+@dataclass
+class Epoch(Event):
+    """An iterator of a DataLoader is requested; the owner is the loader."""
+
+    places = (Place("torch.utils.data", "DataLoader", "__iter__"),)
+
+
+ITERATOR = Place("torch.utils.data.dataloader", "_BaseDataLoaderIter", "")
+
+
+@dataclass
+class NewIterator(Event):
+    """An iterator of a DataLoader is constructed; the owner is the iterator."""
+
+    places = (ITERATOR._replace(name="__init__"),)
+
+    loader: Any
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        return cls(arguments[0], arguments[1] if len(arguments) > 1 else keywords["loader"])
+
+
+@dataclass
+class Batch(Event):
+    """An iterator of a DataLoader is asked for a batch, or has none left."""
+
+    ended: bool = False
+
+    @classmethod
+    def install(cls, handlers: Handlers, patches: Patches, of: Any) -> None:
+        def around(original: Any, /, iterator: Any) -> Any:
+            try:
+                return handlers.run(cls(iterator), lambda: original(iterator))
+            except StopIteration:
+                handlers.after(cls(iterator, ended=True))
+                raise
+
+        patches.wrap(ITERATOR.owner(), "__next__", around)
+
+
+@dataclass
+class Checkpoint(Event):
+    """A checkpoint of a training, by torch or by a package."""
+
+    of_engine: bool
+    """Whether the training is that of DeepSpeed's engine."""
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        return cls(arguments[0] if place.kind else None, place.kind == "DeepSpeedEngine")
+
+
+@dataclass
+class Save(Checkpoint):
+    """A checkpoint is saved."""
+
+    places = (
+        Place("torch", "", "save"),
+        Place("torch.distributed.checkpoint", "", "save"),
+        Place("torch.distributed.checkpoint", "", "async_save"),
+        Place("deepspeed.runtime.engine", "DeepSpeedEngine", "save_checkpoint"),
+    )
+
+
+@dataclass
+class Load(Checkpoint):
+    """A checkpoint is loaded."""
+
+    places = (
+        Place("deepspeed.runtime.engine", "DeepSpeedEngine", "load_checkpoint"),
+        Place("accelerate.accelerator", "Accelerator", "load_state"),
+        Place("transformers.trainer", "Trainer", "_load_optimizer_and_scheduler"),
+    )
+
+
+@dataclass
+class AsyncSave(Event):
+    """A checkpoint begins to be saved, which goes on during the next steps."""
+
+    places = (
+        Place("torch.distributed.checkpoint.state_dict_saver", "", "async_save"),
+        Place("lightning.pytorch.plugins.io.async_plugin", "AsyncCheckpointIO", "save_checkpoint"),
+        Place("pytorch_lightning.plugins.io.async_plugin", "AsyncCheckpointIO", "save_checkpoint"),
+    )
+    everywhere = True
+
+
+@dataclass
+class Report(Event):
+    """Numbers are reported to the user: they are among the arguments, or are the value."""
+
+    places = (
+        Place("transformers.trainer", "Trainer", "log"),
+        Place("accelerate.accelerator", "Accelerator", "log"),
+        Place("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar"),
+        Place("lightning.pytorch.loops.evaluation_loop", "_EvaluationLoop", "on_run_end"),
+        Place("pytorch_lightning.loops.evaluation_loop", "_EvaluationLoop", "on_run_end"),
+    )
+
+    arguments: Sequence[Any]
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        return cls(arguments[0], [*arguments[1:], *keywords.values()])
+
+
+@dataclass
+class LossValue(Event):
+    """A loss function of torch is called. It returns the loss."""
+
+    places = tuple(
+        Place("torch.nn.functional", "", name)
+        for name in ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits")
+    )
+    eager = True
+
+    arguments: Sequence[Any]
+    keywords: Mapping[str, Any]
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        return cls(None, arguments, keywords)
+
+
+@dataclass
+class ZeroGrad(Event):
+    """An optimizer clears the gradients of its parameters."""
+
+    places = (Place("torch.optim.optimizer", "Optimizer", "zero_grad"),)
+    eager = True
+
+
+@dataclass
+class LoadedState(Event):
+    """An optimizer loads a state."""
+
+    places = (Place("torch.optim.optimizer", "Optimizer", "load_state_dict"),)
+
+
+@dataclass
+class NewScaler(Event):
+    """A loss scaler is constructed."""
+
+    places = (Place("torch.amp", "GradScaler", "__init__"),)
+
+
+@dataclass
+class DrawnIndex(Event):
+    """An iterator of a DataLoader draws the indices of a batch that it will return later."""
+
+    places = (ITERATOR._replace(name="_next_index"),)
+
+
+@dataclass
+class NewCommunication(Event):
+    """A DDP model gets another reduction of gradients than the mean in their own type."""
+
+    places = (Place("torch.nn.parallel", "DistributedDataParallel", "register_comm_hook"),)
+
+    hook: Any
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        return cls(arguments[0], arguments[2] if len(arguments) > 2 else keywords["hook"])

@@ -1,0 +1,113 @@
+"""Replaces methods and functions by others that call them, and puts the first ones back."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Around = Callable[..., Any]
+"""Is called instead of a method or function: with that, and then with the arguments."""
+
+MISSING = object()
+
+
+class Patches:
+    """Replacements that belong together. What is replaced already is not replaced again."""
+
+    def __init__(self) -> None:
+        self._undo: dict[Any, Callable[[], None]] = {}
+
+    def once(self, key: Any, install: Callable[[], Callable[[], None]]) -> None:
+        """Install something of this key, unless it is installed. ``install`` returns a function
+        that undoes it."""
+        if key not in self._undo:
+            self._undo[key] = install()
+
+    def wrap(self, owner: Any, name: str, around: Around, eager: bool = False) -> None:
+        """Replace a method of a class or of an object, or a function of a module.
+
+        If ``eager``, torch.compile sees the original.
+        """
+
+        def install() -> Callable[[], None]:
+            before = vars(owner).get(name, MISSING)
+            wrapped = _wrapped(getattr(owner, name), around, eager)
+            setattr(owner, name, wrapped)
+
+            def undo() -> None:
+                if vars(owner).get(name) is not wrapped:
+                    return  # something else has replaced it since, and calls ours
+                if before is MISSING:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
+
+            return undo
+
+        self.once((id(owner), name), install)
+
+    def wrap_everywhere(self, function: Any, around: Around, eager: bool = False) -> None:
+        """Replace a function in all modules that have it under its name."""
+        wrapped = _wrapped(function, around, eager)
+
+        def install() -> Callable[[], None]:
+            replace_everywhere(function, lambda _: wrapped)
+            return lambda: replace_everywhere(wrapped, lambda _: function)
+
+        self.once((function.__module__, function.__name__), install)
+
+    def undo(self) -> None:
+        """Put everything back."""
+        for undo in reversed(list(self._undo.values())):
+            undo()
+        self._undo.clear()
+
+
+def _wrapped(original: Any, around: Around, eager: bool) -> Any:
+    if not eager:
+
+        @functools.wraps(original)
+        def wrapped(*arguments: Any, **keywords: Any) -> Any:
+            return around(original, *arguments, **keywords)
+
+        return wrapped
+
+    compiling = compiler_question()
+
+    @functools.wraps(original)
+    def eagerly(*arguments: Any, **keywords: Any) -> Any:
+        if compiling():
+            return original(*arguments, **keywords)
+        return around(original, *arguments, **keywords)
+
+    return eagerly
+
+
+def compiler_question() -> Callable[[], bool]:
+    """A function that returns whether torch.compile traces its caller. Hooks must do nothing then:
+    they would be compiled or break the graph."""
+    import torch
+
+    question: Callable[[], bool] = getattr(
+        getattr(torch, "compiler", None), "is_compiling", lambda: False
+    )
+    return question
+
+
+def replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:
+    """Replace a function by ``wrap(function)`` in all modules that have it under its name."""
+    wrapped, name = wrap(function), function.__name__
+    for module in list(sys.modules.values()):
+        space: dict[str, Any] = getattr(module, "__dict__", {})
+        if space.get(name) is function:
+            space[name] = wrapped
+
+
+def calling_frame() -> Any:
+    """The frame that called the wrapped function whose ``Around`` calls this."""
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_filename != _wrapped.__code__.co_filename:
+        frame = frame.f_back
+    return frame.f_back

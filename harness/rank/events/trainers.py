@@ -1,0 +1,37 @@
+"""Finds what trains a model where that is no optimizer of torch alone."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+
+def is_engine(module: Any) -> bool:
+    """Whether a module is DeepSpeed's engine."""
+    return any(kind.__name__ == "DeepSpeedEngine" for kind in type(module).__mro__)
+
+
+def engine_of(module: Any) -> Any:
+    """DeepSpeed's engine of a model that is called now: the model itself, or its caller, as a
+    pipeline's engine calls its stage. None without an engine."""
+    if is_engine(module):
+        return module
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if is_engine(caller) and getattr(caller, "module", None) is module:
+            return caller
+        frame = frame.f_back
+    return None
+
+
+def wrapper_of(optimizer: Any) -> Any:
+    """Megatron's optimizer that wraps this one and distributes the weights after its step."""
+    if "megatron.core.optimizer" not in sys.modules:
+        return None
+    for candidate in gc.get_objects():
+        megatron = str(type(candidate).__module__).startswith("megatron.core.")
+        if megatron and getattr(candidate, "optimizer", None) is optimizer:
+            return candidate
+    return None

@@ -1,0 +1,329 @@
+"""Watches the trainings of this process: it subscribes to the events of torch, and posts."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .. import events
+from ..events import (
+    Backward,
+    Batch,
+    Clip,
+    DrawnIndex,
+    Gradients,
+    LoadedState,
+    LossValue,
+    NewCommunication,
+    NewOptimizer,
+    NewScaler,
+    ScalerStep,
+    Step,
+    Unscale,
+    ZeroGrad,
+)
+from .facts import known_bugs, releases, settings_of
+from .judge import Memory, judge
+from .losses import Losses
+from .mailbox import Mailbox
+from .posts import LocalAlarm, Post
+from .report import Report
+from .rows import Rows
+from .settings import Settings
+from .training import Training
+
+
+class Guard:
+    """What is watched in this process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.trainings: list[Training] = []
+        self.losses, self.rows = Losses(), Rows()
+        self.report = Report(settings)
+        keep = settings.out if settings.keep_posts else ""
+        self.mailbox = Mailbox(self._judge, settings.budget / 100, settings.every, keep)
+        self.backwards = 0
+        self.coarse = False
+        self.lossy = ""
+        self.error = ""
+        """Why this process is watched no more."""
+        self._memories: dict[int, Memory] = {}
+        self._dead = False
+        """Whether this process is a worker that a training process forked."""
+        self._scaler: Any = None
+        self._in_backward = False
+        self._steps_before_scaler = 0
+
+    def install(self) -> None:
+        """Subscribe, before the script runs."""
+        on = events.instrument.on
+        on(NewOptimizer, after=self._guarded(self._add))
+        on(Backward, around=self._backward, when=self._alive)
+        on(LossValue, after=self._guarded(self._loss), when=self._is_due)
+        on(Clip, before=self._guarded(self._clip), when=self._is_armed)
+        on(Unscale, before=self._guarded(self._unscale), when=self._is_armed)
+        on(ZeroGrad, before=self._guarded(self._clear), when=self._is_armed)
+        on(Gradients, before=self._guarded(self._before_step), when=self._alive)
+        on(Step, after=self._guarded(self._after_step), when=self._alive)
+        on(NewScaler, after=self._guarded(self._note_scaler))
+        on(ScalerStep, around=self._scaler_step, when=self._alive)
+        on(LoadedState, after=self._guarded(self._loaded), when=self._alive)
+        on(DrawnIndex, after=self._guarded(self._drawn), when=self._alive)
+        on(Batch, after=self._guarded(self._batch), when=self._alive)
+        on(NewCommunication, before=self._guarded(self._communicates), when=self._alive)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self._exit)
+
+    # -- whether to look --
+
+    def _alive(self) -> bool:
+        return not self._dead and not self.error
+
+    def _is_due(self) -> bool:
+        return self._alive() and any(training.due for training in self.trainings)
+
+    def _is_armed(self) -> bool:
+        return self._alive() and any(training.armed for training in self.trainings)
+
+    def _forked(self) -> None:
+        # A worker is forked by a process that has trained, a rank by one that has not.
+        self._dead = any(training.steps for training in self.trainings)
+
+    @contextmanager
+    def _safely(self) -> Iterator[None]:
+        """Time our work, and keep its faults from the training."""
+        started = time.perf_counter()
+        try:
+            yield
+        except Exception:
+            self.error = traceback.format_exc(limit=-4)
+            for training in self.trainings:
+                training.disarm()
+            rank = os.environ.get("RANK", "0")
+            sys.stderr.write(f"guard: stopped on rank {rank}: {self.error}\n")
+        spent = time.perf_counter() - started
+        for training in self.trainings:
+            if training.armed or len(self.trainings) == 1:
+                training.spend(spent)
+                break
+
+    def _guarded(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
+        def guarded(event: Any) -> None:
+            with self._safely():
+                handler(event)
+
+        return guarded
+
+    def _of(self, optimizer: Any) -> Training | None:
+        return next((one for one in self.trainings if one.optimizer() is optimizer), None)
+
+    # -- events --
+
+    def _add(self, event: NewOptimizer) -> None:
+        self.trainings.append(Training(event.owner, len(self.trainings)))
+
+    @contextmanager
+    def _backward(self, event: Backward) -> Iterator[None]:
+        if self._in_backward:  # reentrant checkpoints
+            yield
+            return
+        self._in_backward = True
+        with self._safely():
+            self.backwards += 1
+            self.rows.backward()
+            self._arm()
+            if self._is_armed():
+                self.losses.backward(event.owner, self._scaler)
+        try:
+            yield
+        finally:
+            self._in_backward = False
+
+    def _arm(self) -> None:
+        due = [one for one in self.trainings if one.due and not one.armed]
+        if not due or _captures():
+            return
+        optimizers = [one.optimizer() for one in self.trainings]
+        held = {id(p) for one in optimizers if one for g in one.param_groups for p in g["params"]}
+        for training in due:
+            training.arm(held)
+
+    def _loss(self, event: LossValue) -> None:
+        self.losses.called(event.value, event.arguments, event.keywords)
+
+    def _clip(self, event: Clip) -> None:
+        ids = {id(parameter) for parameter in event.parameters}
+        for training in self.trainings:
+            if training.armed and training.holds(ids):
+                training.take_used()
+
+    def _unscale(self, event: Unscale) -> None:
+        training = self._of(event.arguments[0])
+        if training is not None:
+            training.take_used()
+
+    def _clear(self, event: ZeroGrad) -> None:
+        training = self._of(event.owner)
+        if training is not None:
+            training.cleared(is_only_one=len(self.trainings) == 1)
+
+    def _note_scaler(self, event: NewScaler) -> None:
+        self._scaler = event.owner
+
+    @contextmanager
+    def _scaler_step(self, event: ScalerStep) -> Iterator[None]:
+        training = self._of(event.arguments[0])
+        before = training.steps if training is not None else 0
+        yield
+        with self._safely():
+            if training is not None and training.steps == before:
+                training.skipped()
+                self._begin_step()
+
+    def _before_step(self, event: Gradients) -> None:
+        training = self._of(event.owner)
+        if training is not None:
+            training.before_step()
+
+    def _after_step(self, event: Step) -> None:
+        training = self._of(event.owner)
+        if training is None:
+            return
+        if training.after_step(self.backwards):
+            post = self._completed(training.post(self.mailbox.rank))
+            training.disarm()
+            self.mailbox.send(training, post)
+            if self.settings.check_only:
+                self._end_after_one_step()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self.losses.begin()
+        self.rows.begin()
+
+    def _completed(self, post: Post) -> Post:
+        """Add to a post what belongs to the process, not to one optimizer."""
+        losses = self.losses.tensor()
+        if losses is not None:
+            post.tensors["losses"] = losses
+        post.rows, post.optimizers = self.rows.of_step(), len(self.trainings)
+        post.coarse, post.lossy = self.coarse, self.lossy
+        post.alarms += self.rows.alarms
+        self.rows.alarms = []
+        if post.check == 1 and post.optimizer == 0:
+            post.facts = {
+                "releases": releases(),
+                "settings": settings_of(post, self.backwards, self._scaler),
+            }
+        return post
+
+    def _loaded(self, event: LoadedState) -> None:
+        training = self._of(event.owner)
+        if training is not None:
+            training.loaded()
+
+    def _drawn(self, event: DrawnIndex) -> None:
+        self.rows.drawn(event.owner, event.value)
+
+    def _batch(self, event: Batch) -> None:
+        if not event.ended and torch.utils.data.get_worker_info() is None:
+            self.rows.batch(event.owner, event.value, self._is_due())
+
+    def _communicates(self, event: NewCommunication) -> None:
+        self.coarse = True
+        if "powersgd" in getattr(event.hook, "__name__", "").lower():
+            self.lossy = "PowerSGD"
+
+    # -- judging, in the thread of rank 0 --
+
+    def _judge(self, posts: list[Post]) -> None:
+        memory = self._memories.setdefault(posts[0].optimizer, Memory())
+        self.report.steps.append(posts[0].step)
+        if posts[0].facts:
+            self._tell_facts(posts[0].facts)
+        alarms = judge(posts, memory)
+        self.report.tell(posts[0].step, posts[0].optimizer, alarms)
+        if posts[0].check == 1:
+            for sentence in memory.not_seen.values():
+                self.report.say(f"not seen: {sentence}")
+
+    def _tell_facts(self, facts: dict[str, Any]) -> None:
+        words = [f"{name} {release}" for name, release in facts["releases"].items()]
+        words += [f"{name}={value}" for name, value in facts["settings"].items()]
+        self.report.say(f"watches {', '.join(words)}")
+        self.report.bugs = known_bugs(self.settings.known, facts)
+        for bug in self.report.bugs:
+            self.report.print(f"KNOWN BUG {bug['name']}: {bug['title']} {bug['remedy']}")
+        self._facts = facts
+
+    # -- the end --
+
+    def _end_after_one_step(self) -> None:
+        self.mailbox.close()
+        raise SystemExit(0)
+
+    def _exit(self) -> None:
+        if self._dead or not any(training.steps for training in self.trainings):
+            return
+        self.mailbox.close()
+        if self.mailbox.rank:
+            return
+        training = max(self.trainings, key=lambda one: one.steps)
+        alarms = [(one.check, one.kind, one.text, one.size) for one in self._late_alarms()]
+        self.report.tell(training.steps, 0, [_alarm(*one) for one in alarms])
+        cost = training.cost(self.mailbox.seconds)
+        percent = 100 * (cost.spent + cost.thread) / max(cost.elapsed, 1e-9)
+        not_seen = [text for memory in self._memories.values() for text in memory.not_seen.values()]
+        checked, faults = len(self.report.steps), len(self.report.faults)
+        self.report.say(
+            f"{training.steps} steps, {checked} checked; cost {percent:.2f} % of the time "
+            f"({1000 * cost.each:.1f} ms a check); "
+            + (f"{faults} fault{'s' if faults > 1 else ''}" if faults else "no alarm")
+        )
+        for sentence in not_seen:
+            self.report.say(f"not seen: {sentence}")
+        self.report.write(
+            {
+                "steps": training.steps,
+                "checked": self.report.steps,
+                "cost_percent": percent,
+                "check_ms": 1000 * cost.each,
+                "setup_s": sum(one.setup for one in self.trainings),
+                "faults": [fault.to_json() for fault in self.report.faults.values()],
+                "compared": {
+                    name: number
+                    for memory in self._memories.values()
+                    for name, number in memory.compared.items()
+                },
+                "not_seen": not_seen,
+                "notes": self.mailbox.notes,
+                "error": self.error,
+                **getattr(self, "_facts", {}),
+                "known_bugs": self.report.bugs,
+            }
+        )
+
+    def _late_alarms(self) -> list[LocalAlarm]:
+        """What this rank noticed after its last check."""
+        return [*self.rows.alarms, *(one for each in self.trainings for one in each.alarms)]
+
+
+def _alarm(check: str, kind: str, text: str, size: float) -> Any:
+    from .judge import Alarm
+
+    return Alarm(check, kind, text, [0], size)
+
+
+def _captures() -> bool:
+    """Whether a CUDA graph is captured, which would replay the checks."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
