@@ -60,8 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         _completion.complete()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    debug = DEBUG in arguments or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
-    arguments = [word for word in arguments if word != DEBUG]
+    # What follows guard is a command, whose own --debug stays.
+    ours = arguments.index("guard") + 1 if "guard" in arguments[:2] else len(arguments)
+    debug = DEBUG in arguments[:ours] or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+    arguments = [word for word in arguments[:ours] if word != DEBUG] + arguments[ours:]
     open_streams()
     signal.signal(signal.SIGTERM, _as_interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup the command goes on

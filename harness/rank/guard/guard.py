@@ -37,7 +37,7 @@ from .mailbox import Mailbox
 from .posts import LocalAlarm, Post
 from .report import Report
 from .rows import Rows
-from .settings import Settings
+from .settings import Settings, report_in
 from .training import Training
 
 
@@ -199,6 +199,8 @@ class Guard:
         training = self._of(event.owner)
         if training is None:
             return
+        if not training.steps:
+            report_in("training")
         if training.after_step(self.backwards):
             post = self._completed(training.post(self.mailbox.rank))
             training.disarm()
@@ -263,6 +265,8 @@ class Guard:
         self.report.say(f"watches {', '.join(words)}")
         self.report.bugs = known_bugs(self.settings.known, facts)
         for bug in self.report.bugs:
+            if not bug["certain"]:
+                continue  # an alarm names it, if it has the bug's signature
             self.report.print(f"KNOWN BUG {bug['name']}: {bug['title']} {bug['remedy']}")
         self._facts = facts
 

@@ -9,6 +9,23 @@ from dataclasses import asdict, dataclass, field
 VARIABLE = "PYTHON_DISTRIBUTED_BUGS_GUARD"
 """The variable with the file's path. DeepSpeed's launcher passes on variables that begin so."""
 
+CHECKS = ("replicas", "gradients", "updates", "accumulation", "samples", "schedule")
+"""What an option chooses, and what an alarm is about."""
+
+VISIBLE = ("ranks", "gradient_accumulation_steps", "precision", "trainer")
+"""The settings of a run that ``facts`` sees, under the catalogue's names for them."""
+
+
+def report_in(event: str) -> None:
+    """Tell the command that something happened here: an empty file beside the settings file."""
+    path = os.environ.get(VARIABLE)
+    if path:
+        try:
+            with open(os.path.join(os.path.dirname(path), event), "ab"):
+                pass
+        except OSError:  # the command has ended, or runs on another machine
+            pass
+
 
 @dataclass
 class Settings:
