@@ -140,11 +140,9 @@ class Guard:
         self.trainings.append(Training(event.owner, self._optimizers))
         self._optimizers += 1
 
-    @contextmanager
-    def _backward(self, event: Backward) -> Iterator[None]:
+    def _backward(self, event: Backward, call: Callable[[], Any]) -> Any:
         if self._in_backward:  # reentrant checkpoints
-            yield
-            return
+            return call()
         self._in_backward = True
         with self._safely():
             self.backwards += 1
@@ -153,7 +151,7 @@ class Guard:
             if self._is_armed():
                 self.losses.backward(event.owner, self._scaler)
         try:
-            yield
+            return call()
         finally:
             self._in_backward = False
 
@@ -188,15 +186,15 @@ class Guard:
     def _note_scaler(self, event: NewScaler) -> None:
         self._scaler = event.owner
 
-    @contextmanager
-    def _scaler_step(self, event: ScalerStep) -> Iterator[None]:
+    def _scaler_step(self, event: ScalerStep, call: Callable[[], Any]) -> Any:
         training = self._of(event.arguments[0])
         before = training.steps if training is not None else 0
-        yield
+        value = call()
         with self._safely():
             if training is not None and training.steps == before:
                 training.skipped()
                 self._begin_step()
+        return value
 
     def _before_step(self, event: Gradients) -> None:
         training = self._of(event.owner)

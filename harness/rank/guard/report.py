@@ -1,4 +1,4 @@
-"""What guard tells: lines on stderr, JSON lines in the folder of the report, and what an alarm does."""
+"""What guard tells: lines on stderr, and JSON in the folder of the report; and what alarms do."""
 
 from __future__ import annotations
 
