@@ -46,11 +46,7 @@ def run(
     processes are found: all that it started end, too, if a signal ended it."""
     ending = Ending(0)
     with _waited_for() as (signals, mask):
-        process = subprocess.Popen(
-            words,
-            env=environment,
-            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask) and None,  # noqa: PLW1509
-        )
+        process = subprocess.Popen(words, env=environment, preexec_fn=lambda: _mask(mask))
         while process.poll() is None:
             information = signal.sigtimedwait(signals, LOOK)
             if information is not None:
@@ -76,6 +72,10 @@ def _waited_for() -> Iterator[tuple[set[int], set[signal.Signals]]]:
         yield signals, {one for one in mask if isinstance(one, signal.Signals)}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _mask(mask: set[signal.Signals]) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _pass_on(

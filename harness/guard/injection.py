@@ -25,7 +25,7 @@ CODE = "distributed_bugs_guard"
 """The package in the injected folder. The names of its parts stay, as they import each other."""
 SETTINGS, LOCK = "settings.json", "lock"
 PYTHON, TRAINING = "python", "training"
-"""Files that processes write beside the settings: a Python has started, an optimizer has stepped."""
+"""Files that processes write beside the settings: when Python starts, and at the first step."""
 
 
 def home() -> Path:

@@ -1,6 +1,6 @@
 """Attaches detectors to whatever is trained in a rank: ``score`` asks what they find.
 
-A detector is written for a training loop whose author calls it. Here hooks call it: the model is
+A detector is written for a training loop whose author calls it. Here events call it: the model is
 the module that the process calls, its optimizer is the one that has its parameters, and a step is a
 step of that optimizer or of DeepSpeed's engine. A detector with a method ``batch`` watches a
 DataLoader of torch instead. A detector with ``judge`` writes a trace, which is judged after the
@@ -12,17 +12,16 @@ detectors, and so does each loader.
 
 from __future__ import annotations
 
-import functools
-import gc
 import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from harness.rank.watched import Attached, Reading, Training
+from harness.rank import events
+from harness.rank.watched import Attached, Reading, Running, Training
 from harness.system.files import write_whole
 
 MOST = 4
@@ -30,16 +29,6 @@ MOST = 4
 
 MOST_LOADERS = 16
 """How many loaders of a process are watched."""
-
-CHECKPOINTS = (
-    ("torch", "", "save", ""),
-    ("torch.distributed.checkpoint", "", "save", ""),
-    ("torch.distributed.checkpoint", "", "async_save", ""),
-    ("deepspeed.runtime.engine", "DeepSpeedEngine", "save_checkpoint", "load_checkpoint"),
-    ("accelerate.accelerator", "Accelerator", "", "load_state"),
-    ("transformers.trainer", "Trainer", "", "_load_optimizer_and_scheduler"),
-)
-"""Module, class, the function that saves a training, and the function that loads it."""
 
 
 def file_of(trial: Path, launch: str, rank: int) -> Path:
@@ -74,14 +63,23 @@ def attached(
 
 
 class Attachment:
-    """The hooks in a rank, and the trainings and loaders that they found."""
+    """Turns the events of a rank into calls of detectors. Finds the trainings and the loaders.
 
-    def __init__(self, requested: Sequence[Mapping[str, str]], keep: Path, rank: int) -> None:
+    Detectors run in the context that ``running`` returns for their name.
+    """
+
+    def __init__(
+        self,
+        requested: Sequence[Mapping[str, str]],
+        keep: Path,
+        rank: int,
+        running: Running = nullcontext,
+    ) -> None:
         kinds = {one["name"]: kind_of(one) for one in requested}
         self._of_loaders = {n: k for n, k in kinds.items() if hasattr(k, "batch")}
         self._of_trainings = {n: k for n, k in kinds.items() if n not in self._of_loaders}
         self._tracing: dict[str, Any] = {}
-        self._keep, self._rank = keep, rank
+        self._keep, self._rank, self._running = keep, rank, running
         self.trainings: list[Training] = []
         self.readings: list[Reading] = []
         self._iterators: list[tuple[Any, Reading]] = []
@@ -92,8 +90,8 @@ class Attachment:
         self._known: list[Any] = []
         """Keeps watched modules alive, so that no new module gets an old id."""
         self._loader: Any = None
-        self._patched: set[str] = set()
-        self._ended = self._busy = False
+        self._subscriptions: list[events.Subscription[Any]] = []
+        self._busy = False
 
     def report(self) -> dict[str, Any]:
         """What was trained. If DeepSpeed's engine trains, models of plain torch are references."""
@@ -103,7 +101,8 @@ class Attachment:
 
     def close(self) -> None:
         """The training is over."""
-        self._ended = True
+        for subscription in self._subscriptions:
+            subscription.end()
         for training in self.trainings:
             for detector in training.detectors:
                 detector.call("close", training.steps)
@@ -120,58 +119,56 @@ class Attachment:
                 self._tracing[name].record(folder)
 
     def install(self) -> None:
-        """Put the hooks in place, before anything of the scenario runs."""
-        import torch
-        from torch.nn.modules import module
-        from torch.optim import optimizer
-
-        module.register_module_forward_pre_hook(self._called)
-        optimizer.register_optimizer_step_post_hook(self._stepped)
-        _after(torch.optim.Optimizer, "__init__", self._note_optimizer)
-        _before(torch.utils.data.DataLoader, "__iter__", self._iterated)
+        """Subscribe to the events, before anything of the scenario runs."""
+        self._on(events.NewOptimizer, after=self._note_optimizer)
+        self._on(events.Epoch, before=self._note_loader)
+        self._on(events.ModuleCall, before=self._called)
         if self._of_loaders:
-            self._watch_loaders(torch.utils.data.dataloader._BaseDataLoaderIter)
+            self._on(events.NewIterator, after=self._begin_epoch)
+            self._on(events.Batch, after=self._read)
 
-    # -- hooks --
+    def _on(self, kind: type[events.Event], **handlers: Any) -> None:
+        self._subscriptions.append(events.instrument.on(kind, **handlers))
 
-    def _note_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
-        groups = optimizer.param_groups
-        self._optimizers.append((optimizer, {id(p) for group in groups for p in group["params"]}))
+    # -- handlers --
 
-    def _iterated(self, loader: Any) -> None:
-        self._loader = loader
+    def _note_optimizer(self, event: events.NewOptimizer) -> None:
+        groups = event.owner.param_groups
+        ids = {id(p) for group in groups for p in group["params"]}
+        self._optimizers.append((event.owner, ids))
 
-    def _watch_loaders(self, iterators: Any) -> None:
-        original = iterators.__next__
+    def _note_loader(self, event: events.Epoch) -> None:
+        self._loader = event.owner
 
-        @functools.wraps(original)
-        def next_batch(iterator: Any) -> Any:
-            reading = next((r for i, r in self._iterators if i is iterator), None)
-            try:
-                batch = original(iterator)
-            except StopIteration:
-                if reading is not None and not self._ended:
-                    reading.given(iterator, ())
-                raise
-            if reading is not None and not self._ended:
-                reading.given(iterator, (batch,))
-            return batch
+    def _read(self, event: events.Batch) -> None:
+        for iterator, reading in self._iterators:
+            if iterator is event.owner:
+                reading.given(iterator, () if event.ended else (event.value,))
+                return
 
-        iterators.__next__ = next_batch
-        _after(iterators, "__init__", self._made_iterator)
-
-    def _made_iterator(self, iterator: Any, loader: Any, *_: Any) -> None:
+    def _begin_epoch(self, event: events.NewIterator) -> None:
+        loader = event.loader
         reading = next((one for one in self.readings if one.loader is loader), None)
         if reading is None and len(self.readings) < MOST_LOADERS:
             reading = Reading(loader, self._new(self._of_loaders, f"loader_{len(self.readings)}"))
             self.readings.append(reading)
-            for detector in reading.detectors:
-                detector.call("attach", 0, None, None, loader, group=_group(None))
-                if detector.keep.exists():
-                    detector.call("load", 0, detector.keep)
-            self._watch_checkpoints()
+            self._begin(reading.detectors, None, None, loader)
         if reading is not None:
-            self._iterators.append((iterator, reading))
+            self._iterators.append((event.owner, reading))
+
+    def _begin(
+        self, detectors: Sequence[Attached], model: Any, optimizer: Any, loader: Any
+    ) -> None:
+        """Attach detectors to a training or a loader."""
+        if any(one.kind is events.Save for one in self._subscriptions):
+            events.instrument.refresh()
+        else:
+            self._on(events.Save, before=self._save)
+            self._on(events.Load, after=self._load)
+        for detector in detectors:
+            detector.call("attach", 0, model, optimizer, loader, group=_group(model))
+            if detector.keep.exists():  # this launch goes on with what another one has saved
+                detector.call("load", 0, detector.keep)
 
     def _new(self, kinds: Mapping[str, Any], keep: str) -> list[Attached]:
         """A detector of each kind, or the one that traces this process."""
@@ -180,19 +177,21 @@ class Attachment:
                 name,
                 self._tracing[name] if name in self._tracing else kind(),
                 self._keep / f"{keep}_{name.replace('/', '_')}",
+                self._running,
             )
             for name, kind in kinds.items()
         ]
 
-    def _called(self, module: Any, _: Any) -> None:
-        """Runs before each call of a module. Attaches to a module that is called in training."""
+    def _called(self, event: events.ModuleCall) -> None:
+        """Attach to a module that is called in training."""
         import torch
 
-        if id(module) in self._inside or self._ended or not torch.is_grad_enabled():
+        module = event.owner
+        if id(module) in self._inside or not torch.is_grad_enabled():
             return
         if not any(p.requires_grad for p in module.parameters()):
             return
-        engine = _engine(module)
+        engine = events.engine_of(module)
         optimizer = engine.optimizer if engine is not None else self._optimizer_of(module)
         if optimizer is None:
             return  # perhaps it is made later
@@ -214,48 +213,35 @@ class Attachment:
         detectors = self._new(self._of_trainings, str(len(self.trainings)))
         training = Training(model, optimizer, detectors, is_engine)
         self.trainings.append(training)
-        if is_engine:
-            _after(model, "_take_model_step", lambda *_, **__: training.step())
-        elif (wrapper := _wrapper(optimizer)) is not None:
-            training.wrapped = True
-            name = "step_with_ready_grads" if hasattr(wrapper, "step_with_ready_grads") else "step"
-            _after(wrapper, name, lambda *_, **__: training.step())
-        self._watch_checkpoints()
-        for detector in detectors:
-            detector.call("attach", 0, model, optimizer, self._loader, group=_group(model))
-            if detector.keep.exists():  # this launch goes on with what another one has saved
-                detector.call("load", 0, detector.keep)
+        trainer = model if is_engine else events.wrapper_of(optimizer)
+        kind: type[events.Event] = events.Step if trainer is None else events.TrainerStep
+        of = optimizer if trainer is None else trainer
+        self._on(kind, of=of, after=lambda event: training.step())
+        self._begin(detectors, model, optimizer, self._loader)
 
-    def _stepped(self, optimizer: Any, *_: Any) -> None:
-        for training in self.trainings:
-            if training.optimizer is optimizer and not (training.is_engine or training.wrapped):
-                training.step()
+    def _save(self, event: events.Save) -> None:
+        for step, detector in self._concerned(event):
+            detector.keep.mkdir(parents=True, exist_ok=True)
+            detector.call("save", step, detector.keep)
 
-    def _watch_checkpoints(self) -> None:
-        for module, kind, save, load in CHECKPOINTS:
-            owner: Any = sys.modules.get(module)
-            owner = getattr(owner, kind, None) if kind else owner
-            for name, method in ((save, "save"), (load, "load")):
-                if name and hasattr(owner, name) and f"{module}.{name}" not in self._patched:
-                    self._patched.add(f"{module}.{name}")
-                    of_engine = kind == "DeepSpeedEngine"
-                    hook = functools.partial(self._checkpoint, method, of_engine)
-                    (_before if method == "save" else _after)(owner, name, hook)
+    def _load(self, event: events.Load) -> None:
+        for step, detector in self._concerned(event):
+            if detector.keep.exists():
+                detector.call("load", step, detector.keep)
 
-    def _checkpoint(self, method: str, of_engine: bool, *_: Any, **__: Any) -> None:
-        if self._busy or self._ended:  # a detector may save what it needs
+    def _concerned(self, event: events.Checkpoint) -> Iterator[tuple[int, Attached]]:
+        """The detectors that a checkpoint concerns, with their steps: an engine's is its own."""
+        if self._busy:  # a detector may save what it needs
             return
-        # An engine's checkpoint is its own.
-        of = [(one.steps, one.detectors) for one in self.trainings if one.is_engine == of_engine]
-        of += [(one.epochs, one.detectors) for one in self.readings]
-        for steps, detectors in of:
-            for detector in detectors:
-                if method == "save":
-                    detector.keep.mkdir(parents=True, exist_ok=True)
-                if detector.keep.exists():
-                    self._busy = True
-                    detector.call(method, steps, detector.keep)
-                    self._busy = False
+        trainings = [one for one in self.trainings if one.is_engine == event.of_engine]
+        self._busy = True
+        try:
+            for training in trainings:
+                yield from ((training.steps, detector) for detector in training.detectors)
+            for reading in self.readings:
+                yield from ((reading.epochs, detector) for detector in reading.detectors)
+        finally:
+            self._busy = False
 
 
 def kind_of(detector: Mapping[str, str]) -> Callable[[], Any]:
@@ -264,30 +250,6 @@ def kind_of(detector: Mapping[str, str]) -> Callable[[], Any]:
         sys.path.insert(0, detector["root"])
     kind: Callable[[], Any] = getattr(importlib.import_module(detector["module"]), detector["kind"])
     return kind
-
-
-def _engine(module: Any) -> Any:
-    """DeepSpeed's engine, if it is this module or calls this module; otherwise None."""
-    frame: Any = sys._getframe(1)
-    caller = module
-    while frame is not None:
-        if any(kind.__name__ == "DeepSpeedEngine" for kind in type(caller).__mro__) and (
-            caller is module or getattr(caller, "module", None) is module
-        ):
-            return caller
-        caller, frame = frame.f_locals.get("self"), frame.f_back
-    return None
-
-
-def _wrapper(optimizer: Any) -> Any:
-    """Megatron's optimizer that wraps this one and distributes the weights after its step."""
-    if "megatron.core.optimizer" not in sys.modules:
-        return None
-    for candidate in gc.get_objects():
-        megatron = str(type(candidate).__module__).startswith("megatron.core.")
-        if megatron and getattr(candidate, "optimizer", None) is optimizer:
-            return candidate
-    return None
 
 
 def _group(model: Any) -> Any:
@@ -303,26 +265,3 @@ def _group(model: Any) -> Any:
     if hasattr(getattr(model, "module", None), "tied_comms"):  # DeepSpeed's pipeline
         return model.data_parallel_group
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-
-
-def _after(owner: Any, name: str, hook: Callable[..., None]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*arguments: Any, **keywords: Any) -> Any:
-        value = original(*arguments, **keywords)
-        hook(*arguments, **keywords)
-        return value
-
-    setattr(owner, name, wrapped)
-
-
-def _before(owner: Any, name: str, hook: Callable[..., None]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*arguments: Any, **keywords: Any) -> Any:
-        hook(*arguments, **keywords)
-        return original(*arguments, **keywords)
-
-    setattr(owner, name, wrapped)

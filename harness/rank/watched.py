@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+Running = Callable[[str], AbstractContextManager[Any]]
 
 
 @dataclass
@@ -19,6 +22,8 @@ class Attached:
     detector: Any
     keep: Path
     """Where it keeps what it needs after a load."""
+    running: Running = nullcontext
+    """The context in which it runs, by its name."""
     alarms: list[dict[str, Any]] = field(default_factory=list)
     calls: int = 0
     seconds: float = 0.0
@@ -42,7 +47,8 @@ class Attached:
             return
         before, started = _generators(), time.perf_counter()
         try:
-            findings = function(*arguments, **keywords)
+            with self.running(self.name):
+                findings = function(*arguments, **keywords)
         except Exception:
             self.error = traceback.format_exc(limit=-2)
             findings = None
@@ -61,8 +67,6 @@ class Training:
     optimizer: Any
     detectors: list[Attached]
     is_engine: bool = False
-    wrapped: bool = False
-    """Whether another optimizer around this one ends the step."""
     steps: int = 0
 
     def step(self) -> None:

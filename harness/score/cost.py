@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
 import tempfile
@@ -15,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from harness.rank import attachment
-from harness.rank.watched import Attached
+from harness.rank.events import Patches
 from harness.run.run_config import DetectorConfig
 
 RANKS = 2
@@ -64,7 +63,8 @@ def _train(rank: int, folder: Path, settings: Sequence[Mapping[str, str]]) -> No
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     torch.manual_seed(0)
-    watcher, hooks = attachment.Attachment(settings, folder / "kept", rank), Hooks()
+    hooks = Hooks()
+    watcher = attachment.Attachment(settings, folder / "kept", rank, hooks.running)
     watcher.install()
     hooks.install()
     model = DistributedDataParallel(_model())
@@ -102,41 +102,34 @@ class Hooks:
         import torch
         from torch import nn
 
+        patches = Patches()
         for owner, name in (
             (torch.Tensor, "register_hook"),
             (nn.Module, "register_forward_hook"),
             (nn.Module, "register_forward_pre_hook"),
             (torch.optim.Optimizer, "register_step_pre_hook"),
         ):
-            setattr(owner, name, self._registering(getattr(owner, name)))
-        call = Attached.call
-
-        def called(detector: Attached, *arguments: Any, **named: Any) -> None:
-            with self._running(detector.name):
-                call(detector, *arguments, **named)
-
-        Attached.call = called  # type: ignore[assignment,method-assign]
+            patches.wrap(owner, name, self._register)
 
     @contextmanager
-    def _running(self, name: str) -> Iterator[None]:
+    def running(self, name: str) -> Iterator[None]:
+        """The context in which a detector runs."""
         before, self._of = self._of, name
         try:
             yield
         finally:
             self._of = before
 
-    def _registering(self, register: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(register)
-        def registering(owner: Any, hook: Any, *arguments: Any, **named: Any) -> Any:
-            timed_hook = self._timed(hook, self._of) if self._of else hook
-            return register(owner, timed_hook, *arguments, **named)
-
-        return registering
+    def _register(
+        self, register: Any, /, owner: Any, hook: Any, *arguments: Any, **named: Any
+    ) -> Any:
+        timed_hook = self._timed(hook, self._of) if self._of else hook
+        return register(owner, timed_hook, *arguments, **named)
 
     def _timed(self, hook: Callable[..., Any], name: str) -> Callable[..., Any]:
         def timed(*arguments: Any, **named: Any) -> Any:
             started = time.perf_counter()
-            with self._running(name):
+            with self.running(name):
                 value = hook(*arguments, **named)
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
             return value

@@ -11,6 +11,7 @@ from harness.probe.compare.relations import Broken
 from harness.probe.compare.whole_run import epoch, evaluation
 from harness.probe.layouts import RANKS, Layout
 from harness.probe.runner import Run
+from harness.rank.events import instrument
 from harness.rank.probe.losses import Reported
 
 TWO = Layout("2 ranks", RANKS, 2)
@@ -105,11 +106,12 @@ def test_losses_are_recorded_as_packages_report_them(monkeypatch: pytest.MonkeyP
     for name, space in places.items():
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**space))  # type: ignore[arg-type]
     reports = Reported()
-    reports.install(lambda: 3)
-    reports.install(lambda: 3)  # a second time changes nothing
+    subscription = reports.install(lambda: 3)
+    instrument.refresh()  # a second time changes nothing
     Trainer().log({"eval_loss": 1.0, "loss": 2.0, "epoch": 1.0})
     SummaryWriter().add_scalar("valid/loss", 3.0, 7)
     SummaryWriter().add_scalar("train/loss", 3.0, 7)
     _EvaluationLoop().on_run_end()
     losses = [("eval_loss", 1.0), ("valid/loss", 3.0), ("val_loss", 4.0)]
     assert reports.values == [(3, name, loss) for name, loss in losses]
+    subscription.end()

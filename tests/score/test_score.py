@@ -270,16 +270,6 @@ def alarms_of(name: str, train: Callable[[], None], folder: Path) -> list[str]:
     return [alarm["text"] for alarm in report["alarms"]]
 
 
-@pytest.fixture
-def unhooked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attachments stay in a process; these tests train in it."""
-    for owner, name in (
-        (torch.optim.Optimizer, "__init__"),
-        (torch.utils.data.DataLoader, "__iter__"),
-    ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
-
-
 def scheduled(often: int) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -293,7 +283,7 @@ def scheduled(often: int) -> None:
 
 @pytest.mark.parametrize(("often", "expected"), [(1, False), (3, True)])
 def test_a_schedule_that_goes_on_too_often_is_seen(
-    often: int, expected: bool, tmp_path: Path, unhooked: None
+    often: int, expected: bool, tmp_path: Path
 ) -> None:
     alarms = alarms_of("schedule", partial(scheduled, often), tmp_path)
     assert any("3 times in one step" in alarm for alarm in alarms) is expected
@@ -310,9 +300,7 @@ def rounded(rate: float) -> None:
 
 
 @pytest.mark.parametrize(("rate", "count"), [(0.1, 0), (1e-6, 1)])
-def test_steps_that_are_lost_in_rounding_are_seen(
-    rate: float, count: int, tmp_path: Path, unhooked: None
-) -> None:
+def test_steps_that_are_lost_in_rounding_are_seen(rate: float, count: int, tmp_path: Path) -> None:
     assert len(alarms_of("precision", partial(rounded, rate), tmp_path)) == count
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from .kinds import Event
@@ -21,7 +21,7 @@ class Subscription(Generic[E]):
     kind: type[E]
     before: Callable[[E], None] | None
     after: Callable[[E], None] | None
-    around: Callable[[E], AbstractContextManager[None]] | None
+    around: Callable[[E, Callable[[], Any]], Any] | None
     of: Any
     when: Callable[[], bool] | None
 
@@ -47,12 +47,13 @@ class Instrument:
         *,
         before: Callable[[E], None] | None = None,
         after: Callable[[E], None] | None = None,
-        around: Callable[[E], AbstractContextManager[None]] | None = None,
+        around: Callable[[E, Callable[[], Any]], Any] | None = None,
         of: Any = None,
         when: Callable[[], bool] | None = None,
     ) -> Subscription[E]:
         """Call handlers at each event of a kind: before the call that it is about, after it if it
-        raised nothing, or around it.
+        raised nothing, or around it: ``around`` gets the event and the call, makes the call, and
+        returns its value or another.
 
         ``of`` limits them to the calls of one object, and ``when`` to the times at which it returns
         true, such as some steps.
@@ -80,37 +81,31 @@ class Instrument:
 
     def before(self, event: Event) -> None:
         """Call the handlers before an event whose call is made elsewhere."""
-        for subscription in self._applying(event):
-            if subscription.before is not None:
+        for subscription in self._subscriptions.get(type(event), ()):
+            if subscription.before is not None and subscription.applies(event):
                 subscription.before(event)
 
     def after(self, event: Event) -> None:
         """Call the handlers after an event whose call was made elsewhere."""
-        for subscription in self._applying(event):
-            if subscription.after is not None:
+        for subscription in self._subscriptions.get(type(event), ()):
+            if subscription.after is not None and subscription.applies(event):
                 subscription.after(event)
 
     def run(self, event: Event, call: Callable[[], Any]) -> Any:
-        """Make the call that an event is about, with the handlers. Returns the event's value, which
-        a handler may have replaced."""
-        applying = self._applying(event)
-        if not applying:
-            return call()
-        with ExitStack() as stack:
-            for subscription in applying:
-                if subscription.before is not None:
-                    subscription.before(event)
-                if subscription.around is not None:
-                    stack.enter_context(subscription.around(event))
-            event.value = call()
+        """Make the call that an event is about, with the handlers. Returns its value, or what the
+        handlers around it return instead."""
+        subscriptions = self._subscriptions.get(type(event), ())
+        applying = [one for one in subscriptions if one.applies(event)]
+        for subscription in applying:
+            if subscription.around is not None:
+                call = partial(subscription.around, event, call)
+            if subscription.before is not None:
+                subscription.before(event)
+        event.value = call()
         for subscription in applying:
             if subscription.after is not None:
                 subscription.after(event)
         return event.value
-
-    def _applying(self, event: Event) -> list[Subscription[Any]]:
-        subscriptions = self._subscriptions.get(type(event), ())
-        return [one for one in subscriptions if one.applies(event)]
 
 
 instrument = Instrument()

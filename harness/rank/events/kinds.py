@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from .patches import Patches
@@ -38,7 +39,7 @@ class Event:
     owner: Any
     """The object whose method is called; None for a function."""
     value: Any = field(default=None, init=False)
-    """What the call returned. A handler around it may replace that."""
+    """What the call returned, for handlers after it."""
 
     @classmethod
     def source(cls) -> type[Event]:
@@ -80,7 +81,7 @@ class Handlers(Protocol):
 def _running(kind: type[Event], place: Place, handlers: Handlers) -> Any:
     def around(original: Any, /, *arguments: Any, **keywords: Any) -> Any:
         event = kind.of_call(place, arguments, keywords)
-        return handlers.run(event, lambda: original(*arguments, **keywords))
+        return handlers.run(event, partial(original, *arguments, **keywords))
 
     return around
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,7 +33,7 @@ from .judge import Memory, judge
 from .losses import Losses
 from .mailbox import Mailbox
 from .posts import LocalAlarm, Post
-from .report import Report
+from .report import Report, say, short
 from .rows import Rows
 from .settings import Settings, report_in
 from .training import Training
@@ -51,6 +49,8 @@ class Guard:
         self.report = Report(settings)
         keep = settings.out if settings.keep_posts else ""
         self.mailbox = Mailbox(self._judge, settings.budget / 100, settings.every, keep)
+        self._optimizers = 0
+        """How many were constructed."""
         self.backwards = 0
         self.coarse = False
         self.lossy = ""
@@ -105,17 +105,23 @@ class Guard:
         started = time.perf_counter()
         try:
             yield
-        except Exception:
-            self.error = traceback.format_exc(limit=-4)
-            for training in self.trainings:
-                training.disarm()
-            rank = os.environ.get("RANK", "0")
-            sys.stderr.write(f"guard: stopped on rank {rank}: {self.error}\n")
+        except Exception as error:
+            self._stop(short(error))
         spent = time.perf_counter() - started
         for training in self.trainings:
             if training.armed or len(self.trainings) == 1:
                 training.spend(spent)
                 break
+
+    def _stop(self, error: str) -> None:
+        """Watch no more, after a fault of guard itself."""
+        if self.error:
+            return
+        self.error = error
+        for training in self.trainings:
+            training.disarm()
+        say(f"stopped on rank {os.environ.get('RANK', 0)}, the training goes on: {error}")
+        self.mailbox.stop(error)
 
     def _guarded(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
         def guarded(event: Any) -> None:
@@ -130,13 +136,13 @@ class Guard:
     # -- events --
 
     def _add(self, event: NewOptimizer) -> None:
-        self.trainings.append(Training(event.owner, len(self.trainings)))
+        self.trainings = [one for one in self.trainings if one.steps or one.optimizer()]
+        self.trainings.append(Training(event.owner, self._optimizers))
+        self._optimizers += 1
 
-    @contextmanager
-    def _backward(self, event: Backward) -> Iterator[None]:
+    def _backward(self, event: Backward, call: Callable[[], Any]) -> Any:
         if self._in_backward:  # reentrant checkpoints
-            yield
-            return
+            return call()
         self._in_backward = True
         with self._safely():
             self.backwards += 1
@@ -145,7 +151,7 @@ class Guard:
             if self._is_armed():
                 self.losses.backward(event.owner, self._scaler)
         try:
-            yield
+            return call()
         finally:
             self._in_backward = False
 
@@ -156,7 +162,7 @@ class Guard:
         optimizers = [one.optimizer() for one in self.trainings]
         held = {id(p) for one in optimizers if one for g in one.param_groups for p in g["params"]}
         for training in due:
-            training.arm(held)
+            training.arm(held, self._guarded)
 
     def _loss(self, event: LossValue) -> None:
         self.losses.called(event.value, event.arguments, event.keywords)
@@ -180,15 +186,15 @@ class Guard:
     def _note_scaler(self, event: NewScaler) -> None:
         self._scaler = event.owner
 
-    @contextmanager
-    def _scaler_step(self, event: ScalerStep) -> Iterator[None]:
+    def _scaler_step(self, event: ScalerStep, call: Callable[[], Any]) -> Any:
         training = self._of(event.arguments[0])
         before = training.steps if training is not None else 0
-        yield
+        value = call()
         with self._safely():
             if training is not None and training.steps == before:
                 training.skipped()
                 self._begin_step()
+        return value
 
     def _before_step(self, event: Gradients) -> None:
         training = self._of(event.owner)
@@ -201,6 +207,9 @@ class Guard:
             return
         if not training.steps:
             report_in("training")
+        for other in self.trainings:
+            if other.armed and other is not training:
+                other.wait()
         if training.after_step(self.backwards):
             post = self._completed(training.post(self.mailbox.rank))
             training.disarm()
@@ -279,15 +288,24 @@ class Guard:
     def _exit(self) -> None:
         if self._dead or not any(training.steps for training in self.trainings):
             return
-        self.mailbox.close()
-        if self.mailbox.rank:
-            return
+        with self._safely():
+            self.mailbox.close()
+            if not self.mailbox.rank:
+                self._finish()
+
+    def _finish(self) -> None:
+        """Write the summary, on rank 0."""
         training = max(self.trainings, key=lambda one: one.steps)
         alarms = [(one.check, one.kind, one.text, one.size) for one in self._late_alarms()]
         self.report.tell(training.steps, 0, [_alarm(*one) for one in alarms])
         cost = training.cost(self.mailbox.seconds)
         percent = 100 * (cost.spent + cost.thread) / max(cost.elapsed, 1e-9)
         not_seen = [text for memory in self._memories.values() for text in memory.not_seen.values()]
+        not_seen += [
+            f"optimizer {one.number} is not checked: it steps too seldom"
+            for one in self.trainings
+            if one.is_left_out
+        ]
         checked, faults = len(self.report.steps), len(self.report.faults)
         self.report.say(
             f"{training.steps} steps, {checked} checked; cost {percent:.2f} % of the time "

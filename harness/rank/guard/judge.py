@@ -14,7 +14,7 @@ from .posts import Described, Post, Update
 from .samples import Positions
 
 NEAR = 5e-3
-"""How far (as a fraction) a gradient may be from the right one: reductions round in another order."""
+"""How far (as a fraction) a gradient may be from the right one: reductions add in another order."""
 NEAR_IN_16_BITS = 5e-2
 """The same, if gradients are computed or reduced in 16 bits."""
 LOSS_NEAR = 1e-2

@@ -7,13 +7,12 @@ to pinned memory, and goes on.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import queue
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,15 +23,17 @@ from torch import Tensor
 
 from .budget import FIRST_CHECKS, steps_until_next
 from .posts import Post, packed, unpacked
+from .report import say, short
 from .training import Training
 
 LATEST = 120.0
 """Seconds after which rank 0 gives up a check that not all ranks have posted."""
 STORE_TIMEOUT = 10.0
-IDLE, WAITING = 0.2, 0.02
-"""How often the thread looks for posts, in seconds, without and with a check that is open."""
-END = 6.0
+SOONEST, RAREST = 0.02, 1.0
+"""How often the thread looks for posts while a check is open, in seconds: less and less often."""
+END = 4.0
 """Seconds that the end of the process waits for open checks."""
+MOST_NOTES = 20
 
 
 @dataclass
@@ -56,12 +57,13 @@ class Mailbox:
         """CPU time of the thread."""
         self.failed = False
         self._judge, self._budget, self._every, self._keep = judge, budget, every, keep
-        self._jobs: queue.Queue[tuple[Training, Post, Any]] = queue.Queue()
+        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._open: dict[tuple[int, int], Check] = {}
         self._unanswered: dict[tuple[int, int], Training] = {}
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._busy = 0
+        self._pause = SOONEST
         self._store: Any = None
         self._kept_store: Any = None
 
@@ -73,7 +75,14 @@ class Mailbox:
         copies = {name: _on_host(tensor) for name, tensor in post.tensors.items()}
         event = _event(post.tensors)
         self._busy += 1
-        self._jobs.put((training, post, (copies, event, post.tensors)))
+        self._jobs.put(lambda: self._post(training, post, copies, event))
+
+    def stop(self, error: str) -> None:
+        """Post nothing more, and tell the other ranks, after a fault on this one."""
+        with contextlib.suppress(Exception):
+            if self._thread is None:
+                self._begin()
+            self._jobs.put(lambda: self._fail(error))
 
     def _begin(self) -> None:
         if dist.is_available() and dist.is_initialized():
@@ -97,30 +106,48 @@ class Mailbox:
         try:
             while not self._stopped:
                 self._once()
-        except Exception:
-            self.failed = True
-            self._open.clear()
+        except Exception as error:
             if not self._stopped and self.rank == 0:  # others lose their store if rank 0 ends
-                sys.stderr.write(f"guard: stopped: {traceback.format_exc(limit=-4)}\n")
+                say(f"stopped, the training goes on: {short(error)}")
+            with contextlib.suppress(Exception):
+                self._fail(short(error))
+
+    def _fail(self, error: str) -> None:
+        """End the work of this thread; no rank checks anything from then on."""
+        self.failed = self._stopped = True
+        self._open.clear()
+        self._note(f"guard stopped on rank {self.rank}: {error}")
+        if self._store is not None:
+            self._store.set(f"stopped/{self.rank}", error)
+
+    def _has_stopped(self, rank: int) -> bool:
+        name = f"stopped/{rank}"
+        if not self._store.check([name]):
+            return False
+        self._note(f"guard stopped on rank {rank}: {self._store.get(name).decode()}")
+        return True
+
+    def _note(self, text: str) -> None:
+        if len(self.notes) < MOST_NOTES:
+            self.notes.append(text)
 
     def _once(self) -> None:
+        waits = bool(self._open or self._unanswered)
+        self._pause = min(RAREST, 1.2 * self._pause) if waits else SOONEST
         try:
-            wait = WAITING if self._open or self._unanswered else IDLE
-            job = self._jobs.get(timeout=wait)
+            job = self._jobs.get(timeout=self._pause if waits else None)
+            self._pause = SOONEST
         except queue.Empty:
-            job = None
+            job = _nothing
         started = time.thread_time()
-        if job is not None:
-            self._post(*job)
-            self._busy -= 1
-        if self.rank == 0:
-            self._collect()
-        else:
+        job()
+        if not self._stopped and self._store is not None and self.rank:
             self._listen()
+        elif not self._stopped:
+            self._collect()
         self.seconds += time.thread_time() - started
 
-    def _post(self, training: Training, post: Post, copied: Any) -> None:
-        copies, event, _ = copied
+    def _post(self, training: Training, post: Post, copies: dict[str, Tensor], event: Any) -> None:
         if event is not None:
             event.synchronize()
         post.tensors = copies
@@ -128,22 +155,34 @@ class Mailbox:
         key = post.optimizer, post.check
         if self.rank == 0:
             self._open[key] = Check(training, {0: post})
-            return
-        self._store.set(_name(*key, self.rank), packed(post))
-        if post.check >= FIRST_CHECKS:
-            self._unanswered[key] = training
+        else:
+            self._store.set(_name(*key, self.rank), packed(post))
+            if post.check >= FIRST_CHECKS:
+                self._unanswered[key] = training
+        self._busy -= 1
 
     def _collect(self) -> None:
         for key, check in list(self._open.items()):
             for rank in range(1, self.world):
                 name = _name(*key, rank)
-                if rank not in check.posts and self._store.check([name]):
-                    check.posts[rank] = unpacked(self._store.get(name))
+                if rank in check.posts:
+                    continue
+                if self._store.check([name]):
+                    check.posts[rank] = self._read(name, key, rank)
                     self._store.delete_key(name)
+                elif self._has_stopped(rank):
+                    raise RankStopped(f"rank {rank} posts no more")
             is_late = time.perf_counter() - check.since > LATEST
             if len(check.posts) == self.world or is_late:
                 del self._open[key]
                 self._end(key, check)
+
+    def _read(self, name: str, key: tuple[int, int], rank: int) -> Post:
+        try:
+            return unpacked(self._store.get(name))
+        except ValueError:
+            self._note(f"check {key[1]}: the post of rank {rank} cannot be read")
+            return Post(rank, *key, missed=True)
 
     def _end(self, key: tuple[int, int], check: Check) -> None:
         posts = [check.posts[rank] for rank in sorted(check.posts)]
@@ -151,7 +190,7 @@ class Mailbox:
         absent += [post.rank for post in posts if post.missed]
         if absent:
             ranks = ", ".join(map(str, absent))
-            self.notes.append(f"check {key[1]} was not judged: no post of rank {ranks}")
+            self._note(f"check {key[1]} was not judged: no post of rank {ranks}")
         if key[1] >= FIRST_CHECKS:
             self._choose(key, check.training, posts)
         if not absent:
@@ -170,6 +209,9 @@ class Mailbox:
         for key, training in list(self._unanswered.items()):
             name = _name(*key, "next")
             if not self._store.check([name]):
+                if self._has_stopped(0):
+                    self._unanswered.clear()
+                    return
                 continue
             step = int(self._store.get(name))
             del self._unanswered[key]
@@ -195,10 +237,20 @@ class Mailbox:
         while self._thread is not None and not self.failed and time.perf_counter() < end:
             if not self._busy and not (self.rank == 0 and self._open):
                 break
-            time.sleep(0.01)
+            self._jobs.put(_nothing)  # do not wait any longer to look for posts
+            time.sleep(SOONEST)
         self._stopped = True
+        self._jobs.put(_nothing)
         if self._thread is not None:
             self._thread.join(5)
+
+
+class RankStopped(Exception):
+    """Guard has stopped on another rank, without which no check can be judged."""
+
+
+def _nothing() -> None:
+    return None
 
 
 def _name(optimizer: int, check: int, who: Any) -> str:

@@ -139,6 +139,13 @@ def _without_tensors(post: Post) -> Post:
 
 def unpacked(data: bytes) -> Post:
     """The post of these bytes. Raises ValueError if they are none."""
+    try:
+        return _unpacked(data)
+    except (AttributeError, KeyError, OverflowError, TypeError) as error:
+        raise ValueError(f"no post: {error!r}") from error
+
+
+def _unpacked(data: bytes) -> Post:
     end = 8 + int.from_bytes(data[:8], "big")
     header = json.loads(data[8:end])
     tensors, buffer = {}, bytearray(data[end:])

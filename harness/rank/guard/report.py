@@ -1,12 +1,14 @@
-"""What guard tells: lines on stderr, JSON lines in the folder of the report, and what an alarm does."""
+"""What guard tells: lines on stderr, and JSON in the folder of the report; and what alarms do."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import traceback
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -31,6 +33,20 @@ class Fault:
     def to_json(self) -> dict[str, Any]:
         facts = {name: value for name, value in self.__dict__.items() if name != "alarm"}
         return {**asdict(self.alarm), **facts}
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, if there is one."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"guard: {text}\n")
+        sys.stderr.flush()
+
+
+def short(error: BaseException) -> str:
+    """An error, and where it was raised, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}".split("\n")[0] + where
 
 
 class Report:
@@ -66,8 +82,7 @@ class Report:
 
     def print(self, text: str) -> None:
         """Print a line on stderr."""
-        sys.stderr.write(f"guard: {text}\n")
-        sys.stderr.flush()
+        say(text)
 
     def say(self, text: str) -> None:
         """Print a line that is no alarm, unless ``quiet``."""

@@ -1,4 +1,4 @@
-"""Which rows the loaders of this rank give: a hash for each batch, and the rows of checked steps."""
+"""Which rows the loaders of this rank give: a hash of each batch, and rows of checked steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command, or the script, asks of guard: one JSON file, whose path is in the environment."""
+"""What the command, or the script, asks of guard: one JSON file; the environment has its path."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import statistics
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,6 +33,13 @@ MOMENTS["AdamW"] = MOMENTS["Adam"]
 RECENT = 50
 """Steps whose durations are kept."""
 
+MOST_WAITS = 16
+"""Steps of other optimizers for which a check waits: one that nobody steps would stay armed."""
+MOST_NAPS = 3
+"""Checks given up so, after which an optimizer is not checked again."""
+
+Guarded = Callable[[Callable[[Any], None]], Callable[[Any], None]]
+
 
 class Training:
     """One optimizer, and its steps."""
@@ -45,6 +53,8 @@ class Training:
         self.next_step: int | None = 1
         """The next checked step; None until rank 0 has chosen it."""
         self.armed = False
+        self._handles: list[Any] = []
+        self._waits = self._naps = 0
         self.alarms: list[LocalAlarm] = []
         self.setup = 0.0
         """Seconds that it took to find modules and parameters."""
@@ -65,7 +75,7 @@ class Training:
     @property
     def due(self) -> bool:
         """Whether the step that is being computed is to be checked."""
-        return self.steps + 1 == self.next_step
+        return self.steps + 1 == self.next_step and self.optimizer() is not None
 
     def _reset(self) -> None:
         """Forget what was sampled of this step."""
@@ -79,9 +89,9 @@ class Training:
 
     # -- arming --
 
-    def arm(self, held: set[int]) -> None:
+    def arm(self, held: set[int], guarded: Guarded) -> None:
         """Begin to look at this step: its first backward begins. ``held`` are the ids of the
-        parameters of all optimizers."""
+        parameters of all optimizers; ``guarded`` makes a hook that never raises."""
         started = time.perf_counter()
         optimizer = self.optimizer()
         ids = tuple(id(p) for group in optimizer.param_groups for p in group["params"])
@@ -93,17 +103,16 @@ class Training:
         if self._first_bits is None:
             self._first_bits = self._bits()
         self.check += 1
-        self.armed = True
+        self.armed, self._waits = True, 0
         self._reset()
         self._positions = [Positions.of(one.described.numel, self.check) for one in self._watched]
         self._starts = [0]
         for positions in self._positions:
             self._starts.append(self._starts[-1] + positions.count)
-        self._handles = [
-            one.hooked.register_hook(functools.partial(self._compute, number))
-            for number, one in enumerate(self._watched)
-            if one.hooked is not None and self._positions[number].count
-        ]
+        for number, one in enumerate(self._watched):
+            if one.hooked is not None and self._positions[number].count:
+                hook = guarded(functools.partial(self.sample_computed, number))
+                self._handles.append(one.hooked.register_hook(hook))
 
     def disarm(self) -> None:
         """Remove all hooks."""
@@ -111,6 +120,20 @@ class Training:
             self.armed = False
             for handle in self._handles:
                 handle.remove()
+            self._handles = []
+
+    def wait(self) -> None:
+        """Note that another optimizer stepped during the check, and give it up at last."""
+        self._waits += 1
+        if self._waits == MOST_WAITS:
+            self.disarm()
+            self._naps += 1
+            self.next_step = None
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether it steps so seldom that it is not checked."""
+        return self._naps == MOST_NAPS
 
     def holds(self, parameters: set[int]) -> bool:
         """Whether the optimizer has one of these parameters."""
@@ -118,9 +141,8 @@ class Training:
 
     # -- gradients --
 
-    def _compute(self, number: int, gradient: Any) -> None:
+    def sample_computed(self, number: int, gradient: Any) -> None:
         """Sample a gradient that this rank computed, before any reduction."""
-        started = time.perf_counter()
         if gradient.layout is not torch.strided:
             self._unusable.add(number)
             return
@@ -137,7 +159,6 @@ class Training:
         slot = self._computed[self._starts[number] : self._starts[number + 1]]
         slot.add_(positions.values(gradient))  # another micro-batch adds to it
         self._types[number] = str(gradient.dtype)[len("torch.") :]
-        self.spend(time.perf_counter() - started)
 
     def cleared(self, is_only_one: bool) -> None:
         """Note that gradients are cleared before a step used them: another optimizer's turn, a loop
@@ -271,6 +292,8 @@ class Training:
         elif not self.armed:
             self._plain.append(now - self._last)
         self._last = now
+        if self._waits == MOST_WAITS and not self.is_left_out:
+            self.next_step, self._waits = self.steps + 1, 0
         self._count_backwards(backwards - self._backwards)
         self._backwards = backwards
         return self.armed

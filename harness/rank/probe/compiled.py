@@ -33,17 +33,6 @@ def warm_up() -> None:
         torch.compiler.reset()
 
 
-def question() -> Callable[[], bool]:
-    """A function that returns whether torch.compile traces its caller. Hooks must do nothing then:
-    they would be compiled or break the graph."""
-    import torch
-
-    is_compiling: Callable[[], bool] = getattr(
-        getattr(torch, "compiler", None), "is_compiling", lambda: False
-    )
-    return is_compiling
-
-
 asked: list[str] = []
 """The names of what the script has compiled."""
 

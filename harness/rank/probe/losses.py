@@ -9,27 +9,17 @@ models that take ``labels`` and return ``logits``, as those of transformers.
 
 from __future__ import annotations
 
-import functools
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 from harness.bugs.api.numbers import near
+from harness.rank import events
 from harness.rank.vectors import Share, share
 
 LOSS = re.compile(r"(eval|val|valid|validation|test|dev)[_/ -].*loss", re.IGNORECASE)
 """Matches the names of evaluation losses."""
-
-REPORTERS = (
-    ("transformers.trainer", "Trainer", "log"),
-    ("accelerate.accelerator", "Accelerator", "log"),
-    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar"),
-    ("lightning.pytorch.loops.evaluation_loop", "_EvaluationLoop", "on_run_end"),
-    ("pytorch_lightning.loops.evaluation_loop", "_EvaluationLoop", "on_run_end"),
-)
-"""Module, class, and the method that takes or returns the numbers."""
 
 
 class Reported:
@@ -38,26 +28,15 @@ class Reported:
     def __init__(self) -> None:
         self.values: list[tuple[int, str, float]] = []
         """Each reported loss: the steps before it, its name, and its value."""
-        self._watched: set[tuple[str, str, str]] = set()
 
-    def install(self, steps: Callable[[], int]) -> None:
-        """Watch the packages imported so far. ``steps`` returns the number of steps so far."""
-        for place in REPORTERS:
-            module, kind, method = place
-            owner = getattr(sys.modules.get(module), kind, None)
-            if owner is not None and place not in self._watched:
-                self._watched.add(place)
-                setattr(owner, method, self._watch(getattr(owner, method), steps))
+    def install(self, steps: Callable[[], int]) -> events.Subscription[events.Report]:
+        """Subscribe to reports. ``steps`` returns the number of steps so far."""
 
-    def _watch(self, report: Any, steps: Callable[[], int]) -> Any:
-        @functools.wraps(report)
-        def watched(owner: Any, *arguments: Any, **keywords: Any) -> Any:
-            value = report(owner, *arguments, **keywords)
-            for name, loss in _evaluations([*arguments, *keywords.values(), value]):
+        def note(event: events.Report) -> None:
+            for name, loss in _evaluations([*event.arguments, event.value]):
                 self.values.append((steps(), name, loss))
-            return value
 
-        return watched
+        return events.instrument.on(events.Report, after=note)
 
 
 def _evaluations(arguments: list[Any]) -> Iterator[tuple[str, float]]:

@@ -25,7 +25,7 @@ from typing import Any
 
 from harness.bugs.api.spec import Lane
 from harness.rank import shims
-from harness.rank.probe import compiled
+from harness.rank.events import compiler_question, replace_everywhere
 
 CUDA, CPU = "cuda", "cpu"
 PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python")
@@ -186,7 +186,7 @@ def _mode() -> Any:
 
     moves = {torch.Tensor.to, torch._C._nn._parse_to}
     stays = {torch.Tensor.cuda, torch.Tensor.pin_memory}
-    compiling = compiled.question()
+    compiling = compiler_question()
 
     class OnCpu(TorchFunctionMode):
         def __torch_function__(
@@ -432,26 +432,6 @@ def _without(function: Any, *names: str) -> Any:
         function(self, module, *([None] * len(arguments[:2])), *arguments[2:], **keywords)
 
     return called
-
-
-def replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:
-    """Replace a function by ``wrap(function)`` in all modules that have it under its name."""
-    wrapped, name = wrap(function), function.__name__
-    for module in list(sys.modules.values()):
-        space: dict[str, Any] = getattr(module, "__dict__", {})
-        if space.get(name) is function:
-            space[name] = wrapped
-
-
-def replace_asynchronous(wrap: Callable[[Any], Any]) -> None:
-    """Wrap the asynchronous save functions that are imported so far."""
-    dcp = sys.modules.get("torch.distributed.checkpoint.state_dict_saver")
-    if save := getattr(dcp, "async_save", None):
-        replace_everywhere(save, wrap)
-    for name in ("lightning.pytorch", "pytorch_lightning"):
-        plugin = sys.modules.get(f"{name}.plugins.io.async_plugin")
-        if kind := getattr(plugin, "AsyncCheckpointIO", None):
-            kind.save_checkpoint = wrap(kind.save_checkpoint)
 
 
 SHIMMED = {"deepspeed": "deepspeed", "megatron": "megatron-core"}

@@ -66,29 +66,6 @@ def plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def is_deepspeed(module: Any) -> bool:
-    return any(kind.__name__ == "DeepSpeedEngine" for kind in type(module).__mro__)
-
-
-def engine_of(module: Any) -> Any:
-    """DeepSpeed's engine of a model: the model itself, or the caller, as a pipeline's engine calls
-    its stage. None without an engine."""
-    if is_deepspeed(module):
-        return module
-    frame = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if is_deepspeed(caller) and getattr(caller, "module", None) is module:
-            return caller
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
-
-
-def optimizer_skips(optimizer: Any) -> bool:
-    """Whether the step of a fused optimizer changes nothing because a gradient overflowed."""
-    return bool(getattr(optimizer, "found_inf", None))
-
-
 def fill_memory() -> Callable[[], None]:
     """Make torch fill uninitialised memory with NaN, until the returned function is called. A
     skipped step leaves such memory in the optimizer's state. It must not matter, and would
@@ -118,8 +95,9 @@ class Optimized:
 
     def gradients(self) -> dict[str, Any]:
         """Gradients as the step applies them: a fused step divides them by the loss scale."""
-        scale = getattr(self._optimizer, "grad_scale", None)
-        divisor = 1.0 if scale is None else float(scale)
+        from harness.detectors.sampling import gradient_scale
+
+        divisor = gradient_scale(self._optimizer)
         return {
             name: full(p.grad) / divisor
             for name, p in self._named_parameters()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from harness.rank.events import Patches, calling_frame
 
 SAMPLERS = ("torch/utils/data/", "accelerate/", "transformers/", "lightning/")
 """Parts of the paths of code that draws the order of a dataset."""
@@ -141,11 +142,11 @@ def draw_one_order() -> None:
     """
     import torch
 
-    randperm, epochs = torch.randperm, dict[int, tuple[Any, int, int]]()
+    epochs = dict[int, tuple[Any, int, int]]()
     begun: dict[tuple[int, str], int] = {}
 
-    def drawn(count: int, *arguments: Any, **keywords: Any) -> Any:
-        frame = sys._getframe(1)
+    def draw(randperm: Any, /, count: int, *arguments: Any, **keywords: Any) -> Any:
+        frame = calling_frame()
         if not any(part in frame.f_code.co_filename for part in SAMPLERS):
             return randperm(count, *arguments, **keywords)
         previous, epoch, draws = epochs.get(count, (None, -1, 0))
@@ -159,4 +160,4 @@ def draw_one_order() -> None:
         generator = torch.Generator().manual_seed(epoch + EPOCHS * draws)
         return randperm(count, generator=generator)
 
-    torch.randperm = drawn  # type: ignore[assignment]
+    Patches().wrap(torch, "randperm", draw)

@@ -8,12 +8,13 @@ all ranks is too short.
 
 from __future__ import annotations
 
-import functools
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+
+from harness.rank import events
 
 MOST_STEPS, MOST_SECONDS = 5_000, 0.1
 """After so many steps or seconds, a schedule counts as endless."""
@@ -35,16 +36,10 @@ class Schedules:
         self._counts: list[list[int]] = []
 
     def install(self) -> None:
-        from torch.optim.lr_scheduler import LRScheduler
-
-        begin = LRScheduler.__init__
-
-        @functools.wraps(begin)
-        def begun(schedule: Any, *arguments: Any, **keywords: Any) -> None:
-            self._made.append(schedule)
-            begin(schedule, *arguments, **keywords)
-
-        LRScheduler.__init__ = begun  # type: ignore
+        """Note each schedule before it is constructed: it may construct others."""
+        events.instrument.on(
+            events.NewSchedule, before=lambda event: self._made.append(event.owner)
+        )
 
     def step(self) -> None:
         """The optimizer has taken a step."""

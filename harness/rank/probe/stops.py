@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from harness.rank.probe import compiled
-from harness.rank.probe.on_cpu import replace_everywhere
+from harness.rank.events import Patches, calling_frame
 
 OF_SAMPLERS = "torch.utils.data"
 """The package whose samplers draw the order of rows: such draws do not count."""
@@ -23,8 +20,6 @@ def install(stopped: Callable[[bool], None]) -> None:
     number may be detached, as for logging."""
     import torch
 
-    compiling = compiled.question()
-
     def depends(tensor: Any) -> bool:
         return (
             isinstance(tensor, torch.Tensor)
@@ -33,44 +28,29 @@ def install(stopped: Callable[[bool], None]) -> None:
             and tensor.numel() > 1
         )
 
-    def detaching(detach: Any) -> Any:
-        @functools.wraps(detach)
-        def watched(tensor: Any) -> Any:
-            if compiling():
-                return detach(tensor)
-            if _caller().partition(".")[0] not in INNER and depends(tensor):
-                stopped(False)
-            return detach(tensor)
+    def detach(detach: Any, /, tensor: Any) -> Any:
+        if depends(tensor) and _caller().partition(".")[0] not in INNER:
+            stopped(False)
+        return detach(tensor)
 
-        return watched
+    def multinomial(draw: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        if not _caller().startswith(OF_SAMPLERS):
+            stopped(keywords.get("generator") is None)
+        return draw(*arguments, **keywords)
 
-    def multinomial(draw: Any) -> Any:
-        @functools.wraps(draw)
-        def watched(*arguments: Any, **keywords: Any) -> Any:
-            if not compiling() and not _caller().startswith(OF_SAMPLERS):
-                stopped(keywords.get("generator") is None)
-            return draw(*arguments, **keywords)
+    def normal(draw: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        if any(map(depends, [*arguments, *keywords.values()])):
+            stopped(keywords.get("generator") is None)
+        return draw(*arguments, **keywords)
 
-        return watched
-
-    def normal(draw: Any) -> Any:
-        @functools.wraps(draw)
-        def watched(*arguments: Any, **keywords: Any) -> Any:
-            if not compiling() and any(map(depends, [*arguments, *keywords.values()])):
-                stopped(keywords.get("generator") is None)
-            return draw(*arguments, **keywords)
-
-        return watched
-
+    patches = Patches()
     for name in ("detach", "detach_"):
-        setattr(torch.Tensor, name, detaching(getattr(torch.Tensor, name)))
-    replace_everywhere(torch.multinomial, multinomial)
-    torch.Tensor.multinomial = multinomial(  # type: ignore[method-assign]
-        torch.Tensor.multinomial
-    )
-    replace_everywhere(torch.normal, normal)
+        patches.wrap(torch.Tensor, name, detach, eager=True)
+    patches.wrap(torch.Tensor, "multinomial", multinomial, eager=True)
+    patches.wrap_everywhere(torch.multinomial, multinomial, eager=True)
+    patches.wrap_everywhere(torch.normal, normal, eager=True)
 
 
 def _caller() -> str:
-    """The module that called the function that calls this one."""
-    return str(sys._getframe(2).f_globals.get("__name__", ""))
+    """The module that called the function that is wrapped."""
+    return str(calling_frame().f_globals.get("__name__", ""))

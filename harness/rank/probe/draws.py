@@ -1,0 +1,90 @@
+"""Switches dropout off, as layouts could not be compared otherwise, and notes what a model draws.
+
+Dropout still draws its random numbers, except in compiled code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.rank.events import Patches, compiler_question
+from harness.rank.probe.record import Record
+from harness.rank.probe.samples import digest
+
+
+class Draws:
+    """The random numbers that the model draws in its call."""
+
+    def __init__(self, record: Record) -> None:
+        self._record, self._is_compiling = record, compiler_question()
+        self._state = ""
+        """The state of the generators in the model's call, after the last dropout."""
+
+    def install(self) -> None:
+        """Replace dropout, before anything of the script runs."""
+        from torch.nn import functional
+
+        patches = Patches()
+        patches.wrap_everywhere(functional.dropout, self._dropout)
+        patches.wrap_everywhere(functional.scaled_dot_product_attention, self._attention)
+
+    def begin(self) -> None:
+        """The model's call begins."""
+        self._state = _generators()
+
+    def end(self) -> None:
+        """The model's call ends."""
+        self._note()
+        self._state = ""
+
+    def _note(self) -> None:
+        """Note whether the model drew random numbers other than dropout's."""
+        self._record.now["draws"] |= bool(self._state) and self._state != _generators()
+
+    def _dropout(
+        self,
+        dropout: Any,
+        /,
+        input: Any,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+    ) -> Any:
+        if training and p > 0 and not self._is_compiling():
+            self._record.now["drops"].append(_generator(input))
+            self._note()
+            dropout(input.detach(), p, True)
+            self._state = self._state and _generators()
+        return input
+
+    def _attention(
+        self,
+        attention: Any,
+        /,
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **keywords: Any,
+    ) -> Any:
+        if dropout_p > 0 and not self._is_compiling():
+            self._record.now["drops"].append(_generator(query))
+        return attention(query, key, value, attn_mask, 0.0, is_causal, **keywords)
+
+
+def _generator(tensor: Any) -> str:
+    """The state of the generator of a tensor's device."""
+    import torch
+
+    on_gpu = tensor.device.type == "cuda"
+    return digest(torch.cuda.get_rng_state() if on_gpu else torch.get_rng_state())
+
+
+def _generators() -> str:
+    """The state of the generators that a model may draw from."""
+    import torch
+
+    on_gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return " ".join(map(digest, [torch.get_rng_state(), *on_gpu]))

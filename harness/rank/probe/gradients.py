@@ -1,0 +1,99 @@
+"""Records how a step comes to its gradients: its backwards, and what scales and clips them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from harness.bugs.api.numbers import near
+from harness.rank import events
+from harness.rank.probe.micro_batches import MicroBatches
+from harness.rank.probe.parameters import full, local
+from harness.rank.probe.record import Record
+
+SCALED = 0.01
+"""How far (as a fraction) gradients that a scaler multiplies may be from that multiple."""
+
+
+class Gradients:
+    """Records the backwards, the clippings and the loss scale of each step."""
+
+    def __init__(self, record: Record, micro_batches: MicroBatches) -> None:
+        self._record, self._micro_batches = record, micro_batches
+
+    def install(self) -> None:
+        """Subscribe, before anything of the script runs."""
+        on = events.instrument.on
+        on(events.Backward, around=self._backward, when=self._is_outermost)
+        on(events.Clip, before=self._clip, after=self._clipped)
+        on(events.Unscale, around=self._unscaled)
+        on(events.ScalerStep, around=self._scaled)
+
+    def _is_outermost(self) -> bool:
+        """Whether a backward is recorded: a mode of torch calls it once more."""
+        return self._record.is_open() and not self._record.in_backward
+
+    def _backward(self, event: events.Backward, call: Callable[[], Any]) -> Any:
+        record, parameters = self._record, self._micro_batches.parameters
+        record.note_cleared(parameters())
+        if not record.now["parts"]:
+            record.now["stale"] = _norm(parameters())
+        if event.gradient is None:  # otherwise a pipeline's stage continues a backward
+            record.now["losses"].append(float(full(event.owner).sum()))
+        record.now["parts"].append({})
+        record.in_backward = True
+        try:
+            return call()
+        finally:
+            record.in_backward = False
+            if any(p.grad is not None for p in parameters()):
+                record.note_trained()
+
+    def _clip(self, event: events.Clip) -> None:
+        record, names = self._record, self._micro_batches.names.names
+        if record.now["raw"] is None and record.is_open():
+            record.now["raw"] = {
+                names.get(id(p), f"parameter {n}"): full(p.grad)
+                for n, p in enumerate(event.parameters)
+                if p.grad is not None
+            }
+        record.clipped = list(event.parameters)
+
+    def _clipped(self, event: events.Clip) -> None:
+        self._record.now["clips"].append((float(event.max_norm), float(full(event.value))))
+
+    def _unscaled(self, event: events.Unscale, call: Callable[[], Any]) -> Any:
+        late = self._late(event.owner)
+        value = call()
+        now = self._record.now
+        now["clipped_scaled"] = now.get("clipped_scaled") or late()
+        return value
+
+    def _scaled(self, event: events.ScalerStep, call: Callable[[], Any]) -> Any:
+        record = self._record
+        record.now["scaled"] = event.owner.is_enabled()
+        before = len(record.steps), record.now["skipped"]
+        begun, late = record.now, self._late(event.owner)
+        value = call()
+        begun["clipped_scaled"] = begun.get("clipped_scaled") or late()
+        if record.is_open() and (len(record.steps), record.now["skipped"]) == before:
+            record.skip()
+        return value
+
+    def _late(self, scaler: Any) -> Callable[[], float]:
+        """A function that returns the scale of the loss if gradients were clipped before this call
+        and divided by the scale since; otherwise 0."""
+        clipped, before = self._record.clipped, _norm(self._record.clipped)
+        scale = scaler.get_scale() if clipped and scaler.is_enabled() else 1.0
+
+        def late() -> float:
+            divided = before > 0 and near(before, _norm(clipped) * scale, share=SCALED)
+            return scale if divided and scale != 1 else 0.0
+
+        return late
+
+
+def _norm(parameters: Iterable[Any]) -> float:
+    """The norm of this rank's gradients of some parameters."""
+    squares = (float(local(p.grad).norm()) ** 2 for p in parameters if p.grad is not None)
+    return float(sum(squares) ** 0.5)

@@ -1,0 +1,221 @@
+"""The model that a script trains, and its calls: each is a micro-batch, or a part of one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import is_dataclass
+from itertools import islice
+from typing import Any
+
+from harness.rank import events
+from harness.rank.probe import compiled, losses, on_cpu
+from harness.rank.probe.draws import Draws
+from harness.rank.probe.noise import Noise
+from harness.rank.probe.parameters import NamedParameters, full, number_of, rehearses, reshard
+from harness.rank.probe.record import Record, Step
+from harness.rank.probe.samples import bound, rows
+from harness.rank.vectors import Share
+
+PARTS_UP_TO = 2_000_000
+"""Up to this number of parameters, each micro-batch's own gradient is kept."""
+
+
+class MicroBatches:
+    """Finds the model, which is the first module with parameters that no other module calls, in a
+    training step. Records what each of its calls gets and returns.
+
+    ``meet`` is called once the model is known.
+    """
+
+    def __init__(
+        self, record: Record, noise: Noise, meet: Callable[[], None], keeps_batch: bool
+    ) -> None:
+        self._record, self._noise, self._meet = record, noise, meet
+        self._keeps_batch = keeps_batch
+        self._draws = Draws(record)
+        self.root: Any = None
+        """The model; None before its first call."""
+        self.stage: int | None = None
+        """Which stage of a pipeline the model is, from 0."""
+        self.engine: Any = None
+        """DeepSpeed's engine of the model, if it has one."""
+        self.names = NamedParameters()
+        self.batch: Mapping[str, Any] = {}
+        """The model's first inputs, by argument, if they are to be kept."""
+        self._depth = 0
+        self._evaluated: set[int] = set()
+        """The ids of the modules that were called without training."""
+        self._quiet: set[str] = set()
+        """The rows on which the model ran without gradients before the first step."""
+
+    def install(self) -> None:
+        """Subscribe, before anything of the script runs."""
+        self._draws.install()
+        events.instrument.on(events.ModuleCall, around=self._called)
+
+    def parameters(self) -> Iterable[Any]:
+        return self.root.parameters() if self.root is not None else ()
+
+    def evaluates(self) -> bool:
+        """Whether the model or a part of it was called without training."""
+        parts = map(id, self.root.modules()) if self.root is not None else ()
+        return not self._evaluated.isdisjoint(parts)
+
+    def _called(self, event: events.ModuleCall, call: Callable[[], Any]) -> Any:
+        import torch
+
+        module, record = event.owner, self._record
+        outermost, self._depth = not self._depth, self._depth + 1
+        try:
+            number, step = len(record.now["rows"]), record.now
+            if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
+                self._begin(module, event.arguments, event.keywords)
+            elif outermost:
+                self._evaluated.add(id(module))
+                if not record.steps and _has_weights(module):
+                    self._quiet |= set(rows(*bound(module, event.arguments, event.keywords)))
+            watched = outermost and record.is_open() and bool(record.now["rows"])
+            watched = watched and torch.is_grad_enabled()  # the model, or the loss of its output
+            if watched:
+                self._draws.begin()
+            with on_cpu.without_mode() if compiled.is_compiled(module) else nullcontext():
+                output = call()
+            if watched:
+                self._draws.end()
+        finally:
+            self._depth -= 1
+        self._look(module, event.keywords, output)
+        if self._noise.is_random and next(module.children(), None) is None:
+            output = self._noise.nudged(output)
+        if outermost and len(step["rows"]) > number:
+            _note_use(output, step, number)
+        return output
+
+    def _look(self, module: Any, keywords: Mapping[str, Any], output: Any) -> None:
+        """Record what is seen of a module's output, and of its gradient."""
+        import torch
+
+        record = self._record
+        if not record.steps and torch.is_grad_enabled():
+            record.finite.recomputed |= record.in_backward
+            record.finite.look(self.root, module, output)
+        if getattr(output, "dtype", None) in (torch.bfloat16, torch.float16):
+            record.now["coarse"] = max(record.now["coarse"], torch.finfo(output.dtype).eps)
+        if losses.LABELS in keywords and not self._noise.is_random and record.now["own"] is None:
+            losses.follow(output, keywords, self._note_share)
+            record.now["endless"] = losses.ends_masked(keywords)
+
+    def around_compiled(
+        self, modules: Sequence[Any], call: Any, arguments: Sequence[Any], keywords: Any
+    ) -> Any:
+        """Call a compiled function: the first of its modules that trains is the model."""
+        import torch
+
+        record = self._record
+        outermost, self._depth = not self._depth, self._depth + 1
+        try:
+            number, step = len(record.now["rows"]), record.now
+            taught = len(step["losses"])
+            if outermost and torch.is_grad_enabled():
+                trained = (each for each in modules if _trains(each) and _has_weights(each))
+                for module in islice(trained, 1):
+                    self._begin(module, arguments, keywords)
+            with on_cpu.without_mode():
+                output = call()
+        finally:
+            self._depth -= 1
+        # a function may also make the backward, or the step, itself
+        if len(step["rows"]) > number and record.now is step and len(step["losses"]) == taught:
+            _note_use(output, step, number)
+        return output
+
+    def _note_share(self, share: Share, shifted: bool) -> None:
+        now = self._record.now
+        now["own"] = now["own"] or share.ratio
+        now["shifted"] = shifted
+
+    def _begin(self, module: Any, arguments: Any, keywords: Any) -> None:
+        """Note that the model, or another stage of it, gets a micro-batch."""
+        if not _has_weights(module):
+            return
+        if self.root is None:
+            self.root, self.stage = module, number_of(module)
+            self.engine = events.engine_of(module)
+            if self._keeps_batch:
+                self.batch = dict(bound(module, arguments, keywords)[1])
+            self._meet()
+        if module is self.root:
+            self._see(rows(*bound(module, arguments, keywords)))
+        if self._record.is_open():
+            self._know(module)
+
+    def _see(self, digests: list[str]) -> None:
+        """Record the rows of a micro-batch."""
+        record = self._record
+        record.seen[-1] += digests
+        record.now["stops"] |= bool(digests) and self._quiet.issuperset(digests)
+        if record.is_open():
+            record.now["rows"].append(digests)
+
+    def _know(self, module: Any) -> None:
+        """Learn the parameters of the model or of another stage, and move those of a new one."""
+        if new := module not in self.names:
+            reshard(module)
+        for name, parameter in self.names.learn(module):
+            if new:
+                self._noise.move(name, parameter, self.engine is not None)
+            if parameter.requires_grad and self._keeps_parts(parameter):
+                parameter.register_hook(functools.partial(self._part, name))
+
+    @functools.cached_property
+    def _is_small(self) -> bool:
+        return sum(parameter.numel() for parameter in self.parameters()) <= PARTS_UP_TO
+
+    def _keeps_parts(self, parameter: Any) -> bool:
+        """Whether a parameter's gradient of each micro-batch is recorded."""
+        return self._is_small and self.engine is None and not hasattr(parameter, "full_tensor")
+
+    def _part(self, name: str, gradient: Any) -> None:
+        """Record a parameter's gradient of one backward on this rank, before any reduction."""
+        parts = self._record.now["parts"]
+        if parts and self._record.is_open():
+            part = parts[-1]
+            part[name] = part[name] + full(gradient) if name in part else full(gradient)
+
+
+def _note_use(output: Any, step: Step, number: int) -> None:
+    """Count a micro-batch as unused until an output of the model gets a gradient: a call before the
+    loop may only initialise lazy modules."""
+
+    def note(gradient: Any) -> None:
+        step["unused"].discard(number)
+
+    outputs = [tensor for tensor in _tensors_of(output) if tensor.requires_grad]
+    for tensor in outputs:
+        tensor.register_hook(note)
+    step["unused"] |= {number} if outputs else set()
+
+
+def _tensors_of(output: Any) -> Iterator[Any]:
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        yield output
+        return
+    if is_dataclass(output) and not isinstance(output, Mapping):
+        output = vars(output)
+    parts = output.values() if isinstance(output, Mapping) else output
+    for part in parts if isinstance(output, (Mapping, list, tuple)) else ():
+        yield from _tensors_of(part)
+
+
+def _trains(module: Any) -> bool:
+    """Whether a module or a part of it is in training mode: after a validation, Lightning leaves
+    the DDP wrapper in evaluation mode."""
+    return any(each.training for each in module.modules())
+
+
+def _has_weights(module: Any) -> bool:
+    return next(module.parameters(), None) is not None

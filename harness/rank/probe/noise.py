@@ -1,0 +1,66 @@
+"""Moves weights, outputs and gradients, as an assignment asks: at random, by an ulp, or along a
+gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from harness.rank.probe import exchange
+from harness.rank.probe.exchange import Assignment
+from harness.rank.probe.parameters import local, moved
+
+
+class Noise:
+    """The moves of an assignment."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        import torch
+
+        self._move, file = assignment.move, assignment.shift
+        self._shift = exchange.loaded(Path(file).read_bytes()) if file else {}
+        self._generator: Any = None
+        if assignment.perturb is not None:
+            self._generator = torch.Generator().manual_seed(assignment.perturb)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether weights, outputs and gradients move by ulps."""
+        return self._generator is not None
+
+    def move(self, name: str, parameter: Any, of_engine: bool) -> None:
+        """Move a weight before the first step. A fault may not show where a training begins, so
+        --perturb moves the weights at random."""
+        import torch
+
+        if self._move and of_engine:
+            raise RuntimeError("--perturb cannot move the weights of DeepSpeed's optimizers")
+        if self._move:
+            moved(parameter, self._move)
+        with torch.no_grad():
+            mine = local(parameter)
+            if self.is_random and mine.is_floating_point():
+                mine.add_(self._ulp(mine))
+            if name in self._shift:
+                along = torch.from_numpy(self._shift[name])
+                mine.add_(along.to(mine.device, mine.dtype))
+
+    def nudged(self, output: Any) -> Any:
+        """Move the output of a leaf module, and its gradient, by a random ulp."""
+        import torch
+
+        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+            return output
+        if hasattr(output, "full_tensor"):
+            return output
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient + self._ulp(gradient))
+        return output + self._ulp(output)
+
+    def _ulp(self, tensor: Any) -> Any:
+        """A random step of -1, 0 or +1 ulp for each element."""
+        import torch
+
+        signs = torch.randint(-1, 2, tensor.shape, generator=self._generator)
+        eps = torch.finfo(tensor.dtype).eps
+        return tensor.detach() * signs.to(tensor.device, tensor.dtype) * eps
