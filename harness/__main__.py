@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from harness.cli import IN_A_CHECKOUT, USERS, commands
+from harness.cli import IN_A_CHECKOUT, USERS, commands, module_of
 from harness.system.errors import ExitCode, HarnessError, UserError, unknown
 from harness.system.files import ROOT
 from harness.system.installation import (
@@ -132,7 +132,7 @@ def _listed(names: Iterable[str], without: Sequence[str] = ()) -> str:
 
 def _imported(command: str):  # type: ignore[no-untyped-def]
     try:
-        return importlib.import_module(f"harness.cli.{command}")
+        return importlib.import_module(module_of(command))
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("harness", "scenarios"):

@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"{', '.join(ACTIONS)} (default: warn)",
     )
     add("--fail", action="store_true", help="exit code 1 after an alarm or a known bug")
-    add("--out", metavar="FOLDER", type=_folder, default="", help="for the report")
+    add("--out", metavar="FOLDER", type=_folder, help="for the report")
     add("--keep-posts", action="store_true", help="keep what ranks sent, in the folder of --out")
     add("--quiet", action="store_true", help="print alarms and known bugs only")
     add("--check-only", action="store_true", help="end the training after one step")
@@ -127,8 +127,6 @@ def _refuse(words: list[str]) -> None:
     if not words:
         raise UserError(f"the command of the training is missing: {example}")
     name = words[0]
-    if name.startswith("-"):
-        raise UserError(f"no option {one_line(name)} (see --help); after the options, {example}")
     if shutil.which(name) is None:
         is_script = name.endswith(".py") and Path(name).is_file()
         instead = f"write python {name}" if is_script else example
@@ -147,7 +145,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         every=options.every or 0,
         checks=options.checks,
         on_alarm=action,
-        out=options.out,
+        out=options.out or "",
         quiet=options.quiet,
         check_only=options.check_only,
         keep_posts=options.keep_posts,

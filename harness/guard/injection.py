@@ -92,6 +92,8 @@ def run_folder(settings: Settings) -> Iterator[Path]:
             stack.enter_context(locked(folder / LOCK))
             content = replace(settings, out=settings.out or str(folder))
             write_whole(folder / SETTINGS, content.to_json())
+            if settings.out:
+                write_whole(Path(settings.out) / SETTINGS, content.to_json())
         yield folder
 
 

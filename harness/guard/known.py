@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,36 +75,42 @@ def bugs() -> Iterator[dict[str, Any]]:
 def _affected(name: str) -> list[dict[str, list[str]]]:
     """The affected releases, by the module that a rank imports: of one package, all that the
     catalogue has tested with any bug, as ``check`` looks them up; of several, the tested ones."""
-    from harness.bugs import affected, catalog
+    from harness.bugs import catalog
     from harness.bugs.cell import Status
     from harness.bugs.lookup import lookup
     from harness.bugs.packages import import_name
 
     packages = catalog.scenario(name).deciding
-    if not packages:
-        return []
-    if len(packages) == 1:
-        points: Iterable[Mapping[str, str]] = (
-            {packages[0]: release} for release in affected.tested_releases(packages[0])
-        )
-    else:
-        points = [
-            {package: cell.pins[package] for package in packages} for cell in affected.of(name)
-        ]
-    subject, *others = map(import_name, packages)
     by_others: dict[tuple[str, ...], list[str]] = {}
-    for point in points:
-        if lookup(name, point).status is Status.AFFECTED:
-            release, *rest = (point[package] for package in packages)
-            of_subject = by_others.setdefault(tuple(rest), [])
-            of_subject += [] if release in of_subject else [release]
+    for subject, *others in _points(name, packages):
+        of_subject = by_others.setdefault(tuple(others), [])
+        point = dict(zip(packages, (subject, *others), strict=True))
+        if subject not in of_subject and lookup(name, point).status is Status.AFFECTED:
+            of_subject.append(subject)
+    modules = list(map(import_name, packages))
     return [
-        {
-            subject: of_subject,
-            **{other: [release] for other, release in zip(others, rest, strict=True)},
-        }
-        for rest, of_subject in by_others.items()
+        dict(zip(modules, [of_subject, *([other] for other in others)], strict=True))
+        for others, of_subject in by_others.items()
+        if of_subject
     ]
+
+
+def _points(name: str, packages: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The releases that may be affected. Of one package, none is beyond the affected ones."""
+    from packaging.version import Version
+
+    from harness.bugs import affected
+    from harness.bugs.cell import Status
+
+    cells = [cell for cell in affected.of(name) if cell.status is Status.AFFECTED]
+    if len(packages) == 1 and cells:
+        (package,) = packages
+        versions = [Version(cell.pins[package]) for cell in cells]
+        for release in affected.tested_releases(package):
+            if min(versions) <= Version(release) <= max(versions):
+                yield (release,)
+    elif packages:
+        yield from (tuple(cell.pins[package] for package in packages) for cell in cells)
 
 
 def _rule(condition: Any) -> dict[str, Any]:

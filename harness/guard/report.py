@@ -96,7 +96,7 @@ def lines(report: Report) -> list[str]:
         ]
     else:
         text = ["no summary: the training was killed, or runs still"]
-    text += [f"KNOWN BUG {bug['name']}: {bug['title']} {bug['remedy']}" for bug in report.bugs]
+    text += [f"KNOWN BUG {bug['name']}: {bug['title']}; {bug['remedy']}" for bug in report.bugs]
     text += [sentence(fault) for fault in report.faults]
     text += [f"not seen: {reason}" for reason in summary.get("not_seen", ())]
     text += [f"note: {note}" for note in summary.get("notes", ())]

@@ -276,7 +276,7 @@ class Guard:
         for bug in self.report.bugs:
             if not bug["certain"]:
                 continue  # an alarm names it, if it has the bug's signature
-            self.report.print(f"KNOWN BUG {bug['name']}: {bug['title']} {bug['remedy']}")
+            self.report.print(f"KNOWN BUG {bug['name']}: {bug['title']}; {bug['remedy']}")
         self._facts = facts
 
     # -- the end --
