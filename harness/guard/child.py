@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -18,9 +18,13 @@ import psutil
 
 from harness.system.processes import members
 
-OURS = {"KILL", "STOP", "TSTP", "TTIN", "TTOU", "CONT", "SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP"}
+OURS = ("KILL", "STOP", "TSTP", "TTIN", "TTOU", "CONT", "SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP")
 """What cannot be waited for, what stops a job in a shell, and faults of this process itself."""
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+NEVER = (signal.SIGCHLD, signal.SIGPIPE)
+"""What is waited for, and means nothing to the command."""
+OF_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
+"""What a whole group gets: a shell that waits for its child ignores it otherwise."""
+ENDING = (*OF_KEYBOARD, signal.SIGTERM, signal.SIGHUP)
 LOOK = 0.2
 """How often it is asked whether to end the command, in seconds."""
 GRACE = 30.0
@@ -31,7 +35,7 @@ GRACE = 30.0
 class Ending:
     """How the command ended."""
 
-    code: int
+    code: int = 0
     """Its exit code; 128 and the signal's number if a signal ended it, as in shells."""
     signal: int = 0
     """The signal that this process got, or sent, to end the command."""
@@ -39,65 +43,88 @@ class Ending:
     """Whether ``is_to_stop`` asked for it."""
 
 
+@dataclass
+class Child:
+    """A command that runs."""
+
+    process: subprocess.Popen[bytes]
+    mark: tuple[str, str]
+    """A variable of its environment with its value, which all that it starts has, too."""
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process of the command."""
+        variable, value = self.mark
+        return [each for each in members(value, variable) if each.pid != os.getpid()]
+
+    def send(self, number: int) -> None:
+        """Send it a signal. A worker of a loader must not get a SIGTERM before its training."""
+        if number not in OF_KEYBOARD:
+            self.process.send_signal(number)
+            return
+        for process in self.processes():
+            with suppress(OSError):
+                if os.getpgid(process.pid) == os.getpgid(0):
+                    os.kill(process.pid, number)
+
+
 def run(
     words: Sequence[str], environment: Mapping[str, str], mark: str, is_to_stop: Callable[[], bool]
 ) -> Ending:
-    """Run a command until it ends. ``mark`` is a variable of its environment, by which its
-    processes are found: all that it started end, too, if a signal ended it."""
-    ending = Ending(0)
+    """Run a command until it ends. ``mark`` is a variable of its environment that no other process
+    has with this value: all that the command started ends, too, if a signal ended it."""
+    ending = Ending()
     with _waited_for() as (signals, mask):
-        process = subprocess.Popen(words, env=environment, preexec_fn=lambda: _mask(mask))
+        process = subprocess.Popen(words, env=environment, preexec_fn=lambda: _set_mask(mask))
+        child = Child(process, (mark, environment[mark]))
         while process.poll() is None:
             information = signal.sigtimedwait(signals, LOOK)
             if information is not None:
-                _pass_on(information, process, ending)
+                _pass_on(information, child, ending)
             elif not ending.stopped and is_to_stop():
                 ending.stopped, ending.signal = True, signal.SIGTERM
-                process.send_signal(signal.SIGTERM)
+                child.send(signal.SIGTERM)
         if ending.signal:
-            _end(environment[mark], mark, ending.signal, signals)
+            _end(child, ending.signal, signals)
     code = process.returncode
     ending.code = code if code >= 0 else 128 - code
     return ending
 
 
 @contextmanager
-def _waited_for() -> Iterator[tuple[set[int], set[signal.Signals]]]:
+def _waited_for() -> Iterator[tuple[set[int], set[int]]]:
     """Block all signals that are passed on, for ``sigtimedwait``; yields them, and the mask that
     the command gets."""
     left_out = {getattr(signal, f"SIG{name}") for name in OURS}
     signals = {int(number) for number in signal.valid_signals()} - left_out
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    mask = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, signals)}
     try:
-        yield signals, {one for one in mask if isinstance(one, signal.Signals)}
+        yield signals, mask
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _set_mask(mask)
 
 
-def _mask(mask: set[signal.Signals]) -> None:
+def _set_mask(mask: Iterable[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _pass_on(
-    information: signal.struct_siginfo, process: subprocess.Popen[bytes], ending: Ending
-) -> None:
+def _pass_on(information: signal.struct_siginfo, child: Child, ending: Ending) -> None:
     number = information.si_signo
-    if number in (signal.SIGCHLD, signal.SIGPIPE):
+    if number in NEVER:
         return
     if number in ENDING:
         ending.signal = number
     if information.si_code <= 0:  # a process sent it to us alone, and not a terminal to the group
-        process.send_signal(number)
+        child.send(number)
 
 
-def _end(token: str, mark: str, number: int, signals: set[int]) -> None:
+def _end(child: Child, number: int, signals: set[int]) -> None:
     """End what is left of a command, such as children of a shell that has ended: by the same
     signal, and in the end by force. A second signal shortens the time for it."""
-    told: set[int] = set()
+    told = set[int]()
     deadline = time.monotonic() + GRACE
-    while left := [process for process in members(token, mark) if process.pid != os.getpid()]:
+    while left := child.processes():
+        is_late = time.monotonic() > deadline
         for process in left:
-            is_late = time.monotonic() > deadline
             if is_late or process.pid not in told:
                 told.add(process.pid)
                 with suppress(psutil.Error):

@@ -59,7 +59,10 @@ def _summary(file: Path) -> Mapping[str, Any]:
     try:
         content: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         _refuse_strangers(content.get("faults", ()))
-        [bug["certain"] and bug["name"] for bug in content.get("known_bugs", ())]
+        for bug in content.get("known_bugs", ()):
+            bug["certain"], bug["name"], bug["title"], bug["remedy"]
+        int(content["steps"]), list(content["checked"])
+        float(content["cost_percent"]), float(content["check_ms"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Inconclusive(f"{file} is damaged: {one_line(str(error))}") from None
     return content

@@ -5,21 +5,27 @@ nothing before. It also runs the sitecustomize that it hides: the user's, or the
 Python 3.9; standard library only.
 """
 
+from __future__ import annotations
+
 import os
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 class AfterTorch:
-    """A finder of modules that lets torch's loader start guard when it has imported torch."""
+    """A finder of modules that lets torch's loader start guard when it has imported torch. Until
+    then it stays: many packages only ask whether torch can be found."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
         for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
+            find = None if finder is self else getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find else None
             if spec is not None:
                 break
@@ -29,7 +35,9 @@ class AfterTorch:
         if execute is None:
             return spec
 
-        def execute_and_start(module):
+        def execute_and_start(module: Any) -> None:
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             execute(module)
             start()
 
@@ -37,7 +45,7 @@ class AfterTorch:
         return spec
 
 
-def start():
+def start() -> None:
     """Start guard. Whatever fails, the training goes on without it."""
     sys.path.append(FOLDER)
     try:
@@ -50,7 +58,7 @@ def start():
         sys.path.remove(FOLDER)
 
 
-def report_in():
+def report_in() -> None:
     """Tell the command that it reached a Python."""
     settings = os.environ["PYTHON_DISTRIBUTED_BUGS_GUARD"]
     try:
@@ -60,7 +68,7 @@ def report_in():
         pass
 
 
-def run_hidden():
+def run_hidden() -> None:
     """Run the next sitecustomize of the path."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec

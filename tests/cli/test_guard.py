@@ -17,7 +17,6 @@ from tests.sandbox import PATIENCE, ROOT, Ended, Sandbox, ended, refused
 
 Capture = pytest.CaptureFixture[str]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
-IN_C = "import sys; sys.exit(5)"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,8 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 
 TRAIN = """\
-import os, signal, sys, time
+import importlib.util, os, signal, sys, time
+importlib.util.find_spec("torch")  # as transformers does
 import torch
 import torch.nn.functional as F
 
@@ -234,6 +234,30 @@ def test_stop_ends_all_ranks_by_sigterm_so_that_each_can_save(sandbox: Sandbox) 
         "saved by 0",
         "saved by 1",
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("through", [(), ("guard", "--out", "GIVEN")], ids=["alone", "command"])
+def test_a_line_in_the_script_does_the_same(
+    through: tuple[str, ...], sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """Under the command, and an interpreter that leaves its files out, the command's options hold."""
+    out, given = tmp_path / "out", tmp_path / "given"
+    call = f"import sys; sys.path[:0] = [{str(ROOT)!r}]; from harness.console_script import guard"
+    script = tmp_path / "train.py"
+    script.write_text(f"{call}; guard(out={str(out)!r})\n{TRAIN}")
+    words = [sys.executable, "-I", str(script)]
+    if through:
+        end = guard(
+            sandbox, *[str(given) if word == "GIVEN" else word for word in through[1:]], *words
+        )
+        assert "no Python" not in end.err
+    else:
+        end = ended(subprocess.Popen(words, stdout=-1, stderr=-1, text=True))
+    assert end.code == 0, end.err
+    assert "guard: 8 steps, " in end.err
+    summary = json.loads(((given if through else out) / "summary.json").read_text())
+    assert summary["steps"] == 8
 
 
 @pytest.mark.slow
