@@ -241,7 +241,7 @@ def test_stop_ends_all_ranks_by_sigterm_so_that_each_can_save(sandbox: Sandbox) 
 def test_a_line_in_the_script_does_the_same(
     through: tuple[str, ...], sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    """Under the command, and an interpreter that leaves its files out, the command's options hold."""
+    """Under the command, in an interpreter that leaves its files out, its options hold."""
     out, given = tmp_path / "out", tmp_path / "given"
     call = f"import sys; sys.path[:0] = [{str(ROOT)!r}]; from harness.console_script import guard"
     script = tmp_path / "train.py"

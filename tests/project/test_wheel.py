@@ -208,7 +208,8 @@ def test_guard_watches_trainings_of_another_interpreter(tool: Tool) -> None:
 
 
 def test_a_script_that_imports_the_package_imports_nothing_else(tool: Tool) -> None:
-    code = "import sys; before = {*sys.modules}; import distributed_bugs; print(*{*sys.modules} - before)"
+    show = "print(*{*sys.modules} - before)"
+    code = f"import sys; before = {{*sys.modules}}; import distributed_bugs; {show}"
     python = tool.venv / "bin" / "python"
     process = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     assert set(process.stdout.split()) <= {"distributed_bugs", "__future__"}, process.stderr
