@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,12 +99,11 @@ class Guard:
         # A worker is forked by a process that has trained, a rank by one that has not.
         self._dead = any(training.steps for training in self.trainings)
 
-    @contextmanager
-    def _safely(self) -> Iterator[None]:
-        """Time our work, and keep its faults from the training."""
+    def _safely(self, handler: Callable[..., None], *arguments: Any) -> None:
+        """Call a handler, time it, and keep its faults from the training."""
         started = time.perf_counter()
         try:
-            yield
+            handler(*arguments)
         except Exception as error:
             self._stop(short(error))
         spent = time.perf_counter() - started
@@ -124,11 +123,7 @@ class Guard:
         self.mailbox.stop(error)
 
     def _guarded(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
-        def guarded(event: Any) -> None:
-            with self._safely():
-                handler(event)
-
-        return guarded
+        return partial(self._safely, handler)
 
     def _of(self, optimizer: Any) -> Training | None:
         return next((one for one in self.trainings if one.optimizer() is optimizer), None)
@@ -144,16 +139,18 @@ class Guard:
         if self._in_backward:  # reentrant checkpoints
             return call()
         self._in_backward = True
-        with self._safely():
-            self.backwards += 1
-            self.rows.backward()
-            self._arm()
-            if self._is_armed():
-                self.losses.backward(event.owner, self._scaler)
+        self._safely(self._begin_backward, event.owner)
         try:
             return call()
         finally:
             self._in_backward = False
+
+    def _begin_backward(self, root: Any) -> None:
+        self.backwards += 1
+        self.rows.backward()
+        self._arm()
+        if self._is_armed():
+            self.losses.backward(root, self._scaler)
 
     def _arm(self) -> None:
         due = [one for one in self.trainings if one.due and not one.armed]
@@ -190,16 +187,21 @@ class Guard:
         training = self._of(event.arguments[0])
         before = training.steps if training is not None else 0
         value = call()
-        with self._safely():
-            if training is not None and training.steps == before:
-                training.skipped()
-                self._begin_step()
+        if training is not None and training.steps == before:
+            self._safely(self._skip, training)
         return value
+
+    def _skip(self, training: Training) -> None:
+        training.skipped()
+        self._begin_step()
 
     def _before_step(self, event: Gradients) -> None:
         training = self._of(event.owner)
-        if training is not None:
-            training.before_step()
+        if training is None:
+            return
+        if event.in_closure and training.is_sampled:
+            self.losses.spoil()  # the closure was called before: which of its losses count?
+        training.before_step()
 
     def _after_step(self, event: Step) -> None:
         training = self._of(event.owner)
@@ -282,12 +284,13 @@ class Guard:
         raise SystemExit(0)
 
     def _exit(self) -> None:
-        if self._dead or not any(training.steps for training in self.trainings):
-            return
-        with self._safely():
-            self.mailbox.close()
-            if not self.mailbox.rank:
-                self._finish()
+        if not self._dead and (self.error or any(one.steps for one in self.trainings)):
+            self._safely(self._end)
+
+    def _end(self) -> None:
+        self.mailbox.close()
+        if not self.mailbox.rank:
+            self._finish()
 
     def _finish(self) -> None:
         """Write the summary, on rank 0."""

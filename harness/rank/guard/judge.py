@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -270,12 +271,8 @@ def _judged_gradient(view: View, pairs: Sequence[Pair]) -> Alarm | None:
 def _usual_ratio(pairs: Sequence[Pair]) -> float:
     """The ratio of half of all the computed gradients: a few wrong parameters do not move it."""
     ratios = sorted((pair.ratio, float(pair.mean @ pair.mean)) for pair in pairs)
-    half = sum(weight for _, weight in ratios) / 2
-    for ratio, weight in ratios:
-        half -= weight
-        if half <= 0:
-            break
-    return ratio
+    sums = list(accumulate(weight for _, weight in ratios))
+    return next(ratio for (ratio, _), total in zip(ratios, sums) if 2 * total >= sums[-1])
 
 
 def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[Pair]]]:
