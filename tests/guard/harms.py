@@ -44,12 +44,12 @@ def hook_fails() -> BeforeStep:
 
 
 def arming_fails() -> BeforeStep:
-    training.watched = _fail
+    vars(training)["watched"] = _fail
     return _nothing
 
 
 def judge_fails() -> BeforeStep:
-    guard.judge = _fail
+    vars(guard)["judge"] = _fail
     return _nothing
 
 
@@ -60,7 +60,7 @@ def report_fails() -> BeforeStep:
 
 def posts_are_garbage() -> BeforeStep:
     if dist.get_rank() == 1:
-        mailbox.packed = lambda post: b"\0\0\0\0\0\0\0\5 made"
+        vars(mailbox)["packed"] = lambda post: b"\0\0\0\0\0\0\0\5 made"
     return _nothing
 
 

@@ -20,7 +20,7 @@ def test_shards_together_have_the_positions_of_the_whole(
     whole = torch.arange(numel, dtype=torch.float32)
     positions = Positions.of(numel, check)
     size = -(-numel // shards)
-    parts = []
+    parts: list[Tensor] = []
     for begin in range(0, size * shards, size):
         begin, end = min(begin, numel), min(begin + size, numel)
         first, last = positions.within(begin, end)

@@ -45,7 +45,7 @@ class Training:
     """One optimizer, and its steps."""
 
     def __init__(self, optimizer: Any, number: int) -> None:
-        self.optimizer = weakref.ref(optimizer)
+        self.optimizer: Callable[[], Any] = weakref.ref(optimizer)
         self.number = number
         self.steps = 0
         self.check = 0
