@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from harness.rank.guard.budget import FIRST_CHECKS
+from harness.rank.guard.training import MOST_WAITS
 
 pytestmark = pytest.mark.launch
 
@@ -31,3 +32,10 @@ def test_step_that_is_not_checked_has_no_other_operation_and_no_hook() -> None:
     step, handlers = without["microseconds"], with_guard["handlers_microseconds"]
     more = with_guard["microseconds"] - step
     print(f"handlers {handlers:.1f} us, {more:.1f} us more in a step of {step:.0f} us")
+
+
+def test_optimizer_that_nobody_steps_does_not_stay_armed() -> None:
+    with_guard = count("guard", "unstepped")
+
+    assert with_guard["hooks"][MOST_WAITS - 1] > 0
+    assert set(with_guard["hooks"][MOST_WAITS:]) == {0}
