@@ -84,6 +84,9 @@ def _train(request: dict[str, Any], rank: int, port: int, folder: Path) -> None:
     loop = trainings.train(request["training"], request["steps"], before)
     result = {"losses": loop.losses, "weights": _digest(loop.model)}
     (folder / f"result{rank}").write_text(json.dumps(result))
+    # Torch 2.13 may deadlock without guard, too: gloo's thread needs the GIL to free its last work,
+    # and the main thread keeps the GIL while it frees the model and waits for that thread.
+    time.sleep(0.1)
     dist.destroy_process_group()
 
 
