@@ -29,10 +29,10 @@ from ..events import (
     ZeroGrad,
 )
 from .facts import known_bugs, releases, settings_of
-from .judge import Memory, judge
+from .judge import Alarm, Memory, judge
 from .losses import Losses
 from .mailbox import Mailbox
-from .posts import LocalAlarm, Post
+from .posts import Post
 from .report import Report, say, short
 from .rows import Rows
 from .settings import Settings
@@ -57,6 +57,7 @@ class Guard:
         self.error = ""
         """Why this process is watched no more."""
         self._memories: dict[int, Memory] = {}
+        self._facts: dict[str, Any] = {}
         self._dead = False
         """Whether this process is a worker that a training process forked."""
         self._scaler: Any = None
@@ -295,8 +296,7 @@ class Guard:
     def _finish(self) -> None:
         """Write the summary, on rank 0."""
         training = max(self.trainings, key=lambda one: one.steps)
-        alarms = [(one.check, one.kind, one.text, one.size) for one in self._late_alarms()]
-        self.report.tell(training.steps, 0, [_alarm(*one) for one in alarms])
+        self.report.tell(training.steps, 0, self._late_alarms())
         cost = training.cost(self.mailbox.seconds)
         percent = 100 * (cost.spent + cost.thread) / max(cost.elapsed, 1e-9)
         not_seen = [text for memory in self._memories.values() for text in memory.not_seen.values()]
@@ -329,20 +329,16 @@ class Guard:
                 "not_seen": not_seen,
                 "notes": self.mailbox.notes,
                 "error": self.error,
-                **getattr(self, "_facts", {}),
+                **self._facts,
                 "known_bugs": self.report.bugs,
             }
         )
 
-    def _late_alarms(self) -> list[LocalAlarm]:
+    def _late_alarms(self) -> list[Alarm]:
         """What this rank noticed after its last check."""
-        return [*self.rows.alarms, *(one for each in self.trainings for one in each.alarms)]
-
-
-def _alarm(check: str, kind: str, text: str, size: float) -> Any:
-    from .judge import Alarm
-
-    return Alarm(check, kind, text, [0], size)
+        alarms = [*self.rows.alarms, *(one for each in self.trainings for one in each.alarms)]
+        rank = self.mailbox.rank
+        return [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
 
 
 def _captures() -> bool:
