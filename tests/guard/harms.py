@@ -3,6 +3,7 @@ trains, and returns what is to be done before each step."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -33,18 +34,22 @@ def handler_fails() -> BeforeStep:
     return _nothing
 
 
+def handler_fails_on_rank_1() -> BeforeStep:
+    return handler_fails() if dist.get_rank() == 1 else _nothing
+
+
 def hook_fails() -> BeforeStep:
     training.Training.sample_computed = _fail  # type: ignore[method-assign]
     return _nothing
 
 
 def arming_fails() -> BeforeStep:
-    training.watched = _fail
+    vars(training)["watched"] = _fail
     return _nothing
 
 
 def judge_fails() -> BeforeStep:
-    guard.judge = _fail
+    vars(guard)["judge"] = _fail
     return _nothing
 
 
@@ -55,7 +60,7 @@ def report_fails() -> BeforeStep:
 
 def posts_are_garbage() -> BeforeStep:
     if dist.get_rank() == 1:
-        mailbox.packed = lambda post: b"\0\0\0\0\0\0\0\5 made"
+        vars(mailbox)["packed"] = lambda post: b"\0\0\0\0\0\0\0\5 made"
     return _nothing
 
 
@@ -107,7 +112,7 @@ def terminated_with_handler() -> BeforeStep:
 
 
 def forks_worker() -> BeforeStep:
-    """A rank that has trained forks a process that steps an optimizer, and ends as Python does."""
+    """A rank that has trained forks a process that steps an optimizer, and calls exit functions."""
 
     def before(step: int) -> None:
         if step != STEP:
@@ -117,9 +122,9 @@ def forks_worker() -> BeforeStep:
             os.waitpid(child, 0)
             return
         weight = torch.nn.Parameter(torch.ones(3))
-        optimizer = torch.optim.SGD([weight], 0.1)
-        weight.sum().backward()
-        optimizer.step()
-        sys.exit()
+        weight.grad = torch.ones(3)  # autograd refuses to run in a process that was forked so
+        torch.optim.SGD([weight], 0.1).step()
+        atexit._run_exitfuncs()
+        os._exit(0)  # otherwise gloo waits for its threads, which were not forked
 
     return before

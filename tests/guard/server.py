@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
 import torch.utils.checkpoint
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from harness.rank.guard import start
 from harness.rank.guard.settings import Settings
@@ -42,7 +43,7 @@ def _run(request: dict[str, Any]) -> list[int]:
     reading, writing = os.pipe()
     store = os.fork()
     if not store:
-        server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         os.write(writing, str(server.port).encode())
         time.sleep(2 * LIMIT)
         os._exit(0)
@@ -77,12 +78,15 @@ def _become_rank(request: dict[str, Any], rank: int, port: int) -> None:
 
 def _train(request: dict[str, Any], rank: int, port: int, folder: Path) -> None:
     timeout = timedelta(seconds=LIMIT)
-    store = dist.TCPStore("127.0.0.1", port, None, False, timeout)
+    store = TCPStore("127.0.0.1", port, None, False, timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=request["ranks"])
     before = getattr(harms, request["harm"])() if request["harm"] else lambda step: None
     loop = trainings.train(request["training"], request["steps"], before)
     result = {"losses": loop.losses, "weights": _digest(loop.model)}
     (folder / f"result{rank}").write_text(json.dumps(result))
+    # Torch 2.13 may deadlock without guard, too: gloo's thread needs the GIL to free its last work,
+    # and the main thread keeps the GIL while it frees the model and waits for that thread.
+    time.sleep(0.1)
     dist.destroy_process_group()
 
 

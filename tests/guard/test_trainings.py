@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ RIGHT_SLOW = [
 ]  # fmt: skip
 
 
-def assert_silent(under_guard: Trainer, training: str, **settings: int) -> None:
+def assert_silent(under_guard: Trainer, training: str, **settings: Any) -> None:
     run = under_guard(training, **settings)
 
     assert run.alarms == []

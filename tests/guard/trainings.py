@@ -148,6 +148,14 @@ PARALLEL: dict[str, Callable[[Model, Has], nn.Module]] = {
 
 # -- optimizers --
 
+
+def grouped(parameters: list[Any]) -> list[dict[str, Any]]:
+    return [
+        {"params": [p for p in parameters if p.ndim > 1]},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "lr": 5e-4},
+    ]
+
+
 OPTIMIZERS: dict[str, Callable[[list[Any]], torch.optim.Optimizer]] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, 1e-3),
     "fused": lambda parameters: torch.optim.AdamW(parameters, 1e-3, fused=True),
@@ -157,13 +165,7 @@ OPTIMIZERS: dict[str, Callable[[list[Any]], torch.optim.Optimizer]] = {
     ),
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, 1e-3),
     "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, 0.1, max_iter=2),
-    "groups": lambda parameters: torch.optim.AdamW(
-        [
-            {"params": [p for p in parameters if p.ndim > 1]},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "lr": 5e-4},
-        ],
-        1e-3,
-    ),
+    "groups": lambda parameters: torch.optim.AdamW(grouped(parameters), 1e-3),
 }
 
 OPTIONS = {
@@ -254,7 +256,7 @@ def batches(has: Has) -> Iterator[Tensor]:
     alone = has("tensor_parallel")  # its ranks train on the same rows
     ranks = 1 if alone else dist.get_world_size()
     rank = 0 if alone or has("same_rows") else dist.get_rank()
-    sampler = DistributedSampler(data, ranks, rank)
+    sampler: DistributedSampler[Tensor] = DistributedSampler(data, ranks, rank)
     loader = DataLoader(data, ROWS, sampler=sampler, num_workers=2 if has("workers") else 0)
     for epoch in range(10**6):
         if not has("same_order"):
@@ -283,7 +285,7 @@ class Loop:
         self.parameters = [p for p in self.run.parameters() if p.requires_grad]
         self.optimizers = self._optimizers()
         self.schedule = self._schedule(1 if not has("warm_up") else 0)
-        scale = 2.0**40 if has("overflows") else 2.0**8
+        scale = 2.0**32 if has("overflows") else 2.0**8
         self.scaler = torch.amp.GradScaler("cpu", scale, growth_interval=4, enabled=has("fp16"))
         self.batches = batches(has)
         self.saved: Any = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,10 +29,10 @@ from ..events import (
     ZeroGrad,
 )
 from .facts import known_bugs, releases, settings_of
-from .judge import Memory, judge
+from .judge import Alarm, Memory, judge
 from .losses import Losses
 from .mailbox import Mailbox
-from .posts import LocalAlarm, Post
+from .posts import Post
 from .report import Report, say, short
 from .rows import Rows
 from .settings import Settings, report_in
@@ -57,6 +57,7 @@ class Guard:
         self.error = ""
         """Why this process is watched no more."""
         self._memories: dict[int, Memory] = {}
+        self._facts: dict[str, Any] = {}
         self._dead = False
         """Whether this process is a worker that a training process forked."""
         self._scaler: Any = None
@@ -99,12 +100,11 @@ class Guard:
         # A worker is forked by a process that has trained, a rank by one that has not.
         self._dead = any(training.steps for training in self.trainings)
 
-    @contextmanager
-    def _safely(self) -> Iterator[None]:
-        """Time our work, and keep its faults from the training."""
+    def _safely(self, handler: Callable[..., None], *arguments: Any) -> None:
+        """Call a handler, time it, and keep its faults from the training."""
         started = time.perf_counter()
         try:
-            yield
+            handler(*arguments)
         except Exception as error:
             self._stop(short(error))
         spent = time.perf_counter() - started
@@ -124,11 +124,7 @@ class Guard:
         self.mailbox.stop(error)
 
     def _guarded(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
-        def guarded(event: Any) -> None:
-            with self._safely():
-                handler(event)
-
-        return guarded
+        return partial(self._safely, handler)
 
     def _of(self, optimizer: Any) -> Training | None:
         return next((one for one in self.trainings if one.optimizer() is optimizer), None)
@@ -144,16 +140,18 @@ class Guard:
         if self._in_backward:  # reentrant checkpoints
             return call()
         self._in_backward = True
-        with self._safely():
-            self.backwards += 1
-            self.rows.backward()
-            self._arm()
-            if self._is_armed():
-                self.losses.backward(event.owner, self._scaler)
+        self._safely(self._begin_backward, event.owner)
         try:
             return call()
         finally:
             self._in_backward = False
+
+    def _begin_backward(self, root: Any) -> None:
+        self.backwards += 1
+        self.rows.backward()
+        self._arm()
+        if self._is_armed():
+            self.losses.backward(root, self._scaler)
 
     def _arm(self) -> None:
         due = [one for one in self.trainings if one.due and not one.armed]
@@ -190,16 +188,21 @@ class Guard:
         training = self._of(event.arguments[0])
         before = training.steps if training is not None else 0
         value = call()
-        with self._safely():
-            if training is not None and training.steps == before:
-                training.skipped()
-                self._begin_step()
+        if training is not None and training.steps == before:
+            self._safely(self._skip, training)
         return value
+
+    def _skip(self, training: Training) -> None:
+        training.skipped()
+        self._begin_step()
 
     def _before_step(self, event: Gradients) -> None:
         training = self._of(event.owner)
-        if training is not None:
-            training.before_step()
+        if training is None:
+            return
+        if event.in_closure and training.is_sampled:
+            self.losses.spoil()  # the closure was called before: which of its losses count?
+        training.before_step()
 
     def _after_step(self, event: Step) -> None:
         training = self._of(event.owner)
@@ -286,18 +289,18 @@ class Guard:
         raise SystemExit(0)
 
     def _exit(self) -> None:
-        if self._dead or not any(training.steps for training in self.trainings):
-            return
-        with self._safely():
-            self.mailbox.close()
-            if not self.mailbox.rank:
-                self._finish()
+        if not self._dead and (self.error or any(one.steps for one in self.trainings)):
+            self._safely(self._end)
+
+    def _end(self) -> None:
+        self.mailbox.close()
+        if not self.mailbox.rank:
+            self._finish()
 
     def _finish(self) -> None:
         """Write the summary, on rank 0."""
         training = max(self.trainings, key=lambda one: one.steps)
-        alarms = [(one.check, one.kind, one.text, one.size) for one in self._late_alarms()]
-        self.report.tell(training.steps, 0, [_alarm(*one) for one in alarms])
+        self.report.tell(training.steps, 0, self._late_alarms())
         cost = training.cost(self.mailbox.seconds)
         percent = 100 * (cost.spent + cost.thread) / max(cost.elapsed, 1e-9)
         not_seen = [text for memory in self._memories.values() for text in memory.not_seen.values()]
@@ -330,20 +333,16 @@ class Guard:
                 "not_seen": not_seen,
                 "notes": self.mailbox.notes,
                 "error": self.error,
-                **getattr(self, "_facts", {}),
+                **self._facts,
                 "known_bugs": self.report.bugs,
             }
         )
 
-    def _late_alarms(self) -> list[LocalAlarm]:
+    def _late_alarms(self) -> list[Alarm]:
         """What this rank noticed after its last check."""
-        return [*self.rows.alarms, *(one for each in self.trainings for one in each.alarms)]
-
-
-def _alarm(check: str, kind: str, text: str, size: float) -> Any:
-    from .judge import Alarm
-
-    return Alarm(check, kind, text, [0], size)
+        alarms = [*self.rows.alarms, *(one for each in self.trainings for one in each.alarms)]
+        rank = self.mailbox.rank
+        return [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
 
 
 def _captures() -> bool:

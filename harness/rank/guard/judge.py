@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -208,6 +209,11 @@ class Pair:
     """The norm of the largest gradient of a rank, at the same positions."""
     coarse: bool
 
+    @property
+    def ratio(self) -> float:
+        square = float(self.mean @ self.mean)
+        return float(self.used @ self.mean) / square if square else 0.0
+
     def error(self, ratio: float) -> float:
         return float((self.used - ratio * self.mean).norm())
 
@@ -242,15 +248,17 @@ def _judged_gradient(view: View, pairs: Sequence[Pair]) -> Alarm | None:
     ratio = float(used @ mean / (mean @ mean))
     error = float((used - ratio * mean).norm())
     if not used.any() or error > near * max(float(used.norm()), abs(ratio) * largest):
-        names = [pair.name for pair in pairs if pair.relative_error(ratio) > 5 * near]
-        worst = max(pairs, key=lambda pair: pair.error(ratio)).name
-        size = error / (float(mean.norm()) or 1.0)
+        usual = _usual_ratio(pairs)
+        names = [pair.name for pair in pairs if pair.relative_error(usual) > 5 * near]
+        worst = max(pairs, key=lambda pair: pair.error(usual)).name
+        size = float((used - usual * mean).norm()) / (float(mean.norm()) or 1.0)
         how = f"it is off by {size:.0%} of it" if used.any() else "it is zero"
         text = (
             "the optimizer does not use the mean of the gradients that the ranks computed: "
             f"{how}, in {len(names) or 1} of {len(pairs)} parameters, most in {worst}"
         )
-        return Alarm("gradients", "mean", text, [view.rank], size, [worst, *names])
+        parameters = [worst, *(name for name in names if name != worst)]
+        return Alarm("gradients", "mean", text, [view.rank], size, parameters)
     if ratio > 1 + near:
         text = (
             f"the gradient that the optimizer uses is {ratio:.4g} times the mean of those that "
@@ -258,6 +266,13 @@ def _judged_gradient(view: View, pairs: Sequence[Pair]) -> Alarm | None:
         )
         return Alarm("gradients", "longer", text, [view.rank], ratio)
     return None
+
+
+def _usual_ratio(pairs: Sequence[Pair]) -> float:
+    """The ratio of half of all the computed gradients: a few wrong parameters do not move it."""
+    ratios = sorted((pair.ratio, float(pair.mean @ pair.mean)) for pair in pairs)
+    sums = list(accumulate(weight for _, weight in ratios))
+    return next(ratio for (ratio, _), total in zip(ratios, sums) if 2 * total >= sums[-1])
 
 
 def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[Pair]]]:

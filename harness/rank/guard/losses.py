@@ -38,6 +38,10 @@ class Losses:
         self._calls: list[Loss] = []
         self._micro: list[tuple[Any, list[Loss], Any]] = []
 
+    def spoil(self) -> None:
+        """Make the losses of this step unclear."""
+        self._micro = [(None, [], 1.0)]
+
     def called(self, value: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         """Note a loss function's value."""
         if not isinstance(value, Tensor) or not value.requires_grad or value.dim():

@@ -51,7 +51,7 @@ class Mailbox:
     def __init__(
         self, judge: Callable[[list[Post]], None], budget: float, every: int, keep: str = ""
     ) -> None:
-        self.rank, self.world = 0, 1
+        self.rank, self.world = int(os.environ.get("RANK") or 0), 1
         self.notes: list[str] = []
         self.seconds = 0.0
         """CPU time of the thread."""
@@ -88,7 +88,9 @@ class Mailbox:
         if dist.is_available() and dist.is_initialized():
             self.world, self.rank = dist.get_world_size(), dist.get_rank()
         if self.world > 1:
-            store = dist.distributed_c10d._get_default_store()
+            from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+            store: Any = dist.distributed_c10d._get_default_store()
             # destroy_process_group() on rank 0 would end the server, if no agent has it
             self._kept_store = store
             try:
@@ -98,7 +100,7 @@ class Mailbox:
                 self.notes.append("the store of the ranks could not be cloned")
             run = os.environ.get("TORCHELASTIC_RUN_ID", "")
             restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            self._store = dist.PrefixStore(f"distributed-bugs-guard/{run}/{restart}", store)
+            self._store = PrefixStore(f"distributed-bugs-guard/{run}/{restart}", store)
         self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
         self._thread.start()
 

@@ -45,7 +45,7 @@ class Training:
     """One optimizer, and its steps."""
 
     def __init__(self, optimizer: Any, number: int) -> None:
-        self.optimizer = weakref.ref(optimizer)
+        self.optimizer: Callable[[], Any] = weakref.ref(optimizer)
         self.number = number
         self.steps = 0
         self.check = 0
@@ -143,6 +143,8 @@ class Training:
 
     def sample_computed(self, number: int, gradient: Any) -> None:
         """Sample a gradient that this rank computed, before any reduction."""
+        if self._used is not None:
+            return  # a closure is called again, or a loop clips in each micro-batch
         if gradient.layout is not torch.strided:
             self._unusable.add(number)
             return
@@ -179,6 +181,11 @@ class Training:
         dropped = self._dropped
         self._reset()
         self._dropped = dropped
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the gradients that the optimizer uses in this step were sampled."""
+        return self.armed and self._used is not None
 
     def take_used(self) -> None:
         """Sample the gradients after the reduction and before they are clipped or scaled."""
