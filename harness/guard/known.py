@@ -17,7 +17,7 @@ from harness.rank.guard.settings import VISIBLE
 from harness.system.files import ROOT, write_whole, writing
 
 SIGNATURES = {
-    "gradient": ("gradients", "accumulation"),
+    "gradient": ("gradients",),
     "weights": ("replicas",),
     "samples": ("samples",),
     "order of samples": ("samples",),
@@ -25,7 +25,9 @@ SIGNATURES = {
     "stale gradients": ("gradients",),
     "learning rate": ("schedule",),
 }
-"""The checks that see what probe's relations see: by the relation that a bug breaks in a probe."""
+"""The checks that see what probe's relations see: by the relation that a bug breaks in a probe. A
+gradient that is wrong by the number of ranks or of micro-batches is also seen by ACCUMULATION."""
+ACCUMULATION = "accumulation"
 
 DEPENDS_ON = ("scenario.py", "affected.json", "probe.json")
 
@@ -128,5 +130,8 @@ def _signature(file: Path) -> list[str]:
         return []
     recorded = json.loads(file.read_text(encoding="utf-8")).get("recorded", {})
     shown = recorded.get("buggy", {}).get("shown", [])
-    relations = [sign["relation"] for sign in shown if not sign.get("note")]
-    return sorted({check for each in relations for check in SIGNATURES.get(each, ())})
+    checks = set()
+    for sign in (sign for sign in shown if not sign.get("note")):
+        checks.update(SIGNATURES.get(sign["relation"], ()))
+        checks |= {ACCUMULATION} if sign["relation"] == "gradient" and sign.get("times") else set()
+    return sorted(checks)
