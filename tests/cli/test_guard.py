@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.overlays import lent
 from tests.sandbox import PATIENCE, ROOT, Ended, Sandbox, ended, refused
 
 Capture = pytest.CaptureFixture[str]
@@ -50,6 +51,7 @@ def save(*_):
     os._exit(0)
 
 
+signal.signal(signal.SIGUSR1, lambda *_: print("got USR1", flush=True))
 if "save" in sys.argv:
     signal.signal(signal.SIGTERM, save)
 for step in range(1000 if "endless" in sys.argv else 8):
@@ -258,6 +260,43 @@ def test_a_line_in_the_script_does_the_same(
     assert "guard: 8 steps, " in end.err
     summary = json.loads(((given if through else out) / "summary.json").read_text())
     assert summary["steps"] == 8
+
+
+@pytest.mark.slow
+def test_a_known_bug_that_the_run_sets_off_is_named_after_one_step(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    with lent("trainer_gas_twice", "buggy") as overlays:
+        path = os.pathsep.join([str(ROOT), str(overlays["buggy"].folder / "site-packages")])
+        loop = [str(ROOT / "loops" / "trainer.py"), "--model", "llama", "--use_cpu"]
+        loop += ["--output_dir", str(tmp_path), "--gradient_accumulation_steps"]
+        words = ("--check-only", "--fail", *TORCHRUN, *loop)
+        end = guard(sandbox, *words, "2", PYTHONPATH=path)
+        assert end.code == 1, end.err
+        assert end.err.count("guard: KNOWN BUG trainer_gas_twice: ") == 1
+        end = guard(sandbox, *words, "1", PYTHONPATH=path)
+        assert end.code == 0, end.err
+        assert "KNOWN BUG trainer_gas_twice" not in end.err
+        accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--cpu"]
+        accelerate += ["--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"]
+        words = (*accelerate, "--dynamo_backend", "no", "train.py")
+        end = guard(sandbox, *words, PYTHONPATH=path)
+        assert end.code == 0, end.err
+        assert "guard: 8 steps, " in end.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("action", "code", "part"),
+    [("command:echo $GUARD_ALARM", 0, '"check": "replicas"'), ("signal:USR1", 0, "got USR1")],
+    ids=["command", "signal"],
+)
+def test_an_alarm_does_what_the_option_says(
+    action: str, code: int, part: str, sandbox: Sandbox
+) -> None:
+    end = guard(sandbox, "--on-alarm", action, *TORCHRUN, "train.py", "fault")
+    assert end.code == code, end.err
+    assert part in end.out
 
 
 @pytest.mark.slow
