@@ -286,7 +286,7 @@ class Loop:
         self.parameters = [p for p in self.run.parameters() if p.requires_grad]
         self.optimizers = self._optimizers()
         self.schedule = self._schedule(1 if not has("warm_up") else 0)
-        scale = 2.0**32 if has("overflows") else 2.0**8
+        scale = 2.0**24 if has("overflows") else 2.0**8
         self.scaler = torch.amp.GradScaler("cpu", scale, growth_interval=4, enabled=has("fp16"))
         self.batches = batches(has)
         self.saved: Any = None

@@ -201,7 +201,7 @@ class Guard:
         return value
 
     def _skip(self, training: Training) -> None:
-        training.skipped()
+        training.skipped(self.backwards)
         self._begin_step()
 
     def _before_step(self, event: Gradients) -> None:
@@ -216,11 +216,14 @@ class Guard:
         training = self._of(event.owner)
         if training is None:
             return
+        if event.skips:  # a fused optimizer is called for a step that it skips
+            self._skip(training)
+            return
         for other in self.trainings:
             if other.armed and other is not training:
                 other.wait()
         if training.after_step(self.backwards):
-            post = self._completed(training.post(self.mailbox.rank))
+            post = self._completed(training.post(self.mailbox.rank), training.micro_batches)
             training.disarm()
             self.mailbox.send(training, post)
             if self.settings.check_only:
@@ -231,7 +234,7 @@ class Guard:
         self.losses.begin()
         self.rows.begin()
 
-    def _completed(self, post: Post) -> Post:
+    def _completed(self, post: Post, micro_batches: int) -> Post:
         """Add to a post what belongs to the process, not to one optimizer."""
         losses = self.losses.tensor()
         if losses is not None:
@@ -243,7 +246,7 @@ class Guard:
         if post.check == 1 and post.optimizer == 0:
             post.facts = {
                 "releases": releases(),
-                "settings": settings_of(post, self.backwards, self._scaler),
+                "settings": settings_of(post, micro_batches, self._scaler),
             }
         return post
 

@@ -70,7 +70,9 @@ class Training:
         self._last = 0.0
         self._plain: deque[float] = deque(maxlen=RECENT)
         """Durations of the last steps that were not checked, in seconds."""
-        self._usual_backwards = self._short_steps = self._backwards = 0
+        self.micro_batches = 0
+        """The backwards of the first step."""
+        self._short_steps = self._backwards = 0
         self._reset()
 
     def _forget(self, _: Any) -> None:
@@ -90,6 +92,8 @@ class Training:
         self._unusable: set[int] = set()
         self._used: Tensor | None = None
         self._places: list[tuple[int, int, int]] = []
+        self._updates: list[Update] = []
+        self._before, self._fused_scale = torch.zeros(0), False
         self._without: list[str] = []
         self._dropped = 0
 
@@ -179,8 +183,9 @@ class Training:
         else:
             self._restart()
 
-    def skipped(self) -> None:
+    def skipped(self, backwards: int) -> None:
         """Note that a loss scaler skipped the step, so its gradients are used by none."""
+        self._backwards = backwards
         if self.armed:
             self._restart()
 
@@ -313,13 +318,12 @@ class Training:
         return self.armed
 
     def _count_backwards(self, backwards: int) -> None:
-        self._usual_backwards = self._usual_backwards or backwards
-        is_short = 0 < backwards < self._usual_backwards / 2
+        self.micro_batches = self.micro_batches or backwards
+        is_short = 0 < backwards < self.micro_batches / 2
         self._short_steps = self._short_steps + 1 if is_short else 0
         if self._short_steps == 4:
             text = (
-                f"a step has {backwards} micro-batches now, and had {self._usual_backwards} at "
-                "first"
+                f"a step has {backwards} micro-batches now, and had {self.micro_batches} at first"
             )
             self.alarms.append(LocalAlarm("accumulation", "fewer", text, float(backwards)))
 
