@@ -176,6 +176,7 @@ OPTIONS = {
     "bf16_weights": "weights in bf16",
     "bucket_view": "DDP's gradients are views of its buckets",
     "checkpoints": "the blocks' activations are computed twice",
+    "clears_modules": "modules clear the gradients, not the optimizers",
     "clip": "gradients are clipped by their norm",
     "clip_values": "gradients are clipped by value",
     "closure": "the optimizer calls a closure",
@@ -285,7 +286,7 @@ class Loop:
         self.parameters = [p for p in self.run.parameters() if p.requires_grad]
         self.optimizers = self._optimizers()
         self.schedule = self._schedule(1 if not has("warm_up") else 0)
-        scale = 2.0**32 if has("overflows") else 2.0**8
+        scale = 2.0**24 if has("overflows") else 2.0**8
         self.scaler = torch.amp.GradScaler("cpu", scale, growth_interval=4, enabled=has("fp16"))
         self.batches = batches(has)
         self.saved: Any = None
@@ -415,8 +416,9 @@ class Loop:
         optimizer.step(closure)  # type: ignore[arg-type]
 
     def _clear(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=not self.has("keeps_zeros"))
+        cleared = [self.run] if self.has("clears_modules") else self.optimizers
+        for one in cleared:
+            one.zero_grad(set_to_none=not self.has("keeps_zeros"))
         if self.has("copies_trained"):
             for parameter in self.parameters:
                 parameter.grad = None
@@ -467,18 +469,17 @@ class Gan(Loop):
 
     def _compute_gradients(self, step: int) -> None:
         rows = next(self.batches)[:, :-1]
-        self.critics.zero_grad()
+        self._clear()  # the generator's loss has given gradients to the critic
         made, real = self.run(rows).detach(), F.one_hot(rows, WORDS).float()
         (self.critic(made).mean() - self.critic(real).mean()).backward()
         self.critics.step()
-        self.critics.zero_grad()
         loss = self.critic(self.run(rows)).mean()
         self.losses.append(float(loss.detach()))
         loss.backward()
 
     def _clear(self) -> None:
         super()._clear()
-        self.critics.zero_grad()
+        (self.critic if self.has("clears_modules") else self.critics).zero_grad()
 
 
 def reduce_by_hand(parameters: list[Any], has: Has) -> None:

@@ -395,9 +395,12 @@ class LossValue(Event):
 
 @dataclass
 class ZeroGrad(Event):
-    """An optimizer clears the gradients of its parameters."""
+    """An optimizer, or a module, clears the gradients of its parameters."""
 
-    places = (Place("torch.optim.optimizer", "Optimizer", "zero_grad"),)
+    places = (
+        Place("torch.optim.optimizer", "Optimizer", "zero_grad"),
+        Place("torch.nn", "Module", "zero_grad"),
+    )
     eager = True
 
 

@@ -6,7 +6,7 @@ import atexit
 import os
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -32,11 +32,15 @@ from .facts import known_bugs, releases, settings_of
 from .judge import Alarm, Memory, judge
 from .losses import Losses
 from .mailbox import Mailbox
+from .parameters import Modules
 from .posts import Post
 from .report import Report, say, short
 from .rows import Rows
 from .settings import Settings, report_in
 from .training import Training
+
+MOST_OPTIMIZERS = 8
+"""Optimizers that are checked: a loop that steps in its backward has one for each parameter."""
 
 
 class Guard:
@@ -133,7 +137,8 @@ class Guard:
 
     def _add(self, event: NewOptimizer) -> None:
         self.trainings = [one for one in self.trainings if one.steps or one.optimizer()]
-        self.trainings.append(Training(event.owner, self._optimizers))
+        if len(self.trainings) < MOST_OPTIMIZERS:
+            self.trainings.append(Training(event.owner, self._optimizers))
         self._optimizers += 1
 
     def _backward(self, event: Backward, call: Callable[[], Any]) -> Any:
@@ -159,8 +164,9 @@ class Guard:
             return
         optimizers = [one.optimizer() for one in self.trainings]
         held = {id(p) for one in optimizers if one for g in one.param_groups for p in g["params"]}
+        modules = cache(Modules)
         for training in due:
-            training.arm(held, self._guarded)
+            training.arm(held, modules, self._guarded)
 
     def _loss(self, event: LossValue) -> None:
         self.losses.called(event.value, event.arguments, event.keywords)
@@ -177,9 +183,11 @@ class Guard:
             training.take_used()
 
     def _clear(self, event: ZeroGrad) -> None:
-        training = self._of(event.owner)
-        if training is not None:
-            training.cleared(is_only_one=len(self.trainings) == 1)
+        is_module = isinstance(event.owner, torch.nn.Module)
+        ids = {id(parameter) for parameter in event.owner.parameters()} if is_module else set()
+        for training in self.trainings:
+            if training.holds(ids) or training.optimizer() is event.owner:
+                training.cleared(is_only_one=len(self.trainings) == 1)
 
     def _note_scaler(self, event: NewScaler) -> None:
         self._scaler = event.owner
@@ -193,7 +201,7 @@ class Guard:
         return value
 
     def _skip(self, training: Training) -> None:
-        training.skipped()
+        training.skipped(self.backwards)
         self._begin_step()
 
     def _before_step(self, event: Gradients) -> None:
@@ -210,11 +218,14 @@ class Guard:
             return
         if not training.steps:
             report_in("training")
+        if event.skips:  # a fused optimizer is called for a step that it skips
+            self._skip(training)
+            return
         for other in self.trainings:
             if other.armed and other is not training:
                 other.wait()
         if training.after_step(self.backwards):
-            post = self._completed(training.post(self.mailbox.rank))
+            post = self._completed(training.post(self.mailbox.rank), training.micro_batches)
             training.disarm()
             self.mailbox.send(training, post)
             if self.settings.check_only:
@@ -225,7 +236,7 @@ class Guard:
         self.losses.begin()
         self.rows.begin()
 
-    def _completed(self, post: Post) -> Post:
+    def _completed(self, post: Post, micro_batches: int) -> Post:
         """Add to a post what belongs to the process, not to one optimizer."""
         losses = self.losses.tensor()
         if losses is not None:
@@ -237,7 +248,7 @@ class Guard:
         if post.check == 1 and post.optimizer == 0:
             post.facts = {
                 "releases": releases(),
-                "settings": settings_of(post, self.backwards, self._scaler),
+                "settings": settings_of(post, micro_batches, self._scaler),
             }
         return post
 
@@ -309,6 +320,8 @@ class Guard:
             for one in self.trainings
             if one.is_left_out
         ]
+        if self._optimizers > MOST_OPTIMIZERS == len(self.trainings):
+            not_seen.append(f"only {MOST_OPTIMIZERS} of {self._optimizers} optimizers are checked")
         checked, faults = len(self.report.steps), len(self.report.faults)
         self.report.say(
             f"{training.steps} steps, {checked} checked; cost {percent:.2f} % of the time "

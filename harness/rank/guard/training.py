@@ -45,7 +45,7 @@ class Training:
     """One optimizer, and its steps."""
 
     def __init__(self, optimizer: Any, number: int) -> None:
-        self.optimizer: Callable[[], Any] = weakref.ref(optimizer)
+        self.optimizer: Callable[[], Any] = weakref.ref(optimizer, self._forget)
         self.number = number
         self.steps = 0
         self.check = 0
@@ -59,6 +59,7 @@ class Training:
         self.setup = 0.0
         """Seconds that it took to find modules and parameters."""
         self._watched: list[Watched] = []
+        self._modules: Modules | None = None
         self._ids: tuple[int, ...] = ()
         self._described = False
         """Whether rank 0 knows the parameters."""
@@ -69,8 +70,15 @@ class Training:
         self._last = 0.0
         self._plain: deque[float] = deque(maxlen=RECENT)
         """Durations of the last steps that were not checked, in seconds."""
-        self._usual_backwards = self._short_steps = self._backwards = 0
+        self.micro_batches = 0
+        """The backwards of the first step."""
+        self._short_steps = self._backwards = 0
         self._reset()
+
+    def _forget(self, _: Any) -> None:
+        """Let go of the model, when nobody has its optimizer any more."""
+        self.disarm()
+        self._watched, self._modules = [], None
 
     @property
     def due(self) -> bool:
@@ -84,19 +92,22 @@ class Training:
         self._unusable: set[int] = set()
         self._used: Tensor | None = None
         self._places: list[tuple[int, int, int]] = []
+        self._updates: list[Update] = []
+        self._before, self._fused_scale = torch.zeros(0), False
         self._without: list[str] = []
         self._dropped = 0
 
     # -- arming --
 
-    def arm(self, held: set[int], guarded: Guarded) -> None:
+    def arm(self, held: set[int], modules: Callable[[], Modules], guarded: Guarded) -> None:
         """Begin to look at this step: its first backward begins. ``held`` are the ids of the
-        parameters of all optimizers; ``guarded`` makes a hook that never raises."""
+        parameters of all optimizers, ``modules`` finds those of this process, and ``guarded``
+        makes a hook that never raises."""
         started = time.perf_counter()
         optimizer = self.optimizer()
         ids = tuple(id(p) for group in optimizer.param_groups for p in group["params"])
         if ids != self._ids:  # the first time, or a package has replaced the parameters
-            self._modules = Modules()
+            self._modules = modules()
             self._watched = watched(optimizer, self._modules, held)
             self._ids, self._described, self._first_bits = ids, False, None
             self.setup += time.perf_counter() - started
@@ -172,8 +183,9 @@ class Training:
         else:
             self._restart()
 
-    def skipped(self) -> None:
+    def skipped(self, backwards: int) -> None:
         """Note that a loss scaler skipped the step, so its gradients are used by none."""
+        self._backwards = backwards
         if self.armed:
             self._restart()
 
@@ -306,13 +318,12 @@ class Training:
         return self.armed
 
     def _count_backwards(self, backwards: int) -> None:
-        self._usual_backwards = self._usual_backwards or backwards
-        is_short = 0 < backwards < self._usual_backwards / 2
+        self.micro_batches = self.micro_batches or backwards
+        is_short = 0 < backwards < self.micro_batches / 2
         self._short_steps = self._short_steps + 1 if is_short else 0
         if self._short_steps == 4:
             text = (
-                f"a step has {backwards} micro-batches now, and had {self._usual_backwards} at "
-                "first"
+                f"a step has {backwards} micro-batches now, and had {self.micro_batches} at first"
             )
             self.alarms.append(LocalAlarm("accumulation", "fewer", text, float(backwards)))
 
@@ -342,7 +353,8 @@ class Training:
         post.unusable = sorted(self._unusable)
         post.used, post.without_gradient = self._places, self._without
         post.updates, post.dropped = self._updates, self._dropped
-        post.foreign = sum(key not in modules.parameters for key in self._ids)
+        known = modules.parameters if modules else {}
+        post.foreign = sum(key not in known for key in self._ids)
         post.unheld = [
             one.described.name
             for one in self._watched
