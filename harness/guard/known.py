@@ -130,7 +130,7 @@ def _signature(file: Path) -> list[str]:
         return []
     recorded = json.loads(file.read_text(encoding="utf-8")).get("recorded", {})
     shown = recorded.get("buggy", {}).get("shown", [])
-    checks = set()
+    checks = set[str]()
     for sign in (sign for sign in shown if not sign.get("note")):
         checks.update(SIGNATURES.get(sign["relation"], ()))
         checks |= {ACCUMULATION} if sign["relation"] == "gradient" and sign.get("times") else set()
