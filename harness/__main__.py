@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from harness.cli import IN_A_CHECKOUT, USERS, commands
+from harness.cli import IN_A_CHECKOUT, USERS, commands, module_of
 from harness.system.errors import ExitCode, HarnessError, UserError, unknown
 from harness.system.files import ROOT
 from harness.system.installation import (
@@ -60,8 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         _completion.complete()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    debug = DEBUG in arguments or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
-    arguments = [word for word in arguments if word != DEBUG]
+    # What follows guard is a command, whose own --debug stays.
+    ours = arguments.index("guard") + 1 if "guard" in arguments[:2] else len(arguments)
+    debug = DEBUG in arguments[:ours] or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+    arguments = [word for word in arguments[:ours] if word != DEBUG] + arguments[ours:]
     open_streams()
     signal.signal(signal.SIGTERM, _as_interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup the command goes on
@@ -130,7 +132,7 @@ def _listed(names: Iterable[str], without: Sequence[str] = ()) -> str:
 
 def _imported(command: str):  # type: ignore[no-untyped-def]
     try:
-        return importlib.import_module(f"harness.cli.{command}")
+        return importlib.import_module(module_of(command))
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("harness", "scenarios"):

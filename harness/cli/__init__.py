@@ -25,6 +25,8 @@ USERS = (
     "check",
     "probe",
     "models",
+    "guard",
+    "guard-report",
     "score",
     "matrix",
     "bisect",
@@ -42,12 +44,17 @@ IN_A_CHECKOUT = ("admit", "bench", "evidence", "lock", "new", "pages")
 @cache
 def commands() -> dict[str, str]:
     """Every command and what it does, in one line. Reads the files and imports none of them."""
-    names = (m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
-    return {name: _summary(name) for name in names}
+    modules = (m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    return {module.replace("_", "-"): _summary(module) for module in modules}
 
 
-def _summary(command: str) -> str:
-    source = Path(__path__[0], f"{command}.py").read_text(encoding="utf-8")
+def module_of(command: str) -> str:
+    """The full name of a command's module."""
+    return f"{__name__}.{command.replace('-', '_')}"
+
+
+def _summary(module: str) -> str:
+    source = Path(__path__[0], f"{module}.py").read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
@@ -56,7 +63,7 @@ class Arguments(argparse.ArgumentParser):
 
     def __init__(self, module: str) -> None:
         super().__init__(
-            prog=f"{PROGRAM} {module.rpartition('.')[2]}",
+            prog=f"{PROGRAM} {module.rpartition('.')[2].replace('_', '-')}",
             description=as_typed(sys.modules[module].__doc__ or ""),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

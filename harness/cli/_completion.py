@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from harness.bugs import catalog
-from harness.cli import commands
+from harness.cli import commands, module_of
 from harness.run.run_config import ALL
 
 BY_NAME = ("lock", "pages", "show", "signatures")
@@ -58,5 +58,5 @@ def _options(command: str = "") -> list[str]:
         return []
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        importlib.import_module(f"harness.cli.{command}").main(["--help"])
+        importlib.import_module(module_of(command)).main(["--help"])
     return sorted(set(re.findall(r"(?<=\s)--[a-z][a-z-]+", text.getvalue())))

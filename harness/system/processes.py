@@ -49,12 +49,12 @@ def set_token(token: str) -> None:
     os.environ[TOKEN] = token
 
 
-def members(token: str) -> list[psutil.Process]:
-    """Every living process with this token."""
+def members(token: str, variable: str = TOKEN) -> list[psutil.Process]:
+    """Every living process with this token in a variable of its environment."""
     processes = []
     for process in psutil.process_iter():
         try:
-            mine = process.environ().get(TOKEN) == token
+            mine = process.environ().get(variable) == token
             if mine and process.status() != psutil.STATUS_ZOMBIE:
                 processes.append(process)
         except psutil.Error:

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -148,6 +149,8 @@ COMMANDS = [
         ["matrix needs torch", " install torch\n"],
     ),
     ("new my_bug", 2, ["new needs a checkout"]),
+    ("guard", 2, ["the command of the training is missing"]),
+    ("guard-report --help", 0, ["usage: distributed-bugs guard-report "]),
     ("check", 2, ["none of accelerate,", "requirements with -r"]),
 ]
 
@@ -173,3 +176,40 @@ def test_its_commands_work_beside_modules_of_the_same_names(
 def test_it_lists_every_scenario(tool: Tool) -> None:
     _, out, _ = tool.run("list")
     assert [line.split()[0] for line in out.splitlines()[1:]] == list(catalog.names())
+
+
+TRAIN = """\
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_guard_watches_trainings_of_another_interpreter(tool: Tool) -> None:
+    """That has torch, and the tool has none."""
+    script = tool.cwd / "my_training.py"
+    script.write_text(TRAIN)
+    code, _, err = tool.run(f"guard {sys.executable} {script}")
+    assert code == 0, err
+    assert "guard: 3 steps, 3 checked" in err
+    script.write_text(f"import distributed_bugs\ndistributed_bugs.guard()\n{TRAIN}")
+    process = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": str(tool.package.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    assert "guard: 3 steps, 3 checked" in process.stderr
+
+
+def test_a_script_that_imports_the_package_imports_nothing_else(tool: Tool) -> None:
+    show = "print(*{*sys.modules} - before)"
+    code = f"import sys; before = {{*sys.modules}}; import distributed_bugs; {show}"
+    python = tool.venv / "bin" / "python"
+    process = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    assert set(process.stdout.split()) <= {"distributed_bugs", "__future__"}, process.stderr

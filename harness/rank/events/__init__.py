@@ -24,13 +24,18 @@ from .kinds import (
     Batch,
     Checkpoint,
     Clip,
+    DrawnIndex,
     Epoch,
     Event,
     Gradients,
     Load,
+    LoadedState,
+    LossValue,
     ModuleCall,
+    NewCommunication,
     NewIterator,
     NewOptimizer,
+    NewScaler,
     NewSchedule,
     Report,
     Save,
@@ -38,6 +43,7 @@ from .kinds import (
     Step,
     TrainerStep,
     Unscale,
+    ZeroGrad,
 )
 from .patches import Patches, calling_frame, compiler_question, replace_everywhere
 from .trainers import engine_of, is_engine, wrapper_of

@@ -82,7 +82,9 @@ class Instrument:
     def before(self, event: Event) -> None:
         """Call the handlers before an event whose call is made elsewhere."""
         for subscription in self._subscriptions.get(type(event), ()):
-            if subscription.before is not None and subscription.applies(event):
+            if subscription.before is None or not subscription.applies(event):
+                continue
+            if event.occurs():
                 subscription.before(event)
 
     def after(self, event: Event) -> None:

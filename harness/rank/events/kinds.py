@@ -41,6 +41,11 @@ class Event:
     value: Any = field(default=None, init=False)
     """What the call returned, for handlers after it."""
 
+    def occurs(self) -> bool:
+        """Whether there is such an event. It is asked only if somebody listens: the answer may need
+        the device."""
+        return True
+
     @classmethod
     def source(cls) -> type[Event]:
         """The kind of events that has the same patches; usually this one."""
@@ -160,6 +165,13 @@ class Unscale(Event):
 
     places = (Place("torch.amp", "GradScaler", "unscale_"),)
 
+    arguments: Sequence[Any] = ()
+    """The optimizer."""
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        return cls(arguments[0], [*arguments[1:], *keywords.values()])
+
 
 @dataclass
 class ScalerStep(Event):
@@ -168,6 +180,13 @@ class ScalerStep(Event):
 
     places = (Place("torch.amp", "GradScaler", "step"),)
 
+    arguments: Sequence[Any] = ()
+    """The optimizer, and what its step is called with."""
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        return cls(arguments[0], [*arguments[1:], *keywords.values()])
+
 
 @dataclass
 class Step(Event):
@@ -175,8 +194,12 @@ class Step(Event):
 
     closure: Any = None
     """Computes the gradients within the step, as with Lightning; None if they are ready."""
-    skips: bool = False
-    """Whether a fused optimizer changes nothing, because a gradient overflowed."""
+
+    @property
+    def skips(self) -> bool:
+        """Whether a fused optimizer changes nothing, because a gradient overflowed. Waits for the
+        device, which knows it."""
+        return _skips(self.owner)
 
     @classmethod
     def install(cls, handlers: Handlers, patches: Patches, of: Any) -> None:
@@ -209,6 +232,9 @@ class Gradients(Event):
 
     in_closure: bool = False
 
+    def occurs(self) -> bool:
+        return self.in_closure or not _skips(self.owner)
+
     @classmethod
     def source(cls) -> type[Event]:
         return Step
@@ -218,17 +244,19 @@ class Gradients(Event):
         Step.install(handlers, patches, of)
 
 
+def _skips(optimizer: Any) -> bool:
+    return bool(getattr(optimizer, "found_inf", None))
+
+
 def _install_hooks(handlers: Handlers) -> Any:
     """Register torch's hooks of all optimizers; returns a function that removes them."""
     from torch.optim import optimizer as hooks
 
     def before(optimizer: Any, arguments: Any, keywords: Any) -> Any:
         closure = arguments[1] if len(arguments) > 1 else keywords.get("closure")
-        skips = bool(getattr(optimizer, "found_inf", None))
-        handlers.before(Step(optimizer, closure, skips))
+        handlers.before(Step(optimizer, closure))
         if closure is None:
-            if not skips:
-                handlers.before(Gradients(optimizer))
+            handlers.before(Gradients(optimizer))
             return None
 
         def evaluated() -> Any:
@@ -239,8 +267,7 @@ def _install_hooks(handlers: Handlers) -> Any:
         return (optimizer, evaluated), {}
 
     def after(optimizer: Any, arguments: Any, keywords: Any) -> None:
-        skips = bool(getattr(optimizer, "found_inf", None))
-        handlers.after(Step(optimizer, skips=skips))
+        handlers.after(Step(optimizer))
 
     handles = (
         hooks.register_optimizer_step_pre_hook(before),
@@ -359,3 +386,66 @@ class Report(Event):
     @classmethod
     def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
         return cls(arguments[0], [*arguments[1:], *keywords.values()])
+
+
+@dataclass
+class LossValue(Event):
+    """A loss function of torch is called. It returns the loss."""
+
+    places = tuple(
+        Place("torch.nn.functional", "", name)
+        for name in ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits")
+    )
+    eager = True
+
+    arguments: Sequence[Any]
+    keywords: Mapping[str, Any]
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        return cls(None, arguments, keywords)
+
+
+@dataclass
+class ZeroGrad(Event):
+    """An optimizer, or a module, clears the gradients of its parameters."""
+
+    places = (
+        Place("torch.optim.optimizer", "Optimizer", "zero_grad"),
+        Place("torch.nn", "Module", "zero_grad"),
+    )
+    eager = True
+
+
+@dataclass
+class LoadedState(Event):
+    """An optimizer loads a state."""
+
+    places = (Place("torch.optim.optimizer", "Optimizer", "load_state_dict"),)
+
+
+@dataclass
+class NewScaler(Event):
+    """A loss scaler is constructed."""
+
+    places = (Place("torch.amp", "GradScaler", "__init__"),)
+
+
+@dataclass
+class DrawnIndex(Event):
+    """An iterator of a DataLoader draws the indices of a batch that it will return later."""
+
+    places = (ITERATOR._replace(name="_next_index"),)
+
+
+@dataclass
+class NewCommunication(Event):
+    """A DDP model gets another reduction of gradients than the mean in their own type."""
+
+    places = (Place("torch.nn.parallel", "DistributedDataParallel", "register_comm_hook"),)
+
+    hook: Any
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        return cls(arguments[0], arguments[2] if len(arguments) > 2 else keywords["hook"])

@@ -1,0 +1,195 @@
+"""watch a real training on its real ranks, for about one percent of its time
+
+    python -m harness guard torchrun --nproc-per-node 8 train.py
+    python -m harness guard --out report --on-alarm stop accelerate launch train.py
+    python -m harness guard --check-only torchrun --nproc-per-node 8 train.py
+
+The command runs unchanged. In a few of its steps each rank takes samples of weights and gradients,
+and rank 0 compares them. A silent fault, such as a gradient that is not the mean of the ranks', is
+one line on stderr. Options before the command are ours, those after it belong to the command.
+
+The same from within a script, without the known bugs: import distributed_bugs;
+distributed_bugs.guard()
+
+exit codes: the command's own; 1 if that is 0 and --fail or --on-alarm stop asks for it; 2 a mistake
+in the command. docs/guard.md explains the alarms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+from harness.cli import Arguments
+from harness.cli._values import number, whole_number
+from harness.guard import child, injection, known
+from harness.guard.report import ALARMS, SUMMARY
+from harness.rank.guard.settings import CHECKS, VARIABLE, Settings
+from harness.system.errors import ExitCode, UserError, unknown
+from harness.system.files import refuse_unless_creatable, writing
+from harness.system.text import one_line, print_errors
+
+STOP = "stop"
+ACTIONS = ("warn", STOP, "signal:NAME", "command:WORDS")
+IN_SCRIPT = "import distributed_bugs; distributed_bugs.guard()"
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    words = options.command[1:] if options.command[:1] == ["--"] else options.command
+    _refuse(words)
+    settings = _settings(options)
+    if settings.out:
+        with writing(Path(settings.out), "--out"):
+            Path(settings.out).mkdir(parents=True, exist_ok=True)
+    settings.known = _known_bugs()
+    code = injection.code_folder()
+    with injection.run_folder(settings) as folder:
+        findings = Findings(Path(settings.out or folder))
+        ending = child.run(
+            words,
+            injection.environment(folder, code),
+            VARIABLE,
+            is_to_stop=lambda: options.on_alarm == STOP and findings.has_alarm(),
+        )
+        if not ending.signal:
+            _say_what_was_not_reached(folder)
+        is_asked = options.on_alarm == STOP or options.fail
+        is_fault = is_asked and (findings.has_alarm() or (options.fail and findings.has_bug()))
+    if ending.stopped or (is_fault and not ending.code):
+        return ExitCode.NOT_AS_EXPECTED
+    return ending.code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Arguments(__name__)
+    parser.usage = f"{parser.prog} [options] COMMAND ..."
+    add = parser.add_argument
+    add(
+        "--budget",
+        metavar="PERCENT",
+        type=number(0.01, 100),
+        default=1.0,
+        help="the time that all checks together may take (default: 1)",
+    )
+    add("--every", metavar="N", type=whole_number(1), help="check each N-th step instead")
+    add("--checks", metavar="NAMES", type=_checks, default=[], help=", ".join(CHECKS))
+    add(
+        "--on-alarm",
+        metavar="ACTION",
+        type=_action,
+        default="warn",
+        help=f"{', '.join(ACTIONS)} (default: warn)",
+    )
+    add("--fail", action="store_true", help="exit code 1 after an alarm or a known bug")
+    add("--out", metavar="FOLDER", type=_folder, help="for the report")
+    add("--keep-posts", action="store_true", help="keep what ranks sent, in the folder of --out")
+    add("--quiet", action="store_true", help="print alarms and known bugs only")
+    add("--check-only", action="store_true", help="end the training after one step")
+    add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what starts the training")
+    return parser
+
+
+def _checks(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in CHECKS:
+            raise argparse.ArgumentTypeError(unknown("check", one_line(name), CHECKS))
+    return names
+
+
+def _action(text: str) -> str:
+    kind, _, argument = text.partition(":")
+    if kind == "signal":
+        name = argument.upper().removeprefix("SIG")
+        names = sorted(number.name.removeprefix("SIG") for number in signal.Signals)
+        if name not in names:
+            raise argparse.ArgumentTypeError(unknown("signal", one_line(argument), names))
+    elif not (text in ACTIONS[:2] or (kind == "command" and argument.strip())):
+        raise argparse.ArgumentTypeError(unknown("action", one_line(text), ACTIONS))
+    return text
+
+
+def _folder(text: str) -> str:
+    folder = Path(text).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is not a folder: name a new one, or a folder")
+    return str(folder)
+
+
+def _refuse(words: list[str]) -> None:
+    """Raise UserError for what is no command, before anything is started or written."""
+    example = "write one like torchrun --nproc-per-node 8 train.py"
+    if not words:
+        raise UserError(f"the command of the training is missing: {example}")
+    name = words[0]
+    if shutil.which(name) is None:
+        is_script = name.endswith(".py") and Path(name).is_file()
+        instead = f"write python {name}" if is_script else example
+        raise UserError(f"no command '{one_line(name)}': {instead}")
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    if options.keep_posts and not options.out:
+        raise UserError("--keep-posts needs --out FOLDER")
+    if options.out:
+        refuse_unless_creatable(Path(options.out) / ".guard")
+    # Ranks that stop alone would make the others wait: the command ends all of them, see child.
+    action = "warn" if options.on_alarm == STOP else options.on_alarm
+    return Settings(
+        budget=options.budget,
+        every=options.every or 0,
+        checks=options.checks,
+        on_alarm=action,
+        out=options.out or "",
+        quiet=options.quiet,
+        check_only=options.check_only,
+        keep_posts=options.keep_posts,
+    )
+
+
+def _known_bugs() -> str:
+    """The file with the bugs of the catalogue."""
+    file = known.file(injection.home())
+    if not file.is_file():
+        print_errors("guard: reads the bugs of the catalogue, once: this takes some seconds")
+        known.write(file)
+    return str(file)
+
+
+class Findings:
+    """What the ranks of this command wrote into the folder of the report."""
+
+    def __init__(self, out: Path) -> None:
+        self._alarms, self._summary = out / ALARMS, out / SUMMARY
+        self._before = self._stamps()
+
+    def _stamps(self) -> tuple[Any, Any]:
+        files = (file.stat() if file.is_file() else None for file in (self._alarms, self._summary))
+        alarms, summary = files
+        return alarms and alarms.st_size, summary and (summary.st_ino, summary.st_mtime_ns)
+
+    def has_alarm(self) -> bool:
+        """Whether an alarm came; those of an earlier training may be in the folder."""
+        return self._stamps()[0] != self._before[0]
+
+    def has_bug(self) -> bool:
+        """Whether the training sets off a known bug for certain."""
+        if self._stamps()[1] == self._before[1]:
+            return False
+        bugs = json.loads(self._summary.read_text(encoding="utf-8")).get("known_bugs", [])
+        return any(bug["certain"] for bug in bugs)
+
+
+def _say_what_was_not_reached(folder: Path) -> None:
+    if not (folder / injection.PYTHON).exists():
+        print_errors(
+            "guard: no Python of this command was reached: python -I, -S and -E, and commands that "
+            f"set PYTHONPATH, leave guard out. One line in the script does the same: {IN_SCRIPT}"
+        )
+    elif not (folder / injection.TRAINING).exists():
+        print_errors("guard: no training was seen: no optimizer of torch took a step")

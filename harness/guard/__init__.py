@@ -1,0 +1,1 @@
+"""The command's side of guard: what is injected into a training, and what is read of it."""

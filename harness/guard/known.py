@@ -1,0 +1,137 @@
+"""The bugs of the catalogue as a file for the ranks, which import nothing of the harness.
+
+A rank compares the releases and the settings that it sees with this file, see ``facts`` in
+``harness.rank.guard``. A bug whose trigger also needs what no rank sees is not certain: it is named
+only by an alarm with the bug's signature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.rank.guard.settings import VISIBLE
+from harness.system.files import ROOT, write_whole, writing
+
+SIGNATURES = {
+    "gradient": ("gradients",),
+    "weights": ("replicas",),
+    "samples": ("samples",),
+    "order of samples": ("samples",),
+    "update": ("updates",),
+    "stale gradients": ("gradients",),
+    "learning rate": ("schedule",),
+}
+"""The checks that see what probe's relations see: by the relation that a bug breaks in a probe. A
+gradient that is wrong by the number of ranks or of micro-batches is also seen by ACCUMULATION."""
+ACCUMULATION = "accumulation"
+
+DEPENDS_ON = ("scenario.py", "results.jsonl", "probe.json")
+
+
+def file(folder: Path) -> Path:
+    """The file in a folder; another one after the catalogue has changed."""
+    return folder / f"known-{_digest()}.json"
+
+
+def write(path: Path) -> None:
+    """Write the file. This takes seconds, as it looks up each release of each bug."""
+    with writing(path, "HARNESS_CACHE"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(list(bugs()), indent=1) + "\n")
+
+
+def _digest() -> str:
+    """A digest of all that the file depends on: to compute it takes less time than the file."""
+    digest = hashlib.sha256(Path(__file__).read_bytes() + repr(VISIBLE).encode())
+    for name in DEPENDS_ON:
+        for path in sorted((ROOT / "scenarios").glob(f"*/*/{name}")):
+            digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def bugs() -> Iterator[dict[str, Any]]:
+    """Each bug that settings or code set off, with the releases that have it."""
+    from harness.bugs import catalog, remedies  # they load every scenario
+
+    for name in catalog.sound():
+        scenario = catalog.scenario(name)
+        releases = _affected(name)
+        if not releases or not scenario.settings:
+            continue
+        visible = {key: scenario.settings[key] for key in VISIBLE if key in scenario.settings}
+        bug = {
+            "name": name,
+            "title": scenario.title,
+            "settings": {key: _rule(condition) for key, condition in visible.items()},
+            "certain": len(visible) == len(scenario.settings),
+            "remedy": remedies.of(name),
+            "signature": _signature(catalog.folder(name) / "probe.json"),
+        }
+        yield from ({**bug, "affected": affected} for affected in releases)
+
+
+def _affected(name: str) -> list[dict[str, list[str]]]:
+    """The affected releases, by the module that a rank imports: of one package, all that the
+    catalogue has tested with any bug, as ``check`` looks them up; of several, the tested ones."""
+    from harness.bugs import catalog
+    from harness.bugs.lookup import lookup
+    from harness.bugs.packages import import_name
+    from harness.bugs.results import Status
+
+    packages = catalog.scenario(name).deciding
+    by_others: dict[tuple[str, ...], list[str]] = {}
+    for subject, *others in _points(name, packages):
+        of_subject = by_others.setdefault(tuple(others), [])
+        point = dict(zip(packages, (subject, *others), strict=True))
+        if subject not in of_subject and lookup(name, point).status is Status.AFFECTED:
+            of_subject.append(subject)
+    modules = list(map(import_name, packages))
+    return [
+        dict(zip(modules, [of_subject, *([other] for other in others)], strict=True))
+        for others, of_subject in by_others.items()
+        if of_subject
+    ]
+
+
+def _points(name: str, packages: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The releases that may be affected. Of one package, none is beyond the affected ones."""
+    from packaging.version import Version
+
+    from harness.bugs import result_file
+    from harness.bugs.results import Status
+
+    cells = [cell for cell in result_file.statuses(name) if cell.status is Status.AFFECTED]
+    if len(packages) == 1 and cells:
+        (package,) = packages
+        versions = [Version(cell.pins[package]) for cell in cells]
+        for release in result_file.tested_releases(package):
+            if min(versions) <= Version(release) <= max(versions):
+                yield (release,)
+    elif packages:
+        yield from (tuple(cell.pins[package] for package in packages) for cell in cells)
+
+
+def _rule(condition: Any) -> dict[str, Any]:
+    """A condition of ``harness.bugs.api.settings`` as JSON."""
+    from harness.bugs.api.settings import above
+
+    if isinstance(condition, above):
+        return {"above": condition.limit}
+    return {"in": list(condition) if isinstance(condition, tuple) else [condition]}
+
+
+def _signature(file: Path) -> list[str]:
+    """The checks whose alarm goes with a bug, by what a probe of it has shown."""
+    if not file.is_file():
+        return []
+    recorded = json.loads(file.read_text(encoding="utf-8")).get("recorded", {})
+    shown = recorded.get("buggy", {}).get("shown", [])
+    checks = set[str]()
+    for sign in (sign for sign in shown if not sign.get("note")):
+        checks.update(SIGNATURES.get(sign["relation"], ()))
+        checks |= {ACCUMULATION} if sign["relation"] == "gradient" and sign.get("times") else set()
+    return sorted(checks)

@@ -1,0 +1,368 @@
+"""Watches the trainings of this process: it subscribes to the events of torch, and posts."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from .. import events
+from ..events import (
+    Backward,
+    Batch,
+    Clip,
+    DrawnIndex,
+    Gradients,
+    LoadedState,
+    LossValue,
+    NewCommunication,
+    NewOptimizer,
+    NewScaler,
+    ScalerStep,
+    Step,
+    Unscale,
+    ZeroGrad,
+)
+from .facts import known_bugs, releases, settings_of
+from .judge import Alarm, Memory, judge
+from .losses import Losses
+from .mailbox import Mailbox
+from .parameters import Modules
+from .posts import Post
+from .report import Report, say, short
+from .rows import Rows
+from .settings import Settings, report_in
+from .training import Training
+
+MOST_OPTIMIZERS = 8
+"""Optimizers that are checked: a loop that steps in its backward has one for each parameter."""
+
+
+class Guard:
+    """What is watched in this process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.trainings: list[Training] = []
+        self.losses, self.rows = Losses(), Rows()
+        self.report = Report(settings)
+        keep = settings.out if settings.keep_posts else ""
+        self.mailbox = Mailbox(self._judge, settings.budget / 100, settings.every, keep)
+        self._optimizers = 0
+        """How many were constructed."""
+        self.backwards = 0
+        self.coarse = False
+        self.lossy = ""
+        self.error = ""
+        """Why this process is watched no more."""
+        self._memories: dict[int, Memory] = {}
+        self._facts: dict[str, Any] = {}
+        self._dead = False
+        """Whether this process is a worker that a training process forked."""
+        self._scaler: Any = None
+        self._in_backward = False
+        self._steps_before_scaler = 0
+
+    def install(self) -> None:
+        """Subscribe, before the script runs."""
+        on = events.instrument.on
+        on(NewOptimizer, after=self._guarded(self._add))
+        on(Backward, around=self._backward, when=self._alive)
+        on(LossValue, after=self._guarded(self._loss), when=self._is_due)
+        on(Clip, before=self._guarded(self._clip), when=self._is_armed)
+        on(Unscale, before=self._guarded(self._unscale), when=self._is_armed)
+        on(ZeroGrad, before=self._guarded(self._clear), when=self._is_armed)
+        on(Gradients, before=self._guarded(self._before_step), when=self._looks_at_step)
+        on(Step, after=self._guarded(self._after_step), when=self._alive)
+        on(NewScaler, after=self._guarded(self._note_scaler))
+        on(ScalerStep, around=self._scaler_step, when=self._alive)
+        on(LoadedState, after=self._guarded(self._loaded), when=self._alive)
+        on(DrawnIndex, after=self._guarded(self._drawn), when=self._alive)
+        on(Batch, after=self._guarded(self._batch), when=self._alive)
+        on(NewCommunication, before=self._guarded(self._communicates), when=self._alive)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self._exit)
+
+    # -- whether to look --
+
+    def _alive(self) -> bool:
+        return not self._dead and not self.error
+
+    def _is_due(self) -> bool:
+        return self._alive() and any(training.due for training in self.trainings)
+
+    def _looks_at_step(self) -> bool:
+        return self._alive() and any(one.armed or one.is_resumed for one in self.trainings)
+
+    def _is_armed(self) -> bool:
+        return self._alive() and any(training.armed for training in self.trainings)
+
+    def _forked(self) -> None:
+        # A worker is forked by a process that has trained, a rank by one that has not.
+        self._dead = any(training.steps for training in self.trainings)
+
+    def _safely(self, handler: Callable[..., None], *arguments: Any) -> None:
+        """Call a handler, time it, and keep its faults from the training."""
+        started = time.perf_counter()
+        try:
+            handler(*arguments)
+        except Exception as error:
+            self._stop(short(error))
+        spent = time.perf_counter() - started
+        for training in self.trainings:
+            if training.armed or len(self.trainings) == 1:
+                training.spend(spent)
+                break
+
+    def _stop(self, error: str) -> None:
+        """Watch no more, after a fault of guard itself."""
+        if self.error:
+            return
+        self.error = error
+        for training in self.trainings:
+            training.disarm()
+        say(f"stopped on rank {os.environ.get('RANK', 0)}, the training goes on: {error}")
+        self.mailbox.stop(error)
+
+    def _guarded(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
+        return partial(self._safely, handler)
+
+    def _of(self, optimizer: Any) -> Training | None:
+        return next((one for one in self.trainings if one.optimizer() is optimizer), None)
+
+    # -- events --
+
+    def _add(self, event: NewOptimizer) -> None:
+        self.trainings = [one for one in self.trainings if one.steps or one.optimizer()]
+        if len(self.trainings) < MOST_OPTIMIZERS:
+            self.trainings.append(Training(event.owner, self._optimizers))
+        self._optimizers += 1
+
+    def _backward(self, event: Backward, call: Callable[[], Any]) -> Any:
+        if self._in_backward:  # reentrant checkpoints
+            return call()
+        self._in_backward = True
+        self._safely(self._begin_backward, event.owner)
+        try:
+            return call()
+        finally:
+            self._in_backward = False
+
+    def _begin_backward(self, root: Any) -> None:
+        self.backwards += 1
+        self.rows.backward()
+        self._arm()
+        if self._is_armed():
+            self.losses.backward(root, self._scaler)
+
+    def _arm(self) -> None:
+        due = [one for one in self.trainings if one.due and not one.armed]
+        if not due or _captures():
+            return
+        optimizers = [one.optimizer() for one in self.trainings]
+        held = {id(p) for one in optimizers if one for g in one.param_groups for p in g["params"]}
+        modules = cache(Modules)
+        for training in due:
+            training.arm(held, modules, self._guarded)
+
+    def _loss(self, event: LossValue) -> None:
+        self.losses.called(event.value, event.arguments, event.keywords)
+
+    def _clip(self, event: Clip) -> None:
+        ids = {id(parameter) for parameter in event.parameters}
+        for training in self.trainings:
+            if training.armed and training.holds(ids):
+                training.take_used()
+
+    def _unscale(self, event: Unscale) -> None:
+        training = self._of(event.arguments[0])
+        if training is not None:
+            training.take_used()
+
+    def _clear(self, event: ZeroGrad) -> None:
+        is_module = isinstance(event.owner, torch.nn.Module)
+        ids = {id(parameter) for parameter in event.owner.parameters()} if is_module else set()
+        for training in self.trainings:
+            if training.holds(ids) or training.optimizer() is event.owner:
+                training.cleared(is_only_one=len(self.trainings) == 1)
+
+    def _note_scaler(self, event: NewScaler) -> None:
+        self._scaler = event.owner
+
+    def _scaler_step(self, event: ScalerStep, call: Callable[[], Any]) -> Any:
+        training = self._of(event.arguments[0])
+        before = training.steps if training is not None else 0
+        value = call()
+        if training is not None and training.steps == before:
+            self._safely(self._skip, training)
+        return value
+
+    def _skip(self, training: Training) -> None:
+        training.skipped(self.backwards)
+        self._begin_step()
+
+    def _before_step(self, event: Gradients) -> None:
+        training = self._of(event.owner)
+        if training is None:
+            return
+        if event.in_closure and training.is_sampled:
+            self.losses.spoil()  # the closure was called before: which of its losses count?
+        training.before_step()
+
+    def _after_step(self, event: Step) -> None:
+        training = self._of(event.owner)
+        if training is None:
+            return
+        if not training.steps:
+            report_in("training")
+        # A fused optimizer is called for a step that it skips. To ask whether it does is to wait for
+        # the device, which only a checked step may.
+        if training.armed and event.skips:
+            self._skip(training)
+            return
+        for other in self.trainings:
+            if other.armed and other is not training:
+                other.wait()
+        if training.after_step(self.backwards):
+            post = self._completed(training.post(self.mailbox.rank), training.micro_batches)
+            training.disarm()
+            self.mailbox.send(training, post)
+            if self.settings.check_only:
+                self._end_after_one_step()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self.losses.begin()
+        self.rows.begin()
+
+    def _completed(self, post: Post, micro_batches: int) -> Post:
+        """Add to a post what belongs to the process, not to one optimizer."""
+        losses = self.losses.tensor()
+        if losses is not None:
+            post.tensors["losses"] = losses
+        post.rows, post.optimizers = self.rows.of_step(), len(self.trainings)
+        post.coarse, post.lossy = self.coarse, self.lossy
+        post.alarms += self.rows.alarms
+        self.rows.alarms = []
+        if post.check == 1 and post.optimizer == 0:
+            post.facts = {
+                "releases": releases(),
+                "settings": settings_of(post, micro_batches, self._scaler),
+            }
+        return post
+
+    def _loaded(self, event: LoadedState) -> None:
+        training = self._of(event.owner)
+        if training is not None:
+            training.loaded()
+
+    def _drawn(self, event: DrawnIndex) -> None:
+        self.rows.drawn(event.owner, event.value)
+
+    def _batch(self, event: Batch) -> None:
+        if not event.ended and torch.utils.data.get_worker_info() is None:
+            self.rows.batch(event.owner, event.value, self._is_due())
+
+    def _communicates(self, event: NewCommunication) -> None:
+        self.coarse = True
+        if "powersgd" in getattr(event.hook, "__name__", "").lower():
+            self.lossy = "PowerSGD"
+
+    # -- judging, in the thread of rank 0 --
+
+    def _judge(self, posts: list[Post]) -> None:
+        memory = self._memories.setdefault(posts[0].optimizer, Memory())
+        self.report.steps.append(posts[0].step)
+        if posts[0].facts:
+            self._tell_facts(posts[0].facts)
+        alarms = judge(posts, memory)
+        self.report.tell(posts[0].step, posts[0].optimizer, alarms)
+        if posts[0].check == 1:
+            for sentence in memory.not_seen.values():
+                self.report.say(f"not seen: {sentence}")
+
+    def _tell_facts(self, facts: dict[str, Any]) -> None:
+        words = [f"{name} {release}" for name, release in facts["releases"].items()]
+        words += [f"{name}={value}" for name, value in facts["settings"].items()]
+        self.report.say(f"watches {', '.join(words)}")
+        self.report.bugs = known_bugs(self.settings.known, facts)
+        for bug in self.report.bugs:
+            if not bug["certain"]:
+                continue  # an alarm names it, if it has the bug's signature
+            self.report.print(f"KNOWN BUG {bug['name']}: {bug['title']}; {bug['remedy']}")
+        self._facts = facts
+
+    # -- the end --
+
+    def _end_after_one_step(self) -> None:
+        self.mailbox.close()
+        raise SystemExit(0)
+
+    def _exit(self) -> None:
+        if not self._dead and (self.error or any(one.steps for one in self.trainings)):
+            self._safely(self._end)
+
+    def _end(self) -> None:
+        self.mailbox.close()
+        if not self.mailbox.rank:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Write the summary, on rank 0."""
+        training = max(self.trainings, key=lambda one: one.steps)
+        self.report.tell(training.steps, 0, self._late_alarms())
+        cost = training.cost(self.mailbox.seconds)
+        percent = 100 * (cost.spent + cost.thread) / max(cost.elapsed, 1e-9)
+        not_seen = [text for memory in self._memories.values() for text in memory.not_seen.values()]
+        not_seen += [
+            f"optimizer {one.number} is not checked: it steps too seldom"
+            for one in self.trainings
+            if one.is_left_out
+        ]
+        if self._optimizers > MOST_OPTIMIZERS == len(self.trainings):
+            not_seen.append(f"only {MOST_OPTIMIZERS} of {self._optimizers} optimizers are checked")
+        checked, faults = len(self.report.steps), len(self.report.faults)
+        self.report.say(
+            f"{training.steps} steps, {checked} checked; cost {percent:.2f} % of the time "
+            f"({1000 * cost.each:.1f} ms a check); "
+            + (f"{faults} fault{'s' if faults > 1 else ''}" if faults else "no alarm")
+        )
+        for sentence in not_seen:
+            self.report.say(f"not seen: {sentence}")
+        self.report.write(
+            {
+                "steps": training.steps,
+                "checked": self.report.steps,
+                "cost_percent": percent,
+                "check_ms": 1000 * cost.each,
+                "setup_s": sum(one.setup for one in self.trainings),
+                "faults": [fault.to_json() for fault in self.report.faults.values()],
+                "compared": {
+                    name: number
+                    for memory in self._memories.values()
+                    for name, number in memory.compared.items()
+                },
+                "not_seen": not_seen,
+                "notes": self.mailbox.notes,
+                "error": self.error,
+                **self._facts,
+                "known_bugs": self.report.bugs,
+            }
+        )
+
+    def _late_alarms(self) -> list[Alarm]:
+        """What this rank noticed after its last check."""
+        alarms = [*self.rows.alarms, *(one for each in self.trainings for one in each.alarms)]
+        rank = self.mailbox.rank
+        return [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
+
+
+def _captures() -> bool:
+    """Whether a CUDA graph is captured, which would replay the checks."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,76 @@
+"""How often a step counts the loss of each micro-batch.
+
+The gradient that arrives at the value of a loss function is the weight of that loss in the step: it
+must be 1 by the number of micro-batches, whoever divides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+"""The target that torch's losses ignore."""
+
+
+@dataclass
+class Loss:
+    """The value of one call of a loss function, and the gradient that arrives there."""
+
+    value: Tensor
+    count: Any = 1.0
+    """The number of targets, if the value is a sum."""
+    weight: Any = None
+
+
+class Losses:
+    """The losses of the micro-batches of a step."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the losses of the last step."""
+        self._calls: list[Loss] = []
+        self._micro: list[tuple[Any, list[Loss], Any]] = []
+
+    def spoil(self) -> None:
+        """Make the losses of this step unclear."""
+        self._micro = [(None, [], 1.0)]
+
+    def called(self, value: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        """Note a loss function's value."""
+        if not isinstance(value, Tensor) or not value.requires_grad or value.dim():
+            return
+        loss = Loss(value.detach())
+        if keywords.get("reduction", "mean") == "sum" or keywords.get("size_average") is False:
+            target = arguments[1] if len(arguments) > 1 else keywords["target"]
+            ignored = keywords.get("ignore_index", IGNORED)
+            loss.count = target.numel() if target.is_floating_point() else (target != ignored).sum()
+        self._calls.append(loss)
+        value.register_hook(lambda gradient: setattr(loss, "weight", gradient.detach()))
+
+    def backward(self, root: Any, scaler: Any) -> None:
+        """Note that a backward begins from ``root``, with the scale of a loss scaler."""
+        calls, self._calls = self._calls, []
+        is_loss = isinstance(root, Tensor) and not root.dim() and root.is_floating_point()
+        scale = getattr(scaler, "_scale", None) if scaler and scaler.is_enabled() else None
+        scale = 1.0 if scale is None else scale.detach().clone()
+        self._micro.append((root.detach() if is_loss else None, calls, scale))
+
+    def tensor(self) -> Tensor | None:
+        """For each micro-batch: root, value, weight, count and scale. None if one is unclear: its
+        loss is made of several calls, or of none."""
+        rows = []
+        for root, calls, scale in self._micro:
+            if root is None or len(calls) != 1 or calls[0].weight is None:
+                return None
+            loss = calls[0]
+            values = (root, loss.value, loss.weight, loss.count, scale)
+            device = loss.value.device
+            rows += [torch.as_tensor(v, device=device).detach().float().reshape(1) for v in values]
+        return torch.cat(rows) if rows else None

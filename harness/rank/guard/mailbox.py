@@ -1,0 +1,276 @@
+"""The thread that posts what a rank saw, and, on rank 0, reads all posts and judges them.
+
+Ranks tell each other through the store of the rendezvous, not by a collective: a rank that takes
+another way, or ends, cannot make the others wait. The thread that trains copies its samples once,
+to pinned memory, and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .budget import FIRST_CHECKS, steps_until_next
+from .posts import Post, packed, unpacked
+from .report import say, short
+from .training import Training
+
+LATEST = 120.0
+"""Seconds after which rank 0 gives up a check that not all ranks have posted."""
+STORE_TIMEOUT = 10.0
+SOONEST, RAREST = 0.02, 1.0
+"""How often the thread looks for posts while a check is open, in seconds: less and less often."""
+END = 4.0
+"""Seconds that the end of the process waits for open checks."""
+MOST_NOTES = 20
+
+
+@dataclass
+class Check:
+    """A check whose posts rank 0 collects."""
+
+    training: Training
+    posts: dict[int, Post]
+    since: float = field(default_factory=time.perf_counter)
+
+
+class Mailbox:
+    """The posts of this process. ``judge`` is called with all posts of a check, on rank 0."""
+
+    def __init__(
+        self, judge: Callable[[list[Post]], None], budget: float, every: int, keep: str = ""
+    ) -> None:
+        self.rank, self.world = int(os.environ.get("RANK") or 0), 1
+        self.notes: list[str] = []
+        self.seconds = 0.0
+        """CPU time of the thread."""
+        self.failed = False
+        self._judge, self._budget, self._every, self._keep = judge, budget, every, keep
+        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._open: dict[tuple[int, int], Check] = {}
+        self._unanswered: dict[tuple[int, int], Training] = {}
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._busy = 0
+        self._pause = SOONEST
+        self._store: Any = None
+        self._kept_store: Any = None
+
+    def send(self, training: Training, post: Post) -> None:
+        """Post what a training saw. The thread that trains does not wait for the device."""
+        if self._thread is None:
+            self._begin()
+        post.rank = self.rank
+        copies = {name: _on_host(tensor) for name, tensor in post.tensors.items()}
+        event = _event(post.tensors)
+        self._busy += 1
+        self._jobs.put(lambda: self._post(training, post, copies, event))
+
+    def stop(self, error: str) -> None:
+        """Post nothing more, and tell the other ranks, after a fault on this one."""
+        with contextlib.suppress(Exception):
+            if self._thread is None:
+                self._begin()
+            self._jobs.put(lambda: self._fail(error))
+
+    def _begin(self) -> None:
+        if dist.is_available() and dist.is_initialized():
+            self.world, self.rank = dist.get_world_size(), dist.get_rank()
+        if self.world > 1:
+            from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+            store: Any = dist.distributed_c10d._get_default_store()
+            # destroy_process_group() on rank 0 would end the server, if no agent has it
+            self._kept_store = store
+            try:
+                store = store.clone()  # a connection of its own: a call of a store locks it
+                store.set_timeout(datetime.timedelta(seconds=STORE_TIMEOUT))
+            except Exception:
+                self.notes.append("the store of the ranks could not be cloned")
+            run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+            restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            self._store = PrefixStore(f"distributed-bugs-guard/{run}/{restart}", store)
+        self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                self._once()
+        except Exception as error:
+            if not self._stopped and self.rank == 0:  # others lose their store if rank 0 ends
+                say(f"stopped, the training goes on: {short(error)}")
+            with contextlib.suppress(Exception):
+                self._fail(short(error))
+
+    def _fail(self, error: str) -> None:
+        """End the work of this thread; no rank checks anything from then on."""
+        self.failed = self._stopped = True
+        self._open.clear()
+        self._note(f"guard stopped on rank {self.rank}: {error}")
+        if self._store is not None:
+            self._store.set(f"stopped/{self.rank}", error)
+
+    def _has_stopped(self, rank: int) -> bool:
+        name = f"stopped/{rank}"
+        if not self._store.check([name]):
+            return False
+        self._note(f"guard stopped on rank {rank}: {self._store.get(name).decode()}")
+        return True
+
+    def _note(self, text: str) -> None:
+        if len(self.notes) < MOST_NOTES:
+            self.notes.append(text)
+
+    def _once(self) -> None:
+        waits = bool(self._open or self._unanswered)
+        self._pause = min(RAREST, 1.2 * self._pause) if waits else SOONEST
+        try:
+            job = self._jobs.get(timeout=self._pause if waits else None)
+            self._pause = SOONEST
+        except queue.Empty:
+            job = _nothing
+        started = time.thread_time()
+        job()
+        if not self._stopped and self._store is not None and self.rank:
+            self._listen()
+        elif not self._stopped:
+            self._collect()
+        self.seconds += time.thread_time() - started
+
+    def _post(self, training: Training, post: Post, copies: dict[str, Tensor], event: Any) -> None:
+        if event is not None:
+            event.synchronize()
+        post.tensors = copies
+        post.cost = training.cost(self.seconds)
+        key = post.optimizer, post.check
+        if self.rank == 0:
+            self._open[key] = Check(training, {0: post})
+        else:
+            self._store.set(_name(*key, self.rank), packed(post))
+            if post.check >= FIRST_CHECKS:
+                self._unanswered[key] = training
+        self._busy -= 1
+
+    def _collect(self) -> None:
+        for key, check in list(self._open.items()):
+            for rank in range(1, self.world):
+                name = _name(*key, rank)
+                if rank in check.posts:
+                    continue
+                if self._store.check([name]):
+                    check.posts[rank] = self._read(name, key, rank)
+                    self._store.delete_key(name)
+                elif self._has_stopped(rank):
+                    raise RankStopped(f"rank {rank} posts no more")
+            is_late = time.perf_counter() - check.since > LATEST
+            if len(check.posts) == self.world or is_late:
+                del self._open[key]
+                self._end(key, check)
+
+    def _read(self, name: str, key: tuple[int, int], rank: int) -> Post:
+        try:
+            return unpacked(self._store.get(name))
+        except ValueError:
+            self._note(f"check {key[1]}: the post of rank {rank} cannot be read")
+            return Post(rank, *key, missed=True)
+
+    def _end(self, key: tuple[int, int], check: Check) -> None:
+        posts = [check.posts[rank] for rank in sorted(check.posts)]
+        absent = sorted(set(range(self.world)) - set(check.posts))
+        absent += [post.rank for post in posts if post.missed]
+        if absent:
+            ranks = ", ".join(map(str, absent))
+            self._note(f"check {key[1]} was not judged: no post of rank {ranks}")
+        if key[1] >= FIRST_CHECKS:
+            self._choose(key, check.training, posts)
+        if not absent:
+            self._store_posts(key, posts)
+            self._judge(posts)
+
+    def _choose(self, key: tuple[int, int], training: Training, posts: list[Post]) -> None:
+        """Choose the next step to be checked, and publish it."""
+        costs = [post.cost for post in posts if not post.missed]
+        step = training.steps + 1 + steps_until_next(costs, self._budget, self._every)
+        if self.world > 1:
+            self._store.set(_name(*key, "next"), str(step))
+        training.next_step = step
+
+    def _listen(self) -> None:
+        for key, training in list(self._unanswered.items()):
+            name = _name(*key, "next")
+            if not self._store.check([name]):
+                if self._has_stopped(0):
+                    self._unanswered.clear()
+                    return
+                continue
+            step = int(self._store.get(name))
+            del self._unanswered[key]
+            if training.steps + 1 < step:
+                training.next_step = step
+                continue
+            # It came too late: the next check has no post of this rank.
+            training.check += 1
+            missed = Post(self.rank, key[0], training.check, training.steps, missed=True)
+            self._store.set(_name(key[0], training.check, self.rank), packed(missed))
+            self._unanswered[key[0], training.check] = training
+
+    def _store_posts(self, key: tuple[int, int], posts: list[Post]) -> None:
+        for post in posts if self._keep else ():
+            name = f"{key[0]}-{post.step:08}-{post.rank}.post"
+            with open(os.path.join(self._keep, name), "wb") as file:
+                file.write(packed(post))
+
+    def close(self) -> None:
+        """Wait for open checks, and end the thread: one that is in C++ when the interpreter ends
+        would abort the process."""
+        end = time.perf_counter() + END
+        while self._thread is not None and not self.failed and time.perf_counter() < end:
+            if not self._busy and not (self.rank == 0 and self._open):
+                break
+            self._jobs.put(_nothing)  # do not wait any longer to look for posts
+            time.sleep(SOONEST)
+        self._stopped = True
+        self._jobs.put(_nothing)
+        if self._thread is not None:
+            self._thread.join(5)
+
+
+class RankStopped(Exception):
+    """Guard has stopped on another rank, without which no check can be judged."""
+
+
+def _nothing() -> None:
+    return None
+
+
+def _name(optimizer: int, check: int, who: Any) -> str:
+    return f"{optimizer}/{check}/{who}"
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cuda":
+        return tensor
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)
+
+
+def _event(tensors: dict[str, Tensor]) -> Any:
+    """An event that occurs when the copies of tensors on a GPU are complete; None on the CPU."""
+    devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
+    if not devices:
+        return None
+    event = torch.cuda.Event(blocking=True)
+    event.record(torch.cuda.current_stream(devices.pop()))
+    return event

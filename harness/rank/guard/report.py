@@ -1,0 +1,128 @@
+"""What guard tells: lines on stderr, and JSON in the folder of the report; and what alarms do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .judge import Alarm
+from .settings import Settings
+
+MOST_RANKS = 8
+"""Ranks that a line names."""
+
+
+@dataclass
+class Fault:
+    """An alarm that was told, and how often it came."""
+
+    step: int
+    optimizer: int
+    alarm: Alarm
+    times: int = 1
+    last_step: int = 0
+    bugs: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        facts = {name: value for name, value in self.__dict__.items() if name != "alarm"}
+        return {**asdict(self.alarm), **facts}
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, if there is one."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"guard: {text}\n")
+        sys.stderr.flush()
+
+
+def short(error: BaseException) -> str:
+    """An error, and where it was raised, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}".split("\n")[0] + where
+
+
+class Report:
+    """The faults of a training, each told once, by rank 0."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.faults: dict[tuple[int, str, str], Fault] = {}
+        self.steps: list[int] = []
+        """The checked steps."""
+        self.bugs: list[dict[str, Any]] = []
+        """Known bugs of the catalogue that this run sets off."""
+
+    def tell(self, step: int, optimizer: int, alarms: list[Alarm]) -> None:
+        """Tell the new faults of a step, and count the others."""
+        for alarm in alarms:
+            if self.settings.checks and alarm.check not in self.settings.checks:
+                continue
+            key = optimizer, alarm.check, alarm.kind
+            if key in self.faults:
+                self.faults[key].times += 1
+                self.faults[key].last_step = step
+                continue
+            bugs = [bug["name"] for bug in self.bugs if alarm.check in bug.get("signature", ())]
+            fault = Fault(step, optimizer, alarm, last_step=step, bugs=bugs)
+            self.faults[key] = fault
+            also = f" (perhaps the bug {', '.join(bugs)})" if bugs else ""
+            self.print(
+                f"ALARM: step {step}, {_who(alarm.ranks)}: {alarm.check}: {alarm.text}{also}"
+            )
+            self._append("alarms.jsonl", fault.to_json())
+            self._act(fault)
+
+    def print(self, text: str) -> None:
+        """Print a line on stderr."""
+        say(text)
+
+    def say(self, text: str) -> None:
+        """Print a line that is no alarm, unless ``quiet``."""
+        if not self.settings.quiet:
+            self.print(text)
+
+    def _append(self, name: str, content: dict[str, Any]) -> None:
+        if self.settings.out:
+            path = os.path.join(self.settings.out, name)
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(content) + "\n")
+
+    def write(self, summary: dict[str, Any]) -> None:
+        """Write the summary of the run, if there is a folder for it."""
+        if self.settings.out:
+            path = os.path.join(self.settings.out, "summary.json")
+            with open(f"{path}.part", "w", encoding="utf-8") as file:
+                json.dump(summary, file, indent=1)
+                file.write("\n")
+            os.replace(f"{path}.part", path)
+
+    def _act(self, fault: Fault) -> None:
+        action, _, argument = self.settings.on_alarm.partition(":")
+        if action == "signal":
+            os.kill(os.getpid(), getattr(signal, f"SIG{argument.upper().replace('SIG', '')}"))
+        elif action == "command":
+            try:
+                subprocess.Popen(
+                    ["/bin/sh", "-c", argument],
+                    env={**os.environ, "GUARD_ALARM": json.dumps(fault.to_json())},
+                )
+            except OSError as error:
+                self.print(f"the command of --on-alarm did not start: {error.strerror}")
+        elif action == "stop":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _who(ranks: list[int]) -> str:
+    if not ranks:
+        return "all ranks"
+    shown = ", ".join(map(str, ranks[:MOST_RANKS]))
+    more = f" and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"

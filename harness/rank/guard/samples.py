@@ -1,0 +1,92 @@
+"""A few values of large tensors, and the sum of all their bits: work of the device, without a wait.
+
+A sample has up to ``SIZE`` values at the positions ``offset + n * every`` of a parameter that is
+flat and whole. A rank that has a shard of it has the positions that fall into its range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SIZE = 16
+"""Values of each parameter."""
+
+STRIDE = 7919
+"""Another check looks at other positions: a prime number, so that few repeat soon."""
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where a flat tensor is looked at."""
+
+    offset: int
+    every: int
+    count: int
+
+    @staticmethod
+    def of(numel: int, check: int = 0) -> Positions:
+        """The positions in a tensor of this many values, in a check."""
+        every = max(1, numel // SIZE)
+        offset = check * STRIDE % every
+        return Positions(offset, every, min(SIZE, -(-(numel - offset) // every)) if numel else 0)
+
+    def within(self, begin: int, end: int) -> tuple[int, int]:
+        """The numbers of the first position in a range, and of the first one after it."""
+        first = max(0, -(-(begin - self.offset) // self.every))
+        last = min(self.count, -(-(end - self.offset) // self.every))
+        return first, max(first, last)
+
+    def values(self, tensor: Tensor) -> Tensor:
+        """The values of a whole tensor at the positions: a view, if it is contiguous."""
+        return self.part(tensor, 0, 0, self.count)
+
+    def part(self, tensor: Tensor, begin: int, first: int, last: int) -> Tensor:
+        """The values at the positions ``first`` to ``last`` of a shard that begins at ``begin``."""
+        flat = tensor.detach()
+        flat = flat if flat.is_contiguous() else flat.contiguous()
+        start = flat.storage_offset() + self.offset + first * self.every - begin
+        return torch.as_strided(flat, (last - first,), (self.every,), start)
+
+
+def local(tensor: Any) -> Any:
+    """What this rank has of a tensor: the shard of a DTensor."""
+    inner = getattr(tensor, "_local_tensor", None)
+    return tensor if inner is None else inner
+
+
+def joined(views: Sequence[Tensor]) -> Tensor:
+    """The values of some views one after the other, in fp32, on the device of the first one."""
+    if not views:
+        return torch.zeros(0)
+    device = views[0].device
+    if all(view.dtype == views[0].dtype and view.device == device for view in views):
+        return torch.cat(list(views)).float()  # one conversion instead of one for each view
+    return torch.cat([view.to(device).float() for view in views])
+
+
+def integers(tensor: Tensor) -> Tensor:
+    """The bits of a tensor as integers, in the widest type that its memory allows: a view."""
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    flat, size = tensor.detach().reshape(-1), tensor.element_size()
+    for width in (8, 4, 2, 1):
+        aligned = flat.storage_offset() * size % width == flat.numel() * size % width == 0
+        if width >= size and aligned:
+            return flat.view(INTEGERS[width])
+    return flat.view(INTEGERS[size])
+
+
+def bit_sum(tensor: Tensor) -> Tensor:
+    """The sum of all bits of a tensor as integers, modulo a power of two: any flip changes it.
+
+    The sum has the type of its input, as torch would first copy the whole tensor for another one.
+    """
+    whole = integers(tensor)
+    return whole.sum(dtype=whole.dtype).long()

@@ -1,0 +1,63 @@
+"""What the command, or the script, asks of guard: one JSON file; the environment has its path."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+
+VARIABLE = "PYTHON_DISTRIBUTED_BUGS_GUARD"
+"""The variable with the file's path. DeepSpeed's launcher passes on variables that begin so."""
+
+CHECKS = ("replicas", "gradients", "updates", "accumulation", "samples", "schedule")
+"""What an option chooses, and what an alarm is about."""
+
+VISIBLE = ("ranks", "gradient_accumulation_steps", "precision", "trainer")
+"""The settings of a run that ``facts`` sees, under the catalogue's names for them."""
+
+
+def report_in(event: str) -> None:
+    """Tell the command that something happened here: an empty file beside the settings file."""
+    path = os.environ.get(VARIABLE)
+    if path:
+        try:
+            with open(os.path.join(os.path.dirname(path), event), "ab"):
+                pass
+        except OSError:  # the command has ended, or runs on another machine
+            pass
+
+
+@dataclass
+class Settings:
+    """What is watched, what it may cost, and what an alarm does."""
+
+    budget: float = 1.0
+    """The time that all checks together may take, in percent."""
+    every: int = 0
+    """Check each step with such a multiple instead; 0: as often as the budget allows."""
+    checks: list[str] = field(default_factory=list)
+    """The names of the checks; empty: all."""
+    on_alarm: str = "warn"
+    """``warn``, ``stop``, ``signal:USR1`` or ``command:...``."""
+    out: str = ""
+    """An existing folder for the report; empty: none."""
+    quiet: bool = False
+    """Whether alarms alone are printed."""
+    check_only: bool = False
+    """Whether the training ends after one step."""
+    keep_posts: bool = False
+    """Whether the posts of each check are kept in ``out``."""
+    known: str = ""
+    """The file with the bugs of the catalogue; empty: none."""
+
+    @staticmethod
+    def of_environment() -> Settings:
+        """The settings of the file that the environment names; otherwise the usual ones."""
+        path = os.environ.get(VARIABLE)
+        if not path:
+            return Settings()
+        with open(path, encoding="utf-8") as file:
+            return Settings(**json.load(file))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1) + "\n"

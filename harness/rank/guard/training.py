@@ -1,0 +1,406 @@
+"""A training: one optimizer of this rank, and what is looked at in its checked steps.
+
+In a step that is not checked, only counters move. In a checked one the first backward arms: hooks
+on the parameters sample the gradients that this rank computes. Before the first of clipping,
+unscaling and the optimizer's step, those that the optimizer will use are sampled at the same
+positions. All samples stay on the device; ``post`` copies them once, and does not wait.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .budget import FIRST_CHECKS, Cost
+from .parameters import Modules, Watched, watched
+from .posts import LocalAlarm, Post, Update
+from .samples import Positions, bit_sum, joined, local
+
+UPDATED = 48
+"""The parameters whose update is compared in a check; the next check has others."""
+
+MOMENTS = {"SGD": ("momentum_buffer",), "Adam": ("exp_avg", "exp_avg_sq")}
+MOMENTS["AdamW"] = MOMENTS["Adam"]
+
+RECENT = 50
+"""Steps whose durations are kept."""
+
+MOST_WAITS = 16
+"""Steps of other optimizers for which a check waits: one that nobody steps would stay armed."""
+MOST_NAPS = 3
+"""Checks given up so, after which an optimizer is not checked again."""
+
+Guarded = Callable[[Callable[[Any], None]], Callable[[Any], None]]
+
+
+class Training:
+    """One optimizer, and its steps."""
+
+    def __init__(self, optimizer: Any, number: int) -> None:
+        self.optimizer: Callable[[], Any] = weakref.ref(optimizer, self._forget)
+        self.number = number
+        self.steps = 0
+        self.check = 0
+        """The number of checks that have begun."""
+        self.next_step: int | None = 1
+        """The next checked step; None until rank 0 has chosen it."""
+        self.armed = False
+        self._handles: list[Any] = []
+        self._waits = self._naps = 0
+        self.alarms: list[LocalAlarm] = []
+        self.setup = 0.0
+        """Seconds that it took to find modules and parameters."""
+        self._watched: list[Watched] = []
+        self._modules: Modules | None = None
+        self._ids: tuple[int, ...] = ()
+        self._described = False
+        """Whether rank 0 knows the parameters."""
+        self._first_bits: Tensor | None = None
+        self._loaded_rates: list[Any] = []
+        self._spent = 0.0
+        self._began = 0.0
+        self._last = 0.0
+        self._plain: deque[float] = deque(maxlen=RECENT)
+        """Durations of the last steps that were not checked, in seconds."""
+        self.micro_batches = 0
+        """The backwards of the first step."""
+        self._short_steps = self._backwards = 0
+        self._reset()
+
+    def _forget(self, _: Any) -> None:
+        """Let go of the model, when nobody has its optimizer any more."""
+        self.disarm()
+        self._watched, self._modules = [], None
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the next step is the first one after a load."""
+        return bool(self._loaded_rates)
+
+    @property
+    def due(self) -> bool:
+        """Whether the step that is being computed is to be checked."""
+        return self.steps + 1 == self.next_step and self.optimizer() is not None
+
+    def _reset(self) -> None:
+        """Forget what was sampled of this step."""
+        self._computed: Tensor | None = None
+        self._types: dict[int, str] = {}
+        self._unusable: set[int] = set()
+        self._used: Tensor | None = None
+        self._places: list[tuple[int, int, int]] = []
+        self._updates: list[Update] = []
+        self._before, self._fused_scale = torch.zeros(0), False
+        self._without: list[str] = []
+        self._dropped = 0
+
+    # -- arming --
+
+    def arm(self, held: set[int], modules: Callable[[], Modules], guarded: Guarded) -> None:
+        """Begin to look at this step: its first backward begins. ``held`` are the ids of the
+        parameters of all optimizers, ``modules`` finds those of this process, and ``guarded``
+        makes a hook that never raises."""
+        started = time.perf_counter()
+        optimizer = self.optimizer()
+        ids = tuple(id(p) for group in optimizer.param_groups for p in group["params"])
+        if ids != self._ids:  # the first time, or a package has replaced the parameters
+            self._modules = modules()
+            self._watched = watched(optimizer, self._modules, held)
+            self._ids, self._described, self._first_bits = ids, False, None
+            self.setup += time.perf_counter() - started
+        if self._first_bits is None:
+            self._first_bits = self._bits()
+        self.check += 1
+        self.armed, self._waits = True, 0
+        self._reset()
+        self._positions = [Positions.of(one.described.numel, self.check) for one in self._watched]
+        self._starts = [0]
+        for positions in self._positions:
+            self._starts.append(self._starts[-1] + positions.count)
+        for number, one in enumerate(self._watched):
+            if one.hooked is not None and self._positions[number].count:
+                hook = guarded(functools.partial(self.sample_computed, number))
+                self._handles.append(one.hooked.register_hook(hook))
+
+    def disarm(self) -> None:
+        """Remove all hooks."""
+        if self.armed:
+            self.armed = False
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+
+    def wait(self) -> None:
+        """Note that another optimizer stepped during the check, and give it up at last."""
+        self._waits += 1
+        if self._waits == MOST_WAITS:
+            self.disarm()
+            self._naps += 1
+            self.next_step = None
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether it steps so seldom that it is not checked."""
+        return self._naps == MOST_NAPS
+
+    def holds(self, parameters: set[int]) -> bool:
+        """Whether the optimizer has one of these parameters."""
+        return not parameters.isdisjoint(self._ids)
+
+    # -- gradients --
+
+    def sample_computed(self, number: int, gradient: Any) -> None:
+        """Sample a gradient that this rank computed, before any reduction."""
+        if self._used is not None:
+            return  # a closure is called again, or a loop clips in each micro-batch
+        if gradient.layout is not torch.strided:
+            self._unusable.add(number)
+            return
+        gradient, positions = local(gradient), self._positions[number]
+        if self._computed is None:
+            size = self._starts[-1]
+            self._computed = torch.zeros(size, dtype=torch.float32, device=gradient.device)
+        if gradient.numel() != self._watched[number].described.numel:
+            self._unusable.add(number)
+            return
+        if gradient.device != self._computed.device:
+            self._unusable.add(number)
+            return
+        slot = self._computed[self._starts[number] : self._starts[number + 1]]
+        slot.add_(positions.values(gradient))  # another micro-batch adds to it
+        self._types[number] = str(gradient.dtype)[len("torch.") :]
+
+    def cleared(self, is_only_one: bool) -> None:
+        """Note that gradients are cleared before a step used them: another optimizer's turn, a loop
+        that skips a step, or a fault."""
+        if not self.armed or not self._types or self._used is not None:
+            return
+        if is_only_one:
+            self._dropped += 1
+        else:
+            self._restart()
+
+    def skipped(self, backwards: int) -> None:
+        """Note that a loss scaler skipped the step, so its gradients are used by none."""
+        self._backwards = backwards
+        if self.armed:
+            self._restart()
+
+    def _restart(self) -> None:
+        dropped = self._dropped
+        self._reset()
+        self._dropped = dropped
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the gradients that the optimizer uses in this step were sampled."""
+        return self.armed and self._used is not None
+
+    def take_used(self) -> None:
+        """Sample the gradients after the reduction and before they are clipped or scaled."""
+        if not self.armed or self._used is not None:
+            return
+        views, optimizer = [], self.optimizer()
+        for number in sorted(self._types):
+            one, positions = self._watched[number], self._positions[number]
+            gradient = one.gradient(optimizer)
+            described = one.described
+            if gradient is None:
+                if described.optimized and described.end > described.begin:
+                    self._without.append(described.name)
+                continue
+            gradient = local(gradient)
+            first, last = positions.within(described.begin, described.end)
+            size = described.end - described.begin
+            if gradient.layout is not torch.strided or gradient.numel() != size or last <= first:
+                continue
+            views.append(positions.part(gradient, described.begin, first, last))
+            self._places.append((number, first, last))
+        self._used = joined(views)
+
+    # -- the step --
+
+    def before_step(self) -> None:
+        """Sample what the formula of the optimizer needs."""
+        if self._loaded_rates:
+            self._compare_rates()
+        if not self.armed:
+            return
+        self.take_used()
+        optimizer = self.optimizer()
+        self._updates, views = [], []
+        for number in self._chosen():
+            update, tensors = self._update(optimizer, number)
+            self._updates.append(update)
+            views += tensors
+        self._before = joined(views)
+        self._fused_scale = getattr(optimizer, "grad_scale", None) is not None
+
+    def _chosen(self) -> list[int]:
+        """The parameters whose update this check compares."""
+        ready = [
+            number
+            for number, one in enumerate(self._watched)
+            if one.described.optimized
+            and one.fragment is None
+            and one.parameter.grad is not None
+            and one.parameter.grad.layout is torch.strided
+            and one.weight.numel()
+        ]
+        start = (self.check - 1) * UPDATED % max(1, len(ready))
+        return (ready + ready)[start : start + min(UPDATED, len(ready))]
+
+    def _update(self, optimizer: Any, number: int) -> tuple[Update, list[Tensor]]:
+        one = self._watched[number]
+        parameter = one.parameter
+        group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+        state = optimizer.state.get(parameter, {})
+        positions = Positions.of(one.weight.numel())
+        names = MOMENTS.get(type(optimizer).__name__, ())
+        present = [name for name in names if isinstance(state.get(name), Tensor)]
+        tensors = [one.weight, local(parameter.grad), *(local(state[name]) for name in present)]
+        views = [positions.values(tensor) for tensor in tensors]
+        step, rate = state.get("step", 0), group.get("lr", 0.0)
+        for value in (step, rate):
+            if _is_on_device(value):
+                views.append(value.detach().reshape(1))
+        plain = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in group.items()
+            if name != "params" and _is_plain(value)
+        }
+        moments = Update(
+            number,
+            positions.count,
+            present,
+            -1.0 if _is_on_device(step) else float(step),
+            -1.0 if _is_on_device(rate) else float(rate),
+            plain,
+        )
+        return moments, views
+
+    def _compare_rates(self) -> None:
+        """Compare the learning rate of the first step after a load with the loaded one."""
+        loaded, self._loaded_rates = self._loaded_rates, []
+        for before, now in zip(loaded, _rates(self.optimizer())):
+            if before and now is not None and abs(before - now) > 1e-6 * abs(before):
+                text = (
+                    f"the learning rate was {before:.4g} in the loaded state, and the first step "
+                    f"uses {now:.4g}"
+                )
+                self.alarms.append(LocalAlarm("schedule", "resume", text, abs(now - before)))
+                return
+
+    def loaded(self) -> None:
+        """Note that the optimizer's state was loaded."""
+        optimizer = self.optimizer()
+        if any(optimizer.state.values()):
+            self._loaded_rates = _rates(optimizer)
+            self._ids = ()  # the weights may be others now
+
+    def after_step(self, backwards: int) -> bool:
+        """Count a step, before which ``backwards`` backwards ran in all; returns whether it was
+        checked."""
+        now = time.perf_counter()
+        self.steps += 1
+        if not self._began:
+            self._began = now
+        elif not self.armed:
+            self._plain.append(now - self._last)
+        self._last = now
+        if self._waits == MOST_WAITS and not self.is_left_out:
+            self.next_step, self._waits = self.steps + 1, 0
+        self._count_backwards(backwards - self._backwards)
+        self._backwards = backwards
+        return self.armed
+
+    def _count_backwards(self, backwards: int) -> None:
+        self.micro_batches = self.micro_batches or backwards
+        is_short = 0 < backwards < self.micro_batches / 2
+        self._short_steps = self._short_steps + 1 if is_short else 0
+        if self._short_steps == 4:
+            text = (
+                f"a step has {backwards} micro-batches now, and had {self.micro_batches} at first"
+            )
+            self.alarms.append(LocalAlarm("accumulation", "fewer", text, float(backwards)))
+
+    # -- the post --
+
+    def post(self, rank: int) -> Post:
+        """What this rank saw in the checked step that ends now."""
+        optimizer = self.optimizer()
+        positions = [Positions.of(one.weight.numel()) for one in self._watched]
+        weights = joined(
+            [at.values(one.weight) for at, one in zip(positions, self._watched) if at.count]
+        )
+        tensors = {"bits": self._bits(), "weights": weights, "updates": self._before}
+        if self._computed is not None:
+            tensors["computed"] = self._computed
+        if self._used is not None:
+            tensors["used"] = self._used
+        modules, alarms = self._modules, self.alarms
+        post = Post(rank, self.number, self.check, self.steps, kind=type(optimizer).__name__)
+        if not self._described:
+            post.described = [one.described for one in self._watched]
+            assert self._first_bits is not None  # noqa: S101
+            tensors["first_bits"] = self._first_bits
+            self._described = True
+        post.tensors = tensors
+        post.computed = {str(n): t for n, t in self._types.items() if n not in self._unusable}
+        post.unusable = sorted(self._unusable)
+        post.used, post.without_gradient = self._places, self._without
+        post.updates, post.dropped = self._updates, self._dropped
+        known = modules.parameters if modules else {}
+        post.foreign = sum(key not in known for key in self._ids)
+        post.unheld = [
+            one.described.name
+            for one in self._watched
+            if not one.described.optimized and one.parameter.grad is not None
+        ]
+        post.fused_scale = self._fused_scale
+        post.alarms, self.alarms = alarms, []
+        self.next_step = self.steps + 1 if self.check < FIRST_CHECKS else None
+        return post
+
+    def _bits(self) -> Tensor:
+        sums = [bit_sum(one.weight) for one in self._watched]
+        if not sums:
+            return torch.zeros(0, dtype=torch.int64)
+        device = sums[0].device
+        return torch.stack([one.to(device) for one in sums])
+
+    # -- the cost --
+
+    def spend(self, seconds: float) -> None:
+        """Note what a handler cost."""
+        self._spent += seconds
+
+    def cost(self, thread: float) -> Cost:
+        """What checks have cost so far; ``thread`` are the seconds of the other thread."""
+        step = statistics.median(self._plain) if self._plain else 0.0
+        spent = max(0.0, self._spent - self.setup)
+        elapsed = time.perf_counter() - self._began if self._began else 0.0
+        return Cost(self.check, spent, thread, spent / max(1, self.check), step, elapsed)
+
+
+def _is_on_device(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type != "cpu"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(isinstance(part, (int, float)) for part in value)
+    return isinstance(value, (int, float, bool))
+
+
+def _rates(optimizer: Any) -> list[Any]:
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    return [rate if isinstance(rate, float) else None for rate in rates]

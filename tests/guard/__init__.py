@@ -1,0 +1,1 @@
+"""Tests of guard: its checks, with made posts and with real trainings."""

@@ -1,0 +1,104 @@
+"""Counts what each step of a training does, with guard or without: ``counting.py [guard]
+[unstepped]``; ``unstepped`` adds an optimizer that nobody steps.
+
+It prints JSON: by step, the operations of torch, the hooks on parameters and modules during the
+backward, and the CPU time; and the steps that were checked.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+STEPS = 24
+TIMED_STEPS = 500
+
+
+class Counting(TorchDispatchMode):
+    """Counts the operations that are dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
+        self.operations[str(function)] += 1
+        return function(*arguments, **(keywords or {}))
+
+
+def hooks(model: nn.Module) -> int:
+    """The hooks on parameters, modules, and all modules."""
+    on_parameters = sum(
+        len(p._backward_hooks or {}) + len(p._post_accumulate_grad_hooks or {})  # type: ignore[attr-defined]
+        for p in model.parameters()
+    )
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    on_modules = sum(len(getattr(m, name)) for m in model.modules() for name in names)
+    everywhere = nn.modules.module
+    on_all = sum(len(getattr(everywhere, f"_global{name}")) for name in names)
+    return on_parameters + on_modules + on_all
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    guards: list[Any] = []
+    if "guard" in sys.argv:
+        from harness.rank import guard
+        from harness.rank.guard.settings import Settings
+
+        guard.start(Settings(every=10**9, quiet=True))
+        guards = guard._guards
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4))
+    unstepped = [torch.optim.SGD(model.parameters(), 1.0)] if "unstepped" in sys.argv else []
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    rows, targets = torch.randn(16, 8), torch.randint(0, 4, (16,))
+    hooked = 0
+
+    def step() -> None:
+        nonlocal hooked
+        loss = F.cross_entropy(model(rows), targets)
+        loss.register_hook(lambda gradient: note())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def note() -> None:
+        nonlocal hooked
+        hooked = hooks(model)
+
+    result: dict[str, Any] = {"operations": [], "hooks": [], "checked": []}
+    for _ in range(STEPS):
+        with Counting() as counting:
+            step()
+        result["operations"].append(counting.operations)
+        result["hooks"].append(hooked)
+    times, handlers = [], []
+    for _ in range(TIMED_STEPS):
+        spent = guards[0].trainings[-1]._spent if guards else 0.0
+        began = time.thread_time()
+        step()
+        times.append(time.thread_time() - began)
+        handlers.append(guards[0].trainings[-1]._spent - spent if guards else 0.0)
+    result["microseconds"] = 1e6 * min(times)
+    if guards:
+        result["handlers_microseconds"] = 1e6 * min(handlers)
+        guards[0].mailbox.close()
+        result["checked"] = guards[0].report.steps
+    del unstepped
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

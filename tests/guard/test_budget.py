@@ -1,0 +1,56 @@
+"""The next checked step: all checks together cost no more than the budget."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.rank.guard.budget import FIRST_CHECKS, Cost, steps_until_next
+
+
+def test_checks_of_a_long_training_cost_the_budget() -> None:
+    """10 ms a check and 20 ms a step: one check in 50 steps costs one percent."""
+    step, check, budget = 0.02, 0.01, 0.01
+    spent, elapsed, checks, steps, last = 0.0, 0.0, 0, 0, 0
+    while steps < 20_000:
+        spent, checks = spent + check, checks + 1
+        elapsed += check
+        cost = Cost(checks, spent, 0.0, spent / checks, step, elapsed)
+        ahead = 1 if checks < FIRST_CHECKS else steps_until_next([cost], budget)
+        steps, elapsed, last = steps + ahead, elapsed + ahead * step, ahead
+    assert spent / elapsed <= budget
+    assert spent / elapsed > 0.9 * budget
+    assert last == pytest.approx(50, abs=1)
+
+
+def test_first_checks_are_paid_back() -> None:
+    cost = Cost(5, 0.5, 0.0, 0.1, 0.1, 1.0)  # half of the first second
+
+    assert steps_until_next([cost], 0.01) == pytest.approx((0.6 / 0.01 - 1.0) / 0.1, abs=1)
+
+
+def test_slowest_rank_counts() -> None:
+    cheap, dear = Cost(5, 0.05, 0, 0.01, 0.1, 1e3), Cost(5, 0.5, 0, 0.1, 0.1, 1e3)
+
+    assert steps_until_next([cheap, dear], 0.01) == steps_until_next([dear], 0.01) == 100
+
+
+def test_time_of_the_thread_counts() -> None:
+    cost = Cost(5, 0.0, 0.5, 0.0, 0.1, 1e3)
+
+    assert steps_until_next([cost], 0.01) == 100
+
+
+def test_number_of_steps_replaces_the_budget() -> None:
+    dear = Cost(5, 50.0, 0.0, 10.0, 0.1, 60.0)
+
+    assert steps_until_next([dear], 0.01, every=7) == 7
+
+
+def test_ranks_have_time_to_learn_of_the_step() -> None:
+    assert steps_until_next([Cost(5, 0, 0, 0, 1.0, 9.0)], 0.01, every=1) == 3
+    assert steps_until_next([Cost(5, 0, 0, 0, 0.001, 9.0)], 0.01, every=1) == 80
+
+
+@pytest.mark.parametrize("costs", [[], [Cost()], [Cost(5, 0, 0, 0, 0, 0)]])
+def test_unknown_costs_give_a_step(costs: list[Cost]) -> None:
+    assert steps_until_next(costs, 0.01) >= 3

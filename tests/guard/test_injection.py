@@ -1,0 +1,181 @@
+"""What guard injects into a command's processes, and what it knows of the catalogue's bugs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.bugs import catalog
+from harness.bugs.lookup import lookup
+from harness.bugs.results import Status
+from harness.guard import injection, known
+from harness.guard.injection import CODE, HARNESS, SETTINGS
+from harness.rank.guard.settings import CHECKS, VARIABLE, VISIBLE, Settings
+from harness.system.files import locked
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "guard"
+
+
+def test_the_injected_folder_has_plain_read_only_files_and_is_written_once(cache: Path) -> None:
+    folder = injection.code_folder()
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    names = {str(path.relative_to(folder)) for path in files}
+    assert {"sitecustomize.py", f"{CODE}/guard/judge.py", f"{CODE}/events/kinds.py"} <= names
+    assert all(path.suffix == ".py" for path in files)
+    assert not any(path.stat().st_mode & 0o222 for path in (folder, *folder.rglob("*")))
+    before = folder.stat().st_mtime_ns
+    assert injection.code_folder() == folder
+    assert folder.stat().st_mtime_ns == before
+    assert list(cache.glob(".*")) == []
+
+
+def test_other_code_has_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = injection.code_folder()
+    monkeypatch.setattr(injection, "_files", lambda: {"sitecustomize.py": b"pass\n"})
+    second = injection.code_folder()
+    assert second != first
+    assert first.is_dir()
+
+
+def test_two_commands_may_write_it_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = injection.code_folder()
+    monkeypatch.setattr(Path, "is_dir", lambda path: path.exists() and path != folder)
+    with pytest.raises(Exception, match="cannot write"):  # it says so if the other one has failed
+        injection.code_folder()
+    assert [path.name for path in cache.iterdir()] == [folder.name]
+
+
+def test_injected_code_imports_the_standard_library_and_torch_and_nothing_when_python_starts() -> (
+    None
+):
+    folder = injection.code_folder()
+    for file in folder.rglob("*.py"):
+        for module in _imports(ast.parse(file.read_text(encoding="utf-8"))):
+            top = module.partition(".")[0]
+            assert top in ("torch", CODE) or top in sys.stdlib_module_names, (file, module)
+    environment = {**os.environ, "PYTHONPATH": str(folder), VARIABLE: "/nowhere/settings.json"}
+    code = f"import sys; print([m for m in sys.modules if m.startswith(('torch', '{CODE}'))])"
+    process = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (process.stdout, process.stderr) == ("[]\n", "")
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or ""
+
+
+def test_a_command_has_its_settings_while_it_runs(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    with injection.run_folder(Settings(budget=2.5)) as folder:
+        environment = injection.environment(folder, Path("/code"))
+        assert environment["PYTHONPATH"] == f"/code{os.pathsep}/mine"
+        monkeypatch.setenv(VARIABLE, environment[VARIABLE])
+        settings = Settings.of_environment()
+        assert (settings.budget, settings.out) == (2.5, str(folder))
+        with injection.run_folder(Settings()) as other:  # at the same time
+            assert folder.is_dir()
+            assert other != folder
+    assert not list(cache.glob(".run.*"))
+
+
+def test_a_report_has_the_settings(tmp_path: Path) -> None:
+    with injection.run_folder(Settings(out=str(tmp_path), checks=["replicas"])):
+        pass
+    assert json.loads((tmp_path / SETTINGS).read_text())["checks"] == ["replicas"]
+
+
+def test_the_folder_of_a_killed_command_is_removed_by_the_next_one(cache: Path) -> None:
+    (cache / ".run.killed").mkdir(parents=True)
+    (cache / ".run.killed" / SETTINGS).write_text("{}")
+    with locked(cache / ".run.lives" / "lock"), injection.run_folder(Settings()):
+        assert not (cache / ".run.killed").exists()
+        assert (cache / ".run.lives").is_dir()
+
+
+def test_each_alarm_is_of_a_check_that_an_option_chooses() -> None:
+    names = set()
+    for file in (HARNESS / "rank" / "guard").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in KINDS and node.args:
+                names |= {node.args[0].value} if isinstance(node.args[0], ast.Constant) else set()
+    assert names == set(CHECKS)
+
+
+KINDS = ("Alarm", "LocalAlarm")
+
+
+# -- known bugs --
+
+
+@pytest.fixture(scope="module")
+def bugs() -> list[dict[str, Any]]:
+    return list(known.bugs())
+
+
+def of(bugs: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    (bug,) = (bug for bug in bugs if bug["name"] == name)
+    return bug
+
+
+@pytest.mark.slow
+def test_a_bug_has_its_releases_settings_remedy_and_signature(bugs: list[dict[str, Any]]) -> None:
+    bug = of(bugs, "trainer_gas_twice")
+    assert bug["certain"]
+    assert bug["settings"] == {
+        "gradient_accumulation_steps": {"above": 1},
+        "trainer": {"in": [True]},
+    }
+    assert bug["remedy"] == "use transformers 5.5.4 or later"
+    assert set(bug["signature"]) == {"accumulation", "gradients"}
+    releases = bug["affected"]["transformers"]
+    assert {"5.2.0", "5.5.3"} <= set(releases)
+    assert "5.5.4" not in releases
+    for release in releases:
+        assert lookup(bug["name"], {"transformers": release}).status is Status.AFFECTED
+
+
+@pytest.mark.slow
+def test_a_bug_that_needs_what_no_rank_sees_is_not_certain(bugs: list[dict[str, Any]]) -> None:
+    for bug in bugs:
+        conditions = catalog.scenario(bug["name"]).settings
+        assert set(bug["settings"]) == set(conditions) & set(VISIBLE)
+        assert bug["certain"] == (set(conditions) <= set(VISIBLE))
+    assert not of(bugs, "zero2_micro_batches_lost")["certain"]
+
+
+@pytest.mark.slow
+def test_packages_have_the_names_of_their_modules(bugs: list[dict[str, Any]]) -> None:
+    assert "ignite" in of(bugs, "ignite_gas_loss")["affected"]
+
+
+def test_the_file_is_another_one_after_the_catalogue_has_changed(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(known, "ROOT", tmp_path)
+    scenario = tmp_path / "scenarios" / "torch" / "my_bug"
+    scenario.mkdir(parents=True)
+    files = [known.file(cache)]
+    for name in known.DEPENDS_ON:
+        (scenario / name).write_text("{}")
+        files.append(known.file(cache))
+    assert len(set(files)) == 4
+    assert files[-1] == known.file(cache)

@@ -1,0 +1,447 @@
+"""The judge: what it says of right and of wrong steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from harness.rank.guard.judge import PATIENCE, Alarm, Memory, judge
+from harness.rank.guard.posts import LocalAlarm, Post
+from tests.guard.made_posts import Change, made_posts, sums, with_losses
+
+
+def judged(changes: dict[int, Change] | None = None, ranks: int = 2) -> list[Alarm]:
+    return judge(made_posts(changes, ranks), Memory())
+
+
+def on_all(change: Change, ranks: int = 2) -> dict[int, Change]:
+    return dict.fromkeys(range(ranks), change)
+
+
+def the_alarm(alarms: list[Alarm]) -> Alarm:
+    assert len(alarms) == 1, alarms
+    return alarms[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_right_step_raises_no_alarm(ranks: int) -> None:
+    memory = Memory()
+
+    assert judge(made_posts(ranks=ranks), memory) == []
+    assert memory.compared["gradients"] == 2
+    assert memory.compared["updates"] == 2 * ranks
+    assert memory.compared["replicas"] == (2 if ranks > 1 else 0)
+    assert memory.not_seen == {}
+
+
+# -- replicas --
+
+
+def moves_weight(by: float) -> Change:
+    def change(post: Post) -> None:
+        post.tensors["weights"][3] += by
+        post.tensors["bits"] = sums(post.tensors["weights"])
+
+    return change
+
+
+def test_other_weight_on_one_rank_is_no_replica() -> None:
+    alarms = judged({2: moves_weight(1e-4)}, ranks=4)
+
+    alarm = the_alarm([alarm for alarm in alarms if alarm.check == "replicas"])
+    assert alarm.ranks == [2]
+    assert alarm.parameters == ["weight"]
+    assert alarm.size == pytest.approx(1e-4, rel=1e-2)
+
+
+def test_flipped_bit_outside_the_sample_is_no_replica() -> None:
+    def change(post: Post) -> None:
+        post.tensors["bits"][1] += 1
+
+    alarm = the_alarm(judged({1: change}))
+    assert (alarm.check, alarm.ranks, alarm.parameters) == ("replicas", [1], ["bias"])
+    assert "outside the sample" in alarm.text
+
+
+def test_weights_that_differ_at_first_are_no_replicas() -> None:
+    def change(post: Post) -> None:
+        post.tensors["bits"] += post.rank
+        post.tensors["first_bits"] += post.rank
+        post.tensors["computed"] = post.tensors["used"].clone()
+        for one in post.described:
+            one.ranks = []  # no wrapper says that they are averaged
+
+    assert judged(on_all(change)) == []
+
+
+def test_weights_that_were_not_equal_are_replicas_after_a_new_description() -> None:
+    """A load puts the same weights on all ranks."""
+    memory = Memory()
+
+    def differ(post: Post) -> None:
+        post.tensors["first_bits"] += post.rank
+
+    judge(made_posts(on_all(differ)), memory)
+    assert judge(made_posts(), memory) == []
+    assert memory.compared["replicas"] == 2
+
+
+# -- gradients --
+
+
+def uses(factor: float, part: slice = slice(None)) -> Change:
+    """The optimizer uses another gradient, and moves the weights by it."""
+
+    def change(post: Post) -> None:
+        used = post.tensors["used"]
+        used[part] *= factor
+        post.tensors["updates"][16:32] = used[:16]
+        post.tensors["updates"][36:40] = used[16:]
+        before = torch.cat([post.tensors["updates"][:16], post.tensors["updates"][32:36]])
+        post.tensors["weights"] = before - 0.1 * used
+        post.tensors["bits"] = sums(post.tensors["weights"])
+
+    return change
+
+
+def test_longer_gradient() -> None:
+    alarm = the_alarm(judged(on_all(uses(2.0))))
+    assert (alarm.check, alarm.kind, alarm.ranks) == ("gradients", "longer", [0, 1])
+    assert alarm.size == pytest.approx(2.0)
+
+
+def test_shorter_gradient_is_the_users_scale() -> None:
+    assert judged(on_all(uses(0.5))) == []
+
+
+def test_one_parameter_with_another_gradient() -> None:
+    alarm = the_alarm(judged(on_all(uses(1.5, slice(16, 20)))))
+    assert (alarm.check, alarm.kind) == ("gradients", "mean")
+    assert alarm.parameters == ["bias"]
+
+
+def test_gradient_of_this_rank_alone() -> None:
+    def change(post: Post) -> None:
+        post.tensors["used"] = post.tensors["computed"].clone()
+        uses(1.0)(post)
+
+    alarms = judged(on_all(change))
+    assert {(alarm.check, alarm.kind) for alarm in alarms} == {
+        ("gradients", "mean"),
+        ("replicas", "differ"),
+    }
+
+
+def test_gradient_of_zero() -> None:
+    alarms = judged(on_all(uses(0.0)))
+    assert [(alarm.check, alarm.kind) for alarm in alarms] == [("gradients", "mean")]
+    assert "zero" in alarms[0].text
+
+
+@pytest.mark.parametrize(("factor", "kinds"), [(1.001, []), (1.02, ["longer"])])
+def test_gradient_within_tolerance(factor: float, kinds: list[str]) -> None:
+    assert [alarm.kind for alarm in judged(on_all(uses(factor)))] == kinds
+
+
+@pytest.mark.parametrize(("kind", "kinds"), [("bfloat16", []), ("float32", ["longer"])])
+def test_tolerance_is_wider_in_16_bits(kind: str, kinds: list[str]) -> None:
+    def change(post: Post) -> None:
+        uses(1.03)(post)
+        post.computed = {"0": kind, "1": kind}
+
+    assert [alarm.kind for alarm in judged(on_all(change))] == kinds
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("tensor", ["computed", "used"])
+def test_gradient_that_is_not_finite_is_not_compared(tensor: str, value: float) -> None:
+    def change(post: Post) -> None:
+        post.tensors[tensor][2] = value
+
+    assert judged(on_all(change)) == []
+
+
+def test_gradient_that_the_optimizer_has_not() -> None:
+    def change(post: Post) -> None:
+        post.without_gradient, post.used, post.updates = ["weight", "bias"], [], []
+        post.tensors["used"] = torch.zeros(0)
+
+    alarm = the_alarm(judged(on_all(change)))
+    assert (alarm.check, alarm.kind, alarm.ranks) == ("gradients", "none", [0, 1])
+
+
+def test_rank_without_a_gradient_adds_zero_to_the_mean() -> None:
+    """It read rows that skip the parameter, as in a mixture of experts."""
+
+    def absent(post: Post) -> None:
+        del post.computed["1"]
+
+    def halved(post: Post) -> None:
+        mean = made_posts()[0].tensors["computed"][16:] / 2
+        post.tensors["used"][16:] = mean
+        uses(1.0)(post)
+
+    def both(post: Post) -> None:
+        absent(post)
+        halved(post)
+
+    assert judged({0: halved, 1: both}) == []
+
+
+def test_mean_of_some_ranks_is_not_judged_without_the_others() -> None:
+    posts = made_posts(ranks=3)
+    memory = Memory()
+
+    assert [alarm.check for alarm in judge(posts[:2], memory)] == []
+    assert memory.compared["gradients"] == 0
+    assert "2 of 2 parameters" in memory.not_seen["gradients"]
+
+
+def test_parameter_that_is_left_out_is_said_with_the_reason() -> None:
+    def change(post: Post) -> None:
+        post.computed = {"0": "float32"}
+        post.described[1].left_out = "sharded on dimension 1"
+
+    memory = Memory()
+    assert judge(made_posts(on_all(change)), memory) == []
+    assert memory.not_seen["gradients"] == (
+        "gradients of 1 of 2 parameters are not compared: sharded on dimension 1"
+    )
+
+
+def test_reduction_that_is_no_mean_on_purpose_is_said() -> None:
+    def change(post: Post) -> None:
+        uses(2.0)(post)
+        post.lossy = "PowerSGD"
+
+    memory = Memory()
+    assert judge(made_posts(on_all(change)), memory) == []
+    assert "PowerSGD" in memory.not_seen["gradients"]
+
+
+def test_shards_have_parts_of_the_mean() -> None:
+    """Each rank updates one half of the weight, as with ZeRO."""
+
+    def shard(post: Post, factor: float = 1.0) -> None:
+        begin = 8 * post.rank
+        post.described[0].begin, post.described[0].end = begin, begin + 8
+        post.used = [(0, begin, begin + 8)]
+        post.tensors["used"] = factor * post.tensors["used"][begin : begin + 8]
+
+    assert judged(on_all(shard)) == []
+    alarm = the_alarm(judged({0: shard, 1: lambda post: shard(post, 3.0)}))
+    assert (alarm.kind, alarm.ranks) == ("longer", [1])
+
+
+def test_cleared_gradients_are_a_fault_if_it_goes_on() -> None:
+    def change(post: Post) -> None:
+        uses(1.5, slice(0, 4))(post)
+        post.dropped = 3
+
+    memory, alarms = Memory(), []
+    for _ in range(PATIENCE):
+        alarms.append(judge(made_posts(on_all(change)), memory))
+    assert [len(found) for found in alarms] == [0] * (PATIENCE - 1) + [1]
+
+
+# -- updates --
+
+
+def test_weight_that_moves_too_far() -> None:
+    def change(post: Post) -> None:
+        before = torch.cat([post.tensors["updates"][:16], post.tensors["updates"][32:36]])
+        post.tensors["weights"] = before + 2 * (post.tensors["weights"] - before)
+        post.tensors["bits"] = sums(post.tensors["weights"])
+
+    alarm = the_alarm(judged(on_all(change)))
+    assert (alarm.check, alarm.kind, alarm.ranks) == ("updates", "formula", [0, 1])
+    assert "moved 2 times as far as the formula of SGD" in alarm.text
+
+
+def test_parameter_that_does_not_move() -> None:
+    def change(post: Post) -> None:
+        post.tensors["weights"][16:] = post.tensors["updates"][32:36]
+        post.tensors["bits"] = sums(post.tensors["weights"])
+
+    alarm = the_alarm(judged(on_all(change)))
+    assert alarm.parameters == ["bias"]
+    assert "bias was not moved" in alarm.text
+
+
+def test_step_that_moves_nothing_was_skipped() -> None:
+    def change(post: Post) -> None:
+        post.tensors["weights"][:16] = post.tensors["updates"][:16]
+        post.tensors["weights"][16:] = post.tensors["updates"][32:36]
+        post.tensors["bits"] = sums(post.tensors["weights"])
+
+    assert judged(on_all(change)) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.1, weight_decay=0.1),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+        lambda p: torch.optim.SGD(p, 0.1, maximize=True),
+        lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.1),
+        lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1, betas=(0.8, 0.95)),
+    ],
+)
+def test_formula_is_that_of_torch(make: Callable[..., torch.optim.Optimizer]) -> None:
+    """The formula of each step, by the state before it, is what the optimizer does."""
+    from harness.rank.guard.judge import formula
+    from harness.rank.guard.posts import Update
+
+    weight = torch.nn.Parameter(torch.linspace(-1, 1, 9, dtype=torch.float64))
+    optimizer = make([weight])
+    for number in range(4):
+        weight.grad = torch.sin(weight.detach() * (number + 2))
+        before, gradient = weight.detach().clone(), weight.grad.clone()
+        state = {
+            name: value.clone()
+            for name, value in optimizer.state[weight].items()
+            if isinstance(value, torch.Tensor) and value.dim()
+        }
+        group = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
+        optimizer.step()
+        update = Update(0, 9, list(state), float(number), group["lr"], group)
+        kind = type(optimizer).__name__
+        expected = formula(kind, update, before, gradient, state, float(number), group["lr"])
+        assert expected is not None
+        assert torch.allclose(weight.detach() - before, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_update_of_another_optimizer_is_only_that_it_moves() -> None:
+    def still(post: Post) -> None:
+        post.kind = "Lion"
+        post.tensors["weights"][16:] = post.tensors["updates"][32:36]
+        post.tensors["bits"] = sums(post.tensors["weights"])
+
+    def moved(post: Post) -> None:
+        post.kind = "Lion"
+
+    assert judged(on_all(moved)) == []
+    assert the_alarm(judged(on_all(still))).parameters == ["bias"]
+
+
+def test_fused_optimizer_that_divides_itself_is_said() -> None:
+    def change(post: Post) -> None:
+        post.fused_scale = True
+
+    memory = Memory()
+    assert judge(made_posts(on_all(change)), memory) == []
+    assert "updates" in memory.not_seen
+
+
+def test_weights_in_no_optimizer_that_never_move() -> None:
+    def change(post: Post) -> None:
+        post.check, post.foreign, post.unheld = 3, 2, ["weight", "bias"]
+        post.tensors["bits"] = post.tensors["first_bits"].clone()
+        for one in post.described:
+            one.optimized = False
+        post.computed, post.used, post.updates = {}, [], []
+
+    alarm = the_alarm(judged(on_all(change)))
+    assert (alarm.check, alarm.kind) == ("updates", "unheld")
+    assert alarm.text.startswith("weight and 1 more parameter get gradients but never move")
+
+
+# -- accumulation --
+
+
+@pytest.mark.parametrize(
+    ("weights", "kinds"),
+    [
+        ((1.0,), []),
+        ((0.25,) * 4, []),
+        ((1.0,) * 4, ["weight"]),
+        ((1 / 16,) * 4, ["weight"]),
+        ((0.125,) * 4, ["weight"]),
+        ((0.25 * 1.005,) * 4, []),
+        ((0.25 * 0.97,) * 4, ["tokens"]),
+        ((0.25 * 0.3,) * 4, []),  # the user's own weight of the loss
+    ],
+)
+def test_losses_count_once(weights: tuple[float, ...], kinds: list[str]) -> None:
+    alarms = judged(on_all(with_losses(*weights)))
+    assert [(alarm.check, alarm.kind) for alarm in alarms] == [
+        ("accumulation", kind) for kind in kinds
+    ]
+
+
+def test_losses_of_ranks_with_other_lengths_are_averaged() -> None:
+    assert judged({0: with_losses(0.5), 1: with_losses(1.5)}) == []
+
+
+def test_loss_with_other_terms_is_not_judged() -> None:
+    def change(post: Post) -> None:
+        post.tensors["losses"] = torch.tensor([9.0, 2.0, 4.0, 1.0, 1.0])
+
+    assert judged(on_all(change)) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_loss_that_is_not_finite_is_not_judged(value: float) -> None:
+    def change(post: Post) -> None:
+        post.tensors["losses"] = torch.tensor([value, value, 4.0, 1.0, 1.0])
+
+    assert judged(on_all(change)) == []
+
+
+def test_losses_are_not_judged_without_those_of_one_rank() -> None:
+    assert judged({0: with_losses(1.0, 1.0)}) == []
+
+
+# -- samples --
+
+
+def reads(*rows: int) -> Change:
+    def change(post: Post) -> None:
+        post.rows = [(0, list(rows))]
+
+    return change
+
+
+def test_same_rows_on_two_ranks() -> None:
+    changes = {0: reads(1, 2, 3, 4), 1: reads(5, 6, 7, 8), 2: reads(1, 2, 3, 4)}
+    alarm = the_alarm(judged(changes, ranks=3))
+    assert (alarm.check, alarm.kind, alarm.ranks) == ("samples", "shared", [0, 2])
+    assert alarm.size == 4
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((1, 2, 3, 4), (5, 6, 7, 8)),
+        ((1, 2, 3, 4), (4, 5, 6, 7)),  # a row that fills the last batch
+        ((0, 0, 0, 0), (0, 0, 0, 0)),  # padding
+        ((), ()),
+    ],
+)
+def test_rows_that_are_not_shared(first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    assert judged({0: reads(*first), 1: reads(*second)}) == []
+
+
+def test_same_rows_are_right_if_no_wrapper_averages_over_all_ranks() -> None:
+    """Tensor parallelism: all ranks of a group read the same rows."""
+
+    def change(post: Post) -> None:
+        reads(1, 2, 3, 4)(post)
+        for one in post.described:
+            one.ranks = []
+
+    assert judged(on_all(change)) == []
+
+
+# -- alarms --
+
+
+def test_alarms_of_ranks_are_one() -> None:
+    def change(post: Post) -> None:
+        post.alarms = [LocalAlarm("schedule", "resume", "the rate was lost", 0.1 * post.rank)]
+
+    alarm = the_alarm(judged(on_all(change, 3), ranks=3))
+    assert alarm.ranks == [0, 1, 2]
+    assert alarm.size == pytest.approx(0.2)

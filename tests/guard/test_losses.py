@@ -1,0 +1,88 @@
+"""How often a step counts the loss of each micro-batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.rank.guard.losses import Losses
+
+TARGETS = torch.tensor([1, 0, 2, -100])
+
+
+def scores() -> Tensor:
+    return torch.zeros(4, 3, requires_grad=True)
+
+
+def cross_entropy(losses: Losses, *arguments: Any, **keywords: Any) -> Tensor:
+    """Call torch's loss function as the instrument tells it."""
+    value = F.cross_entropy(*arguments, **keywords)
+    losses.called(value, arguments, keywords)
+    return value
+
+
+def backward(losses: Losses, root: Tensor, scaler: Any = None) -> None:
+    losses.backward(root, scaler)
+    root.backward()
+
+
+def rows(losses: Losses) -> list[list[float]]:
+    """Weight, count and scale of each micro-batch."""
+    tensor = losses.tensor()
+    assert tensor is not None
+    return [row[2:] for row in tensor.reshape(-1, 5).tolist()]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_weight_is_what_the_loss_is_divided_by(micro_batches: int) -> None:
+    losses = Losses()
+    for _ in range(micro_batches):
+        backward(losses, cross_entropy(losses, scores(), TARGETS) / 4)
+    assert rows(losses) == [[0.25, 1.0, 1.0]] * micro_batches
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_sum_counts_its_targets_without_ignored_ones(by_keyword: bool) -> None:
+    losses = Losses()
+    if by_keyword:
+        value = cross_entropy(losses, scores(), target=TARGETS, reduction="sum")
+    else:
+        value = cross_entropy(losses, scores(), TARGETS, reduction="sum")
+    backward(losses, value / 3)
+    assert rows(losses) == [[pytest.approx(1 / 3), 3.0, 1.0]]
+
+
+def test_scale_of_a_scaler_is_noted() -> None:
+    losses, scaler = Losses(), torch.amp.GradScaler("cpu", 8.0)
+    backward(losses, scaler.scale(cross_entropy(losses, scores(), TARGETS)), scaler)
+    assert rows(losses) == [[8.0, 1.0, 8.0]]
+
+
+def test_loss_of_two_calls_or_of_none_is_unclear() -> None:
+    losses = Losses()
+    one, two = (cross_entropy(losses, scores(), TARGETS) for _ in range(2))
+    backward(losses, one + two)
+    assert losses.tensor() is None
+
+    losses.begin()
+    backward(losses, scores().sum())
+    assert losses.tensor() is None
+
+
+def test_call_without_a_gradient_is_no_loss_of_the_step() -> None:
+    losses = Losses()
+    with torch.no_grad():
+        cross_entropy(losses, scores(), TARGETS)
+    backward(losses, cross_entropy(losses, scores(), TARGETS))
+    assert rows(losses) == [[1.0, 1.0, 1.0]]
+
+
+def test_next_step_begins_without_losses() -> None:
+    losses = Losses()
+    backward(losses, cross_entropy(losses, scores(), TARGETS))
+    losses.begin()
+    assert losses.tensor() is None

@@ -1,0 +1,61 @@
+"""Posts are the same after they were bytes; what is no post is a ValueError."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.rank.guard.posts import LocalAlarm, Post, packed, unpacked
+from tests.guard.made_posts import made_posts, with_losses
+
+
+def full_post() -> Post:
+    post = made_posts()[1]
+    with_losses(0.5, 0.5)(post)
+    post.rows, post.facts = [(0, [1, 2, 2**50])], {"releases": {"torch": "2.9.0"}}
+    post.alarms = [LocalAlarm("samples", "again", "twice", 3.0)]
+    post.tensors["used"] = torch.zeros(0)
+    return post
+
+
+def test_round_trip() -> None:
+    post = full_post()
+    read = unpacked(packed(post))
+
+    assert replace(read, tensors={}) == replace(post, tensors={})
+    assert read.tensors.keys() == post.tensors.keys()
+    for name, tensor in post.tensors.items():
+        assert read.tensors[name].dtype == tensor.dtype
+        assert torch.equal(read.tensors[name], tensor)
+
+
+def test_not_finite_values_make_the_trip() -> None:
+    post = full_post()
+    post.tensors["computed"][:3] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+
+    assert torch.equal(
+        unpacked(packed(post)).tensors["computed"].view(torch.int32),
+        post.tensors["computed"].view(torch.int32),
+    )
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0" * 8, b"\0" * 7 + b"\2{}", b"\0" * 7 + b"\4null", b"\xff" * 40, b"made up"]
+)
+def test_what_is_no_post_is_an_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"post|Expecting|Extra data|decode|buffer"):
+        unpacked(data)
+
+
+def test_damaged_post_is_an_error_or_a_post() -> None:
+    data, generator = packed(full_post()), random.Random(0)
+    for _ in range(300):
+        damaged = bytearray(data)
+        damaged[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+        try:
+            unpacked(bytes(damaged[: generator.randrange(len(data) + 1)]))
+        except ValueError:
+            continue

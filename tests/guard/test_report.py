@@ -1,0 +1,213 @@
+"""The report of a training: as text and as a page, also if what it contains is hostile."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from harness.__main__ import main
+from tests.sandbox import refused
+
+Capture = pytest.CaptureFixture[str]
+HOSTILE = "</title><script>alert(1)</script>\x1b[2J\n::error::\"'&{{ 7 * 7 }}"
+
+
+def fault(**facts: Any) -> dict[str, Any]:
+    usual = {
+        "check": "replicas",
+        "kind": "differ",
+        "text": "the copies of a and 1 more parameter are not equal",
+        "ranks": [1],
+        "size": 0.5,
+        "parameters": ["a", "b"],
+        "step": 3,
+        "optimizer": 0,
+        "times": 1,
+        "last_step": 3,
+        "bugs": [],
+    }
+    return {**usual, **facts}
+
+
+def bug(**facts: Any) -> dict[str, Any]:
+    usual = {"name": "my_bug", "title": "All is wrong", "remedy": "use b 2", "certain": True}
+    return {**usual, **facts}
+
+
+def write(folder: Path, *faults: dict[str, Any], **facts: Any) -> Path:
+    """A report with these faults in a folder."""
+    usual = {
+        "steps": 40,
+        "checked": [1, 2, 3, 20, 40],
+        "cost_percent": 0.91,
+        "check_ms": 12.34,
+        "faults": list(faults),
+        "not_seen": [],
+        "notes": [],
+        "error": "",
+        "known_bugs": [],
+    }
+    (folder / "summary.json").write_text(json.dumps({**usual, **facts}))
+    lines = "".join(json.dumps(one) + "\n" for one in faults)
+    (folder / "alarms.jsonl").write_text(lines)
+    return folder
+
+
+def printed(capsys: Capture, *words: str | Path) -> list[str]:
+    assert main(["guard-report", *map(str, words)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_summary_is_printed_again(tmp_path: Path, capsys: Capture) -> None:
+    write(
+        tmp_path,
+        fault(times=4, last_step=40, bugs=["x", "y"]),
+        fault(check="samples", kind="shared", text="rows were read twice", ranks=[0, 1], step=1),
+        not_seen=["gradients of 2 of 5 parameters are not compared: sharded on dimension 1"],
+        notes=["check 6 was not judged: no post of rank 1"],
+        known_bugs=[bug(), bug(name="perhaps", certain=False)],
+    )
+    assert printed(capsys, tmp_path) == [
+        "40 steps, 5 checked; cost 0.91 % of the time (12.3 ms a check); 2 faults",
+        "KNOWN BUG my_bug: All is wrong; use b 2",
+        "ALARM: step 1, ranks 0, 1: samples: rows were read twice",
+        "ALARM: step 3, rank 1: replicas: the copies of a and 1 more parameter are not equal "
+        "(4 times, until step 40) (perhaps the bug x, y)",
+        "not seen: gradients of 2 of 5 parameters are not compared: sharded on dimension 1",
+        "note: check 6 was not judged: no post of rank 1",
+    ]
+
+
+def test_the_report_of_a_killed_training_has_its_alarms(tmp_path: Path, capsys: Capture) -> None:
+    write(tmp_path, fault())
+    (tmp_path / "summary.json").unlink()
+    with (tmp_path / "alarms.jsonl").open("a") as file:
+        file.write('{"check": "repl')  # it was killed while it wrote
+    text, alarm = printed(capsys, tmp_path)
+    assert text == "no summary: the training was killed, or runs still"
+    assert alarm.startswith("ALARM: step 3, rank 1: replicas: ")
+
+
+class Page(HTMLParser):
+    """The tags and the text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert not any(name.startswith("on") or name in ("src", "href") for name, _ in attributes)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page(capsys: Capture, folder: Path) -> str:
+    file = folder / "page.html"
+    printed(capsys, folder, "--html", file)
+    return file.read_text(encoding="utf-8")
+
+
+def test_the_page_has_a_table_of_faults_and_a_picture_of_each_kind(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    write(tmp_path, fault(size=0.25), fault(step=20, last_step=40, size=0.5, parameters=["b"]))
+    text = page(capsys, tmp_path)
+    assert "http" not in text
+    assert "40 steps, 5 checked" in text
+    steps, parameters = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    picture = ElementTree.fromstring(steps)
+    assert len(picture.findall("g")) == 2
+    assert len(picture.findall("line")) == 5 * 6  # five checked steps, in the lanes of six checks
+    bars = ElementTree.fromstring(parameters)
+    names = [node.text for node in bars.findall("text") if node.find("title") is not None]
+    widths = [float(node.attrib["width"]) for node in bars.findall("rect")]
+    assert names == ["b", "a"]  # the largest first
+    assert widths[0] == pytest.approx(2 * widths[1])
+
+
+def test_a_page_without_faults_says_so(tmp_path: Path, capsys: Capture) -> None:
+    assert "No alarm." in page(capsys, write(tmp_path))
+
+
+@pytest.mark.parametrize("field", ["check", "kind", "text", "parameters", "bugs", "ranks"])
+def test_hostile_names_of_faults_stay_text(field: str, tmp_path: Path, capsys: Capture) -> None:
+    is_list = isinstance(fault()[field], list)
+    write(tmp_path, fault(**{field: [HOSTILE] if is_list else HOSTILE}))
+    assert_harmless(page(capsys, tmp_path))
+    assert not any("\x1b" in line or line.startswith("::") for line in printed(capsys, tmp_path))
+
+
+@pytest.mark.parametrize("field", ["not_seen", "notes", "error", "known_bugs"])
+def test_hostile_texts_of_a_summary_stay_text(field: str, tmp_path: Path, capsys: Capture) -> None:
+    value: Any = HOSTILE if field == "error" else [HOSTILE]
+    value = [bug(name=HOSTILE, title=HOSTILE, remedy=HOSTILE)] if field == "known_bugs" else value
+    write(tmp_path, **{field: value})
+    assert_harmless(page(capsys, tmp_path))
+    assert not any("\x1b" in line or line.startswith("::") for line in printed(capsys, tmp_path))
+
+
+def assert_harmless(text: str) -> None:
+    content = Page(text)
+    assert "script" not in content.tags
+    assert "\x1b" not in text
+    assert "49" not in content.text.replace("{{ 7 * 7 }}", "")
+    for picture in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ElementTree.fromstring(picture)
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "part"),
+    [
+        (None, 2, "has no summary.json and no alarms.jsonl: name the folder of guard --out"),
+        ("{", 3, "summary.json is damaged"),
+        ("[]", 3, "summary.json is damaged"),
+        ('{"faults": [{}]}', 3, "summary.json is damaged"),
+        ("{}", 3, "summary.json is damaged"),
+    ],
+)
+def test_what_is_no_report_is_one_line(
+    content: str | None, code: int, part: str, tmp_path: Path, capsys: Capture
+) -> None:
+    if content is not None:
+        (tmp_path / "summary.json").write_text(content)
+    assert part in refused(capsys, ["guard-report", str(tmp_path)], code)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["nowhere"], "no folder nowhere: name the folder of guard --out"),
+        ([".", "--html", "nowhere/page.html"], "no folder nowhere for page.html"),
+        ([".", "--judge"], "has no posts: guard keeps them with --keep-posts"),
+        ([], "arguments are required: FOLDER"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: list[str], part: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write(tmp_path))
+    capsys.readouterr()
+    assert main(["guard-report", *words]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_damaged_posts_are_one_line(tmp_path: Path, capsys: Capture) -> None:
+    write(tmp_path)
+    (tmp_path / "0-00000001-0.post").write_bytes(b"\x00" * 12)
+    assert "0-00000001-0.post is damaged" in refused_judge(capsys, tmp_path)
+
+
+def refused_judge(capsys: Capture, folder: Path) -> str:
+    capsys.readouterr()
+    assert main(["guard-report", str(folder), "--judge"]) == 3
+    return capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""The rows of loaders: the same twice, or in the same order again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from harness.rank.guard.posts import LocalAlarm
+from harness.rank.guard.rows import FIRST_BATCHES, Rows, digests
+
+
+class Numbers(Dataset[Any]):
+    def __init__(self, count: int = 24) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index, 0])
+
+
+class OneOrder(torch.utils.data.Sampler[int]):
+    """Says that it shuffles, and gives one order; or gives rows twice."""
+
+    shuffle = True
+
+    def __init__(self, order: list[int]) -> None:
+        self.order = order
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+
+def read(rows: Rows, loader: DataLoader[Any], epochs: int = 1, checked: bool = False) -> None:
+    """Read a loader as torch's instrument tells it."""
+    for _ in range(epochs):
+        iterator = iter(loader)
+        draw = iterator._next_index
+
+        def next_index(iterator: Any = iterator, draw: Any = draw) -> Any:
+            index = draw()
+            rows.drawn(iterator, index)
+            return index
+
+        iterator._next_index = next_index  # type: ignore[method-assign]
+        for batch in iterator:
+            rows.batch(iterator, batch, checked)
+            rows.backward()
+
+
+def kinds(alarms: list[LocalAlarm]) -> list[str]:
+    return [alarm.kind for alarm in alarms]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shuffled_epochs_are_right(workers: int) -> None:
+    rows = Rows()
+    read(rows, DataLoader(Numbers(), 4, shuffle=True, num_workers=workers), epochs=3)
+    assert rows.alarms == []
+
+
+def test_sequential_epochs_are_right() -> None:
+    """Nobody asked for another order."""
+    rows = Rows()
+    read(rows, DataLoader(Numbers(), 4), epochs=3)
+    assert rows.alarms == []
+
+
+def test_same_order_of_a_shuffled_loader_is_told_once() -> None:
+    order = [3, 1, 2, 0, *range(4, 24)]
+    rows = Rows()
+    read(rows, DataLoader(Numbers(), 4, sampler=OneOrder(order)), epochs=4)
+    assert kinds(rows.alarms) == ["order"]
+    assert "epoch 2" in rows.alarms[0].text
+
+
+def test_batch_that_comes_twice_in_an_epoch_is_told_once() -> None:
+    order = [*range(24), *range(8)]
+    rows = Rows()
+    read(rows, DataLoader(Numbers(), 4, sampler=OneOrder(order)))
+    assert kinds(rows.alarms) == ["again"]
+
+
+def test_short_epochs_are_not_compared() -> None:
+    rows = Rows()
+    loader = DataLoader(Numbers(), 4, sampler=OneOrder(list(range(4 * (FIRST_BATCHES - 1)))))
+    read(rows, loader, epochs=3)
+    assert rows.alarms == []
+
+
+def test_rows_of_a_checked_step_are_the_indices() -> None:
+    rows = Rows()
+    read(rows, DataLoader(Numbers(8), 4), checked=True)
+    assert rows.of_step() == [(0, [0, 1, 2, 3]), (0, [4, 5, 6, 7])]
+    rows.begin()
+    assert rows.of_step() == []
+
+
+def test_rows_of_an_evaluation_are_not_among_those_of_the_step() -> None:
+    rows = Rows()
+    iterator = iter(DataLoader(Numbers(8), 4))
+    rows.drawn(iterator, [0, 1])
+    rows.batch(iterator, None, True)
+    assert rows.of_step() == []
+
+
+def test_rows_of_a_stream_are_digests() -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            yield from (torch.tensor([number, 0]) for number in (1, 2, 1, 3))
+
+    rows = Rows()
+    read(rows, DataLoader(Stream(), 2), checked=True)
+    (_, first), (_, second) = rows.of_step()
+    assert first[0] == second[0]
+    assert len({*first, *second}) == 3
+
+
+def test_digests_are_those_of_the_first_tensor() -> None:
+    table = torch.arange(6).reshape(3, 2)
+    one, other = digests({"a": table, "b": table + 1}), digests([[table], 5])
+    assert one == other
+    assert len(set(one)) == 3
+    assert digests("text") == digests([]) == digests(torch.tensor(3.0)) == []

@@ -1,0 +1,99 @@
+"""Samples of shards are those of the whole, and each flipped bit changes a sum."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.rank.guard.samples import SIZE, Positions, bit_sum, joined
+
+KINDS = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8]
+
+
+@pytest.mark.parametrize("numel", [1, 2, 15, 16, 17, 100, 1001, 4096])
+@pytest.mark.parametrize("check", [0, 1, 7])
+@pytest.mark.parametrize("shards", [1, 2, 3, 8])
+def test_shards_together_have_the_positions_of_the_whole(
+    numel: int, check: int, shards: int
+) -> None:
+    whole = torch.arange(numel, dtype=torch.float32)
+    positions = Positions.of(numel, check)
+    size = -(-numel // shards)
+    parts: list[Tensor] = []
+    for begin in range(0, size * shards, size):
+        begin, end = min(begin, numel), min(begin + size, numel)
+        first, last = positions.within(begin, end)
+        assert first == last or first == sum(len(part) for part in parts)
+        parts.append(positions.part(whole[begin:end].clone(), begin, first, last))
+    assert torch.equal(torch.cat(parts), positions.values(whole))
+
+
+@pytest.mark.parametrize("numel", [1, 16, 17, 1000])
+def test_sample_has_all_values_or_enough(numel: int) -> None:
+    values = Positions.of(numel, 3).values(torch.arange(numel, dtype=torch.float32))
+
+    assert min(numel, SIZE) - 1 <= len(values) <= SIZE
+    assert len(values.unique()) == len(values)
+
+
+def test_other_checks_look_at_other_positions() -> None:
+    assert len({Positions.of(10**6, check).offset for check in range(50)}) == 50
+
+
+def test_sample_of_a_view_is_that_of_its_values() -> None:
+    table = torch.arange(600, dtype=torch.float32).reshape(20, 30)
+    for view in (table[3:9], table.T, table[:, ::2]):
+        positions = Positions.of(view.numel(), 2)
+        assert torch.equal(positions.values(view), positions.values(view.clone().contiguous()))
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """A view of a tensor as bytes."""
+    return tensor.view(torch.uint8).view(-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("numel", [1, 2, 3, 7, 8, 33])
+def test_each_flipped_bit_changes_the_sum(kind: torch.dtype, numel: int) -> None:
+    tensor = (100 * torch.rand(numel, generator=torch.Generator().manual_seed(0))).to(kind)
+    before, memory = int(bit_sum(tensor)), bits(tensor)
+    for byte in range(len(memory)):
+        for bit in range(8):
+            memory[byte] ^= 1 << bit
+            assert int(bit_sum(tensor)) != before
+            memory[byte] ^= 1 << bit
+    assert int(bit_sum(tensor)) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_flipped_bit_of_a_view_changes_the_sum(kind: torch.dtype) -> None:
+    table = (100 * torch.rand(5, 6, generator=torch.Generator().manual_seed(0))).to(kind)
+    for view in (table.T, table[:, 1:4], table[1:4], table.view(-1)[3:]):
+        before = int(bit_sum(view))
+        assert int(bit_sum(view.clone().contiguous())) == before or not view.is_contiguous()
+        for row in range(table.shape[0]):
+            for column in range(table.shape[1]):
+                cell = bits(table[row, column : column + 1])
+                probe = torch.zeros_like(table, dtype=torch.bool)
+                probe[row, column] = True
+                inside = probe.as_strided(view.shape, view.stride(), view.storage_offset()).any()
+                cell[-1] ^= 4
+                assert (int(bit_sum(view)) != before) == bool(inside)
+                cell[-1] ^= 4
+
+
+def test_sum_of_nothing_is_zero() -> None:
+    assert int(bit_sum(torch.zeros(0))) == 0
+
+
+def test_sum_of_a_scalar() -> None:
+    assert int(bit_sum(torch.tensor(1.0))) != int(bit_sum(torch.tensor(1.0 + 2**-23)))
+
+
+def test_joined_values_are_in_fp32_in_their_order() -> None:
+    one, two = torch.tensor([1.0, 2.0]), torch.tensor([3.0], dtype=torch.bfloat16)
+
+    assert joined([one, two]).tolist() == [1.0, 2.0, 3.0]
+    assert joined([two, two]).dtype == torch.float32
+    assert joined([]).numel() == 0

@@ -1,0 +1,138 @@
+"""Right trainings are silent under guard; wrong ones raise an alarm, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.guard.conftest import Trainer
+from tests.guard.trainings import FAULT_STEP
+
+pytestmark = pytest.mark.launch
+
+RIGHT = ["ddp", "ddp accumulate clip bf16", "fsdp2 mixed accumulate", "by_hand clip"]
+RIGHT_SLOW = [
+    "ddp sgd", "ddp adam", "ddp fused", "ddp rmsprop", "ddp groups", "ddp lbfgs", "ddp closure",
+    "ddp dropout", "ddp clip_values", "ddp frozen", "ddp unused", "ddp skips_block", "ddp tied",
+    "ddp evaluates", "ddp moving_average", "ddp static_graph", "ddp bucket_view",
+    "ddp keeps_zeros", "ddp accumulate_reduced", "ddp sum_loss accumulate", "ddp other_terms",
+    "ddp fp16 clip", "ddp fp16 overflows", "ddp fp16 overflows fused", "ddp bf16_weights",
+    "ddp checkpoints", "ddp penalty", "ddp batch_norm", "ddp two_optimizers", "ddp gan",
+    "ddp gan clears_modules", "ddp skips_steps clears_modules", "ddp stream", "ddp workers",
+    "ddp saves", "ddp warm_up", "ddp skips_steps", "ddp epochs", "ddp compile accumulate",
+    "ddp early", "by_hand accumulate", "fsdp2", "fsdp2 accumulate_reduced clip", "fsdp2 frozen",
+    "fsdp2 tied", "fsdp2 sgd", "fsdp2 checkpoints", "hsdp", "hsdp mixed clip", "fsdp1",
+    "fsdp1 accumulate", "tensor_parallel",
+]  # fmt: skip
+
+
+def assert_silent(under_guard: Trainer, training: str, **settings: Any) -> None:
+    run = under_guard(training, **settings)
+
+    assert run.alarms == []
+    assert run.codes == [0, 0]
+    assert run.summary["error"] == ""
+    assert run.summary["compared"].get("replicas") or "fsdp" in training
+    assert len(run.summary["checked"]) > 5
+
+
+@pytest.mark.parametrize("training", RIGHT)
+def test_right_training_is_silent(under_guard: Trainer, training: str) -> None:
+    assert_silent(under_guard, training)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "training", [pytest.param(one, marks=pytest.mark.by_day(4)) for one in RIGHT_SLOW]
+)
+def test_other_right_training_is_silent(under_guard: Trainer, training: str) -> None:
+    assert_silent(under_guard, training)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "training",
+    [pytest.param(one, marks=pytest.mark.by_day(4)) for one in (*RIGHT, *RIGHT_SLOW[-10:])],
+)
+def test_right_training_is_silent_if_each_third_step_is_checked(
+    under_guard: Trainer, training: str
+) -> None:
+    assert_silent(under_guard, training, every=1, steps=40)
+
+
+@dataclass
+class Fault:
+    """A wrong training, and what guard says of it."""
+
+    training: str
+    check: str
+    kind: str
+    ranks: list[int]
+    parameter: str = ""
+    step: int = 1
+    also: tuple[tuple[str, str], ...] = ()
+    """Other alarms that the fault may cause."""
+
+
+OUT = "out.weight"
+GRADIENTS, COPIES = ("gradients", "mean"), ("replicas", "differ")
+WRONG = [
+    Fault("ddp never_reduced", *COPIES, [1], OUT, also=(GRADIENTS,)),
+    Fault("ddp accumulate undivided", "accumulation", "weight", [0, 1]),
+    Fault("ddp flipped", *COPIES, [1], OUT, FAULT_STEP),
+    Fault("ddp same_rows", "samples", "shared", [0, 1]),
+    Fault("fsdp2 never_reduced", "gradients", "none", [0, 1], OUT),
+    Fault("hsdp flipped", *COPIES, [1], OUT, FAULT_STEP),
+]
+WRONG_SLOW = [
+    Fault("by_hand never_reduced", *COPIES, [1], OUT, also=(GRADIENTS,)),
+    Fault("by_hand summed", "gradients", "longer", [0, 1]),
+    Fault("ddp perturbed", *COPIES, [1], "words.weight", FAULT_STEP),
+    Fault("ddp accumulate divided_twice", "accumulation", "weight", [0, 1]),
+    Fault("ddp accumulate_reduced last_only", *GRADIENTS, [0, 1], OUT, 4),
+    Fault("ddp copies_trained", "updates", "unheld", [0, 1], OUT, 3),
+    Fault("ddp stream same_rows", "samples", "shared", [0, 1]),
+    Fault("ddp epochs same_order", "samples", "order", [0, 1], "", 12),
+    Fault("ddp rate_lost", "schedule", "resume", [0, 1], "", FAULT_STEP),
+    Fault("ddp accumulate fewer", "accumulation", "fewer", [0, 1], "", FAULT_STEP + 3),
+    Fault("ddp one_too_long", *GRADIENTS, [0, 1], "words.weight"),
+    Fault("ddp compile never_reduced", *COPIES, [1], OUT, also=(GRADIENTS,)),
+    Fault("ddp bf16 never_reduced", *COPIES, [1], OUT, also=(GRADIENTS,)),
+    Fault("ddp fp16 never_reduced", *COPIES, [1], OUT, also=(GRADIENTS,)),
+    Fault("ddp accumulate clip never_reduced", *COPIES, [1], OUT, also=(GRADIENTS,)),
+    Fault("fsdp2 same_rows", "samples", "shared", [0, 1]),
+    Fault("fsdp2 accumulate undivided", "accumulation", "weight", [0, 1]),
+]
+
+
+def assert_told(under_guard: Trainer, fault: Fault) -> None:
+    run = under_guard(fault.training, steps=30)
+
+    found = [alarm for alarm in run.alarms if alarm["check"] == fault.check]
+    assert [(one["check"], one["kind"]) for one in found] == [(fault.check, fault.kind)]
+    assert set(run.told) <= {(fault.check, fault.kind), *fault.also}
+    (alarm,) = found
+    assert alarm["ranks"] == fault.ranks
+    assert alarm["step"] == run.first_check_from(fault.step)
+    assert not fault.parameter or fault.parameter in alarm["parameters"]
+    line = f"guard: ALARM: step {alarm['step']}, "
+    assert run.logs[0].count(line) == len([a for a in run.alarms if a["step"] == alarm["step"]])
+    assert "guard" not in run.logs[1]
+    assert run.codes == [0, 0]
+
+
+@pytest.mark.parametrize("fault", WRONG, ids=lambda fault: fault.training)
+def test_wrong_training_is_told_once(under_guard: Trainer, fault: Fault) -> None:
+    assert_told(under_guard, fault)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(one, marks=pytest.mark.by_day(4)) for one in WRONG_SLOW],
+    ids=lambda fault: fault.training,
+)
+def test_other_wrong_training_is_told_once(under_guard: Trainer, fault: Fault) -> None:
+    assert_told(under_guard, fault)
