@@ -221,8 +221,8 @@ class Guard:
             return
         if not training.steps:
             report_in("training")
-        # A fused optimizer is called for a step that it skips. To ask whether it does is to wait for
-        # the device, which only a checked step may.
+        # A fused optimizer is called for a step that it skips. Only a checked step may ask whether
+        # it does, as that waits for the device.
         if training.armed and event.skips:
             self._skip(training)
             return
