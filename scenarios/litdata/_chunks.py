@@ -28,7 +28,8 @@ def written(ctx: api.Context, rows: int) -> str:
     for row in range(part * ctx.rank, part * (ctx.rank + 1)):
         cache[row] = row
     cache.done()
-    cache.merge()  # waits for all ranks
+    dist.barrier()  # merge() would also read a part of the index that is half written
+    cache.merge()
     dist.barrier()
     return str(folder)
 

@@ -21,13 +21,15 @@ import torch.distributed.tensor.parallel
 import torch.utils.checkpoint
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from harness.rank.guard import start
+from harness.rank import guard
 from harness.rank.guard.settings import Settings
 from tests.guard import harms, trainings
 
 LIMIT = 90.0
 """Seconds after which ranks hang."""
 HUNG = 999
+PATIENCE = 1.0
+"""Seconds that a step waits for the choice of the next checked one."""
 
 
 def main() -> None:
@@ -71,7 +73,7 @@ def _become_rank(request: dict[str, Any], rank: int, port: int) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(request["ranks"]))
     if request["settings"] is not None:
-        start(Settings(**request["settings"]))
+        guard.start(Settings(**request["settings"]))
     _train(request, rank, port, folder)
     sys.exit()
 
@@ -80,7 +82,7 @@ def _train(request: dict[str, Any], rank: int, port: int, folder: Path) -> None:
     timeout = timedelta(seconds=LIMIT)
     store = TCPStore("127.0.0.1", port, None, False, timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=request["ranks"])
-    before = getattr(harms, request["harm"])() if request["harm"] else lambda step: None
+    before = getattr(harms, request["harm"])() if request["harm"] else _wait_for_rank_0
     loop = trainings.train(request["training"], request["steps"], before)
     result = {"losses": loop.losses, "weights": _digest(loop.model)}
     (folder / f"result{rank}").write_text(json.dumps(result))
@@ -88,6 +90,15 @@ def _train(request: dict[str, Any], rank: int, port: int, folder: Path) -> None:
     # and the main thread keeps the GIL while it frees the model and waits for that thread.
     time.sleep(0.1)
     dist.destroy_process_group()
+
+
+def _wait_for_rank_0(step: int) -> None:
+    """Wait until rank 0 has chosen the next checked step: tiny steps would be over before, and how
+    many of them are checked would depend on the machine."""
+    end = time.monotonic() + PATIENCE
+    trainings = guard._guards[0].trainings if guard._guards else []
+    while any(one.next_step is None for one in trainings) and time.monotonic() < end:
+        time.sleep(0.002)
 
 
 def _digest(model: torch.nn.Module) -> str:
