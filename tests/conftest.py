@@ -22,6 +22,7 @@ from harness.releases import index, releases, uv
 from harness.run import cells
 from harness.system import machine
 from harness.system.errors import Inconclusive
+from tests import overlays
 from tests.made_up import KNOWN, Upstream, cell, published
 from tests.recording import RECORDED, Recording
 
@@ -51,11 +52,16 @@ def no_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """A test that launches nothing installs nothing: it gets no network and needs no overlay."""
     if not {"launch", "scenario"} & {mark.name for mark in request.node.iter_markers()}:
         monkeypatch.setattr(uv, "run", _refuse_uv)
+        monkeypatch.setattr(overlays, "cache_folder", _refuse_overlays)
     index.forget()  # what it answered to another test
 
 
 def _refuse_uv(arguments: Sequence[str], *_: object, **__: object) -> NoReturn:
     raise Inconclusive(f"a test without overlays called uv {' '.join(arguments[:2])}")
+
+
+def _refuse_overlays() -> NoReturn:
+    raise Inconclusive("a test that borrows overlays has the mark launch, even if they are cached")
 
 
 @pytest.fixture

@@ -263,6 +263,7 @@ def test_a_line_in_the_script_does_the_same(
 
 
 @pytest.mark.slow
+@pytest.mark.launch
 def test_a_known_bug_that_the_run_sets_off_is_named_after_one_step(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
