@@ -34,7 +34,7 @@ def guard(
     import os
     import sys
 
-    if "distributed_bugs_guard.guard" in sys.modules:
+    if "distributed_bugs_guard.rank.guard" in sys.modules:
         return
     try:
         from distributed_bugs.harness.rank.guard import start

@@ -66,7 +66,8 @@ def step_by_formula(
     """The step that the documentation of ``torch.optim`` describes for SGD, Adam and AdamW.
 
     ``kind`` is the name of the class, ``group`` has its settings, and ``state`` is what the
-    optimizer had kept before the step: empty at the first one. None for another optimizer.
+    optimizer had kept before the step: empty at the first one. None for another optimizer, and for
+    AMSGrad.
     """
     rate, decay = float(group["lr"]), float(group.get("weight_decay", 0))
     gradient = -gradient if group.get("maximize") else gradient
@@ -76,11 +77,11 @@ def step_by_formula(
     if kind == "SGD":
         if momentum := group.get("momentum", 0):
             buffer = state.get("momentum_buffer")
-            contribution = gradient * (1 - group["dampening"])
+            contribution = gradient * (1 - group.get("dampening", 0))
             buffer = gradient if buffer is None else momentum * buffer + contribution
-            gradient = gradient + momentum * buffer if group["nesterov"] else buffer
+            gradient = gradient + momentum * buffer if group.get("nesterov") else buffer
         return -rate * gradient
-    if kind not in ("Adam", "AdamW"):
+    if kind not in ("Adam", "AdamW") or group.get("amsgrad") or "betas" not in group:
         return None
     (beta1, beta2), count = group["betas"], state.get("step", 0.0) + 1
     mean = beta1 * state.get("exp_avg", 0.0) + (1 - beta1) * gradient

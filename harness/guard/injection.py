@@ -1,9 +1,10 @@
 """Writes what a guarded command's processes import and read, and the environment that leads there.
 
-The folder of code is plain files: those of ``harness/rank/guard`` and ``harness/rank/events``, and
-a ``sitecustomize.py`` that starts them. It is written once into the cache, is read-only, and is
-named by a digest of its files: it can be mounted into a container, and trainings that run keep
-theirs when the harness is updated. Each command has a folder of its own with the settings file.
+The folder of code is plain files: those of ``harness/rank/guard`` and ``harness/rank/events``, what
+they import, and a ``sitecustomize.py`` that starts them. It is written once into the cache, is
+read-only, and is named by a digest of its files: it can be mounted into a container, and trainings
+that run keep theirs when the harness is updated. Each command has a folder of its own with the
+settings file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from harness.system.machine import cache_folder, own_folder, refuse_unless_on_a_
 
 HARNESS = Path(__file__).parent.parent
 CODE = "distributed_bugs_guard"
-"""The package in the injected folder. The names of its parts stay, as they import each other."""
+"""The package in the injected folder. Its parts have the places of ours: they import each other."""
+PARTS = ("rank/events/*.py", "rank/guard/**/*.py", "detectors/arithmetic.py")
+PACKAGES = ("", "rank/", "detectors/")
+"""Packages whose ``__init__.py`` is empty there, as ours imports more than these parts."""
 SETTINGS, LOCK = "settings.json", "lock"
 PYTHON, TRAINING = "python", "training"
 """Files that processes write beside the settings: when Python starts, and at the first step."""
@@ -50,13 +54,11 @@ def code_folder() -> Path:
 
 def _files() -> dict[str, bytes]:
     """The content of each file, by its path in the injected folder."""
-    files = {
-        "sitecustomize.py": (HARNESS / "guard" / "sitecustomize.py").read_bytes(),
-        f"{CODE}/__init__.py": b'"""guard, in the interpreter of a training."""\n',
-    }
-    for package in ("events", "guard"):
-        for file in (HARNESS / "rank" / package).glob("*.py"):
-            files[f"{CODE}/{package}/{file.name}"] = file.read_bytes()
+    files = {f"{CODE}/{package}__init__.py": b"" for package in PACKAGES}
+    files["sitecustomize.py"] = (HARNESS / "guard" / "sitecustomize.py").read_bytes()
+    for part in PARTS:
+        for file in HARNESS.glob(part):
+            files[f"{CODE}/{file.relative_to(HARNESS)}"] = file.read_bytes()
     return files
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.guard.report import POSTS, Report
-from harness.rank.guard.judge import Memory, judge
+from harness.rank.guard.checks.views import Memory
+from harness.rank.guard.judge import judge
 from harness.rank.guard.posts import Post, unpacked
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import one_line

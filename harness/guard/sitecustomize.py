@@ -49,7 +49,7 @@ def start() -> None:
     """Start guard. Whatever fails, the training goes on without it."""
     sys.path.append(FOLDER)
     try:
-        from distributed_bugs_guard.guard import start as start_guard
+        from distributed_bugs_guard.rank.guard import start as start_guard
 
         start_guard()
     except Exception as error:

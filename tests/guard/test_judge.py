@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
-from harness.rank.guard.judge import PATIENCE, Alarm, Memory, judge
+from harness.rank.guard.checks.views import Alarm, Memory
+from harness.rank.guard.judge import PATIENCE, judge
 from harness.rank.guard.posts import LocalAlarm, Post
 from tests.guard.made_posts import Change, made_posts, sums, with_losses
 
@@ -277,40 +276,6 @@ def test_step_that_moves_nothing_was_skipped() -> None:
         post.tensors["bits"] = sums(post.tensors["weights"])
 
     assert judged(on_all(change)) == []
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.1, weight_decay=0.1),
-        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
-        lambda p: torch.optim.SGD(p, 0.1, maximize=True),
-        lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.1),
-        lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1, betas=(0.8, 0.95)),
-    ],
-)
-def test_formula_is_that_of_torch(make: Callable[..., torch.optim.Optimizer]) -> None:
-    """The formula of each step, by the state before it, is what the optimizer does."""
-    from harness.rank.guard.judge import formula
-    from harness.rank.guard.posts import Update
-
-    weight = torch.nn.Parameter(torch.linspace(-1, 1, 9, dtype=torch.float64))
-    optimizer = make([weight])
-    for number in range(4):
-        weight.grad = torch.sin(weight.detach() * (number + 2))
-        before, gradient = weight.detach().clone(), weight.grad.clone()
-        state = {
-            name: value.clone()
-            for name, value in optimizer.state[weight].items()
-            if isinstance(value, torch.Tensor) and value.dim()
-        }
-        group = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
-        optimizer.step()
-        update = Update(0, 9, list(state), float(number), group["lr"], group)
-        kind = type(optimizer).__name__
-        expected = formula(kind, update, before, gradient, state, float(number), group["lr"])
-        assert expected is not None
-        assert torch.allclose(weight.detach() - before, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_update_of_another_optimizer_is_only_that_it_moves() -> None:

@@ -28,8 +28,9 @@ from ..events import (
     Unscale,
     ZeroGrad,
 )
+from .checks.views import Alarm, Memory
 from .facts import known_bugs, releases, settings_of
-from .judge import Alarm, Memory, judge
+from .judge import judge
 from .losses import Losses
 from .mailbox import Mailbox
 from .parameters import Modules

@@ -12,7 +12,7 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .judge import Alarm
+from .checks.views import Alarm
 from .settings import Settings
 
 MOST_RANKS = 8

@@ -1,0 +1,22 @@
+"""The checks: each judges the posts of all ranks of a step. None asks a device or a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from .accumulation import accumulation
+from .gradients import gradients
+from .replicas import replicas
+from .samples import samples
+from .updates import unheld, updates
+from .views import Alarm, Memory, View
+
+CHECKS: dict[str, Callable[[Sequence[View], Memory], Iterator[Alarm]]] = {
+    "replicas": replicas,
+    "gradients": gradients,
+    "updates": updates,
+    "unheld": unheld,
+    "accumulation": accumulation,
+    "samples": samples,
+}
+"""Each check, by the name under which an option chooses it."""

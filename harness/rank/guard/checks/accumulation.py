@@ -1,0 +1,57 @@
+"""A step counts the loss of each micro-batch once, as a part of their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from .views import Alarm, Memory, View
+
+LOSS_NEAR = 1e-2
+"""How far a loss's weight may be from 1: a weight in bf16 is off by 0.4 %."""
+
+
+def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """A step counts the loss of each micro-batch once, as a part of their mean."""
+    totals, counts = [], set()
+    for view in views:
+        losses = view.post.tensors.get("losses")
+        if losses is None or not len(losses):
+            return  # a loss that is not one of torch's functions alone
+        root, value, weight, count, scale = losses.double().reshape(-1, 5).T
+        root, weight = root / scale, weight / scale
+        explained = (root - value * weight).abs() <= LOSS_NEAR * root.abs() + 1e-6
+        if not torch.isfinite(root).all() or not explained.all():
+            return  # the loss has other terms
+        totals.append(float((weight * count).sum()))
+        counts.add(len(root))
+    if len(counts) != 1:
+        return
+    micro, ranks = counts.pop(), len(totals)
+    total = sum(totals) / ranks
+    memory.compared["accumulation"] = micro
+    if abs(total - 1) <= LOSS_NEAR:
+        return
+    who = [view.rank for view in views]
+    said = f"the step counts the loss {total:.4g} times instead of once"
+    for name, factor in _factors(micro, ranks).items():
+        if factor != 1 and abs(total - factor) <= 5 * LOSS_NEAR * factor:
+            text = f"{said}: {name} ({micro} micro-batches, {ranks} ranks)"
+            yield Alarm("accumulation", "weight", text, who, total)
+            return
+    if abs(total - 1) <= 0.1:  # another constant is the user's own weight of the loss
+        text = f"{said}: it is divided by another number of tokens than it has"
+        yield Alarm("accumulation", "tokens", text, who, total)
+
+
+def _factors(micro: int, ranks: int) -> dict[str, float]:
+    return {
+        "as often as there are micro-batches": micro,
+        "divided by the number of micro-batches": 1 / micro,
+        "as often as there are ranks": ranks,
+        "divided by the number of ranks": 1 / ranks,
+        "as often as there are micro-batches on all ranks": micro * ranks,
+        "divided by the number of micro-batches on all ranks": 1 / (micro * ranks),
+        "divided twice by the number of micro-batches": 1 / micro**2,
+    }

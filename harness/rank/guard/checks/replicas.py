@@ -1,0 +1,53 @@
+"""Copies of a weight that were equal when training began are equal, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .views import Alarm, Memory, View, equal_at_first, named
+
+
+def _copies(views: Sequence[View]) -> Iterator[list[tuple[View, int]]]:
+    """The groups of ranks, each with the number of a parameter, that have copies of one weight."""
+    alike = equal_at_first(views)
+    groups: dict[Any, list[tuple[View, int]]] = {}
+    for view in views:
+        if view.first_bits is None:
+            continue
+        for number, described in enumerate(view.described):
+            who = str(described.ranks) if described.ranks else alike[view.rank]
+            key = described.copy, who, int(view.first_bits[number])
+            groups.setdefault(key, []).append((view, number))
+    for members in groups.values():
+        if len(members) > 1:
+            yield members
+
+
+def replicas(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """Copies of a weight that were equal when training began are equal, bit by bit."""
+    names, ranks, sizes, compared = [], set(), [0.0], 0
+    for members in _copies(views):
+        compared += 1
+        bits = [int(view.post.tensors["bits"][number]) for view, number in members]
+        usual = max(dict.fromkeys(bits), key=bits.count)
+        model = members[bits.index(usual)]
+        for (view, number), value in zip(members, bits):
+            if value != usual:
+                name = view.described[number].name
+                names += [] if name in names else [name]
+                ranks.add(view.rank)
+                sizes.append(_distance(view, number, *model))
+    memory.compared["replicas"] = compared
+    if names:
+        size = max(sizes)
+        where = f"by up to {size:.2g} in the sample" if size else "in values outside the sample"
+        text = f"the copies of {named(names)} are not equal: {where}"
+        yield Alarm("replicas", "differ", text, sorted(ranks), size, names)
+
+
+def _distance(view: View, number: int, other: View, other_number: int) -> float:
+    mine, theirs = view.weights(number), other.weights(other_number)
+    if len(mine) != len(theirs) or not len(mine):
+        return 0.0
+    return float((mine - theirs).abs().max())

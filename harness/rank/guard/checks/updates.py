@@ -1,0 +1,107 @@
+"""A step moves the weights as the formula of its optimizer says, and what gets gradients moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ....detectors.arithmetic import step_by_formula
+from .views import Alarm, Memory, View, named
+
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+
+
+def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """A step moves the weights as the formula of its optimizer says."""
+    compared = 0
+    for view in views:
+        if view.post.fused_scale:
+            memory.not_seen["updates"] = "updates are not compared: the optimizer divides itself"
+            continue
+        results = [result for result in _updates(view) if result is not None]
+        compared += len(results)
+        wrong = [result for result in results if result.wrong]
+        if not wrong or (len(wrong) == len(results) and not any(r.moved for r in wrong)):
+            continue  # nothing moved at all: a step that was skipped
+        worst = max(wrong, key=lambda result: result.error)
+        more = f" (and {len(wrong) - 1} more of {len(results)} parameters)"
+        if not worst.moved:
+            text = f"{worst.name} was not moved, although it has a gradient{more}"
+        else:
+            text = (
+                f"{worst.name} moved {worst.ratio:.3g} times as far as the formula of "
+                f"{view.post.kind} says{more}"
+            )
+        names = [result.name for result in wrong]
+        yield Alarm("updates", "formula", text, [view.rank], worst.error, names)
+    memory.compared["updates"] = compared
+
+
+@dataclass
+class Moved:
+    """How far a parameter moved, beside the formula of its optimizer."""
+
+    name: str
+    error: float
+    ratio: float
+    moved: bool
+    wrong: bool
+
+
+def _updates(view: View) -> Iterator[Moved | None]:
+    values = view.post.tensors.get("updates", torch.zeros(0)).double()
+    at = 0
+
+    def take(count: int) -> Tensor:
+        nonlocal at
+        at += count
+        return values[at - count : at]
+
+    for update in view.post.updates:
+        weight, gradient = take(update.count), take(update.count)
+        state = {name: take(update.count) for name in update.state}
+        step = float(take(1)[0]) if update.step < 0 else update.step
+        rate = float(take(1)[0]) if update.rate < 0 else update.rate
+        described = view.described[update.parameter]
+        epsilon = EPSILON.get(described.dtype)
+        if epsilon is None or not rate or not torch.isfinite(gradient).all():
+            continue
+        moved = view.weights(update.parameter)[: update.count] - weight
+        group = {**update.group, "lr": rate}
+        kind, moments = view.post.kind, {**state, "step": step}
+        expected = step_by_formula(kind, group, weight, gradient, moments)
+        if expected is None:
+            still = bool(gradient.any()) and not bool(moved.any())
+            yield Moved(described.name, 0.0, 0.0, not still, still)
+            continue
+        rounding = 4 * epsilon * float(weight.abs().max()) + 1e-12
+        error = float((moved - expected).abs().max())
+        wrong = error > max(rounding, 2e-2 * float(expected.abs().max()))
+        square = float(expected @ expected)
+        ratio = float(moved @ expected) / square if square else math.inf
+        yield Moved(described.name, error, ratio, bool(moved.any()), wrong)
+
+
+def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """What gets gradients is in an optimizer: not so if that holds tensors of no module."""
+    for view in views:
+        bits = view.post.tensors.get("bits")
+        if view.first_bits is None or bits is None or view.post.check < 3:
+            continue
+        still = [
+            described.name
+            for number, described in enumerate(view.described)
+            if not described.optimized
+            and described.trained
+            and int(view.first_bits[number]) == int(bits[number])
+        ]
+        if still and view.post.foreign and view.post.unheld and view.post.optimizers == 1:
+            text = (
+                f"{named(still)} get gradients but never move: the optimizer holds "
+                f"{view.post.foreign} tensors that belong to no module"
+            )
+            yield Alarm("updates", "unheld", text, [view.rank], float(len(still)), still)

@@ -1,0 +1,95 @@
+"""What a check looks at: the posts of all ranks of a step, and what was kept of earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ..posts import Described, Post
+from ..samples import Positions
+
+
+@dataclass
+class Alarm:
+    """A fault of one step."""
+
+    check: str
+    kind: str
+    text: str
+    ranks: list[int]
+    size: float = 0.0
+    parameters: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Memory:
+    """What the judge keeps of earlier posts."""
+
+    described: dict[int, list[Described]] = field(default_factory=dict)
+    """By rank."""
+    first_bits: dict[int, Tensor] = field(default_factory=dict)
+    """By rank, the bit sums of the weights when training began."""
+    dropped: int = 0
+    """The checks in a row in which gradients were cleared before a step used them."""
+    compared: dict[str, int] = field(default_factory=dict)
+    """By check, how many parameters the last one compared."""
+    not_seen: dict[str, str] = field(default_factory=dict)
+    """By check, what it does not see, in a sentence."""
+
+
+@dataclass
+class View:
+    """A post with what the judge remembers of its rank."""
+
+    post: Post
+    described: list[Described]
+    first_bits: Tensor | None
+
+    @property
+    def rank(self) -> int:
+        return self.post.rank
+
+    def computed(self, number: int, counts: Sequence[int]) -> Tensor | None:
+        """The sum of the gradients that the rank computed for a parameter, at its positions."""
+        if str(number) not in self.post.computed or "computed" not in self.post.tensors:
+            return None
+        start = sum(counts[:number])
+        return self.post.tensors["computed"][start : start + counts[number]].double()
+
+    def is_coarse(self, number: int) -> bool:
+        return self.post.coarse or self.post.computed.get(str(number)) in ("bfloat16", "float16")
+
+    def weights(self, number: int) -> Tensor:
+        """The sampled values of a weight after the step."""
+        counts = [Positions.of(described.size).count for described in self.described]
+        start = sum(counts[:number])
+        return self.post.tensors["weights"][start : start + counts[number]].double()
+
+
+def named(names: Sequence[str]) -> str:
+    """``a``, or ``a and 3 more parameters``."""
+    more = len(names) - 1
+    return f"{names[0]} and {more} more parameter{'s' if more > 1 else ''}" if more else names[0]
+
+
+def equal_at_first(views: Sequence[View]) -> dict[int, tuple[Any, ...]]:
+    """By rank, what it had at first of the parameters that other ranks have and no wrapper groups.
+
+    Only ranks that agree in all of it are replicas. One parameter says nothing: a bias of zeros is
+    equal on all ranks, also where the weight beside it is split.
+    """
+    firsts: dict[str, list[tuple[int, int]]] = {}
+    for view in views:
+        if view.first_bits is not None:
+            for number, described in enumerate(view.described):
+                if not described.ranks:
+                    bits = int(view.first_bits[number])
+                    firsts.setdefault(described.copy, []).append((view.rank, bits))
+    shared: dict[int, list[tuple[str, int]]] = {view.rank: [] for view in views}
+    for copy, members in sorted(firsts.items()):
+        for rank, bits in members if len(members) > 1 else ():
+            shared[rank].append((copy, bits))
+    return {rank: tuple(items) for rank, items in shared.items()}
