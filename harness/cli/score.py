@@ -3,6 +3,7 @@
     python -m harness score my_detector.py:Detector
     python -m harness score my_detector.py:Detector scenario=torch seed=0,1,2
     python -m harness score replicas gradients usual/nan --json scores.json
+    python -m harness score guard lane=cpu
     python -m harness score --cost replicas gradients
     python -m harness score --list
 
@@ -64,6 +65,8 @@ def main(arguments: list[str]) -> int:
         raise UserError("name a detector: FILE.py:CLASS, or one of " + ", ".join(OURS))
     refuse_without_torch("score")
     detectors = [detector_named(word) for word in dict.fromkeys(words)]
+    if sum(detector.module == GUARD for detector in detectors) > 1:
+        raise UserError("score guard and guard/budget one at a time: a process has one guard")
     if options.cost:
         _print_costs(detectors)
         return ExitCode.AS_EXPECTED
@@ -223,6 +226,8 @@ CLASS = "Detector"
 TRAINCHECK = "traincheck"
 """The name of the detector, and of the package that it needs."""
 
+GUARD = "harness.rank.guard_detector"
+
 TRAINING = ("attach", "step")
 METHODS = {"judge": ("record", "attach"), "batch": ("attach",)}
 """The methods that a detector with one of these must also have; others must have TRAINING."""
@@ -237,6 +242,8 @@ OURS = {
     "replicas": "what all ranks have a copy of stays equal",
     "state": "the state after a load is that of the save",
     "tied": "tied copies of a weight stay equal",
+    "guard": "what guard checks in a training, as often as it can",
+    "guard/budget": "what guard checks with its usual budget",
     "traincheck": "TrainCheck's rules hold, as learned from two healthy runs",
     "updates": "the step is the optimizer's formula, and reaches each parameter",
     "usual/gradient_norm": "a usual check: no gradient is ten times the usual norm",
@@ -254,7 +261,8 @@ def detector_named(word: str) -> DetectorConfig:
     if word in OURS:
         module, _, kind = word.partition("/")
         name = "".join(part.capitalize() for part in kind.split("_")) or CLASS
-        return DetectorConfig(word, f"harness.detectors.{module}", name, "")
+        place = GUARD if module == "guard" else f"harness.detectors.{module}"
+        return DetectorConfig(word, place, name, "")
     place, colon, kind = word.rpartition(":")
     if not (colon and kind.isidentifier()):
         raise UserError(f"{unknown('detector', word, OURS)} Or name FILE.py:CLASS")

@@ -62,7 +62,7 @@ class Scoring:
 
     def healthy_seeds(self) -> list[int]:
         """The seeds of runs to learn from; none if no detector learns. None of them is scored."""
-        if not any(map(writes_traces, self.detectors)):
+        if not any(map(learns, self.detectors)):
             return []
         return [(self.drawn[0] + 1000 + n) % LARGEST_SEED for n in range(LEARNED)]
 
@@ -111,7 +111,7 @@ def _runs(config: RunConfig, scoring: Scoring) -> Iterator[RunConfig]:
     seeds = scoring.all_seeds()
     yield replace(config, variants=variants, seed=seeds[0])
     for healthy in scoring.healthy_seeds():
-        learning = tuple(filter(writes_traces, scoring.detectors))
+        learning = tuple(filter(learns, scoring.detectors))
         yield replace(config, detectors=learning, seed=healthy, variants=variants[1:2])
     for seed in seeds:
         yield replace(config, detectors=tuple(scoring.detectors), seed=seed, variants=variants)
@@ -245,6 +245,10 @@ Judged = tuple[list[dict[str, Any]], str]
 
 def writes_traces(detector: DetectorConfig) -> bool:
     return hasattr(kind_of(vars(detector)), "judge")
+
+
+def learns(detector: DetectorConfig) -> bool:
+    return hasattr(kind_of(vars(detector)), "fit")
 
 
 @contextmanager

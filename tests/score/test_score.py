@@ -230,6 +230,28 @@ def test_a_detector_that_writes_traces_learns_from_healthy_ones(tmp_path: Path) 
         assert judged(traces["control"]) == ([], "")
 
 
+def under_guard(rank: int, folder: Path, fault: str) -> None:
+    with attachment.attached([vars(command.detector_named("guard"))], folder, "", rank):
+        loop(rank, fault)
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("fault", "checks"),
+    [(RIGHT, set[str]()), ("own gradients", {"gradients", "replicas"}), ("moved", {"replicas"})],
+)
+def test_guard_is_scored_as_a_detector(fault: str, checks: set[str], tmp_path: Path) -> None:
+    in_group(2, partial(under_guard, fault=fault), tmp_path)
+    detector = command.detector_named("guard")
+    assert writes_traces(detector)
+    assert not Scoring([detector], [], [0]).healthy_seeds()  # it learns nothing
+    with judge(detector, []) as judged:
+        alarms, error = judged(attachment.traces_of(tmp_path, detector.name))
+    assert not error
+    assert {alarm["text"].partition(":")[0] for alarm in alarms} == checks
+    assert all(alarm["step"] in (1, 2) for alarm in alarms)
+
+
 def two_ranks(rank: int, folder: Path, *, seeds: list[int], epochs: bool) -> None:
     """Each rank reads its half of 32 rows in two epochs, as its seed shuffles them."""
     with attachment.attached([vars(command.detector_named("samples"))], folder, "", rank):
@@ -414,6 +436,7 @@ def test_the_delay_is_counted_from_the_first_step_with_the_symptom() -> None:
         (["{own}:Lazy"], "has no method attach"),
         (["{own}:Half"], "has no method record"),
         (["{own}:NoGroup"], "attach must take group="),
+        (["guard", "guard/budget"], "one at a time"),
         (["gradients", "seed=x"], "write whole numbers"),
         (["gradients", "variant=buggy"], "leave variant=buggy out"),
         (["gradients", "scenario=bf16"], "did you mean"),

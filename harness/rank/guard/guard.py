@@ -88,7 +88,7 @@ class Guard:
         on(NewCommunication, before=self._guarded(self._communicates), when=self._alive)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
-        atexit.register(self._exit)
+        atexit.register(self.close)
 
     # -- whether to look --
 
@@ -305,7 +305,9 @@ class Guard:
         self.mailbox.close()
         raise SystemExit(0)
 
-    def _exit(self) -> None:
+    def close(self) -> None:
+        """Wait for open checks, and write the summary: the training is over."""
+        atexit.unregister(self.close)
         if not self._dead and (self.error or any(one.steps for one in self.trainings)):
             self._safely(self._end)
 
