@@ -117,7 +117,7 @@ def test_the_folder_of_a_killed_command_is_removed_by_the_next_one(cache: Path) 
 
 def test_each_alarm_is_of_a_check_that_an_option_chooses() -> None:
     names = set()
-    for file in (HARNESS / "rank" / "guard").glob("*.py"):
+    for file in (HARNESS / "rank" / "guard").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in KINDS and node.args:
                 names |= {node.args[0].value} if isinstance(node.args[0], ast.Constant) else set()
