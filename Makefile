@@ -48,7 +48,7 @@ VARIANTS := buggy or fixed or reproduced or (bf16_clip and (control or reference
   or (tied_embedding_order and order_fix) or (clip_max_for_min and before) or alive or eight
 
 scenarios: $(READY)
-	$(BIN)/python -m pytest -m scenario --jobs 2 -k "$(VARIANTS)" --ignore tests/scenarios/test_reports.py
+	$(BIN)/python -m pytest -m "scenario and not exhaustive" --jobs 2 -k "$(VARIANTS)" --ignore tests/scenarios/test_reports.py
 	$(PYTEST) -m "scenario and not exhaustive" tests/scenarios/test_reports.py
 
 browser: $(READY)
