@@ -92,6 +92,25 @@ def _running(kind: type[Event], place: Place, handlers: Handlers) -> Any:
 
 
 @dataclass
+class Call(Event):
+    """A call with its arguments."""
+
+    arguments: Sequence[Any]
+    """Without the owner."""
+    keywords: Mapping[str, Any]
+
+    @property
+    def values(self) -> list[Any]:
+        """All arguments."""
+        return [*self.arguments, *self.keywords.values()]
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        owner, others = (arguments[0], arguments[1:]) if place.kind else (None, arguments)
+        return cls(owner, others, keywords)
+
+
+@dataclass
 class NewOptimizer(Event):
     """An optimizer of torch is constructed."""
 
@@ -106,18 +125,11 @@ class NewSchedule(Event):
 
 
 @dataclass
-class ModuleCall(Event):
+class ModuleCall(Call):
     """A module is called; the owner is that module."""
 
     places = (Place("torch.nn", "Module", "__call__"),)
     eager = True
-
-    arguments: Sequence[Any]
-    keywords: Mapping[str, Any]
-
-    @classmethod
-    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
-        return cls(arguments[0], arguments[1:], keywords)
 
 
 @dataclass
@@ -160,32 +172,20 @@ class Clip(Event):
 
 
 @dataclass
-class Unscale(Event):
-    """A loss scaler divides the gradients by the scale, before a clipping or in its step."""
+class Unscale(Call):
+    """A loss scaler divides the gradients by the scale, before a clipping or in its step. The
+    first of its values is that optimizer."""
 
     places = (Place("torch.amp", "GradScaler", "unscale_"),)
 
-    arguments: Sequence[Any] = ()
-    """The optimizer."""
-
-    @classmethod
-    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
-        return cls(arguments[0], [*arguments[1:], *keywords.values()])
-
 
 @dataclass
-class ScalerStep(Event):
+class ScalerStep(Call):
     """A loss scaler steps an optimizer, or skips its step if a gradient overflowed. A fused
-    optimizer is always called: it divides by the scale, or skips, itself."""
+    optimizer is always called: it divides by the scale, or skips, itself. The first of its values
+    is the optimizer."""
 
     places = (Place("torch.amp", "GradScaler", "step"),)
-
-    arguments: Sequence[Any] = ()
-    """The optimizer, and what its step is called with."""
-
-    @classmethod
-    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
-        return cls(arguments[0], [*arguments[1:], *keywords.values()])
 
 
 @dataclass
@@ -370,8 +370,8 @@ class AsyncSave(Event):
 
 
 @dataclass
-class Report(Event):
-    """Numbers are reported to the user: they are among the arguments, or are the value."""
+class Report(Call):
+    """Numbers are reported to the user: they are among the arguments, or are what it returns."""
 
     places = (
         Place("transformers.trainer", "Trainer", "log"),
@@ -381,15 +381,9 @@ class Report(Event):
         Place("pytorch_lightning.loops.evaluation_loop", "_EvaluationLoop", "on_run_end"),
     )
 
-    arguments: Sequence[Any]
-
-    @classmethod
-    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
-        return cls(arguments[0], [*arguments[1:], *keywords.values()])
-
 
 @dataclass
-class LossValue(Event):
+class LossValue(Call):
     """A loss function of torch is called. It returns the loss."""
 
     places = tuple(
@@ -397,13 +391,6 @@ class LossValue(Event):
         for name in ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits")
     )
     eager = True
-
-    arguments: Sequence[Any]
-    keywords: Mapping[str, Any]
-
-    @classmethod
-    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
-        return cls(None, arguments, keywords)
 
 
 @dataclass

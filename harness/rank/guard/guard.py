@@ -182,7 +182,7 @@ class Guard:
                 training.take_used()
 
     def _unscale(self, event: Unscale) -> None:
-        training = self._of(event.arguments[0])
+        training = self._of(event.values[0])
         if training is not None:
             training.take_used()
 
@@ -197,7 +197,7 @@ class Guard:
         self._scaler = event.owner
 
     def _scaler_step(self, event: ScalerStep, call: Callable[[], Any]) -> Any:
-        training = self._of(event.arguments[0])
+        training = self._of(event.values[0])
         before = training.steps if training is not None else 0
         value = call()
         if training is not None and training.steps == before:

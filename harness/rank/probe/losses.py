@@ -34,7 +34,7 @@ class Reported:
         """Subscribe to reports. ``steps`` returns the number of steps so far."""
 
         def note(event: events.Report) -> None:
-            for name, loss in _evaluations([*event.arguments, event.value]):
+            for name, loss in _evaluations([*event.values, event.value]):
                 self.values.append((steps(), name, loss))
 
         return events.instrument.on(events.Report, after=note)
