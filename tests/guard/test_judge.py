@@ -336,6 +336,23 @@ def test_losses_count_once(weights: tuple[float, ...], kinds: list[str]) -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("trainer", "count", "kinds"),
+    [
+        (True, 12.0, ["tokens"]),  # the Trainer counted 16 tokens, and the loss is a sum of 12
+        (False, 12.0, []),  # a loop may divide by what it wants
+        (True, 2048.0, []),  # as many sequences: a user's own loss
+        (True, 16.0, []),
+    ],
+)
+def test_trainer_divides_a_sum_by_its_tokens(trainer: bool, count: float, kinds: list[str]) -> None:
+    posts = made_posts(dict.fromkeys(range(2), with_losses(1 / 16, count=count)))
+    posts[0].facts = {"releases": {}, "settings": {"trainer": trainer}}
+
+    alarms = judge(posts, Memory())
+    assert [alarm.kind for alarm in alarms] == kinds
+
+
 def test_losses_of_ranks_with_other_lengths_are_averaged() -> None:
     assert judged({0: with_losses(0.5), 1: with_losses(1.5)}) == []
 

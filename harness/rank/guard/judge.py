@@ -15,6 +15,8 @@ PATIENCE = 4
 def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
     """The faults of a step, each once: the same fault on several ranks is one."""
     views = [_remembered(post, memory) for post in posts]
+    if posts[0].facts:
+        memory.trainer = bool(posts[0].facts["settings"].get("trainer"))
     was_dropped = any(post.dropped for post in posts)
     memory.dropped = memory.dropped + 1 if was_dropped else 0
     alarms = [

@@ -34,6 +34,8 @@ class Memory:
     """By rank, the bit sums of the weights when training began."""
     dropped: int = 0
     """The checks in a row in which gradients were cleared before a step used them."""
+    trainer: bool = False
+    """Whether transformers' Trainer runs the steps."""
     compared: dict[str, int] = field(default_factory=dict)
     """By check, how many parameters the last one compared."""
     not_seen: dict[str, str] = field(default_factory=dict)
