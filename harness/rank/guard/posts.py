@@ -38,6 +38,9 @@ class Described:
     dtype: str
     left_out: str = ""
     """Why its gradients are not compared; empty if they are."""
+    part: str = ""
+    """Which part of a weight it is that tensor parallelism splits; empty if it is a whole one.
+    Gradients are averaged among ranks with the same part."""
 
 
 @dataclass

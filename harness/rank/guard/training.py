@@ -250,7 +250,7 @@ class Training:
             number
             for number, one in enumerate(self._watched)
             if one.described.optimized
-            and one.fragment is None
+            and one.share.steps
             and one.parameter.grad is not None
             and one.parameter.grad.layout is torch.strided
             and one.weight.numel()
