@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,3 +87,20 @@ def test_next_step_begins_without_losses() -> None:
     backward(losses, cross_entropy(losses, scores(), TARGETS))
     losses.begin()
     assert losses.tensor() is None
+
+
+@pytest.mark.parametrize(("items", "count"), [(None, 1.0), (12, 0.25)])
+def test_label_smoothing_divides_by_its_own_tokens_or_by_all(items: Any, count: float) -> None:
+    losses, smoother = Losses(), SimpleNamespace(ignore_index=-100)
+    value = scores().sum()
+    keywords = {"shift_labels": True, "num_items_in_batch": items}
+    losses.called(value, [None, torch.tensor([[7, 1, 0, 2, -100]])], keywords, smoother)
+    backward(losses, value)
+    assert rows(losses) == [[1.0, count, 1.0]]
+
+
+def test_loss_that_nobody_uses_does_not_count() -> None:
+    losses = Losses()
+    cross_entropy(losses, scores(), TARGETS)
+    backward(losses, cross_entropy(losses, scores(), TARGETS))
+    assert rows(losses) == [[1.0, 1.0, 1.0]]

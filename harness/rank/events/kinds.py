@@ -384,11 +384,15 @@ class Report(Call):
 
 @dataclass
 class LossValue(Call):
-    """A loss function of torch is called. It returns the loss."""
+    """A loss function of torch is called, or the label smoothing of transformers' Trainer, which is
+    the owner then. It returns the loss."""
 
-    places = tuple(
-        Place("torch.nn.functional", "", name)
-        for name in ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits")
+    places = (
+        Place("torch.nn.functional", "", "cross_entropy"),
+        Place("torch.nn.functional", "", "nll_loss"),
+        Place("torch.nn.functional", "", "mse_loss"),
+        Place("torch.nn.functional", "", "binary_cross_entropy_with_logits"),
+        Place("transformers.trainer_pt_utils", "LabelSmoother", "__call__"),
     )
     eager = True
 

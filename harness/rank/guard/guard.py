@@ -140,6 +140,7 @@ class Guard:
     # -- events --
 
     def _add(self, event: NewOptimizer) -> None:
+        events.instrument.refresh()  # packages were imported since torch was
         self.trainings = [one for one in self.trainings if one.steps or one.optimizer()]
         if len(self.trainings) < MOST_OPTIMIZERS:
             self.trainings.append(Training(event.owner, self._optimizers))
@@ -173,7 +174,7 @@ class Guard:
             training.arm(held, modules, self._guarded)
 
     def _loss(self, event: LossValue) -> None:
-        self.losses.called(event.value, event.arguments, event.keywords)
+        self.losses.called(event.value, event.arguments, event.keywords, event.owner)
 
     def _clip(self, event: Clip) -> None:
         ids = {id(parameter) for parameter in event.parameters}

@@ -42,12 +42,20 @@ class Losses:
         """Make the losses of this step unclear."""
         self._micro = [(None, [], 1.0)]
 
-    def called(self, value: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-        """Note a loss function's value."""
+    def called(
+        self,
+        value: Any,
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+        smoother: Any = None,
+    ) -> None:
+        """Note a loss function's value. ``smoother`` is the Trainer's label smoothing."""
         if not isinstance(value, Tensor) or not value.requires_grad or value.dim():
             return
         loss = Loss(value.detach())
-        if keywords.get("reduction", "mean") == "sum" or keywords.get("size_average") is False:
+        if smoother is not None:
+            loss.count = _smoothed_count(smoother, *arguments, **keywords)
+        elif keywords.get("reduction", "mean") == "sum" or keywords.get("size_average") is False:
             target = arguments[1] if len(arguments) > 1 else keywords["target"]
             ignored = keywords.get("ignore_index", IGNORED)
             loss.count = target.numel() if target.is_floating_point() else (target != ignored).sum()
@@ -64,13 +72,31 @@ class Losses:
 
     def tensor(self) -> Tensor | None:
         """For each micro-batch: root, value, weight, count and scale. None if one is unclear: its
-        loss is made of several calls, or of none."""
+        loss is made of several calls, or of none. A call whose value nobody uses does not count."""
         rows = []
         for root, calls, scale in self._micro:
-            if root is None or len(calls) != 1 or calls[0].weight is None:
+            used = [call for call in calls if call.weight is not None]
+            if root is None or len(used) != 1:
                 return None
-            loss = calls[0]
+            loss = used[0]
             values = (root, loss.value, loss.weight, loss.count, scale)
             device = loss.value.device
             rows += [torch.as_tensor(v, device=device).detach().float().reshape(1) for v in values]
         return torch.cat(rows) if rows else None
+
+
+def _smoothed_count(
+    smoother: Any,
+    output: Any,
+    labels: Tensor,
+    shift_labels: bool = False,
+    items: Any = None,
+    **keywords: Any,
+) -> Any:
+    """As which part of a mean the value of the Trainer's label smoothing counts: some releases
+    divide the sum by the tokens of all micro-batches."""
+    items = keywords.get("num_items_in_batch", items)
+    if items is None:
+        return 1.0
+    targets = labels[..., 1:] if shift_labels else labels
+    return (targets != smoother.ignore_index).sum() / items
