@@ -18,11 +18,17 @@ class Place(NamedTuple):
     kind: str
     """The class; empty for a function."""
     name: str
+    before: str = ""
+    """The module that has the class in older releases."""
 
     def owner(self) -> Any:
         """The class or module; None if it is not imported."""
         module = sys.modules.get(self.module)
-        return getattr(module, self.kind, None) if self.kind else module
+        if not self.kind:
+            return module
+        return getattr(module, self.kind, None) or getattr(
+            sys.modules.get(self.before), self.kind, None
+        )
 
 
 @dataclass
@@ -64,7 +70,7 @@ class Event:
 
         for place in cls.places:
             owner = place.owner()
-            if not hasattr(owner, place.name):
+            if owner is None or not hasattr(owner, place.name):
                 continue
             around = _running(cls, place, handlers)
             if cls.everywhere and not place.kind:
@@ -171,12 +177,15 @@ class Clip(Event):
         patches.wrap_everywhere(torch.nn.utils.clip_grad_norm_, around)
 
 
+SCALER = Place("torch.amp", "GradScaler", "", before="torch.cuda.amp")
+
+
 @dataclass
 class Unscale(Call):
     """A loss scaler divides the gradients by the scale, before a clipping or in its step. The
     first of its values is that optimizer."""
 
-    places = (Place("torch.amp", "GradScaler", "unscale_"),)
+    places = (SCALER._replace(name="unscale_"),)
 
 
 @dataclass
@@ -185,7 +194,7 @@ class ScalerStep(Call):
     optimizer is always called: it divides by the scale, or skips, itself. The first of its values
     is the optimizer."""
 
-    places = (Place("torch.amp", "GradScaler", "step"),)
+    places = (SCALER._replace(name="step"),)
 
 
 @dataclass
@@ -419,7 +428,7 @@ class LoadedState(Event):
 class NewScaler(Event):
     """A loss scaler is constructed."""
 
-    places = (Place("torch.amp", "GradScaler", "__init__"),)
+    places = (SCALER._replace(name="__init__"),)
 
 
 @dataclass

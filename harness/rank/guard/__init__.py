@@ -27,7 +27,11 @@ def start(settings: Settings | None = None) -> None:
         from .guard import Guard
 
         guard = Guard(settings or Settings.of_environment())
-        guard.install()
+        try:
+            guard.install()
+        except Exception as error:
+            guard.error = repr(error)  # what it has subscribed to does nothing then
+            raise
         _guards.append(guard)
     except Exception as error:
         sys.stderr.write(f"guard: this process is not watched: {error!r}\n")

@@ -8,7 +8,6 @@ to pinned memory, and goes on.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import queue
 import threading
@@ -24,11 +23,11 @@ from torch import Tensor
 from .budget import FIRST_CHECKS, steps_until_next
 from .posts import Post, packed, unpacked
 from .report import say, short
+from .stores import connected
 from .training import Training
 
 LATEST = 120.0
 """Seconds after which rank 0 gives up a check that not all ranks have posted."""
-STORE_TIMEOUT = 10.0
 SOONEST, RAREST = 0.02, 1.0
 """How often the thread looks for posts while a check is open, in seconds: less and less often."""
 END = 4.0
@@ -88,21 +87,16 @@ class Mailbox:
         if dist.is_available() and dist.is_initialized():
             self.world, self.rank = dist.get_world_size(), dist.get_rank()
         if self.world > 1:
-            from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-            store: Any = dist.distributed_c10d._get_default_store()
             # destroy_process_group() on rank 0 would end the server, if no agent has it
-            self._kept_store = store
-            try:
-                store = store.clone()  # a connection of its own: a call of a store locks it
-                store.set_timeout(datetime.timedelta(seconds=STORE_TIMEOUT))
-            except Exception:
-                self.notes.append("the store of the ranks could not be cloned")
-            run = os.environ.get("TORCHELASTIC_RUN_ID", "")
-            restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            self._store = PrefixStore(f"distributed-bugs-guard/{run}/{restart}", store)
+            self._kept_store = dist.distributed_c10d._get_default_store()
+            self._jobs.put(self._connect)  # in the thread, as a server may not answer
         self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
         self._thread.start()
+
+    def _connect(self) -> None:
+        run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = connected(self._kept_store, f"distributed-bugs-guard/{run}/{restart}")
 
     def _run(self) -> None:
         try:
