@@ -8,7 +8,7 @@ import torch
 from harness.rank.guard.checks.views import Alarm, Memory
 from harness.rank.guard.judge import PATIENCE, judge
 from harness.rank.guard.posts import LocalAlarm, Post
-from tests.guard.made_posts import Change, made_posts, sums, with_losses
+from tests.guard.made_posts import SIZES, Change, made_posts, sums, with_losses
 
 
 def judged(changes: dict[int, Change] | None = None, ranks: int = 2) -> list[Alarm]:
@@ -427,3 +427,48 @@ def test_alarms_of_ranks_are_one() -> None:
     alarm = the_alarm(judged(on_all(change, 3), ranks=3))
     assert alarm.ranks == [0, 1, 2]
     assert alarm.size == pytest.approx(0.2)
+
+
+# -- a part of the parameters --
+
+
+def looks_at(*numbers: int) -> Change:
+    """The check looks at these parameters alone."""
+
+    def change(post: Post) -> None:
+        post.numbers = list(numbers)
+        values = {n: post.tensors[n].split(SIZES) for n in ("computed", "weights")}
+        for name, parts in values.items():
+            post.tensors[name] = torch.cat([parts[number] for number in numbers])
+        post.tensors["bits"] = post.tensors["bits"][list(numbers)]
+        post.computed = {str(number): post.computed[str(number)] for number in numbers}
+        post.used = [place for place in post.used if place[0] in numbers]
+        post.tensors["used"] = post.tensors["used"].split(SIZES)[numbers[0]]
+        start = 2 * sum(SIZES[: numbers[0]])
+        post.updates = [update for update in post.updates if update.parameter in numbers]
+        post.tensors["updates"] = post.tensors["updates"][start : start + 2 * SIZES[numbers[0]]]
+
+    return change
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_part_of_the_parameters_is_judged(number: int) -> None:
+    memory = Memory()
+
+    assert judge(made_posts(on_all(looks_at(number))), memory) == []
+    assert memory.compared == {"replicas": 1, "gradients": 1, "updates": 2}
+
+
+def test_fault_in_a_part_of_the_parameters() -> None:
+    def change(post: Post) -> None:
+        uses(1.5, slice(16, 20))(post)
+        looks_at(1)(post)
+
+    def flipped(post: Post) -> None:
+        looks_at(1)(post)
+        post.tensors["bits"][0] += 1
+
+    alarm = the_alarm(judged(on_all(change)))
+    assert (alarm.check, alarm.kind) == ("gradients", "longer")
+    alarm = the_alarm(judged({0: looks_at(1), 1: flipped}))
+    assert (alarm.check, alarm.ranks, alarm.parameters) == ("replicas", [1], ["bias"])

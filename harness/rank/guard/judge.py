@@ -38,7 +38,8 @@ def _remembered(post: Post, memory: Memory) -> View:
     if "first_bits" in post.tensors:
         memory.first_bits[post.rank] = post.tensors["first_bits"]
     first = memory.first_bits.get(post.rank)
-    if first is not None and len(first) != len(post.tensors.get("bits", ())):
+    looks_at = len(post.numbers) or (0 if first is None else len(first))
+    if first is not None and looks_at != len(post.tensors.get("bits", ())):
         first = None
     return View(post, memory.described.get(post.rank, []), first)
 

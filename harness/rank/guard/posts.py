@@ -87,6 +87,9 @@ class Post:
     cost: Cost = field(default_factory=Cost)
     described: list[Described] = field(default_factory=list)
     """The parameters; empty if they are those of the post before."""
+    numbers: list[int] = field(default_factory=list)
+    """The parameters that this check looks at; empty: all. ``computed``, ``weights`` and ``bits``
+    have these parameters, in this order; ``first_bits`` has all."""
     computed: dict[str, str] = field(default_factory=dict)
     """By the number of a parameter, the type of the gradients that this rank computed for it."""
     unusable: list[int] = field(default_factory=list)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..samples import Positions
 from .views import Alarm, Memory, View, equal_at_first, named
 
 NEAR = 5e-3
@@ -100,13 +99,10 @@ def _usual_ratio(pairs: Sequence[Pair]) -> float:
 def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[Pair]]]:
     """For each rank, the gradients that can be compared."""
     alike = equal_at_first(views)
-    counts = {
-        view.rank: [Positions.of(d.numel, view.post.check).count for d in view.described]
-        for view in views
-    }
     groups: dict[Any, list[tuple[View, int]]] = {}
     for view in views:
-        for number, described in enumerate(view.described):
+        for number in view.numbers:
+            described = view.described[number]
             if described.optimized or described.begin or described.end < described.numel:
                 who = str(described.ranks) if described.ranks else alike[view.rank]
                 groups.setdefault((described.name, who), []).append((view, number))
@@ -116,7 +112,7 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
     for (name, _), members in groups.items():
         names.add(name)
         expected = members[0][0].described[members[0][1]].ranks
-        computed = [view.computed(number, counts[view.rank]) for view, number in members]
+        computed = [view.computed(number) for view, number in members]
         present = [gradient for gradient in computed if gradient is not None]
         complete = not expected or len(members) == len(expected)
         if not present or not complete or len({len(gradient) for gradient in present}) > 1:

@@ -15,7 +15,8 @@ def _copies(views: Sequence[View]) -> Iterator[list[tuple[View, int]]]:
     for view in views:
         if view.first_bits is None:
             continue
-        for number, described in enumerate(view.described):
+        for number in view.numbers:
+            described = view.described[number]
             who = str(described.ranks) if described.ranks else alike[view.rank]
             key = described.copy, who, int(view.first_bits[number])
             groups.setdefault(key, []).append((view, number))
@@ -29,7 +30,7 @@ def replicas(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     names, ranks, sizes, compared = [], set(), [0.0], 0
     for members in _copies(views):
         compared += 1
-        bits = [int(view.post.tensors["bits"][number]) for view, number in members]
+        bits = [view.bits(number) for view, number in members]
         usual = max(dict.fromkeys(bits), key=bits.count)
         model = members[bits.index(usual)]
         for (view, number), value in zip(members, bits):

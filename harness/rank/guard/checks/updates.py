@@ -94,10 +94,10 @@ def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             continue
         still = [
             described.name
-            for number, described in enumerate(view.described)
+            for number, described in ((n, view.described[n]) for n in view.numbers)
             if not described.optimized
             and described.trained
-            and int(view.first_bits[number]) == int(bits[number])
+            and int(view.first_bits[number]) == view.bits(number)
         ]
         if still and view.post.foreign and view.post.unheld and view.post.optimizers == 1:
             text = (

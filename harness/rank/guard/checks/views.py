@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -54,21 +55,43 @@ class View:
     def rank(self) -> int:
         return self.post.rank
 
-    def computed(self, number: int, counts: Sequence[int]) -> Tensor | None:
+    @cached_property
+    def numbers(self) -> Sequence[int]:
+        """The parameters that the post looks at."""
+        return self.post.numbers or range(len(self.described))
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """By the number of a parameter, its place among those that the post looks at."""
+        return {number: place for place, number in enumerate(self.numbers)}
+
+    @cached_property
+    def _computed(self) -> list[Tensor]:
+        check = self.post.check
+        counts = [Positions.of(self.described[n].numel, check).count for n in self.numbers]
+        return list(self.post.tensors["computed"].split(counts))
+
+    @cached_property
+    def _weights(self) -> list[Tensor]:
+        counts = [Positions.of(self.described[n].size).count for n in self.numbers]
+        return list(self.post.tensors["weights"].split(counts))
+
+    def computed(self, number: int) -> Tensor | None:
         """The sum of the gradients that the rank computed for a parameter, at its positions."""
         if str(number) not in self.post.computed or "computed" not in self.post.tensors:
             return None
-        start = sum(counts[:number])
-        return self.post.tensors["computed"][start : start + counts[number]].double()
+        return self._computed[self.places[number]].double()
 
     def is_coarse(self, number: int) -> bool:
         return self.post.coarse or self.post.computed.get(str(number)) in ("bfloat16", "float16")
 
     def weights(self, number: int) -> Tensor:
         """The sampled values of a weight after the step."""
-        counts = [Positions.of(described.size).count for described in self.described]
-        start = sum(counts[:number])
-        return self.post.tensors["weights"][start : start + counts[number]].double()
+        return self._weights[self.places[number]].double()
+
+    def bits(self, number: int) -> int:
+        """The bit sum of a weight after the step."""
+        return int(self.post.tensors["bits"][self.places[number]])
 
 
 def named(names: Sequence[str]) -> str:
