@@ -27,7 +27,7 @@ from typing import Any
 from harness.cli import Arguments
 from harness.cli._values import number, whole_number
 from harness.guard import child, injection, known
-from harness.guard.report import ALARMS, SUMMARY
+from harness.rank.guard.report_files import ALARMS, SUMMARY
 from harness.rank.guard.settings import CHECKS, VARIABLE, Settings
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import refuse_unless_creatable, writing

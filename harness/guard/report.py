@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.rank.guard.report_files import ALARMS, SUFFIX, SUMMARY
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import count, one_line
 
-SUMMARY, ALARMS, POSTS = "summary.json", "alarms.jsonl", "*.post"
+EARLIER, POSTS = "summary-*.json", f"*{SUFFIX}"
+Key = tuple[Any, Any, Any]
+"""What makes two alarms the same fault."""
 
 
 @dataclass(frozen=True)
@@ -20,14 +23,22 @@ class Report:
 
     folder: Path
     summary: Mapping[str, Any]
-    """Empty if the training was killed, so that nobody wrote one."""
+    """Empty if the training was killed before its first check was judged."""
     alarms: tuple[Mapping[str, Any], ...]
     """All that were told, also by an earlier training with the same folder."""
+    earlier: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The summaries of earlier trainings with the same folder, and of restarts, by their file."""
 
     @property
     def faults(self) -> list[Mapping[str, Any]]:
         """The faults of the training, first ones first; without a summary, the alarms."""
-        faults = self.summary.get("faults", ()) if self.summary else self.alarms
+        if not self.summary:
+            return sorted(self.alarms, key=lambda fault: fault["step"])
+        faults = list(self.summary["faults"])
+        if not has_ended(self.summary):  # killed after an alarm, before the next summary
+            run, listed = self.summary.get("run"), set(map(_key, faults))
+            of_run = (alarm for alarm in self.alarms if alarm.get("run") == run)
+            faults += [alarm for alarm in of_run if _key(alarm) not in listed]
         return sorted(faults, key=lambda fault: fault["step"])
 
     @property
@@ -42,6 +53,15 @@ class Report:
         return sorted({int(step) for step in self.summary.get("checked", ())} | steps)
 
 
+def has_ended(summary: Mapping[str, Any]) -> bool:
+    """Whether the training ended after this summary was written, or was killed, or runs still."""
+    return bool(summary.get("ended", True))
+
+
+def _key(fault: Mapping[str, Any]) -> Key:
+    return fault.get("optimizer"), fault["check"], fault.get("kind")
+
+
 def read(folder: Path) -> Report:
     """The report in a folder. Raises UserError if there is none, and Inconclusive if it is
     damaged."""
@@ -50,7 +70,12 @@ def read(folder: Path) -> Report:
         raise UserError(
             f"{folder} has no {SUMMARY} and no {ALARMS}: name the folder of guard --out"
         )
-    return Report(folder, _summary(summary), tuple(_alarms(alarms)))
+    earlier = {file.name: _summary(file) for file in sorted(folder.glob(EARLIER), key=_number)}
+    return Report(folder, _summary(summary), tuple(_alarms(alarms)), earlier)
+
+
+def _number(file: Path) -> tuple[int, str]:
+    return len(file.name), file.name
 
 
 def _summary(file: Path) -> Mapping[str, Any]:
@@ -61,7 +86,7 @@ def _summary(file: Path) -> Mapping[str, Any]:
         _refuse_strangers(content.get("faults", ()))
         for bug in content.get("known_bugs", ()):
             bug["certain"], bug["name"], bug["title"], bug["remedy"]
-        int(content["steps"]), list(content["checked"])
+        int(content["steps"]), list(content["checked"]), list(content["faults"])
         float(content["cost_percent"]), float(content["check_ms"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Inconclusive(f"{file} is damaged: {one_line(str(error))}") from None
@@ -87,18 +112,31 @@ def _refuse_strangers(faults: Any) -> None:
         list(fault["ranks"]), list(fault["parameters"])
 
 
+NO_SUMMARY = "no summary: the training was killed before its first check, or runs still"
+
+
+def _heading(summary: Mapping[str, Any], faults: int | None = None) -> str:
+    """A training in one line, with the faults that its summary has, or with so many."""
+    faults = len(summary["faults"]) if faults is None else faults
+    checks = summary.get("checks", len(summary["checked"]))
+    text = (
+        f"{summary['steps']} steps, {checks} checked; cost {summary['cost_percent']:.2f} % of the "
+        f"time ({summary['check_ms']:.1f} ms a check); "
+        + (count(faults, "fault") if faults else "no alarm")
+    )
+    if has_ended(summary):
+        return text
+    when = f" at {summary['time']}" if summary.get("time") else ""
+    return f"{text}; the training was killed, or runs still: this was written{when}"
+
+
 def lines(report: Report) -> list[str]:
     """The summary of a training as text."""
     summary = report.summary
-    if summary:
-        faults = count(len(report.faults), "fault") if report.faults else "no alarm"
-        text = [
-            f"{summary['steps']} steps, {len(summary['checked'])} checked; cost "
-            f"{summary['cost_percent']:.2f} % of the time ({summary['check_ms']:.1f} ms a check); "
-            f"{faults}"
-        ]
-    else:
-        text = ["no summary: the training was killed, or runs still"]
+    text = [
+        *(f"earlier, in {name}: {_heading(other)}" for name, other in report.earlier.items()),
+        _heading(summary, len(report.faults)) if summary else NO_SUMMARY,
+    ]
     text += [f"KNOWN BUG {bug['name']}: {bug['title']}; {bug['remedy']}" for bug in report.bugs]
     text += [sentence(fault) for fault in report.faults]
     text += [f"not seen: {reason}" for reason in summary.get("not_seen", ())]

@@ -7,6 +7,7 @@ import atexit
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -68,6 +69,17 @@ def rank_0_dies() -> BeforeStep:
     def before(step: int) -> None:
         if step == STEP and dist.get_rank() == 0:
             os._exit(3)
+
+    return before
+
+
+def all_ranks_are_killed() -> BeforeStep:
+    """A node is lost, after its last check of the first ones was judged."""
+
+    def before(step: int) -> None:
+        if step == STEP:
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     return before
 

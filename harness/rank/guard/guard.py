@@ -10,6 +10,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from .. import events
 from ..events import (
@@ -38,6 +39,7 @@ from .posts import Post
 from .report import Report, say, short
 from .rows import Rows
 from .settings import Settings, report_in
+from .summary import Clock, content, line, not_seen
 from .training import Training
 
 MOST_OPTIMIZERS = 8
@@ -63,6 +65,7 @@ class Guard:
         """Why this process is watched no more."""
         self._memories: dict[int, Memory] = {}
         self._facts: dict[str, Any] = {}
+        self._clock = Clock()
         self._dead = False
         """Whether this process is a worker that a training process forked."""
         self._scaler: Any = None
@@ -223,6 +226,8 @@ class Guard:
             return
         if not training.steps:
             report_in("training")
+            if not any(one.steps for one in self.trainings) and not _rank():
+                self.report.files.begin()
         # A fused optimizer is called for a step that it skips. Only a checked step may ask whether
         # it does, as that waits for the device.
         if training.armed and event.skips:
@@ -280,7 +285,7 @@ class Guard:
 
     def _judge(self, posts: list[Post]) -> None:
         memory = self._memories.setdefault(posts[0].optimizer, Memory())
-        self.report.steps.append(posts[0].step)
+        self.report.note_check(posts[0].step)
         if posts[0].facts:
             self._tell_facts(posts[0].facts)
         alarms = judge(posts, memory)
@@ -288,6 +293,8 @@ class Guard:
         if posts[0].check == 1:
             for sentence in memory.not_seen.values():
                 self.report.say(f"not seen: {sentence}")
+        if self._clock.is_due(self.report.checks, len(self.report.faults)):
+            self._write(has_ended=False)
 
     def _tell_facts(self, facts: dict[str, Any]) -> None:
         words = [f"{name} {release}" for name, release in facts["releases"].items()]
@@ -318,46 +325,37 @@ class Guard:
             self._finish()
 
     def _finish(self) -> None:
-        """Write the summary, on rank 0."""
-        training = max(self.trainings, key=lambda one: one.steps)
+        """Tell the summary, on rank 0, and write it for the last time."""
+        training = self._longest()
         self.report.tell(training.steps, 0, self._late_alarms())
-        cost = training.cost(self.mailbox.seconds)
-        percent = 100 * (cost.spent + cost.thread) / max(cost.elapsed, 1e-9)
-        not_seen = [text for memory in self._memories.values() for text in memory.not_seen.values()]
-        not_seen += [
-            f"optimizer {one.number} is not checked: it steps too seldom"
-            for one in self.trainings
-            if one.is_left_out
-        ]
-        if self._optimizers > MOST_OPTIMIZERS == len(self.trainings):
-            not_seen.append(f"only {MOST_OPTIMIZERS} of {self._optimizers} optimizers are checked")
-        checked, faults = len(self.report.steps), len(self.report.faults)
-        self.report.say(
-            f"{training.steps} steps, {checked} checked; cost {percent:.2f} % of the time "
-            f"({1000 * cost.each:.1f} ms a check); "
-            + (f"{faults} fault{'s' if faults > 1 else ''}" if faults else "no alarm")
-        )
-        for sentence in not_seen:
+        self.report.say(line(training.steps, self.report, training.cost(self.mailbox.seconds)))
+        for sentence in self._not_seen():
             self.report.say(f"not seen: {sentence}")
-        self.report.write(
-            {
-                "steps": training.steps,
-                "checked": self.report.steps,
-                "cost_percent": percent,
-                "check_ms": 1000 * cost.each,
-                "setup_s": sum(one.setup for one in self.trainings),
-                "faults": [fault.to_json() for fault in self.report.faults.values()],
-                "compared": {
-                    name: number
-                    for memory in self._memories.values()
-                    for name, number in memory.compared.items()
-                },
-                "not_seen": not_seen,
-                "notes": self.mailbox.notes,
-                "error": self.error,
-                **self._facts,
-                "known_bugs": self.report.bugs,
-            }
+        self._write(has_ended=True)
+
+    def _longest(self) -> Training:
+        """The training with the most steps."""
+        return max(self.trainings, key=lambda one: one.steps)
+
+    def _not_seen(self) -> list[str]:
+        memories = self._memories.values()
+        return not_seen(self.trainings, memories, self._optimizers, MOST_OPTIMIZERS)
+
+    def _write(self, has_ended: bool) -> None:
+        training = self._longest()
+        self.report.files.write(
+            content(
+                training.steps,
+                self.report,
+                training.cost(self.mailbox.seconds),
+                list(self._memories.values()),
+                self._facts,
+                ended=has_ended,
+                setup_s=sum(one.setup for one in self.trainings),
+                not_seen=self._not_seen(),
+                notes=self.mailbox.notes,
+                error=self.error,
+            )
         )
 
     def _late_alarms(self) -> list[Alarm]:
@@ -365,6 +363,11 @@ class Guard:
         alarms = [*self.rows.alarms, *(one for each in self.trainings for one in each.alarms)]
         rank = self.mailbox.rank
         return [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
+
+
+def _rank() -> int:
+    is_up = dist.is_available() and dist.is_initialized()
+    return dist.get_rank() if is_up else int(os.environ.get("RANK") or 0)
 
 
 def _captures() -> bool:

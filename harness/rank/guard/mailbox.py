@@ -23,6 +23,7 @@ from torch import Tensor
 from .budget import FIRST_CHECKS, steps_until_next
 from .posts import Post, packed, unpacked
 from .report import say, short
+from .report_files import SUFFIX
 from .stores import connected
 from .training import Training
 
@@ -222,7 +223,7 @@ class Mailbox:
 
     def _store_posts(self, key: tuple[int, int], posts: list[Post]) -> None:
         for post in posts if self._keep else ():
-            name = f"{key[0]}-{post.step:08}-{post.rank}.post"
+            name = f"{key[0]}-{post.step:08}-{post.rank}{SUFFIX}"
             with open(os.path.join(self._keep, name), "wb") as file:
                 file.write(packed(post))
 

@@ -13,10 +13,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .checks.views import Alarm
+from .report_files import ReportFiles
 from .settings import Settings
 
 MOST_RANKS = 8
 """Ranks that a line names."""
+MOST_STEPS = 1000
+"""Checked steps that a report lists: of more, it lists each second, fourth, ..."""
+MOST_PARAMETERS = 200
+"""Parameters that a report lists of a fault."""
 
 
 @dataclass
@@ -32,7 +37,10 @@ class Fault:
 
     def to_json(self) -> dict[str, Any]:
         facts = {name: value for name, value in self.__dict__.items() if name != "alarm"}
-        return {**asdict(self.alarm), **facts}
+        alarm = asdict(self.alarm)
+        more = len(alarm["parameters"]) - MOST_PARAMETERS
+        alarm["parameters"] = alarm["parameters"][:MOST_PARAMETERS]
+        return {**alarm, **facts, **({"more_parameters": more} if more > 0 else {})}
 
 
 def say(text: str) -> None:
@@ -55,10 +63,23 @@ class Report:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.faults: dict[tuple[int, str, str], Fault] = {}
+        self.files = ReportFiles(settings.out, self.print)
+        self.checks = 0
+        """Judged checks."""
         self.steps: list[int] = []
-        """The checked steps."""
+        """The checked steps, or each second of them, each fourth, ... if they are many."""
+        self._listed = 1
+        """One of how many is listed."""
         self.bugs: list[dict[str, Any]] = []
         """Known bugs of the catalogue that this run sets off."""
+
+    def note_check(self, step: int) -> None:
+        """Count a check that was judged."""
+        if self.checks % self._listed == 0:
+            self.steps.append(step)
+        self.checks += 1
+        if len(self.steps) > MOST_STEPS:
+            self.steps, self._listed = self.steps[::2], 2 * self._listed
 
     def tell(self, step: int, optimizer: int, alarms: list[Alarm]) -> None:
         """Tell the new faults of a step, and count the others."""
@@ -77,7 +98,7 @@ class Report:
             self.print(
                 f"ALARM: step {step}, {_who(alarm.ranks)}: {alarm.check}: {alarm.text}{also}"
             )
-            self._append("alarms.jsonl", fault.to_json())
+            self.files.append(fault.to_json())
             self._act(fault)
 
     def print(self, text: str) -> None:
@@ -88,21 +109,6 @@ class Report:
         """Print a line that is no alarm, unless ``quiet``."""
         if not self.settings.quiet:
             self.print(text)
-
-    def _append(self, name: str, content: dict[str, Any]) -> None:
-        if self.settings.out:
-            path = os.path.join(self.settings.out, name)
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(content) + "\n")
-
-    def write(self, summary: dict[str, Any]) -> None:
-        """Write the summary of the run, if there is a folder for it."""
-        if self.settings.out:
-            path = os.path.join(self.settings.out, "summary.json")
-            with open(f"{path}.part", "w", encoding="utf-8") as file:
-                json.dump(summary, file, indent=1)
-                file.write("\n")
-            os.replace(f"{path}.part", path)
 
     def _act(self, fault: Fault) -> None:
         action, _, argument = self.settings.on_alarm.partition(":")

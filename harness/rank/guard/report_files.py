@@ -1,0 +1,106 @@
+"""The files of a report, which rank 0 writes into a folder: whole ones, and one for each run."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+SUMMARY, ALARMS = "summary.json", "alarms.jsonl"
+SUFFIX = ".post"
+"""What the names of stored posts end with."""
+
+
+class ReportFiles:
+    """The files of this run. An earlier run's summary in the folder gets a number, and its posts a
+    folder: a restart or another training keeps them. A folder that cannot be written is said once.
+    """
+
+    def __init__(self, folder: str, say: Callable[[str], None]) -> None:
+        self.run = uuid.uuid4().hex[:12]
+        """Tells this run from others in the folder."""
+        self._folder, self._say = folder, say
+        self._name = SUMMARY
+        self._failed = False
+
+    def begin(self) -> None:
+        """Make room for this run."""
+        self._try(self._put_aside)
+
+    def append(self, alarm: dict[str, Any]) -> None:
+        """Add an alarm to those of the folder."""
+        line = json.dumps({**alarm, "run": self.run, "time": now()}) + "\n"
+        self._try(lambda: self._append(line))
+
+    def write(self, summary: dict[str, Any]) -> None:
+        """Write the summary of this run so far, in place of its last one."""
+        content = json.dumps({"run": self.run, "time": now(), **summary}, indent=1) + "\n"
+        self._try(lambda: self._write(content))
+
+    def _try(self, write: Callable[[], None]) -> None:
+        if not self._folder:
+            return
+        try:
+            write()
+        except OSError as error:  # a full disk: the checks go on
+            if not self._failed:
+                self._say(f"the report cannot be written: {error.strerror}: {self._folder}")
+            self._failed = True
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, name)
+
+    def _append(self, line: str) -> None:
+        with open(self._path(ALARMS), "a", encoding="utf-8") as file:
+            file.write(line)
+
+    def _write(self, content: str) -> None:
+        if self._name == SUMMARY and self._owner(SUMMARY) not in ("", self.run):
+            # Another training with this folder has begun, and has put the summary of this one aside
+            own = (name for name in self._summaries() if self._owner(name) == self.run)
+            self._name = next(own, None) or self._free_name()
+        part = self._path(f"{self._name}.{self.run}")
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(content)
+        os.replace(part, self._path(self._name))
+
+    def _put_aside(self) -> None:
+        if not os.path.exists(self._path(SUMMARY)):
+            return
+        name = self._free_name()
+        os.replace(self._path(SUMMARY), self._path(name))
+        posts = [other for other in os.listdir(self._folder) if other.endswith(SUFFIX)]
+        folder = self._path(f"posts-{_number(name)}")
+        if posts:
+            os.makedirs(folder, exist_ok=True)
+        for post in posts:
+            os.replace(self._path(post), os.path.join(folder, post))
+
+    def _summaries(self) -> list[str]:
+        return [name for name in os.listdir(self._folder) if _number(name)]
+
+    def _free_name(self) -> str:
+        return f"summary-{1 + max([0, *map(_number, self._summaries())])}.json"
+
+    def _owner(self, name: str) -> str:
+        """The run that wrote a summary; empty if there is none that can be read."""
+        try:
+            with open(self._path(name), encoding="utf-8") as file:
+                return str(json.load(file).get("run", "?"))
+        except (OSError, ValueError, AttributeError):
+            return ""
+
+
+def now() -> str:
+    """The time, in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _number(name: str) -> int:
+    """The number of an earlier run's summary; 0 for another file."""
+    number = name[len("summary-") : -len(".json")]
+    is_numbered = name == f"summary-{number}.json" and number.isdigit()
+    return int(number) if is_numbered else 0

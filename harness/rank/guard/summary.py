@@ -1,0 +1,89 @@
+"""The summary of a training so far, which rank 0 writes again and again: it may be killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .budget import FIRST_CHECKS, Cost
+from .checks.views import Memory
+from .report import Report
+from .training import Training
+
+PERIOD = 30.0
+"""Seconds between two summaries of a training that runs."""
+
+
+class Clock:
+    """When the summary is to be written: after each of the first checks, with each new fault, and
+    otherwise once in a period."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._faults = 0
+
+    def is_due(self, checks: int, faults: int) -> bool:
+        """Whether to write it now, after so many checks with so many faults."""
+        now = time.monotonic()
+        is_due = checks <= FIRST_CHECKS or faults > self._faults or now - self._last >= PERIOD
+        if is_due:
+            self._last, self._faults = now, faults
+        return is_due
+
+
+def percent(cost: Cost) -> float:
+    """The part of the time that the checks have taken."""
+    return 100 * (cost.spent + cost.thread) / max(cost.elapsed, 1e-9)
+
+
+def not_seen(
+    trainings: Iterable[Training], memories: Iterable[Memory], optimizers: int, most: int
+) -> list[str]:
+    """What is not compared in this training, a sentence for each reason. ``optimizers`` were
+    constructed, ``most`` of which are checked."""
+    trainings = list(trainings)
+    sentences = [text for memory in memories for text in memory.not_seen.values()]
+    sentences += [
+        f"optimizer {one.number} is not checked: it steps too seldom"
+        for one in trainings
+        if one.is_left_out
+    ]
+    if optimizers > most == len(trainings):
+        sentences.append(f"only {most} of {optimizers} optimizers are checked")
+    return sentences
+
+
+def line(steps: int, report: Report, cost: Cost) -> str:
+    """The training in one line."""
+    faults = len(report.faults)
+    return (
+        f"{steps} steps, {report.checks} checked; cost {percent(cost):.2f} % of the time "
+        f"({1000 * cost.each:.1f} ms a check); "
+        + (f"{faults} fault{'s' if faults > 1 else ''}" if faults else "no alarm")
+    )
+
+
+def content(
+    steps: int,
+    report: Report,
+    cost: Cost,
+    memories: Sequence[Memory],
+    facts: Mapping[str, Any],
+    **others: Any,
+) -> dict[str, Any]:
+    """The summary as JSON: it does not grow with the length of a training."""
+    return {
+        "steps": steps,
+        "checks": report.checks,
+        "checked": report.steps,
+        "cost_percent": percent(cost),
+        "check_ms": 1000 * cost.each,
+        "faults": [fault.to_json() for fault in report.faults.values()],
+        "compared": {
+            name: number for memory in memories for name, number in memory.compared.items()
+        },
+        **others,
+        **facts,
+        "known_bugs": report.bugs,
+    }

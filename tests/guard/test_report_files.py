@@ -1,0 +1,128 @@
+"""The files of a report: whole after a kill, small after a long training, one for each run."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.guard import report as reports
+from harness.rank.guard.budget import FIRST_CHECKS
+from harness.rank.guard.checks.views import Alarm
+from harness.rank.guard.report import MOST_PARAMETERS, MOST_STEPS, Report
+from harness.rank.guard.report_files import ReportFiles
+from harness.rank.guard.settings import Settings
+from harness.rank.guard.summary import Clock
+from tests.guard.conftest import Trainer
+
+
+def files(folder: Path) -> ReportFiles:
+    """The files of a new run."""
+    run = ReportFiles(str(folder), pytest.fail)
+    run.begin()
+    return run
+
+
+def summary(folder: Path, name: str = "summary.json") -> dict[str, Any]:
+    return json.loads((folder / name).read_text())
+
+
+def test_each_run_keeps_its_summary(tmp_path: Path) -> None:
+    for steps in (1, 2, 3):
+        run = files(tmp_path)
+        run.write({"steps": 0})
+        run.write({"steps": steps})
+    assert {path.name: summary(tmp_path, path.name)["steps"] for path in tmp_path.iterdir()} == {
+        "summary-1.json": 1,
+        "summary-2.json": 2,
+        "summary.json": 3,
+    }
+
+
+def test_two_runs_at_once_do_not_replace_each_other(tmp_path: Path) -> None:
+    first = files(tmp_path)
+    first.write({"steps": 1})
+    second = files(tmp_path)
+    second.write({"steps": 20})
+    first.write({"steps": 2})
+    second.write({"steps": 21})
+    first.write({"steps": 3})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["summary-1.json", "summary.json"]
+    assert summary(tmp_path)["steps"] == 21
+    assert summary(tmp_path, "summary-1.json")["steps"] == 3
+
+
+def test_posts_of_an_earlier_run_are_kept_apart(tmp_path: Path) -> None:
+    files(tmp_path).write({})
+    (tmp_path / "0-00000001-0.post").write_bytes(b"first")
+    files(tmp_path)
+    assert (tmp_path / "posts-1" / "0-00000001-0.post").read_bytes() == b"first"
+    assert not list(tmp_path.glob("*.post"))
+
+
+def test_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
+    lines: list[str] = []
+    run = ReportFiles(str(tmp_path / "absent"), lines.append)
+    for _ in range(3):
+        run.begin()
+        run.write({})
+        run.append({})
+    (line,) = lines
+    assert line.startswith("the report cannot be written: No such file or directory: ")
+
+
+def test_report_of_a_long_training_is_small(tmp_path: Path) -> None:
+    report = Report(Settings(out=str(tmp_path), quiet=True))
+    for step in range(1, 100_001):
+        report.note_check(step)
+    assert report.checks == 100_000
+    assert MOST_STEPS / 2 <= len(report.steps) <= MOST_STEPS
+    assert report.steps[0] == 1
+    assert report.steps[-1] > 99_000
+    gaps = {after - before for before, after in zip(report.steps, report.steps[1:], strict=False)}
+    assert len(gaps) == 1
+
+    names = [f"layer.{number}" for number in range(100_000)]
+    report.tell(1, 0, [Alarm("replicas", "differ", "not equal", [0], 1.0, names)])
+    (alarm,) = map(json.loads, (tmp_path / "alarms.jsonl").read_text().splitlines())
+    assert len(alarm["parameters"]) == MOST_PARAMETERS
+    assert alarm["more_parameters"] == 100_000 - MOST_PARAMETERS
+    assert alarm["run"] == report.files.run
+
+
+def test_summary_is_due_at_first_with_new_faults_and_once_in_a_period(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("harness.rank.guard.summary.time.monotonic", lambda: now)
+    clock = Clock()
+    assert all(clock.is_due(check, 0) for check in range(1, FIRST_CHECKS + 1))
+    assert not clock.is_due(7, 0)
+    assert clock.is_due(8, 1)
+    assert not clock.is_due(9, 1)
+    now += 31
+    assert clock.is_due(10, 1)
+    assert not clock.is_due(11, 1)
+
+
+@pytest.mark.launch
+def test_killed_training_leaves_its_summary(under_guard: Trainer) -> None:
+    run = under_guard("ddp", steps=12, harm="all_ranks_are_killed")
+
+    assert run.codes == [-signal.SIGKILL] * 2
+    assert run.summary["ended"] is False
+    assert run.summary["steps"] >= 5
+    assert run.summary["checked"][:5] == [1, 2, 3, 4, 5]
+    assert run.summary["releases"]["torch"]
+    (line,) = reports.lines(reports.read(under_guard.folder / str(under_guard.count)))[:1]
+    assert "; no alarm; the training was killed, or runs still: this was written at 2" in line
+
+
+@pytest.mark.launch
+def test_training_that_ended_says_so(under_guard: Trainer) -> None:
+    run = under_guard("ddp", steps=6)
+    assert run.summary["ended"] is True
+    assert run.summary["steps"] == 6
