@@ -218,6 +218,7 @@ FAULTS = {
     "copies_trained": "the optimizer has copies of the parameters",
     "same_rows": "all ranks read the rows of rank 0",
     "same_order": "each epoch has the order of the first",
+    "always_overflows": "each gradient overflows, whatever its scale",
     "rate_lost": "a load does not put back the learning rate",
     "fewer": "from step 12 on, steps have one micro-batch instead of four",
     "one_too_long": "the gradient of one parameter is 1.5 times too long",
@@ -373,6 +374,8 @@ class Loop:
 
     def _spoil(self, step: int) -> None:
         first = self.parameters[0]
+        if self.has("always_overflows") and first.grad is not None:
+            first.grad.fill_(torch.inf)
         if self.has("one_too_long") and first.grad is not None:
             first.grad.mul_(1.5)
         if step != FAULT_STEP or dist.get_rank() != 1:

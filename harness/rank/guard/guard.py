@@ -35,7 +35,7 @@ from .judge import judge
 from .losses import Losses
 from .mailbox import Mailbox
 from .parameters import Modules
-from .posts import Post
+from .posts import LocalAlarm, Post
 from .report import Report, say, short
 from .rows import Rows
 from .settings import Settings, report_in
@@ -211,6 +211,18 @@ class Guard:
     def _skip(self, training: Training) -> None:
         training.skipped(self.backwards)
         self._begin_step()
+        alarm = training.skips.skipped(self._scaler, training.steps)
+        if alarm is not None:
+            report_in("training")
+            self._tell(training, alarm)
+
+    def _tell(self, training: Training, alarm: LocalAlarm) -> None:
+        """Tell an alarm now, on rank 0: a training that takes no step has no check either."""
+        if self.mailbox.rank:
+            training.alarms.append(alarm)
+            return
+        alarms = [Alarm(alarm.check, alarm.kind, alarm.text, [0], alarm.size)]
+        self.mailbox.call(lambda: self.report.tell(training.steps, training.number, alarms))
 
     def _before_step(self, event: Gradients) -> None:
         training = self._of(event.owner)
@@ -316,7 +328,9 @@ class Guard:
     def close(self) -> None:
         """Wait for open checks, and write the summary: the training is over."""
         atexit.unregister(self.close)
-        if not self._dead and (self.error or any(one.steps for one in self.trainings)):
+        if not self._dead and (
+            self.error or self.report.faults or any(one.steps for one in self.trainings)
+        ):
             self._safely(self._end)
 
     def _end(self) -> None:

@@ -67,10 +67,16 @@ class Mailbox:
         self._store: Any = None
         self._kept_store: Any = None
 
+    def call(self, job: Callable[[], None]) -> None:
+        """Call something in the thread, after what was posted before."""
+        if self._thread is None:
+            self._begin()
+        self._jobs.put(job)
+
     def send(self, training: Training, post: Post) -> None:
         """Post what a training saw. The thread that trains does not wait for the device."""
         if self._thread is None:
-            self._begin()
+            self._begin()  # it learns the rank
         post.rank = self.rank
         copies = {name: _on_host(tensor) for name, tensor in post.tensors.items()}
         event = _event(post.tensors)
@@ -80,9 +86,7 @@ class Mailbox:
     def stop(self, error: str) -> None:
         """Post nothing more, and tell the other ranks, after a fault on this one."""
         with contextlib.suppress(Exception):
-            if self._thread is None:
-                self._begin()
-            self._jobs.put(lambda: self._fail(error))
+            self.call(lambda: self._fail(error))
 
     def _begin(self) -> None:
         if dist.is_available() and dist.is_initialized():

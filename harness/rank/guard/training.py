@@ -23,6 +23,7 @@ from .budget import FIRST_CHECKS, Cost
 from .parameters import Modules, Watched, watched
 from .posts import LocalAlarm, Post, Update
 from .samples import Positions, bit_sum, joined, local
+from .skips import Skips
 
 UPDATED = 48
 """The parameters whose update is compared in a check; the next check has others."""
@@ -56,6 +57,7 @@ class Training:
         self._handles: list[Any] = []
         self._waits = self._naps = 0
         self.alarms: list[LocalAlarm] = []
+        self.skips = Skips()
         self.setup = 0.0
         """Seconds that it took to find modules and parameters."""
         self._watched: list[Watched] = []
@@ -311,6 +313,7 @@ class Training:
         checked."""
         now = time.perf_counter()
         self.steps += 1
+        self.skips.taken()
         if not self._began:
             self._began = now
         elif not self.armed:
