@@ -37,6 +37,7 @@ from .kinds import (
     NewOptimizer,
     NewScaler,
     NewSchedule,
+    PreparedSchedule,
     Report,
     Save,
     ScalerStep,

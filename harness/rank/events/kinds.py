@@ -131,6 +131,13 @@ class NewSchedule(Event):
 
 
 @dataclass
+class PreparedSchedule(Event):
+    """accelerate wraps a schedule of torch, and steps it with the optimizer from now on."""
+
+    places = (Place("accelerate.scheduler", "AcceleratedScheduler", "__init__"),)
+
+
+@dataclass
 class ModuleCall(Call):
     """A module is called; the owner is that module."""
 

@@ -24,6 +24,8 @@ from ..events import (
     NewCommunication,
     NewOptimizer,
     NewScaler,
+    NewSchedule,
+    PreparedSchedule,
     ScalerStep,
     Step,
     Unscale,
@@ -38,6 +40,7 @@ from .parameters import Modules
 from .posts import LocalAlarm, Post
 from .report import Report, say, short
 from .rows import Rows
+from .schedules import Schedules
 from .settings import Settings, report_in
 from .summary import Clock, content, line, not_seen
 from .training import Training
@@ -52,7 +55,7 @@ class Guard:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.trainings: list[Training] = []
-        self.losses, self.rows = Losses(), Rows()
+        self.losses, self.rows, self.schedules = Losses(), Rows(), Schedules()
         self.report = Report(settings)
         keep = settings.out if settings.keep_posts else ""
         self.mailbox = Mailbox(self._judge, settings.budget / 100, settings.every, keep)
@@ -84,6 +87,8 @@ class Guard:
         on(Gradients, before=self._guarded(self._before_step), when=self._looks_at_step)
         on(Step, after=self._guarded(self._after_step), when=self._alive)
         on(NewScaler, after=self._guarded(self._note_scaler))
+        on(NewSchedule, after=self._guarded(lambda event: self.schedules.new(event.owner)))
+        on(PreparedSchedule, after=self._guarded(self._note_prepared))
         on(ScalerStep, around=self._scaler_step, when=self._alive)
         on(LoadedState, after=self._guarded(self._loaded), when=self._alive)
         on(DrawnIndex, after=self._guarded(self._drawn), when=self._alive)
@@ -200,6 +205,10 @@ class Guard:
     def _note_scaler(self, event: NewScaler) -> None:
         self._scaler = event.owner
 
+    def _note_prepared(self, event: PreparedSchedule) -> None:
+        if event.owner.step_with_optimizer:
+            self.schedules.prepared(event.owner.scheduler)
+
     def _scaler_step(self, event: ScalerStep, call: Callable[[], Any]) -> Any:
         training = self._of(event.values[0])
         before = training.steps if training is not None else 0
@@ -240,6 +249,7 @@ class Guard:
             report_in("training")
             if not any(one.steps for one in self.trainings) and not _rank():
                 self.report.files.begin()
+        self.schedules.step(event.owner, int(os.environ.get("WORLD_SIZE") or 1))
         # A fused optimizer is called for a step that it skips. Only a checked step may ask whether
         # it does, as that waits for the device.
         if training.armed and event.skips:
@@ -267,8 +277,8 @@ class Guard:
             post.tensors["losses"] = losses
         post.rows, post.optimizers = self.rows.of_step(), len(self.trainings)
         post.coarse, post.lossy = self.coarse, self.lossy
-        post.alarms += self.rows.alarms
-        self.rows.alarms = []
+        post.alarms += self.rows.alarms + self.schedules.alarms
+        self.rows.alarms, self.schedules.alarms = [], []
         if post.check == 1 and post.optimizer == 0:
             post.facts = {
                 "releases": releases(),
@@ -374,7 +384,8 @@ class Guard:
 
     def _late_alarms(self) -> list[Alarm]:
         """What this rank noticed after its last check."""
-        alarms = [*self.rows.alarms, *(one for each in self.trainings for one in each.alarms)]
+        alarms = [*self.rows.alarms, *self.schedules.alarms]
+        alarms += [one for each in self.trainings for one in each.alarms]
         rank = self.mailbox.rank
         return [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
 
