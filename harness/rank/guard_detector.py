@@ -11,10 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from harness.rank.events.trainers import is_engine
 from harness.rank.guard.guard import Guard
 from harness.rank.guard.settings import Settings
 
-ALARMS, SUMMARY = "alarms.jsonl", "summary.json"
+ALARMS, SUMMARY, REFERENCES = "alarms.jsonl", "summary.json", "references.json"
 
 
 class Detector:
@@ -24,15 +25,23 @@ class Detector:
 
     def record(self, path: Path) -> None:
         """Watch this process from now on. ``path`` is the folder of the report."""
+        self._path, self._engines = path, list[Any]()
         self._guard = Guard(Settings(**{**vars(self.settings), "out": str(path)}))
         self._guard.install()
 
     def attach(self, model: Any, optimizer: Any, loader: Any = None, *, group: Any = None) -> None:
-        """Nothing to do: guard finds what is trained itself."""
+        """Note engines. Guard finds itself what is trained."""
+        if is_engine(model):
+            self._engines.append(model)
 
     def close(self) -> None:
-        """Wait for open checks, and write the summary."""
+        """Wait for open checks, and write the summary, and which optimizers are references: those
+        of plain torch, if DeepSpeed's engine trains. They follow one rank each."""
         self._guard.close()
+        trained = {id(one) for engine in self._engines for one in _chain(engine)}
+        others = [one for one in self._guard.trainings if id(one.optimizer()) not in trained]
+        numbers = [one.number for one in others] if self._engines else []
+        (self._path / REFERENCES).write_text(json.dumps(numbers))
 
     def judge(self, run: Path) -> list[SimpleNamespace]:
         """The alarms of a run. Raises if guard stopped in one of its processes."""
@@ -50,9 +59,21 @@ class Budget(Detector):
     settings = Settings(quiet=True)
 
 
+def _chain(engine: Any) -> Iterator[Any]:
+    """The optimizer of an engine, and those that it wraps."""
+    optimizer = engine.optimizer
+    while optimizer is not None:
+        yield optimizer
+        optimizer = getattr(optimizer, "optimizer", None)
+
+
 def _alarms(run: Path) -> Iterator[SimpleNamespace]:
     for file in sorted(run.glob(f"*/{ALARMS}")):
+        noted = file.parent / REFERENCES  # not there if nothing was attached
+        references = json.loads(noted.read_text()) if noted.exists() else []
         for line in file.read_text().splitlines():
             alarm = json.loads(line)
+            if alarm["optimizer"] in references:
+                continue
             text, where = f"{alarm['check']}: {alarm['text']}", f"ranks {alarm['ranks']}"
             yield SimpleNamespace(text=text, step=alarm["step"], where=where)

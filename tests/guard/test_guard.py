@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from harness.rank import events
 from harness.rank.guard.parameters import Modules
 from harness.rank.guard.training import Training
 
@@ -31,6 +32,29 @@ def test_check_has_hooks_until_it_ends() -> None:
     assert hooks(model) == 2
     training.disarm()
     assert hooks(model) == 0
+
+
+def test_step_without_a_backward_puts_the_check_off() -> None:
+    """DeepSpeed steps once without gradients, to make the optimizer's state."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], 1.0)
+    training = Training(optimizer, 0)
+    assert not training.after_step(0)
+    assert training.due
+
+
+def test_backward_of_the_graph_is_an_event_whoever_calls_it() -> None:
+    weight, roots = torch.ones(2, requires_grad=True), []
+    subscription = events.instrument.on(
+        events.GraphBackward, before=lambda event: roots.append(event.owner)
+    )
+    loss = weight.sum()
+    loss.backward()
+    torch.autograd.backward(part * 2 for part in weight)
+    subscription.end()
+    assert roots[0] is loss
+    assert roots[1:] == [None]
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [3.0, 3.0]
 
 
 def test_model_is_freed_with_its_optimizer() -> None:

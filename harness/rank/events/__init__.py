@@ -28,6 +28,7 @@ from .kinds import (
     Epoch,
     Event,
     Gradients,
+    GraphBackward,
     Load,
     LoadedState,
     LossValue,

@@ -161,6 +161,24 @@ class Backward(Event):
 
 
 @dataclass
+class GraphBackward(Event):
+    """``torch.autograd.backward`` is called, by ``Tensor.backward`` or by a stage of a pipeline.
+
+    The owner is the tensor, or None if there are several."""
+
+    places = (Place("torch.autograd", "", "backward"),)
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        import torch
+
+        tensors = arguments[0] if arguments else keywords.get("tensors")
+        if isinstance(tensors, (list, tuple)) and len(tensors) == 1:  # it may be a generator
+            (tensors,) = tensors
+        return cls(tensors if isinstance(tensors, torch.Tensor) else None)
+
+
+@dataclass
 class Clip(Event):
     """``clip_grad_norm_`` is called. It returns the norm before the clipping."""
 

@@ -19,6 +19,7 @@ from ..events import (
     Clip,
     DrawnIndex,
     Gradients,
+    GraphBackward,
     LoadedState,
     LossValue,
     NewCommunication,
@@ -80,6 +81,7 @@ class Guard:
         on = events.instrument.on
         on(NewOptimizer, after=self._guarded(self._add))
         on(Backward, around=self._backward, when=self._alive)
+        on(GraphBackward, around=self._backward, when=self._alive)
         on(LossValue, after=self._guarded(self._loss), when=self._is_due)
         on(Clip, before=self._guarded(self._clip), when=self._is_armed)
         on(Unscale, before=self._guarded(self._unscale), when=self._is_armed)
@@ -154,8 +156,8 @@ class Guard:
             self.trainings.append(Training(event.owner, self._optimizers))
         self._optimizers += 1
 
-    def _backward(self, event: Backward, call: Callable[[], Any]) -> Any:
-        if self._in_backward:  # reentrant checkpoints
+    def _backward(self, event: Backward | GraphBackward, call: Callable[[], Any]) -> Any:
+        if self._in_backward:  # one calls the other, and checkpoints are reentrant
             return call()
         self._in_backward = True
         self._safely(self._begin_backward, event.owner)

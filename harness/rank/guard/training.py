@@ -321,6 +321,8 @@ class Training:
         self._last = now
         if self._waits == MOST_WAITS and not self.is_left_out:
             self.next_step, self._waits = self.steps + 1, 0
+        if self.next_step == self.steps and not self.armed:
+            self.next_step = self.steps + 1  # no backward was before it: DeepSpeed makes its state
         self._count_backwards(backwards - self._backwards)
         self._backwards = backwards
         return self.armed
