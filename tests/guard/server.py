@@ -1,11 +1,13 @@
 """Trains on forked ranks: ``python -m tests.guard.server`` imports torch once, and forks the ranks
-of each request, which is a line of JSON. Each rank ends as an interpreter does: that is tested."""
+of each request, which is a line of JSON: a training of ours, or a script with its arguments. Each
+rank ends as an interpreter does: that is tested."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import runpy
 import signal
 import sys
 import time
@@ -74,7 +76,15 @@ def _become_rank(request: dict[str, Any], rank: int, port: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(request["ranks"]))
     if request["settings"] is not None:
         guard.start(Settings(**request["settings"]))
-    _train(request, rank, port, folder)
+    if "script" in request:
+        os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(request["ranks"]))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)  # it is there already
+        os.chdir(folder)
+        sys.argv = [request["script"], *request["arguments"]]
+        runpy.run_path(request["script"], run_name="__main__")
+    else:
+        _train(request, rank, port, folder)
     sys.exit()
 
 

@@ -268,7 +268,7 @@ def main() -> int:
                 break
             print(f"{number}: {kind.name}", file=sys.stderr, flush=True)
             if kind.packages not in sites:
-                sites[kind.packages] = _site(kind.packages, contexts)
+                sites[kind.packages] = newest_site(kind.packages, contexts)
             seed = start + number % (end - start)
             _probe(Prober(pool, sites[kind.packages]), loop, seed, tallies[kind.name])
     seconds += time.monotonic() - began
@@ -293,7 +293,7 @@ def turns(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, Loop]]:
                 yield kind, loops[number % len(loops)]
 
 
-def _site(packages: Sequence[str], contexts: ExitStack) -> Path:
+def newest_site(packages: Sequence[str], contexts: ExitStack) -> Path:
     """The overlay with the newest releases of some packages."""
     today = date.today().isoformat()
     stack = pins.Stack(newest(packages, today), today, *pins.here())

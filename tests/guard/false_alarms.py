@@ -1,0 +1,163 @@
+"""Runs right trainings under guard, and reports alarms: all of them are false.
+
+    python -m tests.guard.false_alarms
+    python -m tests.guard.false_alarms --steps 600 --seconds 1800 --json guard.json
+
+The trainings are those of ``tests.guard.test_trainings``, and the loops that ``probe`` must find
+right, with the newest releases of what they need. Each third step is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from harness.probe import loops
+from harness.probe.prober import Loop
+from harness.system.files import ROOT
+from harness.system.text import markdown_table
+from tests.guard.test_trainings import RIGHT, RIGHT_SLOW
+from tests.probe.false_alarms import KINDS, Kind, newest_site, turns
+
+TRAININGS = "tiny trainings"
+SCRIPTS = [kind for kind in KINDS if kind.script != "lightning_module.py"]
+"""Lightning starts the ranks itself."""
+
+
+@dataclass
+class Tally:
+    """What the trainings of a kind showed."""
+
+    trainings: int = 0
+    checks: int = 0
+    alarms: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    """Trainings that ended with an error, or that guard stopped watching."""
+    not_seen: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Server:
+    """A process that forks ranks, with the packages of an overlay."""
+
+    process: subprocess.Popen[str]
+
+    def run(self, request: dict[str, Any], tally: Tally, name: str) -> None:
+        """Train once, and add what guard said to a tally."""
+        with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as path:
+            folder = Path(path)
+            settings = {"every": 1, "quiet": True, "out": path}
+            request = {**request, "folder": path, "settings": settings, "harm": ""}
+            assert self.process.stdin is not None
+            assert self.process.stdout is not None
+            self.process.stdin.write(json.dumps(request).replace("{dir}", path) + "\n")
+            self.process.stdin.flush()
+            codes = json.loads(self.process.stdout.readline())
+            _add(tally, name, codes, folder)
+
+
+def _add(tally: Tally, name: str, codes: Sequence[int], folder: Path) -> None:
+    tally.trainings += 1
+    file = folder / "summary.json"
+    summary = json.loads(file.read_text()) if file.is_file() else {"error": "no summary"}
+    if any(codes) or summary["error"]:
+        log = (folder / "log0").read_text().strip().splitlines()
+        tally.failed.append(f"{name}: {codes}: {summary['error'] or log[-1:]}")
+        print(f"FAILED {tally.failed[-1]}", file=sys.stderr, flush=True)
+        return
+    tally.checks += len(summary["checked"])
+    tally.not_seen.update(summary["not_seen"])
+    for fault in summary["faults"]:
+        tally.alarms.append(f"{name}: step {fault['step']}: {fault['check']}: {fault['text']}")
+        print(f"ALARM {tally.alarms[-1]}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def server(site: Path | None) -> Iterator[Server]:
+    """A server with the packages of ``site`` before those of this Python."""
+    path = os.pathsep.join(map(str, filter(None, [site, ROOT])))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.guard.server"]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment) as process:
+        yield Server(process)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def request_of(loop: Loop, seed: int) -> dict[str, Any]:
+    """The request that runs a loop as ``probe`` does on all its ranks."""
+    parts = loop.k * (1 if loops.USUAL[loop.script].same_rows else loop.ranks)
+    values = {"rows": loop.rows // parts, "k": loop.k, "ranks": loop.ranks}
+    words = loop.target().filled(values, f"--seed {seed}")
+    return {"script": loops.script(loop.script), "arguments": words, "ranks": loop.ranks}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=600, help="of a tiny training")
+    parser.add_argument("--loops", type=int, default=60, help="how many are run")
+    parser.add_argument("--seed", type=int, default=0, help="of the first loop")
+    parser.add_argument("--kinds", default="", help="some of the kinds, between semicolons")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="nothing new after that")
+    parser.add_argument("--json", type=Path, help="write the tallies")
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
+    chosen = set(options.kinds.split(";")) - {""}
+    kinds = [kind for kind in SCRIPTS if not chosen or kind.name in chosen]
+    tallies: dict[str, Tally] = {}
+    with ExitStack() as contexts:
+        if not chosen or TRAININGS in chosen:
+            tiny = contexts.enter_context(server(None))
+            for words in (*RIGHT, *RIGHT_SLOW):
+                if time.monotonic() > deadline:
+                    break
+                request = {"training": words, "steps": options.steps, "ranks": 2}
+                tiny.run(request, tallies.setdefault(TRAININGS, Tally()), words)
+        servers: dict[tuple[str, ...], Server] = {}
+        for number, (kind, loop) in enumerate(islice(turns(kinds), options.loops)):
+            if time.monotonic() > deadline:
+                break
+            with_packages = _server(kind, servers, contexts)
+            seed = options.seed + number
+            name = f"{loop.name} --seed {seed} (ranks {loop.ranks}, k {loop.k})"
+            tally = tallies.setdefault(kind.name, Tally())
+            with_packages.run(request_of(loop, seed), tally, name)
+    print(table(tallies))
+    if options.json:
+        content = {name: asdict(tally) for name, tally in tallies.items()}
+        options.json.write_text(json.dumps(content, indent=1))
+    return int(any(tally.alarms or tally.failed for tally in tallies.values()))
+
+
+def _server(kind: Kind, servers: dict[tuple[str, ...], Server], contexts: ExitStack) -> Server:
+    if kind.packages not in servers:
+        site = newest_site(kind.packages, contexts) if kind.packages else None
+        servers[kind.packages] = contexts.enter_context(server(site))
+    return servers[kind.packages]
+
+
+def table(tallies: dict[str, Tally]) -> str:
+    """The tallies as a table, with their sum."""
+    rows = [
+        [name, tally.trainings, tally.checks, len(tally.alarms), len(tally.failed)]
+        for name, tally in tallies.items()
+    ]
+    rows.append(["all", *(sum(row[column] for row in rows) for column in range(1, 5))])
+    heading = ("trainings", "runs", "checks", "false alarms", "failed")
+    return markdown_table(heading, [list(map(str, row)) for row in rows])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
