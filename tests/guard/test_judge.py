@@ -353,6 +353,14 @@ def test_trainer_divides_a_sum_by_its_tokens(trainer: bool, count: float, kinds:
     assert [alarm.kind for alarm in alarms] == kinds
 
 
+def test_ranks_of_a_split_model_have_one_loss() -> None:
+    def change(post: Post) -> None:
+        with_losses(0.5)(post)
+        post.described[0].left_out = "DTensors of tensor parallelism"
+
+    assert "accumulation" not in {alarm.check for alarm in judged(on_all(change))}
+
+
 def test_losses_of_ranks_with_other_lengths_are_averaged() -> None:
     assert judged({0: with_losses(0.5), 1: with_losses(1.5)}) == []
 

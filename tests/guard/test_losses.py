@@ -104,3 +104,27 @@ def test_loss_that_nobody_uses_does_not_count() -> None:
     cross_entropy(losses, scores(), TARGETS)
     backward(losses, cross_entropy(losses, scores(), TARGETS))
     assert rows(losses) == [[1.0, 1.0, 1.0]]
+
+
+class Shard(torch.Tensor):
+    """A tensor of several ranks, as a DTensor, and counts what is done with it."""
+
+    placements = ()
+    calls = 0
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
+        cls.calls += 1
+        return super().__torch_function__(function, types, arguments, keywords or {})
+
+
+def test_nothing_is_done_with_a_loss_of_several_ranks() -> None:
+    losses = Losses()
+    value = scores().sum().as_subclass(Shard)
+    Shard.calls = 0
+    losses.called(value, [value, value], {"reduction": "sum"})
+    losses.backward(value, None)
+    assert losses.tensor() is None
+    assert Shard.calls == 0

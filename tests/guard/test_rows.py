@@ -89,6 +89,13 @@ def test_batch_that_comes_twice_in_an_epoch_is_told_once() -> None:
     assert kinds(rows.alarms) == ["again"]
 
 
+def test_sampler_that_repeats_rows_may_repeat_batches() -> None:
+    """GRPO generates several answers to a row, and trains on them several times."""
+    rows = Rows()
+    read(rows, DataLoader(Numbers(), 4, sampler=OneOrder([3, 3, 1, 1, 2, 2, 0, 0] * 3)))
+    assert rows.alarms == []
+
+
 def test_short_epochs_are_not_compared() -> None:
     rows = Rows()
     loader = DataLoader(Numbers(), 4, sampler=OneOrder(list(range(4 * (FIRST_BATCHES - 1)))))

@@ -50,7 +50,7 @@ class Losses:
         smoother: Any = None,
     ) -> None:
         """Note a loss function's value. ``smoother`` is the Trainer's label smoothing."""
-        if not isinstance(value, Tensor) or not value.requires_grad or value.dim():
+        if not _is_plain(value) or not value.requires_grad or value.dim():
             return
         loss = Loss(value.detach())
         if smoother is not None:
@@ -65,7 +65,7 @@ class Losses:
     def backward(self, root: Any, scaler: Any) -> None:
         """Note that a backward begins from ``root``, with the scale of a loss scaler."""
         calls, self._calls = self._calls, []
-        is_loss = isinstance(root, Tensor) and not root.dim() and root.is_floating_point()
+        is_loss = _is_plain(root) and not root.dim() and root.is_floating_point()
         scale = getattr(scaler, "_scale", None) if scaler and scaler.is_enabled() else None
         scale = 1.0 if scale is None else scale.detach().clone()
         self._micro.append((root.detach() if is_loss else None, calls, scale))
@@ -83,6 +83,11 @@ class Losses:
             device = loss.value.device
             rows += [torch.as_tensor(v, device=device).detach().float().reshape(1) for v in values]
         return torch.cat(rows) if rows else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a tensor of this rank: what is done with a DTensor may be a collective."""
+    return isinstance(value, Tensor) and not hasattr(value, "placements")
 
 
 def _smoothed_count(

@@ -33,6 +33,8 @@ class Loader:
         self._first: list[int] = []
         self._first_before: list[int] = []
         self._batches: set[int] = set()
+        self._repeats = False
+        """Whether a batch has a row twice: its sampler repeats, or draws with replacement."""
         self._told = False
 
     def read(self, rows: list[int], iterator: Any) -> LocalAlarm | None:
@@ -51,7 +53,8 @@ class Loader:
                     "as the epoch before (set_epoch?)"
                 )
                 alarm = LocalAlarm("samples", "order", text)
-        if batch in self._batches and len(set(rows)) > 1:
+        self._repeats = self._repeats or len(set(rows)) < len(rows)
+        if batch in self._batches and len(set(rows)) > 1 and not self._repeats:
             shown = ", ".join(map(str, rows[:4]))
             text = f"the rows {shown}, ... came twice in epoch {self._epoch}"
             alarm = LocalAlarm("samples", "again", text)

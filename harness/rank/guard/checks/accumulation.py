@@ -29,8 +29,8 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         summed = summed and bool((count > 1).all())
     if len(counts) != 1:
         return
-    micro, ranks = counts.pop(), len(totals)
-    total = sum(totals) / ranks
+    micro, total = counts.pop(), sum(totals) / len(totals)
+    ranks = 1 if any(_is_split(view) for view in views) else len(totals)
     memory.compared["accumulation"] = micro
     if abs(total - 1) <= LOSS_NEAR:
         return
@@ -45,6 +45,11 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     if abs(total - 1) <= 0.1 or (memory.trainer and summed and 0.5 < total < 2):
         text = f"{said}: it is divided by another number of tokens than it has"
         yield Alarm("accumulation", "tokens", text, who, total)
+
+
+def _is_split(view: View) -> bool:
+    """Whether tensor parallelism splits the model: then not each rank has a loss of its own."""
+    return any(one.part or "tensor parallelism" in one.left_out for one in view.described)
 
 
 def _factors(micro: int, ranks: int) -> dict[str, float]:
