@@ -234,15 +234,16 @@ def test_shards_have_parts_of_the_mean() -> None:
     assert (alarm.kind, alarm.ranks) == ("longer", [1])
 
 
-def test_cleared_gradients_are_a_fault_if_it_goes_on() -> None:
+@pytest.mark.parametrize(("is_whole", "checks"), [(False, PATIENCE), (True, PATIENCE // 2)])
+def test_cleared_gradients_are_a_fault_if_it_goes_on(is_whole: bool, checks: int) -> None:
     def change(post: Post) -> None:
         uses(1.5, slice(0, 4))(post)
-        post.dropped = 3
+        post.dropped, post.is_whole = 3, is_whole
 
     memory, alarms = Memory(), []
-    for _ in range(PATIENCE):
+    for _ in range(checks):
         alarms.append(judge(made_posts(on_all(change)), memory))
-    assert [len(found) for found in alarms] == [0] * (PATIENCE - 1) + [1]
+    assert [len(found) for found in alarms] == [0] * (checks - 1) + [1]
 
 
 # -- updates --

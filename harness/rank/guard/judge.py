@@ -9,7 +9,9 @@ from .checks.views import Alarm, Memory, View
 from .posts import Post
 
 PATIENCE = 4
-"""Checks in a row with cleared gradients that make a fault: a loop may skip a step now and then."""
+"""Checks in a row with cleared gradients that make a fault: a loop may skip a step now and then. A
+step of the usual number of micro-batches, some of which are lost, counts twice: a loop that skips
+a step computes more of them."""
 
 
 def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
@@ -17,8 +19,9 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
     views = [_remembered(post, memory) for post in posts]
     if posts[0].facts:
         memory.trainer = bool(posts[0].facts["settings"].get("trainer"))
-    was_dropped = any(post.dropped for post in posts)
-    memory.dropped = memory.dropped + 1 if was_dropped else 0
+    was_dropped = [post for post in posts if post.dropped]
+    weight = 2 if any(post.is_whole for post in was_dropped) else 1
+    memory.dropped = memory.dropped + weight if was_dropped else 0
     alarms = [
         Alarm(local.check, local.kind, local.text, [post.rank], local.size)
         for post in posts

@@ -103,8 +103,10 @@ class Post:
     """The loaders that were read in this step, and the rows."""
     dropped: int = 0
     """How often gradients were cleared before a step used them."""
+    is_whole: bool = False
+    """Whether the step had as many micro-batches as the first one, and several."""
     foreign: int = 0
-    """Tensors of the optimizer that belong to no module."""
+    """Tensors of the optimizer that belong to no module and have no gradient."""
     unheld: list[str] = field(default_factory=list)
     """Parameters with gradients that no optimizer has."""
     coarse: bool = False

@@ -74,6 +74,8 @@ class Training:
         """Durations of the last steps that were not checked, in seconds."""
         self.micro_batches = 0
         """The backwards of the first step."""
+        self._is_whole = False
+        """Whether the last step had as many, and several."""
         self._short_steps = self._backwards = 0
         self._reset()
 
@@ -329,6 +331,7 @@ class Training:
 
     def _count_backwards(self, backwards: int) -> None:
         self.micro_batches = self.micro_batches or backwards
+        self._is_whole = backwards == self.micro_batches > 1
         is_short = 0 < backwards < self.micro_batches / 2
         self._short_steps = self._short_steps + 1 if is_short else 0
         if self._short_steps == 4:
@@ -363,8 +366,13 @@ class Training:
         post.unusable = sorted(self._unusable)
         post.used, post.without_gradient = self._places, self._without
         post.updates, post.dropped = self._updates, self._dropped
+        post.is_whole = self._is_whole
         known = modules.parameters if modules else {}
-        post.foreign = sum(key not in known for key in self._ids)
+        post.foreign = sum(
+            id(parameter) not in known and parameter.grad is None
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
         post.unheld = [
             one.described.name
             for one in self._watched

@@ -99,9 +99,9 @@ def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             and described.trained
             and int(view.first_bits[number]) == view.bits(number)
         ]
-        if still and view.post.foreign and view.post.unheld and view.post.optimizers == 1:
+        if still and view.post.foreign and view.post.unheld:
             text = (
                 f"{named(still)} get gradients but never move: the optimizer holds "
-                f"{view.post.foreign} tensors that belong to no module"
+                f"{view.post.foreign} tensors that belong to no module and have no gradient"
             )
             yield Alarm("updates", "unheld", text, [view.rank], float(len(still)), still)
