@@ -301,6 +301,32 @@ def test_fused_optimizer_that_divides_itself_is_said() -> None:
     assert "updates" in memory.not_seen
 
 
+@pytest.mark.parametrize(
+    ("step", "moment", "check", "kinds"),
+    [
+        (1.0, 0.0, 1, ["counted"]),
+        (0.0, 0.0, 1, []),
+        (9.0, 0.1, 1, []),  # a training that was resumed
+        (9.0, 0.0, 2, []),  # rows of an embedding that were not seen before
+    ],
+)
+def test_adam_counts_no_step_before_its_first_gradient(
+    step: float, moment: float, check: int, kinds: list[str]
+) -> None:
+    def change(post: Post) -> None:
+        post.check, post.kind, values = check, "Adam", []
+        pieces = post.tensors["updates"].split([16, 16, 4, 4])
+        for number, update in enumerate(post.updates):
+            moments = torch.full((2 * update.count,), moment)
+            values += [*pieces[2 * number : 2 * number + 2], moments]
+            update.state, update.step = ["exp_avg", "exp_avg_sq"], step
+            update.group = {"lr": 0.1, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+        post.tensors["updates"] = torch.cat(values)
+
+    alarms = judged(on_all(change))
+    assert [one.kind for one in alarms if one.kind == "counted"] == kinds
+
+
 def test_weights_in_no_optimizer_that_never_move() -> None:
     def change(post: Post) -> None:
         post.check, post.foreign, post.unheld = 3, 2, ["weight", "bias"]

@@ -24,6 +24,13 @@ def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             continue
         results = [result for result in _updates(view) if result is not None]
         compared += len(results)
+        counts = {result.counted for result in results if result.has_moments}
+        if view.post.check == 1 and len(counts) == 1 and (count := counts.pop()):
+            text = (
+                f"{view.post.kind} counts {count:.0f} steps before its first gradient, so that its "
+                "first steps are too short"
+            )
+            yield Alarm("updates", "counted", text, [view.rank], count)
         wrong = [result for result in results if result.wrong]
         if not wrong or (len(wrong) == len(results) and not any(r.moved for r in wrong)):
             continue  # nothing moved at all: a step that was skipped
@@ -50,6 +57,9 @@ class Moved:
     ratio: float
     moved: bool
     wrong: bool
+    has_moments: bool = False
+    counted: float = 0.0
+    """Steps that the optimizer has counted, if its moments are still zero."""
 
 
 def _updates(view: View) -> Iterator[Moved | None]:
@@ -83,7 +93,9 @@ def _updates(view: View) -> Iterator[Moved | None]:
         wrong = error > max(rounding, 2e-2 * float(expected.abs().max()))
         square = float(expected @ expected)
         ratio = float(moved @ expected) / square if square else math.inf
-        yield Moved(described.name, error, ratio, bool(moved.any()), wrong)
+        has_moments = "exp_avg" in state and bool(gradient.any())
+        counted = step if has_moments and not any(one.any() for one in state.values()) else 0.0
+        yield Moved(described.name, error, ratio, bool(moved.any()), wrong, has_moments, counted)
 
 
 def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
