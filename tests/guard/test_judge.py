@@ -246,6 +246,18 @@ def test_cleared_gradients_are_a_fault_if_it_goes_on(is_whole: bool, checks: int
     assert [len(found) for found in alarms] == [0] * (checks - 1) + [1]
 
 
+def test_parts_of_a_weight_have_gradients_of_their_own() -> None:
+    """Each rank of tensor parallelism has another part, and uses what it computed."""
+
+    def change(post: Post) -> None:
+        post.tensors["used"] = post.tensors["computed"].clone()
+        for one in post.described:
+            one.part, one.ranks = f"part of rank {post.rank}", []
+            one.copy += one.part
+
+    assert [one for one in judged(on_all(change)) if one.check == "gradients"] == []
+
+
 # -- updates --
 
 

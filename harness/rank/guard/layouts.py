@@ -20,6 +20,8 @@ class Share:
     used: Callable[[Any], Any] | None = None
     """By an optimizer, what this rank has of the gradient that it uses, if that is not the
     parameter's own ``grad``."""
+    is_copy: bool = False
+    """Whether other ranks have copies of the weight, although its gradients are left out."""
     steps: bool = True
     """Whether the optimizer itself moves this parameter, by its ``grad``."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from .layouts import Layout, Share
@@ -19,4 +20,15 @@ class Megatron(Layout):
         if getattr(parameter, "tensor_model_parallel", False):
             described.part = f"part of rank {os.environ.get('RANK', 0)}"
             return Share(hooked=parameter)
+        if _is_split():
+            described.left_out = "Megatron's tensor parallelism adds up parts of them"
+            return Share(is_copy=True)
         return None
+
+
+def _is_split() -> bool:
+    """Whether Megatron splits weights over several ranks."""
+    state: Any = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return False
+    return bool(state.get_tensor_model_parallel_world_size() > 1)

@@ -136,7 +136,7 @@ def _watched(parameter: Any, modules: Modules, number: int | None) -> Watched:
     )
     share = modules.share(parameter, described)
     shard = f"{share.shard} {described.part}"
-    if described.left_out or key not in modules.names:
+    if (described.left_out and not share.is_copy) or key not in modules.names:
         shard, described.ranks = f"{shard} of rank {os.environ.get('RANK', 0)}", []
     described.copy = f"{described.name} {shard} {described.ranks or ''}"
     return Watched(parameter, described, share)

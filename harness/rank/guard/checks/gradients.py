@@ -104,12 +104,13 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
         for number in view.numbers:
             described = view.described[number]
             if described.optimized or described.begin or described.end < described.numel:
-                who = str(described.ranks) if described.ranks else alike[view.rank]
-                groups.setdefault((described.name, who), []).append((view, number))
+                who = str(described.ranks) if described.ranks else alike[view.rank] or view.rank
+                key = described.name, described.part, who
+                groups.setdefault(key, []).append((view, number))
     pairs: dict[int, list[Pair]] = {view.rank: [] for view in views}
     places = {view.rank: view.post.positions() for view in views}
     compared, names = set(), set()
-    for (name, _), members in groups.items():
+    for (name, *_), members in groups.items():
         names.add(name)
         expected = members[0][0].described[members[0][1]].ranks
         computed = [view.computed(number) for view, number in members]
