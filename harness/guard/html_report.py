@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from harness.system.text import plain
 
 WIDTH, ROW, LEFT = 900, 26, 260
 """Of a picture, in pixels: its width, a row's height, and the room for names."""
-MOST_TICKS = 1500
 MOST_PARAMETERS = 40
+MOST_RANKS = 8
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,10 @@ def page(report: Report) -> str:
         Lane(name, ROW * (row + 1), tuple(_marks(report, name, at)))
         for row, name in enumerate(names)
     ]
-    ticks = [at(step) for step in checked[:: max(1, len(checked) // MOST_TICKS)]]
+    ticks = sorted({round(at(step)) for step in checked})  # no more than there are pixels
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["plain"] = lambda value: plain(str(value))
+    environment.filters["ranks"] = _ranks
     return environment.from_string(TEMPLATE).render(
         lines=[line for line in lines(report) if not line.startswith("ALARM: ")],
         faults=report.faults,
@@ -64,6 +65,11 @@ def page(report: Report) -> str:
         left=LEFT,
         row=ROW,
     )
+
+
+def _ranks(ranks: Sequence[Any]) -> str:
+    shown = ", ".join(plain(str(rank)) for rank in ranks[:MOST_RANKS])
+    return f"{shown}, ... ({len(ranks)} ranks)" if len(ranks) > MOST_RANKS else shown
 
 
 def _end(fault: Mapping[str, Any]) -> int:
@@ -81,15 +87,17 @@ def _pictures(report: Report) -> Iterator[tuple[str, list[Bar]]]:
     """For each check with faults that name parameters, those by size."""
     for check in dict.fromkeys(fault["check"] for fault in report.faults):
         sizes: dict[str, float] = {}
-        for fault in report.faults:
-            for name in fault["parameters"] if fault["check"] == check else ():
+        of_check = [fault for fault in report.faults if fault["check"] == check]
+        for fault in of_check:
+            for name in fault["parameters"]:
                 sizes[name] = max(sizes.get(name, 0.0), abs(float(fault["size"])))
         largest = max(sizes.values(), default=0.0) or 1.0
         ordered = sorted(sizes.items(), key=lambda item: -item[1])[:MOST_PARAMETERS]
         if ordered:
             room = WIDTH - LEFT - 100
+            total = max(len(sizes), *(_named(fault) for fault in of_check))
             yield (
-                check,
+                check if total == len(ordered) else f"{check} ({len(ordered)} of {total})",
                 [
                     Bar(name, ROW * row, round(max(2.0, room * size / largest), 1), f"{size:.3g}")
                     for row, (name, size) in enumerate(ordered)
@@ -97,11 +105,17 @@ def _pictures(report: Report) -> Iterator[tuple[str, list[Bar]]]:
             )
 
 
+def _named(fault: Mapping[str, Any]) -> int:
+    """The parameters of a fault, also those that a report leaves out."""
+    return len(fault["parameters"]) + int(fault.get("more_parameters", 0))
+
+
 TEMPLATE = """\
 <!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>guard: report of a training</title>
 <style>
 :root { color-scheme: light dark }
@@ -109,8 +123,11 @@ body { font: 15px/1.5 sans-serif; max-width: 940px; margin: 2em auto; padding: 0
 table { border-collapse: collapse }
 td, th { border-bottom: 1px solid #8884; padding: .2em .7em; text-align: left; vertical-align: top }
 svg text { font: 13px sans-serif; fill: currentColor }
-svg { max-width: 100%; height: auto }
-.tick { stroke: #888; opacity: .6 }
+li, td { overflow-wrap: anywhere }
+.wide { overflow-x: auto }
+.wide table { min-width: 620px }
+svg { width: 100%; min-width: 620px; height: auto }
+.tick { stroke: #888; fill: none; opacity: .6 }
 .fault { stroke: #c22; fill: #c22 }
 </style>
 </head>
@@ -123,12 +140,12 @@ svg { max-width: 100%; height: auto }
 </ul>
 <h2>Faults</h2>
 {% if faults %}
-<table>
+<div class="wide"><table>
 <tr><th>first step</th><th>ranks</th><th>check</th><th>what is wrong</th><th>size</th>\
 <th>times</th><th>last step</th><th>perhaps the bug</th></tr>
 {% for fault in faults %}
 <tr><td>{{ fault.step | plain }}</td>\
-<td>{{ fault.ranks | join(", ") | plain }}</td>\
+<td>{{ fault.ranks | ranks }}</td>\
 <td>{{ fault.check | plain }}</td>\
 <td>{{ fault.text | plain }}</td>\
 <td>{{ "%.3g" % fault.size }}</td>\
@@ -136,19 +153,17 @@ svg { max-width: 100%; height: auto }
 <td>{{ fault.last_step | plain }}</td>\
 <td>{{ fault.bugs | default([]) | join(", ") | plain }}</td></tr>
 {% endfor %}
-</table>
+</table></div>
 {% else %}
 <p>No alarm.</p>
 {% endif %}
 <h2>Each check over the steps</h2>
 <p>Grey: the checked steps. Red: from the first to the last alarm of a fault.</p>
-<svg viewBox="0 0 {{ width }} {{ row * (lanes | length + 2) }}" role="img" \
+<div class="wide"><svg viewBox="0 0 {{ width }} {{ row * (lanes | length + 2) }}" role="img" \
 aria-label="each check over the steps">
 {% for lane in lanes %}
 <text x="0" y="{{ lane.y + 5 }}">{{ lane.check | plain }}</text>
-{% for x in ticks %}
-<line class="tick" x1="{{ x }}" x2="{{ x }}" y1="{{ lane.y - 5 }}" y2="{{ lane.y + 5 }}"/>
-{% endfor %}
+<path class="tick" d="{% for x in ticks %}M{{ x }} {{ lane.y - 5 }}v10{% endfor %}"/>
 {% for start, end, text in lane.faults %}
 <g class="fault"><title>{{ text | plain }}</title>
 <line x1="{{ start }}" x2="{{ end }}" y1="{{ lane.y }}" y2="{{ lane.y }}" stroke-width="5"/>
@@ -158,10 +173,10 @@ aria-label="each check over the steps">
 <text x="{{ left }}" y="{{ row * (lanes | length + 1) + 5 }}">step 1</text>
 <text x="{{ width - 5 }}" y="{{ row * (lanes | length + 1) + 5 }}" text-anchor="end">\
 step {{ last }}</text>
-</svg>
+</svg></div>
 {% for check, bars in pictures.items() %}
 <h2>Parameters by size of the fault: {{ check | plain }}</h2>
-<svg viewBox="0 0 {{ width }} {{ row * (bars | length) }}" role="img" \
+<div class="wide"><svg viewBox="0 0 {{ width }} {{ row * (bars | length) }}" role="img" \
 aria-label="parameters by size of the fault">
 {% for bar in bars %}
 <text x="0" y="{{ bar.y + 17 }}">{{ bar.name | plain | truncate(38, true, "...", 0) }}\
@@ -169,7 +184,7 @@ aria-label="parameters by size of the fault">
 <rect class="fault" x="{{ left }}" y="{{ bar.y + 5 }}" width="{{ bar.width }}" height="15"/>
 <text x="{{ left + bar.width + 6 }}" y="{{ bar.y + 17 }}">{{ bar.size }}</text>
 {% endfor %}
-</svg>
+</svg></div>
 {% endfor %}
 </body>
 </html>

@@ -1,8 +1,8 @@
 """The bugs of the catalogue as a file for the ranks, which import nothing of the harness.
 
-A rank compares the releases and the settings that it sees with this file, see ``facts`` in
-``harness.rank.guard``. A bug whose trigger also needs what no rank sees is not certain: it is named
-only by an alarm with the bug's signature.
+A rank compares the releases, the settings and the objects that it sees with this file, see
+``facts`` in ``harness.rank.guard``. A bug whose trigger also needs what no rank sees is not
+certain: it is named only by an alarm with the bug's signature.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def _digest() -> str:
 def bugs() -> Iterator[dict[str, Any]]:
     """Each bug that settings or code set off, with the releases that have it."""
     from harness.bugs import catalog, remedies  # they load every scenario
+    from harness.bugs.packages import import_name
 
     for name in catalog.sound():
         scenario = catalog.scenario(name)
@@ -63,11 +64,20 @@ def bugs() -> Iterator[dict[str, Any]]:
         if not releases or not scenario.settings:
             continue
         visible = {key: scenario.settings[key] for key in VISIBLE if key in scenario.settings}
+        code = scenario.settings.get("code")
+        unseen = set(scenario.settings) - set(VISIBLE) - ({"code"} if scenario.seen else set())
         bug = {
             "name": name,
             "title": scenario.title,
             "settings": {key: _rule(condition) for key, condition in visible.items()},
-            "certain": len(visible) == len(scenario.settings),
+            "seen": {
+                kind: {path: _rule(condition) for path, condition in attributes.items()}
+                for kind, attributes in scenario.seen.items()
+            },
+            "code": code.text if code is not None else "",
+            # A bug with several launches harms a run that is resumed: most are not
+            "certain": not unseen and len(scenario.launches) == 1,
+            "packages": {import_name(package): package for package in scenario.deciding},
             "remedy": remedies.of(name),
             "signature": _signature(catalog.folder(name) / "probe.json"),
         }
@@ -117,10 +127,12 @@ def _points(name: str, packages: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def _rule(condition: Any) -> dict[str, Any]:
     """A condition of ``harness.bugs.api.settings`` as JSON."""
-    from harness.bugs.api.settings import above
+    from harness.bugs.api.settings import above, differs
 
     if isinstance(condition, above):
         return {"above": condition.limit}
+    if isinstance(condition, differs):
+        return {"differs": condition.other}
     return {"in": list(condition) if isinstance(condition, tuple) else [condition]}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.rank.guard.report_files import ALARMS, SUFFIX, SUMMARY
+from harness.rank.guard.sentences import known_bug
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import count, one_line
 
@@ -137,7 +138,7 @@ def lines(report: Report) -> list[str]:
         *(f"earlier, in {name}: {_heading(other)}" for name, other in report.earlier.items()),
         _heading(summary, len(report.faults)) if summary else NO_SUMMARY,
     ]
-    text += [f"KNOWN BUG {bug['name']}: {bug['title']}; {bug['remedy']}" for bug in report.bugs]
+    text += [known_bug(bug) for bug in report.bugs]
     text += [sentence(fault) for fault in report.faults]
     text += [f"not seen: {reason}" for reason in summary.get("not_seen", ())]
     text += [f"note: {note}" for note in summary.get("notes", ())]

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from harness.__main__ import main
+from harness.rank.guard.settings import CHECKS
 from tests.sandbox import refused
 
 Capture = pytest.CaptureFixture[str]
@@ -153,12 +154,25 @@ def test_the_page_has_a_table_of_faults_and_a_picture_of_each_kind(
     steps, parameters = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     picture = ElementTree.fromstring(steps)
     assert len(picture.findall("g")) == 2
-    assert len(picture.findall("line")) == 5 * 6  # five checked steps, in the lanes of six checks
+    ticks = [path.attrib["d"].count("M") for path in picture.findall("path")]
+    assert ticks == [5] * len(CHECKS)
     bars = ElementTree.fromstring(parameters)
     names = [node.text for node in bars.findall("text") if node.find("title") is not None]
     widths = [float(node.attrib["width"]) for node in bars.findall("rect")]
     assert names == ["b", "a"]  # the largest first
     assert widths[0] == pytest.approx(2 * widths[1])
+
+
+def test_the_page_of_a_long_training_of_a_large_model_is_small(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    names = [f"layers.{number}.weight" for number in range(2000)]
+    wide = fault(parameters=names[:200], more_parameters=1800, ranks=list(range(1024)))
+    write(tmp_path, wide, steps=100_000, checked=list(range(1, 100_000, 10)))
+    text = page(capsys, tmp_path)
+    assert len(text) < 100_000
+    assert "replicas (40 of 2000)" in text
+    assert "0, 1, 2, 3, 4, 5, 6, 7, ... (1024 ranks)" in text
 
 
 def test_a_page_without_faults_says_so(tmp_path: Path, capsys: Capture) -> None:

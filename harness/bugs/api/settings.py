@@ -40,6 +40,13 @@ class above:
 
 
 @dataclass(frozen=True)
+class differs:
+    """The condition, of ``Scenario.seen``, that an attribute is not equal to another one."""
+
+    other: str
+
+
+@dataclass(frozen=True)
 class by_code:
     """A condition that only the training script decides; the text completes "whether"."""
 

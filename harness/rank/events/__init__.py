@@ -45,6 +45,7 @@ from .kinds import (
     Step,
     TrainerStep,
     Unscale,
+    Written,
     ZeroGrad,
 )
 from .patches import Patches, calling_frame, compiler_question, replace_everywhere

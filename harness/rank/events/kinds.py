@@ -417,6 +417,16 @@ class Report(Call):
 
 
 @dataclass
+class Written(Event):
+    """Something is written to TensorBoard: each method of a writer asks for its file first."""
+
+    places = (
+        Place("torch.utils.tensorboard.writer", "SummaryWriter", "_get_file_writer"),
+        Place("tensorboardX.writer", "SummaryWriter", "_get_file_writer"),
+    )
+
+
+@dataclass
 class LossValue(Call):
     """A loss function of torch is called, or the label smoothing of transformers' Trainer, which is
     the owner then. It returns the loss."""

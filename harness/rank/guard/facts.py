@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ..events import is_engine
+from . import live_objects
+from .conditions import fits
+from .live_objects import objects
 from .posts import Post
 
 PACKAGES = (
@@ -32,53 +38,155 @@ PACKAGES = (
 """Modules with ``__version__`` that a training may import."""
 
 
-def releases() -> dict[str, str]:
-    """The release of each package that this process has imported, without a local part."""
-    versions = {name: getattr(sys.modules.get(name), "__version__", "") for name in PACKAGES}
-    return {name: str(text).split("+")[0] for name, text in versions.items() if text}
+def releases(others: Mapping[str, str] = {}) -> dict[str, str]:
+    """The release of each package that this process has imported, without a local part.
+    ``others`` are modules with the names of their packages."""
+    packages = {**{name: name for name in PACKAGES}, **others}
+    versions = {name: _release(name, package) for name, package in packages.items()}
+    return {name: text.split("+")[0] for name, text in versions.items() if text}
+
+
+def _release(module: str, package: str) -> str:
+    if module not in sys.modules:
+        return ""
+    text = getattr(sys.modules[module], "__version__", "")
+    try:
+        return text if isinstance(text, str) and text else metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def settings_of(post: Post, backwards: int, scaler: Any) -> dict[str, Any]:
-    """The settings that decide whether a bug occurs, under the catalogue's names for them."""
+    """The settings that decide whether a bug occurs, under the catalogue's names for them. One that
+    cannot be seen is absent."""
     is_up = dist.is_available() and dist.is_initialized()
     types = {described.dtype for described in post.described}
     scaled = scaler is not None and scaler.is_enabled()
     precision = "bf16" if "bfloat16" in types else "fp16" if scaled else "fp32"
-    return {
+    settings = {
         "ranks": dist.get_world_size() if is_up else 1,
         "gradient_accumulation_steps": max(1, backwards),
         "precision": precision,
-        "trainer": _is_called_by("transformers.trainer"),
+        "trainer": False,
         "optimizer": post.kind,
         "gpu": torch.cuda.is_available() and torch.cuda.is_initialized(),
     }
+    for module, caller in _callers():
+        if module == "transformers.trainer" and not settings["trainer"]:
+            settings["trainer"] = True
+            settings.update(_of_trainer(getattr(caller, "args", None)))
+        if is_engine(caller):
+            settings.update(_of_engine(caller))
+            break
+    return settings
 
 
-def _is_called_by(module: str) -> bool:
-    """Whether code of a module runs this step: that it is imported says little."""
+def _callers() -> Iterator[tuple[str, Any]]:
+    """The module and the object of each function that led to this step: that a package is imported
+    says little."""
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != module:
+    while frame is not None:
+        yield frame.f_globals.get("__name__", ""), frame.f_locals.get("self")
         frame = frame.f_back
-    return frame is not None
 
 
-def known_bugs(file: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """The bugs in a file whose release and whose settings this run has."""
-    if not file:
-        return []
-    with open(file, encoding="utf-8") as content:
-        bugs = json.load(content)
-    return [bug for bug in bugs if _occurs(bug, facts["releases"], facts["settings"])]
+def _of_trainer(arguments: Any) -> dict[str, Any]:
+    """What the arguments of transformers' Trainer decide."""
+    steps = getattr(arguments, "gradient_accumulation_steps", None)
+    flags = {name for name in ("bf16", "fp16") if getattr(arguments, name, None) is True}
+    return {
+        **({"gradient_accumulation_steps": steps} if isinstance(steps, int) else {}),
+        **({"precision": min(flags)} if flags else {}),
+    }
 
 
-def _occurs(bug: dict[str, Any], versions: dict[str, str], settings: dict[str, Any]) -> bool:
-    is_affected = all(versions.get(name) in those for name, those in bug["affected"].items())
-    return is_affected and all(
-        name in settings and _fits(settings[name], rule) for name, rule in bug["settings"].items()
-    )
+def _of_engine(engine: Any) -> dict[str, Any]:
+    """What DeepSpeed's engine has of its configuration."""
+    schedule = type(getattr(engine, "lr_scheduler", None)).__name__
+    in_fp16, in_bf16 = _asked(engine, "fp16_enabled"), _asked(engine, "bfloat16_enabled")
+    stages = getattr(engine, "num_stages", 1)
+    settings = {
+        "zero_stage": _asked(engine, "zero_optimization_stage"),
+        "gradient_clipping": _asked(engine, "gradient_clipping"),
+        "gradient_accumulation_steps": _asked(engine, "gradient_accumulation_steps"),
+        "dynamic_loss_scale": _asked(engine, "dynamic_loss_scale") if in_fp16 else False,
+        "pipeline_parallel": stages if isinstance(stages, int) else None,
+        "warmup_of_deepspeed": schedule.startswith("Warmup"),
+    }
+    if in_fp16 is not None:
+        settings["precision"] = "fp16" if in_fp16 else "bf16" if in_bf16 else "fp32"
+    return {name: value for name, value in settings.items() if value is not None}
 
 
-def _fits(value: Any, rule: dict[str, Any]) -> bool:
-    if "above" in rule:
-        return bool(value > rule["above"])
-    return value in rule.get("in", ())
+def _asked(engine: Any, name: str) -> Any:
+    """What a method of DeepSpeed's engine returns; None if this release has no such one."""
+    try:
+        return getattr(engine, name)()
+    except Exception:
+        return None
+
+
+def facts_of(post: Post, backwards: int, scaler: Any, known: str) -> dict[str, Any]:
+    """The releases and settings of this run, and the bugs of the file ``known`` that they may set
+    off. To be called by the thread that trains, within the step."""
+    bugs = []
+    if known:
+        with open(known, encoding="utf-8") as file:
+            bugs = json.load(file)
+    packages = {module: name for bug in bugs for module, name in bug["packages"].items()}
+    versions, settings = releases(packages), settings_of(post, backwards, scaler)
+    return {
+        "releases": versions,
+        "settings": settings,
+        "known_bugs": known_bugs(bugs, versions, settings, {module for module, _ in _callers()}),
+    }
+
+
+def known_bugs(
+    bugs: Sequence[Mapping[str, Any]],
+    versions: Mapping[str, str],
+    settings: Mapping[str, Any],
+    callers: Collection[str] = (),
+) -> list[dict[str, Any]]:
+    """The bugs whose release this run has and that its settings and its objects do not exclude.
+    ``certain`` are those that they set off. ``callers`` are the modules whose code runs this step.
+    """
+    candidates = [
+        (bug, is_met)
+        for bug in bugs
+        if all(versions.get(name) in those for name, those in bug["affected"].items())
+        and (is_met := _is_met(bug, settings)) is not False
+    ]
+    live = objects({name for bug, _ in candidates for name in bug["seen"]})
+    known = []
+    for bug, by_settings in candidates:
+        by_objects = live_objects.is_met(bug["seen"], live, callers)
+        if by_objects is False:
+            continue
+        is_certain = bug["certain"] and by_settings is True and by_objects is True
+        facts = {key: value for key, value in bug.items() if key not in ("affected", "seen")}
+        because = _because(bug, versions, settings) if is_certain else ""
+        known.append({**facts, "certain": is_certain, "because": because})
+    return known
+
+
+def _is_met(bug: Mapping[str, Any], settings: Mapping[str, Any]) -> bool | None:
+    """Whether settings meet the conditions of a bug; None if not all of them are seen."""
+    rules = bug["settings"]
+    if not all(fits(settings[name], rule) for name, rule in rules.items() if name in settings):
+        return False
+    return True if all(name in settings for name in rules) else None
+
+
+def _because(
+    bug: Mapping[str, Any], versions: Mapping[str, str], settings: Mapping[str, Any]
+) -> str:
+    """The releases and settings that set off a bug, as text."""
+    reasons = [f"{name} is {versions[name]}" for name in bug["affected"]]
+    reasons += [f"{name} is {_word(settings[name])}" for name in bug["settings"]]
+    reasons += [bug["code"]] if bug.get("code") else []
+    return " and ".join(reasons)
+
+
+def _word(value: Any) -> str:
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)

@@ -30,10 +30,11 @@ from ..events import (
     ScalerStep,
     Step,
     Unscale,
+    Written,
     ZeroGrad,
 )
 from .checks.views import Alarm, Memory
-from .facts import known_bugs, releases, settings_of
+from .facts import facts_of
 from .judge import judge
 from .losses import Losses
 from .mailbox import Mailbox
@@ -42,8 +43,10 @@ from .posts import LocalAlarm, Post
 from .report import Report, say, short
 from .rows import Rows
 from .schedules import Schedules
+from .sentences import known_bug
 from .settings import Settings, report_in
-from .summary import Clock, content, line, not_seen
+from .summary import Clock, content, line, not_seen, percent
+from .trackers import News, Trackers
 from .training import Training
 
 MOST_OPTIMIZERS = 8
@@ -69,7 +72,7 @@ class Guard:
         """Why this process is watched no more."""
         self._memories: dict[int, Memory] = {}
         self._facts: dict[str, Any] = {}
-        self._clock = Clock()
+        self._clock, self._trackers = Clock(), Trackers()
         self._dead = False
         """Whether this process is a worker that a training process forked."""
         self._scaler: Any = None
@@ -95,6 +98,7 @@ class Guard:
         on(LoadedState, after=self._guarded(self._loaded), when=self._alive)
         on(DrawnIndex, after=self._guarded(self._drawn), when=self._alive)
         on(Batch, after=self._guarded(self._batch), when=self._alive)
+        on(Written, before=self._guarded(self._note_writer), when=self._alive)
         on(NewCommunication, before=self._guarded(self._communicates), when=self._alive)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
@@ -204,6 +208,9 @@ class Guard:
             if training.holds(ids) or training.optimizer() is event.owner:
                 training.cleared(is_only_one=len(self.trainings) == 1)
 
+    def _note_writer(self, event: Written) -> None:
+        self._trackers.wrote(event.owner)
+
     def _note_scaler(self, event: NewScaler) -> None:
         self._scaler = event.owner
 
@@ -264,6 +271,8 @@ class Guard:
             post = self._completed(training.post(self.mailbox.rank), training.micro_batches)
             training.disarm()
             self.mailbox.send(training, post)
+            if not self.mailbox.rank:
+                self._trackers.look()
             if self.settings.check_only:
                 self._end_after_one_step()
         self._begin_step()
@@ -281,11 +290,10 @@ class Guard:
         post.coarse, post.lossy = self.coarse, self.lossy
         post.alarms += self.rows.alarms + self.schedules.alarms
         self.rows.alarms, self.schedules.alarms = [], []
-        if post.check == 1 and post.optimizer == 0:
-            post.facts = {
-                "releases": releases(),
-                "settings": settings_of(post, micro_batches, self._scaler),
-            }
+        if post.check == 1 and post.optimizer == 0 and not _rank():
+            started = time.perf_counter()
+            post.facts = facts_of(post, micro_batches, self._scaler, self.settings.known)
+            self.trainings[0].setup += time.perf_counter() - started
         return post
 
     def _loaded(self, event: LoadedState) -> None:
@@ -313,7 +321,8 @@ class Guard:
         if posts[0].facts:
             self._tell_facts(posts[0].facts)
         alarms = judge(posts, memory)
-        self.report.tell(posts[0].step, posts[0].optimizer, alarms)
+        told = self.report.tell(posts[0].step, posts[0].optimizer, alarms)
+        self._send(told)
         if posts[0].check == 1:
             for sentence in memory.not_seen.values():
                 self.report.say(f"not seen: {sentence}")
@@ -324,11 +333,10 @@ class Guard:
         words = [f"{name} {release}" for name, release in facts["releases"].items()]
         words += [f"{name}={value}" for name, value in facts["settings"].items()]
         self.report.say(f"watches {', '.join(words)}")
-        self.report.bugs = known_bugs(self.settings.known, facts)
+        self.report.bugs = facts.pop("known_bugs")
         for bug in self.report.bugs:
-            if not bug["certain"]:
-                continue  # an alarm names it, if it has the bug's signature
-            self.report.print(f"KNOWN BUG {bug['name']}: {bug['title']}; {bug['remedy']}")
+            if bug["certain"]:  # an alarm names the others, if it has the signature
+                self.report.print(known_bug(bug))
         self._facts = facts
 
     # -- the end --
@@ -353,11 +361,24 @@ class Guard:
     def _finish(self) -> None:
         """Tell the summary, on rank 0, and write it for the last time."""
         training = self._longest()
-        self.report.tell(training.steps, 0, self._late_alarms())
+        told = self.report.tell(training.steps, 0, self._late_alarms())
+        self._send(told, is_last=True)
         self.report.say(line(training.steps, self.report, training.cost(self.mailbox.seconds)))
         for sentence in self._not_seen():
             self.report.say(f"not seen: {sentence}")
+        self._trackers.close()
         self._write(has_ended=True)
+
+    def _send(self, told: list[str], is_last: bool = False) -> None:
+        """Send what the user's trackers get."""
+        training = self._longest()
+        cost = training.cost(self.mailbox.seconds)
+        numbers = {
+            "guard/alarms": float(len(self.report.faults)),
+            "guard/cost_percent": percent(cost),
+            "guard/check_ms": 1000 * cost.each,
+        }
+        self._trackers.send(News(training.steps, numbers, told), is_last)
 
     def _longest(self) -> Training:
         """The training with the most steps."""
@@ -379,7 +400,7 @@ class Guard:
                 ended=has_ended,
                 setup_s=sum(one.setup for one in self.trainings),
                 not_seen=self._not_seen(),
-                notes=self.mailbox.notes,
+                notes=[*self.mailbox.notes, *self._trackers.notes],
                 error=self.error,
             )
         )

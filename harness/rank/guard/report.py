@@ -81,8 +81,9 @@ class Report:
         if len(self.steps) > MOST_STEPS:
             self.steps, self._listed = self.steps[::2], 2 * self._listed
 
-    def tell(self, step: int, optimizer: int, alarms: list[Alarm]) -> None:
-        """Tell the new faults of a step, and count the others."""
+    def tell(self, step: int, optimizer: int, alarms: list[Alarm]) -> list[str]:
+        """Tell the new faults of a step, and count the others. Returns what was told."""
+        told = []
         for alarm in alarms:
             if self.settings.checks and alarm.check not in self.settings.checks:
                 continue
@@ -95,11 +96,12 @@ class Report:
             fault = Fault(step, optimizer, alarm, last_step=step, bugs=bugs)
             self.faults[key] = fault
             also = f" (perhaps the bug {', '.join(bugs)})" if bugs else ""
-            self.print(
-                f"ALARM: step {step}, {_who(alarm.ranks)}: {alarm.check}: {alarm.text}{also}"
-            )
+            text = f"step {step}, {_who(alarm.ranks)}: {alarm.check}: {alarm.text}{also}"
+            told.append(text)
+            self.print(f"ALARM: {text}")
             self.files.append(fault.to_json())
             self._act(fault)
+        return told
 
     def print(self, text: str) -> None:
         """Print a line on stderr."""

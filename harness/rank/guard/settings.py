@@ -12,8 +12,18 @@ VARIABLE = "PYTHON_DISTRIBUTED_BUGS_GUARD"
 CHECKS = ("replicas", "gradients", "updates", "accumulation", "samples", "schedule", "scaler")
 """What an option chooses, and what an alarm is about."""
 
-VISIBLE = ("ranks", "gradient_accumulation_steps", "precision", "trainer")
-"""The settings of a run that ``facts`` sees, under the catalogue's names for them."""
+VISIBLE = (
+    "ranks",
+    "gradient_accumulation_steps",
+    "precision",
+    "trainer",
+    "zero_stage",
+    "gradient_clipping",
+    "dynamic_loss_scale",
+    "pipeline_parallel",
+    "warmup_of_deepspeed",
+)
+"""The settings of a run that ``facts`` may see, under the catalogue's names for them."""
 
 
 def report_in(event: str) -> None:

@@ -41,6 +41,7 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"precision": "bf16", "zero_stage": (0, 1), "ranks": api.above(1)},
+    seen={"deepspeed.runtime.engine.DeepSpeedEngine": {"pipeline_parallelism": False}},
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/bf16_optimizer.py"),
     variants={
         "buggy": api.expect_symptom(),

@@ -51,6 +51,7 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="visible in the loss",
     settings={"precision": "bf16", "zero_stage": 0},
+    seen={"deepspeed.runtime.engine.DeepSpeedEngine": {"pipeline_parallelism": False}},
     files=("deepspeed/runtime/engine.py",),
     variants={
         "buggy": api.expect_symptom(),

@@ -49,6 +49,7 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"precision": "bf16", "zero_stage": 1, "ranks": api.above(1)},
+    seen={"deepspeed.runtime.bf16_optimizer.BF16_Optimizer": {"immediate_grad_update": False}},
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/bf16_optimizer.py"),
     variants={
         "buggy": api.expect_symptom(),

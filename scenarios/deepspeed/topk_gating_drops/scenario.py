@@ -59,6 +59,7 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("DeepSpeed's MoE has k of 3 or more and drops tokens")},
+    seen={"deepspeed.moe.sharded_moe.TopKGate": {"k": api.above(2), "drop_tokens": True}},
     files=("deepspeed/moe/sharded_moe.py",),
     ranks=1,
     variants={

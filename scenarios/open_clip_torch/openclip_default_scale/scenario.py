@@ -69,6 +69,13 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("ClipLoss has its defaults")},
+    seen={
+        "open_clip.loss.ClipLoss": {
+            "local_loss": False,
+            "gather_with_grad": False,
+            "world_size": api.above(1),
+        }
+    },
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="3.3.0 with our remedy", defects=(REMEDY,)),

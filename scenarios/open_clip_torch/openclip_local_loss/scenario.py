@@ -74,6 +74,13 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("ClipLoss has local_loss without gather_with_grad"),
     },
+    seen={
+        "open_clip.loss.ClipLoss": {
+            "local_loss": True,
+            "gather_with_grad": False,
+            "world_size": api.above(1),
+        }
+    },
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="3.3.0 with our remedy", defects=(REMEDY,)),

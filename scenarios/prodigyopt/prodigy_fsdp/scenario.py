@@ -40,6 +40,10 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("Prodigy trains under FSDP")},
+    seen={
+        "prodigyopt.prodigy.Prodigy": {},
+        "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": {},
+    },
     files=("prodigyopt/prodigy.py",),
     variants={
         "buggy": api.expect_symptom(),

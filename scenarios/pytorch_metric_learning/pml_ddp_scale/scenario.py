@@ -39,6 +39,7 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("DistributedLossWrapper is used")},
+    seen={"pytorch_metric_learning.utils.distributed.DistributedLossWrapper": {}},
     files=(wrapped.FILE,),
     variants={
         "buggy": api.expect_symptom(),

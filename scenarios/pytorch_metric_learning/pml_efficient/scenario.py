@@ -90,6 +90,7 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("efficient=True is used")},
+    seen={"pytorch_metric_learning.utils.distributed.DistributedLossWrapper": {"efficient": True}},
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="2.9.0 with our remedy", defects=(REMEDY,)),

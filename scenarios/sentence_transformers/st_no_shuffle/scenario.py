@@ -47,6 +47,11 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("batch_sampler is BatchSamplers.NO_DUPLICATES")},
+    seen={
+        "sentence_transformers.trainer.SentenceTransformerTrainer": {
+            "args.batch_sampler": "no_duplicates"
+        }
+    },
     files=("sentence_transformers/sampler.py",),
     releases="sentence-transformers>=3",  # the first with a Trainer and its samplers
     ranks=1,

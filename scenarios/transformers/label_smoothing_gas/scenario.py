@@ -55,6 +55,12 @@ SCENARIO = api.Scenario(
         "gradient_accumulation_steps": api.above(1),
         "code": api.by_code("label_smoothing_factor is above 0"),
     },
+    seen={
+        "transformers.trainer.Trainer": {
+            "args.label_smoothing_factor": api.above(0),
+            "model_accepts_loss_kwargs": True,
+        }
+    },
     files=("transformers/trainer.py", "transformers/trainer_pt_utils.py"),
     ranks=1,
     variants={

@@ -41,6 +41,7 @@ SCENARIO = api.Scenario(
         "gradient_accumulation_steps": api.above(1),
         "code": api.by_code("the model's forward has **kwargs"),
     },
+    seen={"transformers.trainer.Trainer": {"model_accepts_loss_kwargs": True}},
     files=("transformers/trainer.py",),
     ranks=1,
     variants={

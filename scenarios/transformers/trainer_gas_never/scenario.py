@@ -53,6 +53,7 @@ SCENARIO = api.Scenario(
         "gradient_accumulation_steps": api.above(1),
         "code": api.by_code("the model's forward has no **kwargs"),
     },
+    seen={"transformers.trainer.Trainer": {"model_accepts_loss_kwargs": False}},
     files=("transformers/trainer.py",),
     ranks=1,
     variants={

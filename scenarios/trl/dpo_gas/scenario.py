@@ -50,6 +50,7 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="visible in the loss",
     settings={"trainer": True, "gradient_accumulation_steps": api.above(1)},
+    seen={"trl.trainer.dpo_trainer.DPOTrainer": {"model_accepts_loss_kwargs": True}},
     files=("trl/trainer/dpo_trainer.py",),
     releases="trl>=0.9",  # older ones have no DPOConfig
     ranks=1,

@@ -42,6 +42,13 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="visible in the loss",
     settings={"trainer": True, "code": api.by_code("precompute_ref_log_probs is on")},
+    seen={
+        "trl.trainer.dpo_trainer.DPOTrainer": {
+            "args.precompute_ref_log_probs": True,
+            "ref_model": (None,),
+            "is_peft_model": False,
+        }
+    },
     files=("trl/trainer/dpo_trainer.py",),
     releases="trl>=0.9",  # older ones have no DPOConfig
     ranks=1,

@@ -53,6 +53,12 @@ SCENARIO = api.Scenario(
         "trainer": True,
         "code": api.by_code("steps_per_generation is not gradient_accumulation_steps"),
     },
+    seen={
+        "trl.trainer.grpo_trainer.GRPOTrainer": {
+            "args.loss_type": ("dapo", "cispo", "vespo"),
+            "args.steps_per_generation": api.differs("args.gradient_accumulation_steps"),
+        }
+    },
     files=("trl/trainer/grpo_trainer.py",),
     releases="trl>=0.22",  # older ones have no loss type dapo
     ranks=1,

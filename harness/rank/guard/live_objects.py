@@ -1,0 +1,90 @@
+"""Reads attributes of live objects of this process, without a call of their code."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from .conditions import MISSING, fits
+
+Attributes = Mapping[str, Mapping[str, Any]]
+"""The conditions for attributes, by their path, such as ``args.label_smoothing_factor``."""
+
+
+def objects(names: Iterable[str]) -> dict[str, list[Any]]:
+    """The live objects of each class that this process has imported, by the class's full name."""
+    kinds = {name: kind for name in names if isinstance(kind := _imported(name), type)}
+    found: dict[str, list[Any]] = {name: [] for name in kinds}
+    if not kinds:
+        return found
+    by_type: dict[type, list[str]] = {}
+    for one in gc.get_objects():
+        kind = type(one)
+        if kind not in by_type:
+            by_type[kind] = [name for name, base in kinds.items() if issubclass(kind, base)]
+        for name in by_type[kind]:
+            found[name].append(one)
+    return found
+
+
+def is_met(
+    seen: Mapping[str, Attributes], live: Mapping[str, list[Any]], callers: Collection[str]
+) -> bool | None:
+    """Whether the process has, of each class, an object that meets all conditions, and the code of
+    each module runs this step. None if that cannot be said: it has no object of a class, or one
+    without such an attribute."""
+    answers = [
+        name in callers if name in sys.modules else _any_meets(live.get(name, ()), attributes)
+        for name, attributes in seen.items()
+    ]
+    if False in answers:
+        return False
+    return None if None in answers else True
+
+
+def _any_meets(candidates: Iterable[Any], attributes: Attributes) -> bool | None:
+    answers = [_meets(one, attributes) for one in candidates]
+    if True in answers:
+        return True
+    return None if None in answers or not answers else False
+
+
+def _meets(one: Any, attributes: Attributes) -> bool | None:
+    answer: bool | None = True
+    for path, rule in attributes.items():
+        value = attribute(one, path)
+        if "differs" in rule:
+            other = attribute(one, rule["differs"])
+            rule, value = {"in": [True]}, MISSING if MISSING in (value, other) else value != other
+        if value is MISSING:
+            answer = None
+        elif not fits(value, rule):
+            return False
+    return answer
+
+
+def attribute(one: Any, path: str) -> Any:
+    """The value of an attribute of an attribute, from the objects' dictionaries: a property of a
+    stranger could do anything. MISSING if there is none."""
+    for name in path.split("."):
+        own = getattr(one, "__dict__", {})
+        modules = own.get("_modules")
+        if name in own:
+            one = own[name]
+        elif isinstance(modules, dict) and name in modules:
+            one = modules[name]
+        else:
+            values = (vars(kind)[name] for kind in type(one).__mro__ if name in vars(kind))
+            one = next(values, MISSING)
+            if hasattr(type(one), "__get__"):
+                return MISSING
+        if one is MISSING:
+            return MISSING
+    return one
+
+
+def _imported(name: str) -> Any:
+    module, _, kind = name.rpartition(".")
+    return getattr(sys.modules.get(module), kind, None)

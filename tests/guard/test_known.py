@@ -1,0 +1,207 @@
+"""Which bugs of the catalogue guard names at the first step, and why."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.guard import known
+from harness.rank.guard import facts
+from harness.rank.guard.live_objects import MISSING, attribute
+from harness.rank.guard.posts import Post
+from harness.rank.guard.sentences import known_bug
+from tests.guard.conftest import Trainer
+
+MODULE = "package_with_bugs"
+
+
+class Loss(torch.nn.Module):
+    """A loss of a package."""
+
+    def __init__(self, gathers: bool) -> None:
+        super().__init__()
+        self.gathers, self.inner = gathers, torch.nn.Linear(2, 3)
+        self.count, self.size = 2, 4
+
+    @property
+    def trap(self) -> Any:
+        raise AssertionError("a property of a stranger was called")
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType(MODULE)
+    module.Loss, module.__version__ = Loss, "1.2.0+cpu"
+    monkeypatch.setitem(sys.modules, MODULE, module)
+
+
+def bug(**changes: Any) -> dict[str, Any]:
+    usual = {
+        "name": "my_bug",
+        "title": "All is wrong",
+        "settings": {"ranks": {"above": 1}, "precision": {"in": ["bf16"]}},
+        "seen": {f"{MODULE}.Loss": {"gathers": {"in": [True]}}},
+        "code": "the loss gathers",
+        "certain": True,
+        "packages": {MODULE: "package-with-bugs"},
+        "affected": {MODULE: ["1.1.0", "1.2.0"]},
+        "remedy": "use package-with-bugs 1.3.0 or later",
+        "signature": ["gradients"],
+    }
+    return {**usual, **changes}
+
+
+SETTINGS = {"ranks": 2, "precision": "bf16", "trainer": False}
+
+
+def answer(one: dict[str, Any], **settings: Any) -> str:
+    versions = facts.releases(one["packages"])
+    bugs = facts.known_bugs([one], versions, {**SETTINGS, **settings})
+    return ("certain" if bugs[0]["certain"] else "possible") if bugs else "excluded"
+
+
+def test_bug_whose_trigger_occurs_is_named_with_its_reasons() -> None:
+    loss = Loss(gathers=True)
+    versions = facts.releases({MODULE: "package-with-bugs"})
+    (one,) = facts.known_bugs([bug()], versions, SETTINGS)
+    assert known_bug(one) == (
+        "KNOWN BUG my_bug: All is wrong, because package_with_bugs is 1.2.0 and ranks is 2 and "
+        "precision is bf16 and the loss gathers; use package-with-bugs 1.3.0 or later"
+    )
+    del loss
+
+
+def test_bug_that_is_not_set_off_is_never_certain() -> None:
+    loss = Loss(gathers=False)
+    assert answer(bug()) == "excluded"
+    loss.gathers = True
+    assert answer(bug()) == "certain"
+    assert answer(bug(), ranks=1) == "excluded"
+    assert answer(bug(), precision="fp32") == "excluded"
+    assert answer(bug(affected={MODULE: ["1.1.0"]})) == "excluded"
+    assert answer(bug(affected={"absent_package": ["1"]}, packages={})) == "excluded"
+    assert answer(bug(certain=False)) == "possible"
+
+
+def test_what_cannot_be_seen_leaves_a_bug_possible() -> None:
+    assert answer(bug()) == "possible"  # no object of the class
+    loss = Loss(gathers=True)
+    assert answer(bug(settings={"zero_stage": {"in": [2]}})) == "possible"
+    for path in ("trap", "absent", "inner.absent", "gathers.deeper"):
+        assert answer(bug(seen={f"{MODULE}.Loss": {path: {"in": [True]}}})) == "possible"
+    assert answer(bug(seen={"absent_package.Loss": {}})) == "possible"
+    del loss
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({}, "certain"),
+        ({"inner.out_features": {"above": 2}}, "certain"),
+        ({"inner.out_features": {"above": 3}}, "excluded"),
+        ({"count": {"differs": "size"}}, "certain"),
+        ({"count": {"differs": "count"}}, "excluded"),
+        ({"count": {"differs": "absent"}}, "possible"),
+        ({"training": {"in": [1]}}, "excluded"),  # a flag is no number
+        ({"gathers": {"above": 0}}, "excluded"),
+    ],
+)
+def test_attributes_of_an_object(attributes: dict[str, Any], expected: str) -> None:
+    loss = Loss(gathers=True)
+    assert answer(bug(seen={f"{MODULE}.Loss": attributes})) == expected
+    del loss
+
+
+def test_code_of_a_module_may_run_the_step() -> None:
+    one = bug(settings={}, seen={MODULE: {}})
+    versions = facts.releases(one["packages"])
+    assert facts.known_bugs([one], versions, SETTINGS, {MODULE})[0]["certain"]
+    assert facts.known_bugs([one], versions, SETTINGS, {"the_script"}) == []
+
+
+def test_no_code_of_an_object_runs() -> None:
+    assert attribute(Loss(True), "trap") is MISSING
+    assert attribute(Loss(True), "forward") is MISSING
+
+
+def settings(**names: Any) -> dict[str, Any]:
+    """The settings that are seen below a function of a module with such an object."""
+    space = {"settings_of": facts.settings_of, "Post": Post, "__name__": names["module"]}
+    exec("def step(self): return settings_of(Post(0, 0, 1), 3, None)", space)
+    return space["step"](names["owner"])  # type: ignore[operator]
+
+
+def test_settings_of_transformers_trainer() -> None:
+    owner = SimpleNamespace(args=SimpleNamespace(gradient_accumulation_steps=2, bf16=True))
+    seen = settings(module="transformers.trainer", owner=owner)
+    assert seen["trainer"] is True
+    assert seen["gradient_accumulation_steps"] == 2
+    assert seen["precision"] == "bf16"
+    assert "zero_stage" not in seen
+    assert settings(module="somewhere", owner=owner)["trainer"] is False
+
+
+class DeepSpeedEngine:
+    """An engine of DeepSpeed, of a release that does not have all methods."""
+
+    lr_scheduler = type("WarmupLR", (), {})()
+    fp16_enabled = bfloat16_enabled = lambda self: False
+    zero_optimization_stage = gradient_accumulation_steps = lambda self: 2
+    gradient_clipping = lambda self: 0.5  # noqa: E731
+
+
+def test_settings_of_deepspeeds_engine() -> None:
+    seen = settings(module="deepspeed.runtime.engine", owner=DeepSpeedEngine())
+    expected = {
+        "zero_stage": 2,
+        "gradient_clipping": 0.5,
+        "gradient_accumulation_steps": 2,
+        "dynamic_loss_scale": False,
+        "pipeline_parallel": 1,
+        "warmup_of_deepspeed": True,
+        "precision": "fp32",
+    }
+    assert {name: seen[name] for name in expected} == expected
+
+
+def test_scenarios_say_what_a_run_shows() -> None:
+    """Each class that is to be seen is one of the package, and decides what the code decides."""
+    from harness.bugs import catalog
+
+    for name in catalog.sound():
+        scenario = catalog.scenario(name)
+        for kind, attributes in scenario.seen.items():
+            assert "." in kind  # a module of the package, or one of its classes
+            json.dumps({path: known._rule(rule) for path, rule in attributes.items()})
+
+
+@pytest.mark.launch
+def test_first_step_names_the_bugs_that_it_sets_off(under_guard: Trainer, tmp_path: Path) -> None:
+    torch_bug = {"affected": {"torch": [torch.__version__.split("+")[0]]}, "packages": {}}
+    sgd = {"torch.optim.optimizer.Optimizer": {"_zero_grad_profile_name": {"in": ["no"]}}}
+    content = [
+        bug(name="set_off", settings={"ranks": {"above": 1}}, seen={}, code="", **torch_bug),
+        bug(name="more_ranks", settings={"ranks": {"above": 2}}, seen={}, **torch_bug),
+        bug(name="unseen", settings={"zero_stage": {"in": [2]}}, seen={}, **torch_bug),
+        bug(name="other_object", settings={}, seen=sgd, **torch_bug),
+    ]
+    file = tmp_path / "known.json"
+    file.write_text(json.dumps(content))
+
+    run = under_guard("ddp", steps=2, known=str(file))
+
+    (line,) = [line for line in run.logs[0].splitlines() if "KNOWN BUG" in line]
+    release = torch.__version__.split("+")[0]
+    assert line == (
+        f"guard: KNOWN BUG set_off: All is wrong, because torch is {release} and ranks is 2; use "
+        "package-with-bugs 1.3.0 or later"
+    )
+    assert "KNOWN BUG" not in run.logs[1]
+    named = {one["name"]: one["certain"] for one in run.summary["known_bugs"]}
+    assert named == {"set_off": True, "unseen": False}

@@ -1,0 +1,194 @@
+"""What guard sends to the trackers of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.rank.guard import trackers
+from harness.rank.guard.trackers import News, Trackers
+from harness.system.files import ROOT
+from tests.overlays import lent_packages
+
+NUMBERS = {"guard/alarms": 1.0, "guard/cost_percent": 0.5, "guard/check_ms": 9.0}
+PACKAGES = {
+    "tensorboard": "2.21.0",
+    "wandb": "0.31.0",
+    "mlflow-skinny": "3.17.2",
+    "sqlalchemy": "2.1.9",  # MLflow's store, which its smallest package leaves out
+    "alembic": "1.20.1",
+    "opentelemetry-sdk": "1.45.2",
+}
+TEXT = (
+    "step 1, rank 0: accumulation: the step counts the loss 2 times instead of once: as often as "
+    "there are micro-batches (2 micro-batches, 1 ranks)"
+)
+
+
+def news(*alarms: str) -> News:
+    return News(3, NUMBERS, alarms)
+
+
+class Run:
+    """A run of wandb."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def log(self, numbers: dict[str, float], commit: bool = True) -> None:
+        self.calls.append((numbers, commit))
+
+    def alert(self, title: str, text: str) -> None:
+        self.calls.append(text)
+
+
+@pytest.fixture(autouse=True)
+def nothing_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*trackers.WRITERS, "wandb", "mlflow", "opentelemetry.trace"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    run = Run()
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=run))  # type: ignore[arg-type]
+    return run
+
+
+def test_run_without_trackers_has_no_thread_and_imports_nothing() -> None:
+    before, threads = set(sys.modules), threading.active_count()
+    all_of_them = Trackers()
+    all_of_them.look()
+    all_of_them.send(news("a fault"))
+    all_of_them.close()
+    assert set(sys.modules) == before
+    assert threading.active_count() == threads
+
+
+def test_step_counter_of_wandb_stays(run: Run) -> None:
+    all_of_them = Trackers()
+    all_of_them.send(news("a fault"))
+    all_of_them.close()
+    assert run.calls == [(NUMBERS, False), "a fault"]
+
+
+def test_numbers_are_sent_now_and_then_and_alarms_at_once(run: Run) -> None:
+    all_of_them = Trackers()
+    for _ in range(10):
+        all_of_them.send(news())
+    all_of_them.send(news("a fault"))
+    all_of_them.send(news())
+    all_of_them.send(news(), is_last=True)
+    all_of_them.close()
+    assert run.calls == [(NUMBERS, False), (NUMBERS, False), "a fault", (NUMBERS, False)]
+
+
+def test_module_of_that_name_that_has_no_run_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())  # type: ignore[arg-type]
+    all_of_them = Trackers()
+    all_of_them.look()
+    all_of_them.send(news("a fault"))
+    all_of_them.close()
+    assert all_of_them.notes == ["MLflow gets nothing more: AttributeError: " + NO_RUN]
+
+
+NO_RUN = "'types.SimpleNamespace' object has no attribute 'active_run'"
+
+
+def test_tracker_that_raises_gets_nothing_more_and_others_go_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(run, "log", fail)
+    client = SimpleNamespace(log_metric=lambda *_, **__: told.append(_), set_tag=lambda *_: None)
+    active = SimpleNamespace(info=SimpleNamespace(run_id="7"))
+    module: Any = SimpleNamespace(active_run=lambda: active, MlflowClient=lambda: client)
+    told: list[Any] = []
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    all_of_them = Trackers()
+    all_of_them.look()
+    all_of_them.send(news("a"))
+    all_of_them.send(news("b"))
+    all_of_them.close()
+    assert all_of_them.notes == ["Weights & Biases gets nothing more: OSError: no network"]
+    assert len(told) == 2 * len(NUMBERS)
+
+
+def test_slow_tracker_makes_nobody_wait(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "END", 0.01)
+    stop = threading.Event()
+    monkeypatch.setattr(run, "log", lambda *_, **__: stop.wait(30))
+    all_of_them = Trackers()
+    for _ in range(2 * trackers.MOST_WAITING):
+        all_of_them.send(news("a fault"))
+    all_of_them.close()
+    stop.set()
+    assert all_of_them.notes == ["a tracker is slow: some reports were not sent"]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the real trackers have after a training with a fault."""
+    folder = tmp_path_factory.mktemp("tracked")
+    names = ("tensorboard", "wandb", "mlflow", "opentelemetry")
+    with lent_packages("2026-11-20", **PACKAGES) as overlay:
+        quiet = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_DISABLE_TELEMETRY": "1"}
+        ending = subprocess.run(
+            [sys.executable, str(Path(__file__).parent / "tracked.py"), str(folder), *names],
+            env={**os.environ, **quiet, "PYTHONPATH": f"{ROOT}:{overlay.site}"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+    assert ending.returncode == 0, ending.stderr
+    return {
+        **json.loads(ending.stdout.splitlines()[-1]),
+        "summary": json.loads((folder / "summary.json").read_text()),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_tensorboard_has_alarms_beside_the_scripts_numbers(told: dict[str, Any]) -> None:
+    board = told["tensorboard"]
+    assert set(board["names"]) == {"loss", *NUMBERS}
+    assert board["alarms"] == [TEXT]
+    assert board["last"] == 1
+    assert board["steps"] == [0, *range(8)]
+    assert board["files"] == 1
+    assert told["summary"]["notes"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_wandb_has_numbers_and_its_own_count_of_steps(told: dict[str, Any]) -> None:
+    assert set(told["wandb"]["names"]) == {"loss", *NUMBERS}
+    assert told["wandb"]["last"] == 1
+    assert told["wandb"]["steps"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_mlflow_has_alarms_as_tags(told: dict[str, Any]) -> None:
+    assert set(told["mlflow"]["names"]) == {"loss", *NUMBERS}
+    assert told["mlflow"]["alarms"] == {"guard.alarm.1": TEXT}
+    assert told["mlflow"]["last"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_opentelemetry_has_alarms_as_spans_and_a_counter(told: dict[str, Any]) -> None:
+    assert told["opentelemetry"]["names"] == [name.replace("/", ".") for name in sorted(NUMBERS)]
+    assert told["opentelemetry"]["alarms"] == [{"guard.text": TEXT, "guard.step": 1}]
+    assert told["opentelemetry"]["last"] == 1
