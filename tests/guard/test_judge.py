@@ -55,6 +55,17 @@ def test_other_weight_on_one_rank_is_no_replica() -> None:
     assert alarm.size == pytest.approx(1e-4, rel=1e-2)
 
 
+def test_stage_that_another_rank_trains_is_no_replica() -> None:
+    """In a pipeline both ranks have the whole model, and each has an optimizer for its stage."""
+
+    def change(post: Post) -> None:
+        moves_weight(0.5 * post.rank)(post)
+        for number, one in enumerate(post.described):
+            one.optimized, one.ranks = number == post.rank, []
+
+    assert [one for one in judged(on_all(change)) if one.check == "replicas"] == []
+
+
 def test_flipped_bit_outside_the_sample_is_no_replica() -> None:
     def change(post: Post) -> None:
         post.tensors["bits"][1] += 1

@@ -166,13 +166,16 @@ class GraphBackward(Event):
 
     The owner is the tensor, or None if there are several."""
 
-    places = (Place("torch.autograd", "", "backward"),)
+    places = (
+        Place("torch.autograd", "", "backward"),
+        Place("megatron.core.pipeline_parallel.schedules", "", "custom_backward"),
+    )
 
     @classmethod
     def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
         import torch
 
-        tensors = arguments[0] if arguments else keywords.get("tensors")
+        tensors = next(iter((*arguments, *keywords.values())), None)
         if isinstance(tensors, (list, tuple)) and len(tensors) == 1:  # it may be a generator
             (tensors,) = tensors
         return cls(tensors if isinstance(tensors, torch.Tensor) else None)

@@ -18,7 +18,8 @@ def _copies(views: Sequence[View]) -> Iterator[list[tuple[View, int]]]:
         for number in view.numbers:
             described = view.described[number]
             who = str(described.ranks) if described.ranks else alike[view.rank]
-            key = described.copy, who, int(view.first_bits[number])
+            # In a pipeline each rank may have the whole model, and trains a stage of it.
+            key = described.copy, described.optimized, who, int(view.first_bits[number])
             groups.setdefault(key, []).append((view, number))
     for members in groups.values():
         if len(members) > 1:
