@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
+from unittest import mock
+
 import pytest
 import torch
 
+from harness.rank.guard.checks import together
 from harness.rank.guard.checks.views import Alarm, Memory
 from harness.rank.guard.judge import PATIENCE, judge
-from harness.rank.guard.posts import LocalAlarm, Post
+from harness.rank.guard.posts import LocalAlarm, Post, packed, unpacked
 from tests.guard.made_posts import SIZES, Change, made_posts, sums, with_losses
 
 
 def judged(changes: dict[int, Change] | None = None, ranks: int = 2) -> list[Alarm]:
-    return judge(made_posts(changes, ranks), Memory())
+    """The alarms of changed posts: the same after the posts were bytes, and with what looks at many
+    ranks together."""
+    posts = made_posts(changes, ranks)
+    alarms = judge(posts, Memory())
+    sent = [unpacked(packed(post)) for post in posts]
+    assert judge(sent, Memory()) == alarms
+    with mock.patch.object(together, "MANY", 1):
+        assert judge(sent, Memory()) == alarms
+    return alarms
 
 
 def on_all(change: Change, ranks: int = 2) -> dict[int, Change]:
@@ -530,3 +542,26 @@ def test_fault_in_a_part_of_the_parameters() -> None:
     assert (alarm.check, alarm.kind) == ("gradients", "longer")
     alarm = the_alarm(judged({0: looks_at(1), 1: flipped}))
     assert (alarm.check, alarm.ranks, alarm.parameters) == ("replicas", [1], ["bias"])
+
+
+# -- many ranks --
+
+
+@pytest.mark.parametrize("ranks", [together.MANY, 100])
+def test_right_step_of_many_ranks_needs_no_look_at_each_of_them(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for check, each in (("gradients", "_pairs"), ("replicas", "_copies"), ("updates", "_updates")):
+        monkeypatch.delattr(importlib.import_module(f"harness.rank.guard.checks.{check}"), each)
+    memory = Memory()
+
+    assert judge([unpacked(packed(post)) for post in made_posts(ranks=ranks)], memory) == []
+    assert memory.compared == {"replicas": 2, "gradients": 2, "updates": 2 * ranks}
+
+
+def test_fault_of_one_among_many_ranks() -> None:
+    alarms = judged({17: uses(1.5, slice(16, 20))}, ranks=20)
+    assert [(one.check, one.kind, one.ranks) for one in alarms] == [
+        ("replicas", "differ", [17]),
+        ("gradients", "mean", [17]),
+    ]

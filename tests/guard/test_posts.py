@@ -25,7 +25,12 @@ def test_round_trip() -> None:
     post = full_post()
     read = unpacked(packed(post))
 
-    assert replace(read, tensors={}) == replace(post, tensors={})
+    assert list(read.described) == post.described
+    assert replace(read, tensors={}, described=[], used=[], form="") == replace(
+        post, tensors={}, described=[], used=[]
+    )
+    assert list(read.used) == post.used
+    assert torch.equal(read.places(), post.places())
     assert read.tensors.keys() == post.tensors.keys()
     for name, tensor in post.tensors.items():
         assert read.tensors[name].dtype == tensor.dtype

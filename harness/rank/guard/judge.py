@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .checks import CHECKS
 from .checks.views import Alarm, Memory, View
-from .posts import Post
+from .posts import Layout, Post
 
 PATIENCE = 4
 """Checks in a row with cleared gradients that make a fault: a loop may skip a step now and then. A
@@ -36,21 +36,29 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
 
 def _remembered(post: Post, memory: Memory) -> View:
     if post.described:
-        memory.described[post.rank] = post.described
+        memory.described[post.rank] = Layout.of(post.described)
         memory.first_bits.pop(post.rank, None)
+        memory.compared_gradients = {}
     if "first_bits" in post.tensors:
         memory.first_bits[post.rank] = post.tensors["first_bits"]
+    layout = memory.described.get(post.rank) or Layout.of([])
     first = memory.first_bits.get(post.rank)
-    looks_at = len(post.numbers) or (0 if first is None else len(first))
-    if first is not None and looks_at != len(post.tensors.get("bits", ())):
+    looks_at = len(post.numbers) or len(layout)
+    if looks_at != len(post.tensors.get("bits", ())) or (
+        first is not None and len(first) != len(layout)
+    ):
         first = None
-    return View(post, memory.described.get(post.rank, []), first)
+    return View(post, layout, first)
 
 
 def _merged(alarms: Sequence[Alarm]) -> list[Alarm]:
     merged: dict[tuple[str, str], Alarm] = {}
+    ranks: dict[tuple[str, str], set[int]] = {}
     for alarm in alarms:
-        other = merged.setdefault((alarm.check, alarm.kind), alarm)
-        other.ranks = sorted({*other.ranks, *alarm.ranks})
-        other.size = max(other.size, alarm.size)
+        key = alarm.check, alarm.kind
+        first = merged.setdefault(key, alarm)
+        first.size = max(first.size, alarm.size)
+        ranks.setdefault(key, set()).update(alarm.ranks)
+    for key, alarm in merged.items():
+        alarm.ranks = sorted(ranks[key])
     return list(merged.values())

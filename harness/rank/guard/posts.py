@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -85,7 +89,7 @@ class Post:
     """The class of the optimizer."""
     optimizers: int = 1
     cost: Cost = field(default_factory=Cost)
-    described: list[Described] = field(default_factory=list)
+    described: Sequence[Described] = field(default_factory=list)
     """The parameters; empty if they are those of the post before."""
     numbers: list[int] = field(default_factory=list)
     """The parameters that this check looks at; empty: all. ``computed``, ``weights`` and ``bits``
@@ -94,7 +98,7 @@ class Post:
     """By the number of a parameter, the type of the gradients that this rank computed for it."""
     unusable: list[int] = field(default_factory=list)
     """The parameters with gradients that cannot be sampled: sparse ones."""
-    used: list[tuple[int, int, int]] = field(default_factory=list)
+    used: Sequence[tuple[int, int, int]] = field(default_factory=list)
     """Parameters, and the first and last numbers of the positions, of the values in ``used``."""
     without_gradient: list[str] = field(default_factory=list)
     """Parameters for which a gradient was computed and the optimizer has none."""
@@ -121,6 +125,10 @@ class Post:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """``computed``, ``used``, ``updates``, ``weights``, ``bits``, ``first_bits``, ``losses``."""
 
+    form: str = ""
+    """Of a post that was bytes: posts of one form have the same header, beside what is of the rank
+    alone, so that their tensors can be judged together."""
+
     def positions(self) -> dict[int, tuple[int, int]]:
         """By the number of a parameter, where its gradient is in ``used``."""
         places, at = {}, 0
@@ -129,51 +137,218 @@ class Post:
             at += last - first
         return places
 
-
-def packed(post: Post) -> bytes:
-    """A post as bytes: the length of the header, the header as JSON, and the tensors."""
-    widest_first = sorted(post.tensors.items(), key=lambda item: -item[1].element_size())  # aligned
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in widest_first}
-    header = asdict(_without_tensors(post))
-    header["tensors"] = {name: [str(t.dtype)[6:], t.numel()] for name, t in tensors.items()}
-    head = json.dumps(header).encode()
-    parts = [ctypes.string_at(t.data_ptr(), t.numel() * t.element_size()) for t in tensors.values()]
-    return b"".join([len(head).to_bytes(8, "big"), head, *parts])
+    def places(self) -> Tensor:
+        """``used`` as rows of three numbers."""
+        used = self.used
+        return used.rows if isinstance(used, Places) else torch.tensor(used).long().reshape(-1, 3)
 
 
-def _without_tensors(post: Post) -> Post:
-    return Post(**{**post.__dict__, "tensors": {}})
+class Places(Sequence[tuple[int, int, int]]):
+    """``used`` of a post that was bytes: tuples are made when somebody asks."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: Any) -> Any:
+        return [tuple(row) for row in self.rows.tolist()][at]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self[:])
 
 
-def unpacked(data: bytes) -> Post:
-    """The post of these bytes. Raises ValueError if they are none."""
+OF_THE_RANK = ("rank", "step", "missed", "cost", "rows", "alarms", "facts")
+"""The fields of a post that differ between ranks; many ranks have the same of the others."""
+
+
+class Columns:
+    """What many ranks say alike of their parameters, once for all of them."""
+
+    def __init__(self, text: bytes) -> None:
+        columns = json.loads(zlib.decompress(text))
+        self.text, self.digest = text, _digest(text)
+        self.lists: list[list[int]] = columns.pop("groups")
+        self.groups = [tuple(ranks) for ranks in self.lists]
+        self.group: list[int] = columns.pop("group")
+        """By parameter, which of the groups averages its gradients."""
+        self.fields: dict[str, list[Any]] = columns
+        self.names: list[str] = columns["name"]
+        self.numels: list[int] = columns["numel"]
+        self.dtypes: list[str] = columns["dtype"]
+        self.most_ranks = max(map(len, self.groups), default=0)
+        hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in self.names]
+        self.hashes = torch.tensor([int.from_bytes(h, "big", signed=True) for h in hashes])
+
+
+OF_RANK = ("size", "begin", "end", "optimized", "copy", "ranks")
+"""The fields of a parameter that are no columns."""
+
+SIZE, BEGIN, END, OPTIMIZED, MARK = range(5)
+"""The rows of a layout's numbers."""
+
+
+class Layout(Sequence[Described]):
+    """The parameters of a rank, as columns: no object for each parameter of a thousand ranks."""
+
+    def __init__(self, columns: Columns, numbers: Tensor, marks: list[str]) -> None:
+        self.columns, self.numbers, self.marks = columns, numbers, marks
+
+    @staticmethod
+    def of(described: Sequence[Described]) -> Layout:
+        """The columns of some parameters."""
+        if isinstance(described, Layout):
+            return described
+        groups: dict[tuple[int, ...], int] = {}
+        marks: dict[str, int] = {}
+        group, numbers = [], []
+        for one in described:
+            group.append(groups.setdefault(tuple(one.ranks), len(groups)))
+            is_named = one.copy.startswith(one.name)
+            mark = f"+{one.copy[len(one.name) :]}" if is_named else f"={one.copy}"
+            at = marks.setdefault(mark, len(marks))
+            numbers.append([one.size, one.begin, one.end, int(one.optimized), at])
+        names = [one.name for one in fields(Described) if one.name not in OF_RANK]
+        columns: dict[str, Any] = {
+            name: [getattr(one, name) for one in described] for name in names
+        }
+        columns.update(groups=list(groups), group=group)
+        text = zlib.compress(json.dumps(columns).encode())
+        rows = torch.tensor(numbers, dtype=torch.int64).reshape(-1, 5).T.contiguous()
+        return Layout(columns_of(text), rows, list(marks))
+
+    def __len__(self) -> int:
+        return len(self.columns.names)
+
+    @overload
+    def __getitem__(self, number: int) -> Described: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Described]: ...
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[at] for at in range(*number.indices(len(self)))]
+        columns = self.columns
+        size, begin, end, optimized, mark = self.numbers[:, number].tolist()
+        text = self.marks[mark]
+        return Described(
+            size=size,
+            begin=begin,
+            end=end,
+            optimized=bool(optimized),
+            ranks=columns.lists[columns.group[number]],
+            copy=text[1:] if text[0] == "=" else columns.names[number] + text[1:],
+            **{name: column[number] for name, column in columns.fields.items()},
+        )
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+@lru_cache(maxsize=256)
+def columns_of(text: bytes) -> Columns:
+    """What a text says, with which ``Layout.of`` begins."""
+    return Columns(text)
+
+
+def packed(post: Post, apart: dict[str, bytes] | None = None) -> bytes:
+    """A post as bytes. ``apart`` gets, by its digest, the text that many ranks have alike."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in post.tensors.items()}
+    if post.used:
+        tensors["places"] = post.places().flatten()
+    header: dict[str, Any] = {name: getattr(post, name) for name in OF_THE_RANK}
+    header["cost"], header["alarms"] = asdict(post.cost), [asdict(one) for one in post.alarms]
+    text = b""
+    if post.described:
+        layout = Layout.of(post.described)
+        tensors["layout"], text = layout.numbers.flatten(), layout.columns.text
+        header["marks"], header["columns"] = layout.marks, layout.columns.digest
+        if apart is not None:
+            apart[layout.columns.digest], text = text, b""
+    widest_first = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # aligned
+    header["tensors"] = {name: [str(t.dtype)[6:], t.numel()] for name, t in widest_first}
+    parts = [json.dumps(header).encode(), _packed_form(post), text]
+    sizes = b"".join(len(part).to_bytes(8, "big") for part in parts)
+    values = [ctypes.string_at(t.data_ptr(), t.numel() * t.element_size()) for _, t in widest_first]
+    return b"".join([sizes, *parts, *values])
+
+
+def _packed_form(post: Post) -> bytes:
+    """What is not of the rank alone; each group of settings once."""
+    kinds: dict[str, list[int]] = {}
+    for number, kind in post.computed.items():
+        kinds.setdefault(kind, []).append(int(number))
+    groups: dict[str, int] = {}
+    updates = [
+        [one.parameter, one.count, one.state, one.step, one.rate, _number(groups, one.group)]
+        for one in post.updates
+    ]
+    apart = (*OF_THE_RANK, "described", "tensors", "form", "used", "computed", "updates")
+    form = {name: value for name, value in post.__dict__.items() if name not in apart}
+    form.update(computed=kinds, updates=updates, groups=[json.loads(group) for group in groups])
+    return json.dumps(form, sort_keys=True).encode()
+
+
+def _number(groups: dict[str, int], group: dict[str, Any]) -> int:
+    return groups.setdefault(json.dumps(group), len(groups))
+
+
+@lru_cache(maxsize=64)
+def _form(text: bytes) -> dict[str, Any]:
+    """The fields of a post's form: posts of a thousand ranks have the same objects."""
+    form = json.loads(text)
+    groups = form.pop("groups")
+    updates = [Update(*values, group=groups[at]) for *values, at in form["updates"]]
+    computed = {str(n): kind for kind, numbers in form["computed"].items() for n in numbers}
+    return {**form, "computed": computed, "updates": updates, "form": _digest(text)}
+
+
+def unpacked(data: bytes, text_of: Callable[[str], bytes] | None = None) -> Post:
+    """The post of these bytes. Raises ValueError if they are none.
+
+    ``text_of`` has the text of a digest that was put apart.
+    """
     try:
-        return _unpacked(data)
-    except (AttributeError, KeyError, OverflowError, TypeError) as error:
+        return _unpacked(data, text_of)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, zlib.error) as error:
         raise ValueError(f"no post: {error!r}") from error
+    except RuntimeError as error:  # of torch: the buffer has fewer values
+        raise ValueError(f"no post: {error}") from error
 
 
-def _unpacked(data: bytes) -> Post:
-    end = 8 + int.from_bytes(data[:8], "big")
-    header = json.loads(data[8:end])
-    tensors, buffer = {}, bytearray(data[end:])
-    at = 0
-    for name, (dtype, count) in header.pop("tensors").items():
+def _unpacked(data: bytes, text_of: Callable[[str], bytes] | None) -> Post:
+    at, parts = 24, []
+    for start in (0, 8, 16):
+        size = int.from_bytes(data[start : start + 8], "big")
+        parts.append(data[at : at + size])
+        at += size
+    header, form = json.loads(parts[0]), _form(parts[1])
+    tensors = _tensors(header.pop("tensors"), bytearray(data[at:]))
+    described: Sequence[Described] = []
+    digest, marks = header.pop("columns", ""), header.pop("marks", [])
+    if digest:
+        text = parts[2] or (text_of(digest) if text_of else b"")
+        numbers = tensors.pop("layout").reshape(5, -1)
+        described = Layout(columns_of(text), numbers, marks)
+        if numbers.shape[1] != len(described):
+            raise ValueError("no post: its parameters are others")
+    header.update(
+        cost=Cost(**header["cost"]),
+        alarms=[LocalAlarm(**one) for one in header["alarms"]],
+        rows=[(loader, rows) for loader, rows in header["rows"]],
+    )
+    places = tensors.pop("places", torch.zeros(0, dtype=torch.int64)).reshape(-1, 3)
+    return Post(**header, **form, described=described, used=Places(places), tensors=tensors)
+
+
+def _tensors(sizes: dict[str, Any], buffer: bytearray) -> dict[str, Tensor]:
+    tensors, at = {}, 0
+    for name, (dtype, count) in sizes.items():
         kind = TYPES[dtype]
         if count:
-            tensors[name] = torch.frombuffer(buffer, dtype=kind, count=count, offset=at).clone()
+            tensors[name] = torch.frombuffer(buffer, dtype=kind, count=count, offset=at)
         else:
             tensors[name] = torch.zeros(0, dtype=kind)
         at += count * tensors[name].element_size()
-    return Post(
-        **{
-            **header,
-            "cost": Cost(**header["cost"]),
-            "described": [Described(**one) for one in header["described"]],
-            "updates": [Update(**one) for one in header["updates"]],
-            "alarms": [LocalAlarm(**one) for one in header["alarms"]],
-            "used": [(number, first, last) for number, first, last in header["used"]],
-            "rows": [(loader, rows) for loader, rows in header["rows"]],
-        },
-        tensors=tensors,
-    )
+    return tensors

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from . import together
 from .views import Alarm, Memory, View
 
 LOSS_NEAR = 1e-2
@@ -30,7 +31,8 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     if len(counts) != 1:
         return
     micro, total = counts.pop(), sum(totals) / len(totals)
-    ranks = 1 if any(_is_split(view) for view in views) else len(totals)
+    layouts = {together.layout(view).columns.digest: view for view in views}
+    ranks = 1 if any(map(_is_split, layouts.values())) else len(totals)
     memory.compared["accumulation"] = micro
     if abs(total - 1) <= LOSS_NEAR:
         return

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import together
 from .views import Alarm, Memory, View, equal_at_first, named
 
 NEAR = 5e-3
@@ -53,6 +54,11 @@ def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         if names := view.post.without_gradient:
             text = f"the optimizer has no gradient of {named(names)}, but this rank computed one"
             yield Alarm("gradients", "none", text, [view.rank], float(len(names)), names)
+    if len(views) >= together.MANY and not any(view.post.without_gradient for view in views):
+        right = together.right_gradients(views, NEAR)
+        if right is not None:
+            _note_compared(right, views, memory)
+            return
     for view, pairs in _pairs(views, memory):
         alarm = _judged_gradient(view, pairs)
         if alarm is not None:
@@ -134,22 +140,24 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
             share = math.sqrt(count / len(mean))
             pair = Pair(name, used, part, largest * share, view.is_coarse(number))
             pairs[view.rank].append(pair)
-    memory.compared["gradients"] = len(compared)
-    _note_left_out(views, names, compared, memory)
+    _note_compared({name: name in compared for name in names}, views, memory)
     for view in views:
         if pairs[view.rank]:
             yield view, pairs[view.rank]
 
 
-def _note_left_out(
-    views: Sequence[View], names: set[str], compared: set[str], memory: Memory
-) -> None:
-    left = names - compared
+def _note_compared(compared: dict[str, bool], views: Sequence[View], memory: Memory) -> None:
+    """Note of each parameter that this check looks at whether its gradients were compared."""
+    memory.compared["gradients"] = sum(compared.values())
+    memory.compared_gradients.update(compared)
+    left = {name for name, is_compared in memory.compared_gradients.items() if not is_compared}
     if not left:
         memory.not_seen.pop("gradients", None)
         return
-    reasons = {d.left_out for view in views for d in view.described if d.name in left}
+    layouts = {together.layout(view).columns.digest: view.described for view in views}
+    reasons = {d.left_out for described in layouts.values() for d in described if d.name in left}
     why = ", ".join(sorted(reason for reason in reasons if reason)) or "no gradient was seen"
     memory.not_seen["gradients"] = (
-        f"gradients of {len(left)} of {len(names)} parameters are not compared: {why}"
+        f"gradients of {len(left)} of {len(memory.compared_gradients)} parameters are not "
+        f"compared: {why}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from . import together
 from .views import Alarm, Memory, View, equal_at_first, named
 
 
@@ -28,6 +29,11 @@ def _copies(views: Sequence[View]) -> Iterator[list[tuple[View, int]]]:
 
 def replicas(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """Copies of a weight that were equal when training began are equal, bit by bit."""
+    if len(views) >= together.MANY:
+        equal = together.equal_copies(views)
+        if equal is not None:
+            memory.compared["replicas"] = equal
+            return
     names, ranks, sizes, compared = [], set(), [0.0], 0
     for members in _copies(views):
         compared += 1

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from . import together
 from .views import Alarm, Memory, View
 
 
 def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """In a step no two ranks of a data-parallel training read the same rows."""
     everyone = len(views)
-    parallel = all(any(len(d.ranks) == everyone for d in view.described) for view in views)
+    parallel = all(together.layout(view).columns.most_ranks == everyone for view in views)
     if everyone < 2 or not parallel:
         return
     by_loader: dict[int, dict[int, list[int]]] = {}
@@ -24,10 +26,11 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         rows_once = set().union(*sets.values())
         repeated = sum(map(len, sets.values())) - len(rows_once)
         if repeated >= 0.5 * max(map(len, sets.values())):
+            readers_of = Counter(row for rows in sets.values() for row in rows)
             ranks = [
                 rank
                 for rank, rows in sorted(sets.items())
-                if any(rows & others for other, others in sets.items() if other != rank)
+                if any(readers_of[row] > 1 for row in rows)
             ]
             text = (
                 f"{repeated} of the {len(rows_once)} rows of this step were read by more than "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ....detectors.arithmetic import step_by_formula
+from . import together
 from .views import Alarm, Memory, View, named
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
@@ -17,8 +18,12 @@ EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float
 
 def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """A step moves the weights as the formula of its optimizer says."""
-    compared = 0
+    right, compared = set(), 0
+    if len(views) >= together.MANY:
+        right, compared = together.right_updates(views, EPSILON)
     for view in views:
+        if view.rank in right:
+            continue
         if view.post.fused_scale:
             memory.not_seen["updates"] = "updates are not compared: the optimizer divides itself"
             continue
@@ -102,7 +107,10 @@ def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """What gets gradients is in an optimizer: not so if that holds tensors of no module."""
     for view in views:
         bits = view.post.tensors.get("bits")
-        if view.first_bits is None or bits is None or view.post.check < 3:
+        post = view.post
+        if view.first_bits is None or bits is None or post.check < 3:
+            continue
+        if not post.foreign or not post.unheld:
             continue
         still = [
             described.name
@@ -111,7 +119,7 @@ def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             and described.trained
             and int(view.first_bits[number]) == view.bits(number)
         ]
-        if still and view.post.foreign and view.post.unheld:
+        if still:
             text = (
                 f"{named(still)} get gradients but never move: the optimizer holds "
                 f"{view.post.foreign} tensors that belong to no module and have no gradient"

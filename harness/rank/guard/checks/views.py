@@ -29,7 +29,7 @@ class Alarm:
 class Memory:
     """What the judge keeps of earlier posts."""
 
-    described: dict[int, list[Described]] = field(default_factory=dict)
+    described: dict[int, Sequence[Described]] = field(default_factory=dict)
     """By rank."""
     first_bits: dict[int, Tensor] = field(default_factory=dict)
     """By rank, the bit sums of the weights when training began."""
@@ -39,6 +39,8 @@ class Memory:
     """Whether transformers' Trainer runs the steps."""
     compared: dict[str, int] = field(default_factory=dict)
     """By check, how many parameters the last one compared."""
+    compared_gradients: dict[str, bool] = field(default_factory=dict)
+    """By name, whether gradients were compared in the last check that looked at them."""
     not_seen: dict[str, str] = field(default_factory=dict)
     """By check, what it does not see, in a sentence."""
 
@@ -48,7 +50,7 @@ class View:
     """A post with what the judge remembers of its rank."""
 
     post: Post
-    described: list[Described]
+    described: Sequence[Described]
     first_bits: Tensor | None
 
     @property
