@@ -43,9 +43,9 @@ from .posts import LocalAlarm, Post
 from .report import Report, say, short
 from .rows import Rows
 from .schedules import Schedules
-from .sentences import known_bug
-from .settings import Settings, report_in
-from .summary import Clock, content, line, not_seen, percent
+from .sentences import known_bug, watched_run
+from .settings import CHECKS, Settings, report_in
+from .summary import Clock, blind, content, line, merged, not_seen, percent
 from .trackers import News, Trackers
 from .training import Training
 
@@ -324,15 +324,14 @@ class Guard:
         told = self.report.tell(posts[0].step, posts[0].optimizer, alarms)
         self._send(told)
         if posts[0].check == 1:
-            for sentence in memory.not_seen.values():
+            is_first = self.report.checks == 1
+            for sentence in self._not_seen() if is_first else memory.not_seen.values():
                 self.report.say(f"not seen: {sentence}")
         if self._clock.is_due(self.report.checks, len(self.report.faults)):
             self._write(has_ended=False)
 
     def _tell_facts(self, facts: dict[str, Any]) -> None:
-        words = [f"{name} {release}" for name, release in facts["releases"].items()]
-        words += [f"{name}={value}" for name, value in facts["settings"].items()]
-        self.report.say(f"watches {', '.join(words)}")
+        self.report.say(watched_run(facts["releases"], facts["settings"]))
         self.report.bugs = facts.pop("known_bugs")
         for bug in self.report.bugs:
             if bug["certain"]:  # an alarm names the others, if it has the signature
@@ -386,7 +385,12 @@ class Guard:
 
     def _not_seen(self) -> list[str]:
         memories = self._memories.values()
-        return not_seen(self.trainings, memories, self._optimizers, MOST_OPTIMIZERS)
+        sentences = not_seen(self.trainings, memories, self._optimizers, MOST_OPTIMIZERS)
+        if self.report.checks:
+            checks = self.settings.checks or CHECKS
+            reasons = blind(merged(memories), self._facts, bool(self.rows.loaders))
+            sentences += [text for check, text in reasons.items() if check in checks]
+        return sentences
 
     def _write(self, has_ended: bool) -> None:
         training = self._longest()

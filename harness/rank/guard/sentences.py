@@ -10,3 +10,23 @@ def known_bug(bug: Mapping[str, Any]) -> str:
     """A bug that a run sets off, in one line."""
     because = f", because {bug['because']}" if bug.get("because") else ""
     return f"KNOWN BUG {bug['name']}: {bug['title']}{because}; {bug['remedy']}"
+
+
+def watched_run(releases: Mapping[str, str], settings: Mapping[str, Any]) -> str:
+    """A training that guard watches, in one line: what it found out about it."""
+    words = [f"{name} {release}" for name, release in releases.items()]
+    words.append(number_of(settings["ranks"], "rank"))
+    words.append(
+        number_of(settings["gradient_accumulation_steps"], "micro-batch", "es") + " a step"
+    )
+    words += [str(settings["precision"]), f"optimizer {settings['optimizer']}"]
+    words += ["transformers' Trainer"] if settings["trainer"] else []
+    if "zero_stage" in settings:
+        words.append(f"DeepSpeed's ZeRO stage {settings['zero_stage']}")
+    words += ["on GPUs"] if settings["gpu"] else []
+    return f"watches {', '.join(words)}"
+
+
+def number_of(number: int, noun: str, plural: str = "s") -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{number} {noun}{plural if number != 1 else ''}"

@@ -9,7 +9,7 @@ from typing import Any
 from .budget import FIRST_CHECKS, Cost
 from .checks.views import Memory
 from .report import Report
-from .training import Training
+from .training import MOMENTS, Training
 
 PERIOD = 30.0
 """Seconds between two summaries of a training that runs."""
@@ -54,6 +54,35 @@ def not_seen(
     return sentences
 
 
+def blind(compared: Mapping[str, int], facts: Mapping[str, Any], has_rows: bool) -> dict[str, str]:
+    """The checks that compare nothing in this training, each with the reason. ``compared`` says of
+    how much they have compared."""
+    settings = facts.get("settings", {})
+    ranks, optimizer = settings.get("ranks", 1), settings.get("optimizer", "")
+    sentences = {}
+    if ranks == 1:
+        sentences["replicas"] = "nothing is compared between ranks: there is one"
+    elif not compared.get("replicas"):
+        sentences["replicas"] = "weights are not compared: no two ranks have copies of one"
+    if optimizer and optimizer not in MOMENTS:
+        sentences["updates"] = (
+            f"updates: whether weights move, but not how far: {optimizer} has no known formula"
+        )
+    if "accumulation" not in compared:
+        sentences["accumulation"] = (
+            "losses are not counted: they have other terms, or come from other functions than "
+            "torch's, or from a compiled model"
+        )
+    if not has_rows:
+        sentences["samples"] = "rows are not compared: no DataLoader of torch gave them"
+    return sentences
+
+
+def merged(memories: Iterable[Memory]) -> dict[str, int]:
+    """By check, how much it has compared, of all optimizers."""
+    return {name: number for memory in memories for name, number in memory.compared.items()}
+
+
 def line(steps: int, report: Report, cost: Cost) -> str:
     """The training in one line."""
     faults = len(report.faults)
@@ -80,9 +109,7 @@ def content(
         "cost_percent": percent(cost),
         "check_ms": 1000 * cost.each,
         "faults": [fault.to_json() for fault in report.faults.values()],
-        "compared": {
-            name: number for memory in memories for name, number in memory.compared.items()
-        },
+        "compared": merged(memories),
         **others,
         **facts,
         "known_bugs": report.bugs,

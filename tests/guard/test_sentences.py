@@ -1,0 +1,61 @@
+"""What guard says of a run: what it is, and what is not seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.rank.guard.sentences import watched_run
+from harness.rank.guard.summary import blind
+from tests.guard.conftest import Trainer
+
+SETTINGS: dict[str, Any] = {
+    "ranks": 2,
+    "gradient_accumulation_steps": 1,
+    "precision": "fp32",
+    "trainer": False,
+    "optimizer": "AdamW",
+    "gpu": False,
+}
+ALL = {"replicas": 22, "gradients": 22, "updates": 22, "accumulation": 1}
+
+
+def test_run_in_one_line() -> None:
+    assert watched_run({"torch": "2.13.0"}, SETTINGS) == (
+        "watches torch 2.13.0, 2 ranks, 1 micro-batch a step, fp32, optimizer AdamW"
+    )
+    more = {"ranks": 1, "gradient_accumulation_steps": 4, "trainer": True, "gpu": True}
+    line = watched_run({"torch": "2.13.0"}, {**SETTINGS, **more, "zero_stage": 2})
+    assert ", 1 rank, 4 micro-batches a step, " in line
+    assert line.endswith(", transformers' Trainer, DeepSpeed's ZeRO stage 2, on GPUs")
+
+
+def blind_checks(compared: dict[str, int], has_rows: bool = True, **settings: Any) -> set[str]:
+    return set(blind(compared, {"settings": {**SETTINGS, **settings}}, has_rows))
+
+
+def test_checks_that_compare_nothing_are_named() -> None:
+    assert blind_checks(ALL) == set()
+    assert blind_checks(ALL, has_rows=False) == {"samples"}
+    assert blind_checks(ALL, ranks=1) == {"replicas"}
+    assert blind_checks({**ALL, "replicas": 0}) == {"replicas"}
+    assert blind_checks(ALL, optimizer="Lion") == {"updates"}
+    del (without_losses := dict(ALL))["accumulation"]
+    assert blind_checks(without_losses) == {"accumulation"}
+
+
+@pytest.mark.launch
+def test_start_says_what_is_not_seen(under_guard: Trainer) -> None:
+    run = under_guard("ddp other_terms rmsprop", steps=2)
+    first, *others = [line for line in run.logs[0].splitlines() if line.startswith("guard: ")]
+    assert first.startswith("guard: watches torch ")
+    seen = {line.split()[3] for line in others if line.startswith("guard: not seen: ")}
+    assert seen == {"updates:", "losses"}
+
+
+@pytest.mark.launch
+def test_training_that_is_seen_whole_has_nothing_to_add(under_guard: Trainer) -> None:
+    run = under_guard("ddp", steps=2)
+    assert run.summary["not_seen"] == []
+    assert "not seen" not in run.logs[0]
