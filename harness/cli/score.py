@@ -67,6 +67,8 @@ def main(arguments: list[str]) -> int:
     detectors = [detector_named(word) for word in dict.fromkeys(words)]
     if sum(detector.module == GUARD for detector in detectors) > 1:
         raise UserError("score guard and guard/budget one at a time: a process has one guard")
+    if options.cost and any(detector.module == GUARD for detector in detectors):
+        raise UserError("guard says what it has cost at the end of each training: leave it out")
     if options.cost:
         _print_costs(detectors)
         return ExitCode.AS_EXPECTED

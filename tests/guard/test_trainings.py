@@ -24,7 +24,7 @@ RIGHT_SLOW = [
     "ddp saves", "ddp warm_up", "ddp skips_steps", "ddp epochs", "ddp compile accumulate",
     "ddp early", "by_hand accumulate", "fsdp2", "fsdp2 accumulate_reduced clip", "fsdp2 frozen",
     "fsdp2 tied", "fsdp2 sgd", "fsdp2 checkpoints", "hsdp", "hsdp mixed clip", "fsdp1",
-    "fsdp1 accumulate", "tensor_parallel",
+    "fsdp1 accumulate", "fsdp1_grad_op", "tensor_parallel",
 ]  # fmt: skip
 
 

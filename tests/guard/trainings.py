@@ -126,6 +126,17 @@ def fsdp1(model: Model, has: Has) -> nn.Module:
     return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
 
 
+def fsdp1_grad_op(model: Model, has: Has) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    return FullyShardedDataParallel(
+        model,
+        use_orig_params=True,
+        device_id=torch.device("cpu"),
+        sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,
+    )
+
+
 def tensor_parallel(model: Model, has: Has) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import parallel
@@ -143,6 +154,7 @@ PARALLEL: dict[str, Callable[[Model, Has], nn.Module]] = {
     "fsdp2": fsdp2,
     "hsdp": hsdp,
     "fsdp1": fsdp1,
+    "fsdp1_grad_op": fsdp1_grad_op,
     "tensor_parallel": tensor_parallel,
 }
 

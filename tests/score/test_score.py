@@ -437,6 +437,7 @@ def test_the_delay_is_counted_from_the_first_step_with_the_symptom() -> None:
         (["{own}:Half"], "has no method record"),
         (["{own}:NoGroup"], "attach must take group="),
         (["guard", "guard/budget"], "one at a time"),
+        (["--cost", "guard"], "says what it has cost"),
         (["gradients", "seed=x"], "write whole numbers"),
         (["gradients", "variant=buggy"], "leave variant=buggy out"),
         (["gradients", "scenario=bf16"], "did you mean"),
@@ -462,8 +463,10 @@ def test_the_list_names_what_there_is_to_see(capsys: pytest.CaptureFixture[str])
 def test_a_buggy_release_of_deepspeed_is_detected(capsys: pytest.CaptureFixture[str]) -> None:
     """Its optimizer keeps the gradients in its own buffers."""
     words = ["scenario=zero2_micro_batches_lost", "lane=cpu", "launch.timeout=120"]
-    assert main(["score", "gradients", *words]) == 0
-    assert "zero2_micro_batches_lost, gradients: detected at step 1" in capsys.readouterr().out
+    assert main(["score", "gradients", "guard", *words]) == 0
+    printed = capsys.readouterr().out
+    assert "zero2_micro_batches_lost, gradients: detected at step 1" in printed
+    assert "zero2_micro_batches_lost, guard: detected at step 1" in printed
 
 
 @pytest.mark.slow

@@ -35,8 +35,9 @@ class Watched:
 
     @property
     def weight(self) -> Any:
-        """What this rank has of the weight."""
-        return local(self.parameter)
+        """What this rank has of the weight; nothing where a layout says so."""
+        whole = local(self.parameter)
+        return whole if self.described.size else whole.new_zeros(0)
 
     @property
     def hooked(self) -> Any:

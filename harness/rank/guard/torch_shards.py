@@ -71,15 +71,20 @@ class Fsdp1(Layout):
 
     def __init__(self, modules: Any) -> None:
         super().__init__(modules)
-        self.flattened = {
-            id(parameter)
-            for one in modules.modules
-            if type(one).__name__ == "FullyShardedDataParallel"
-            for parameter in one.parameters()
-        }
+        self.flattened: set[int] = set()
+        self.unsharded: set[int] = set()
+        """What is whole from the forward to the end of the backward, and a shard in the step."""
+        for one in modules.modules:
+            if type(one).__name__ == "FullyShardedDataParallel":
+                ids = set(map(id, one.parameters()))
+                self.flattened |= ids
+                name = getattr(one.sharding_strategy, "name", "")
+                self.unsharded |= ids if name in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2") else set()
 
     def share(self, parameter: Any, described: Described) -> Share | None:
         if id(parameter) not in self.flattened and not hasattr(parameter, "_is_flat_param"):
             return None
         described.left_out = "FSDP1 shards them"
+        if id(parameter) in self.unsharded:
+            described.numel = described.size = described.end = 0
         return Share()
