@@ -164,10 +164,10 @@ def test_a_bug_that_needs_what_no_rank_sees_is_not_certain(bugs: list[dict[str, 
         seen = set(VISIBLE) | ({"code"} if scenario.seen else set())
         assert set(bug["settings"]) == set(scenario.settings) & set(VISIBLE)
         assert not bug["certain"] or set(scenario.settings) <= seen
-    assert of(bugs, "zero2_micro_batches_lost")["certain"]
+    certain = {bug["name"] for bug in bugs if bug["certain"]}
+    assert "zero2_micro_batches_lost" in certain
+    assert "resume_replays_epoch" not in certain  # who does not resume does not meet it
     assert of(bugs, "dpo_gas")["seen"]  # TRL's other trainers do not have it
-    assert not of(bugs, "resume_replays_epoch")["certain"]  # who does not resume does not meet it
-    assert not of(bugs, "tied_embedding_order")["certain"]
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ def main() -> None:
             log(step, float(loss.detach()))
         time.sleep(0.05)  # a training's step, in which guard's threads run
     live = guard._guards[0]
-    live._end()  # the trackers are read before the process ends
+    live.close()  # the trackers are read before the process ends
     print(json.dumps({name: end() for name, (_, end) in ways.items()}))
 
 
