@@ -42,6 +42,7 @@ from .kinds import (
     Report,
     Save,
     ScalerStep,
+    StageBackward,
     Step,
     TrainerStep,
     Unscale,

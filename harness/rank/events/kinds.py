@@ -182,6 +182,18 @@ class GraphBackward(Event):
 
 
 @dataclass
+class StageBackward(GraphBackward):
+    """A stage of torch's zero-bubble pipelines computes a half of its backward: the gradients of
+    its inputs, or those of its weights."""
+
+    places = (
+        Place("torch.distributed.pipelining._backward", "", "stage_backward_input"),
+        Place("torch.distributed.pipelining._backward", "", "stage_backward_weight"),
+    )
+    everywhere = True
+
+
+@dataclass
 class Clip(Event):
     """``clip_grad_norm_`` is called. It returns the norm before the clipping."""
 

@@ -28,6 +28,7 @@ from ..events import (
     NewSchedule,
     PreparedSchedule,
     ScalerStep,
+    StageBackward,
     Step,
     Unscale,
     Written,
@@ -85,6 +86,7 @@ class Guard:
         on(NewOptimizer, after=self._guarded(self._add))
         on(Backward, around=self._backward, when=self._alive)
         on(GraphBackward, around=self._backward, when=self._alive)
+        on(StageBackward, around=self._backward, when=self._alive)
         on(LossValue, after=self._guarded(self._loss), when=self._is_due)
         on(Clip, before=self._guarded(self._clip), when=self._is_armed)
         on(Unscale, before=self._guarded(self._unscale), when=self._is_armed)
