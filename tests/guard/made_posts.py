@@ -60,6 +60,7 @@ def _post(rank: int, ranks: int, mean: Tensor, before: Tensor) -> Post:
             "updates": torch.cat(values),
             "bits": sums(after),
             "first_bits": sums(before),
+            "losses": torch.tensor([2.0, 2.0, 1.0, 1.0, 1.0]),
         },
     )
 

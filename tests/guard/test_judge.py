@@ -134,6 +134,50 @@ def test_longer_gradient() -> None:
     assert alarm.size == pytest.approx(2.0)
 
 
+def test_sum_of_gradients_makes_up_for_a_loss_that_is_divided_by_the_ranks() -> None:
+    def change(post: Post) -> None:
+        uses(2.0)(post)
+        with_losses(0.5)(post)
+
+    assert judged(on_all(change)) == []
+
+
+def test_sum_of_gradients_is_no_fault_if_the_loss_is_not_seen() -> None:
+    def change(post: Post) -> None:
+        uses(2.0)(post)
+        del post.tensors["losses"]
+
+    memory = Memory()
+    assert judge(made_posts(on_all(change)), memory) == []
+    assert "summed" in memory.not_seen["scale"]
+
+
+def test_gradients_of_tensor_parallelism_are_added() -> None:
+    def change(post: Post) -> None:
+        """The whole gradient is the sum of what two ranks computed, and is never divided."""
+        post.partial = {"0": 2, "1": 2}
+        uses(2.0)(post)
+
+    def alone(post: Post) -> None:
+        post.partial = {"0": 2, "1": 2}
+        post.tensors["used"] = post.tensors["computed"].clone()
+
+    assert judged(on_all(change)) == []
+    kinds = {(alarm.check, alarm.kind) for alarm in judged(on_all(alone))}
+    assert ("gradients", "mean") in kinds
+
+
+def test_parts_of_a_weight_are_compared_apart() -> None:
+    def change(post: Post) -> None:
+        for described in post.described:
+            described.part, described.ranks = f"part {post.rank % 2}", []
+        post.tensors["computed"] = post.tensors["used"].clone()
+        post.tensors["bits"] += post.rank % 2
+        post.tensors["first_bits"] += post.rank % 2
+
+    assert judged(on_all(change, 4), 4) == []
+
+
 def test_shorter_gradient_is_the_users_scale() -> None:
     assert judged(on_all(uses(0.5))) == []
 
@@ -526,7 +570,7 @@ def test_part_of_the_parameters_is_judged(number: int) -> None:
     memory = Memory()
 
     assert judge(made_posts(on_all(looks_at(number))), memory) == []
-    assert memory.compared == {"replicas": 1, "gradients": 1, "updates": 2}
+    assert memory.compared == {"replicas": 1, "gradients": 1, "updates": 2, "accumulation": 1}
 
 
 def test_fault_in_a_part_of_the_parameters() -> None:
@@ -556,7 +600,12 @@ def test_right_step_of_many_ranks_needs_no_look_at_each_of_them(
     memory = Memory()
 
     assert judge([unpacked(packed(post)) for post in made_posts(ranks=ranks)], memory) == []
-    assert memory.compared == {"replicas": 2, "gradients": 2, "updates": 2 * ranks}
+    assert memory.compared == {
+        "replicas": 2,
+        "gradients": 2,
+        "updates": 2 * ranks,
+        "accumulation": 1,
+    }
 
 
 def test_fault_of_one_among_many_ranks() -> None:

@@ -24,7 +24,7 @@ RIGHT_SLOW = [
     "ddp saves", "ddp warm_up", "ddp skips_steps", "ddp epochs", "ddp compile accumulate",
     "ddp early", "by_hand accumulate", "fsdp2", "fsdp2 accumulate_reduced clip", "fsdp2 frozen",
     "fsdp2 tied", "fsdp2 sgd", "fsdp2 checkpoints", "hsdp", "hsdp mixed clip", "fsdp1",
-    "fsdp1 accumulate", "fsdp1_grad_op", "tensor_parallel",
+    "fsdp1 accumulate", "tensor_parallel",
 ]  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def assert_silent(under_guard: Trainer, training: str, **settings: Any) -> None:
     run = under_guard(training, **settings)
 
     assert run.alarms == []
-    assert run.codes == [0, 0]
+    assert set(run.codes) == {0}
     assert run.summary["error"] == ""
     assert run.summary["compared"].get("replicas") or "fsdp" in training
     assert len(run.summary["checked"]) > 5
@@ -87,7 +87,7 @@ WRONG = [
     Fault("hsdp flipped", *COPIES, [1], OUT, FAULT_STEP),
 ]
 WRONG_SLOW = [
-    Fault("by_hand never_reduced", *COPIES, [1], OUT, also=(GRADIENTS,)),
+    Fault("by_hand never_reduced", *COPIES, [1], OUT, 5, also=(GRADIENTS,)),
     Fault("by_hand summed", "gradients", "longer", [0, 1]),
     Fault("ddp perturbed", *COPIES, [1], "words.weight", FAULT_STEP),
     Fault("ddp accumulate divided_twice", "accumulation", "weight", [0, 1]),
@@ -107,8 +107,8 @@ WRONG_SLOW = [
 ]
 
 
-def assert_told(under_guard: Trainer, fault: Fault) -> None:
-    run = under_guard(fault.training, steps=30)
+def assert_told(under_guard: Trainer, fault: Fault, **settings: Any) -> None:
+    run = under_guard(fault.training, steps=30, **settings)
 
     found = [alarm for alarm in run.alarms if alarm["check"] == fault.check]
     assert [(one["check"], one["kind"]) for one in found] == [(fault.check, fault.kind)]
@@ -120,7 +120,7 @@ def assert_told(under_guard: Trainer, fault: Fault) -> None:
     line = f"guard: ALARM: step {alarm['step']}, "
     assert run.logs[0].count(line) == len([a for a in run.alarms if a["step"] == alarm["step"]])
     assert "guard" not in run.logs[1]
-    assert run.codes == [0, 0]
+    assert set(run.codes) == {0}
 
 
 @pytest.mark.parametrize("fault", WRONG, ids=lambda fault: fault.training)

@@ -18,6 +18,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as post_local_sgd
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 WORDS, LENGTH, WIDTH, ROWS = 32, 8, 32, 4
@@ -90,62 +93,148 @@ class Has:
 
 
 def ddp(model: Model, has: Has) -> nn.Module:
-    return nn.parallel.DistributedDataParallel(
+    wrapped = nn.parallel.DistributedDataParallel(
         model,
         find_unused_parameters=has("unused", "skips_block"),
         static_graph=has("static_graph"),
         gradient_as_bucket_view=has("bucket_view"),
     )
+    if has("post_local_sgd"):
+        alone = dist.new_subgroups(1)[0]
+        state = post_local_sgd.PostLocalSGDState(None, alone, start_localSGD_iter=6)
+        wrapped.register_comm_hook(state, post_local_sgd.post_localSGD_hook)
+    return wrapped
 
 
 def by_hand(model: Model, has: Has) -> nn.Module:
     return model  # see ``reduce_by_hand``
 
 
+def mesh_of(**sizes: int) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
 def fsdp2(model: Model, has: Has, **settings: Any) -> nn.Module:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import Shard
 
     if has("mixed"):
         settings["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    if has("columns"):
+        settings["shard_placement_fn"] = lambda p: Shard(p.ndim - 1)
     for block in model.blocks:
         fully_shard(block, **settings)
     fully_shard(model, **settings)
+    if has("summed", "sums_rightly"):
+        for part in (*model.blocks, model):
+            part.set_gradient_divide_factor(1.0)  # type: ignore[operator]
+            part.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
     return model
 
 
 def hsdp(model: Model, has: Has) -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("copies", "shards"))
-    return fsdp2(model, has, mesh=mesh)
+    ranks = dist.get_world_size()
+    shards = max(1, ranks // 2)
+    return fsdp2(model, has, mesh=mesh_of(copies=ranks // shards, shards=shards))
 
 
 def fsdp1(model: Model, has: Has) -> nn.Module:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
-
-
-def fsdp1_grad_op(model: Model, has: Has) -> nn.Module:
-    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-
-    return FullyShardedDataParallel(
-        model,
-        use_orig_params=True,
-        device_id=torch.device("cpu"),
-        sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,
+    from torch.distributed.fsdp import (
+        FullyShardedDataParallel,
+        MixedPrecision,
+        ShardingStrategy,
+        wrap,
     )
 
+    ranks = dist.get_world_size()
+    settings: dict[str, Any] = {
+        "use_orig_params": not has("flat"),
+        "device_id": torch.device("cpu"),
+        "sharding_strategy": ShardingStrategy.FULL_SHARD,
+    }
+    for word in ("shard_grad_op", "no_shard", "hybrid_shard"):
+        if has(word):
+            settings["sharding_strategy"] = ShardingStrategy[word.upper()]
+    if has("hybrid_shard"):
+        settings["device_mesh"] = mesh_of(copies=2, shards=ranks // 2)
+    if has("mixed"):
+        settings["mixed_precision"] = MixedPrecision(torch.bfloat16, torch.float32)
+    settings["auto_wrap_policy"] = wrap.ModuleWrapPolicy({Block})
+    return FullyShardedDataParallel(model, **settings)
 
-def tensor_parallel(model: Model, has: Has) -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import parallel
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("parts",))
-    plan = {"up": parallel.ColwiseParallel(), "down": parallel.RowwiseParallel()}
+def tensor_parallel(model: Model, has: Has, mesh: Any = None) -> nn.Module:
+    from torch.distributed.tensor import Replicate, Shard, parallel
+
+    mesh = mesh or mesh_of(parts=dist.get_world_size())
+    plan: dict[str, Any] = {"up": parallel.ColwiseParallel(), "down": parallel.RowwiseParallel()}
+    if has("sequence_parallel"):
+        plan = {
+            "": parallel.PrepareModuleInput(
+                input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),)
+            ),
+            "norm": parallel.SequenceParallel(use_local_output=False),
+            "up": parallel.ColwiseParallel(input_layouts=Shard(1), use_local_output=False),
+            "down": parallel.RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+        }
     for block in model.blocks:
+        if has("sequence_parallel"):
+            block.register_forward_hook(lambda _m, _a, out: out.full_tensor())
         parallel.parallelize_module(block, mesh, plan)
     return model
+
+
+def fsdp2_tensor_parallel(model: Model, has: Has) -> nn.Module:
+    mesh = mesh_of(copies=dist.get_world_size() // 2, parts=2)
+    tensor_parallel(model, has, mesh["parts"])
+    return fsdp2(model, has, mesh=mesh["copies"])
+
+
+class Stage(nn.Module):
+    """A part of the model, on a rank of a pipeline."""
+
+    def __init__(self, parts: list[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(*parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.parts(x)
+
+
+STAGES = 2
+"""Ranks of a pipeline."""
+
+
+def pipeline(model: Model, has: Has) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    copies = dist.get_world_size() // STAGES
+    mesh = mesh_of(copies=copies, stages=STAGES)
+    layers: list[nn.Module] = [model.words, *model.blocks, model.out]
+    count = len(layers) if has("interleaved") else STAGES
+    size = len(layers) // count
+    place = mesh.get_local_rank("stages")
+    stages = nn.ModuleList(
+        Stage(layers[n * size : (n + 1) * size]) for n in range(place, count, STAGES)
+    )
+    if copies > 1 and has("sharded_stages"):
+        for stage in stages:
+            fully_shard(stage, mesh=mesh["copies"])
+    stages.mesh, stages.count = mesh, count  # type: ignore[assignment]
+    return stages
+
+
+def rows_of(has: Has) -> tuple[int, int]:
+    """Of how many readers of rows this rank is which one: those of one tensor-parallel group read
+    the same ones."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    if has("tensor_parallel"):
+        return 1, 0
+    if has("fsdp2_tensor_parallel", "pipeline"):
+        return max(1, ranks // 2), rank // 2
+    return ranks, rank
 
 
 PARALLEL: dict[str, Callable[[Model, Has], nn.Module]] = {
@@ -154,8 +243,9 @@ PARALLEL: dict[str, Callable[[Model, Has], nn.Module]] = {
     "fsdp2": fsdp2,
     "hsdp": hsdp,
     "fsdp1": fsdp1,
-    "fsdp1_grad_op": fsdp1_grad_op,
     "tensor_parallel": tensor_parallel,
+    "fsdp2_tensor_parallel": fsdp2_tensor_parallel,
+    "pipeline": pipeline,
 }
 
 # -- optimizers --
@@ -177,6 +267,12 @@ OPTIMIZERS: dict[str, Callable[[list[Any]], torch.optim.Optimizer]] = {
     ),
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, 1e-3),
     "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, 0.1, max_iter=2),
+    "zero_redundancy": lambda parameters: ZeroRedundancyOptimizer(
+        parameters, torch.optim.AdamW, lr=1e-3
+    ),
+    "post_local_sgd": lambda parameters: PostLocalSGDOptimizer(
+        torch.optim.SGD(parameters, 0.01), PeriodicModelAverager(4, warmup_steps=6)
+    ),
     "groups": lambda parameters: torch.optim.AdamW(grouped(parameters), 1e-3),
 }
 
@@ -192,25 +288,36 @@ OPTIONS = {
     "clip": "gradients are clipped by their norm",
     "clip_values": "gradients are clipped by value",
     "closure": "the optimizer calls a closure",
+    "columns": "FSDP2 shards the last dimension",
     "compile": "the model is compiled",
     "dropout": "with a dropout",
     "early": "an optimizer that nobody steps exists beside the one that trains",
     "epochs": "five epochs of a small dataset",
     "evaluates": "an evaluation each fifth step, on all rows",
     "fp16": "autocast to fp16, with a loss scaler",
+    "flat": "FSDP1 shows the optimizer its flat parameters",
     "frozen": "the embedding does not train",
     "gan": "a critic with an optimizer of its own, which steps first",
+    "hybrid_shard": "FSDP1 shards among half of the ranks",
+    "interleaved": "each rank of a pipeline has two stages",
     "keeps_zeros": "gradients are set to zero, not to None",
+    "local_sgd": "no gradient is reduced, and the weights are averaged each fourth step",
     "mixed": "FSDP2 computes in bf16",
     "moving_average": "a copy of the model follows it",
+    "no_shard": "FSDP1 shards nothing",
+    "one_f_one_b": "a pipeline alternates forwards and backwards",
     "other_terms": "the loss has another term",
     "overflows": "the first gradients in fp16 overflow",
     "penalty": "a penalty on a gradient",
     "saves": "the optimizer's state is saved, and loaded later",
+    "sequence_parallel": "tensor parallelism also splits the words of a norm",
+    "shard_grad_op": "FSDP1 keeps whole weights until the backward",
+    "sharded_stages": "FSDP2 shards the stages of a pipeline",
     "skips_block": "some rows skip a block",
     "skips_steps": "each fourth step is skipped",
     "static_graph": "DDP's static graph",
     "stream": "an iterable dataset",
+    "sums_rightly": "gradients are summed over the ranks, and each has its part of the loss",
     "sum_loss": "the sum of losses, divided by the number of words",
     "tied": "embedding and output share a weight",
     "unused": "a layer is never called",
@@ -220,6 +327,7 @@ OPTIONS = {
 }
 
 FAULTS = {
+    "norms_alone": "the gradients of norms are not added over the ranks of tensor parallelism",
     "never_reduced": "gradients are not averaged over the ranks",
     "summed": "gradients are summed over the ranks, not averaged",
     "perturbed": "at step 12 rank 1 moves a weight by 0.001",
@@ -267,9 +375,8 @@ def batches(has: Has) -> Iterator[Tensor]:
         yield from DataLoader(Stream(has), batch_size=ROWS)
         return
     data = Sentences(has)
-    alone = has("tensor_parallel")  # its ranks train on the same rows
-    ranks = 1 if alone else dist.get_world_size()
-    rank = 0 if alone or has("same_rows") else dist.get_rank()
+    ranks, rank = rows_of(has)
+    rank = 0 if has("same_rows") else rank
     sampler: DistributedSampler[Tensor] = DistributedSampler(data, ranks, rank)
     loader = DataLoader(data, ROWS, sampler=sampler, num_workers=2 if has("workers") else 0)
     for epoch in range(10**6):
@@ -349,6 +456,7 @@ class Loop:
             count = 1
         divisor = 1 if self.has("undivided") else count
         divisor = count * count if self.has("divided_twice") else divisor
+        divisor *= dist.get_world_size() if self.has("sums_rightly") else 1
         for micro in range(count):
             is_last = micro == count - 1
             with self._reducing(is_last):
@@ -357,13 +465,13 @@ class Loop:
                 self.scaler.scale(loss / divisor).backward()
             if self.has("last_only") and not is_last:
                 self._clear()
-        if self.has("by_hand"):
+        if self.has("by_hand") and not self.has("local_sgd"):
             reduce_by_hand(self.parameters, self.has)
 
     def _reducing(self, is_last: bool) -> Any:
         """A block whose backward reduces its gradients, or does not."""
         reduces = not self.has("never_reduced") and (is_last or not self.has("accumulate"))
-        if self.has("fsdp2", "hsdp"):
+        if self.has("fsdp2", "hsdp", "fsdp2_tensor_parallel"):
             self.model.set_requires_gradient_sync(reduces)  # type: ignore[operator]
         elif not reduces and hasattr(self.run, "no_sync"):
             return self.run.no_sync()
@@ -385,6 +493,8 @@ class Loop:
         return loss
 
     def _spoil(self, step: int) -> None:
+        if self.has("norms_alone"):
+            self._forget_parts()
         first = self.parameters[0]
         if self.has("always_overflows") and first.grad is not None:
             first.grad.fill_(torch.inf)
@@ -399,6 +509,17 @@ class Loop:
                 weight: Any = self.model.out.weight
                 part = weight.to_local() if hasattr(weight, "to_local") else weight
                 part.view(torch.int32).view(-1)[333] ^= 1
+
+    def _forget_parts(self) -> None:
+        """Use this rank's part of each gradient that is still to be added."""
+        from torch.distributed.tensor import DTensor, Replicate
+
+        for parameter in self.parameters:
+            gradient: Any = parameter.grad
+            if isinstance(gradient, DTensor) and gradient.placements[0].is_partial():
+                parameter.grad = DTensor.from_local(
+                    gradient.to_local(), gradient.device_mesh, [Replicate()], run_check=False
+                )
 
     def _clip(self) -> None:
         if self.has("clip", "clip_values"):
@@ -439,6 +560,10 @@ class Loop:
                 parameter.grad = None
 
     def _between_steps(self, step: int) -> None:
+        if self.has("local_sgd") and step % 4 == 0:
+            for parameter in self.parameters:
+                dist.all_reduce(parameter.data)
+                parameter.data /= dist.get_world_size()
         if self.follower is not None:
             with torch.no_grad():
                 for mine, parameter in zip(
@@ -497,19 +622,59 @@ class Gan(Loop):
         (self.critic if self.has("clears_modules") else self.critics).zero_grad()
 
 
-def reduce_by_hand(parameters: list[Any], has: Has) -> None:
+class Pipeline(Loop):
+    """Each rank trains one stage, or two, on micro-batches."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        from torch.distributed import pipelining
+
+        self.model = self.run  # a rank has its stages alone
+        mesh, count = self.run.mesh, self.run.count
+        place, group = mesh.get_local_rank("stages"), mesh.get_group("stages")
+        self.is_first, self.is_last = place == 0, place == STAGES - 1
+        stages = [
+            pipelining.PipelineStage(
+                stage, place + n * STAGES, count, torch.device("cpu"), group=group
+            )
+            for n, stage in enumerate(self.run)
+        ]
+        micro = MICRO_BATCHES // 2
+        if self.has("interleaved"):
+            self.plan: Any = pipelining.ScheduleInterleaved1F1B(stages, micro, self._loss_of)
+        elif self.has("one_f_one_b"):
+            self.plan = pipelining.Schedule1F1B(stages[0], micro, self._loss_of)
+        else:
+            self.plan = pipelining.ScheduleGPipe(stages[0], micro, self._loss_of)
+
+    def _loss_of(self, scores: Tensor, words: Tensor) -> Tensor:
+        return F.cross_entropy(scores.reshape(-1, WORDS), words.reshape(-1))
+
+    def _compute_gradients(self, step: int) -> None:
+        rows = next(self.batches)
+        inputs = [rows[:, :-1].contiguous()] if self.is_first else []
+        words, losses = rows[:, 1:].contiguous(), []
+        self.plan.step(*inputs, target=words if self.is_last else None, losses=losses)
+        self.losses += [float(loss.detach()) for loss in losses]
+        if not self.has("never_reduced", "sharded_stages"):  # DDP in a stage fails in torch 2.13
+            reduce_by_hand(self.parameters, self.has, self.run.mesh.get_group("copies"))
+
+
+def reduce_by_hand(parameters: list[Any], has: Has, group: Any = None) -> None:
     for parameter in parameters:
         if parameter.grad is not None and not has("never_reduced"):
-            dist.all_reduce(parameter.grad)
-            if not has("summed"):
-                parameter.grad /= dist.get_world_size()
+            dist.all_reduce(parameter.grad, group=group)
+            if not has("summed", "sums_rightly"):
+                parameter.grad /= dist.get_world_size(group)
 
 
 def train(
     words: str, steps: int = 24, before_step: Callable[[int], None] = lambda step: None
 ) -> Loop:
     """Train on this rank; the process group is up. Returns the training."""
-    loop = Gan(words) if "gan" in words.split() else Loop(words)
+    kinds = {"gan": Gan, "pipeline": Pipeline}
+    kind = next((kinds[word] for word in words.split() if word in kinds), Loop)
+    loop = kind(words)
     loop.train(steps, before_step)
     return loop
 

@@ -171,6 +171,9 @@ class GraphBackward(Event):
         Place("megatron.core.pipeline_parallel.schedules", "", "custom_backward"),
     )
 
+    gradient: Any
+    """The gradients of the tensors, if the caller passes them."""
+
     @classmethod
     def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
         import torch
@@ -178,7 +181,8 @@ class GraphBackward(Event):
         tensors = next(iter((*arguments, *keywords.values())), None)
         if isinstance(tensors, (list, tuple)) and len(tensors) == 1:  # it may be a generator
             (tensors,) = tensors
-        return cls(tensors if isinstance(tensors, torch.Tensor) else None)
+        others = arguments[1:2] or (keywords.get("grad_tensors"),)
+        return cls(tensors if isinstance(tensors, torch.Tensor) else None, others[0])
 
 
 @dataclass

@@ -12,6 +12,8 @@ from .posts import Described
 class DeepSpeed(Layout):
     """ZeRO 1 to 3."""
 
+    package = "deepspeed"
+
     def share(self, parameter: Any, described: Described) -> Share | None:
         if hasattr(parameter, "ds_tensor"):
             described.left_out = "ZeRO 3 shards them"

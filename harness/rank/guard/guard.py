@@ -47,6 +47,7 @@ from .schedules import Schedules
 from .sentences import known_bug, watched_run
 from .settings import CHECKS, Settings, report_in
 from .summary import Clock, blind, content, line, merged, not_seen, percent
+from .torch_shards import inner_optimizer
 from .trackers import News, Trackers
 from .training import Training
 
@@ -166,27 +167,34 @@ class Guard:
         if self._in_backward:  # one calls the other, and checkpoints are reentrant
             return call()
         self._in_backward = True
-        self._safely(self._begin_backward, event.owner)
+        self._safely(self._begin_backward, event.owner, event.gradient is not None)
         try:
             return call()
         finally:
             self._in_backward = False
 
-    def _begin_backward(self, root: Any) -> None:
+    def _begin_backward(self, root: Any, goes_on: bool) -> None:
         self.backwards += 1
         self.rows.backward()
-        self._arm()
+        self._arm(goes_on and not (isinstance(root, torch.Tensor) and root.numel() == 1))
         if self._is_armed():
             self.losses.backward(root, self._scaler)
 
-    def _arm(self) -> None:
+    def _arm(self, goes_on: bool) -> None:
+        """Arm what is due. ``goes_on``: the backward begins with gradients of another rank."""
         due = [one for one in self.trainings if one.due and not one.armed]
         if not due or _captures():
             return
         optimizers = [one.optimizer() for one in self.trainings]
         held = {id(p) for one in optimizers if one for g in one.param_groups for p in g["params"]}
-        modules = cache(Modules)
+        modules = cache(partial(Modules, goes_on))
+        inner = {id(inner_optimizer(one)) for one in optimizers if one}
         for training in due:
+            training.is_inner = id(training.optimizer()) in inner
+            if training.is_inner:
+                continue
+            others = [one for one in optimizers if one and one is not training.optimizer()]
+            training.is_shared = any(map(training.shares, others))
             training.arm(held, modules, self._guarded)
 
     def _loss(self, event: LossValue) -> None:
@@ -254,7 +262,7 @@ class Guard:
 
     def _after_step(self, event: Step) -> None:
         training = self._of(event.owner)
-        if training is None:
+        if training is None or training.is_inner:
             return
         if not training.steps:
             report_in("training")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from .budget import FIRST_CHECKS
 from .checks import CHECKS
 from .checks.views import Alarm, Memory, View
 from .posts import Layout, Post
@@ -12,6 +15,12 @@ PATIENCE = 4
 """Checks in a row with cleared gradients that make a fault: a loop may skip a step now and then. A
 step of the usual number of micro-batches, some of which are lost, counts twice: a loop that skips
 a step computes more of them."""
+
+
+APART = (("gradients", "mean"), ("replicas", "differ"))
+"""The alarms of ranks that train alone."""
+
+NONE = torch.zeros(1)
 
 
 def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
@@ -31,7 +40,27 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
         if name in ("gradients", "accumulation") and 0 < memory.dropped < PATIENCE:
             continue
         alarms += check(views, memory)
-    return _merged(alarms)
+    return _merged(_without_local_steps(alarms, views, memory))
+
+
+def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Memory) -> list[Alarm]:
+    """The alarms, without those of local SGD: it reduces no gradients, and averages the weights
+    each few steps. A loop that has done so in none of the first steps forgets the reduction."""
+    memory.alone += memory.unreduced
+    averages = next((view.post.averages for view in views if view.post.averages), "")
+    if memory.unreduced and any(
+        int(view.post.tensors.get("outside", NONE).sum()) for view in views
+    ):
+        averages = "the loop itself changes weights after a step, as local SGD does"
+    if memory.unreduced and any(view.post.outer for view in views):
+        averages = "another optimizer has the same parameters, as with DiLoCo"
+    memory.averages = memory.averages or averages
+    if memory.averages:
+        for name in ("gradients", "replicas"):
+            memory.not_seen[name] = f"{name} are not compared: {memory.averages}"
+    if memory.averages or (memory.unreduced and memory.alone < FIRST_CHECKS):
+        return [one for one in alarms if (one.check, one.kind) not in APART]
+    return alarms
 
 
 def _remembered(post: Post, memory: Memory) -> View:

@@ -8,6 +8,12 @@ from typing import Any
 
 from .posts import Described
 
+Change = Callable[[Any], Any]
+
+
+def same(tensor: Any) -> Any:
+    return tensor
+
 
 @dataclass
 class Share:
@@ -17,11 +23,15 @@ class Share:
     """Which part of the weight it has: ranks with the same part have copies of it."""
     hooked: Any = None
     """The tensor whose hook gets the gradient that this rank computes; None: there is none."""
-    used: Callable[[Any], Any] | None = None
+    computed: Change = same
+    """The parameter's gradient in the tensor that the hook gets, flat or in the order of shards."""
+    used: Change | None = None
     """By an optimizer, what this rank has of the gradient that it uses, if that is not the
     parameter's own ``grad``."""
     is_copy: bool = False
     """Whether other ranks have copies of the weight, although its gradients are left out."""
+    weight: Callable[[], Any] | None = None
+    """What this rank has of the weight, if the parameter has other values at times."""
     steps: bool = True
     """Whether the optimizer itself moves this parameter, by its ``grad``."""
 
@@ -31,6 +41,9 @@ class Layout:
 
     It is constructed once, when the modules of this process are known, and may rename parameters.
     """
+
+    package = "torch"
+    """Whose way it is."""
 
     def __init__(self, modules: Any) -> None:
         self.modules = modules

@@ -13,6 +13,8 @@ from .posts import Described
 class Megatron(Layout):
     """Tensor parallelism and experts, by the attributes of parameters."""
 
+    package = "megatron"
+
     def share(self, parameter: Any, described: Described) -> Share | None:
         if getattr(parameter, "allreduce", True) is False:
             described.left_out = "experts are not reduced over all ranks"

@@ -16,9 +16,9 @@ from .layouts import Layout, Share
 from .megatron_shards import Megatron
 from .posts import Described
 from .samples import local
-from .torch_shards import DTensors, Fsdp1, Fsdp2
+from .torch_shards import DTensors, Fsdp1, Fsdp2, Pipeline, averages, split_rows
 
-LAYOUTS: tuple[type[Layout], ...] = (Fsdp2, DTensors, DeepSpeed, Megatron, Fsdp1)
+LAYOUTS: tuple[type[Layout], ...] = (Pipeline, Fsdp2, DTensors, DeepSpeed, Megatron, Fsdp1)
 """The first one that splits a parameter describes it."""
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -36,6 +36,8 @@ class Watched:
     @property
     def weight(self) -> Any:
         """What this rank has of the weight; nothing where a layout says so."""
+        if self.share.weight:
+            return self.share.weight()
         whole = local(self.parameter)
         return whole if self.described.size else whole.new_zeros(0)
 
@@ -53,29 +55,48 @@ class Watched:
 class Modules:
     """The modules of this process, found among all its objects: once, as that takes a while."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_pipeline: bool = False) -> None:
+        """``in_pipeline``: the backward of this process begins with gradients, as a stage's."""
+        self.in_pipeline = in_pipeline
         self.modules = modules = _modules()
         inner = {id(child) for one in modules for child in _children(one)}
-        roots = [one for one in modules if id(one) not in inner]
+        self.roots = roots = [one for one in modules if id(one) not in inner]
         self.names: dict[int, str] = {}
         self.parameters: dict[int, Any] = {}
         for root in roots:
             for name, parameter in root.named_parameters():
-                self.names.setdefault(id(parameter), _plain(name))
+                self.names.setdefault(id(parameter), plain(name))
                 self.parameters.setdefault(id(parameter), parameter)
         self.ranks: dict[int, list[int]] = {}
         for one in modules:
             if isinstance(one, nn.parallel.DistributedDataParallel):
                 ranks = dist.get_process_group_ranks(one.process_group)
                 self.ranks.update((id(p), ranks) for p in one.module.parameters())
+        self.averages, self.split_rows = averages(), split_rows()
         self.layouts = [kind(self) for kind in LAYOUTS]
+
+    def forget(self, key: int) -> None:
+        """Leave out a tensor that stands for a parameter while a step computes."""
+        self.names.pop(key, None)
+        self.parameters.pop(key, None)
+
+    def name_parameter(self, parameter: Any, name: str) -> None:
+        """Note a parameter that its module does not have while a step computes."""
+        self.names[id(parameter)] = plain(name)
+        self.parameters[id(parameter)] = parameter
 
     def share(self, parameter: Any, described: Described) -> Share:
         """What this rank has of a parameter, by the first layout that splits it."""
         for layout in self.layouts:
-            share = layout.share(parameter, described)
+            try:
+                share = layout.share(parameter, described)
+            except (AttributeError, IndexError, TypeError):  # private names of another release
+                described.left_out = f"this release of {layout.package} splits them in another way"
+                return Share()
             if share is not None:
                 return share
+        if self.in_pipeline and not described.ranks and not described.part:
+            described.left_out = "nothing says which ranks of a pipeline share them"
         return Share(hooked=parameter)
 
 
@@ -95,7 +116,7 @@ def _children(module: Any) -> list[Any]:
     return [child for child in module.__dict__.get("_modules", {}).values() if child is not None]
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """The name of a parameter without what wrappers put into it."""
     for part in WRAPPERS:
         name = name.replace(part, "")
@@ -135,7 +156,10 @@ def _watched(parameter: Any, modules: Modules, number: int | None) -> Watched:
         trained=parameter.requires_grad,
         dtype=str(parameter.dtype)[len("torch.") :],
     )
+    described.same_rows = modules.split_rows
     share = modules.share(parameter, described)
+    if share.weight:
+        described.size = share.weight().numel()
     shard = f"{share.shard} {described.part}"
     if (described.left_out and not share.is_copy) or key not in modules.names:
         shard, described.ranks = f"{shard} of rank {os.environ.get('RANK', 0)}", []

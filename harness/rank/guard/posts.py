@@ -42,9 +42,11 @@ class Described:
     dtype: str
     left_out: str = ""
     """Why its gradients are not compared; empty if they are."""
+    same_rows: bool = False
+    """Whether some of ``ranks`` read the same rows on purpose, as those of tensor parallelism."""
     part: str = ""
-    """Which part of a weight it is that tensor parallelism splits; empty if it is a whole one.
-    Gradients are averaged among ranks with the same part."""
+    """Which part of a weight it is that tensor parallelism splits, or of which stage of a pipeline;
+    empty if it is a whole one. Gradients are averaged among ranks with the same part."""
 
 
 @dataclass
@@ -96,6 +98,11 @@ class Post:
     have these parameters, in this order; ``first_bits`` has all."""
     computed: dict[str, str] = field(default_factory=dict)
     """By the number of a parameter, the type of the gradients that this rank computed for it."""
+    partial: dict[str, int] = field(default_factory=dict)
+    """By the number of a parameter, of how many ranks the computed gradients must be added, as
+    tensor parallelism leaves that to be done later."""
+    partial_used: dict[str, int] = field(default_factory=dict)
+    """The same for the gradients that the optimizer uses."""
     unusable: list[int] = field(default_factory=list)
     """The parameters with gradients that cannot be sampled: sparse ones."""
     used: Sequence[tuple[int, int, int]] = field(default_factory=list)
@@ -117,25 +124,22 @@ class Post:
     """Whether gradients travel in 16 bits."""
     lossy: str = ""
     """A reduction that is no mean on purpose, such as PowerSGD."""
+    outer: bool = False
+    """Whether another optimizer has the same parameters, as the outer one of DiLoCo."""
+    averages: str = ""
+    """Why copies of a weight may differ for some steps on purpose, as with local SGD."""
     fused_scale: bool = False
     """Whether the optimizer divides by a loss scale itself."""
     alarms: list[LocalAlarm] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     """Releases and settings, in the first post of rank 0."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    """``computed``, ``used``, ``updates``, ``weights``, ``bits``, ``first_bits``, ``losses``."""
+    """``computed``, ``used``, ``updates``, ``weights``, ``bits``, ``first_bits``, ``losses``, and
+    ``outside``: whether weights changed since the last step ended."""
 
     form: str = ""
     """Of a post that was bytes: posts of one form have the same header, beside what is of the rank
     alone, so that their tensors can be judged together."""
-
-    def positions(self) -> dict[int, tuple[int, int]]:
-        """By the number of a parameter, where its gradient is in ``used``."""
-        places, at = {}, 0
-        for number, first, last in self.used:
-            places[number] = at, last - first
-            at += last - first
-        return places
 
     def places(self) -> Tensor:
         """``used`` as rows of three numbers."""

@@ -44,21 +44,51 @@ class Positions:
         return first, max(first, last)
 
     def values(self, tensor: Tensor) -> Tensor:
-        """The values of a whole tensor at the positions: a view, if it is contiguous."""
+        """The values of a whole tensor at the positions: a view, if they are evenly spaced."""
         return self.part(tensor, 0, 0, self.count)
 
     def part(self, tensor: Tensor, begin: int, first: int, last: int) -> Tensor:
         """The values at the positions ``first`` to ``last`` of a shard that begins at ``begin``."""
         flat = tensor.detach()
-        flat = flat if flat.is_contiguous() else flat.contiguous()
+        if not flat.is_contiguous():
+            return _picked(flat, [n * self.every + self.offset - begin for n in range(first, last)])
         start = flat.storage_offset() + self.offset + first * self.every - begin
         return torch.as_strided(flat, (last - first,), (self.every,), start)
+
+
+def _picked(tensor: Tensor, positions: Sequence[int]) -> Tensor:
+    """The values of a tensor at positions in its order, without a copy of all of it."""
+    places = [_place(tensor, position) for position in positions]
+    gaps = {places[n + 1] - places[n] for n in range(len(places) - 1)}
+    if len(gaps) == 1 and min(gaps) > 0:
+        return torch.as_strided(tensor, (len(places),), (gaps.pop(),), places[0])
+    single = [torch.as_strided(tensor, (1,), (1,), place) for place in places]
+    return torch.cat(single) if single else tensor.new_zeros(0)
+
+
+def _place(tensor: Tensor, position: int) -> int:
+    """Where in its memory a tensor has the value at a position."""
+    place = tensor.storage_offset()
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
+        position, number = divmod(position, size)
+        place += number * stride
+    return place
 
 
 def local(tensor: Any) -> Any:
     """What this rank has of a tensor: the shard of a DTensor."""
     inner = getattr(tensor, "_local_tensor", None)
     return tensor if inner is None else inner
+
+
+def partial_ranks(tensor: Any) -> int:
+    """Of how many ranks the values must be added to get this tensor: those of a DTensor whose
+    reduction is still to be done."""
+    ranks, mesh = 1, getattr(tensor, "device_mesh", None)
+    if mesh is not None:
+        for dim, placement in enumerate(tensor.placements):
+            ranks *= mesh.size(dim) if placement.is_partial() else 1
+    return ranks
 
 
 def joined(views: Sequence[Tensor]) -> Tensor:

@@ -1,32 +1,64 @@
-"""What a rank has of parameters that torch itself splits: FSDP2, FSDP1, tensor parallelism."""
+"""What a rank has of parameters that torch itself splits: FSDP2, FSDP1, tensor parallelism.
+
+A shard is a range of the values of the whole parameter, in an order in which the dimension that is
+split comes first.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
+
+import torch.distributed as dist
+from torch import nn
 
 from .layouts import Layout, Share
 from .posts import Described
+from .samples import local
 
+PIPELINE = "torch.distributed.pipelining.stage"
 FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
 
+class Pipeline(Layout):
+    """Stages of ``torch.distributed.pipelining``: ranks have other parameters under one name."""
+
+    def __init__(self, modules: Any) -> None:
+        super().__init__(modules)
+        self.stages: dict[int, str] = {}
+        for stage in _instances(PIPELINE, "_PipelineStageBase"):
+            name = f"stage {stage.stage_index}"
+            for parameter in stage.submod.parameters():
+                self.stages[id(parameter)] = name
+                inner = modules.names.get(id(parameter))
+                if inner is not None and not inner.startswith("stage "):
+                    modules.names[id(parameter)] = f"{name}: {inner}"
+
+    def share(self, parameter: Any, described: Described) -> Share | None:
+        described.part = self.stages.get(id(parameter), "")
+        return None
+
+
 class Fsdp2(Layout):
-    """``fully_shard``."""
+    """``fully_shard``, also of DTensors: then the whole of a shard is this rank's part of them."""
 
     def __init__(self, modules: Any) -> None:
         super().__init__(modules)
         self.shards: dict[int, Any] = {}
-        for shard in _fsdp2_parameters():
+        for shard in _instances(FSDP2, "FSDPParam"):
             self.shards[id(shard.sharded_param)] = shard
             self._name(shard)
 
     def _name(self, shard: Any) -> None:
         """Give a shard the name of its parameter: in a backward, the modules have that one."""
         key, whole = id(shard.sharded_param), id(getattr(shard, "_unsharded_param", None))
-        name = self.modules.names.pop(whole, None) or getattr(shard, "_param_fqn", None)
-        self.modules.parameters.pop(whole, None)
+        name = self.modules.names.get(whole) or self.modules.names.get(key)
+        name = name or getattr(shard, "_param_fqn", None)
+        self.modules.forget(whole)
         self.modules.parameters[key] = shard.sharded_param
         if name:
             self.modules.names[key] = name
@@ -35,56 +67,200 @@ class Fsdp2(Layout):
         shard = self.shards.get(id(parameter))
         if shard is None:
             return None
-        info, size = shard.mesh_info, shard._orig_size
+        info, size, dim = shard.mesh_info, shard._orig_size, shard.fsdp_placement.dim
         rank = getattr(info, "shard_mesh_rank", 0)
         described.numel = size.numel()
-        described.ranks = info.mesh.mesh.flatten().tolist()
-        if shard.fsdp_placement.dim == 0 and size:
-            row = described.numel // max(1, size[0])
-            described.begin = min(rank * shard.padded_sharded_param_size[0], size[0]) * row
-            described.end += described.begin
-        else:
-            described.left_out = f"sharded on dimension {shard.fsdp_placement.dim}"
-        return Share(f"shard {rank}", getattr(shard, "_unsharded_param", None))
+        described.ranks, described.part = _ranks_of(shard, info)
+        described.same_rows |= len(described.ranks) > info.mesh.size()
+        length = size[dim] if size else 1
+        if getattr(info, "shard_mesh_size", 1) > 1:
+            row = described.numel // max(1, length)
+            padded = shard.padded_sharded_param_size[dim] if size else 1
+            described.begin = min(rank * padded, length) * row
+            described.end = described.begin + described.size
+        whole = getattr(shard, "_unsharded_param", None)
+        if dim == 0:
+            return Share(f"shard {rank}", whole)
+        order = partial(_dimension_first, dim)
+        return Share(f"shard {rank}", whole, order, partial(_ordered_gradient, order, parameter))
 
 
-def _fsdp2_parameters() -> list[Any]:
-    kind = getattr(sys.modules.get(FSDP2), "FSDPParam", None)
-    return [one for one in gc.get_objects() if type(one) is kind] if kind else []
+def _ranks_of(shard: Any, info: Any) -> tuple[list[int], str]:
+    """The ranks whose gradients a shard of FSDP2 has, and which part of a DTensor it is of."""
+    ranks = info.mesh.mesh.flatten().tolist()
+    spec = getattr(shard, "_unsharded_dtensor_spec", None) or getattr(shard, "_tp_spec", None)
+    if spec is None:
+        return ranks, ""
+    mesh = getattr(shard, "_spmd_mesh", None)
+    coordinate = spec.mesh.get_coordinate() or []
+    split = [dim for dim, one in enumerate(spec.placements) if not one.is_replicate()]
+    part = f"part {[(dim, coordinate[dim]) for dim in split]}" if split else ""
+    if mesh is None or len(split) == len(spec.placements):
+        return ranks, part
+    if split:
+        return ranks, f"{part} of rank {os.environ.get('RANK', 0)}"
+    return mesh.mesh.flatten().tolist(), ""
+
+
+CONTEXT = {"cp", "context", "sp", "seq", "sequence", "ulysses", "ring"}
+"""Words in the names of meshes whose ranks have parts of the same rows."""
+
+
+def split_rows() -> bool:
+    """Whether ranks read the same rows, of which each computes some words."""
+    meshes = _instances("torch.distributed.device_mesh", "DeviceMesh")
+    names = {name for mesh in meshes for name in getattr(mesh, "mesh_dim_names", None) or ()}
+    return any(word in CONTEXT for name in names for word in str(name).lower().split("_"))
+
+
+def _dimension_first(dim: int, tensor: Any) -> Any:
+    return tensor.movedim(dim, 0)
+
+
+def _ordered_gradient(order: Any, parameter: Any, optimizer: Any) -> Any:
+    return None if parameter.grad is None else order(local(parameter.grad))
+
+
+ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
+AVERAGERS = "torch.distributed.algorithms.model_averaging.averagers"
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer of this rank's share, that ``ZeroRedundancyOptimizer`` steps; None for
+    others."""
+    return optimizer.optim if type(optimizer).__module__ == ZERO else None
+
+
+def averages() -> str:
+    """Why copies of a weight may differ on purpose; empty if they may not."""
+    names = [type(one).__name__ for one in _instances(AVERAGERS, "ModelAverager")]
+    return f"{names[0]} averages the weights" if names else ""
+
+
+def _instances(module: str, kind: str) -> list[Any]:
+    """The objects of a class of a module, if that is imported."""
+    base = getattr(sys.modules.get(module), kind, None)
+    if base is None:
+        return []
+    kinds = [base]
+    for each in kinds:
+        kinds += each.__subclasses__()
+    return [one for one in gc.get_objects() if type(one) in kinds]
 
 
 class DTensors(Layout):
-    """DTensors of tensor parallelism."""
+    """DTensors of tensor parallelism: each part is compared among the ranks that have it."""
 
     def share(self, parameter: Any, described: Described) -> Share | None:
         if not hasattr(parameter, "placements"):
             return None
         coordinate = parameter.device_mesh.get_coordinate() or ()
         placements = enumerate(parameter.placements)
-        cut = [(dim, coordinate[dim]) for dim, one in placements if not one.is_replicate()]
-        described.left_out = "DTensors of tensor parallelism"
-        return Share(f"part {cut}")
+        split = [(dim, coordinate[dim]) for dim, one in placements if not one.is_replicate()]
+        described.part = f"part {split}" if split else ""
+        return Share(hooked=parameter)
 
 
 class Fsdp1(Layout):
-    """``FullyShardedDataParallel``."""
+    """``FullyShardedDataParallel``: the parameters of a module are one flat parameter, and each
+    rank has a range of it."""
 
     def __init__(self, modules: Any) -> None:
         super().__init__(modules)
-        self.flattened: set[int] = set()
-        self.unsharded: set[int] = set()
-        """What is whole from the forward to the end of the backward, and a shard in the step."""
-        for one in modules.modules:
-            if type(one).__name__ == "FullyShardedDataParallel":
-                ids = set(map(id, one.parameters()))
-                self.flattened |= ids
-                name = getattr(one.sharding_strategy, "name", "")
-                self.unsharded |= ids if name in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2") else set()
+        self.shares: dict[int, tuple[Any, Any, int, Any]] = {}
+        for name, state, handle in _fsdp1_handles(modules.roots):
+            flat = handle.flat_param
+            for key in _stand_ins(state):
+                modules.forget(key)
+            originals = getattr(flat, "_params", None)
+            if originals is None:
+                modules.name_parameter(flat, f"{name}flat")
+                self.shares[id(flat)] = state, handle, 0, None
+                continue
+            offsets = _offsets(flat)
+            for number, original in enumerate(originals):
+                modules.name_parameter(original, name + flat._fqns[number])
+                self.shares[id(original)] = state, handle, offsets[number], number
 
     def share(self, parameter: Any, described: Described) -> Share | None:
-        if id(parameter) not in self.flattened and not hasattr(parameter, "_is_flat_param"):
+        found = self.shares.get(id(parameter))
+        if found is None:
             return None
-        described.left_out = "FSDP1 shards them"
-        if id(parameter) in self.unsharded:
-            described.numel = described.size = described.end = 0
-        return Share()
+        state, handle, offset, number = found
+        flat, shard = handle.flat_param, handle.rank
+        if any(one is not None for one in getattr(flat, "_param_extensions", ())):
+            described.left_out = "FSDP1 shards DTensors"
+            described.numel = described.size = described.end = 0  # it is whole at times
+            return Share()
+        described.ranks = _fsdp1_ranks(state)
+        if not handle.uses_sharded_strategy:
+            shard, first, last = 0, 0, flat._unpadded_unsharded_size.numel()
+        else:
+            padded = flat._sharded_size.numel()
+            first, last = handle.rank * padded, (handle.rank + 1) * padded
+        if number is None:
+            described.numel = flat._unpadded_unsharded_size.numel()
+            described.begin = min(first, described.numel)
+            described.end = min(last, described.numel)
+            weight = partial(getattr, flat, "_local_shard")
+            used = partial(_flat_gradient, flat, described.end - described.begin)
+            return Share(f"shard {shard}", flat, used=used, weight=weight)
+        described.numel = count = flat._numels[number]
+        described.begin = min(max(first - offset, 0), count)
+        described.end = max(described.begin, min(last - offset, count))
+        start = max(offset - first, 0)
+        weight = partial(_range_of_shard, flat, start, described.end - described.begin)
+        computed = partial(_range, offset, count)
+        return Share(f"shard {shard}", flat, computed, weight=weight)
+
+
+def _fsdp1_handles(roots: Iterable[Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The prefix of the names, the wrapper, and the handle of each flat parameter."""
+    for root in roots:
+        for name, module in root.named_modules():
+            if type(module).__name__ != "FullyShardedDataParallel":
+                continue
+            handle = getattr(module, "_handle", None)
+            if handle is not None:
+                yield f"{name}." if name else "", module, handle
+
+
+def _stand_ins(module: Any) -> list[int]:
+    """The views that are in the place of parameters while a step computes, and flat parameters."""
+    return [
+        id(parameter)
+        for parameter in module.parameters()
+        if getattr(parameter, "_is_flat_param", False) or not isinstance(parameter, nn.Parameter)
+    ]
+
+
+def _offsets(flat: Any) -> list[int]:
+    """Where each original parameter begins in a flat one, which has padding between them."""
+    offsets, at = [], 0
+    for count, is_padding in zip(flat._numels_with_padding, flat._is_padding_mask):
+        if not is_padding:
+            offsets.append(at)
+        at += count
+    return offsets
+
+
+def _fsdp1_ranks(state: Any) -> list[int]:
+    ranks = dist.get_process_group_ranks(state.process_group)
+    others = getattr(state, "_inter_node_pg", None)
+    if others is None or "HYBRID" not in state.sharding_strategy.name:
+        return ranks
+    this = dist.get_rank()
+    distances = [other - this for other in dist.get_process_group_ranks(others)]
+    return sorted(rank + distance for rank in ranks for distance in distances)
+
+
+def _range(start: int, count: int, tensor: Any) -> Any:
+    return tensor.reshape(-1)[start : start + count]
+
+
+def _range_of_shard(flat: Any, start: int, count: int) -> Any:
+    return flat._local_shard[start : start + count]
+
+
+def _flat_gradient(flat: Any, count: int, optimizer: Any) -> Any:
+    return None if flat.grad is None else flat.grad[:count]

@@ -22,7 +22,7 @@ from torch import Tensor
 from .budget import FIRST_CHECKS, Cost
 from .parameters import Modules, Watched, watched
 from .posts import LocalAlarm, Post, Update
-from .samples import Positions, bit_sum, joined, local
+from .samples import Positions, bit_sum, joined, local, partial_ranks
 from .skips import Skips
 
 UPDATED = 48
@@ -56,6 +56,10 @@ class Training:
         self.armed = False
         self._handles: list[Any] = []
         self._waits = self._naps = 0
+        self.is_inner = False
+        """Whether another optimizer steps this one: it ends before ranks have all new weights."""
+        self.is_shared = False
+        """Whether another optimizer has the same parameters."""
         self.alarms: list[LocalAlarm] = []
         self.skips = Skips()
         self.setup = 0.0
@@ -66,6 +70,10 @@ class Training:
         self._described = False
         """Whether rank 0 knows the parameters."""
         self._first_bits: Tensor | None = None
+        self._last_bits: Tensor | None = None
+        """Those after the last step, if that was checked."""
+        self._outside: Tensor | None = None
+        """Whether weights changed between that step and this one."""
         self._loaded_rates: list[Any] = []
         self._spent = 0.0
         self._began = 0.0
@@ -99,6 +107,8 @@ class Training:
         self._computed: Tensor | None = None
         self._types: dict[int, str] = {}
         self._unusable: set[int] = set()
+        self._partial: dict[int, int] = {}
+        self._partial_used: dict[int, int] = {}
         self._used: Tensor | None = None
         self._places: list[tuple[int, int, int]] = []
         self._updates: list[Update] = []
@@ -119,12 +129,16 @@ class Training:
             self._modules = modules()
             self._watched = watched(optimizer, self._modules, held)
             self._ids, self._described, self._first_bits = ids, False, None
+            self._last_bits = None
             self.setup += time.perf_counter() - started
         if self._first_bits is None:
             self._first_bits = self._bits()
         self.check += 1
         self.armed, self._waits = True, 0
         self._reset()
+        self._outside = None
+        if self._last_bits is not None and self.check <= FIRST_CHECKS and self._has_no_wrapper:
+            self._outside = (self._last_bits != self._bits()).any().long().reshape(1)
         self._positions = [Positions.of(one.described.numel, self.check) for one in self._watched]
         self._starts = [0]
         for positions in self._positions:
@@ -133,6 +147,11 @@ class Training:
             if one.hooked is not None and self._positions[number].count:
                 hook = guarded(functools.partial(self.sample_computed, number))
                 self._handles.append(one.hooked.register_hook(hook))
+
+    @property
+    def _has_no_wrapper(self) -> bool:
+        """Whether nothing says which ranks have copies of some weights."""
+        return any(not one.described.ranks for one in self._watched)
 
     def disarm(self) -> None:
         """Remove all hooks."""
@@ -155,6 +174,11 @@ class Training:
         """Whether it steps so seldom that it is not checked."""
         return self._naps == MOST_NAPS
 
+    def shares(self, other: Any) -> bool:
+        """Whether another optimizer has a parameter of this one."""
+        first = next((p for g in self.optimizer().param_groups for p in g["params"]), None)
+        return any(p is first for group in other.param_groups for p in group["params"])
+
     def holds(self, parameters: set[int]) -> bool:
         """Whether the optimizer has one of these parameters."""
         return not parameters.isdisjoint(self._ids)
@@ -168,11 +192,15 @@ class Training:
         if gradient.layout is not torch.strided:
             self._unusable.add(number)
             return
-        gradient, positions = local(gradient), self._positions[number]
+        one, positions = self._watched[number], self._positions[number]
+        parts = partial_ranks(gradient)
+        if parts > 1:
+            self._partial[number] = parts
+        gradient = one.share.computed(local(gradient))
         if self._computed is None:
             size = self._starts[-1]
             self._computed = torch.zeros(size, dtype=torch.float32, device=gradient.device)
-        if gradient.numel() != self._watched[number].described.numel:
+        if gradient.numel() != one.described.numel:
             self._unusable.add(number)
             return
         if gradient.device != self._computed.device:
@@ -221,6 +249,7 @@ class Training:
                 if described.optimized and described.end > described.begin:
                     self._without.append(described.name)
                 continue
+            parts = partial_ranks(gradient)
             gradient = local(gradient)
             first, last = positions.within(described.begin, described.end)
             size = described.end - described.begin
@@ -228,6 +257,8 @@ class Training:
                 continue
             views.append(positions.part(gradient, described.begin, first, last))
             self._places.append((number, first, last))
+            if parts > 1:
+                self._partial_used[number] = parts
         self._used = joined(views)
 
     # -- the step --
@@ -257,6 +288,7 @@ class Training:
             and one.share.steps
             and one.parameter.grad is not None
             and one.parameter.grad.layout is torch.strided
+            and partial_ranks(one.parameter.grad) == 1
             and one.weight.numel()
         ]
         start = (self.check - 1) * UPDATED % max(1, len(ready))
@@ -354,6 +386,9 @@ class Training:
             tensors["computed"] = self._computed
         if self._used is not None:
             tensors["used"] = self._used
+        if self._outside is not None:
+            tensors["outside"] = self._outside
+        self._last_bits = tensors["bits"]
         modules, alarms = self._modules, self.alarms
         post = Post(rank, self.number, self.check, self.steps, kind=type(optimizer).__name__)
         if not self._described:
@@ -364,6 +399,8 @@ class Training:
         post.tensors = tensors
         post.computed = {str(n): t for n, t in self._types.items() if n not in self._unusable}
         post.unusable = sorted(self._unusable)
+        post.partial = {str(n): parts for n, parts in self._partial.items()}
+        post.partial_used = {str(n): parts for n, parts in self._partial_used.items()}
         post.used, post.without_gradient = self._places, self._without
         post.updates, post.dropped = self._updates, self._dropped
         post.is_whole = self._is_whole
@@ -373,6 +410,8 @@ class Training:
             for group in optimizer.param_groups
             for parameter in group["params"]
         )
+        post.outer = self.is_shared
+        post.averages = modules.averages if modules else ""
         post.unheld = [
             one.described.name
             for one in self._watched

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,29 +14,46 @@ LOSS_NEAR = 1e-2
 """How far a loss's weight may be from 1: a weight in bf16 is off by 0.4 %."""
 
 
-def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
-    """A step counts the loss of each micro-batch once, as a part of their mean."""
+@dataclass
+class Counted:
+    """How often a step counts its loss, by the mean of the ranks."""
+
+    total: float
+    micro: int
+    """Micro-batches of each rank."""
+    summed: bool
+    """Whether all losses are sums."""
+
+
+def counted(views: Sequence[View]) -> Counted | None:
+    """How often a step counts the loss; None if that is not seen."""
     totals, counts, summed = [], set(), True
     for view in views:
         losses = view.post.tensors.get("losses")
         if losses is None or not len(losses):
-            return  # a loss that is not one of torch's functions alone
+            return None  # a loss that is not one of torch's functions alone
         root, value, weight, count, scale = losses.double().reshape(-1, 5).T
         root, weight = root / scale, weight / scale
         explained = (root - value * weight).abs() <= LOSS_NEAR * root.abs() + 1e-6
         if not torch.isfinite(root).all() or not explained.all():
-            return  # the loss has other terms
+            return None  # the loss has other terms
         totals.append(float((weight * count).sum()))
         counts.add(len(root))
         summed = summed and bool((count > 1).all())
-    if len(counts) != 1:
+    return Counted(sum(totals) / len(totals), counts.pop(), summed) if len(counts) == 1 else None
+
+
+def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """A step counts the loss of each micro-batch once, as a part of their mean."""
+    losses = counted(views)
+    if losses is None:
         return
-    micro, total = counts.pop(), sum(totals) / len(totals)
+    total, micro, summed = losses.total, losses.micro, losses.summed
     layouts = {together.layout(view).columns.digest: view for view in views}
-    ranks = 1 if any(map(_is_split, layouts.values())) else len(totals)
+    ranks = 1 if any(map(_is_split, layouts.values())) else len(views)
     memory.compared["accumulation"] = micro
-    if abs(total - 1) <= LOSS_NEAR:
-        return
+    if any(abs(total * factor - 1) <= LOSS_NEAR for factor in (1, memory.factor)):
+        return  # a reduction by sum makes up for a loss that is divided by the ranks
     who = [view.rank for view in views]
     said = f"the step counts the loss {total:.4g} times instead of once"
     for name, factor in _factors(micro, ranks).items():

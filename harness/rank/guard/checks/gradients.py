@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from . import together
-from .views import Alarm, Memory, View, equal_at_first, named
+from .accumulation import LOSS_NEAR, Counted, counted
+from .views import Alarm, Memory, View, groups_of, named
 
 NEAR = 5e-3
 """How far (as a fraction) a gradient may be from the right one: reductions add in another order."""
@@ -30,6 +31,9 @@ class Pair:
     largest: float
     """The norm of the largest gradient of a rank, at the same positions."""
     coarse: bool
+    tied: list[Tensor] = field(default_factory=list)
+    """The means of weights of other stages that were equal to this one at first: if these share a
+    weight, as first and last embedding do, each uses the sum."""
 
     @property
     def ratio(self) -> float:
@@ -39,6 +43,11 @@ class Pair:
     def error(self, ratio: float) -> float:
         return float((self.used - ratio * self.mean).norm())
 
+    def nearest(self, ratio: float) -> Pair:
+        """The pair with the sum of the tied means, if that is nearer to what is used."""
+        others = [replace(self, mean=self.mean + mean) for mean in self.tied]
+        return min([self, *others], key=lambda pair: pair.error(ratio))
+
     def relative_error(self, ratio: float) -> float:
         size = max(float(self.used.norm()), abs(ratio) * self.largest)
         return self.error(ratio) / (size or 1.0)
@@ -46,6 +55,7 @@ class Pair:
 
 def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """The gradient that an optimizer uses is the mean of those that the ranks computed."""
+    memory.unreduced = False
     lossy = next((view.post.lossy for view in views if view.post.lossy), "")
     if lossy:
         memory.not_seen["gradients"] = f"gradients are not compared: {lossy} is no mean on purpose"
@@ -54,18 +64,38 @@ def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         if names := view.post.without_gradient:
             text = f"the optimizer has no gradient of {named(names)}, but this rank computed one"
             yield Alarm("gradients", "none", text, [view.rank], float(len(names)), names)
+    memory.factor, losses = 1.0, counted(views)
     if len(views) >= together.MANY and not any(view.post.without_gradient for view in views):
         right = together.right_gradients(views, NEAR)
         if right is not None:
             _note_compared(right, views, memory)
             return
     for view, pairs in _pairs(views, memory):
-        alarm = _judged_gradient(view, pairs)
-        if alarm is not None:
-            yield alarm
+        alarm = _judged_gradient(view, pairs, memory)
+        if alarm is None or (
+            alarm.kind == "longer" and _makes_up(alarm.size, losses, views, memory)
+        ):
+            continue
+        yield alarm
 
 
-def _judged_gradient(view: View, pairs: Sequence[Pair]) -> Alarm | None:
+def _makes_up(factor: float, losses: Counted | None, views: Sequence[View], memory: Memory) -> bool:
+    """Whether a sum over ranks may make up for losses that are divided by the ranks."""
+    if losses is not None:
+        return abs(factor * losses.total - 1) <= LOSS_NEAR
+    is_sum = 1 < round(factor) <= len(views) and abs(factor / round(factor) - 1) <= NEAR
+    if is_sum:
+        memory.not_seen["scale"] = (
+            "gradients are summed over the ranks, and the loss is not seen: whether it is divided "
+            "by the ranks is not compared"
+        )
+    return is_sum
+
+
+def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm | None:
+    if any(pair.tied for pair in pairs):
+        usual = _usual_ratio(pairs)
+        pairs = [pair.nearest(usual) for pair in pairs]
     used = torch.cat([pair.used for pair in pairs])
     mean = torch.cat([pair.mean for pair in pairs])
     if not torch.isfinite(used).all() or not mean.any():
@@ -86,6 +116,7 @@ def _judged_gradient(view: View, pairs: Sequence[Pair]) -> Alarm | None:
         )
         parameters = [worst, *(name for name in names if name != worst)]
         return Alarm("gradients", "mean", text, [view.rank], size, parameters)
+    memory.factor = ratio
     if ratio > 1 + near:
         text = (
             f"the gradient that the optimizer uses is {ratio:.4g} times the mean of those that "
@@ -104,17 +135,17 @@ def _usual_ratio(pairs: Sequence[Pair]) -> float:
 
 def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[Pair]]]:
     """For each rank, the gradients that can be compared."""
-    alike = equal_at_first(views)
+    group_of = groups_of(views)
     groups: dict[Any, list[tuple[View, int]]] = {}
     for view in views:
         for number in view.numbers:
             described = view.described[number]
             if described.optimized or described.begin or described.end < described.numel:
-                who = str(described.ranks) if described.ranks else alike[view.rank] or view.rank
-                key = described.name, described.part, who
+                key = described.name, group_of(view, described)
                 groups.setdefault(key, []).append((view, number))
     pairs: dict[int, list[Pair]] = {view.rank: [] for view in views}
-    places = {view.rank: view.post.positions() for view in views}
+    alone: list[bool] = []
+    ties: dict[Any, list[Pair]] = {}
     compared, names = set(), set()
     for (name, *_), members in groups.items():
         names.add(name)
@@ -122,28 +153,82 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
         computed = [view.computed(number) for view, number in members]
         present = [gradient for gradient in computed if gradient is not None]
         complete = not expected or len(members) == len(expected)
+        parts = max(view.post.partial.get(str(number), 1) for view, number in members)
         if not present or not complete or len({len(gradient) for gradient in present}) > 1:
             continue
-        mean = torch.stack(present).sum(0) / len(members)
+        if len(members) % parts:
+            continue
+        mean = torch.stack(present).sum(0) * parts / len(members)
         if not torch.isfinite(mean).all():
             continue
         largest = max(float(gradient.norm()) for gradient in present)
-        for view, number in members:
-            place = places[view.rank].get(number)
-            if place is None:
-                continue
+        if len(present) > 1 and not expected:
+            alone.append(_is_alone(members))
+        for view, number, first, used in _used(members):
             compared.add(name)
-            first = next(first for at, first, _ in view.post.used if at == number)
-            start, count = place
-            used = view.post.tensors["used"][start : start + count].double()
-            part = mean[first : first + count]
-            share = math.sqrt(count / len(mean))
+            part = mean[first : first + len(used)]
+            share = math.sqrt(len(used) / len(mean))
             pair = Pair(name, used, part, largest * share, view.is_coarse(number))
             pairs[view.rank].append(pair)
+            if place := _place_of_tie(view, number):
+                ties.setdefault(place, []).append(pair)
+    for tied in ties.values():
+        means = {pair.name: pair.mean for pair in tied}
+        for pair in tied:
+            pair.tied = [mean for name, mean in means.items() if name != pair.name]
+    memory.unreduced = bool(alone) and all(alone)
     _note_compared({name: name in compared for name in names}, views, memory)
     for view in views:
         if pairs[view.rank]:
             yield view, pairs[view.rank]
+
+
+def _used(members: Sequence[tuple[View, int]]) -> Iterator[tuple[View, int, int, Tensor]]:
+    """The gradients of a parameter that the optimizers of some ranks use, and the first of their
+    positions. Where tensor parallelism adds them later, each rank has the sum."""
+    gradients = []
+    for view, number in members:
+        place = view.used_places.get(number)
+        if place is not None:
+            start, first, count = place
+            used = view.post.tensors["used"][start : start + count].double()
+            gradients.append((view, number, first, used))
+    parts = max([view.post.partial_used.get(str(n), 1) for view, n, *_ in gradients], default=1)
+    if parts == 1:
+        yield from gradients
+    elif len(gradients) == len(members) and not len(members) % parts:
+        mean = torch.stack([used for *_, used in gradients]).sum(0) * parts / len(members)
+        yield from ((view, number, first, mean) for view, number, first, _ in gradients)
+
+
+def _place_of_tie(view: View, number: int) -> Any:
+    """What weights of two stages of a pipeline have in common if they are one weight; None if the
+    parameter is in no stage."""
+    described = view.described[number]
+    if view.first_bits is None or not described.part.startswith("stage"):
+        return None
+    bits = int(view.first_bits[number])
+    return bits, described.numel, described.begin, described.end
+
+
+def _is_alone(members: Sequence[tuple[View, int]]) -> bool:
+    """Whether each rank uses a multiple of the gradient that it computed, and these differ."""
+    gradients = [view.computed(number) for view, number in members]
+    used = {view.rank: values for view, _, _, values in _used(members)}
+    for one, (view, _) in zip(gradients, members):
+        other = used.get(view.rank)
+        if one is None or other is None or len(one) != len(other) or not _are_alike(one, other):
+            return False
+    return not all(_are_alike(one, gradients[0]) for one in gradients)
+
+
+def _are_alike(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether a gradient is a multiple of another one."""
+    if one is None or other is None:
+        return False
+    square = float(one @ one)
+    rest = other - (float(one @ other) / square if square else 0.0) * one
+    return float(rest.norm()) <= NEAR * float(other.norm()) + 1e-30
 
 
 def _note_compared(compared: dict[str, bool], views: Sequence[View], memory: Memory) -> None:

@@ -6,21 +6,21 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import together
-from .views import Alarm, Memory, View, equal_at_first, named
+from .views import Alarm, Memory, View, groups_of, named
 
 
 def _copies(views: Sequence[View]) -> Iterator[list[tuple[View, int]]]:
     """The groups of ranks, each with the number of a parameter, that have copies of one weight."""
-    alike = equal_at_first(views)
+    group_of = groups_of(views)
     groups: dict[Any, list[tuple[View, int]]] = {}
     for view in views:
         if view.first_bits is None:
             continue
         for number in view.numbers:
             described = view.described[number]
-            who = str(described.ranks) if described.ranks else alike[view.rank]
             # In a pipeline each rank may have the whole model, and trains a stage of it.
-            key = described.copy, described.optimized, who, int(view.first_bits[number])
+            group, bits = group_of(view, described), int(view.first_bits[number])
+            key = described.copy, described.optimized, group, bits
             groups.setdefault(key, []).append((view, number))
     for members in groups.values():
         if len(members) > 1:

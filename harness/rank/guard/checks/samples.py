@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from . import together
 from .views import Alarm, Memory, View
@@ -11,16 +12,19 @@ from .views import Alarm, Memory, View
 
 def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """In a step no two ranks of a data-parallel training read the same rows."""
-    everyone = len(views)
-    parallel = all(together.layout(view).columns.most_ranks == everyone for view in views)
-    if everyone < 2 or not parallel:
-        return
+    layouts = {one.columns.digest: one.columns for one in map(together.layout, views)}
+    groups = {
+        columns.groups[group]
+        for columns in layouts.values()
+        for group, is_shared in zip(columns.group, columns.fields["same_rows"])
+        if len(columns.groups[group]) > 1 and not is_shared
+    }
     by_loader: dict[int, dict[int, list[int]]] = {}
     for view in views:
         for loader, rows in view.post.rows:
             by_loader.setdefault(loader, {}).setdefault(view.rank, []).extend(rows)
-    for readers in by_loader.values():
-        sets = {rank: set(rows) for rank, rows in readers.items() if _are_rows(rows)}
+    for readers, group in product(by_loader.values(), sorted(groups)):
+        sets = {rank: set(readers[rank]) for rank in group if _are_rows(readers.get(rank, ()))}
         if len(sets) < 2:
             continue
         rows_once = set().union(*sets.values())

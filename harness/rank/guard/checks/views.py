@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 
@@ -41,6 +40,15 @@ class Memory:
     """By check, how many parameters the last one compared."""
     compared_gradients: dict[str, bool] = field(default_factory=dict)
     """By name, whether gradients were compared in the last check that looked at them."""
+    factor: float = 1.0
+    """How many times the mean of the ranks' gradients an optimizer uses in this step."""
+    unreduced: bool = False
+    """Whether in this step each rank uses the gradient that it computed itself, in a model of which
+    no wrapper says that it is reduced."""
+    alone: int = 0
+    """The checks so far that were so."""
+    averages: str = ""
+    """Why copies of a weight may differ for some steps, as with local SGD."""
     not_seen: dict[str, str] = field(default_factory=dict)
     """By check, what it does not see, in a sentence."""
 
@@ -84,6 +92,16 @@ class View:
             return None
         return self._computed[self.places[number]].double()
 
+    @cached_property
+    def used_places(self) -> dict[int, tuple[int, int, int]]:
+        """By the number of a parameter, where its gradient begins among the used ones, the first of
+        its positions, and how many it has."""
+        places, at = {}, 0
+        for number, first, last in self.post.used:
+            places[number] = at, first, last - first
+            at += last - first
+        return places
+
     def is_coarse(self, number: int) -> bool:
         return self.post.coarse or self.post.computed.get(str(number)) in ("bfloat16", "float16")
 
@@ -102,21 +120,34 @@ def named(names: Sequence[str]) -> str:
     return f"{names[0]} and {more} more parameter{'s' if more > 1 else ''}" if more else names[0]
 
 
-def equal_at_first(views: Sequence[View]) -> dict[int, tuple[Any, ...]]:
-    """By rank, what it had at first of the parameters that other ranks have and no wrapper groups.
+Group = Callable[[View, Described], Hashable]
 
-    Only ranks that agree in all of it are replicas. One parameter says nothing: a bias of zeros is
-    equal on all ranks, also where the weight beside it is split.
+
+def groups_of(views: Sequence[View]) -> Group:
+    """A function by which ranks have the same value if they share a parameter: a wrapper says so,
+    or they had the same weights at first.
+
+    Only ranks that agree in all that they share are replicas. One parameter says nothing: a bias of
+    zeros is equal on all ranks, also where the weight beside it is split.
     """
-    firsts: dict[str, list[tuple[int, int]]] = {}
+    firsts: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for view in views:
         if view.first_bits is not None:
             for number, described in enumerate(view.described):
                 if not described.ranks:
                     bits = int(view.first_bits[number])
-                    firsts.setdefault(described.copy, []).append((view.rank, bits))
-    shared: dict[int, list[tuple[str, int]]] = {view.rank: [] for view in views}
-    for copy, members in sorted(firsts.items()):
+                    place = described.part, described.copy
+                    firsts.setdefault(place, []).append((view.rank, bits))
+    shared: dict[tuple[int, str], list[tuple[str, int]]] = {}
+    for (part, copy), members in sorted(firsts.items()):
         for rank, bits in members if len(members) > 1 else ():
-            shared[rank].append((copy, bits))
-    return {rank: tuple(items) for rank, items in shared.items()}
+            shared.setdefault((rank, part), []).append((copy, bits))
+
+    def group(view: View, described: Described) -> Hashable:
+        if described.ranks:
+            return described.part, tuple(described.ranks)
+        parts = {"", described.part}  # ranks that share a part share the parameters that are whole
+        alike = [tuple(shared.get((view.rank, part), ())) for part in sorted(parts)]
+        return (described.part, *alike) if any(alike) else (described.part, view.rank)
+
+    return group
