@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from harness.rank.guard import mailbox
 from harness.rank.guard.budget import FIRST_CHECKS, Cost
 from harness.rank.guard.mailbox import Mailbox
 from harness.rank.guard.posts import Post
+from harness.rank.guard.stores import AT_ONCE, PART, Store
 from tests.guard.made_posts import made_posts
 
 
@@ -24,29 +26,43 @@ class Stepping:
     steps: int = 1
     check: int = 1
     next_step: int | None = None
+    is_described: bool = False
+
+    def describe_again(self) -> None:
+        self.is_described = False
 
     def cost(self, thread: float) -> Cost:
         return Cost(self.check, 0.01, thread, 0.01, 1.0, 100.0)
 
 
 class Pair:
-    """Two ranks, whose threads run when ``turn`` says so."""
+    """Two ranks, or more, whose threads run when ``turn`` says so."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, ranks: int = 2) -> None:
         self.judged: list[list[int]] = []
-        self.boxes = [Mailbox(self._judge, budget=0.01, every=4) for _ in range(2)]
-        self.trainings: list[Any] = [Stepping(), Stepping()]
+        self.made = made_posts(ranks=ranks)
+        self.posts: list[Post] = []
+        """Those of the last check that was judged."""
+        self.boxes = [Mailbox(self._judge, budget=0.01, every=4) for _ in range(ranks)]
+        self.trainings: list[Any] = [Stepping() for _ in range(ranks)]
         for rank, box in enumerate(self.boxes):
-            box.rank, box.world, box._store = rank, 2, store
+            box.rank, box.world = rank, ranks
+            box._store = store if isinstance(store, DeadStore) else Store(store)
             box._thread = threading.Thread()  # is never started
 
     def _judge(self, posts: list[Post]) -> None:
         self.judged.append([post.rank for post in posts])
+        self.posts = posts
 
     def send(self, rank: int, check: int = 1) -> None:
-        post = made_posts()[rank]
+        post = replace(self.made[rank], tensors=dict(self.made[rank].tensors))
         post.check = post.step = check
-        self.trainings[rank].check = check
+        training = self.trainings[rank]
+        training.check = check
+        if training.is_described:
+            post.described = []
+            del post.tensors["first_bits"]
+        training.is_described = True
         self.boxes[rank].send(self.trainings[rank], post)
 
     def turn(self, rank: int) -> None:
@@ -109,6 +125,134 @@ def test_rank_that_has_stopped_ends_the_checks_of_all(pair: Pair) -> None:
     assert pair.boxes[0].failed
     assert pair.boxes[0].notes[0] == "guard stopped on rank 1: RuntimeError: made up"
     assert pair.judged == []
+
+
+def test_post_that_is_damaged_is_no_post_and_the_next_one_describes_again(pair: Pair) -> None:
+    store = pair.boxes[0]._store
+    for check in range(1, FIRST_CHECKS + 1):
+        pair.send(1, check)
+        pair.turn(1)
+        if check == 1:
+            store.set(mailbox._name(0, check, 1), b"made up")
+        pair.send(0, check)
+        pair.turn(0)
+    assert pair.boxes[0].notes == [
+        "check 1: the post of rank 1 cannot be read",
+        "check 1 was not judged: no post of rank 1",
+    ]
+    assert pair.judged == [[0, 1]] * (FIRST_CHECKS - 1)
+    pair.turn(1)
+    assert not pair.trainings[1].is_described
+    for rank in (1, 0):
+        pair.send(rank, FIRST_CHECKS + 1)
+        pair.turn(rank)
+    assert pair.posts[1].described
+    assert "first_bits" in pair.posts[1].tensors
+
+
+def test_description_of_a_check_that_was_not_judged_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trio = Pair(dist.HashStore(), ranks=3)  # type: ignore[attr-defined]
+    monkeypatch.setattr(mailbox, "LATEST", 0.0)
+    for rank in (1, 0):
+        trio.send(rank)
+        trio.turn(rank)
+    assert trio.boxes[0].notes == ["check 1 was not judged: no post of rank 2"]
+    for rank in (2, 1, 0):  # the other post comes too late
+        trio.send(rank, 1 if rank == 2 else 2)
+        trio.turn(rank)
+    trio.send(2, 2)
+    trio.turn(2)
+    monkeypatch.setattr(mailbox, "LATEST", 60.0)
+    for rank in (1, 2, 0):
+        trio.send(rank, 3)
+        trio.turn(rank)
+    assert trio.judged == [[0, 1, 2]]
+    assert [len(post.described) for post in trio.posts[:2]] == [2, 2]
+
+
+def test_posts_are_deleted_when_rank_0_has_read_them(pair: Pair) -> None:
+    for check in (FIRST_CHECKS - 1, FIRST_CHECKS):
+        for rank in (1, 0):
+            pair.send(rank, check)
+            pair.turn(rank)
+    pair.turn(1)
+    store = pair.boxes[0]._store
+    assert not any(store.check([mailbox._name(0, check, 1)]) for check in range(FIRST_CHECKS + 1))
+
+
+def test_rank_that_posts_twice_is_judged_once(pair: Pair) -> None:
+    pair.send(1)
+    pair.send(1)
+    pair.turn(1)
+    pair.turn(1)
+    pair.send(0)
+    pair.turn(0)
+    assert pair.judged == [[0, 1]]
+
+
+class CountingStore:
+    """A store that counts calls."""
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()  # type: ignore[attr-defined]
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.store, name)
+
+        def call(*arguments: Any) -> Any:
+            self.calls += 1
+            return method(*arguments)
+
+        return call
+
+
+def test_rank_0_reads_many_posts_in_few_calls() -> None:
+    store, ranks = CountingStore(), 4 * AT_ONCE
+    many = Pair(store, ranks)
+    for rank in range(1, ranks):
+        many.send(rank)
+        many.turn(rank)
+    many.send(0)
+    store.calls = 0
+    many.turn(0)
+    assert many.judged == [list(range(ranks))]
+    assert store.calls <= 4 + 4  # one asks whether all are there, and some are for the parameters
+
+
+def test_rank_that_is_absent_among_many_is_found_in_few_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mailbox, "LATEST", 0.0)
+    store, ranks = CountingStore(), 4 * AT_ONCE
+    many = Pair(store, ranks)
+    for rank in set(range(1, ranks)) - {77}:
+        many.send(rank)
+        many.turn(rank)
+    many.send(0)
+    store.calls = 0
+    many.turn(0)
+    assert many.boxes[0].notes == ["check 1 was not judged: no post of rank 77"]
+    assert store.calls < 40
+
+
+def test_post_larger_than_a_value_of_a_tcp_store() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
+    pair = Pair(server)
+    post = made_posts()[1]
+    post.tensors["losses"] = torch.arange(float(5 * PART // 4 // 2 * 2))  # 2.5 parts of 8 MiB
+    post.tensors["losses"] = torch.cat([post.tensors["losses"]] * 2)
+    assert 4 * len(post.tensors["losses"]) > 8 * 2**20
+    pair.boxes[1].send(pair.trainings[1], post)
+    pair.turn(1)
+    pair.send(0)
+    pair.turn(0)
+    assert pair.judged == [[0, 1]]
+    assert torch.equal(pair.posts[1].tensors["losses"], post.tensors["losses"])
+    pair.boxes[1]._remove(0, 1)
+    assert not server.check([f"{mailbox._name(0, 1, 1)}/part 1"])
 
 
 class DeadStore:

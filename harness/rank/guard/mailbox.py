@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .budget import FIRST_CHECKS, steps_until_next
 from .posts import Post, packed, unpacked
-from .report import say, short
+from .report import MOST_RANKS, say, short
 from .report_files import SUFFIX
 from .stores import connected
 from .training import Training
@@ -31,6 +31,10 @@ LATEST = 120.0
 """Seconds after which rank 0 gives up a check that not all ranks have posted."""
 SOONEST, RAREST = 0.02, 1.0
 """How often the thread looks for posts while a check is open, in seconds: less and less often."""
+FEW = 64
+"""Ranks that look so often. More of them look less often: all ask one server."""
+AGAIN = " again"
+"""What rank 0 adds to the next step if all ranks shall describe their parameters again."""
 END = 4.0
 """Seconds that the end of the process waits for open checks."""
 MOST_NOTES = 20
@@ -64,6 +68,14 @@ class Mailbox:
         self._stopped = False
         self._busy = 0
         self._pause = SOONEST
+        self._sent: list[tuple[int, int, int]] = []
+        """Of each post that the store may still have: the optimizer, the check, and its parts."""
+        self._texts: dict[str, bytes] = {}
+        """What many ranks say alike of their parameters, by its digest."""
+        self._lost: set[int] = set()
+        """Optimizers of which a post was lost, perhaps with a description."""
+        self._descriptions: dict[tuple[int, int], Post] = {}
+        """By optimizer and rank, posts with descriptions, of checks that were not judged."""
         self._store: Any = None
         self._kept_store: Any = None
 
@@ -120,6 +132,7 @@ class Mailbox:
         self._note(f"guard stopped on rank {self.rank}: {error}")
         if self._store is not None:
             self._store.set(f"stopped/{self.rank}", error)
+            self._store.set("stopped", str(self.rank))
 
     def _has_stopped(self, rank: int) -> bool:
         name = f"stopped/{rank}"
@@ -134,10 +147,11 @@ class Mailbox:
 
     def _once(self) -> None:
         waits = bool(self._open or self._unanswered)
-        self._pause = min(RAREST, 1.2 * self._pause) if waits else SOONEST
+        soonest = SOONEST * max(1.0, self.world / FEW)
+        self._pause = max(soonest, min(RAREST, 1.2 * self._pause)) if waits else soonest
         try:
             job = self._jobs.get(timeout=self._pause if waits else None)
-            self._pause = SOONEST
+            self._pause = soonest
         except queue.Empty:
             job = _nothing
         started = time.thread_time()
@@ -157,32 +171,53 @@ class Mailbox:
         if self.rank == 0:
             self._open[key] = Check(training, {0: post})
         else:
-            self._store.set(_name(*key, self.rank), packed(post))
+            self._send(post)
             if post.check >= FIRST_CHECKS:
                 self._unanswered[key] = training
         self._busy -= 1
 
+    def _send(self, post: Post) -> None:
+        apart: dict[str, bytes] = {}
+        value = packed(post, apart)
+        for digest, text in apart.items():
+            if self._store.count(f"texts/{digest}") == 1:  # no rank has sent it
+                self._store.put(f"text/{digest}", text)
+        parts = self._store.put(_name(post.optimizer, post.check, self.rank), value)
+        self._sent.append((post.optimizer, post.check, parts))
+
+    def _text(self, digest: str) -> bytes:
+        name = f"text/{digest}"
+        if digest not in self._texts:
+            if not self._store.check([name]):
+                raise ValueError("no post: the rank that had to send its parameters did not")
+            self._texts[digest] = self._store.take([name])[0]
+        return self._texts[digest]
+
     def _collect(self) -> None:
         for key, check in list(self._open.items()):
-            for rank in range(1, self.world):
-                name = _name(*key, rank)
-                if rank in check.posts:
-                    continue
-                if self._store.check([name]):
-                    check.posts[rank] = self._read(name, key, rank)
-                    self._store.delete_key(name)
-                elif self._has_stopped(rank):
-                    raise RankStopped(f"rank {rank} posts no more")
+            names = {_name(*key, rank): rank for rank in range(1, self.world)}
             is_late = time.perf_counter() - check.since > LATEST
-            if len(check.posts) == self.world or is_late:
-                del self._open[key]
-                self._end(key, check)
+            if names and not self._store.check(list(names)):
+                if self._store.check(["stopped"]):
+                    rank = int(self._store.get("stopped"))
+                    self._has_stopped(rank)
+                    raise RankStopped(f"rank {rank} posts no more")
+                if not is_late:
+                    continue
+                present = self._store.present(list(names))
+                names = {name: rank for name, rank in names.items() if name in set(present)}
+            values = self._store.take(list(names)) if names else []
+            for rank, value in zip(names.values(), values):
+                check.posts[rank] = self._read(value, key, rank)
+            del self._open[key]
+            self._end(key, check)
 
-    def _read(self, name: str, key: tuple[int, int], rank: int) -> Post:
+    def _read(self, value: bytes, key: tuple[int, int], rank: int) -> Post:
         try:
-            return unpacked(self._store.get(name))
+            return unpacked(value, self._text)
         except ValueError:
             self._note(f"check {key[1]}: the post of rank {rank} cannot be read")
+            self._lost.add(key[0])
             return Post(rank, *key, missed=True)
 
     def _end(self, key: tuple[int, int], check: Check) -> None:
@@ -190,20 +225,35 @@ class Mailbox:
         absent = sorted(set(range(self.world)) - set(check.posts))
         absent += [post.rank for post in posts if post.missed]
         if absent:
-            ranks = ", ".join(map(str, absent))
+            ranks = _listed(absent)
             self._note(f"check {key[1]} was not judged: no post of rank {ranks}")
+            self._descriptions.update({(key[0], p.rank): p for p in posts if p.described})
+        if len(posts) < self.world:
+            self._lost.add(key[0])
         if key[1] >= FIRST_CHECKS:
             self._choose(key, check.training, posts)
         if not absent:
+            for post in posts:
+                self._describe(post)
             self._store_posts(key, posts)
             self._judge(posts)
+
+    def _describe(self, post: Post) -> None:
+        """Add to a post the description in an earlier one that was not judged."""
+        earlier = self._descriptions.pop((post.optimizer, post.rank), None)
+        if earlier is not None and not post.described:
+            post.described = earlier.described
+            if "first_bits" in earlier.tensors:
+                post.tensors["first_bits"] = earlier.tensors["first_bits"]
 
     def _choose(self, key: tuple[int, int], training: Training, posts: list[Post]) -> None:
         """Choose the next step to be checked, and publish it."""
         costs = [post.cost for post in posts if not post.missed]
         step = training.steps + 1 + steps_until_next(costs, self._budget, self._every)
         if self.world > 1:
-            self._store.set(_name(*key, "next"), str(step))
+            again = AGAIN if key[0] in self._lost else ""
+            self._store.set(_name(*key, "next"), f"{step}{again}")
+            self._lost.discard(key[0])
         training.next_step = step
 
     def _listen(self) -> None:
@@ -214,16 +264,26 @@ class Mailbox:
                     self._unanswered.clear()
                     return
                 continue
-            step = int(self._store.get(name))
+            text = self._store.get(name).decode()
+            step = int(text.replace(AGAIN, ""))
+            if text.endswith(AGAIN):
+                training.describe_again()
             del self._unanswered[key]
+            self._remove(*key)
             if training.steps + 1 < step:
                 training.next_step = step
                 continue
             # It came too late: the next check has no post of this rank.
             training.check += 1
             missed = Post(self.rank, key[0], training.check, training.steps, missed=True)
-            self._store.set(_name(key[0], training.check, self.rank), packed(missed))
+            self._send(missed)
             self._unanswered[key[0], training.check] = training
+
+    def _remove(self, optimizer: int, check: int) -> None:
+        """Delete the posts that rank 0 has read, or will not read any more."""
+        for post in [one for one in self._sent if one[0] == optimizer and one[1] <= check]:
+            self._sent.remove(post)
+            self._store.remove(_name(*post[:2], self.rank), post[2])
 
     def _store_posts(self, key: tuple[int, int], posts: list[Post]) -> None:
         for post in posts if self._keep else ():
@@ -252,6 +312,11 @@ class RankStopped(Exception):
 
 def _nothing() -> None:
     return None
+
+
+def _listed(ranks: list[int]) -> str:
+    more = len(ranks) - MOST_RANKS
+    return ", ".join(map(str, ranks[:MOST_RANKS])) + (f" and {more} more" if more > 0 else "")
 
 
 def _name(optimizer: int, check: int, who: Any) -> str:

@@ -12,12 +12,62 @@ TIMEOUT = datetime.timedelta(seconds=10)
 ABSENT = "distributed-bugs-guard: absent"
 
 
+PART = 4 * 2**20
+"""Bytes of a value: a TCPStore with libuv ends a connection that sends more than 8 MiB."""
+MOST_PARTS = 1000
+AT_ONCE = 64
+"""Values that one call gets."""
+
+
 class Store:
     """What guard needs of a store: no call waits for a key."""
 
     def __init__(self, store: Any) -> None:
         self.get, self.set, self.delete_key = store.get, store.set, store.delete_key
         self._store = store
+        has_more = getattr(store, "has_extended_api", None)  # one call for several values
+        self._gets_many = bool(has_more and has_more())
+
+    def count(self, name: str) -> int:
+        """How often this was called with a name, on all ranks."""
+        return int(self._store.add(name, 1))
+
+    def put(self, name: str, value: bytes) -> int:
+        """Set a value of any size, for ``take``; returns the number of its parts."""
+        parts = [value[at : at + PART] for at in range(0, len(value), PART)] or [b""]
+        for number in range(1, len(parts)):
+            self.set(_part(name, number), parts[number])
+        self.set(name, len(parts).to_bytes(4, "big") + parts[0])  # the last one: all are there
+        return len(parts)
+
+    def take(self, names: list[str]) -> list[bytes]:
+        """The values that ``put`` has set."""
+        values = []
+        for at in range(0, len(names), AT_ONCE):
+            some = names[at : at + AT_ONCE]
+            firsts = self._store.multi_get(some) if self._gets_many else map(self.get, some)
+            for name, first in zip(some, firsts):
+                values.append(first[4:] + self._rest(name, int.from_bytes(first[:4], "big")))
+        return values
+
+    def _rest(self, name: str, parts: int) -> bytes:
+        """The other parts of a value; nothing if it is damaged: no call may wait for a key."""
+        names = [_part(name, number) for number in range(1, min(parts, MOST_PARTS))]
+        return b"".join(map(self.get, names)) if names and self.check(names) else b""
+
+    def remove(self, name: str, parts: int) -> None:
+        """Delete a value that ``put`` has set."""
+        for key in (name, *(_part(name, number) for number in range(1, parts))):
+            self.delete_key(key)
+
+    def present(self, names: list[str]) -> list[str]:
+        """Those of these keys that the store has, in few calls if almost all are there."""
+        if not names or self.check(names):
+            return names
+        if len(names) == 1:
+            return []
+        middle = len(names) // 2
+        return self.present(names[:middle]) + self.present(names[middle:])
 
     def check(self, names: list[str]) -> bool:
         """Whether the store has all these keys."""
@@ -25,6 +75,10 @@ class Store:
             return bool(self._store.check(names))
         # Torch 2.1: an absent key keeps absent, as it has not the expected value.
         return all(self._store.compare_set(n, ABSENT, ABSENT) != ABSENT.encode() for n in names)
+
+
+def _part(name: str, number: int) -> str:
+    return f"{name}/part {number}"
 
 
 def connected(store: Any, prefix: str) -> Store:

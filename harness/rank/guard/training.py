@@ -374,6 +374,10 @@ class Training:
 
     # -- the post --
 
+    def describe_again(self) -> None:
+        """Describe the parameters in the next post: rank 0 has lost an earlier one."""
+        self._described = False
+
     def post(self, rank: int) -> Post:
         """What this rank saw in the checked step that ends now."""
         optimizer = self.optimizer()
