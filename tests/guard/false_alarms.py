@@ -71,7 +71,9 @@ class Server:
 def _add(tally: Tally, name: str, codes: Sequence[int], folder: Path) -> None:
     tally.trainings += 1
     file = folder / "summary.json"
-    summary = json.loads(file.read_text()) if file.is_file() else {"error": "no summary"}
+    summary: dict[str, Any] = (
+        json.loads(file.read_text()) if file.is_file() else {"error": "no summary"}
+    )
     if any(codes) or summary["error"]:
         log = (folder / "log0").read_text().strip().splitlines()
         tally.failed.append(f"{name}: {codes}: {summary['error'] or log[-1:]}")
@@ -150,13 +152,13 @@ def _server(kind: Kind, servers: dict[tuple[str, ...], Server], contexts: ExitSt
 
 def table(tallies: dict[str, Tally]) -> str:
     """The tallies as a table, with their sum."""
-    rows = [
-        [name, tally.trainings, tally.checks, len(tally.alarms), len(tally.failed)]
+    rows: list[tuple[str, int, int, int, int]] = [
+        (name, tally.trainings, tally.checks, len(tally.alarms), len(tally.failed))
         for name, tally in tallies.items()
     ]
-    rows.append(["all", *(sum(row[column] for row in rows) for column in range(1, 5))])
+    sums = [sum(numbers) for numbers in zip(*(row[1:] for row in rows), strict=True)]
     heading = ("trainings", "runs", "checks", "false alarms", "failed")
-    return markdown_table(heading, [list(map(str, row)) for row in rows])
+    return markdown_table(heading, [list(map(str, row)) for row in (*rows, ("all", *sums))])
 
 
 if __name__ == "__main__":
