@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment
 
 from harness.guard.report import Report, lines
+from harness.rank.guard.sentences import few
 from harness.rank.guard.settings import CHECKS
 from harness.system.text import plain
 
 WIDTH, ROW, LEFT = 900, 26, 260
 """Of a picture, in pixels: its width, a row's height, and the room for names."""
 MOST_PARAMETERS = 40
-MOST_RANKS = 8
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def page(report: Report) -> str:
     ticks = sorted({round(at(step)) for step in checked})  # no more than there are pixels
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["plain"] = lambda value: plain(str(value))
-    environment.filters["ranks"] = _ranks
+    environment.filters["few"] = few
     return environment.from_string(TEMPLATE).render(
         lines=[line for line in lines(report) if not line.startswith("ALARM: ")],
         faults=report.faults,
@@ -65,11 +65,6 @@ def page(report: Report) -> str:
         left=LEFT,
         row=ROW,
     )
-
-
-def _ranks(ranks: Sequence[Any]) -> str:
-    shown = ", ".join(plain(str(rank)) for rank in ranks[:MOST_RANKS])
-    return f"{shown}, ... ({len(ranks)} ranks)" if len(ranks) > MOST_RANKS else shown
 
 
 def _end(fault: Mapping[str, Any]) -> int:
@@ -123,9 +118,9 @@ body { font: 15px/1.5 sans-serif; max-width: 940px; margin: 2em auto; padding: 0
 table { border-collapse: collapse }
 td, th { border-bottom: 1px solid #8884; padding: .2em .7em; text-align: left; vertical-align: top }
 svg text { font: 13px sans-serif; fill: currentColor }
-li, td { overflow-wrap: anywhere }
+li { overflow-wrap: anywhere }
 .wide { overflow-x: auto }
-.wide table { min-width: 620px }
+.wide table { min-width: 760px }
 svg { width: 100%; min-width: 620px; height: auto }
 .tick { stroke: #888; fill: none; opacity: .6 }
 .fault { stroke: #c22; fill: #c22 }
@@ -145,7 +140,7 @@ svg { width: 100%; min-width: 620px; height: auto }
 <th>times</th><th>last step</th><th>perhaps the bug</th></tr>
 {% for fault in faults %}
 <tr><td>{{ fault.step | plain }}</td>\
-<td>{{ fault.ranks | ranks }}</td>\
+<td>{{ fault.ranks | few | plain }}</td>\
 <td>{{ fault.check | plain }}</td>\
 <td>{{ fault.text | plain }}</td>\
 <td>{{ "%.3g" % fault.size }}</td>\

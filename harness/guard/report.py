@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.rank.guard.report_files import ALARMS, SUFFIX, SUMMARY
-from harness.rank.guard.sentences import known_bug
+from harness.rank.guard.sentences import alarm_in_words, known_bug
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import count, one_line
 
@@ -149,9 +149,7 @@ def lines(report: Report) -> list[str]:
 
 def sentence(fault: Mapping[str, Any]) -> str:
     """A fault in one line, as rank 0 told it, and how often it came."""
-    ranks = ", ".join(map(str, fault["ranks"]))
-    who = f"rank{'s' if len(fault['ranks']) > 1 else ''} {ranks}" if ranks else "all ranks"
     times = fault.get("times", 1)
     again = f" ({times} times, until step {fault['last_step']})" if times > 1 else ""
-    bugs = f" (perhaps the bug {', '.join(fault['bugs'])})" if fault.get("bugs") else ""
-    return f"ALARM: step {fault['step']}, {who}: {fault['check']}: {fault['text']}{again}{bugs}"
+    text, bugs = f"{fault['text']}{again}", fault.get("bugs") or ()
+    return f"ALARM: {alarm_in_words(fault['step'], fault['ranks'], fault['check'], text, bugs)}"

@@ -172,7 +172,7 @@ def test_the_page_of_a_long_training_of_a_large_model_is_small(
     text = page(capsys, tmp_path)
     assert len(text) < 100_000
     assert "replicas (40 of 2000)" in text
-    assert "0, 1, 2, 3, 4, 5, 6, 7, ... (1024 ranks)" in text
+    assert "0, 1, 2, 3, 4, 5, 6, 7 and 1016 more" in text
 
 
 def test_a_page_without_faults_says_so(tmp_path: Path, capsys: Capture) -> None:

@@ -14,10 +14,9 @@ from typing import Any
 
 from .checks.views import Alarm
 from .report_files import ReportFiles
+from .sentences import alarm_in_words
 from .settings import Settings
 
-MOST_RANKS = 8
-"""Ranks that a line names."""
 MOST_STEPS = 1000
 """Checked steps that a report lists: of more, it lists each second, fourth, ..."""
 MOST_PARAMETERS = 200
@@ -95,8 +94,7 @@ class Report:
             bugs = [bug["name"] for bug in self.bugs if alarm.check in bug.get("signature", ())]
             fault = Fault(step, optimizer, alarm, last_step=step, bugs=bugs)
             self.faults[key] = fault
-            also = f" (perhaps the bug {', '.join(bugs)})" if bugs else ""
-            text = f"step {step}, {_who(alarm.ranks)}: {alarm.check}: {alarm.text}{also}"
+            text = alarm_in_words(step, alarm.ranks, alarm.check, alarm.text, bugs)
             told.append(text)
             self.print(f"ALARM: {text}")
             self.files.append(fault.to_json())
@@ -126,11 +124,3 @@ class Report:
                 self.print(f"the command of --on-alarm did not start: {error.strerror}")
         elif action == "stop":
             os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _who(ranks: list[int]) -> str:
-    if not ranks:
-        return "all ranks"
-    shown = ", ".join(map(str, ranks[:MOST_RANKS]))
-    more = f" and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"

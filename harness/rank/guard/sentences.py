@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+MOST_RANKS = 8
+"""Ranks that a line names."""
+
+
+def alarm_in_words(
+    step: int, ranks: Sequence[Any], check: str, text: str, bugs: Sequence[Any] = ()
+) -> str:
+    """An alarm in one line, with the bugs of the catalogue that it may be."""
+    also = f" (perhaps the bug {', '.join(map(str, bugs))})" if bugs else ""
+    who = "all ranks" if not ranks else f"rank{'s' if len(ranks) > 1 else ''} {few(ranks)}"
+    return f"step {step}, {who}: {check}: {text}{also}"
+
+
+def few(ranks: Sequence[Any]) -> str:
+    """Ranks as text: a few of them, and how many more there are."""
+    shown = ", ".join(map(str, ranks[:MOST_RANKS]))
+    return f"{shown} and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else shown
 
 
 def known_bug(bug: Mapping[str, Any]) -> str:
