@@ -78,6 +78,23 @@ def test_stage_that_another_rank_trains_is_no_replica() -> None:
     assert [one for one in judged(on_all(change)) if one.check == "replicas"] == []
 
 
+@pytest.mark.parametrize(("by", "kinds"), [((0.0, 0.5), []), ((0.5, 0.25), ["differ"])])
+def test_weights_of_no_optimizer_are_compared_where_they_move(
+    by: tuple[float, float], kinds: list[str]
+) -> None:
+    """ZeRO's optimizer has flat copies. A rank that never moves a weight may have another stage."""
+
+    def change(post: Post) -> None:
+        before = torch.linspace(-1, 1, sum(SIZES))
+        post.tensors["weights"] = before + by[post.rank]
+        post.tensors["bits"] = sums(post.tensors["weights"])
+        post.updates, post.used, post.computed = [], [], {}
+        for one in post.described:
+            one.optimized = False
+
+    assert [one.kind for one in judged(on_all(change)) if one.check == "replicas"] == kinds
+
+
 def test_flipped_bit_outside_the_sample_is_no_replica() -> None:
     def change(post: Post) -> None:
         post.tensors["bits"][1] += 1

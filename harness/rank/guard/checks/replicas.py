@@ -18,7 +18,10 @@ def _copies(views: Sequence[View]) -> Iterator[list[tuple[View, int]]]:
             continue
         for number in view.numbers:
             described = view.described[number]
-            # In a pipeline each rank may have the whole model, and trains a stage of it.
+            # In a pipeline each rank may have the whole model, and trains a stage of it. With ZeRO
+            # no optimizer has the parameters themselves: those that move are trained.
+            if not described.optimized and view.bits(number) == int(view.first_bits[number]):
+                continue
             group, bits = group_of(view, described), int(view.first_bits[number])
             key = described.copy, described.optimized, group, bits
             groups.setdefault(key, []).append((view, number))
