@@ -182,7 +182,7 @@ def cluster(cores: int = 2, more: str = "") -> Iterator[Cluster]:
     slurm = Cluster(folder)
     try:
         _authentication(slurm)
-        ports = _free_ports(3)
+        ports = free_ports(3)
         user = "root" if os.getuid() == 0 else _name()
         host = socket.gethostname()
         text = CONF.format(host=host, ports=ports, user=user, folder=folder, cores=cores, more=more)
@@ -225,7 +225,8 @@ def _name() -> str:
     return pwd.getpwuid(os.getuid()).pw_name
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback on which nothing listens."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for listener in sockets:

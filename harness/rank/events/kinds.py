@@ -303,8 +303,11 @@ def _skips(optimizer: Any) -> bool:
 
 def _install_hooks(handlers: Handlers) -> Any:
     """Register torch's hooks of all optimizers; returns a function that removes them."""
+    from torch._compile import _disable_dynamo as uncompiled
     from torch.optim import optimizer as hooks
 
+    # A compiled step would compile the handlers, too.
+    @uncompiled
     def before(optimizer: Any, arguments: Any, keywords: Any) -> Any:
         closure = arguments[1] if len(arguments) > 1 else keywords.get("closure")
         handlers.before(Step(optimizer, closure))
@@ -319,6 +322,7 @@ def _install_hooks(handlers: Handlers) -> Any:
 
         return (optimizer, evaluated), {}
 
+    @uncompiled
     def after(optimizer: Any, arguments: Any, keywords: Any) -> None:
         handlers.after(Step(optimizer))
 

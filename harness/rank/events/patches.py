@@ -66,15 +66,11 @@ class Patches:
 
 
 def _wrapped(original: Any, around: Around, eager: bool) -> Any:
-    if not eager:
+    compiling = compiler_question() if eager else lambda: False
 
-        @functools.wraps(original)
-        def wrapped(*arguments: Any, **keywords: Any) -> Any:
-            return around(original, *arguments, **keywords)
-
-        return wrapped
-
-    compiling = compiler_question()
+    @functools.wraps(original)
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        return around(original, *arguments, **keywords)
 
     @functools.wraps(original)
     def eagerly(*arguments: Any, **keywords: Any) -> Any:
@@ -82,7 +78,13 @@ def _wrapped(original: Any, around: Around, eager: bool) -> Any:
             return original(*arguments, **keywords)
         return around(original, *arguments, **keywords)
 
-    return eagerly
+    chosen = eagerly if eager else wrapped
+    vars(chosen).update(FOR_JIT, __original_fn=original)
+    return chosen
+
+
+FOR_JIT = {"__script_if_tracing_wrapper": True}
+"""torch.jit.script compiles the ``__original_fn`` of such a function."""
 
 
 def compiler_question() -> Callable[[], bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 from collections.abc import Callable
 from functools import cache, partial
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.hooks import unserializable_hook
 
 from .. import events
 from ..events import (
@@ -77,6 +79,8 @@ class Guard:
         self._clock, self._trackers = Clock(), Trackers()
         self._dead = False
         """Whether this process is a worker that a training process forked."""
+        self._thread: Any = None
+        """The thread that trains."""
         self._scaler: Any = None
         self._in_backward = False
         self._steps_before_scaler = 0
@@ -149,7 +153,8 @@ class Guard:
         self.mailbox.stop(error)
 
     def _guarded(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
-        return partial(self._safely, handler)
+        # Torch would warn of other hooks when a user saves a tensor that has them.
+        return unserializable_hook(partial(self._safely, handler))
 
     def _of(self, optimizer: Any) -> Training | None:
         return next((one for one in self.trainings if one.optimizer() is optimizer), None)
@@ -173,7 +178,18 @@ class Guard:
         finally:
             self._in_backward = False
 
+    def _is_alone(self) -> bool:
+        """Whether one thread trains: gradients and losses of two could not be told apart."""
+        thread = threading.current_thread()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = thread
+        if thread is not self._thread:
+            self._stop("two threads of this process train")
+        return thread is self._thread
+
     def _begin_backward(self, root: Any, goes_on: bool) -> None:
+        if not self._is_alone():
+            return
         self.backwards += 1
         self.rows.backward()
         self._arm(goes_on and not (isinstance(root, torch.Tensor) and root.numel() == 1))
@@ -262,7 +278,7 @@ class Guard:
 
     def _after_step(self, event: Step) -> None:
         training = self._of(event.owner)
-        if training is None or training.is_inner:
+        if training is None or training.is_inner or not self._is_alone():
             return
         if not training.steps:
             report_in("training")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import unserializable_hook
 
 IGNORED = -100
 """The target that torch's losses ignore."""
@@ -60,7 +61,9 @@ class Losses:
             ignored = keywords.get("ignore_index", IGNORED)
             loss.count = target.numel() if target.is_floating_point() else (target != ignored).sum()
         self._calls.append(loss)
-        value.register_hook(lambda gradient: setattr(loss, "weight", gradient.detach()))
+        value.register_hook(
+            unserializable_hook(lambda gradient: setattr(loss, "weight", gradient.detach()))
+        )
 
     def backward(self, root: Any, scaler: Any) -> None:
         """Note that a backward begins from ``root``, with the scale of a loss scaler."""
