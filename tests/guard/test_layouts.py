@@ -53,7 +53,15 @@ def test_gradients_of_a_right_training_are_compared(
     assert len(run.summary["checked"]) > 5
 
 
-@pytest.mark.parametrize("training", ["by_hand local_sgd", "ddp post_local_sgd"])
+def test_stages_that_a_loop_passes_on_itself_are_no_copies(under_guard: Trainer) -> None:
+    run = under_guard("stages_by_hand")
+
+    assert run.alarms == []
+    assert run.summary["error"] == ""
+    assert any("ranks of a pipeline" in sentence for sentence in run.summary["not_seen"])
+
+
+@pytest.mark.parametrize("training", ["by_hand local_sgd", "by_hand diloco", "ddp post_local_sgd"])
 def test_local_sgd_is_not_seen(under_guard: Trainer, training: str) -> None:
     run = under_guard(training)
 

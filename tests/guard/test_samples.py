@@ -97,3 +97,26 @@ def test_joined_values_are_in_fp32_in_their_order() -> None:
     assert joined([one, two]).tolist() == [1.0, 2.0, 3.0]
     assert joined([two, two]).dtype == torch.float32
     assert joined([]).numel() == 0
+
+
+@pytest.mark.parametrize("shape", [(32, 24), (3, 5, 7), (2, 40), (640, 1)])
+@pytest.mark.parametrize("dim", [1, -1])
+def test_values_of_a_tensor_in_another_order_are_those_of_its_copy(
+    shape: tuple[int, ...], dim: int
+) -> None:
+    tensor = torch.randn(*shape).movedim(dim, 0)
+    positions = Positions.of(tensor.numel(), 3)
+
+    assert torch.equal(positions.values(tensor), positions.values(tensor.contiguous()))
+
+
+def test_shards_of_another_dimension_have_the_values_of_the_whole() -> None:
+    whole = torch.randn(6, 32)
+    positions = Positions.of(whole.numel(), 2)
+    parts = []
+    for rank, shard in enumerate(whole.chunk(4, 1)):
+        begin = rank * shard.numel()
+        first, last = positions.within(begin, begin + shard.numel())
+        parts.append(positions.part(shard.movedim(1, 0), begin, first, last))
+
+    assert torch.equal(torch.cat(parts), positions.values(whole.movedim(1, 0)))

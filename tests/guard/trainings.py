@@ -226,11 +226,18 @@ def pipeline(model: Model, has: Has) -> nn.Module:
     return stages
 
 
+def stages_by_hand(model: Model, has: Has) -> nn.Module:
+    torch.manual_seed(0)
+    block = Block(has)  # each rank's has the same weights at first
+    ends = [model.words, nn.Identity(), nn.Identity(), model.out]
+    return nn.Sequential(*[*ends[:2], block] if dist.get_rank() == 0 else [block, *ends[2:]])
+
+
 def rows_of(has: Has) -> tuple[int, int]:
     """Of how many readers of rows this rank is which one: those of one tensor-parallel group read
     the same ones."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    if has("tensor_parallel"):
+    if has("tensor_parallel", "stages_by_hand"):
         return 1, 0
     if has("fsdp2_tensor_parallel", "pipeline"):
         return max(1, ranks // 2), rank // 2
@@ -246,6 +253,7 @@ PARALLEL: dict[str, Callable[[Model, Has], nn.Module]] = {
     "tensor_parallel": tensor_parallel,
     "fsdp2_tensor_parallel": fsdp2_tensor_parallel,
     "pipeline": pipeline,
+    "stages_by_hand": stages_by_hand,
 }
 
 # -- optimizers --
@@ -290,6 +298,7 @@ OPTIONS = {
     "closure": "the optimizer calls a closure",
     "columns": "FSDP2 shards the last dimension",
     "compile": "the model is compiled",
+    "diloco": "an outer optimizer moves the weights by the mean of what the inner ones did",
     "dropout": "with a dropout",
     "early": "an optimizer that nobody steps exists beside the one that trains",
     "epochs": "five epochs of a small dataset",
@@ -405,6 +414,9 @@ class Loop:
             self.run = torch.compile(self.run, backend="aot_eager")
         self.parameters = [p for p in self.run.parameters() if p.requires_grad]
         self.optimizers = self._optimizers()
+        if has("diloco"):
+            self.outer = torch.optim.SGD(self.parameters, 0.7, momentum=0.9, nesterov=True)
+            self.before = [parameter.detach().clone() for parameter in self.parameters]
         self.schedule = self._schedule(1 if not has("warm_up") else 0)
         scale = 2.0**24 if has("overflows") else 2.0**8
         self.scaler = torch.amp.GradScaler("cpu", scale, growth_interval=4, enabled=has("fp16"))
@@ -465,7 +477,7 @@ class Loop:
                 self.scaler.scale(loss / divisor).backward()
             if self.has("last_only") and not is_last:
                 self._clear()
-        if self.has("by_hand") and not self.has("local_sgd"):
+        if self.has("by_hand") and not self.has("local_sgd", "diloco"):
             reduce_by_hand(self.parameters, self.has)
 
     def _reducing(self, is_last: bool) -> Any:
@@ -560,6 +572,8 @@ class Loop:
                 parameter.grad = None
 
     def _between_steps(self, step: int) -> None:
+        if self.has("diloco") and step % 6 == 0:
+            self._step_outer()
         if self.has("local_sgd") and step % 4 == 0:
             for parameter in self.parameters:
                 dist.all_reduce(parameter.data)
@@ -579,6 +593,16 @@ class Loop:
             )
         if self.has("saves", "rate_lost") and step == FAULT_STEP:
             self._load()
+
+    def _step_outer(self) -> None:
+        for parameter, before in zip(self.parameters, self.before, strict=True):
+            parameter.grad = before - parameter.detach()
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+            parameter.data.copy_(before)
+        self.outer.step()
+        self.outer.zero_grad()
+        self.before = [parameter.detach().clone() for parameter in self.parameters]
 
     def _evaluate(self) -> None:
         self.model.eval()
@@ -660,6 +684,31 @@ class Pipeline(Loop):
             reduce_by_hand(self.parameters, self.has, self.run.mesh.get_group("copies"))
 
 
+class StagesByHand(Loop):
+    """A pipeline of two ranks that the loop writes itself."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self.model = self.run
+
+    def _compute_gradients(self, step: int) -> None:
+        rows = next(self.batches)
+        between = torch.zeros(ROWS, LENGTH, WIDTH)
+        if dist.get_rank() == 0:
+            hidden = self.run(rows[:, :-1])
+            dist.send(hidden.detach(), 1)
+            dist.recv(between, 1)
+            hidden.backward(between)
+            return
+        dist.recv(between, 0)
+        scores = self.run(between.requires_grad_())
+        loss = F.cross_entropy(scores.reshape(-1, WORDS), rows[:, 1:].reshape(-1))
+        self.losses.append(float(loss.detach()))
+        loss.backward()
+        assert between.grad is not None
+        dist.send(between.grad, 0)
+
+
 def reduce_by_hand(parameters: list[Any], has: Has, group: Any = None) -> None:
     for parameter in parameters:
         if parameter.grad is not None and not has("never_reduced"):
@@ -672,7 +721,7 @@ def train(
     words: str, steps: int = 24, before_step: Callable[[int], None] = lambda step: None
 ) -> Loop:
     """Train on this rank; the process group is up. Returns the training."""
-    kinds = {"gan": Gan, "pipeline": Pipeline}
+    kinds = {"gan": Gan, "pipeline": Pipeline, "stages_by_hand": StagesByHand}
     kind = next((kinds[word] for word in words.split() if word in kinds), Loop)
     loop = kind(words)
     loop.train(steps, before_step)

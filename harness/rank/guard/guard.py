@@ -293,6 +293,7 @@ class Guard:
         for other in self.trainings:
             if other.armed and other is not training:
                 other.wait()
+        training.leave_out_if_outer()
         if training.after_step(self.backwards):
             post = self._completed(training.post(self.mailbox.rank), training.micro_batches)
             training.disarm()

@@ -169,6 +169,13 @@ class Training:
             self._naps += 1
             self.next_step = None
 
+    def leave_out_if_outer(self) -> None:
+        """Check it no more if another optimizer stepped the same parameters during its check: what
+        it uses is no gradient."""
+        if self.is_shared and self._waits:
+            self.disarm()
+            self._naps, self.next_step = MOST_NAPS, None
+
     @property
     def is_left_out(self) -> bool:
         """Whether it steps so seldom that it is not checked."""
