@@ -137,14 +137,14 @@ def averages() -> str:
     return f"{names[0]} averages the weights" if names else ""
 
 
-def _instances(module: str, kind: str) -> list[Any]:
+def _instances(module: str, name: str) -> list[Any]:
     """The objects of a class of a module, if that is imported."""
-    base = getattr(sys.modules.get(module), kind, None)
+    base = getattr(sys.modules.get(module), name, None)
     if base is None:
         return []
     kinds = [base]
-    for each in kinds:
-        kinds += each.__subclasses__()
+    for subclass in kinds:
+        kinds += subclass.__subclasses__()
     return [one for one in gc.get_objects() if type(one) in kinds]
 
 
@@ -183,10 +183,10 @@ class Fsdp1(Layout):
                 self.shares[id(original)] = state, handle, offsets[number], number
 
     def share(self, parameter: Any, described: Described) -> Share | None:
-        found = self.shares.get(id(parameter))
-        if found is None:
+        place = self.shares.get(id(parameter))
+        if place is None:
             return None
-        state, handle, offset, number = found
+        state, handle, offset, number = place
         flat, shard = handle.flat_param, handle.rank
         if any(one is not None for one in getattr(flat, "_param_extensions", ())):
             described.left_out = "FSDP1 shards DTensors"

@@ -15,7 +15,7 @@ LOSS_NEAR = 1e-2
 
 
 @dataclass
-class Counted:
+class LossCount:
     """How often a step counts its loss, by the mean of the ranks."""
 
     total: float
@@ -25,7 +25,7 @@ class Counted:
     """Whether all losses are sums."""
 
 
-def counted(views: Sequence[View]) -> Counted | None:
+def loss_count(views: Sequence[View]) -> LossCount | None:
     """How often a step counts the loss; None if that is not seen."""
     totals, counts, summed = [], set(), True
     for view in views:
@@ -40,12 +40,12 @@ def counted(views: Sequence[View]) -> Counted | None:
         totals.append(float((weight * count).sum()))
         counts.add(len(root))
         summed = summed and bool((count > 1).all())
-    return Counted(sum(totals) / len(totals), counts.pop(), summed) if len(counts) == 1 else None
+    return LossCount(sum(totals) / len(totals), counts.pop(), summed) if len(counts) == 1 else None
 
 
 def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """A step counts the loss of each micro-batch once, as a part of their mean."""
-    losses = counted(views)
+    losses = loss_count(views)
     if losses is None:
         return
     total, micro, summed = losses.total, losses.micro, losses.summed

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import together
-from .accumulation import LOSS_NEAR, Counted, counted
+from .accumulation import LOSS_NEAR, LossCount, loss_count
 from .views import Alarm, Memory, View, groups_of, named
 
 NEAR = 5e-3
@@ -64,7 +65,7 @@ def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         if names := view.post.without_gradient:
             text = f"the optimizer has no gradient of {named(names)}, but this rank computed one"
             yield Alarm("gradients", "none", text, [view.rank], float(len(names)), names)
-    memory.factor, losses = 1.0, counted(views)
+    memory.factor, losses = 1.0, cache(partial(loss_count, views))
     if len(views) >= together.MANY and not any(view.post.without_gradient for view in views):
         right = together.right_gradients(views, NEAR)
         if right is not None:
@@ -79,10 +80,13 @@ def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         yield alarm
 
 
-def _makes_up(factor: float, losses: Counted | None, views: Sequence[View], memory: Memory) -> bool:
+def _makes_up(
+    factor: float, losses: Callable[[], LossCount | None], views: Sequence[View], memory: Memory
+) -> bool:
     """Whether a sum over ranks may make up for losses that are divided by the ranks."""
-    if losses is not None:
-        return abs(factor * losses.total - 1) <= LOSS_NEAR
+    count = losses()
+    if count is not None:
+        return abs(factor * count.total - 1) <= LOSS_NEAR
     is_sum = 1 < round(factor) <= len(views) and abs(factor / round(factor) - 1) <= NEAR
     if is_sum:
         memory.not_seen["scale"] = (
