@@ -22,8 +22,9 @@ from torch import Tensor
 
 from .budget import FIRST_CHECKS, steps_until_next
 from .posts import Post, packed, unpacked
-from .report import MOST_RANKS, say, short
+from .report import say, short
 from .report_files import SUFFIX
+from .sentences import MOST_RANKS
 from .stores import connected
 from .training import Training
 
