@@ -18,7 +18,8 @@ EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float
 
 def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """A step moves the weights as the formula of its optimizer says."""
-    right, compared = set(), 0
+    right: set[int] = set()
+    compared = 0
     if len(views) >= together.MANY:
         right, compared = together.right_updates(views, EPSILON)
     for view in views:
