@@ -657,7 +657,7 @@ class Pipeline(Loop):
         mesh, count = self.run.mesh, self.run.count
         place, group = mesh.get_local_rank("stages"), mesh.get_group("stages")
         self.is_first, self.is_last = place == 0, place == STAGES - 1
-        stages = [
+        stages: list[Any] = [
             pipelining.PipelineStage(
                 stage, place + n * STAGES, count, torch.device("cpu"), group=group
             )
@@ -677,7 +677,8 @@ class Pipeline(Loop):
     def _compute_gradients(self, step: int) -> None:
         rows = next(self.batches)
         inputs = [rows[:, :-1].contiguous()] if self.is_first else []
-        words, losses = rows[:, 1:].contiguous(), []
+        words = rows[:, 1:].contiguous()
+        losses: list[Tensor] = []
         self.plan.step(*inputs, target=words if self.is_last else None, losses=losses)
         self.losses += [float(loss.detach()) for loss in losses]
         if not self.has("never_reduced", "sharded_stages"):  # DDP in a stage fails in torch 2.13

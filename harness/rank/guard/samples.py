@@ -68,10 +68,10 @@ def _picked(tensor: Tensor, positions: Sequence[int]) -> Tensor:
 
 def _place(tensor: Tensor, position: int) -> int:
     """Where in its memory a tensor has the value at a position."""
-    place = tensor.storage_offset()
+    place = int(tensor.storage_offset())
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
-        position, number = divmod(position, size)
-        place += number * stride
+        position, number = divmod(position, int(size))
+        place += number * int(stride)
     return place
 
 
