@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,15 @@ def bugs() -> Iterator[dict[str, Any]]:
             continue
         visible = {key: scenario.settings[key] for key in VISIBLE if key in scenario.settings}
         code = scenario.settings.get("code")
-        unseen = set(scenario.settings) - set(VISIBLE) - ({"code"} if scenario.seen else set())
+        unseen = (
+            set(scenario.settings) - set(VISIBLE) - ({"code"} if _decides(scenario.seen) else set())
+        )
         bug = {
             "name": name,
             "title": scenario.title,
             "settings": {key: _rule(condition) for key, condition in visible.items()},
             "seen": {
-                kind: {path: _rule(condition) for path, condition in attributes.items()}
+                kind: {path: _rule(condition) for path, condition in (attributes or {}).items()}
                 for kind, attributes in scenario.seen.items()
             },
             "code": code.text if code is not None else "",
@@ -82,6 +84,13 @@ def bugs() -> Iterator[dict[str, Any]]:
             "signature": _signature(catalog.folder(name) / "probe.json"),
         }
         yield from ({**bug, "affected": affected} for affected in releases)
+
+
+def _decides(seen: Mapping[str, Any]) -> bool:
+    """Whether what is seen of a run decides what its code decides."""
+    from harness.bugs.api.settings import NEEDED
+
+    return bool(seen) and NEEDED not in seen.values()
 
 
 def _affected(name: str) -> list[dict[str, list[str]]]:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from harness.bugs import api
 from harness.guard import known
 from harness.rank.guard import facts
-from harness.rank.guard.live_objects import MISSING, attribute
+from harness.rank.guard.conditions import MISSING
+from harness.rank.guard.live_objects import attribute
 from harness.rank.guard.posts import Post
 from harness.rank.guard.sentences import known_bug
 from tests.guard.conftest import Trainer
@@ -87,15 +89,17 @@ def test_bug_that_is_not_set_off_is_never_certain() -> None:
     assert answer(bug(affected={MODULE: ["1.1.0"]})) == "excluded"
     assert answer(bug(affected={"absent_package": ["1"]}, packages={})) == "excluded"
     assert answer(bug(certain=False)) == "possible"
+    del loss
+    assert answer(bug()) == "excluded"  # no object of the class
 
 
 def test_what_cannot_be_seen_leaves_a_bug_possible() -> None:
-    assert answer(bug()) == "possible"  # no object of the class
     loss = Loss(gathers=True)
     assert answer(bug(settings={"zero_stage": {"in": [2]}})) == "possible"
     for path in ("trap", "absent", "inner.absent", "gathers.deeper"):
         assert answer(bug(seen={f"{MODULE}.Loss": {path: {"in": [True]}}})) == "possible"
-    assert answer(bug(seen={"absent_package.Loss": {}})) == "possible"
+    for name in ("absent_package.Loss", f"{MODULE}.MovedLoss"):
+        assert answer(bug(seen={name: {}})) == "possible"
     del loss
 
 
@@ -178,7 +182,13 @@ def test_scenarios_say_what_a_run_shows() -> None:
         scenario = catalog.scenario(name)
         for kind, attributes in scenario.seen.items():
             assert "." in kind  # a module of the package, or one of its classes
-            json.dumps({path: known._rule(rule) for path, rule in attributes.items()})
+            json.dumps({path: known._rule(rule) for path, rule in (attributes or {}).items()})
+
+
+def test_object_that_a_bug_needs_does_not_decide_it() -> None:
+    assert not known._decides({"torch.distributed.tensor.DTensor": api.NEEDED})
+    assert not known._decides({})
+    assert known._decides({"open_clip.loss.ClipLoss": {"local_loss": True}})
 
 
 @pytest.mark.launch

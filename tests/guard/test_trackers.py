@@ -111,10 +111,10 @@ def test_tracker_that_raises_gets_nothing_more_and_others_go_on(
         raise OSError("no network")
 
     monkeypatch.setattr(run, "log", fail)
-    client = SimpleNamespace(log_metric=lambda *_, **__: told.append(_), set_tag=lambda *_: None)
+    client = SimpleNamespace(log_metric=lambda *_, **__: logged.append(_), set_tag=lambda *_: None)
     active = SimpleNamespace(info=SimpleNamespace(run_id="7"))
     module: Any = SimpleNamespace(active_run=lambda: active, MlflowClient=lambda: client)
-    told: list[Any] = []
+    logged: list[Any] = []
     monkeypatch.setitem(sys.modules, "mlflow", module)
     all_of_them = Trackers()
     all_of_them.look()
@@ -122,7 +122,7 @@ def test_tracker_that_raises_gets_nothing_more_and_others_go_on(
     all_of_them.send(news("b"))
     all_of_them.close()
     assert all_of_them.notes == ["Weights & Biases gets nothing more: OSError: no network"]
-    assert len(told) == 2 * len(NUMBERS)
+    assert len(logged) == 2 * len(NUMBERS)
 
 
 def test_slow_tracker_makes_nobody_wait(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

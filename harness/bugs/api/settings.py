@@ -53,6 +53,9 @@ class by_code:
     text: str
 
 
+NEEDED = None
+"""The condition, of ``Scenario.seen``, that a run has an object of a class. The bug needs more."""
+
 Condition = Any
 """A value; a tuple of values, one of which must hold; ``above``; or ``by_code``."""
 

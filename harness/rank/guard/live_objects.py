@@ -33,10 +33,10 @@ def is_met(
     seen: Mapping[str, Attributes], live: Mapping[str, list[Any]], callers: Collection[str]
 ) -> bool | None:
     """Whether the process has, of each class, an object that meets all conditions, and the code of
-    each module runs this step. None if that cannot be said: it has no object of a class, or one
-    without such an attribute."""
+    each module runs this step. None if that cannot be said: it has not imported a class, or its
+    objects have no such attribute."""
     answers = [
-        name in callers if name in sys.modules else _any_meets(live.get(name, ()), attributes)
+        name in callers if name in sys.modules else _any_meets(live.get(name), attributes)
         for name, attributes in seen.items()
     ]
     if False in answers:
@@ -44,11 +44,13 @@ def is_met(
     return None if None in answers else True
 
 
-def _any_meets(candidates: Iterable[Any], attributes: Attributes) -> bool | None:
+def _any_meets(candidates: Collection[Any] | None, attributes: Attributes) -> bool | None:
+    if candidates is None:
+        return None
     answers = [_meets(one, attributes) for one in candidates]
     if True in answers:
         return True
-    return None if None in answers or not answers else False
+    return None if None in answers else False
 
 
 def _meets(one: Any, attributes: Attributes) -> bool | None:

@@ -103,6 +103,7 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("mse_loss or a loss like it gets DTensors that are split"),
     },
+    seen={"torch.distributed.tensor.DTensor": api.NEEDED},
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),

@@ -92,6 +92,7 @@ SCENARIO = api.Scenario(
             "cross_entropy with class weights or ignore_index gets a split DTensor"
         ),
     },
+    seen={"torch.distributed.tensor.DTensor": api.NEEDED},
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
