@@ -266,7 +266,11 @@ class Guard:
             training.alarms.append(alarm)
             return
         alarms = [Alarm(alarm.check, alarm.kind, alarm.text, [0], alarm.size)]
-        self.mailbox.call(lambda: self.report.tell(training.steps, training.number, alarms))
+        self.mailbox.call(lambda: self._tell_now(training, alarms))
+
+    def _tell_now(self, training: Training, alarms: list[Alarm]) -> None:
+        self._send(self.report.tell(training.steps, training.number, alarms))
+        self._write(has_ended=False)
 
     def _before_step(self, event: Gradients) -> None:
         training = self._of(event.owner)

@@ -34,7 +34,7 @@ class Clock:
 
 def percent(cost: Cost) -> float:
     """The part of the time that the checks have taken."""
-    return 100 * (cost.spent + cost.thread) / max(cost.elapsed, 1e-9)
+    return 100 * (cost.spent + cost.thread) / cost.elapsed if cost.elapsed else 0.0
 
 
 def not_seen(
