@@ -34,7 +34,7 @@ def test_a_key_is_there_or_not_and_nobody_waits(old: bool) -> None:
 
 @pytest.mark.parametrize("old", [False, True])
 def test_a_connection_is_another_one_to_the_same_server(old: bool) -> None:
-    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    server: Any = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     store = connected(Old(server) if old else server, "ours")
     store.set("key", b"value")
     assert server.get("ours/key") == b"value"
