@@ -24,6 +24,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimiz
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 WORDS, LENGTH, WIDTH, ROWS = 32, 8, 32, 4
+DEPTH = 32
 MICRO_BATCHES = 4
 FAULT_STEP = 12
 """The step before whose update a fault happens that happens once."""
@@ -46,7 +47,7 @@ class Model(nn.Module):
     def __init__(self, has: Has) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block(has) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(has) for _ in range(DEPTH if has("deep") else 2))
         self.out = nn.Linear(WIDTH, WORDS, bias=False)
         if has("tied"):
             self.out.weight = self.words.weight
@@ -328,6 +329,7 @@ OPTIONS = {
     "stream": "an iterable dataset",
     "sums_rightly": "gradients are summed over the ranks, and each has its part of the loss",
     "sum_loss": "the sum of losses, divided by the number of words",
+    "deep": "so many parameters that a check looks at a part of them",
     "tied": "embedding and output share a weight",
     "unused": "a layer is never called",
     "two_optimizers": "the output has an optimizer of its own",

@@ -131,16 +131,20 @@ class Guard:
 
     def _safely(self, handler: Callable[..., None], *arguments: Any) -> None:
         """Call a handler, time it, and keep its faults from the training."""
-        started = time.perf_counter()
+        started, training = time.perf_counter(), self._spender()
         try:
             handler(*arguments)
         except Exception as error:
             self._stop(short(error))
-        spent = time.perf_counter() - started
-        for training in self.trainings:
-            if training.armed or len(self.trainings) == 1:
-                training.spend(spent)
-                break
+        training = training or self._spender()
+        if training is not None:
+            training.spend(time.perf_counter() - started)
+
+    def _spender(self) -> Training | None:
+        """The training for which a handler works now."""
+        if len(self.trainings) == 1:
+            return self.trainings[0]
+        return next((training for training in self.trainings if training.armed), None)
 
     def _stop(self, error: str) -> None:
         """Watch no more, after a fault of guard itself."""

@@ -13,7 +13,7 @@ import statistics
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,17 +22,21 @@ from torch import Tensor
 from .budget import FIRST_CHECKS, Cost
 from .parameters import Modules, Watched, watched
 from .posts import LocalAlarm, Post, Update
+from .rotation import chosen
 from .samples import Positions, bit_sum, joined, local, partial_ranks
 from .skips import Skips
 
 UPDATED = 48
-"""The parameters whose update is compared in a check; the next check has others."""
+"""Parameters whose update is compared in a check; the next check has others."""
 
 MOMENTS = {"SGD": ("momentum_buffer",), "Adam": ("exp_avg", "exp_avg_sq")}
 MOMENTS["AdamW"] = MOMENTS["Adam"]
 
 RECENT = 50
-"""Steps whose durations are kept."""
+"""Steps, and checks, whose durations are kept."""
+MOST_EXTRA = 3.0
+"""How many times the time in its handlers a check may count for what it adds to a step's duration,
+such as work of the device: the duration of a step also varies by itself."""
 
 MOST_WAITS = 16
 """Steps of other optimizers for which a check waits: one that nobody steps would stay armed."""
@@ -65,17 +69,27 @@ class Training:
         self.setup = 0.0
         """Seconds that it took to find modules and parameters."""
         self._watched: list[Watched] = []
+        self._positions: dict[int, Positions] = {}
+        self._starts: dict[int, int] = {}
+        """By the number of a parameter, where its sample is in ``_computed``."""
+        self._size = 0
         self._modules: Modules | None = None
         self._ids: tuple[int, ...] = ()
         self._described = False
         """Whether rank 0 knows the parameters."""
         self._first_bits: Tensor | None = None
         self._last_bits: Tensor | None = None
-        """Those after the last step, if that was checked."""
+        """Those after the last checked step."""
+        self._numbers: list[int] = []
+        """The parameters that this check looks at."""
         self._outside: Tensor | None = None
         """Whether weights changed between that step and this one."""
         self._loaded_rates: list[Any] = []
-        self._spent = 0.0
+        self._spent = self._spent_before = 0.0
+        self._check_costs: deque[float] = deque(maxlen=RECENT)
+        """Seconds that each of the last checks took."""
+        self._has_posted = False
+        """Whether the handler that runs now ends a check."""
         self._began = 0.0
         self._last = 0.0
         self._plain: deque[float] = deque(maxlen=RECENT)
@@ -131,20 +145,27 @@ class Training:
             self._ids, self._described, self._first_bits = ids, False, None
             self._last_bits = None
             self.setup += time.perf_counter() - started
+        everything = range(len(self._watched))
         if self._first_bits is None:
-            self._first_bits = self._bits()
+            started = time.perf_counter()
+            self._first_bits = self._bits(everything)
+            self.setup += time.perf_counter() - started
+        self._spent_before = self._spent
         self.check += 1
         self.armed, self._waits = True, 0
         self._reset()
         self._outside = None
         if self._last_bits is not None and self.check <= FIRST_CHECKS and self._has_no_wrapper:
-            self._outside = (self._last_bits != self._bits()).any().long().reshape(1)
-        self._positions = [Positions.of(one.described.numel, self.check) for one in self._watched]
-        self._starts = [0]
-        for positions in self._positions:
-            self._starts.append(self._starts[-1] + positions.count)
-        for number, one in enumerate(self._watched):
-            if one.hooked is not None and self._positions[number].count:
+            bits = self._bits(self._numbers)
+            self._outside = (self._last_bits != bits).any().long().reshape(1)
+        self._numbers = chosen([one.described.name for one in self._watched], self.check)
+        self._positions, self._starts, self._size = {}, {}, 0
+        for number in self._numbers:
+            one = self._watched[number]
+            positions = Positions.of(one.described.numel, self.check)
+            self._positions[number], self._starts[number] = positions, self._size
+            self._size += positions.count
+            if one.hooked is not None and positions.count:
                 hook = guarded(functools.partial(self.sample_computed, number))
                 self._handles.append(one.hooked.register_hook(hook))
 
@@ -205,15 +226,15 @@ class Training:
             self._partial[number] = parts
         gradient = one.share.computed(local(gradient))
         if self._computed is None:
-            size = self._starts[-1]
-            self._computed = torch.zeros(size, dtype=torch.float32, device=gradient.device)
+            self._computed = torch.zeros(self._size, dtype=torch.float32, device=gradient.device)
         if gradient.numel() != one.described.numel:
             self._unusable.add(number)
             return
         if gradient.device != self._computed.device:
             self._unusable.add(number)
             return
-        slot = self._computed[self._starts[number] : self._starts[number + 1]]
+        start = self._starts[number]
+        slot = self._computed[start : start + positions.count]
         slot.add_(positions.values(gradient))  # another micro-batch adds to it
         self._types[number] = str(gradient.dtype)[len("torch.") :]
 
@@ -279,8 +300,9 @@ class Training:
         self.take_used()
         optimizer = self.optimizer()
         self._updates, views = [], []
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         for number in self._chosen():
-            update, tensors = self._update(optimizer, number)
+            update, tensors = self._update(optimizer, number, groups)
             self._updates.append(update)
             views += tensors
         self._before = joined(views)
@@ -290,7 +312,7 @@ class Training:
         """The parameters whose update this check compares."""
         ready = [
             number
-            for number, one in enumerate(self._watched)
+            for number, one in ((n, self._watched[n]) for n in self._numbers)
             if one.described.optimized
             and one.share.steps
             and one.parameter.grad is not None
@@ -301,10 +323,12 @@ class Training:
         start = (self.check - 1) * UPDATED % max(1, len(ready))
         return (ready + ready)[start : start + min(UPDATED, len(ready))]
 
-    def _update(self, optimizer: Any, number: int) -> tuple[Update, list[Tensor]]:
+    def _update(
+        self, optimizer: Any, number: int, groups: dict[int, Any]
+    ) -> tuple[Update, list[Tensor]]:
         one = self._watched[number]
         parameter = one.parameter
-        group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+        group = groups[id(parameter)]
         state = optimizer.state.get(parameter, {})
         positions = Positions.of(one.weight.numel())
         names = MOMENTS.get(type(optimizer).__name__, ())
@@ -359,6 +383,8 @@ class Training:
             self._began = now
         elif not self.armed:
             self._plain.append(now - self._last)
+        else:
+            self._spend_extra(now - self._last)
         self._last = now
         if self._waits == MOST_WAITS and not self.is_left_out:
             self.next_step, self._waits = self.steps + 1, 0
@@ -388,11 +414,13 @@ class Training:
     def post(self, rank: int) -> Post:
         """What this rank saw in the checked step that ends now."""
         optimizer = self.optimizer()
-        positions = [Positions.of(one.weight.numel()) for one in self._watched]
-        weights = joined(
-            [at.values(one.weight) for at, one in zip(positions, self._watched) if at.count]
-        )
-        tensors = {"bits": self._bits(), "weights": weights, "updates": self._before}
+        weights = [self._watched[number].weight for number in self._numbers]
+        values = [Positions.of(weight.numel()).values(weight) for weight in weights]
+        tensors = {
+            "bits": self._bits(self._numbers),
+            "weights": joined([sample for sample in values if len(sample)]),
+            "updates": self._before,
+        }
         if self._computed is not None:
             tensors["computed"] = self._computed
         if self._used is not None:
@@ -408,6 +436,7 @@ class Training:
             tensors["first_bits"] = self._first_bits
             self._described = True
         post.tensors = tensors
+        post.numbers = self._numbers if len(self._numbers) < len(self._watched) else []
         post.computed = {str(n): t for n, t in self._types.items() if n not in self._unusable}
         post.unusable = sorted(self._unusable)
         post.partial = {str(n): parts for n, parts in self._partial.items()}
@@ -431,10 +460,11 @@ class Training:
         post.fused_scale = self._fused_scale
         post.alarms, self.alarms = alarms, []
         self.next_step = self.steps + 1 if self.check < FIRST_CHECKS else None
+        self._has_posted = True
         return post
 
-    def _bits(self) -> Tensor:
-        sums = [bit_sum(one.weight) for one in self._watched]
+    def _bits(self, numbers: Sequence[int]) -> Tensor:
+        sums = [bit_sum(self._watched[number].weight) for number in numbers]
         if not sums:
             return torch.zeros(0, dtype=torch.int64)
         device = sums[0].device
@@ -445,13 +475,25 @@ class Training:
     def spend(self, seconds: float) -> None:
         """Note what a handler cost."""
         self._spent += seconds
+        if self._has_posted:
+            self._has_posted = False
+            self._check_costs.append(self._spent - self._spent_before)
+
+    def _spend_extra(self, duration: float) -> None:
+        """Note how much longer than the usual ones a checked step was."""
+        in_handlers = self._spent - self._spent_before
+        usual = statistics.median(self._plain) if self._plain else duration
+        extra = duration - usual - in_handlers
+        self._spent += min(max(0.0, extra), MOST_EXTRA * in_handlers)
 
     def cost(self, thread: float) -> Cost:
         """What checks have cost so far; ``thread`` are the seconds of the other thread."""
         step = statistics.median(self._plain) if self._plain else 0.0
         spent = max(0.0, self._spent - self.setup)
         elapsed = time.perf_counter() - self._began if self._began else 0.0
-        return Cost(self.check, spent, thread, spent / max(1, self.check), step, elapsed)
+        costs = self._check_costs
+        check = statistics.median(costs) if costs else spent / max(1, self.check)
+        return Cost(self.check, spent, thread, check, step, elapsed)
 
 
 def _is_on_device(value: Any) -> bool:
