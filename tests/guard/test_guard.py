@@ -49,7 +49,8 @@ def test_backward_of_the_graph_is_an_event_whoever_calls_it() -> None:
     )
     loss = weight.sum()
     loss.backward()
-    torch.autograd.backward(part * 2 for part in weight)
+    roots_of_torch: Any = (part * 2 for part in weight)
+    torch.autograd.backward(roots_of_torch)
     subscription.end()
     assert roots[0] is loss
     assert roots[1:] == [None]

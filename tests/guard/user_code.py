@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -116,7 +117,8 @@ def compiles() -> Any:
 
     model = Classifier()
     optimizer: Any = torch.optim.AdamW(model.parameters(), 1e-2)
-    optimizer.compiled = torch.compile(lambda: optimizer.step(), backend="eager")
+    step: Any = optimizer.step
+    optimizer.compiled = torch.compile(lambda: step(), backend="eager")
     total = _train(torch.compile(model, backend="eager", fullgraph=True), optimizer, steps=12)
     return total, counters["stats"]["unique_graphs"]
 
@@ -126,7 +128,7 @@ def without_init() -> Any:
 
     class Own(torch.optim.Optimizer):
         def __init__(self, parameters: Any) -> None:
-            self.param_groups, self.state = [{"params": list(parameters)}], {}
+            self.param_groups, self.state = [{"params": list(parameters)}], defaultdict(dict)
 
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             for parameter in self.param_groups[0]["params"]:
