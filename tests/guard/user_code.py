@@ -117,8 +117,7 @@ def compiles() -> Any:
 
     model = Classifier()
     optimizer: Any = torch.optim.AdamW(model.parameters(), 1e-2)
-    step: Any = optimizer.step
-    optimizer.compiled = torch.compile(lambda: step(), backend="eager")
+    optimizer.compiled = torch.compile(optimizer.step, backend="eager")
     total = _train(torch.compile(model, backend="eager", fullgraph=True), optimizer, steps=12)
     return total, counters["stats"]["unique_graphs"]
 

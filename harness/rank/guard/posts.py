@@ -303,7 +303,7 @@ def _form(text: bytes) -> dict[str, Any]:
     """The fields of a post's form: posts of a thousand ranks have the same objects."""
     form = json.loads(text)
     groups = form.pop("groups")
-    updates = [Update(*row[:-1], group=groups[row[-1]]) for row in form["updates"]]
+    updates = [Update(*[*values, groups[at]]) for *values, at in form["updates"]]
     computed = {str(n): kind for kind, numbers in form["computed"].items() for n in numbers}
     return {**form, "computed": computed, "updates": updates, "form": _digest(text)}
 
