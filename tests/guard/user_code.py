@@ -117,7 +117,11 @@ def compiles() -> Any:
 
     model = Classifier()
     optimizer: Any = torch.optim.AdamW(model.parameters(), 1e-2)
-    optimizer.compiled = torch.compile(optimizer.step, backend="eager")
+
+    def step() -> Any:
+        return optimizer.step()
+
+    optimizer.compiled = torch.compile(step, backend="eager")
     total = _train(torch.compile(model, backend="eager", fullgraph=True), optimizer, steps=12)
     return total, counters["stats"]["unique_graphs"]
 

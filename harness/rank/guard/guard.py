@@ -120,7 +120,7 @@ class Guard:
         return self._alive() and any(training.due for training in self.trainings)
 
     def _looks_at_step(self) -> bool:
-        return self._alive() and any(one.armed or one.is_resumed for one in self.trainings)
+        return self._alive() and any(one.armed or one.resume for one in self.trainings)
 
     def _is_armed(self) -> bool:
         return self._alive() and any(training.armed for training in self.trainings)
@@ -282,6 +282,11 @@ class Guard:
             return
         if event.in_closure and training.is_sampled:
             self.losses.spoil()  # the closure was called before: which of its losses count?
+        for other in self.trainings if not training.steps and not training.resume else ():
+            alarm = other.resume.left_by(event.owner) if other.resume else None
+            if alarm is not None:
+                training.alarms.append(alarm)
+                other.resume = None
         training.before_step()
 
     def _after_step(self, event: Step) -> None:
@@ -334,7 +339,7 @@ class Guard:
     def _loaded(self, event: LoadedState) -> None:
         training = self._of(event.owner)
         if training is not None:
-            training.loaded()
+            training.loaded(self.schedules.of)
 
     def _drawn(self, event: DrawnIndex) -> None:
         self.rows.drawn(event.owner, event.value)

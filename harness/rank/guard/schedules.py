@@ -76,6 +76,11 @@ class Schedules:
         if optimizer is not None:
             self._of.setdefault(optimizer, []).append(Schedule(scheduler))
 
+    def of(self, optimizer: Any) -> list[Any]:
+        """The schedules of an optimizer's rates."""
+        schedulers = [schedule.scheduler() for schedule in self._of.get(optimizer, ())]
+        return [scheduler for scheduler in schedulers if scheduler is not None]
+
     def prepared(self, scheduler: Any) -> None:
         """Note that accelerate steps this schedule of torch, with the optimizer."""
         self._prepared.add(scheduler)

@@ -9,7 +9,16 @@ from dataclasses import asdict, dataclass, field
 VARIABLE = "PYTHON_DISTRIBUTED_BUGS_GUARD"
 """The variable with the file's path. DeepSpeed's launcher passes on variables that begin so."""
 
-CHECKS = ("replicas", "gradients", "updates", "accumulation", "samples", "schedule", "scaler")
+CHECKS = (
+    "replicas",
+    "gradients",
+    "updates",
+    "precision",
+    "accumulation",
+    "samples",
+    "schedule",
+    "scaler",
+)
 """What an option chooses, and what an alarm is about."""
 
 VISIBLE = (

@@ -22,6 +22,7 @@ from torch import Tensor
 from .budget import FIRST_CHECKS, Cost
 from .parameters import Modules, Watched, watched
 from .posts import LocalAlarm, Post, Update
+from .resumes import Resume
 from .rotation import chosen
 from .samples import Positions, bit_sum, joined, local, partial_ranks
 from .skips import Skips
@@ -84,7 +85,8 @@ class Training:
         """The parameters that this check looks at."""
         self._outside: Tensor | None = None
         """Whether weights changed between that step and this one."""
-        self._loaded_rates: list[Any] = []
+        self.resume: Resume | None = None
+        """The load after which the next step is one of the first; None without one."""
         self._spent = self._spent_before = 0.0
         self._check_costs: deque[float] = deque(maxlen=RECENT)
         """Seconds that each of the last checks took."""
@@ -105,11 +107,6 @@ class Training:
         """Let go of the model, when nobody has its optimizer any more."""
         self.disarm()
         self._watched, self._modules = [], None
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether the next step is the first one after a load."""
-        return bool(self._loaded_rates)
 
     @property
     def due(self) -> bool:
@@ -293,8 +290,9 @@ class Training:
 
     def before_step(self) -> None:
         """Sample what the formula of the optimizer needs."""
-        if self._loaded_rates:
-            self._compare_rates()
+        if self.resume is not None:
+            self.alarms += self.resume.before_step(self.optimizer())
+            self.resume = None if self.resume.is_over else self.resume
         if not self.armed:
             return
         self.take_used()
@@ -354,23 +352,11 @@ class Training:
         )
         return moments, views
 
-    def _compare_rates(self) -> None:
-        """Compare the learning rate of the first step after a load with the loaded one."""
-        loaded, self._loaded_rates = self._loaded_rates, []
-        for before, now in zip(loaded, _rates(self.optimizer())):
-            if before and now is not None and abs(before - now) > 1e-6 * abs(before):
-                text = (
-                    f"the learning rate was {before:.4g} in the loaded state, and the first step "
-                    f"uses {now:.4g}"
-                )
-                self.alarms.append(LocalAlarm("schedule", "resume", text, abs(now - before)))
-                return
-
-    def loaded(self) -> None:
-        """Note that the optimizer's state was loaded."""
+    def loaded(self, schedules: Callable[[Any], list[Any]]) -> None:
+        """Note that the optimizer's state was loaded; ``schedules`` finds those of its rates."""
         optimizer = self.optimizer()
         if any(optimizer.state.values()):
-            self._loaded_rates = _rates(optimizer)
+            self.resume = Resume(optimizer, schedules)
             self._ids = ()  # the weights may be others now
 
     def after_step(self, backwards: int) -> bool:
@@ -389,7 +375,7 @@ class Training:
         if self._waits == MOST_WAITS and not self.is_left_out:
             self.next_step, self._waits = self.steps + 1, 0
         if self.next_step == self.steps and not self.armed:
-            self.next_step = self.steps + 1  # no backward was before it: DeepSpeed makes its state
+            self.next_step = self.steps + 1  # no backward was before it: a state is made by a step
         self._count_backwards(backwards - self._backwards)
         self._backwards = backwards
         return self.armed
@@ -504,8 +490,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(isinstance(part, (int, float)) for part in value)
     return isinstance(value, (int, float, bool))
-
-
-def _rates(optimizer: Any) -> list[Any]:
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    return [rate if isinstance(rate, float) else None for rate in rates]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from .accumulation import accumulation
 from .gradients import gradients
+from .precision import precision
 from .replicas import replicas
 from .samples import samples
 from .updates import unheld, updates
@@ -16,6 +17,7 @@ CHECKS: dict[str, Callable[[Sequence[View], Memory], Iterator[Alarm]]] = {
     "gradients": gradients,
     "updates": updates,
     "unheld": unheld,
+    "precision": precision,
     "accumulation": accumulation,
     "samples": samples,
 }

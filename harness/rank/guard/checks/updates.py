@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ....detectors.arithmetic import step_by_formula
+from ..posts import Described
 from . import together
 from .views import Alarm, Memory, View, named
 
@@ -28,7 +29,7 @@ def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         if view.post.fused_scale:
             memory.not_seen["updates"] = "updates are not compared: the optimizer divides itself"
             continue
-        results = [result for result in _updates(view) if result is not None]
+        results = list(_updates(view))
         compared += len(results)
         counts = {result.counted for result in results if result.has_moments}
         if view.post.check == 1 and len(counts) == 1 and (count := counts.pop()):
@@ -68,7 +69,29 @@ class Moved:
     """Steps that the optimizer has counted, if its moments are still zero."""
 
 
-def _updates(view: View) -> Iterator[Moved | None]:
+@dataclass
+class SampledUpdate:
+    """What a step did to the sampled values of a parameter."""
+
+    described: Described
+    weight: Tensor
+    """Before the step."""
+    gradient: Tensor
+    state: Mapping[str, Tensor]
+    """The optimizer's moments before the step, ..."""
+    step: float
+    """... and its count of steps."""
+    moved: Tensor
+    """How far the values moved."""
+    rate: float
+    group: str
+    """The settings of the parameter's group without the rate, as text."""
+    expected: Tensor | None
+    """How far the formula of the optimizer moves them; None if it is not known."""
+
+
+def sampled_updates(view: View) -> Iterator[SampledUpdate]:
+    """The updates that a rank sampled."""
     values = view.post.tensors.get("updates", torch.zeros(0)).double()
     at = 0
 
@@ -82,14 +105,28 @@ def _updates(view: View) -> Iterator[Moved | None]:
         state = {name: take(update.count) for name in update.state}
         step = float(take(1)[0]) if update.step < 0 else update.step
         rate = float(take(1)[0]) if update.rate < 0 else update.rate
-        described = view.described[update.parameter]
-        epsilon = EPSILON.get(described.dtype)
-        if epsilon is None or not rate or not torch.isfinite(gradient).all():
-            continue
-        moved = view.weights(update.parameter)[: update.count] - weight
         group = {**update.group, "lr": rate}
         kind, moments = view.post.kind, {**state, "step": step}
-        expected = step_by_formula(kind, group, weight, gradient, moments)
+        yield SampledUpdate(
+            view.described[update.parameter],
+            weight,
+            gradient,
+            state,
+            step,
+            view.weights(update.parameter)[: update.count] - weight,
+            rate,
+            str({name: value for name, value in update.group.items() if name != "lr"}),
+            step_by_formula(kind, group, weight, gradient, moments),
+        )
+
+
+def _updates(view: View) -> Iterator[Moved]:
+    for update in sampled_updates(view):
+        weight, gradient, moved = update.weight, update.gradient, update.moved
+        described, expected = update.described, update.expected
+        epsilon = EPSILON.get(described.dtype)
+        if epsilon is None or not update.rate or not torch.isfinite(gradient).all():
+            continue
         if expected is None:
             still = bool(gradient.any()) and not bool(moved.any())
             yield Moved(described.name, 0.0, 0.0, not still, still)
@@ -99,8 +136,9 @@ def _updates(view: View) -> Iterator[Moved | None]:
         wrong = error > max(rounding, 2e-2 * float(expected.abs().max()))
         square = float(expected @ expected)
         ratio = float(moved @ expected) / square if square else math.inf
-        has_moments = "exp_avg" in state and bool(gradient.any())
-        counted = step if has_moments and not any(one.any() for one in state.values()) else 0.0
+        has_moments = "exp_avg" in update.state and bool(gradient.any())
+        is_new = has_moments and not any(moment.any() for moment in update.state.values())
+        counted = update.step if is_new else 0.0
         yield Moved(described.name, error, ratio, bool(moved.any()), wrong, has_moments, counted)
 
 

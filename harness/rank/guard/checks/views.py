@@ -25,6 +25,14 @@ class Alarm:
 
 
 @dataclass
+class Rate:
+    """The learning rate of a group of parameters."""
+
+    last: float
+    highest: float
+
+
+@dataclass
 class Memory:
     """What the judge keeps of earlier posts."""
 
@@ -36,6 +44,10 @@ class Memory:
     """The checks in a row in which gradients were cleared before a step used them."""
     trainer: bool = False
     """Whether transformers' Trainer runs the steps."""
+    rates: dict[int, dict[str, Rate]] = field(default_factory=dict)
+    """By rank and by the other settings of a group, its rate in the last check."""
+    still: dict[int, int] = field(default_factory=dict)
+    """By rank, the checks in a row in which weights in 16 bits did not move."""
     compared: dict[str, int] = field(default_factory=dict)
     """By check, how many parameters the last one compared."""
     compared_gradients: dict[str, bool] = field(default_factory=dict)

@@ -1,0 +1,97 @@
+"""Weights in 16 bits take part in a step: it is not lost in their rounding.
+
+Such a weight does not move by less than half a unit in its last place. Optimizers keep copies in
+fp32 therefore, or round at random: then some weights move, however short the step is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ....detectors.arithmetic import MOVED, count_moved
+from .updates import SampledUpdate, sampled_updates
+from .views import Alarm, Memory, Rate, View, named
+
+DIGITS = {"bfloat16": 8, "float16": 11}
+"""Of a weight's mantissa, in bits."""
+RANKS = 16
+"""Ranks that are looked at: all of them round alike."""
+ROW = 3
+"""Checks in a row that are too many."""
+AT_RANDOM = 3.0
+"""How many weights would move by a rounding at random: none of them does by chance in 5 % of the
+checks, and in 0.01 % of ROW checks."""
+
+
+def precision(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """Weights in 16 bits take part in a step: it is not lost in their rounding."""
+    for view in views[:RANKS]:
+        types = {view.described[update.parameter].dtype for update in view.post.updates}
+        if types.isdisjoint(DIGITS):
+            continue
+        updates = [one for one in sampled_updates(view) if one.described.dtype in DIGITS]
+        alarm = None if view.post.fused_scale else _judged(view, updates, memory)
+        row = memory.still.get(view.rank, 0) + 1 if alarm is not None else 0
+        memory.still[view.rank] = row
+        if alarm is not None and row == ROW:
+            yield alarm
+
+
+def _judged(view: View, updates: Sequence[SampledUpdate], memory: Memory) -> Alarm | None:
+    if updates and all(update.expected is None for update in updates):
+        kind = view.post.kind
+        memory.not_seen["precision"] = f"whether {kind} moves weights in 16 bits is not checked"
+    compared = _at_full_rate(view, updates, memory)
+    parts = {update.described.name: _masks(update) for update in compared}
+    moved, total = count_moved((moves, has) for moves, has, *_ in parts.values())
+    short_moved = sum(int((moves & short).sum()) for moves, _, short, _ in parts.values())
+    at_random = sum(float(share[short].sum()) for _, _, short, share in parts.values())
+    if updates:
+        memory.compared["precision"] = len(parts)
+    if not total or moved >= MOVED * total or short_moved or at_random < AT_RANDOM:
+        return None
+    names = [name for name, (moves, has, *_) in parts.items() if not bool((moves & has).any())]
+    where = f", and none of {named(names)}" if names else ""
+    text = (
+        f"{ROW} checked steps in a row moved less than half of the weights that have a gradient, "
+        f"the last one {moved} of {total} values{where}: "
+        f"{compared[0].described.dtype} rounds their steps away, and no copy in fp32 is trained"
+    )
+    return Alarm("precision", "still", text, [view.rank], moved / total, names)
+
+
+def _at_full_rate(
+    view: View, updates: Sequence[SampledUpdate], memory: Memory
+) -> list[SampledUpdate]:
+    """The updates whose formula is known, and whose rate does not warm up and is not at its end:
+    there, a step that is too short is right."""
+    before = memory.rates.get(view.rank, {})
+    rates: dict[str, Rate] = {}
+    for update in updates:
+        now, was = rates.get(update.group), before.get(update.group)
+        last = max(update.rate, now.last if now else 0.0)
+        rates[update.group] = Rate(last, max(last, was.highest if was else 0.0))
+    memory.rates[view.rank] = {**before, **rates}
+    return [
+        update
+        for update in updates
+        if update.expected is not None
+        and update.group in before
+        and update.rate <= before[update.group].last
+        and update.rate >= rates[update.group].highest / 2
+    ]
+
+
+def _masks(update: SampledUpdate) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Where the step moved a weight; where the formula moves it, by a gradient; where by less than
+    a quarter of a unit in the last place; and by which share of such a unit."""
+    assert update.expected is not None  # noqa: S101
+    weight, step = update.weight, update.expected
+    has = (update.gradient != 0) & (step != 0) & torch.isfinite(step) & (weight != 0)
+    _, exponent = torch.frexp(weight)
+    unit = torch.ldexp(torch.ones_like(weight), exponent - DIGITS[update.described.dtype])
+    share = step.abs() / unit
+    return update.moved != 0, has, has & (share < 0.25), share

@@ -1,0 +1,129 @@
+"""A training goes on after a load: rates, counts of steps and schedules are those of the save.
+
+All of it is read on the host: what an optimizer keeps on a device is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from .posts import LocalAlarm
+
+NEAR = 1e-6
+"""How far (as a fraction) equal learning rates may be apart by rounding."""
+BEGINNING = 4
+"""Steps of a state that has just begun, too."""
+
+
+class Resume:
+    """The first two steps of an optimizer after a load of its state."""
+
+    def __init__(self, optimizer: Any, schedules: Callable[[Any], list[Any]]) -> None:
+        self._rates = rates(optimizer)
+        self._kind, self._size = type(optimizer), len(_parameters(optimizer))
+        self._count, self._states = _count(optimizer), _states(optimizer)
+        self._schedules, self._begun = schedules, ""
+        self._steps = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._steps == 2
+
+    def before_step(self, optimizer: Any) -> Iterator[LocalAlarm]:
+        """Compare what the optimizer has before a step with the loaded state."""
+        self._steps += 1
+        if self._steps == 1:
+            yield from self._compare_states(optimizer)
+            self._begun = self._begun_schedule(optimizer)
+        change = self._change_of_rate(optimizer)
+        if change is None:
+            return
+        before, now = change
+        if self._steps == 1:
+            text = (
+                f"the learning rate was {before:.4g} in the loaded state, and the first step uses "
+                f"{now:.4g}"
+            )
+            yield LocalAlarm("schedule", "resume", text, abs(now - before))
+            self._steps = 2
+        elif self._begun and self._count > BEGINNING:
+            text = (
+                f"the loaded state has taken {self._count:.0f} steps, and {self._begun} begins "
+                f"with the first one: the second step after the load uses the learning rate "
+                f"{now:.4g} instead of about {before:.4g}"
+            )
+            yield LocalAlarm("schedule", "again", text, abs(now - before))
+
+    def _compare_states(self, optimizer: Any) -> Iterator[LocalAlarm]:
+        states, count = _states(optimizer), _count(optimizer)
+        if 2 * states < self._states:
+            text = (
+                f"the loaded state was that of {self._states} parameters, and the first step has "
+                f"that of {states}: the others begin again"
+            )
+            yield LocalAlarm("schedule", "state", text, float(self._states - states))
+        elif count < self._count - 0.5:
+            text = (
+                f"the loaded state has taken {self._count:.0f} steps, and the first step begins "
+                f"with {count:.0f}"
+            )
+            yield LocalAlarm("schedule", "count", text, self._count - count)
+
+    def _change_of_rate(self, optimizer: Any) -> tuple[float, float] | None:
+        for before, now in zip(self._rates, rates(optimizer)):
+            if before and now is not None and abs(before - now) > NEAR * abs(before):
+                return before, now
+        return None
+
+    def _begun_schedule(self, optimizer: Any) -> str:
+        """The name of the schedule, if all of them are at their beginning."""
+        schedules = self._schedules(optimizer)
+        names = [type(one).__name__ for one in schedules if getattr(one, "last_epoch", 1) == 0]
+        return names[0] if names and len(names) == len(schedules) else ""
+
+    def left_by(self, optimizer: Any) -> LocalAlarm | None:
+        """An alarm if this optimizer takes its first step instead of the one with the loaded
+        state, and has none."""
+        is_alike = type(optimizer) is self._kind and len(_parameters(optimizer)) == self._size
+        if self._steps or not is_alike or _states(optimizer) or not self._count:
+            return None
+        text = (
+            f"a state with {self._count:.0f} steps was loaded into an optimizer that takes no "
+            "step, and another one takes the first step without any state"
+        )
+        return LocalAlarm("schedule", "other", text, self._count)
+
+
+def rates(optimizer: Any) -> list[Any]:
+    """The learning rate of each group of an optimizer; None for one that is no number."""
+    values = [group.get("lr") for group in optimizer.param_groups]
+    return [value if isinstance(value, float) else None for value in values]
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _held(optimizer: Any) -> list[Any]:
+    """The states of the parameters that the optimizer updates."""
+    return [optimizer.state[p] for p in _parameters(optimizer) if p in optimizer.state]
+
+
+def _states(optimizer: Any) -> int:
+    """How many parameters have a state."""
+    return sum(bool(state) for state in _held(optimizer))
+
+
+def _count(optimizer: Any) -> float:
+    """The steps that the optimizer has taken, as its state says; 0 if the host does not know."""
+    counts = [state.get("step") for state in _held(optimizer) if isinstance(state, dict)]
+    known = [
+        float(count)
+        for count in counts
+        if isinstance(count, (int, float))
+        or (isinstance(count, Tensor) and count.device.type == "cpu" and count.numel() == 1)
+    ]
+    return max(known, default=0.0)

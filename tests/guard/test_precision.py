@@ -1,0 +1,107 @@
+"""Steps of weights in 16 bits, which their rounding may lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.rank.guard.checks.precision import precision
+from harness.rank.guard.checks.views import Alarm, Memory, View
+from harness.rank.guard.posts import Described, Post, Update
+from tests.guard.conftest import Trainer
+
+NAMES, SIZE = [f"layer.{number}" for number in range(12)], 64
+Rounding = Callable[[Tensor], Tensor]
+
+
+def nearest(values: Tensor) -> Tensor:
+    return values.bfloat16().float()
+
+
+def at_random(values: Tensor) -> Tensor:
+    """Add a random part of the bits that are cut."""
+    noise = torch.randint(0, 2**16, values.shape, dtype=torch.int32)
+    return ((values.view(torch.int32) + noise) & -(2**16)).view(torch.float32)
+
+
+def views(
+    rate: float, rounding: Rounding = nearest, dtype: str = "bfloat16", kind: str = "SGD"
+) -> list[View]:
+    """What a rank saw of one step of SGD, whose gradients are 1: 12 parameters of 64 values."""
+    torch.manual_seed(0)
+    weight = nearest(torch.randn(len(NAMES) * SIZE))
+    gradient = torch.ones(len(NAMES) * SIZE)
+    after = rounding(weight - rate * gradient)
+    group = {"lr": rate, "momentum": 0.0, "weight_decay": 0.0}
+    parts = zip(weight.split(SIZE), gradient.split(SIZE), strict=True)
+    post = Post(
+        0, 0, 1, kind=kind, updates=[Update(n, 16, [], 0.0, rate, group) for n in range(12)]
+    )
+    post.tensors["updates"] = torch.cat([torch.cat([w[::4], g[::4]]) for w, g in parts])
+    post.tensors["weights"] = after[::4]
+    described = [Described(n, SIZE, SIZE, 0, SIZE, [], n, True, True, dtype) for n in NAMES]
+    return [View(post, described, None)]
+
+
+def alarms(steps: list[list[View]]) -> list[Alarm]:
+    memory = Memory()
+    return [alarm for step in steps for alarm in precision(step, memory)]
+
+
+SHORT, LONG = 1e-3, 0.1
+
+
+def test_steps_that_are_lost_in_the_rounding_are_told_once() -> None:
+    (alarm,) = alarms([views(SHORT)] * 9)
+    assert (alarm.check, alarm.kind, alarm.ranks) == ("precision", "still", [0])
+    assert "bfloat16 rounds their steps away" in alarm.text
+    assert alarm.size < 0.5
+
+
+def warm_up() -> Iterator[float]:
+    yield from (1e-5 * step for step in range(20))
+
+
+def decay() -> Iterator[float]:
+    yield from (LONG * 0.5**step for step in range(20))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [views(LONG)] * 9,
+        [views(SHORT, at_random)] * 9,
+        [views(SHORT, lambda values: values, dtype="float32")] * 9,
+        [views(0.0)] * 9,
+        [views(rate) for rate in warm_up()],
+        [views(rate) for rate in decay()],
+        [views(SHORT), views(SHORT), views(SHORT), views(LONG)] * 3,
+    ],
+    ids=["long", "at_random", "fp32", "no_rate", "warm_up", "decay", "now_and_then"],
+)
+def test_right_steps_are_silent(steps: list[list[View]]) -> None:
+    assert alarms(steps) == []
+
+
+def test_another_optimizer_is_not_checked_and_that_is_said() -> None:
+    memory = Memory()
+    for _ in range(9):
+        assert list(precision(views(SHORT, kind="Lion"), memory)) == []
+    assert memory.not_seen["precision"] == "whether Lion moves weights in 16 bits is not checked"
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("training", "told"),
+    [("ddp bf16_weights short_steps", [("precision", "still")]), ("ddp bf16 short_steps", [])],
+)
+def test_training_of_weights_in_16_bits(
+    under_guard: Trainer, training: str, told: list[tuple[str, str]]
+) -> None:
+    run = under_guard(training)
+
+    assert run.told == told
+    assert run.codes == [0, 0]
