@@ -42,6 +42,15 @@ def test_step_without_a_backward_puts_the_check_off() -> None:
     assert training.due
 
 
+def test_second_training_of_a_process_counts_its_own_micro_batches() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], 1.0)
+    training = Training(optimizer, 1, backwards=6)
+    for backwards in range(7, 13):
+        training.after_step(backwards)
+    assert training.micro_batches == 1
+    assert training.alarms == []
+
+
 def test_backward_of_the_graph_is_an_event_whoever_calls_it() -> None:
     weight, roots = torch.ones(2, requires_grad=True), []
     subscription = events.instrument.on(

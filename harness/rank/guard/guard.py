@@ -169,7 +169,7 @@ class Guard:
         events.instrument.refresh()  # packages were imported since torch was
         self.trainings = [one for one in self.trainings if one.steps or one.optimizer()]
         if len(self.trainings) < MOST_OPTIMIZERS:
-            self.trainings.append(Training(event.owner, self._optimizers))
+            self.trainings.append(Training(event.owner, self._optimizers, self.backwards))
         self._optimizers += 1
 
     def _backward(self, event: Backward | GraphBackward, call: Callable[[], Any]) -> Any:

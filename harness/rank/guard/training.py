@@ -50,7 +50,8 @@ Guarded = Callable[[Callable[[Any], None]], Callable[[Any], None]]
 class Training:
     """One optimizer, and its steps."""
 
-    def __init__(self, optimizer: Any, number: int) -> None:
+    def __init__(self, optimizer: Any, number: int, backwards: int = 0) -> None:
+        """``backwards`` ran in this process before, for other trainings."""
         self.optimizer: Callable[[], Any] = weakref.ref(optimizer, self._forget)
         self.number = number
         self.steps = 0
@@ -100,7 +101,7 @@ class Training:
         """The backwards of the first step."""
         self._is_whole = False
         """Whether the last step had as many, and several."""
-        self._short_steps = self._backwards = 0
+        self._short_steps, self._backwards = 0, backwards
         self._reset()
 
     def _forget(self, _: Any) -> None:
