@@ -352,7 +352,7 @@ FAULTS = {
     "always_overflows": "each gradient overflows, whatever its scale",
     "rate_lost": "a load does not put back the learning rate",
     "fewer": "from step 12 on, steps have one micro-batch instead of four",
-    "short_steps": "the learning rate is 100 times lower",
+    "short_steps": "the learning rate is 20 times lower",
     "one_too_long": "the gradient of one parameter is 1.5 times too long",
 }
 
@@ -430,7 +430,7 @@ class Loop:
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         make, parameters = self.has.choose(OPTIMIZERS), self.parameters
         if self.has("short_steps"):
-            return [torch.optim.AdamW(parameters, 1e-5)]
+            return [torch.optim.AdamW(parameters, 5e-5)]
         if self.has("early"):
             self.unstepped = torch.optim.SGD(parameters, 1.0)
             gone = torch.optim.SGD(parameters, 1.0)
