@@ -182,6 +182,10 @@ class Columns:
         self.numels: list[int] = columns["numel"]
         self.dtypes: list[str] = columns["dtype"]
         self.most_ranks = max(map(len, self.groups), default=0)
+        self.is_split = any(columns["part"]) or any(
+            "tensor parallelism" in reason for reason in columns["left_out"]
+        )
+        """Whether tensor parallelism splits the model: then not each rank has a loss of its own."""
         hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in self.names]
         self.hashes = torch.tensor([int.from_bytes(h, "big", signed=True) for h in hashes])
 

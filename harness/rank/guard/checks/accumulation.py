@@ -49,8 +49,8 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     if losses is None:
         return
     total, micro, summed = losses.total, losses.micro, losses.summed
-    layouts = {together.layout(view).columns.digest: view for view in views}
-    ranks = 1 if any(map(_is_split, layouts.values())) else len(views)
+    is_split = any(together.layout(view).columns.is_split for view in views)
+    ranks = 1 if is_split else len(views)
     memory.compared["accumulation"] = micro
     if any(abs(total * factor - 1) <= LOSS_NEAR for factor in (1, memory.factor)):
         return  # a reduction by sum makes up for a loss that is divided by the ranks
@@ -65,11 +65,6 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     if abs(total - 1) <= 0.1 or (memory.trainer and summed and 0.5 < total < 2):
         text = f"{said}: it is divided by another number of tokens than it has"
         yield Alarm("accumulation", "tokens", text, who, total)
-
-
-def _is_split(view: View) -> bool:
-    """Whether tensor parallelism splits the model: then not each rank has a loss of its own."""
-    return any(one.part or "tensor parallelism" in one.left_out for one in view.described)
 
 
 def _factors(micro: int, ranks: int) -> dict[str, float]:

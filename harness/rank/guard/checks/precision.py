@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ....detectors.arithmetic import MOVED, count_moved
+from . import together
 from .updates import SampledUpdate, sampled_updates
 from .views import Alarm, Memory, Rate, View, named
 
@@ -29,7 +30,8 @@ checks, and in 0.01 % of ROW checks."""
 def precision(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """Weights in 16 bits take part in a step: it is not lost in their rounding."""
     for view in views[:RANKS]:
-        types = {view.described[update.parameter].dtype for update in view.post.updates}
+        dtypes = together.layout(view).columns.dtypes
+        types = {dtypes[update.parameter] for update in view.post.updates}
         if types.isdisjoint(DIGITS):
             continue
         updates = [one for one in sampled_updates(view) if one.described.dtype in DIGITS]

@@ -32,7 +32,7 @@ def _copies(views: Sequence[View]) -> Iterator[list[tuple[View, int]]]:
 
 def replicas(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """Copies of a weight that were equal when training began are equal, bit by bit."""
-    if len(views) >= together.MANY:
+    if len(views) >= together.LEAST:
         equal = together.equal_copies(views)
         if equal is not None:
             memory.compared["replicas"] = equal

@@ -19,8 +19,8 @@ from ..posts import BEGIN, END, MARK, OPTIMIZED, SIZE, Layout
 from ..samples import Positions
 from .views import View
 
-MANY = 16
-"""Ranks from which this is worth it."""
+LEAST = 1
+"""Ranks from which this is used: with two it takes a third of the time of the checks themselves."""
 
 ROWS = 64
 """Ranks whose samples are converted at once: a thousand would need 100 MB."""

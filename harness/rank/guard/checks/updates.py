@@ -21,7 +21,7 @@ def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """A step moves the weights as the formula of its optimizer says."""
     right: set[int] = set()
     compared = 0
-    if len(views) >= together.MANY:
+    if len(views) >= together.LEAST:
         right, compared = together.right_updates(views, EPSILON)
     for view in views:
         if view.rank in right:
