@@ -466,6 +466,8 @@ def test_losses_count_once(weights: tuple[float, ...], kinds: list[str]) -> None
         (False, 12.0, []),  # a loop may divide by what it wants
         (True, 2048.0, []),  # as many sequences: a user's own loss
         (True, 16.0, []),
+        (True, 7.0, ["weight"]),  # and it divides once more by the two micro-batches
+        (False, 7.0, []),
     ],
 )
 def test_trainer_divides_a_sum_by_its_tokens(trainer: bool, count: float, kinds: list[str]) -> None:

@@ -16,14 +16,17 @@ class DeepSpeed(Layout):
 
     def share(self, parameter: Any, described: Described) -> Share | None:
         if hasattr(parameter, "ds_tensor"):
-            described.left_out = "ZeRO 3 shards them"
-            return Share()
+            described.left_out, described.optimized = "ZeRO 3 shards them", True
+            described.numel, described.size = parameter.ds_numel, 0  # it comes and goes
+            described.begin = described.end = 0
+            return Share(steps=False)
         if not hasattr(parameter, "_hp_mapping"):
             return None
         fragment = parameter._hp_mapping
+        described.optimized = True  # the optimizer has parts of flat copies
         if fragment is None:
             described.begin = described.end = 0  # another rank updates it
-            return Share(hooked=parameter)
+            return Share(hooked=parameter, steps=False)
         address = fragment.lp_fragment_address
         described.begin, described.end = address.start, address.start + address.numel
         return Share(hooked=parameter, used=partial(_fragment_gradient, fragment), steps=False)

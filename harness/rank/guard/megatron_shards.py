@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -15,22 +14,34 @@ class Megatron(Layout):
 
     package = "megatron"
 
+    def __init__(self, modules: Any) -> None:
+        super().__init__(modules)
+        self.gathered = {
+            id(parameter)
+            for one in modules.modules
+            if getattr(one.__dict__.get("ddp_config"), "use_distributed_optimizer", False)
+            for parameter in one.parameters()
+        }
+
     def share(self, parameter: Any, described: Described) -> Share | None:
+        if id(parameter) in self.gathered:  # a step's weights are copies only after a gather
+            described.left_out = "Megatron's distributed optimizer shards them"
+            described.begin = described.end = 0
+            return Share()
         if getattr(parameter, "allreduce", True) is False:
             described.left_out = "experts are not reduced over all ranks"
             return Share()
-        if getattr(parameter, "tensor_model_parallel", False):
-            described.part = f"part of rank {os.environ.get('RANK', 0)}"
+        state: Any = sys.modules.get("megatron.core.parallel_state")
+        is_part = getattr(parameter, "tensor_model_parallel", False)
+        if state is None or not state.model_parallel_is_initialized():
+            described.left_out = (
+                "nothing says which ranks share Megatron's parts" if is_part else ""
+            )
+            return Share() if is_part else None
+        if state.get_tensor_model_parallel_world_size() == 1:
+            return None  # its layers mark their weights also where one rank has them whole
+        if is_part:
+            described.part = f"part {state.get_tensor_model_parallel_rank()}"
             return Share(hooked=parameter)
-        if _is_split():
-            described.left_out = "Megatron's tensor parallelism adds up parts of them"
-            return Share(is_copy=True)
-        return None
-
-
-def _is_split() -> bool:
-    """Whether Megatron splits weights over several ranks."""
-    state: Any = sys.modules.get("megatron.core.parallel_state")
-    if state is None or not state.model_parallel_is_initialized():
-        return False
-    return bool(state.get_tensor_model_parallel_world_size() > 1)
+        described.left_out = "Megatron's tensor parallelism adds up parts of them"
+        return Share(is_copy=True)

@@ -137,7 +137,7 @@ class Training:
         started = time.perf_counter()
         optimizer = self.optimizer()
         ids = tuple(id(p) for group in optimizer.param_groups for p in group["params"])
-        if ids != self._ids:  # the first time, or a package has replaced the parameters
+        if ids != self._ids or self._modules is None:  # or a package has replaced the parameters
             self._modules = modules()
             self._watched = watched(optimizer, self._modules, held)
             self._ids, self._described, self._first_bits = ids, False, None
@@ -272,7 +272,8 @@ class Training:
             gradient = one.gradient(optimizer)
             described = one.described
             if gradient is None:
-                if described.optimized and described.end > described.begin:
+                steps = one.share.steps  # DeepSpeed's optimizer steps its groups one after another
+                if steps and described.optimized and described.end > described.begin:
                     self._without.append(described.name)
                 continue
             parts = partial_ranks(gradient)

@@ -1,0 +1,190 @@
+"""Runs a loop of ``loops/`` on forked ranks under guard: ``python -m tests.guard.engines REQUEST``.
+
+The packages that run the training, such as DeepSpeed, are on this process's path. REQUEST is a file
+with JSON. A fault begins after guard has started, as in a script.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim import optimizer as optimizers
+
+from harness.rank import guard
+from harness.rank.guard.settings import Settings
+from harness.rank.probe import script_shims
+
+FAULT_STEP = 6
+LIMIT = 150.0
+HUNG = 999
+PATIENCE = 1.0
+"""Seconds that a step waits for the choice of the next checked one."""
+
+
+def main(file: str) -> None:
+    request = json.loads(Path(file).read_text())
+    folder = Path(file).parent
+    torch.set_num_threads(1)
+    script_shims.install(request["shims"], "cpu")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    ranks = {}
+    for rank in range(request["ranks"]):
+        child = os.fork()
+        if not child:
+            _become_rank(request, folder, rank, port)
+        ranks[child] = rank
+    (folder / "codes").write_text(json.dumps(_codes(ranks)))
+
+
+def _codes(ranks: dict[int, int]) -> list[int]:
+    codes: dict[int, int] = {}
+    end = time.monotonic() + LIMIT
+    while len(codes) < len(ranks) and time.monotonic() < end:
+        for child, rank in ranks.items():
+            if rank not in codes and (status := os.waitpid(child, os.WNOHANG))[0]:
+                codes[rank] = os.waitstatus_to_exitcode(status[1])
+        time.sleep(0.02)
+        if any(codes.values()):
+            end = min(end, time.monotonic() + 5)
+    for child, rank in ranks.items():
+        if rank not in codes:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+    return [codes.get(rank, HUNG) for rank in sorted(ranks.values())]
+
+
+def _become_rank(request: dict[str, Any], folder: Path, rank: int, port: int) -> None:
+    log = os.open(folder / f"log{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    count = str(request["ranks"])
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=count,
+        LOCAL_WORLD_SIZE=count,
+        LOCAL_SIZE=count,
+        GROUP_RANK="0",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    guard.start(Settings(**request["settings"]))
+    optimizers.register_optimizer_step_post_hook(_wait_for_rank_0)
+    if request["fault"]:
+        FAULTS[request["fault"]](rank)
+    sys.argv = [request["script"], *request["arguments"]]
+    sys.path.insert(0, str(Path(request["script"]).parent))
+    try:
+        runpy.run_path(request["script"], run_name="__main__")
+    except BaseException as error:
+        if not isinstance(error, SystemExit):
+            traceback.print_exc()
+            sys.stdout.flush()
+            os._exit(1)
+        raise
+    time.sleep(0.1)  # gloo's thread frees its last work
+    sys.exit()
+
+
+def _wait_for_rank_0(*_: Any) -> None:
+    """Wait until rank 0 has chosen the next checked step, however fast tiny steps are."""
+    end = time.monotonic() + PATIENCE
+    while any(t.next_step is None for t in guard._guards[0].trainings) and time.monotonic() < end:
+        time.sleep(0.002)
+
+
+# -- faults --
+
+
+def _flipped(rank: int) -> None:
+    """At a step one bit of one weight of rank 1 flips."""
+    steps = 0
+
+    def flip(optimizer: Any, *_: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == FAULT_STEP and rank == 1:
+            parameter = _model_parameters()[0]
+            kind = torch.int16 if parameter.element_size() == 2 else torch.int32
+            with torch.no_grad():
+                parameter.detach().view(kind).view(-1)[3] ^= 1
+
+    optimizers.register_optimizer_step_post_hook(flip)
+
+
+def _model_parameters() -> list[Any]:
+    names = ("DeepSpeedEngine", "PipelineEngine", "DistributedDataParallel")
+    wrappers = [one for one in gc.get_objects() if type(one).__name__ in names]
+    return list(wrappers[0].parameters())
+
+
+def _halved(rank: int) -> None:
+    """The loss of each micro-batch is divided by 2 once more."""
+    original = torch.Tensor.backward
+
+    def backward(loss: Any, *arguments: Any, **keywords: Any) -> Any:
+        return original(loss / 2, *arguments, **keywords)
+
+    torch.Tensor.backward = backward  # type: ignore[assignment, method-assign]
+
+
+def _unreduced_by_deepspeed(rank: int) -> None:
+    """DeepSpeed's reductions leave out what other ranks have."""
+    import deepspeed.comm as comm  # type: ignore[import-not-found]
+    from deepspeed.runtime import engine  # type: ignore[import-not-found]
+    from deepspeed.runtime.zero import stage3, stage_1_and_2  # type: ignore[import-not-found]
+
+    def all_reduce(tensor: Any, *arguments: Any, **keywords: Any) -> Any:
+        if tensor.numel() > 8:  # a norm is no gradient
+            return tensor.mul_(dist.get_world_size())
+        return comm.all_reduce(tensor, *arguments, **keywords)
+
+    class Comm:
+        def __getattr__(self, name: str) -> Any:
+            return all_reduce if name in ("all_reduce", "reduce") else getattr(comm, name)
+
+    engine.dist = stage_1_and_2.dist = Comm()
+    original = stage3.reduce_scatter_coalesced
+
+    def reduce_scatter(tensors: Any, *arguments: Any, **keywords: Any) -> Any:
+        parts = original([torch.zeros_like(t) for t in tensors], *arguments, **keywords)
+        world = dist.get_world_size()
+        for tensor, part in zip(tensors, parts, strict=True):
+            flat = tensor.detach().reshape(-1)[rank * -(-tensor.numel() // world) :]
+            part[: min(len(part), len(flat))] = flat[: len(part)]
+        return parts
+
+    stage3.reduce_scatter_coalesced = reduce_scatter
+
+
+def _unreduced_by_megatron(rank: int) -> None:
+    """Megatron's gradient buffers are not reduced."""
+    from megatron.core.distributed import param_and_grad_buffer as buffers  # type: ignore
+
+    for name in ("start_grad_sync", "finish_grad_sync"):
+        setattr(buffers._ParamAndGradBucketGroup, name, lambda *_, **__: None)
+
+
+FAULTS: dict[str, Callable[[int], None]] = {
+    "flipped": _flipped,
+    "halved": _halved,
+    "unreduced_by_deepspeed": _unreduced_by_deepspeed,
+    "unreduced_by_megatron": _unreduced_by_megatron,
+}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

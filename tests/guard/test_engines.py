@@ -1,0 +1,179 @@
+"""What guard compares of weights that an engine splits, and what it leaves out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from harness.rank.guard.parameters import Modules, watched
+from harness.releases.overlay import Overlay
+from harness.system.files import ROOT
+from tests.overlays import lent, lent_packages, lent_release
+
+
+class Wrapper(nn.Module):
+    """Has the attribute of megatron-core's DDP that says who updates the weights."""
+
+    def __init__(self, is_distributed: bool) -> None:
+        super().__init__()
+        self.module = nn.Linear(3, 2)
+        self.ddp_config = SimpleNamespace(use_distributed_optimizer=is_distributed)
+
+
+def test_megatron_weights_that_a_step_gathers_later_are_not_compared() -> None:
+    for is_distributed in (True, False):
+        wrapper = Wrapper(is_distributed)
+        modules = Modules()
+        optimizer = SimpleNamespace(param_groups=[{"params": list(wrapper.parameters())}])
+        described = [
+            one.described for one in watched(optimizer, modules, set()) if one.described.optimized
+        ]
+        assert {bool(one.left_out) for one in described} == {is_distributed}
+        assert all(("of rank" in one.copy) == is_distributed for one in described)
+        del wrapper
+
+
+def test_zero_updates_parts_of_flat_copies_so_gradients_are_compared_and_updates_are_not() -> None:
+    model = nn.Linear(3, 2)
+    model.weight._hp_mapping = None  # type: ignore[attr-defined]
+    modules = Modules()
+    flat = nn.Parameter(model.weight.detach().reshape(-1).clone())
+    optimizer = SimpleNamespace(param_groups=[{"params": [flat]}])
+    (weight,) = (w for w in watched(optimizer, modules, set()) if w.parameter is model.weight)
+    assert weight.described.optimized
+    assert weight.hooked is model.weight
+    assert not weight.share.steps
+
+
+def test_zero_3_is_left_out_with_a_reason_although_its_optimizer_is_empty_between_steps() -> None:
+    model = nn.Linear(3, 2)
+    model.weight.ds_tensor, model.weight.ds_numel = model.weight.detach(), 6  # type: ignore[attr-defined]
+    modules = Modules()
+    optimizer = SimpleNamespace(param_groups=[{"params": []}])
+    (weight,) = (w for w in watched(optimizer, modules, set()) if w.parameter is model.weight)
+    assert weight.described.left_out == "ZeRO 3 shards them"
+    assert weight.described.optimized
+    assert weight.weight.numel() == weight.described.size == 0
+
+
+@dataclass
+class Engine:
+    """What runs a training."""
+
+    overlay: Callable[[], AbstractContextManager[Any]]
+    shims: tuple[str, ...] = ()
+
+
+DEEPSPEED = Engine(partial(lent_release, "tied_grad_reduce", "0.19.8"), ("deepspeed",))
+MEGATRON = Engine(partial(lent, "tied_embedding_training", "fixed"), ("megatron-core",))
+LIGHTNING = Engine(partial(lent_packages, "2026-11-20", lightning="2.6.6"))
+TRAINER = Engine(partial(lent, "trainer_gas_twice", "fixed"))
+WRONG_TRAINER = Engine(partial(lent, "trainer_gas_twice", "buggy"))
+TRAINED = "trainer.py --model llama --use_cpu --gradient_accumulation_steps 2 --output_dir FOLDER"
+
+
+@dataclass
+class Run:
+    """A training that has ended."""
+
+    codes: list[int]
+    alarms: list[tuple[str, str]]
+    """The check and the kind of each."""
+    summary: dict[str, Any]
+
+
+def run(engine: Engine, words: str, folder: Path, fault: str = "", ranks: int = 2) -> Run:
+    loop, *arguments = words.replace("FOLDER", str(folder)).split()
+    request = {
+        "shims": engine.shims,
+        "script": str(ROOT / "loops" / loop),
+        "arguments": arguments,
+        "ranks": ranks,
+        "fault": fault,
+        "settings": {"every": 2, "out": str(folder)},
+    }
+    file = folder / "request.json"
+    file.write_text(json.dumps(request))
+    with engine.overlay() as loan:
+        overlay: Overlay = next(iter(loan.values())) if isinstance(loan, dict) else loan
+        path = os.pathsep.join([str(ROOT), str(overlay.site)])
+        environment = {**os.environ, "PYTHONPATH": path, "DS_ACCELERATOR": "cpu"}
+        command = [sys.executable, "-m", "tests.guard.engines", str(file)]
+        subprocess.run(command, env=environment, cwd=folder, check=True)
+    alarms = folder / "alarms.jsonl"
+    lines = alarms.read_text().splitlines() if alarms.exists() else []
+    told = [(alarm["check"], alarm["kind"]) for alarm in map(json.loads, lines)]
+    codes = json.loads((folder / "codes").read_text())
+    return Run(codes, told, json.loads((folder / "summary.json").read_text()))
+
+
+LONG = pytest.mark.by_day(4)
+RIGHT = [
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 0", 2, {"gradients": 6, "replicas": 6}),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 1", 2, {"gradients": 6, "replicas": 6}),
+    (DEEPSPEED, "zero.py --batch-size 2 --accum 2 --stage 2 --clip 0.1", 2, {"gradients": 6}),
+    (DEEPSPEED, "zero.py --batch-size 2 --accum 2 --stage 3 --bf16", 2, {"accumulation": 2}),
+    (MEGATRON, "megatron_gpt.py --batch-size 8 --replicas 2", 2, {"gradients": 29, "replicas": 29}),
+    (MEGATRON, "megatron_gpt.py --batch-size 8", 2, {"gradients": 14, "replicas": 15}),
+    (MEGATRON, "megatron_gpt.py --batch-size 8 --replicas 2", 4, {"gradients": 14}),
+    (MEGATRON, "megatron_gpt.py --batch-size 8 --replicas 2 --sharded", 2, {}),
+    (MEGATRON, "megatron_gpt.py --batch-size 8 --stages 2", 2, {}),
+    (LIGHTNING, "lightning_module.py --batch-size 2 --devices 2 --accum 2", 2, {"gradients": 6}),
+    (TRAINER, "accelerated.py --batch-size 2 --accum 2", 2, {"gradients": 4, "accumulation": 2}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("engine", "words", "ranks", "compared"), [pytest.param(*one, marks=LONG) for one in RIGHT]
+)
+def test_right_training_of_an_engine_is_silent(
+    engine: Engine, words: str, ranks: int, compared: dict[str, int], tmp_path: Path
+) -> None:
+    end = run(engine, words, tmp_path, ranks=ranks)
+    assert end.codes == [0] * ranks
+    assert end.alarms == []
+    assert not end.summary["error"]
+    assert end.summary["compared"].items() >= compared.items()
+    assert len(end.summary["checked"]) > 5
+
+
+WRONG = [
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 1", "unreduced_by_deepspeed", "gradients", "mean"),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 1", "halved", "accumulation", "weight"),
+    (MEGATRON, "megatron_gpt.py --batch-size 8 --replicas 2", "flipped", "replicas", "differ"),
+    (
+        MEGATRON,
+        "megatron_gpt.py --batch-size 8 --replicas 2",
+        "unreduced_by_megatron",
+        "gradients",
+        "mean",
+    ),
+    (WRONG_TRAINER, f"{TRAINED} --per_device_train_batch_size 4", "", "accumulation", "weight"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("engine", "words", "fault", "check", "kind"), [pytest.param(*one, marks=LONG) for one in WRONG]
+)
+def test_wrong_training_of_an_engine_is_told_once(
+    engine: Engine, words: str, fault: str, check: str, kind: str, tmp_path: Path
+) -> None:
+    end = run(engine, words, tmp_path, fault)
+    assert end.codes == [0, 0]
+    assert end.alarms.count((check, kind)) == 1
