@@ -1,5 +1,6 @@
 """Counts what each step of a training does, with guard or without: ``counting.py [guard]
-[unstepped]``; ``unstepped`` adds an optimizer that nobody steps.
+[unstepped] [large]``; ``unstepped`` adds an optimizer that nobody steps, and ``large`` has 300
+parameters.
 
 It prints JSON: by step, the operations of torch, the hooks on parameters and modules during the
 backward, and the CPU time; and the steps that were checked.
@@ -60,6 +61,8 @@ def main() -> None:
         guard.start(Settings(every=10**9, quiet=True))
         guards = guard._guards
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4))
+    if "large" in sys.argv:
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(149)), nn.Linear(8, 4))
     unstepped = [torch.optim.SGD(model.parameters(), 1.0)] if "unstepped" in sys.argv else []
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     rows, targets = torch.randn(16, 8), torch.randint(0, 4, (16,))

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from harness.rank.guard.losses import Losses
 
@@ -29,6 +30,28 @@ def cross_entropy(losses: Losses, *arguments: Any, **keywords: Any) -> Tensor:
 def backward(losses: Losses, root: Tensor, scaler: Any = None) -> None:
     losses.backward(root, scaler)
     root.backward()
+
+
+def test_numbers_are_not_copied_to_the_device() -> None:
+    """A copy from the host's pageable memory waits for the device."""
+    losses = Losses()
+    backward(losses, cross_entropy(losses, scores(), TARGETS))
+    with Copies() as copies:
+        losses.tensor()
+    assert copies.from_host == 0
+
+
+class Copies(TorchFunctionMode):
+    """Counts the tensors that are made of numbers of the host."""
+
+    from_host = 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
+        makes = function in (torch.as_tensor, torch.tensor)
+        self.from_host += makes and not isinstance(arguments[0], Tensor)
+        return function(*arguments, **(keywords or {}))
 
 
 def rows(losses: Losses) -> list[list[float]]:

@@ -93,6 +93,20 @@ def test_rank_0_chooses_the_next_step_of_both(pair: Pair) -> None:
     assert pair.trainings[0].next_step == pair.trainings[1].next_step == 1 + 1 + 4
 
 
+@pytest.mark.parametrize(("optimizers", "steps"), [(1, 10), (2, 20)])
+def test_optimizers_of_a_process_share_the_budget(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, optimizers: int, steps: int
+) -> None:
+    monkeypatch.setattr(Stepping, "cost", lambda *_: Cost(9, 0.0, 0.0, 0.1, 1.0, 1e3))
+    pair.boxes[0]._every = 0
+    for rank in (1, 0):
+        post = made_posts()[rank]
+        post.check, post.optimizers = FIRST_CHECKS, optimizers
+        pair.boxes[rank].send(pair.trainings[rank], post)
+        pair.turn(rank)
+    assert pair.trainings[0].next_step == 1 + 1 + steps
+
+
 def test_rank_that_is_past_the_next_step_misses_the_check(pair: Pair) -> None:
     for rank in (1, 0):
         pair.send(rank, FIRST_CHECKS)

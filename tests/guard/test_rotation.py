@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+from harness.rank.guard.parameters import Modules
 from harness.rank.guard.rotation import MOST, chosen, turns
+from harness.rank.guard.training import Training
 from tests.guard.conftest import Trainer
 from tests.guard.trainings import FAULT_STEP
 
@@ -36,6 +40,22 @@ def test_ranks_with_other_parameters_look_at_the_same_ones() -> None:
         others = {NAMES[number] for number in chosen(NAMES, check)}
         mine = {stage[number] for number in chosen(stage, check)}
         assert mine >= others & set(stage)
+
+
+def test_update_of_each_parameter_is_compared_in_turn() -> None:
+    """Also where a part has more parameters than updates are compared in a check."""
+    model = nn.ParameterList(nn.Parameter(torch.ones(1)) for _ in range(8 * MOST))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    training = Training(optimizer, 0)
+    compared: set[int] = set()
+    for _ in range(4 * turns(len(model))):
+        training.arm(set(), Modules, lambda hook: hook)
+        for parameter in model:
+            parameter.grad = torch.ones(1)
+        training.before_step()
+        compared |= {update.parameter for update in training.post(0).updates}
+        training.disarm()
+    assert compared == set(range(len(model)))
 
 
 @pytest.mark.launch

@@ -82,6 +82,32 @@ def test_a_step_is_a_sequence_of_events(instrument: Instrument, closure: bool) -
         assert order == [*evaluation, "before Step", "before Gradients", "after Step"]
 
 
+def test_calls_that_nobody_listens_to_make_no_event(
+    instrument: Instrument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A monitor looks at few steps: in the others, no object is made and no parameter is listed."""
+    events_made: set[type] = set()
+
+    def noting(handle: Any) -> Any:
+        def noted(event: events.Event, *arguments: Any) -> Any:
+            events_made.add(type(event))
+            return handle(event, *arguments)
+
+        return noted
+
+    for name in ("run", "before", "after"):
+        monkeypatch.setattr(instrument, name, noting(getattr(instrument, name)))
+    listening = False
+    kinds = {events.Backward, events.Clip, events.Gradients, Step, events.ZeroGrad}
+    for kind in kinds:
+        instrument.on(kind, before=lambda _: None, when=lambda: listening)
+    train()
+    assert events_made == set()
+    listening = True
+    train()
+    assert events_made == kinds
+
+
 def test_only_what_somebody_subscribes_to_is_replaced_and_it_is_put_back(
     instrument: Instrument,
 ) -> None:

@@ -25,8 +25,9 @@ class Subscription(Generic[E]):
     of: Any
     when: Callable[[], bool] | None
 
-    def applies(self, event: E) -> bool:
-        is_about = self.of is None or self.of is event.owner
+    def applies(self, owner: Any) -> bool:
+        """Whether the handlers are called now at an event of this owner."""
+        is_about = self.of is None or self.of is owner
         return is_about and (self.when is None or self.when())
 
     def end(self) -> None:
@@ -79,10 +80,18 @@ class Instrument:
         if not any(of and kind.source() is source for kind, of in self._subscriptions.items()):
             self._patches.pop(source).undo()
 
+    def listens(self, kind: type[Event], owner: Any) -> bool:
+        """Whether an event of this owner would have handlers now: if it has none, nobody makes it,
+        as most steps of a training have none."""
+        for subscription in self._subscriptions.get(kind, ()):
+            if subscription.applies(owner):
+                return True
+        return False
+
     def before(self, event: Event) -> None:
         """Call the handlers before an event whose call is made elsewhere."""
         for subscription in self._subscriptions.get(type(event), ()):
-            if subscription.before is None or not subscription.applies(event):
+            if subscription.before is None or not subscription.applies(event.owner):
                 continue
             if event.occurs():
                 subscription.before(event)
@@ -90,14 +99,14 @@ class Instrument:
     def after(self, event: Event) -> None:
         """Call the handlers after an event whose call was made elsewhere."""
         for subscription in self._subscriptions.get(type(event), ()):
-            if subscription.after is not None and subscription.applies(event):
+            if subscription.after is not None and subscription.applies(event.owner):
                 subscription.after(event)
 
     def run(self, event: Event, call: Callable[[], Any]) -> Any:
         """Make the call that an event is about, with the handlers. Returns its value, or what the
         handlers around it return instead."""
         subscriptions = self._subscriptions.get(type(event), ())
-        applying = [one for one in subscriptions if one.applies(event)]
+        applying = [one for one in subscriptions if one.applies(event.owner)]
         for subscription in applying:
             if subscription.around is not None:
                 call = partial(subscription.around, event, call)

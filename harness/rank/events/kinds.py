@@ -82,6 +82,8 @@ class Event:
 class Handlers(Protocol):
     """Calls the handlers of events, as ``Instrument`` does."""
 
+    def listens(self, kind: type[Event], owner: Any) -> bool: ...
+
     def before(self, event: Event) -> None: ...
 
     def after(self, event: Event) -> None: ...
@@ -91,6 +93,8 @@ class Handlers(Protocol):
 
 def _running(kind: type[Event], place: Place, handlers: Handlers) -> Any:
     def around(original: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        if not handlers.listens(kind, arguments[0] if place.kind else None):
+            return original(*arguments, **keywords)
         event = kind.of_call(place, arguments, keywords)
         return handlers.run(event, partial(original, *arguments, **keywords))
 
@@ -211,6 +215,8 @@ class Clip(Event):
         def around(
             original: Any, /, parameters: Any, max_norm: Any, *arguments: Any, **keywords: Any
         ) -> Any:
+            if not handlers.listens(cls, None):
+                return original(parameters, max_norm, *arguments, **keywords)
             single = isinstance(parameters, torch.Tensor)
             parameters = [parameters] if single else list(parameters)  # it may be a generator
             event = cls(None, parameters, max_norm)
@@ -310,9 +316,11 @@ def _install_hooks(handlers: Handlers) -> Any:
     @uncompiled
     def before(optimizer: Any, arguments: Any, keywords: Any) -> Any:
         closure = arguments[1] if len(arguments) > 1 else keywords.get("closure")
-        handlers.before(Step(optimizer, closure))
+        if handlers.listens(Step, optimizer):
+            handlers.before(Step(optimizer, closure))
         if closure is None:
-            handlers.before(Gradients(optimizer))
+            if handlers.listens(Gradients, optimizer):
+                handlers.before(Gradients(optimizer))
             return None
 
         def evaluated() -> Any:
@@ -324,7 +332,8 @@ def _install_hooks(handlers: Handlers) -> Any:
 
     @uncompiled
     def after(optimizer: Any, arguments: Any, keywords: Any) -> None:
-        handlers.after(Step(optimizer))
+        if handlers.listens(Step, optimizer):
+            handlers.after(Step(optimizer))
 
     handles = (
         hooks.register_optimizer_step_pre_hook(before),

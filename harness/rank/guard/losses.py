@@ -84,8 +84,15 @@ class Losses:
             loss = used[0]
             values = (root, loss.value, loss.weight, loss.count, scale)
             device = loss.value.device
-            rows += [torch.as_tensor(v, device=device).detach().float().reshape(1) for v in values]
+            rows += [_on_device(value, device) for value in values]
         return torch.cat(rows) if rows else None
+
+
+def _on_device(value: Any, device: Any) -> Tensor:
+    """A value as a tensor on a device. A number is filled in there: a copy would wait for it."""
+    if isinstance(value, Tensor):
+        return value.detach().to(device, non_blocking=True).float().reshape(1)
+    return torch.full((1,), float(value), dtype=torch.float32, device=device)
 
 
 def _is_plain(value: Any) -> bool:

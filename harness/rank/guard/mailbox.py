@@ -250,7 +250,8 @@ class Mailbox:
     def _choose(self, key: tuple[int, int], training: Training, posts: list[Post]) -> None:
         """Choose the next step to be checked, and publish it."""
         costs = [post.cost for post in posts if not post.missed]
-        step = training.steps + 1 + steps_until_next(costs, self._budget, self._every)
+        budget = self._budget / max(post.optimizers for post in posts)  # they share it
+        step = training.steps + 1 + steps_until_next(costs, budget, self._every)
         if self.world > 1:
             again = AGAIN if key[0] in self._lost else ""
             self._store.set(_name(*key, "next"), f"{step}{again}")

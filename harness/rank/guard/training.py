@@ -23,7 +23,7 @@ from .budget import FIRST_CHECKS, Cost
 from .parameters import Modules, Watched, watched
 from .posts import LocalAlarm, Post, Update
 from .resumes import Resume
-from .rotation import chosen
+from .rotation import chosen, turns
 from .samples import Positions, bit_sum, joined, local, partial_ranks
 from .skips import Skips
 
@@ -320,7 +320,8 @@ class Training:
             and partial_ranks(one.parameter.grad) == 1
             and one.weight.numel()
         ]
-        start = (self.check - 1) * UPDATED % max(1, len(ready))
+        # The part of this check comes again after some checks, and begins elsewhere then.
+        start = (self.check - 1) // turns(len(self._watched)) * UPDATED % max(1, len(ready))
         return (ready + ready)[start : start + min(UPDATED, len(ready))]
 
     def _update(
