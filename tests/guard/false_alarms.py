@@ -27,6 +27,7 @@ from typing import Any
 from harness.probe import loops
 from harness.probe.prober import Loop
 from harness.system.files import ROOT
+from harness.system.machine import cache_folder, own_folder
 from harness.system.text import markdown_table
 from tests.guard.test_trainings import RIGHT, RIGHT_SLOW
 from tests.probe.false_alarms import KINDS, Kind, newest_site, turns
@@ -90,7 +91,13 @@ def _add(tally: Tally, name: str, codes: Sequence[int], folder: Path) -> None:
 def server(site: Path | None) -> Iterator[Server]:
     """A server with the packages of ``site`` before those of this Python."""
     path = os.pathsep.join(map(str, filter(None, [site, ROOT])))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    extensions = own_folder(cache_folder(), "extensions") / "probe-loops"  # as the loops' probes
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_EXTENSIONS_DIR": str(extensions),
+    }
     command = [sys.executable, "-m", "tests.guard.server"]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment) as process:
         yield Server(process)
