@@ -66,11 +66,15 @@ class Patches:
 
 
 def _wrapped(original: Any, around: Around, eager: bool) -> Any:
-    compiling = compiler_question() if eager else lambda: False
+    if not eager:
 
-    @functools.wraps(original)
-    def wrapped(*arguments: Any, **keywords: Any) -> Any:
-        return around(original, *arguments, **keywords)
+        @functools.wraps(original)
+        def wrapped(*arguments: Any, **keywords: Any) -> Any:
+            return around(original, *arguments, **keywords)
+
+        return wrapped
+
+    compiling = compiler_question()
 
     @functools.wraps(original)
     def eagerly(*arguments: Any, **keywords: Any) -> Any:
@@ -78,13 +82,12 @@ def _wrapped(original: Any, around: Around, eager: bool) -> Any:
             return original(*arguments, **keywords)
         return around(original, *arguments, **keywords)
 
-    chosen = eagerly if eager else wrapped
-    vars(chosen).update(FOR_JIT, __original_fn=original)
-    return chosen
+    vars(eagerly).update(FOR_COMPILERS, __original_fn=original)
+    return eagerly
 
 
-FOR_JIT = {"__script_if_tracing_wrapper": True}
-"""torch.jit.script compiles the ``__original_fn`` of such a function."""
+FOR_COMPILERS = {"__script_if_tracing_wrapper": True}
+"""torch.jit.script, and torch.compile, too, compile the ``__original_fn`` of such a function."""
 
 
 def compiler_question() -> Callable[[], bool]:
