@@ -82,7 +82,8 @@ def _wrapped(original: Any, around: Around, eager: bool) -> Any:
             return original(*arguments, **keywords)
         return around(original, *arguments, **keywords)
 
-    vars(eagerly).update(FOR_COMPILERS, __original_fn=original)
+    if hasattr(original, "__code__"):  # torch.compile can trace it without the wrapper
+        vars(eagerly).update(FOR_COMPILERS, __original_fn=original)
     return eagerly
 
 
