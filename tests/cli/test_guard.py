@@ -46,14 +46,10 @@ optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 torch.manual_seed(1 + rank)
 
 
-def save(*_):
-    print("saved by", rank, flush=True)
-    os._exit(0)
-
-
+stops = []
 signal.signal(signal.SIGUSR1, lambda *_: print("got USR1", flush=True))
 if "save" in sys.argv:
-    signal.signal(signal.SIGTERM, save)
+    signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
 for step in range(1000 if "endless" in sys.argv else 8):
     F.cross_entropy(wrapped(torch.randn(4, 8)), torch.randint(0, 4, (4,))).backward()
     optimizer.step()
@@ -64,6 +60,12 @@ for step in range(1000 if "endless" in sys.argv else 8):
     if "endless" in sys.argv:
         time.sleep(0.2)
         print("step", step, flush=True)
+    if "save" in sys.argv:  # all ranks stop in the same step: one may be in a collective
+        total = torch.tensor(len(stops))
+        torch.distributed.all_reduce(total)
+        if total:
+            print("saved by", rank, flush=True)
+            break
 print("trained", flush=True)
 sys.exit(int(sys.argv[1]) if sys.argv[1:2] and sys.argv[1].isdigit() else 0)
 """
