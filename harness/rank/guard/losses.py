@@ -6,6 +6,7 @@ must be 1 by the number of micro-batches, whoever divides.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.hooks import unserializable_hook
+
+MOST_CALLS = 1000
+"""Losses that are kept without a backward: a loop may go on with losses, and train no more."""
 
 IGNORED = -100
 """The target that torch's losses ignore."""
@@ -36,7 +40,7 @@ class Losses:
 
     def begin(self) -> None:
         """Forget the losses of the last step."""
-        self._calls: list[Loss] = []
+        self._calls: deque[Loss] = deque(maxlen=MOST_CALLS)
         self._micro: list[tuple[Any, list[Loss], Any]] = []
 
     def spoil(self) -> None:
@@ -67,7 +71,8 @@ class Losses:
 
     def backward(self, root: Any, scaler: Any) -> None:
         """Note that a backward begins from ``root``, with the scale of a loss scaler."""
-        calls, self._calls = self._calls, []
+        calls = list(self._calls)
+        self._calls.clear()
         is_loss = _is_plain(root) and not root.dim() and root.is_floating_point()
         scale = getattr(scaler, "_scale", None) if scaler and scaler.is_enabled() else None
         scale = 1.0 if scale is None else scale.detach().clone()

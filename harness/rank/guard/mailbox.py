@@ -24,7 +24,7 @@ from .budget import FIRST_CHECKS, steps_until_next
 from .posts import Post, packed, unpacked
 from .report import say, short
 from .report_files import SUFFIX
-from .sentences import MOST_RANKS
+from .sentences import few
 from .stores import connected
 from .training import Training
 
@@ -226,7 +226,7 @@ class Mailbox:
         absent = sorted(set(range(self.world)) - set(check.posts))
         absent += [post.rank for post in posts if post.missed]
         if absent:
-            ranks = _listed(absent)
+            ranks = few(absent)
             self._note(f"check {key[1]} was not judged: no post of rank {ranks}")
             self._descriptions.update({(key[0], p.rank): p for p in posts if p.described})
         if len(posts) < self.world:
@@ -314,11 +314,6 @@ class RankStopped(Exception):
 
 def _nothing() -> None:
     return None
-
-
-def _listed(ranks: list[int]) -> str:
-    more = len(ranks) - MOST_RANKS
-    return ", ".join(map(str, ranks[:MOST_RANKS])) + (f" and {more} more" if more > 0 else "")
 
 
 def _name(optimizer: int, check: int, who: Any) -> str:
