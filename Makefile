@@ -76,9 +76,9 @@ test-all: test-ci
 	$(BIN)/python -m tests.mutations
 	$(BIN)/python -m tests.chaos --faults 200 --seed 1 --out build/chaos
 
-# Needs nothing that is set up here. DOCKER_NIGHT=--where-possible, for example, is passed on.
-docker:
-	$(PYTHON) -m tests.docker_nightly $(DOCKER_NIGHT)
+# DOCKER_NIGHT=--where-possible, for example, is passed on.
+docker: $(READY)
+	$(BIN)/python -m tests.docker_nightly $(DOCKER_NIGHT)
 
 # uv builds the wheel from the source archive, so both are tried. The package index is the only network.
 release: $(READY)
