@@ -28,17 +28,22 @@ from tests.recording import RECORDED, Recording
 
 TODAY = int(os.environ.setdefault("DAY_OF_TESTS", str(date.today().toordinal())))
 """All processes of one session have the same day, also at midnight."""
+SLOW_DAYS = 3
+"""CI runs each slow test every third day: all of them take 15 minutes on 2 cores."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Make the cases of tests ``by_day(days)`` exhaustive, but those that CI runs today.
 
-    Cases are numbered as they are collected; ``by_day(days, number)`` gives a number.
+    Cases are numbered as they are collected; ``by_day(days, number)`` gives a number. Slow tests
+    are ``by_day(SLOW_DAYS)`` unless they say otherwise.
     """
     numbers: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("by_day")
+        if mark is None and item.get_closest_marker("slow"):
+            mark = pytest.mark.by_day(SLOW_DAYS).mark
         if mark is None or item.get_closest_marker("exhaustive"):
             continue
         days, number = mark.args if mark.args[1:] else (mark.args[0], numbers[str(item.path)])

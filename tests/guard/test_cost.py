@@ -43,6 +43,7 @@ WHOLE = 2
 """The first check looks at all parameters, and the second one whether they changed since."""
 
 
+@pytest.mark.slow
 def test_check_of_many_parameters_has_few_operations() -> None:
     without, with_guard = count("large"), count("guard", "large")
     steps = range(WHOLE, FIRST_CHECKS)

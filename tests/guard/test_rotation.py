@@ -59,7 +59,9 @@ def test_update_of_each_parameter_is_compared_in_turn() -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("training", ["ddp deep flipped", "hsdp deep flipped"])
+@pytest.mark.parametrize(
+    "training", ["ddp deep flipped", pytest.param("hsdp deep flipped", marks=pytest.mark.slow)]
+)
 def test_flipped_bit_in_a_deep_model_is_found_after_a_turn(
     under_guard: Trainer, training: str
 ) -> None:
