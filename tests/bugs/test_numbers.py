@@ -23,7 +23,7 @@ def test_nan_infinity_and_other_types_are_near_nothing(odd: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "other", "tolerance", "expected"),
+    ("value", "second", "tolerance", "expected"),
     [
         (1.0, 1.0, {}, True),
         (1.0, 1.1, {}, False),
@@ -36,9 +36,9 @@ def test_nan_infinity_and_other_types_are_near_nothing(odd: Any) -> None:
     ],
 )
 def test_finite_numbers_are_near_within_a_distance_or_a_share(
-    value: float, other: float, tolerance: dict[str, float], expected: bool
+    value: float, second: float, tolerance: dict[str, float], expected: bool
 ) -> None:
-    assert near(value, other, **tolerance) is expected
+    assert near(value, second, **tolerance) is expected
 
 
 @pytest.mark.parametrize("value", [1.5, math.inf, -math.inf])
@@ -52,7 +52,7 @@ def test_nan_is_read_back_from_its_name() -> None:
 
 @pytest.mark.parametrize("make", [numpy.array, lambda of: torch.tensor(of, dtype=torch.float64)])
 @pytest.mark.parametrize(
-    ("got", "right", "ratio", "aside"),
+    ("vector", "expected_vector", "ratio", "aside"),
     [
         ([6.0, 8.0], [3.0, 4.0], 2.0, 0.0),
         ([-3.0, -4.0], [3.0, 4.0], -1.0, 0.0),
@@ -61,15 +61,17 @@ def test_nan_is_read_back_from_its_name() -> None:
     ],
 )
 def test_a_vector_is_a_multiple_of_the_right_one_and_a_rest(
-    make: Any, got: list[float], right: list[float], ratio: float, aside: float
+    make: Any, vector: list[float], expected_vector: list[float], ratio: float, aside: float
 ) -> None:
-    parts = projection(make(got), make(right))
+    parts = projection(make(vector), make(expected_vector))
     assert parts.ratio == pytest.approx(ratio)
     assert parts.aside == pytest.approx(aside)
     assert parts.is_factor is (aside < 0.02)
     assert abs(parts.cosine) == pytest.approx(math.sqrt(1 - aside**2) if parts.got else 0)
     assert parts.beside == pytest.approx(aside * parts.got)
-    assert (parts.right, parts.got) == pytest.approx((math.hypot(*right), math.hypot(*got)))
+    assert (parts.right, parts.got) == pytest.approx(
+        (math.hypot(*expected_vector), math.hypot(*vector))
+    )
 
 
 def test_nothing_is_a_multiple_of_nothing() -> None:

@@ -20,8 +20,8 @@ Put = Callable[[str, Mapping[str, str]], None]
 
 
 @pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
-    """Replaces the recorded results of a scenario: ``known(name, {"0.1/1.0": YES})``."""
+def put_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
+    """Replaces the recorded results of a scenario: ``put_results(name, {"0.1/1.0": YES})``."""
 
     def put(name: str, results: Mapping[str, str]) -> None:
         pins = catalog.scenario(name).pins
@@ -50,18 +50,18 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
     ],
 )
 def test_a_period_says_which_ends_are_known(
-    known: Put, results: Mapping[str, str], described: list[str]
+    put_results: Put, results: Mapping[str, str], described: list[str]
 ) -> None:
-    known("clip_max_for_min", results)
+    put_results("clip_max_for_min", results)
     assert [str(period) for period in periods("clip_max_for_min")] == described
 
 
-def test_a_bug_is_alive_if_the_newest_certain_release_has_it(known: Put) -> None:
-    known("clip_max_for_min", {"1.0": NO, "1.1": YES, "1.2": UNCLEAR})
+def test_a_bug_is_alive_if_the_newest_certain_release_has_it(put_results: Put) -> None:
+    put_results("clip_max_for_min", {"1.0": NO, "1.1": YES, "1.2": UNCLEAR})
     bug = alive("clip_max_for_min")
     assert bug is not None
     assert (bug.release, bug.variant) == ("1.1", "released")
-    known("clip_max_for_min", {"1.1": YES, "1.2": NO})
+    put_results("clip_max_for_min", {"1.1": YES, "1.2": NO})
     assert alive("clip_max_for_min") is None
 
 
@@ -157,9 +157,9 @@ ROW = {"1.0": NO, "1.2": YES, "1.2.5": YES, "1.4": YES, "1.6": UNCLEAR, "1.7": N
     ],
 )
 def test_a_release_takes_its_own_result_or_that_of_neighbours_that_agree(
-    known: Put, version: str, status: str | None, why: str
+    put_results: Put, version: str, status: str | None, why: str
 ) -> None:
-    known("clip_max_for_min", ROW)
+    put_results("clip_max_for_min", ROW)
     answer = lookup("clip_max_for_min", {"deepspeed": version})
     assert answer.status == (Status(status) if status else None)
     assert why in answer.why
@@ -180,8 +180,10 @@ GRID = {"2.0/1.0": NO, "2.2/1.0": YES, "2.4/1.0": YES, "2.2/1.4": YES, "2.4/1.4"
         ("2.1/1.2", None),
     ],
 )
-def test_two_packages_are_looked_up_together(known: Put, releases: str, status: str | None) -> None:
-    known(PAIR, GRID)
+def test_two_packages_are_looked_up_together(
+    put_results: Put, releases: str, status: str | None
+) -> None:
+    put_results(PAIR, GRID)
     accelerate, transformers = releases.split("/")
     answer = lookup(PAIR, {"transformers": transformers, "accelerate": accelerate})
     assert answer.status == (Status(status) if status else None), answer.why

@@ -123,7 +123,7 @@ def test_damaged_metadata_give_no_version(site: Path) -> None:
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Path:
+def venv_folder(tmp_path: Path) -> Path:
     """The folder of a virtual environment with ``up`` 1.2.3."""
     folder = tmp_path / "env"
     venv.create(folder, with_pip=False, symlinks=True)
@@ -143,12 +143,12 @@ def customize(folder: Path, code: str) -> None:
 
 
 def test_another_interpreter_is_asked_by_its_folder_or_its_program(
-    other: Path, monkeypatch: pytest.MonkeyPatch
+    venv_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    distribution(packages(other), "torch", "2.13.0+cu130")
-    distribution(packages(other), "second_one", "1.0", GIT)
-    monkeypatch.chdir(other.parent)
-    for path in (Path("env"), Path("env/bin/python"), other):
+    distribution(packages(venv_folder), "torch", "2.13.0+cu130")
+    distribution(packages(venv_folder), "second_one", "1.0", GIT)
+    monkeypatch.chdir(venv_folder.parent)
+    for path in (Path("env"), Path("env/bin/python"), venv_folder):
         stack = environment.of_interpreter(path, NAMES)
         assert stack.packages == {
             "up": Installed("1.2.3"),
@@ -158,18 +158,18 @@ def test_another_interpreter_is_asked_by_its_folder_or_its_program(
         assert stack.where == f"env/bin/python (Python {platform.python_version()})"
         assert stack.complete
         assert stack.interpreter is not None
-        assert stack.interpreter.executable == str(other / "bin" / "python")
-        assert stack.interpreter.site == str(packages(other))
+        assert stack.interpreter.executable == str(venv_folder / "bin" / "python")
+        assert stack.interpreter.site == str(packages(venv_folder))
 
 
 def test_our_environment_does_not_change_what_another_interpreter_finds(
-    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    venv_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     distribution(tmp_path / "ours", "second_one", "1.0")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "ours"))
     (tmp_path / "json.py").write_text("raise RuntimeError('the working directory is on the path')")
     monkeypatch.chdir(tmp_path)
-    assert list(environment.of_interpreter(other, NAMES).packages) == ["up"]
+    assert list(environment.of_interpreter(venv_folder, NAMES).packages) == ["up"]
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_our_environment_does_not_change_what_another_interpreter_finds(
         "import atexit, os; atexit.register(os._exit, 3)",
     ],
 )
-def test_a_noisy_interpreter_is_understood(other: Path, code: str) -> None:
-    customize(other, code)
-    assert environment.of_interpreter(other, NAMES).packages == {"up": Installed("1.2.3")}
+def test_a_noisy_interpreter_is_understood(venv_folder: Path, code: str) -> None:
+    customize(venv_folder, code)
+    assert environment.of_interpreter(venv_folder, NAMES).packages == {"up": Installed("1.2.3")}
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,12 @@ def test_a_noisy_interpreter_is_understood(other: Path, code: str) -> None:
          "gives no answer"),
     ],
 )  # fmt: skip
-def test_an_interpreter_that_crashes_is_inconclusive(other: Path, code: str, message: str) -> None:
-    customize(other, code)
+def test_an_interpreter_that_crashes_is_inconclusive(
+    venv_folder: Path, code: str, message: str
+) -> None:
+    customize(venv_folder, code)
     with pytest.raises(Inconclusive, match=message) as caught:
-        environment.of_interpreter(other, NAMES)
+        environment.of_interpreter(venv_folder, NAMES)
     assert "\n" not in str(caught.value)
 
 
@@ -219,23 +221,23 @@ STARTS = """
 
 
 def test_an_interpreter_that_hangs_is_ended_with_all_that_it_started(
-    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    venv_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would end after 20 s by itself; its children would not."""
     pids = tmp_path / "pids"
-    customize(other, STARTS.format(pids=str(pids), seconds=20))
+    customize(venv_folder, STARTS.format(pids=str(pids), seconds=20))
     monkeypatch.setattr(interpreter, "LIMIT", 2.0)
     with pytest.raises(Inconclusive, match="does not answer within 2 s: see its sitecustomize"):
-        environment.of_interpreter(other, NAMES)
+        environment.of_interpreter(venv_folder, NAMES)
     assert len(pids.read_text().split()) == 2
     check_end(pids)
 
 
-def test_what_an_interpreter_leaves_behind_is_ended(other: Path, tmp_path: Path) -> None:
+def test_what_an_interpreter_leaves_behind_is_ended(venv_folder: Path, tmp_path: Path) -> None:
     """It keeps the streams open, which must not count as a hang."""
     pids = tmp_path / "pids"
-    customize(other, STARTS.format(pids=str(pids), seconds=0))
-    assert "up" in environment.of_interpreter(other, NAMES).packages
+    customize(venv_folder, STARTS.format(pids=str(pids), seconds=0))
+    assert "up" in environment.of_interpreter(venv_folder, NAMES).packages
     assert pids.read_text()
     check_end(pids)
 
@@ -247,7 +249,7 @@ def check_end(pids: Path) -> None:
     )
 
 
-def test_what_is_no_interpreter_is_a_mistake(other: Path, tmp_path: Path) -> None:
+def test_what_is_no_interpreter_is_a_mistake(venv_folder: Path, tmp_path: Path) -> None:
     def check(path: Path, message: str) -> None:
         with pytest.raises(UserError, match=message):
             environment.of_interpreter(path, NAMES)
@@ -260,6 +262,6 @@ def test_what_is_no_interpreter_is_a_mistake(other: Path, tmp_path: Path) -> Non
     check(tmp_path / "empty", "empty is no environment: it has no bin/python")
     check(tmp_path / "text", "cannot start .*text: Permission denied")
     check(tmp_path / "program", "cannot start .*program: Exec format error")
-    (other / "bin" / "python").unlink()
-    (other / "bin" / "python").symlink_to("gone")
-    check(other, "it has no bin/python")
+    (venv_folder / "bin" / "python").unlink()
+    (venv_folder / "bin" / "python").symlink_to("gone")
+    check(venv_folder, "it has no bin/python")

@@ -26,7 +26,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def scenario_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder of scenarios. Every release exists, and any two differ in one file."""
     monkeypatch.setattr(scenarios, "__path__", [*scenarios.__path__, str(tmp_path / "scenarios")])
     monkeypatch.setattr(pages, "DOCS", tmp_path / "docs")
@@ -45,9 +45,9 @@ def written(*words: str) -> ModuleType:
     return catalog.load("my_bug")
 
 
-def test_a_new_scenario_is_complete_and_says_that_it_is_unfinished(own: Path) -> None:
+def test_a_new_scenario_is_complete_and_says_that_it_is_unfinished(scenario_folder: Path) -> None:
     module = written("--buggy", "made-up==0.19.8")
-    folder = own / "made_up" / "my_bug"
+    folder = scenario_folder / "made_up" / "my_bug"
     assert "UNFINISHED" in (folder / "README.md").read_text()
     lines = dict(zip(map(admit.text, admit.DEMANDS), admit.checked("my_bug"), strict=True))
     for demand, file in ((admit.mutations, "mutations.py"), (admit.report, "report.py")):
@@ -60,12 +60,12 @@ def test_a_new_scenario_is_complete_and_says_that_it_is_unfinished(own: Path) ->
     assert not module.exercised(Records({0: []})).met
 
 
-def test_two_releases_make_the_variants_and_list_what_differs(own: Path) -> None:
+def test_two_releases_make_the_variants_and_list_what_differs(scenario_folder: Path) -> None:
     module = written("--buggy", "made-up==1.0", "--fixed", "1.1", "--pin", "other==3")
     scenario = module.SCENARIO
     assert scenario.pins == {"made-up": "1.0", "other": "3"}
     assert scenario.pins_of("fixed") == {"made-up": "1.1"}
-    file = own / "made_up" / "my_bug" / "scenario.py"
+    file = scenario_folder / "made_up" / "my_bug" / "scenario.py"
     assert '# "made/up.py",' in file.read_text()
     for check in (["check"], ["format", "--check"]):
         ruff = [sys.executable, "-m", "ruff", *check, "--config", str(ROOT / "pyproject.toml")]
@@ -73,7 +73,7 @@ def test_two_releases_make_the_variants_and_list_what_differs(own: Path) -> None
     assert not (file.parent / "mutations.py").exists(), "no edit puts the bug back"
 
 
-def test_one_like_another_has_its_code_and_these_releases(own: Path) -> None:
+def test_one_like_another_has_its_code_and_these_releases(scenario_folder: Path) -> None:
     like = ["--like", "sampler_shards"]
     module = written("--buggy", "made-up==1.0", "--fixed", "1.1", *like)
     assert module.SCENARIO.pins == {"made-up": "1.0"}
@@ -99,14 +99,18 @@ def test_one_like_another_has_its_code_and_these_releases(own: Path) -> None:
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
-    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, words: list[str], message: str
+    scenario_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    words: list[str],
+    message: str,
 ) -> None:
     def refuse(name: str, *_: object) -> None:
         raise UserError(f"no package '{name}' in the index")
 
     monkeypatch.setattr(releases, "released", refuse)
     assert message in refused(capsys, ["new", *words])
-    assert not list(own.iterdir())
+    assert not list(scenario_folder.iterdir())
 
 
 @pytest.mark.slow

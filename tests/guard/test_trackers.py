@@ -138,7 +138,7 @@ def test_slow_tracker_makes_nobody_wait(run: Run, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the real trackers have after a training with a fault."""
     folder = tmp_path_factory.mktemp("tracked")
     names = ("tensorboard", "wandb", "mlflow", "opentelemetry")
@@ -160,35 +160,35 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.launch
-def test_tensorboard_has_alarms_beside_the_scripts_numbers(told: dict[str, Any]) -> None:
-    board = told["tensorboard"]
+def test_tensorboard_has_alarms_beside_the_scripts_numbers(tracked: dict[str, Any]) -> None:
+    board = tracked["tensorboard"]
     assert set(board["names"]) == {"loss", *NUMBERS}
     assert board["alarms"] == [TEXT]
     assert board["last"] == 1
     assert board["steps"] == [0, *range(8)]
     assert board["files"] == 1
-    assert told["summary"]["notes"] == []
+    assert tracked["summary"]["notes"] == []
 
 
 @pytest.mark.slow
 @pytest.mark.launch
-def test_wandb_has_numbers_and_its_own_count_of_steps(told: dict[str, Any]) -> None:
-    assert set(told["wandb"]["names"]) == {"loss", *NUMBERS}
-    assert told["wandb"]["last"] == 1
-    assert told["wandb"]["steps"] == 8
+def test_wandb_has_numbers_and_its_own_count_of_steps(tracked: dict[str, Any]) -> None:
+    assert set(tracked["wandb"]["names"]) == {"loss", *NUMBERS}
+    assert tracked["wandb"]["last"] == 1
+    assert tracked["wandb"]["steps"] == 8
 
 
 @pytest.mark.slow
 @pytest.mark.launch
-def test_mlflow_has_alarms_as_tags(told: dict[str, Any]) -> None:
-    assert set(told["mlflow"]["names"]) == {"loss", *NUMBERS}
-    assert told["mlflow"]["alarms"] == {"guard.alarm.1": TEXT}
-    assert told["mlflow"]["last"] == 1
+def test_mlflow_has_alarms_as_tags(tracked: dict[str, Any]) -> None:
+    assert set(tracked["mlflow"]["names"]) == {"loss", *NUMBERS}
+    assert tracked["mlflow"]["alarms"] == {"guard.alarm.1": TEXT}
+    assert tracked["mlflow"]["last"] == 1
 
 
 @pytest.mark.slow
 @pytest.mark.launch
-def test_opentelemetry_has_alarms_as_spans_and_a_counter(told: dict[str, Any]) -> None:
-    assert told["opentelemetry"]["names"] == [name.replace("/", ".") for name in sorted(NUMBERS)]
-    assert told["opentelemetry"]["alarms"] == [{"guard.text": TEXT, "guard.step": 1}]
-    assert told["opentelemetry"]["last"] == 1
+def test_opentelemetry_has_alarms_as_spans_and_a_counter(tracked: dict[str, Any]) -> None:
+    assert tracked["opentelemetry"]["names"] == [name.replace("/", ".") for name in sorted(NUMBERS)]
+    assert tracked["opentelemetry"]["alarms"] == [{"guard.text": TEXT, "guard.step": 1}]
+    assert tracked["opentelemetry"]["last"] == 1

@@ -208,11 +208,11 @@ def test_any_user_can_write_where_a_nightly_writes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("python", "version", "used"),
+    ("python", "version", "is_used"),
     [("cp311", "2.13.0+cpu", True), ("cp312", "2.13.0+cpu", False), ("cp311", "2.14.1", False)],
 )
 def test_make_docker_needs_a_torch_for_the_base_images_python(
-    python: str, version: str, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    python: str, version: str, is_used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pip would download one for GPUs instead, gigabytes."""
     wheel = tmp_path / f"torch-{version}-cp311-cp311-manylinux_2_28_x86_64.whl"
@@ -222,16 +222,16 @@ def test_make_docker_needs_a_torch_for_the_base_images_python(
     client = tmp_path / "docker"
     client.write_text(f"#!/bin/sh\necho {python}\n")
     client.chmod(0o755)
-    asked = engine.Engine(str(client))
-    if used:
-        assert image.wheels(asked, "python:slim") == [wheel]
+    client_engine = engine.Engine(str(client))
+    if is_used:
+        assert image.wheels(client_engine, "python:slim") == [wheel]
     else:
         with pytest.raises(engine.Unavailable, match=rf"{python}.*TORCH_INDEX"):
-            image.wheels(asked, "python:slim")
+            image.wheels(client_engine, "python:slim")
         monkeypatch.setenv("TORCH_INDEX", "https://torch.example")
-        assert image.wheels(asked, "python:slim") == []
+        assert image.wheels(client_engine, "python:slim") == []
     client.write_text("#!/bin/sh\necho no python3\nexit 127\n")  # the build installs Debian's
-    assert image.wheels(asked, "debian:12") == [wheel] * version.startswith("2.13")
+    assert image.wheels(client_engine, "debian:12") == [wheel] * version.startswith("2.13")
 
 
 def test_make_docker_says_that_it_was_not_run_if_something_is_missing() -> None:

@@ -17,7 +17,7 @@ from harness.publish.alive import alive_bugs
 
 
 @pytest.fixture
-def own(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def pages_folder(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A temporary folder for pages and documents."""
     monkeypatch.setattr(pages, "DOCS", tmp_path)
     return tmp_path
@@ -69,9 +69,9 @@ def test_the_page_of_living_bugs_says_what_to_do_and_who_knows() -> None:
 
 
 def test_the_page_of_living_bugs_stays_while_a_scenario_is_broken(
-    own: Path, monkeypatch: pytest.MonkeyPatch
+    pages_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alive_file = own / "alive.md"
+    alive_file = pages_folder / "alive.md"
     alive_file.write_text("all of them")
     monkeypatch.setattr(catalog, "broken", lambda: {"rope_zero_init": "it is broken"})
     pages.write([])
@@ -81,7 +81,7 @@ def test_the_page_of_living_bugs_stays_while_a_scenario_is_broken(
     assert alive_file.read_text().startswith("# Alive")
 
 
-def test_a_page_tells_all_that_the_code_says(own: Path) -> None:
+def test_a_page_tells_all_that_the_code_says(pages_folder: Path) -> None:
     text = pages.page("sampler_shards")
     scenario = catalog.scenario("sampler_shards")
     for part in (
@@ -98,9 +98,9 @@ def test_a_page_tells_all_that_the_code_says(own: Path) -> None:
         assert part in text
 
 
-def test_what_is_written_by_hand_is_kept_and_all_else_made_anew(own: Path) -> None:
+def test_what_is_written_by_hand_is_kept_and_all_else_made_anew(pages_folder: Path) -> None:
     pages.write(["device_math"])
-    page = own / "scenarios" / "torch" / "device_math" / "README.md"
+    page = pages_folder / "scenarios" / "torch" / "device_math" / "README.md"
     mine = f"{pages.BY_HAND}\n## Mine\n\nAnd not the code's.\n{pages.END}"
     page.write_text(page.read_text().replace(f"{pages.BY_HAND}\n{pages.END}", mine) + "astray\n")
     pages.write(["device_math"])
@@ -108,8 +108,8 @@ def test_what_is_written_by_hand_is_kept_and_all_else_made_anew(own: Path) -> No
     assert "astray" not in page.read_text()
 
 
-def test_the_generated_part_is_replaced_and_nothing_else(own: Path) -> None:
-    bugs = own / "bugs.md"
+def test_the_generated_part_is_replaced_and_nothing_else(pages_folder: Path) -> None:
+    bugs = pages_folder / "bugs.md"
     begin, end = "<!-- the bugs: generated -->", "<!-- end of the bugs -->"
     bugs.write_text(f"before\n\n{begin}\nan old table\n{end}\n\nafter\n")
     assert main(["pages", "bf16_clip"]) == 0

@@ -31,7 +31,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
+def overlay_site(tmp_path: Path) -> Path:
     """A small overlay: its site, with a manifest beside it."""
     site = tmp_path / "site-packages"
     (site / "up").mkdir(parents=True)
@@ -58,71 +58,73 @@ def changed(site: Path) -> list[str]:
     return changed_files(site, files)
 
 
-def test_exactly_the_loaded_files_are_listed_with_their_bytecode(made: Path) -> None:
-    files = in_a_process(made, "up.other")
+def test_exactly_the_loaded_files_are_listed_with_their_bytecode(overlay_site: Path) -> None:
+    files = in_a_process(overlay_site, "up.other")
     sources = {"up/__init__.py", "up/watched.py", "up/other.py"}
-    compiled = {str(bytecode.of(made / source).relative_to(made)) for source in sources}
+    compiled = {
+        str(bytecode.of(overlay_site / source).relative_to(overlay_site)) for source in sources
+    }
     assert set(files) == sources | compiled
-    assert files == {file: sha256(made / file) for file in files}
-    assert changed_files(made, files) == []
+    assert files == {file: sha256(overlay_site / file) for file in files}
+    assert changed_files(overlay_site, files) == []
 
 
-def test_a_source_that_was_changed_in_place_is_noticed(made: Path) -> None:
-    file = made / "up" / "watched.py"
+def test_a_source_that_was_changed_in_place_is_noticed(overlay_site: Path) -> None:
+    file = overlay_site / "up" / "watched.py"
     file.chmod(0o644)
     file.write_text("ANSWER = 2\n")  # of the same size
-    assert changed(made) == ["up/watched.py"]
-    code = f"import sys; sys.path.insert(0, {str(made)!r})\nfrom up.watched import ANSWER\n"
+    assert changed(overlay_site) == ["up/watched.py"]
+    code = f"import sys; sys.path.insert(0, {str(overlay_site)!r})\nfrom up.watched import ANSWER\n"
     code += "sys.exit(ANSWER)"
     assert subprocess.run([sys.executable, "-B", "-c", code], check=False).returncode == 2
 
 
-def test_changed_bytecode_is_noticed(made: Path) -> None:
+def test_changed_bytecode_is_noticed(overlay_site: Path) -> None:
     """Its header matches the source, and Python trusts the header."""
-    source = made / "up" / "other.py"
+    source = overlay_site / "up" / "other.py"
     compiled, text = bytecode.of(source), source.read_text()
     content = compiled.read_bytes()
     source.chmod(0o644)
     source.write_text("ANSWER = 2\n")
     compiled.unlink()
-    bytecode.compile_all([source], made)
+    bytecode.compile_all([source], overlay_site)
     replacement = compiled.read_bytes()
     source.write_text(text)
     compiled.write_bytes(content[:16] + replacement[16:])
-    assert changed(made) == [str(compiled.relative_to(made))]
+    assert changed(overlay_site) == [str(compiled.relative_to(overlay_site))]
 
 
-def test_a_file_that_was_added_later_is_noticed(made: Path) -> None:
-    (made / "later.py").write_text("")
-    files = in_a_process(made, "later")
-    assert changed_files(made, files) == ["later.py"]
+def test_a_file_that_was_added_later_is_noticed(overlay_site: Path) -> None:
+    (overlay_site / "later.py").write_text("")
+    files = in_a_process(overlay_site, "later")
+    assert changed_files(overlay_site, files) == ["later.py"]
 
 
 def test_a_loaded_file_that_was_deleted_is_listed(
-    made: Path, monkeypatch: pytest.MonkeyPatch
+    overlay_site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = ModuleType("ghost")
-    module.__file__ = str(made / "ghost.py")
+    module.__file__ = str(overlay_site / "ghost.py")
     monkeypatch.setitem(sys.modules, "ghost", module)
-    files = loaded_files.files(made)
+    files = loaded_files.files(overlay_site)
     assert files == {"ghost.py": loaded_files.GONE}
-    assert changed_files(made, files) == ["ghost.py"]
+    assert changed_files(overlay_site, files) == ["ghost.py"]
 
 
 def test_a_library_that_is_only_mapped_is_listed(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overlay_site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (made / "up.libs").mkdir()
-    (made / "up.libs" / "lib one.so").write_bytes(b"code")
+    (overlay_site / "up.libs").mkdir()
+    (overlay_site / "up.libs" / "lib one.so").write_bytes(b"code")
     maps = tmp_path / "maps"
-    line = f"7f0000000000-7f0000001000 r-xp 00000000 fe:00 42    {made}/up.libs/lib one.so"
+    line = f"7f0000000000-7f0000001000 r-xp 00000000 fe:00 42    {overlay_site}/up.libs/lib one.so"
     maps.write_text(f"7f-8f rw-p 0 00:00 0 [heap]\n{line}\n{line} (deleted)\n")
     monkeypatch.setattr(loaded_files, "MAPS", maps)
-    assert loaded_files.files(made) == {
-        "up.libs/lib one.so": sha256(made / "up.libs" / "lib one.so")
+    assert loaded_files.files(overlay_site) == {
+        "up.libs/lib one.so": sha256(overlay_site / "up.libs" / "lib one.so")
     }
     monkeypatch.setattr(loaded_files, "MAPS", tmp_path / "no such")
-    assert loaded_files.files(made) == {}
+    assert loaded_files.files(overlay_site) == {}
 
 
 class Strange(ModuleType):
@@ -141,14 +143,14 @@ class Slotted:
         raise AssertionError(f"accessed {name}")
 
 
-def test_odd_modules_are_not_touched(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_modules_are_not_touched(overlay_site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nameless, odd_spec = ModuleType("nameless"), ModuleType("odd")
     nameless.__file__ = None
     odd_spec.__spec__ = Slotted()  # type: ignore[assignment]
     for number, module in enumerate([Strange("lazy"), Slotted(), None, nameless, odd_spec]):
         monkeypatch.setitem(sys.modules, f"odd_{number}", module)  # type: ignore[arg-type]
     before = set(sys.modules)
-    assert loaded_files.files(made) == {}
+    assert loaded_files.files(overlay_site) == {}
     assert set(sys.modules) == before
 
 

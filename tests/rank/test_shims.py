@@ -322,9 +322,9 @@ def test_the_devices_that_megatron_core_names_itself_are_kept(megatron_uses: Cou
     assert not any(megatron_uses.values())
 
 
-def with_apex(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+def with_apex(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
     """Make apex and its kernels look installed, or not."""
-    spec = ModuleSpec("apex", None, origin="apex/__init__.py") if there else None
+    spec = ModuleSpec("apex", None, origin="apex/__init__.py") if is_installed else None
     names = ("apex", "amp_C")
 
     def find(name: str) -> ModuleSpec | None:
@@ -340,7 +340,7 @@ def with_apex(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
 def test_without_apex_torchs_adamw_stands_in_and_its_kernels_raise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with_apex(monkeypatch, there=False)
+    with_apex(monkeypatch, is_installed=False)
     uses = shims.install(["megatron-core.apex_optimizers"])
     optimizers = importlib.import_module("apex.optimizers")
     assert optimizers.FusedAdam is torch.optim.AdamW
@@ -356,7 +356,7 @@ def test_without_apex_torchs_adamw_stands_in_and_its_kernels_raise(
 def test_where_apex_is_installed_it_is_used_and_the_evidence_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with_apex(monkeypatch, there=True)
+    with_apex(monkeypatch, is_installed=True)
     uses = shims.install(["megatron-core.apex_optimizers"])
     assert "apex" not in sys.modules
     assert uses == {"megatron-core.apex_optimizers": 0}
@@ -371,13 +371,13 @@ def test_where_apex_is_installed_it_is_used_and_the_evidence_says_so(
 
 
 @pytest.mark.parametrize(
-    ("lane", "there", "fused"),
+    ("lane", "is_installed", "fused"),
     [(Lane.GPU, True, True), (Lane.GPU, False, False), (Lane.CPU, True, False)],
 )
 def test_apexs_kernels_are_for_gpus_where_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch, lane: Lane, there: bool, fused: bool
+    monkeypatch: pytest.MonkeyPatch, lane: Lane, is_installed: bool, fused: bool
 ) -> None:
-    with_apex(monkeypatch, there)
+    with_apex(monkeypatch, is_installed)
 
     class Fused(torch.nn.LayerNorm):
         pass

@@ -47,7 +47,7 @@ def maker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def lent(tmp_path: Path) -> Lent:
+def originals(tmp_path: Path) -> Lent:
     """Two overlays in another cache, by their keys."""
     cache, overlays = tmp_path / "elsewhere", {}
     (cache / "releases").mkdir(parents=True)
@@ -59,9 +59,9 @@ def lent(tmp_path: Path) -> Lent:
 
 
 @pytest.fixture
-def packed(tmp_path: Path, lent: Lent) -> Path:
+def packed(tmp_path: Path, originals: Lent) -> Path:
     file = tmp_path / "overlays.tar.xz"
-    archive.write(file, lent, tmp_path / "elsewhere")
+    archive.write(file, originals, tmp_path / "elsewhere")
     return file
 
 
@@ -80,10 +80,10 @@ def test_an_archive_of_any_size_is_complete(tmp_path: Path, blocks: int) -> None
 
 
 def test_unpacked_overlays_equal_the_packed_ones_and_share_bytecode(
-    packed: Path, lent: Lent, cache: Path
+    packed: Path, originals: Lent, cache: Path
 ) -> None:
-    archive.unpack(packed, list(lent), cache)
-    for stack, original in lent.values():
+    archive.unpack(packed, list(originals), cache)
+    for stack, original in originals.values():
         with borrowed(stack, (), cache) as copy:
             assert not copy.made
             assert (copy.key, copy.lock) == (original.key, original.lock)
@@ -101,7 +101,7 @@ def test_unpacked_overlays_equal_the_packed_ones_and_share_bytecode(
         "releases",
         "unpacking.lock",
     }
-    up, later_up = (cache / "overlays" / key / overlay.SITE / "up" for key in lent)
+    up, later_up = (cache / "overlays" / key / overlay.SITE / "up" for key in originals)
     assert bytecode.of(up / "same.py").samefile(bytecode.of(later_up / "same.py"))
     assert not bytecode.of(up / "release.py").samefile(bytecode.of(later_up / "release.py"))
 
@@ -114,32 +114,32 @@ def test_each_content_is_stored_once_and_no_bytecode(packed: Path) -> None:
     assert not any("__pycache__" in name for name in contents)
 
 
-def test_data_that_changed_is_packed_as_it_is(tmp_path: Path, lent: Lent) -> None:
-    key, (_, original) = next(iter(lent.items()))
+def test_data_that_changed_is_packed_as_it_is(tmp_path: Path, originals: Lent) -> None:
+    key, (_, original) = next(iter(originals.items()))
     (original.site / "bin" / "tool").chmod(0o755)
     (original.site / "bin" / "tool").write_text("rewritten")
-    archive.write(tmp_path / "again.tar.xz", {key: lent[key]}, tmp_path / "elsewhere")
+    archive.write(tmp_path / "again.tar.xz", {key: originals[key]}, tmp_path / "elsewhere")
     archive.unpack(tmp_path / "again.tar.xz", [key], tmp_path / "box")
     assert (tmp_path / "box/overlays" / key / "site-packages/bin/tool").read_text() == "rewritten"
 
 
 def test_an_overlay_that_the_cache_has_is_not_replaced(
-    packed: Path, lent: Lent, cache: Path
+    packed: Path, originals: Lent, cache: Path
 ) -> None:
     with borrowed(STACK, (), cache) as mine:
         before = mine.site.stat().st_ino
-    archive.unpack(packed, list(lent), cache)
+    archive.unpack(packed, list(originals), cache)
     assert mine.site.stat().st_ino == before
-    assert {folder.name for folder in overlay_cache.folders(cache)} == set(lent)
+    assert {folder.name for folder in overlay_cache.folders(cache)} == set(originals)
 
 
-def test_a_file_that_was_changed_is_not_packed(lent: Lent, tmp_path: Path) -> None:
-    _, original = list(lent.values())[-1]  # a shared file is packed from the last overlay
+def test_a_file_that_was_changed_is_not_packed(originals: Lent, tmp_path: Path) -> None:
+    _, original = list(originals.values())[-1]  # a shared file is packed from the last overlay
     file = original.site / "up" / "same.py"
     file.chmod(0o644)
     file.write_text(SAME.replace("1", "2"))
     with pytest.raises(DamagedOverlay, match=r"up/same\.py is not as it was made"):
-        archive.write(tmp_path / "archive", lent, tmp_path / "elsewhere")
+        archive.write(tmp_path / "archive", originals, tmp_path / "elsewhere")
 
 
 def changed(packed: Path, name: str, content: bytes | None) -> None:
@@ -163,11 +163,11 @@ def changed(packed: Path, name: str, content: bytes | None) -> None:
     ],
 )
 def test_an_archive_that_lacks_something_is_refused(
-    packed: Path, lent: Lent, cache: Path, name: str, content: bytes | None, why: str
+    packed: Path, originals: Lent, cache: Path, name: str, content: bytes | None, why: str
 ) -> None:
     changed(packed, name, content)
     with pytest.raises(InvalidArchive, match=why):
-        archive.unpack(packed, list(lent), cache)
+        archive.unpack(packed, list(originals), cache)
     assert nothing_left(cache)
 
 
@@ -186,12 +186,12 @@ def test_an_archive_that_is_cut_off_is_refused(packed: Path, cache: Path) -> Non
 
 
 @pytest.fixture
-def folder(tmp_path: Path, packed: Path, lent: Lent) -> Path:
+def folder(tmp_path: Path, packed: Path, originals: Lent) -> Path:
     """A bundle without the files that it needs to run."""
     box = tmp_path / "bundle"
     box.mkdir()
     packed.rename(box / bundle.ARCHIVE)
-    content = {"format": bundle.FORMAT, "overlays": {key: {} for key in lent}}
+    content = {"format": bundle.FORMAT, "overlays": {key: {} for key in originals}}
     (box / "bundle.json").write_text(json.dumps(content))
     return box
 

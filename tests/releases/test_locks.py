@@ -98,7 +98,7 @@ def test_a_python_that_was_too_young_is_resolved_for_its_first_day(
 
 
 @pytest.fixture
-def own(folders: Path) -> Path:
+def lock_folder(folders: Path) -> Path:
     """The empty folder of a scenario's lock files."""
     folder = catalog.folder("bf16_clip") / "locks"
     folder.mkdir()
@@ -106,19 +106,19 @@ def own(folders: Path) -> Path:
 
 
 def test_the_command_writes_the_locks_of_the_variants_and_deletes_the_rest(
-    own: Path, monkeypatch: pytest.MonkeyPatch
+    lock_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolves(monkeypatch, dict.fromkeys(locks.PYTHONS, "2020-01-01"))
-    (own / "deepspeed-0.1.txt").touch()
+    (lock_folder / "deepspeed-0.1.txt").touch()
     assert main(["lock", "bf16_clip"]) == 0
-    (path,) = own.iterdir()
+    (path,) = lock_folder.iterdir()
     assert locks.read(path).versions("3.13") == PINS
 
 
 def test_a_resolution_that_fails_leaves_the_old_files(
-    own: Path, monkeypatch: pytest.MonkeyPatch
+    lock_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolves(monkeypatch, dict.fromkeys(locks.PYTHONS, "9999-01-01"))
-    old = written(own, {"deepspeed": "0.1"})
+    old = written(lock_folder, {"deepspeed": "0.1"})
     assert main(["lock", "bf16_clip"]) == 4
-    assert list(own.iterdir()) == [old]
+    assert list(lock_folder.iterdir()) == [old]

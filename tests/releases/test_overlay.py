@@ -75,7 +75,7 @@ def base(cache: Path) -> Iterator[Overlay]:
 
 
 @pytest.fixture
-def made(cache: Path) -> Overlay:
+def built(cache: Path) -> Overlay:
     """A finished overlay that nobody uses."""
     return borrow_once(cache)
 
@@ -215,23 +215,23 @@ def in_place(file: Path, text: str) -> None:
     ids=["lost", "longer"],
 )
 def test_a_lost_or_changed_file_is_reported_with_the_next_step(
-    cache: Path, made: Overlay, change: Callable[[Path], object], state: str
+    cache: Path, built: Overlay, change: Callable[[Path], object], state: str
 ) -> None:
-    change(made.site / "up" / "code.py")
+    change(built.site / "up" / "code.py")
     with pytest.raises(DamagedOverlay) as caught:
         borrow_once(cache)
     digest = hashlib.sha256(CODE.encode()).hexdigest()[:12]
     assert f"it was {len(CODE)} bytes, SHA-256 {digest}, now it {state}" in str(caught.value)
     assert "up/code.py is not as it was made" in str(caught.value)
-    assert f"python -m harness clean {made.key}" in str(caught.value)
+    assert f"python -m harness clean {built.key}" in str(caught.value)
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda file: in_place(file, "rewritten")])
 def test_data_may_change_as_no_rank_executes_it(
-    cache: Path, made: Overlay, change: Callable[[Path], object]
+    cache: Path, built: Overlay, change: Callable[[Path], object]
 ) -> None:
-    change(made.site / "up" / "cacert.pem")
-    assert borrow_once(cache).key == made.key
+    change(built.site / "up" / "cacert.pem")
+    assert borrow_once(cache).key == built.key
     for name in ("x.py", "x.cpython-311.pyc", "x.so", "x.so.1.2", "x.cu", "x.cpp"):
         assert overlay.CODE.search(f"up/{name}")
 
@@ -246,33 +246,33 @@ def test_a_manifest_contains_every_file_as_it_was_made(base: Overlay) -> None:
         assert ((base.site / file).stat().st_size, sha256(base.site / file)) == (size, content)
 
 
-def test_the_hash_of_a_file_is_that_of_the_file_as_built(cache: Path, made: Overlay) -> None:
-    before = made.hash_of("up/code.py")
-    in_place(made.site / "up" / "code.py", CODE.replace("1", "3"))
-    assert made.hash_of("up/code.py") == before
+def test_the_hash_of_a_file_is_that_of_the_file_as_built(cache: Path, built: Overlay) -> None:
+    before = built.hash_of("up/code.py")
+    in_place(built.site / "up" / "code.py", CODE.replace("1", "3"))
+    assert built.hash_of("up/code.py") == before
     again = borrow_once(cache)  # the size is the same, so only the ranks report the change
     assert again.hash_of("up/code.py") == before != sha256(again.site / "up" / "code.py")
 
 
-def test_a_defect_is_not_put_into_a_file_that_was_changed(cache: Path, made: Overlay) -> None:
+def test_a_defect_is_not_put_into_a_file_that_was_changed(cache: Path, built: Overlay) -> None:
     pytest.importorskip("libcst")
-    in_place(made.site / "up" / "code.py", CODE.replace("one", "uno"))
+    in_place(built.site / "up" / "code.py", CODE.replace("one", "uno"))
     with pytest.raises(DamagedOverlay, match=r"code\.py"):
         borrow_once(cache, STACK, DEFECT)
-    assert overlays(cache) == [made.key]
+    assert overlays(cache) == [built.key]
 
 
 def test_a_changed_file_that_a_defect_left_alone_keeps_the_hash_as_built(
-    cache: Path, made: Overlay
+    cache: Path, built: Overlay
 ) -> None:
     pytest.importorskip("libcst")
-    compiled = next(made.site.glob("up/__pycache__/__init__.*.pyc"))
+    compiled = next(built.site.glob("up/__pycache__/__init__.*.pyc"))
     before, content = sha256(compiled), compiled.read_bytes()
     compiled.chmod(0o644)
     compiled.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     defective = borrow_once(cache, STACK, DEFECT)
-    assert defective.hash_of(str(compiled.relative_to(made.site))) == before
-    assert defective.hash_of("up/__init__.py") == made.hash_of("up/__init__.py")
+    assert defective.hash_of(str(compiled.relative_to(built.site))) == before
+    assert defective.hash_of("up/__init__.py") == built.hash_of("up/__init__.py")
 
 
 def test_equal_sources_are_compiled_once_and_damaged_bytecode_is_not_copied(
@@ -327,12 +327,12 @@ def test_for_another_python_nothing_is_compiled(cache: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", None], ids=str)
 def test_an_overlay_without_a_valid_manifest_is_damaged(
-    cache: Path, made: Overlay, text: str | None
+    cache: Path, built: Overlay, text: str | None
 ) -> None:
-    file = made.folder / MANIFEST
+    file = built.folder / MANIFEST
     only_sizes = {**json.loads(file.read_text()), "files": {"up/code.py": len(CODE)}}
     file.write_text(json.dumps(only_sizes) if text is None else text)
-    with pytest.raises(DamagedOverlay, match="clean " + made.key):
+    with pytest.raises(DamagedOverlay, match="clean " + built.key):
         borrow_once(cache)
 
 
@@ -369,8 +369,8 @@ def test_equal_files_of_two_overlays_are_stored_once(base: Overlay, cache: Path)
     assert overlay_cache.own_use(base.folder) == overlay_cache.disk_use(cache) == alone
 
 
-def test_a_damaged_file_gets_into_no_new_overlay(made: Overlay, cache: Path) -> None:
-    in_place(made.site / "up" / "code.py", CODE.replace("1", "3"))
+def test_a_damaged_file_gets_into_no_new_overlay(built: Overlay, cache: Path) -> None:
+    in_place(built.site / "up" / "code.py", CODE.replace("1", "3"))
     for day in ("2024-01-03", "2024-01-04", "2024-01-05", "2024-01-06"):
         code = borrow_once(cache, replace(STACK, date=day)).site / "up" / "code.py"
         assert code.read_text() == CODE
@@ -436,7 +436,7 @@ def test_an_overlay_that_the_cache_of_another_user_lacks_is_one_line(shared: Pat
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("step", ["write_whole", "sealed", "_put_in"])
 def test_a_full_disk_leaves_no_part_of_an_overlay(
-    cache: Path, made: Overlay, monkeypatch: pytest.MonkeyPatch, number: int, step: str
+    cache: Path, built: Overlay, monkeypatch: pytest.MonkeyPatch, number: int, step: str
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -447,7 +447,7 @@ def test_a_full_disk_leaves_no_part_of_an_overlay(
         borrow_once(cache, stack, *defects)
     message = f"no room on the disk for {cache}: free some, or name another HARNESS_CACHE"
     assert str(caught.value) == message
-    assert overlays(cache) == [made.key]
+    assert overlays(cache) == [built.key]
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o077], ids=oct)
