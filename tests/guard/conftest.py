@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.guard.commands import TRAIN
+from tests.sandbox import Sandbox
+
 
 @dataclass
 class Run:
@@ -99,3 +102,14 @@ def server() -> Iterator[subprocess.Popen[str]]:
 def under_guard(server: subprocess.Popen[str], tmp_path: Path) -> Trainer:
     """Runs a training on forked ranks under guard: ``under_guard("ddp clip")``."""
     return Trainer(server, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """Where guarded commands run. One for all tests, as the file with the bugs of the catalogue is
+    written once."""
+    folder = tmp_path_factory.mktemp("a folder with spaces")
+    sandbox = Sandbox.under(folder, folder / "cache")
+    (sandbox.cwd / "train.py").write_text(TRAIN)
+    yield sandbox
+    sandbox.end()

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import slurm_cluster
-from tests.cli.test_guard import TRAIN, guard
+from tests.guard.commands import TORCHRUN, guard
 from tests.sandbox import Ended, Sandbox, ended
 from tests.slurm_cluster import cluster, free_ports
 
 pytestmark = pytest.mark.slow
 
 ALARM = "guard: ALARM: step 3, rank 1: replicas: the copies of weight"
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-
-
-@pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """One for all tests, as the file with the bugs of the catalogue is written once."""
-    folder = tmp_path_factory.mktemp("a folder with spaces")
-    sandbox = Sandbox.under(folder, folder / "cache")
-    (sandbox.cwd / "train.py").write_text(TRAIN)
-    yield sandbox
-    sandbox.end()
 
 
 def assert_told(end: Ended) -> None:

@@ -1,0 +1,74 @@
+"""Commands under guard: a training script, how they end, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from tests.sandbox import PATIENCE, Ended, Sandbox
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+TWO = (*TORCHRUN, "--nproc-per-node", "2")
+
+TRAIN = """\
+import importlib.util, os, signal, sys, time
+importlib.util.find_spec("torch")  # as transformers does
+import torch
+import torch.nn.functional as F
+
+rank = int(os.environ.get("RANK", 0))
+if "RANK" in os.environ:
+    torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 4)
+wrapped = torch.nn.parallel.DistributedDataParallel(model) if "RANK" in os.environ else model
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+torch.manual_seed(1 + rank)
+
+
+stops = []
+signal.signal(signal.SIGUSR1, lambda *_: print("got USR1", flush=True))
+if "save" in sys.argv:
+    signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
+for step in range(1000 if "endless" in sys.argv else 8):
+    F.cross_entropy(wrapped(torch.randn(4, 8)), torch.randint(0, 4, (4,))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 1 and rank == 1 and "fault" in sys.argv:
+        with torch.no_grad():
+            model.weight[0, 0] += 1
+    if "endless" in sys.argv:
+        time.sleep(0.2)
+        print("step", step, flush=True)
+    if "save" in sys.argv:  # all ranks stop in the same step: one may be in a collective
+        total = torch.tensor(len(stops))
+        torch.distributed.all_reduce(total)
+        if total:
+            print("saved by", rank, flush=True)
+            break
+print("trained", flush=True)
+sys.exit(int(sys.argv[1]) if sys.argv[1:2] and sys.argv[1].isdigit() else 0)
+"""
+
+
+def guard(sandbox: Sandbox, *words: str, **environment: str) -> Ended:
+    """How a guarded command ends; nothing of it is left then."""
+    end = sandbox.run("guard", *words, **environment)
+    assert_nothing_left(sandbox)
+    return end
+
+
+def assert_nothing_left(sandbox: Sandbox) -> None:
+    assert sandbox.living() == []
+    assert list(sandbox.cache.glob("guard/.*")) == []
+
+
+def wait_for_step(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    deadline = time.monotonic() + PATIENCE
+    for line in process.stdout:
+        if "step" in line:
+            return
+        assert time.monotonic() < deadline
+    raise AssertionError(process.stderr.read() if process.stderr else "it has ended")
