@@ -121,8 +121,8 @@ def _heading(summary: Mapping[str, Any], faults: int | None = None) -> str:
     faults = len(summary["faults"]) if faults is None else faults
     checks = summary.get("checks", len(summary["checked"]))
     text = (
-        f"{summary['steps']} steps, {checks} checked; cost {summary['cost_percent']:.2f} % of the "
-        f"time ({summary['check_ms']:.1f} ms a check); "
+        f"{count(summary['steps'], 'step')}, {checks} checked; "
+        f"cost {summary['cost_percent']:.2f} % of the time ({summary['check_ms']:.1f} ms a check); "
         + (count(faults, "fault") if faults else "no alarm")
     )
     if has_ended(summary):

@@ -169,8 +169,7 @@ def _from_worker(asking: Asking, missing: Mapping[str, Sequence[str]]) -> Iterat
         open_count = sum(map(len, missing.values()))
         for line in lines:
             reply = json.loads(line)
-            answer = Answer(answer_of(reply).status, reply["reason"], reply["repeatable"])
-            yield Row(reply["model"], reply["relation"], answer)
+            yield Row(reply["model"], reply["relation"], answer_of(reply))
             open_count -= 1
         if open_count:
             raise Inconclusive(f"the process that asks the models ended early: {_last_line(log)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from harness.models.answers import Asking, ask
 from harness.models.stack import Releases
 from harness.rank.models import architectures
 from harness.rank.models.answer import Answer, AnswerStatus, Row
-from harness.rank.models.asking import asked
+from harness.rank.models.answer import answer_of as read_answer
+from harness.rank.models.asking import asked, guarded
 from harness.rank.models.heads import HEADS, parsed
 from harness.rank.models.relations import QUESTIONS
 from harness.rank.models.sizes import kinds
@@ -38,6 +40,18 @@ OWN = (
     "fp32_kept",
 )
 """The relations on one rank that need no other package."""
+
+
+@pytest.mark.parametrize(
+    ("module", "repeatable"), [("harness.rank.models.gone", False), ("package_not_installed", True)]
+)
+def test_only_a_lost_module_of_this_package_may_be_back_in_another_run(
+    module: str, repeatable: bool
+) -> None:
+    answer = guarded(lambda: import_module(module).__doc__)
+    assert answer.status is AnswerStatus.NO_ANSWER
+    assert read_answer(answer.to_json()) == answer
+    assert answer.repeatable is repeatable
 
 
 def answer_of(cls: type[Decoder], relation: str, folder: Path) -> Answer:

@@ -87,8 +87,8 @@ def line(steps: int, report: Report, cost: Cost) -> str:
     """The training in one line."""
     faults = len(report.faults)
     return (
-        f"{steps} steps, {report.checks} checked; cost {percent(cost):.2f} % of the time "
-        f"({1000 * cost.each:.1f} ms a check); "
+        f"{steps} step{'' if steps == 1 else 's'}, {report.checks} checked; "
+        f"cost {percent(cost):.2f} % of the time ({1000 * cost.each:.1f} ms a check); "
         + (f"{faults} fault{'s' if faults > 1 else ''}" if faults else "no alarm")
     )
 

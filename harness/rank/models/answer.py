@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.system.text import StrEnum
+from harness.system.text import StrEnum, complaint
 
 
 class AnswerStatus(StrEnum):
@@ -29,8 +29,9 @@ class Answer:
     repeatable: bool = True
     """Whether another run would give the same: not after a deadline."""
 
-    def to_json(self) -> dict[str, str]:
-        return {"status": str(self.status), "reason": self.reason}
+    def to_json(self) -> dict[str, Any]:
+        status, reason = str(self.status), self.reason
+        return {"status": status, "reason": reason, "repeatable": self.repeatable}
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,25 @@ class Row:
         return {
             "model": self.model,
             "relation": self.relation,
-            **self.answer.to_json(),
+            "status": str(self.answer.status),
+            "reason": self.answer.reason,
             "stored": self.stored,
         }
 
 
+def no_answer(error: Exception) -> Answer:
+    """The answer of a question that an error ended. Another run may answer it if the error was that
+    a module of this package is missing: its folder was removed while ranks ran."""
+    package = (getattr(error, "name", None) or "").split(".")[0]
+    is_ours = isinstance(error, ImportError) and package == __name__.split(".")[0]
+    reason = complaint(error).removeprefix("NoAnswer: ")
+    return Answer(AnswerStatus.NO_ANSWER, reason, repeatable=not is_ours)
+
+
 def answer_of(content: Mapping[str, Any]) -> Answer:
     """Read an answer from JSON. Raises ValueError, KeyError or TypeError if it is not valid."""
-    return Answer(AnswerStatus(content["status"]), str(content["reason"]))
+    status = AnswerStatus(content["status"])
+    return Answer(status, str(content["reason"]), bool(content.get("repeatable", True)))
 
 
 class NoAnswer(Exception):

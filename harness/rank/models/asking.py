@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
-from harness.rank.models.answer import Answer, AnswerStatus, NoAnswer, Refused, Wrong
+from harness.rank.models.answer import Answer, AnswerStatus, NoAnswer, Refused, Wrong, no_answer
 from harness.rank.models.relations import QUESTIONS
 from harness.rank.models.subject import Subject, run
 from harness.system.files import ROOT
@@ -28,7 +28,7 @@ def guarded(ask: Callable[[], str | None]) -> Answer:
     except Refused as failure:
         return Answer(AnswerStatus.REFUSED, str(failure))
     except (NoAnswer, ImportError) as failure:
-        return Answer(AnswerStatus.NO_ANSWER, complaint(failure).removeprefix("NoAnswer: "))
+        return no_answer(failure)
     except Exception as error:
         if _is_ours(error):
             return Answer(AnswerStatus.NO_ANSWER, f"the question failed: {complaint(error)}")

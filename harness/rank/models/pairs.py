@@ -14,10 +14,9 @@ from pathlib import Path
 
 from harness.rank import forks
 from harness.rank.forks import Child, Children
-from harness.rank.models.answer import Answer, AnswerStatus, answer_of
+from harness.rank.models.answer import Answer, AnswerStatus, answer_of, no_answer
 from harness.rank.models.asking import asked
 from harness.rank.models.subject import Subject
-from harness.system.text import complaint
 
 RANKS = 2
 PATIENCE = timedelta(seconds=60)
@@ -69,7 +68,7 @@ def _joined(rank: int, folder: Path) -> Answer | None:
     try:
         _join(rank, folder)
     except Exception as error:
-        return Answer(AnswerStatus.NO_ANSWER, complaint(error))
+        return no_answer(error)
     return None
 
 
@@ -98,7 +97,7 @@ def _move(subject: Subject, rank: int) -> Answer | None:
         torch.backends.cudnn.allow_tf32 = False
         subject.move(f"cuda:{rank}")
     except Exception as error:
-        return Answer(AnswerStatus.NO_ANSWER, complaint(error))
+        return no_answer(error)
     return None
 
 

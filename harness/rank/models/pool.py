@@ -18,11 +18,10 @@ from typing import Any
 from harness.rank import forks
 from harness.rank.forks import Child, Children
 from harness.rank.models import subjects
-from harness.rank.models.answer import Answer, AnswerStatus, answer_of
+from harness.rank.models.answer import Answer, AnswerStatus, answer_of, no_answer
 from harness.rank.models.asking import asked, unbuilt
 from harness.rank.models.pairs import asked_on_ranks
 from harness.rank.models.relations import QUESTIONS
-from harness.system.text import complaint
 
 Report = Callable[[str, str, Answer], object]
 """A function that is called with a model, a relation and its answer."""
@@ -89,7 +88,7 @@ class _Pool:
         try:
             subjects.prepare(task.model)
         except Exception as error:
-            self._give_up(task, Answer(AnswerStatus.NO_ANSWER, complaint(error)))
+            self._give_up(task, no_answer(error))
             return
         folder = Path(tempfile.mkdtemp(prefix="models-"))
         child = self.children.start(partial(_ask, task, folder), session=True)

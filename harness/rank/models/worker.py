@@ -58,12 +58,7 @@ def _import(points: Sequence[str]) -> None:
 
 
 def _say(output: Any, model: str, relation: str, answer: Answer) -> None:
-    message = {
-        "model": model,
-        "relation": relation,
-        **answer.to_json(),
-        "repeatable": answer.repeatable,
-    }
+    message = {"model": model, "relation": relation, **answer.to_json()}
     print(json.dumps(message), file=output)
 
 
