@@ -14,6 +14,7 @@ from typing import Any
 from harness.rank.events.trainers import is_engine
 from harness.rank.guard.guard import Guard
 from harness.rank.guard.settings import Settings
+from harness.rank.guard.training import Training
 
 ALARMS, SUMMARY, REFERENCES = "alarms.jsonl", "summary.json", "references.json"
 
@@ -25,23 +26,32 @@ class Detector:
 
     def record(self, path: Path) -> None:
         """Watch this process from now on. ``path`` is the folder of the report."""
-        self._path, self._engines = path, list[Any]()
+        self._path, self._engines, self._optimizers = path, list[Any](), list[Any]()
         self._guard = Guard(Settings(**{**vars(self.settings), "out": str(path)}))
         self._guard.install()
 
     def attach(self, model: Any, optimizer: Any, loader: Any = None, *, group: Any = None) -> None:
-        """Note engines. Guard finds itself what is trained."""
+        """Note what is trained. Guard finds it itself."""
         if is_engine(model):
             self._engines.append(model)
+        else:
+            self._optimizers.append(optimizer)
 
     def close(self) -> None:
-        """Wait for open checks, and write the summary, and which optimizers are references: those
-        of plain torch, if DeepSpeed's engine trains. They follow one rank each."""
+        """Wait for open checks, and write the summary, and which optimizers are references."""
         self._guard.close()
-        trained = {id(one) for engine in self._engines for one in _chain(engine)}
-        others = [one for one in self._guard.trainings if id(one.optimizer()) not in trained]
-        numbers = [one.number for one in others] if self._engines else []
+        numbers = [one.number for one in self._guard.trainings if self._is_reference(one)]
         (self._path / REFERENCES).write_text(json.dumps(numbers))
+
+    def _is_reference(self, training: Training) -> bool:
+        """Whether a scenario compares with this optimizer: it is of plain torch, and DeepSpeed's
+        engine trains, or it has copies that are in no module. It follows one rank."""
+        trained = {id(one) for engine in self._engines for one in _chain(engine)}
+        others = {id(one) for one in self._optimizers}
+        optimizer = training.optimizer()
+        if id(optimizer) in trained or not trained | others:
+            return False
+        return bool(trained) or (id(optimizer) not in others and not training.is_in_modules)
 
     def judge(self, run: Path) -> list[SimpleNamespace]:
         """The alarms of a run. Raises if guard stopped in one of its processes."""

@@ -78,6 +78,8 @@ WRONG = [
     (Fault("fsdp1 one_too_long", *GRADIENTS, [0], "words.weight"), 2),
     (Fault("fsdp1 no_shard flipped", *COPIES, [1], OUT, FAULT_STEP), 2),
     (Fault("fsdp1 hybrid_shard flipped", *COPIES, [3], OUT, FAULT_STEP), 4),
+    # FSDP1 shards nothing among one rank, and forgets its copies (torch 2.15 still does).
+    (Fault("fsdp1 hybrid_shard", *GRADIENTS, [0, 1], also=(COPIES,)), 2),
     (Fault("fsdp2_tensor_parallel same_rows", "samples", "shared", [0, 1, 2, 3]), 4),
     (Fault("pipeline never_reduced", *GRADIENTS, [0, 1, 2, 3], "", 5, (COPIES,)), 4),
 ]

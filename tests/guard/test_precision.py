@@ -28,7 +28,11 @@ def at_random(values: Tensor) -> Tensor:
 
 
 def views(
-    rate: float, rounding: Rounding = nearest, dtype: str = "bfloat16", kind: str = "SGD"
+    rate: float,
+    rounding: Rounding = nearest,
+    dtype: str = "bfloat16",
+    kind: str = "SGD",
+    parameters: int = len(NAMES),
 ) -> list[View]:
     """What a rank saw of one step of SGD, whose gradients are 1: 12 parameters of 64 values."""
     torch.manual_seed(0)
@@ -37,9 +41,8 @@ def views(
     after = rounding(weight - rate * gradient)
     group = {"lr": rate, "momentum": 0.0, "weight_decay": 0.0}
     parts = zip(weight.split(SIZE), gradient.split(SIZE), strict=True)
-    post = Post(
-        0, 0, 1, kind=kind, updates=[Update(n, 16, [], 0.0, rate, group) for n in range(12)]
-    )
+    chosen = range(parameters)
+    post = Post(0, 0, 1, kind=kind, updates=[Update(n, 16, [], 0.0, rate, group) for n in chosen])
     post.tensors["updates"] = torch.cat([torch.cat([w[::4], g[::4]]) for w, g in parts])
     post.tensors["weights"] = after[::4]
     described = [Described(n, SIZE, SIZE, 0, SIZE, [], n, True, True, dtype) for n in NAMES]
@@ -59,6 +62,14 @@ def test_steps_that_are_lost_in_the_rounding_are_told_once() -> None:
     assert (alarm.check, alarm.kind, alarm.ranks) == ("precision", "still", [0])
     assert "bfloat16 rounds their steps away" in alarm.text
     assert alarm.size < 0.5
+
+
+def test_a_small_model_is_told_after_more_checks() -> None:
+    """By chance, a rounding at random moves none of its few weights in some checks."""
+    small = views(SHORT / 2, parameters=1)
+    assert alarms([small] * 5) == []
+    (alarm,) = alarms([small] * 40)
+    assert "checked steps in a row" in alarm.text
 
 
 def warm_up() -> Iterator[float]:

@@ -246,8 +246,8 @@ def _offsets(flat: Any) -> list[int]:
 
 def _fsdp1_ranks(state: Any) -> list[int]:
     ranks = dist.get_process_group_ranks(state.process_group)
-    others = getattr(state, "_inter_node_pg", None)
-    if others is None or "HYBRID" not in state.sharding_strategy.name:
+    others = getattr(state, "_inter_node_pg", None)  # only with a hybrid strategy, which FSDP drops
+    if others is None:  # if it has nothing to shard
         return ranks
     this = dist.get_rank()
     distances = [other - this for other in dist.get_process_group_ranks(others)]

@@ -66,6 +66,8 @@ class Training:
         """Whether another optimizer steps this one: it ends before ranks have all new weights."""
         self.is_shared = False
         """Whether another optimizer has the same parameters."""
+        self.is_in_modules = True
+        """Whether modules have parameters of the optimizer: others are copies of them."""
         self.alarms: list[LocalAlarm] = []
         self.skips = Skips()
         self.setup = 0.0
@@ -141,6 +143,7 @@ class Training:
             self._modules = modules()
             self._watched = watched(optimizer, self._modules, held)
             self._ids, self._described, self._first_bits = ids, False, None
+            self.is_in_modules = not self._modules.names.keys().isdisjoint(ids)
             self._last_bits = None
             self.setup += time.perf_counter() - started
         everything = range(len(self._watched))

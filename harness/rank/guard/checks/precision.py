@@ -7,6 +7,7 @@ fp32 therefore, or round at random: then some weights move, however short the st
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,10 +22,10 @@ DIGITS = {"bfloat16": 8, "float16": 11}
 RANKS = 16
 """Ranks that are looked at: all of them round alike."""
 ROW = 3
-"""Checks in a row that are too many."""
-AT_RANDOM = 3.0
-"""How many weights would move by a rounding at random: none of them does by chance in 5 % of the
-checks, and in 0.01 % of ROW checks."""
+"""Checks in a row that are too many, ..."""
+AT_RANDOM = 9.0
+"""... if a rounding at random would have moved so many weights in them: that it moves none has a
+chance of 0.01 %. A small model needs more checks."""
 
 
 def precision(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
@@ -35,14 +36,32 @@ def precision(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         if types.isdisjoint(DIGITS):
             continue
         updates = [one for one in sampled_updates(view) if one.described.dtype in DIGITS]
-        alarm = None if view.post.fused_scale else _judged(view, updates, memory)
-        row = memory.still.get(view.rank, 0) + 1 if alarm is not None else 0
-        memory.still[view.rank] = row
-        if alarm is not None and row == ROW:
-            yield alarm
+        still = None if view.post.fused_scale else _still(updates, view, memory)
+        row = memory.still.setdefault(view.rank, [])
+        was_told = _is_told(row)
+        row[:] = [*row, still.at_random] if still is not None else []
+        if still is not None and _is_told(row) and not was_told:
+            yield _alarm(view, still, len(row))
 
 
-def _judged(view: View, updates: Sequence[SampledUpdate], memory: Memory) -> Alarm | None:
+def _is_told(row: Sequence[float]) -> bool:
+    return len(row) >= ROW and sum(row) >= AT_RANDOM
+
+
+@dataclass
+class Still:
+    """A step that moved too few weights, and none that only a rounding at random could move."""
+
+    moved: int
+    total: int
+    dtype: str
+    names: list[str]
+    """The parameters of which nothing moved."""
+    at_random: float
+    """How many weights a rounding at random would have moved."""
+
+
+def _still(updates: Sequence[SampledUpdate], view: View, memory: Memory) -> Still | None:
     if updates and all(update.expected is None for update in updates):
         kind = view.post.kind
         memory.not_seen["precision"] = f"whether {kind} moves weights in 16 bits is not checked"
@@ -53,16 +72,21 @@ def _judged(view: View, updates: Sequence[SampledUpdate], memory: Memory) -> Ala
     at_random = sum(float(share[short].sum()) for _, _, short, share in parts.values())
     if updates:
         memory.compared["precision"] = len(parts)
-    if not total or moved >= MOVED * total or short_moved or at_random < AT_RANDOM:
+    if not total or moved >= MOVED * total or short_moved:
         return None
     names = [name for name, (moves, has, *_) in parts.items() if not bool((moves & has).any())]
-    where = f", and none of {named(names)}" if names else ""
+    return Still(moved, total, compared[0].described.dtype, names, at_random)
+
+
+def _alarm(view: View, still: Still, row: int) -> Alarm:
+    where = f", and none of {named(still.names)}" if still.names else ""
     text = (
-        f"{ROW} checked steps in a row moved less than half of the weights that have a gradient, "
-        f"the last one {moved} of {total} values{where}: "
-        f"{compared[0].described.dtype} rounds their steps away, and no copy in fp32 is trained"
+        f"{row} checked steps in a row moved less than half of the weights that have a gradient, "
+        f"the last one {still.moved} of {still.total} values{where}: "
+        f"{still.dtype} rounds their steps away, and no copy in fp32 is trained"
     )
-    return Alarm("precision", "still", text, [view.rank], moved / total, names)
+    share = still.moved / still.total
+    return Alarm("precision", "still", text, [view.rank], share, still.names)
 
 
 def _at_full_rate(

@@ -46,8 +46,9 @@ class Memory:
     """Whether transformers' Trainer runs the steps."""
     rates: dict[int, dict[str, Rate]] = field(default_factory=dict)
     """By rank and by the other settings of a group, its rate in the last check."""
-    still: dict[int, int] = field(default_factory=dict)
-    """By rank, the checks in a row in which weights in 16 bits did not move."""
+    still: dict[int, list[float]] = field(default_factory=dict)
+    """By rank, the checks in a row in which weights in 16 bits did not move: how many of them would
+    by a rounding at random."""
     compared: dict[str, int] = field(default_factory=dict)
     """By check, how many parameters the last one compared."""
     compared_gradients: dict[str, bool] = field(default_factory=dict)
