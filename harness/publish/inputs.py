@@ -26,7 +26,7 @@ from harness.publish.history_rows import Change, Nightly, NightlyKind, ReleaseRe
 from harness.rank import run_folder
 from harness.rank.run_folder import RUN_FILE
 from harness.releases.index import Release
-from harness.run.grade import graded, judge
+from harness.run.grade import grade_with_records, judge
 from harness.run.verdict_text import releases
 from harness.system.errors import HarnessError, UserError
 from harness.system.files import read_json
@@ -90,7 +90,7 @@ def _complete(folder: Path, warn: Warn) -> ShownRun | None:
         run = read_json(folder / RUN_FILE)
         if not {BUGGY, FIXED} <= set(run["trials"]):
             return None
-        result, records = graded(folder)
+        result, records = grade_with_records(folder)
         if result.verdict is Verdict.INCONCLUSIVE:
             raise HarnessError(result.reasons[0].splitlines()[0])
     except (HarnessError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:

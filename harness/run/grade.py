@@ -26,13 +26,13 @@ from harness.system.files import read_json
 def grade(run_folder: Path) -> RunResult:
     """The result of a run folder.
 
-    Raises Inconclusive if it is not a run folder, has an older format, or is from another
-    catalogue.
+    Raises Inconclusive if it is not a run folder, if its format is not the one that this version
+    reads, or if it is from another catalogue.
     """
-    return graded(run_folder)[0]
+    return grade_with_records(run_folder)[0]
 
 
-def graded(run_folder: Path) -> tuple[RunResult, dict[str, Records]]:
+def grade_with_records(run_folder: Path) -> tuple[RunResult, dict[str, Records]]:
     """The result of a run folder, and the records of the trials that count, by variant.
 
     Raises Inconclusive as ``grade`` does.
@@ -40,10 +40,10 @@ def graded(run_folder: Path) -> tuple[RunResult, dict[str, Records]]:
     run = run_of(run_folder)
     trials = [grade_trial(run, run_folder, variant) for variant in run["trials"]]
     valid = {result.variant: records for result, records in trials if records is not None}
-    return of_trials(run["scenario"], [result for result, _ in trials], valid), valid
+    return result_of_run(run["scenario"], [result for result, _ in trials], valid), valid
 
 
-def of_trials(
+def result_of_run(
     scenario: str, results: Sequence[Result], records: Mapping[str, Records]
 ) -> RunResult:
     """The result of a run whose trials are graded, with the records of those that count."""
@@ -53,7 +53,7 @@ def of_trials(
 
 
 def run_of(run_folder: Path) -> dict[str, Any]:
-    """The content of run.json; raises Inconclusive if it is not a run of this catalogue."""
+    """The content of run.json; raises Inconclusive as ``grade`` does."""
     run = read_json(run_folder / RUN_FILE)
     number = run.get("format") if isinstance(run, dict) else None
     if not isinstance(number, int):
@@ -74,7 +74,7 @@ def grade_trial(
     ``module`` replaces the scenario's own module.
     """
     trial, module = run["trials"][variant], module or catalog.load(run["scenario"])
-    blank = Result(
+    unsupported = Result(
         run["scenario"],
         variant,
         trial["pins"],
@@ -90,28 +90,28 @@ def grade_trial(
         run=run["run"],
     )
     if "unsupported" in trial:
-        return blank, None
-    exits: list[Exit] = []
+        return unsupported, None
+    exits: list[Exit] = []  # filled by ``validated``, also if it then raises
     try:
         records = validated(run, run_folder / variant, variant, exits)
         outcome, reason, finding = _detected(module, records, trial)
-        fired = _insufficient_checks(module, records)
+        alarms = _insufficient_checks(module, records)
     except HarnessError as error:
         result = replace(
-            blank,
+            unsupported,
             outcome=Outcome.INCONCLUSIVE,
             reason=str(error),
-            seconds=sum(e.seconds for e in exits),
+            seconds=sum(exit_.seconds for exit_ in exits),
             failure=exits[-1].failure if exits else None,
         )
         return result, None
     result = replace(
-        blank,
+        unsupported,
         outcome=outcome,
         reason=reason,
-        seconds=sum(e.seconds for e in exits),
+        seconds=sum(exit_.seconds for exit_ in exits),
         finding=finding,
-        insufficient_checks=fired,
+        insufficient_checks=alarms,
         shims=_shim_uses(records),
         environment=_environment(records),
         phases=_phases(records),
@@ -143,20 +143,29 @@ def _without_finding(exercise: Exercise, triggers: bool) -> tuple[Outcome, str]:
     if triggers and exercise.met:
         return Outcome.CLEAN, f"no symptom, although the trigger occurred: {exercise.text}"
     if triggers:
-        why = f"no symptom, but the trigger did not occur: {exercise.text}"
-        return Outcome.INCONCLUSIVE, why
+        reason = f"no symptom, but the trigger did not occur: {exercise.text}"
+        return Outcome.INCONCLUSIVE, reason
     if exercise.met:
-        why = f"this control should leave the trigger off, but: {exercise.text}"
-        return Outcome.INCONCLUSIVE, why
+        reason = f"this control should leave the trigger off, but: {exercise.text}"
+        return Outcome.INCONCLUSIVE, reason
     return Outcome.CLEAN, f"no symptom; the trigger was off, as intended: {exercise.text}"
 
 
 def judge(
     results: Sequence[Result], disagreements: Callable[[], list[str]]
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """The verdict of a scenario, and why it is not ``reproduced``.
+    """The verdict of a run, and the reasons for it.
 
-    ``disagreements`` compares the trials; it is called only if every trial has an outcome.
+    - ``unsupported`` or ``inconclusive``: a trial has this outcome; the reasons are the trials'.
+    - ``unjudged``: ``buggy`` and ``fixed`` are not both there. The reasons name the trials with an
+      outcome that was not expected, so there may be none.
+    - ``reproduced``: ``buggy`` shows the symptom, ``fixed`` is clean, every other trial has its
+      expected outcome, and the trials do not disagree. There are no reasons.
+    - ``not reproduced``: otherwise.
+
+    ``disagreements`` returns how trials differ that must be alike. It is called only if ``buggy``
+    and ``fixed`` are there and each trial is clean or shows the symptom. If it raises a
+    HarnessError, the run is ``inconclusive``.
     """
     by_variant = {result.variant: result for result in results}
     for outcome in (Outcome.UNSUPPORTED, Outcome.INCONCLUSIVE):
@@ -172,13 +181,15 @@ def judge(
         surprises += disagreements()
     except HarnessError as error:
         return Verdict.INCONCLUSIVE, (str(error),)
-    pair = (by_variant[BUGGY].outcome, by_variant[FIXED].outcome)
-    if pair == (Outcome.SYMPTOM, Outcome.CLEAN) and not surprises:
+    outcomes = (by_variant[BUGGY].outcome, by_variant[FIXED].outcome)
+    if outcomes == (Outcome.SYMPTOM, Outcome.CLEAN) and not surprises:
         return Verdict.REPRODUCED, ()
     return Verdict.NOT_REPRODUCED, tuple(surprises)
 
 
 def _disagreements(module: ModuleType, trials: Mapping[str, Records]) -> list[str]:
+    """How trials differ that must be alike, according to the scenario's function ``agree``; empty
+    for a scenario without that function."""
     if not hasattr(module, "agree"):
         return []
     reasons: list[str] = call(module, "agree", trials, kind=list)
@@ -186,13 +197,15 @@ def _disagreements(module: ModuleType, trials: Mapping[str, Records]) -> list[st
 
 
 def _insufficient_checks(module: ModuleType, records: Records) -> dict[str, bool]:
+    """The plausible checks that miss the bug, and whether each gives an alarm for these records."""
     if not hasattr(module, "insufficient_checks"):
         return {}
     checks: dict[str, bool] = call(module, "insufficient_checks", records, kind=dict)
-    return {name: bool(fired) for name, fired in checks.items()}
+    return {name: bool(alarm) for name, alarm in checks.items()}
 
 
 def _shim_uses(records: Records) -> dict[str, int]:
+    """How often all ranks together used each shim."""
     uses: dict[str, int] = {}
     for record in records.of("shims"):
         for name, count in record["uses"].items():
@@ -201,6 +214,11 @@ def _shim_uses(records: Records) -> dict[str, int]:
 
 
 def _environment(records: Records) -> dict[str, Any]:
+    """The versions of Python, torch and CUDA, the threads and the GPU, as rank 0 recorded them at
+    its start; and whether upstream used NVIDIA's apex, which is known only at its end.
+
+    The evidence says it, because with apex other kernels compute.
+    """
     start = next(iter(records.of("start", 0)), {})
     facts = {k: v for k, v in start.items() if k not in ("kind", "rank", "step", "launch", "pid")}
     upstream = next(iter(records.of("upstream", 0)), {})
@@ -208,12 +226,16 @@ def _environment(records: Records) -> dict[str, Any]:
 
 
 def _phases(records: Records) -> dict[str, float]:
-    """For each phase the seconds of the slowest rank, summed over all launches."""
+    """For each phase the seconds of its slowest rank, summed over all launches.
+
+    Ranks may have unlike phases: a phase counts for the ranks that have it.
+    """
     slowest: dict[str, float] = {}
     for rank in records.ranks:
-        of_rank: dict[str, float] = {}
+        rank_seconds: dict[str, float] = {}
         for record in records.of("phases", rank):
-            for name, seconds in record["seconds"].items():
-                of_rank[name] = of_rank.get(name, 0.0) + seconds
-        slowest = {name: max(s, slowest.get(name, 0.0)) for name, s in of_rank.items()}
+            for phase, seconds in record["seconds"].items():
+                rank_seconds[phase] = rank_seconds.get(phase, 0.0) + seconds
+        for phase, seconds in rank_seconds.items():
+            slowest[phase] = max(seconds, slowest.get(phase, 0.0))
     return slowest

@@ -23,7 +23,7 @@ from harness.rank.run_folder import VERDICT_FILE, create_run_folder, shared
 from harness.releases import overlay, overlay_cache
 from harness.releases.overlay import Overlay
 from harness.run import trials
-from harness.run.grade import of_trials
+from harness.run.grade import result_of_run
 from harness.run.job import (
     Job,
     Prepared,
@@ -71,7 +71,7 @@ def run(
         with _timed(seconds, "launch"):
             graded = trials.run_all(job, ready, folder)
         with _timed(seconds, "grade"):
-            result = of_trials(config.scenario, graded.trials, graded.records)
+            result = result_of_run(config.scenario, graded.trials, graded.records)
         seconds["total"] = time.monotonic() - job.started
         write_json(folder.path / VERDICT_FILE, result.to_json() | {"seconds": seconds})
         print_verdict(job.console, result, seconds["total"], folder.path)

@@ -10,7 +10,7 @@ import pytest
 from harness.bugs import api, catalog
 from harness.bugs.api.pictures import Bars, Grid, Lines, Picture
 from harness.bugs.api.spec import BUGGY, FIXED, Records
-from harness.run.grade import graded
+from harness.run.grade import grade_with_records
 from harness.system.code import digest
 from tests.recording import recorded
 
@@ -18,7 +18,7 @@ RECORDED = recorded()
 
 
 def pictures(name: str) -> list[Picture]:
-    result, trials = graded(RECORDED[name])
+    result, trials = grade_with_records(RECORDED[name])
     assert len(trials) == len(result.trials)
     return list(catalog.load(name).picture(trials))
 

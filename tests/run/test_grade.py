@@ -189,6 +189,14 @@ def test_a_single_variant_is_unjudged_but_must_have_the_expected_outcome(
     assert (result.verdict, result.exit_code) == (Verdict.UNJUDGED, code)
 
 
+def test_a_phase_counts_for_the_slowest_of_the_ranks_that_have_it(recording: Recording) -> None:
+    seconds_by_rank = ({"torch": 2.0, "upstream": 1.0}, {"torch": 3.0})
+    for rank, seconds in enumerate(seconds_by_rank):
+        with recording.record("buggy", "phases", rank) as phases:
+            phases["seconds"] = seconds
+    assert recording.trial("buggy").phases == {"torch": 3.0, "upstream": 1.0}
+
+
 def test_a_run_folder_may_be_moved(recording: Recording, tmp_path: Path) -> None:
     folder = recording.folder.rename(tmp_path / "moved")
     assert grade(folder).verdict is Verdict.REPRODUCED
