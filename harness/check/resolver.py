@@ -1,8 +1,9 @@
 """The releases that a resolver would install for requirements, found by uv. Nothing is installed.
 
-Nothing is built, either: a package without a wheel for this Python is left out, and what it needs
-is not looked up. If the requirements contradict each other, what they need is not looked up. A
-package that may be needed in this way is *unknown*, not absent.
+Nothing is built, either. A package that uv cannot use, as there is no wheel for this Python or no
+such release, is an *omission*: uv is told to leave it out, and what it needs is not looked up. If
+the requirements contradict each other, what they need is not looked up. A package that may be
+needed in this way is *unknown*, not absent.
 
 uv does not read the files themselves: it could do that for 4 of 21 projects. It refuses a file for
 one package without a wheel, clones the repositories that a file names, and knows neither Poetry's
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidName, canonicalize_name
 
-from harness.bugs.pins import here
+from harness.bugs import pins
 from harness.bugs.result_file import tested_releases
 from harness.check import resolution_store
 from harness.check.installed import DEPENDENCY, Installed, described
@@ -32,13 +33,13 @@ from harness.system.errors import Fault, UserError
 from harness.system.text import listed, one_line, short, warn_once
 
 LONGEST = 300
-"""Characters of a list of packages in a line."""
+"""Characters of a list of packages, or of uv's errors, in a line."""
 TRIES = 100
-"""How often packages without wheels, or that no index has, are left out."""
+"""How often uv is started at most: each time it names packages that it cannot use."""
 LIMIT = 90.0
 """Seconds for uv, each time."""
-LEFT_OUT = ("deepspeed", "flash-attn")
-"""Packages without wheels that most files name: each costs a try."""
+NO_WHEELS = ("deepspeed", "flash-attn")
+"""Packages without wheels that most files name: to learn it from uv costs a try for each."""
 
 NEEDS = {
     "accelerate": ("torch",),
@@ -65,27 +66,31 @@ NEEDS = {
     "trl": ("accelerate", "datasets", "torch", "transformers"),
     "vector-quantize-pytorch": ("torch",),
 }
-"""What a package needs, of those that this project knows: for a package that is left out, and where
-nothing can be resolved. Any release of the last two years needs these."""
+"""What a package needs, of those that this project knows: for an omission, and where nothing can
+be resolved. Any release of the last two years needs these."""
 
-ABSENT = re.compile(r"no versions? of ([\w.-]+)")
-WITHOUT = re.compile(
+NO_RELEASE = re.compile(r"no versions? of ([\w.-]+)")
+UNUSABLE = re.compile(
     r"Wheels are required for `([\w.-]+)`|"
     r"(?<![^\s`(])([\w.-]+)(?:[=<>!~]=?\S+)? has no (?:usable )?wheels|"
-    rf"(?<!\S)(\S+) was not found in the package registry|{ABSENT.pattern}"
+    rf"(?<!\S)(\S+) was not found in the package registry|{NO_RELEASE.pattern}"
 )
 """What uv says of a package that cannot be used. A search begins only where a word does, as some
 words are long."""
-NO_INDEX = re.compile(r"error sending request|dns error|network was disabled|Request failed")
+SILENT_INDEX = re.compile(r"error sending request|dns error|network was disabled|Request failed")
 
 
 class _NotResolved(Exception):
-    """No set of releases was found; the message says why."""
+    """uv chose no releases; the message says why."""
+
+
+class _NoAnswer(_NotResolved):
+    """The index or uv did not respond, which says nothing of the requirements."""
 
 
 @dataclass(frozen=True)
 class _Solution:
-    """What uv found."""
+    """What uv chose."""
 
     versions: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -102,27 +107,28 @@ def resolve(content: Requirements, our_packages: Collection[str], day: str = "")
     resolved once a day. Raises UserError for a package of which no release is allowed.
     """
     if content.no_index:
-        solution = _unsolved(
-            content, our_packages, "--no-index forbids to look up what packages need"
-        )
-        return _looked_up(content, our_packages, day, solution)
-    inputs = [
-        [*_given_to_uv(content, content.versions, _without_wheels(content), day)],
+        note = "--no-index forbids to look up what packages need"
+        solution = _empty_solution(content, our_packages, note)
+        return _resolution(content, our_packages, day, solution)
+    key = [
+        [*_uv_input(content, content.versions, _first_omissions(content), day)],
         sorted(our_packages),
         {name: package.version for name, package in content.direct.items()},
         [sorted(content.projects), content.indices, content.links],
     ]
-    resolution = resolution_store.read(inputs)
+    resolution = resolution_store.read(key)
     if resolution is None:
-        resolution = _looked_up(content, our_packages, day, _solved(content, our_packages, day))
-        resolution_store.write(inputs, resolution)
+        solution = _solve(content, our_packages, day)
+        resolution = _resolution(content, our_packages, day, solution)
+        resolution_store.write(key, resolution)
     return resolution
 
 
-def _looked_up(
+def _resolution(
     content: Requirements, our_packages: Collection[str], day: str, solution: _Solution
 ) -> Resolution:
-    """Add what uv did not find: the newest allowed release of each package that a file names."""
+    """uv's solution as a Resolution. A package that a file names and that the solution lacks gets
+    the newest release that is allowed."""
     packages = {name: Installed("", why) for name, why in solution.unknown.items()}
     notes, is_repeatable = list(solution.notes), solution.is_whole and not content.links
     if unnamed := solution.unknown.keys() - content.versions.keys():
@@ -136,19 +142,21 @@ def _looked_up(
             release = described(name, solution.versions[name])
             packages[name] = replace(release, newest_of=newest_of)
         elif name in content.versions:
-            packages[name], fault = newest(name, content, day)
-            notes += [fault] if fault else []
-            is_repeatable = is_repeatable and not fault and bool(packages[name].version)
+            packages[name], note = newest(name, content, day)
+            notes += [note] if note else []
+            is_repeatable = is_repeatable and not note and bool(packages[name].version)
     return Resolution(packages, tuple(notes), is_repeatable)
 
 
 def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, str]:
-    """The newest release that requirements allow, as of the end of a day (ISO), and what a user
-    should know of it.
+    """The newest release that requirements allow, as of the end of a day (ISO), and a note for the
+    user, usually empty.
 
-    Without an index it is the newest that was tested. Raises UserError if no release is allowed.
+    - If no index can be read, it is the newest tested release, and the note says so.
+    - If no release is known at all, the version is empty, and ``origin`` says why.
+    - If releases are known and none is allowed, or if there may be no index: raises UserError.
     """
-    versions = content.versions[name]
+    specifiers = content.versions[name]
     if content.no_index:
         raise UserError(
             f"--no-index: no index can list the releases of {name}; name one, such as {name}==1.2.3"
@@ -157,8 +165,8 @@ def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, 
         warn_once("--find-links is ignored: a range selects the index's newest release")
     until = f" until {day}" if day else ""
     try:
-        released = index.installable(name, day, content.indices)
-        candidates, note = [release.version for release in released], ""
+        releases = index.installable(name, day, content.indices)
+        candidates, note = [release.version for release in releases], ""
     except Fault as fault:
         candidates = list(tested_releases(name))
         if not candidates:
@@ -166,179 +174,195 @@ def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, 
         note = f"{name}: the newest tested release is taken, as no index could be read ({fault})"
     if not candidates:
         return Installed("", f"the index has no release of it for this Python{until}"), ""
-    fits = list(versions.filter(candidates))
-    if not fits:
-        requirement = short(f"{name}{versions}", 200)
+    allowed_versions = list(specifiers.filter(candidates))
+    if not allowed_versions:
+        requirement = short(f"{name}{specifiers}", 200)
         raise UserError(
             f"no release{until} is {requirement}: they go from {candidates[0]} to {candidates[-1]}"
         )
-    return Installed(fits[-1], newest_of=f"{name}{versions}"), note
+    return Installed(allowed_versions[-1], newest_of=f"{name}{specifiers}"), note
 
 
-def _solved(content: Requirements, our_packages: Collection[str], day: str) -> _Solution:
+def _solve(content: Requirements, our_packages: Collection[str], day: str) -> _Solution:
     """The solution of uv. If the requirements contradict each other, those of our packages are
     tried without the others."""
     try:
-        versions, notes = _versions(content, content.versions, day)
+        versions, notes = _choose_versions(content, content.versions, day)
         return _Solution(versions, {}, notes, is_whole=True)
+    except _NoAnswer as error:
+        note = f"what packages need was not looked up, so each is looked up alone: {error}"
+        return _empty_solution(content, our_packages, note)
     except _NotResolved as error:
-        why = str(error)
-    if "index" not in why:
-        our_requirements = {
-            name: specifiers
-            for name, specifiers in content.versions.items()
-            if name in our_packages
-        }
-        if our_requirements.keys() < content.versions.keys():
-            try:
-                versions, notes = _versions(content, our_requirements, day)
-                others = content.versions.keys() - our_requirements.keys()
-                unknown = _needed(others, our_packages, versions, "was left out")
-                names = listed(sorted(our_requirements))
-                note = f"the other requirements contradict {names}, and were left out: {why}"
-                return _Solution(versions, unknown, [note, *notes])
-            except _NotResolved as error:
-                why = str(error)
-    note = f"no releases were found that fit together, so each is looked up alone: {why}"
-    return _unsolved(content, our_packages, note)
+        contradiction = str(error)
+    our_requirements = {
+        name: specifiers for name, specifiers in content.versions.items() if name in our_packages
+    }
+    other_names = content.versions.keys() - our_requirements.keys()
+    if other_names:
+        try:
+            versions, notes = _choose_versions(content, our_requirements, day)
+            unknown = _unknown_needs(other_names, our_packages, versions, "was left out")
+            names = listed(sorted(our_requirements))
+            note = f"the other requirements contradict {names}, and were left out: {contradiction}"
+            return _Solution(versions, unknown, [note, *notes])
+        except _NotResolved as error:
+            contradiction = str(error)
+    note = f"no releases were found that fit together, so each is looked up alone: {contradiction}"
+    return _empty_solution(content, our_packages, note)
 
 
-def _unsolved(content: Requirements, our_packages: Collection[str], note: str) -> _Solution:
-    """The solution if no releases were found: what is unknown, and a note that says why."""
-    needed = _needed(content.versions, our_packages, (), "could not be resolved")
-    return _Solution({}, needed, [note])
+def _empty_solution(content: Requirements, our_packages: Collection[str], note: str) -> _Solution:
+    """The solution if uv chose no releases: what is unknown, and a note that says why."""
+    unknown = _unknown_needs(content.versions, our_packages, (), "could not be resolved")
+    return _Solution({}, unknown, [note])
 
 
-def _not_looked_up(
-    content: Requirements, left_out: set[str], absent: set[str], day: str
-) -> Iterator[str]:
-    """A line for the packages that have no such release, and one for those without a wheel.
-
-    Only ``absent`` packages may have no release.
-    """
-    gone = {name for name in left_out & absent if _has_no_release(name, content, day)}
-    if gone:
-        requirements = ", ".join(f"{name}{content.versions[name]}" for name in sorted(gone))
-        when = f"was no such release on {day}" if day else "is no such release"
-        yield f"there {when}, so what it needs was not looked up: {short(requirements, LONGEST)}"
-    if unread := ", ".join(sorted(left_out - gone - NEEDS.keys() - content.projects)):
-        names = short(unread, LONGEST)
-        yield f"what these need was not looked up, as no index has their wheels: {names}"
-
-
-def _has_no_release(name: str, content: Requirements, day: str) -> bool:
-    """Whether the index has no release that requirements allow, or had none on a day (ISO).
-
-    A version with a label is from another index, which the file need not name.
-    """
-    specifiers = content.versions[name]
-    if name in content.direct or "+" in str(specifiers):
-        return False
-    if not day and any(specifiers.contains(tested) for tested in tested_releases(name)):
-        return False
-    try:
-        releases = index.releases(name, content.indices)
-    except Fault:
-        return False
-    versions = (release.version for release in releases if not (day and release.day > day))
-    return not any(specifiers.contains(version, prereleases=True) for version in versions)
-
-
-def _needed(
+def _unknown_needs(
     names: Iterable[str], our_packages: Collection[str], versions: Collection[str], why: str
 ) -> dict[str, str]:
-    """Our packages that ``names`` need and that have no version, each with the reason."""
-    needed: dict[str, str] = {}
+    """Our packages that ``names`` need, also indirectly, and that ``versions`` lacks, each with the
+    reason: what needs it, and ``why`` that says nothing."""
+    unknown: dict[str, str] = {}
     waiting = list(names)
     while waiting:
         name = waiting.pop()
-        for package in NEEDS.get(name, ()):
-            if package not in versions and package not in needed:
-                waiting.append(package)
-                if package in our_packages:
-                    needed[package] = f"{name} needs it, and {name} {why}"
-    return needed
+        for need in NEEDS.get(name, ()):
+            if need not in versions and need not in unknown:
+                waiting.append(need)
+                if need in our_packages:
+                    unknown[need] = f"{name} needs it, and {name} {why}"
+    return unknown
 
 
-def _versions(
+def _choose_versions(
     content: Requirements, required: Mapping[str, SpecifierSet], day: str
 ) -> tuple[dict[str, str], list[str]]:
-    """The versions, and notes for the user about the packages that were left out. Raises
-    _NotResolved if the requirements contradict each other, or if no index responds."""
-    absent, left_out = set(LEFT_OUT), _without_wheels(content)
+    """The versions that uv chooses, and notes for the user about the omissions.
+
+    uv stops at a package that it cannot use and names it: it is started again without that one,
+    until it chooses. Raises _NotResolved if the requirements contradict each other, and _NoAnswer
+    if the index or uv does not respond.
+    """
+    omissions, may_lack_release = _first_omissions(content), set(NO_WHEELS)
     for _ in range(TRIES):
-        solution, errors = _compiled(content, required, left_out, day)
-        if solution is not None:
-            versions = {name: version for name, version in solution.items() if name not in left_out}
-            omissions = left_out & content.versions.keys()
-            return versions, list(_not_looked_up(content, omissions, absent, day))
-        if NO_INDEX.search(errors):
-            raise _NotResolved("the package index does not respond")
-        unusable = set(_unusable(errors)) - left_out
+        versions, errors = _compile(content, required, omissions, day)
+        if versions is not None:
+            chosen_versions = {n: version for n, version in versions.items() if n not in omissions}
+            return chosen_versions, list(_omission_notes(content, omissions, may_lack_release, day))
+        if SILENT_INDEX.search(errors):
+            raise _NoAnswer("the package index does not respond")
+        unusable = set(_unusable_packages(errors)) - omissions
         if not unusable:
             break
-        left_out |= unusable
-        absent |= unusable & set(_unusable(errors, ABSENT))
-    raise _NotResolved(short(one_line(errors.removeprefix("error: ")), 300))
+        omissions |= unusable
+        may_lack_release |= unusable & set(_unusable_packages(errors, NO_RELEASE))
+    raise _NotResolved(short(one_line(errors.removeprefix("error: ")), LONGEST))
 
 
-def _unusable(errors: str, saying: re.Pattern[str] = WITHOUT) -> Iterator[str]:
+def _first_omissions(content: Requirements) -> set[str]:
+    """The packages that no index can have a wheel of; uv finds out which others there are."""
+    return {*NO_WHEELS, *(n for n, package in content.direct.items() if not package.version)}
+
+
+def _unusable_packages(errors: str, pattern: re.Pattern[str] = UNUSABLE) -> Iterator[str]:
     """The packages that uv cannot use, according to its errors."""
-    for match in saying.finditer(errors):
+    for match in pattern.finditer(errors):
         with suppress(InvalidName):
             name = "".join(filter(None, match.groups()))
             yield canonicalize_name(name.strip("`.,"), validate=True)
 
 
-def _without_wheels(content: Requirements) -> set[str]:
-    """The packages that no index can have a wheel of; uv finds out which others there are."""
-    return {*LEFT_OUT, *(n for n, package in content.direct.items() if not package.version)}
+def _omission_notes(
+    content: Requirements, omissions: Set[str], may_lack_release: Set[str], day: str
+) -> Iterator[str]:
+    """A note for the required omissions that have no such release, and one for those that have no
+    wheel. Only those in ``may_lack_release`` are looked up in the index."""
+    omissions = omissions & content.versions.keys()
+    without_release = {
+        name for name in omissions & may_lack_release if _has_no_release(name, content, day)
+    }
+    if without_release:
+        requirements = ", ".join(
+            f"{name}{content.versions[name]}" for name in sorted(without_release)
+        )
+        when = f"was no such release on {day}" if day else "is no such release"
+        yield f"there {when}, so what it needs was not looked up: {short(requirements, LONGEST)}"
+    without_wheel = omissions - without_release - NEEDS.keys() - content.projects
+    if without_wheel:
+        listing = short(", ".join(sorted(without_wheel)), LONGEST)
+        yield f"what these need was not looked up, as no index has their wheels: {listing}"
 
 
-def _compiled(
-    content: Requirements, required: Mapping[str, SpecifierSet], left_out: set[str], day: str
-) -> tuple[Mapping[str, str] | None, str]:
-    """The versions that ``uv pip compile`` chooses, or None and its errors."""
-    words, stdin, lists = _given_to_uv(content, required, left_out, day)
+def _has_no_release(name: str, content: Requirements, day: str) -> bool:
+    """Whether the index certainly has no release that requirements allow, or had none on a day
+    (ISO).
+
+    Not certain, so False: the package comes from an address; its version has a label, which is
+    from another index that the file need not name; or the index does not respond.
+    """
+    specifiers = content.versions[name]
+    if name in content.direct or "+" in str(specifiers):
+        return False
+    if not day and any(specifiers.contains(version) for version in tested_releases(name)):
+        return False
     try:
-        process = uv.execute(words, stdin, {"UV_HTTP_RETRIES": "1"}, lists, LIMIT)
+        releases = index.releases(name, content.indices)
+    except Fault:
+        return False
+    published = (release.version for release in releases if not (day and release.day > day))
+    return not any(specifiers.contains(version, prereleases=True) for version in published)
+
+
+def _compile(
+    content: Requirements, required: Mapping[str, SpecifierSet], omissions: Set[str], day: str
+) -> tuple[Mapping[str, str] | None, str]:
+    """The versions that ``uv pip compile`` chooses, or None and its errors. Raises _NoAnswer if uv
+    takes too long."""
+    command, stdin, files = _uv_input(content, required, omissions, day)
+    try:
+        process = uv.execute(command, stdin, {"UV_HTTP_RETRIES": "1"}, files, LIMIT)
     except subprocess.TimeoutExpired:
-        return None, f"uv did not answer within {LIMIT:.0f} s"
+        raise _NoAnswer(f"uv did not answer within {LIMIT:.0f} s") from None
     if process.returncode:
         return None, " ".join(process.stderr.split())
-    printed = (line.partition(";")[0].strip() for line in process.stdout.splitlines())
-    return locks.versions("\n".join(line for line in printed if "==" in line)), ""
+    lines = (line.partition(";")[0].strip() for line in process.stdout.splitlines())
+    return locks.versions("\n".join(line for line in lines if "==" in line)), ""
 
 
-def _given_to_uv(
-    content: Requirements, required: Mapping[str, SpecifierSet], left_out: set[str], day: str
+def _uv_input(
+    content: Requirements, required: Mapping[str, SpecifierSet], omissions: Set[str], day: str
 ) -> tuple[list[str], str, dict[str, list[str]]]:
-    """The words of the command, its standard input, and the lines of its files."""
+    """The words of the command, its standard input, and the lines of its files.
+
+    An override leaves an omission out; what it needs, as far as ``NEEDS`` says, is required.
+    """
     lines = [f"{name}{_extras(content, name)}{versions}" for name, versions in required.items()]
-    needed = {need for name in left_out & required.keys() for need in NEEDS.get(name, ())}
-    words = [
+    needs = {need for name in omissions & required.keys() for need in NEEDS.get(name, ())}
+    command = [
         *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--no-build"),
         *((f"--exclude-newer={day}",) if day else ()),
         *((f"--default-index={content.indices[0]}",) if any(content.indices[:1]) else ()),
-        *(("--python-version", python) if (python := _python(content.python)) else ()),
+        *(("--python-version", python) if (python := _other_python(content.python)) else ()),
     ]
-    stdin = "".join(f"{Requirement(line)}\n" for line in [*lines, *sorted(needed)])
+    stdin = "".join(f"{Requirement(line)}\n" for line in [*lines, *sorted(needs)])
     bounds = [f"{name}{specifiers}" for name, specifiers in content.bounds.items()]
-    return words, stdin, {"--override": uv.left_out(left_out), "--constraint": bounds}
+    return command, stdin, {"--override": uv.left_out(omissions), "--constraint": bounds}
 
 
 def _extras(content: Requirements, name: str) -> str:
+    """The extras of a package as a requirement has them: ``[default,tune]``, or nothing."""
     extras = ",".join(sorted(content.extras.get(name, ())))
     return f"[{extras}]" if extras else ""
 
 
-def _python(constraint: str) -> str:
-    """The oldest Python that a project is for, if it is not for this one; otherwise empty."""
+def _other_python(constraint: str) -> str:
+    """The oldest Python that a project is for, if it is not for ours; empty if it is for ours, or
+    if the constraint is invalid."""
     try:
         specifiers = SpecifierSet(constraint)
     except InvalidSpecifier:
         return ""
-    ours, _ = here()
-    if specifiers.contains(f"{ours}.99") or specifiers.contains(ours):
+    our_python, _ = pins.here()
+    if specifiers.contains(f"{our_python}.99") or specifiers.contains(our_python):
         return ""
     return next((f"3.{n}" for n in range(7, 20) if specifiers.contains(f"3.{n}.99")), "")

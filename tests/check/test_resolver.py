@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import platform
 import re
+import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from harness.check import environment, resolution_store, resolver
-from harness.releases import index
+from harness.releases import index, uv
 from harness.system.errors import UserError
 from tests.index import Handler, no_network, page, served
 from tests.index import file as file_of
@@ -88,9 +90,9 @@ def test_without_a_network_the_newest_tested_releases_are_taken(tmp_path: Path) 
 
 
 def test_a_project_for_other_pythons_is_resolved_for_the_oldest_of_them(tmp_path: Path) -> None:
-    assert resolver._python(">=3.99") == ""
-    assert resolver._python(">=3.8") == ""
-    assert resolver._python("<3.9,>=3.7") == "3.7"
+    assert resolver._other_python(">=3.99") == ""
+    assert resolver._other_python(">=3.8") == ""
+    assert resolver._other_python("<3.9,>=3.7") == "3.7"
 
 
 def test_what_a_package_without_wheels_needs_is_resolved_as_well(
@@ -166,6 +168,36 @@ def test_packages_that_fit_together_without_the_others_are_resolved(
         "up": "2.0",
         "down": "2.5",
     }
+    assert "the other requirements contradict up" in stack.notes[0]
+
+
+def test_a_timeout_is_not_a_contradiction_and_costs_no_second_try(
+    published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = Mock(side_effect=subprocess.TimeoutExpired("uv", resolver.LIMIT))
+    monkeypatch.setattr(uv, "execute", execute)
+    file = tmp_path / "requirements.txt"
+    file.write_text("up\ntool==1.0\n")
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert stack.packages["up"].version == "2.0"
+    (note,) = stack.notes
+    assert note.endswith("so each is looked up alone: uv did not answer within 90 s")
+    assert "fit together" not in note
+    assert execute.call_count == 1
+
+
+def test_a_contradiction_may_contain_the_word_index(
+    published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors with that word passed for those of a silent index."""
+    error = resolver._NotResolved("tool-index 1.0 needs missing>=9")
+    monkeypatch.setattr(
+        resolver, "_choose_versions", Mock(side_effect=[error, ({"up": "1.0"}, [])])
+    )
+    file = tmp_path / "requirements.txt"
+    file.write_text("up\ntool-index==1.0\n")
+    stack = environment.of_files([str(file)], ["up"])
+    assert stack.packages["up"].version == "1.0"
     assert "the other requirements contradict up" in stack.notes[0]
 
 
