@@ -246,6 +246,16 @@ def test_gradient_that_is_not_finite_is_not_compared(tensor: str, value: float) 
     assert judged(on_all(change)) == []
 
 
+def test_gradients_beside_one_that_is_not_finite_are_not_compared() -> None:
+    """DeepSpeed's loss scaler skips the step: its next step uses the gradients of another pass."""
+
+    def change(post: Post) -> None:
+        post.tensors["computed"][2] = float("inf")
+        post.tensors["used"] *= torch.linspace(1, 2, sum(SIZES))
+
+    assert judged(on_all(change)) == []
+
+
 def test_gradient_that_the_optimizer_has_not() -> None:
     def change(post: Post) -> None:
         post.without_gradient, post.used, post.updates = ["weight", "bias"], [], []

@@ -164,7 +164,7 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
             continue
         mean = torch.stack(present).sum(0) * parts / len(members)
         if not torch.isfinite(mean).all():
-            continue
+            return  # a loss scaler skips such a step, and its gradients are in none
         largest = max(float(gradient.norm()) for gradient in present)
         if len(present) > 1 and not expected:
             alone.append(_is_alone(members))
