@@ -22,7 +22,8 @@ RIGHT_SLOW = [
     "ddp checkpoints", "ddp penalty", "ddp batch_norm", "ddp two_optimizers", "ddp gan",
     "ddp gan clears_modules", "ddp skips_steps clears_modules", "ddp stream", "ddp workers",
     "ddp saves", "ddp warm_up", "ddp skips_steps", "ddp epochs", "ddp compile accumulate",
-    "ddp early", "by_hand accumulate", "fsdp2", "fsdp2 accumulate_reduced clip", "fsdp2 frozen",
+    "ddp early", "ddp masks", "by_hand accumulate", "fsdp2", "fsdp2 accumulate_reduced clip",
+    "fsdp2 frozen",
     "fsdp2 tied", "fsdp2 sgd", "fsdp2 checkpoints", "hsdp", "hsdp mixed clip", "fsdp1",
     "fsdp1 accumulate", "tensor_parallel",
 ]  # fmt: skip

@@ -41,6 +41,41 @@ class Block(nn.Module):
         return x + self.down(self.drop(F.gelu(self.up(self.norm(x)))))
 
 
+class Attention(nn.Module):
+    """Looks at earlier words only: the scores of the later ones are infinite on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = Mask()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mask(x @ x.transpose(1, 2)).softmax(-1) @ x
+
+
+class Mask(nn.Module):
+    def forward(self, scores: Tensor) -> Tensor:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return scores.masked_fill(later, -torch.inf)
+
+
+class Strange(nn.Module):
+    """From step 12 on, its output on rank 1, or its gradient, is not finite."""
+
+    def __init__(self, has: Has) -> None:
+        super().__init__()
+        self.has, self.calls = has, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls < FAULT_STEP or dist.get_rank() != 1:
+            return x
+        if self.has("nan_forward"):
+            return x * (x[..., :1] - torch.inf).log()
+        if self.has("nan_backward"):
+            return x + (x - x).square().sum(-1, keepdim=True).sqrt()
+        return x.masked_fill(torch.arange(x.shape[-1]) < WORDS // 2, -torch.inf)  # scores
+
+
 class Model(nn.Module):
     """Predicts the next word of each word."""
 
@@ -53,6 +88,9 @@ class Model(nn.Module):
             self.out.weight = self.words.weight
         self.idle = nn.Linear(WIDTH, WIDTH) if has("unused") else None
         self.normalise = nn.BatchNorm1d(WIDTH) if has("batch_norm") else None
+        self.attention = Attention() if has("masks") else None
+        self.strange = Strange(has) if has("nan_forward", "nan_backward") else None
+        self.forbids = Strange(has) if has("inf_loss") else None
         self.skips, self.checkpoints = has("skips_block"), has("checkpoints")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +106,12 @@ class Model(nn.Module):
                 hidden = block(hidden)
         if self.normalise is not None:
             hidden = self.normalise(hidden.transpose(1, 2)).transpose(1, 2)
-        return self.out(hidden)
+        if self.attention is not None:
+            hidden = self.attention(hidden)
+        if self.strange is not None:
+            hidden = self.strange(hidden)
+        scores = self.out(hidden)
+        return scores if self.forbids is None else self.forbids(scores)
 
 
 class Has:
@@ -310,6 +353,7 @@ OPTIONS = {
     "gan": "a critic with an optimizer of its own, which steps first",
     "hybrid_shard": "FSDP1 shards among half of the ranks",
     "interleaved": "each rank of a pipeline has two stages",
+    "masks": "an attention with a mask of infinite scores",
     "keeps_zeros": "gradients are set to zero, not to None",
     "local_sgd": "no gradient is reduced, and the weights are averaged each fourth step",
     "mixed": "FSDP2 computes in bf16",
@@ -339,6 +383,10 @@ OPTIONS = {
 
 FAULTS = {
     "norms_alone": "the gradients of norms are not added over the ranks of tensor parallelism",
+    "nan_forward": "from step 12 on, a module of rank 1 computes nan",
+    "nan_backward": "from step 12 on, the gradient of a module of rank 1 is nan",
+    "inf_loss": "from step 12 on, the loss of rank 1 is infinite, and its gradients are finite",
+    "nan_weight": "at step 12 a weight of rank 1 becomes nan",
     "never_reduced": "gradients are not averaged over the ranks",
     "summed": "gradients are summed over the ranks, not averaged",
     "perturbed": "at step 12 rank 1 moves a weight by 0.001",
@@ -522,6 +570,8 @@ class Loop:
         with torch.no_grad():
             if self.has("perturbed"):
                 first.add_(1e-3)
+            if self.has("nan_weight"):
+                self.model.out.weight.view(-1)[3] = torch.nan
             if self.has("flipped"):
                 weight: Any = self.model.out.weight
                 part = weight.to_local() if hasattr(weight, "to_local") else weight

@@ -236,6 +236,8 @@ class Guard:
         ids = {id(parameter) for parameter in event.owner.parameters()} if is_module else set()
         for training in self.trainings:
             if training.holds(ids) or training.optimizer() is event.owner:
+                if training.armed and not training.is_sampled:
+                    self.losses.cleared()
                 training.cleared(is_only_one=len(self.trainings) == 1)
 
     def _note_writer(self, event: Written) -> None:
@@ -258,7 +260,7 @@ class Guard:
 
     def _skip(self, training: Training) -> None:
         training.skipped(self.backwards)
-        self._begin_step()
+        self._begin_step(training)
         alarm = training.skips.skipped(self._scaler, training.steps)
         if alarm is not None:
             report_in("training")
@@ -315,17 +317,21 @@ class Guard:
                 self._trackers.look()
             if self.settings.check_only:
                 self._end_after_one_step()
-        self._begin_step()
+        self._begin_step(training)
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, training: Training) -> None:
         self.losses.begin()
         self.rows.begin()
+        training.begin_step()
 
     def _completed(self, post: Post, micro_batches: int) -> Post:
         """Add to a post what belongs to the process, not to one optimizer."""
         losses = self.losses.tensor()
         if losses is not None:
             post.tensors["losses"] = losses
+        roots = self.losses.roots()
+        if roots is not None:
+            post.tensors["roots"] = roots
         post.rows, post.optimizers = self.rows.of_step(), len(self.trainings)
         post.coarse, post.lossy = self.coarse, self.lossy
         post.alarms += self.rows.alarms + self.schedules.alarms
@@ -454,7 +460,8 @@ class Guard:
         alarms = [*self.rows.alarms, *self.schedules.alarms]
         alarms += [one for each in self.trainings for one in each.alarms]
         rank = self.mailbox.rank
-        return [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
+        late = [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
+        return late + [one.pending for one in self._memories.values() if one.pending]
 
 
 def _rank() -> int:

@@ -67,6 +67,7 @@ def _remembered(post: Post, memory: Memory) -> View:
     if post.described:
         memory.described[post.rank] = Layout.of(post.described)
         memory.first_bits.pop(post.rank, None)
+        memory.at_first.pop(post.rank, None)
         memory.compared_gradients = {}
     if "first_bits" in post.tensors:
         memory.first_bits[post.rank] = post.tensors["first_bits"]

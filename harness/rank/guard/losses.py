@@ -42,6 +42,11 @@ class Losses:
         """Forget the losses of the last step."""
         self._calls: deque[Loss] = deque(maxlen=MOST_CALLS)
         self._micro: list[tuple[Any, list[Loss], Any]] = []
+        self._roots: list[Tensor] = []
+
+    def cleared(self) -> None:
+        """Forget the losses so far, whose gradients no step uses."""
+        self._roots = []
 
     def spoil(self) -> None:
         """Make the losses of this step unclear."""
@@ -77,6 +82,12 @@ class Losses:
         scale = getattr(scaler, "_scale", None) if scaler and scaler.is_enabled() else None
         scale = 1.0 if scale is None else scale.detach().clone()
         self._micro.append((root.detach() if is_loss else None, calls, scale))
+        self._roots += [root.detach()] if is_loss else []
+
+    def roots(self) -> Tensor | None:
+        """What the backwards began from, whatever it is made of; None without one."""
+        roots = self._roots
+        return torch.cat([_on_device(one, roots[0].device) for one in roots]) if roots else None
 
     def tensor(self) -> Tensor | None:
         """For each micro-batch: root, value, weight, count and scale. None if one is unclear: its

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .budget import FIRST_CHECKS, steps_until_next
+from .checks.finite import has_lost_loss
 from .posts import Post, packed, unpacked
 from .report import say, short
 from .report_files import SUFFIX
@@ -77,6 +78,8 @@ class Mailbox:
         """Optimizers of which a post was lost, perhaps with a description."""
         self._descriptions: dict[tuple[int, int], Post] = {}
         """By optimizer and rank, posts with descriptions, of checks that were not judged."""
+        self._hurried: set[int] = set()
+        """Optimizers with a loss that is not finite, for which the next check came soon."""
         self._store: Any = None
         self._kept_store: Any = None
 
@@ -167,6 +170,8 @@ class Mailbox:
         if event is not None:
             event.synchronize()
         post.tensors = copies
+        if has_lost_loss(post):
+            training.searches = True
         post.cost = training.cost(self.seconds)
         key = post.optimizer, post.check
         if self.rank == 0:
@@ -251,7 +256,11 @@ class Mailbox:
         """Choose the next step to be checked, and publish it."""
         costs = [post.cost for post in posts if not post.missed]
         budget = self._budget / max(post.optimizers for post in posts)  # they share it
-        step = training.steps + 1 + steps_until_next(costs, budget, self._every)
+        every = self._every
+        if key[0] not in self._hurried and any(map(has_lost_loss, posts)):
+            every = 1  # that step names the module: it comes soon, once
+            self._hurried.add(key[0])
+        step = training.steps + 1 + steps_until_next(costs, budget, every)
         if self.world > 1:
             again = AGAIN if key[0] in self._lost else ""
             self._store.set(_name(*key, "next"), f"{step}{again}")

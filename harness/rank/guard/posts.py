@@ -130,12 +130,20 @@ class Post:
     """Why copies of a weight may differ for some steps on purpose, as with local SGD."""
     fused_scale: bool = False
     """Whether the optimizer divides by a loss scale itself."""
+    calls: list[list[Any]] = field(default_factory=list)
+    """Where a loss was not finite, the modules that this step called, in the order in which they
+    ended: name, class, and whether no other module contains it."""
+    opaque: str = ""
+    """Why their outputs cannot be looked at."""
     alarms: list[LocalAlarm] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     """Releases and settings, in the first post of rank 0."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    """``computed``, ``used``, ``updates``, ``weights``, ``bits``, ``first_bits``, ``losses``, and
-    ``outside``: whether weights changed since the last step ended."""
+    """``computed``, ``used``, ``updates``, ``weights``, ``bits``, ``first_bits``, ``losses``;
+    ``outside``: whether weights changed since the last step ended; ``roots``: the losses with which
+    backwards began; ``gradient_sizes``, ``sizes_before`` and ``weight_sizes``: the largest absolute
+    value of each used gradient, and of each weight before and after the step; ``calls``: three such
+    sizes of each call."""
 
     form: str = ""
     """Of a post that was bytes: posts of one form have the same header, beside what is of the rank
@@ -163,7 +171,7 @@ class Places(Sequence[tuple[int, int, int]]):
         return iter(self[:])
 
 
-OF_THE_RANK = ("rank", "step", "missed", "cost", "rows", "alarms", "facts")
+OF_THE_RANK = ("rank", "step", "missed", "cost", "rows", "calls", "opaque", "alarms", "facts")
 """The fields of a post that differ between ranks; many ranks have the same of the others."""
 
 

@@ -91,10 +91,11 @@ class Report:
                 self.faults[key].times += 1
                 self.faults[key].last_step = step
                 continue
+            step_of_fault = alarm.step or step
             bugs = [bug["name"] for bug in self.bugs if alarm.check in bug.get("signature", ())]
-            fault = Fault(step, optimizer, alarm, last_step=step, bugs=bugs)
+            fault = Fault(step_of_fault, optimizer, alarm, last_step=step, bugs=bugs)
             self.faults[key] = fault
-            text = alarm_in_words(step, alarm.ranks, alarm.check, alarm.text, bugs)
+            text = alarm_in_words(step_of_fault, alarm.ranks, alarm.check, alarm.text, bugs)
             told.append(text)
             self.print(f"ALARM: {text}")
             self.files.append(fault.to_json())

@@ -101,6 +101,27 @@ def joined(views: Sequence[Tensor]) -> Tensor:
     return torch.cat([view.to(device).float() for view in views])
 
 
+def largest(tensors: Sequence[Tensor | None]) -> Tensor:
+    """The largest absolute value of each tensor: nan if it has one. It is 0 without a tensor."""
+    groups: dict[Any, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        if tensor is None or not tensor.numel() or not tensor.is_floating_point():
+            continue
+        if tensor.element_size() > 1:  # torch cannot compare numbers of 8 bits
+            groups.setdefault((tensor.device, tensor.dtype), []).append(number)
+    if not groups:
+        return torch.zeros(len(tensors))
+    device = next(iter(groups))[0]
+    sizes = [torch.zeros((), device=device)] * len(tensors)
+    with torch.no_grad():
+        for numbers in groups.values():
+            group: Any = [tensors[n] for n in numbers]
+            norms: Any = torch._foreach_norm(group, torch.inf)
+            for number, size in zip(numbers, torch.stack(norms).float().to(device).unbind()):
+                sizes[number] = size
+    return torch.stack(sizes)
+
+
 def integers(tensor: Tensor) -> Tensor:
     """The bits of a tensor as integers, in the widest type that its memory allows: a view."""
     if not tensor.is_contiguous():

@@ -14,6 +14,7 @@ CHECKS = (
     "gradients",
     "updates",
     "precision",
+    "finite",
     "accumulation",
     "samples",
     "schedule",

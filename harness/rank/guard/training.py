@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from .budget import FIRST_CHECKS, Cost
+from .module_outputs import ModuleOutputs
 from .parameters import Modules, Watched, watched
 from .posts import LocalAlarm, Post, Update
 from .resumes import Resume
 from .rotation import chosen, turns
-from .samples import Positions, bit_sum, joined, local, partial_ranks
+from .samples import Positions, bit_sum, joined, largest, local, partial_ranks
 from .skips import Skips
 
 UPDATED = 48
@@ -68,6 +69,10 @@ class Training:
         """Whether another optimizer has the same parameters."""
         self.is_in_modules = True
         """Whether modules have parameters of the optimizer: others are copies of them."""
+        self.searches = False
+        """Whether a loss was not finite: the next checked step looks for the module where it
+        begins. The other thread says so."""
+        self._outputs: ModuleOutputs | None = None
         self.alarms: list[LocalAlarm] = []
         self.skips = Skips()
         self.setup = 0.0
@@ -124,8 +129,10 @@ class Training:
         self._partial: dict[int, int] = {}
         self._partial_used: dict[int, int] = {}
         self._used: Tensor | None = None
+        self._gradient_sizes: Tensor | None = None
         self._places: list[tuple[int, int, int]] = []
         self._updates: list[Update] = []
+        self._sizes_before: Tensor | None = None
         self._before, self._fused_scale = torch.zeros(0), False
         self._without: list[str] = []
         self._dropped = 0
@@ -182,6 +189,8 @@ class Training:
             for handle in self._handles:
                 handle.remove()
             self._handles = []
+            if self._outputs is not None:
+                self._outputs.end()
 
     def wait(self) -> None:
         """Note that another optimizer stepped during the check, and give it up at last."""
@@ -270,6 +279,7 @@ class Training:
         if not self.armed or self._used is not None:
             return
         views, optimizer = [], self.optimizer()
+        gradients: dict[int, Tensor] = {}
         for number in sorted(self._types):
             one, positions = self._watched[number], self._positions[number]
             gradient = one.gradient(optimizer)
@@ -283,13 +293,24 @@ class Training:
             gradient = local(gradient)
             first, last = positions.within(described.begin, described.end)
             size = described.end - described.begin
-            if gradient.layout is not torch.strided or gradient.numel() != size or last <= first:
+            if gradient.layout is not torch.strided or gradient.numel() != size:
+                continue
+            gradients[number] = gradient
+            if last <= first:
                 continue
             views.append(positions.part(gradient, described.begin, first, last))
             self._places.append((number, first, last))
             if parts > 1:
                 self._partial_used[number] = parts
         self._used = joined(views)
+        self._gradient_sizes = largest([gradients.get(number) for number in self._numbers])
+
+    def begin_step(self) -> None:
+        """Look at the outputs of modules in the step that begins, if it is the one to do so."""
+        if self._outputs is not None:
+            self._outputs.end()  # the step was skipped
+        if self.searches and self._outputs is None and self.due and self._modules is not None:
+            self._outputs = ModuleOutputs(self._modules)
 
     # -- the step --
 
@@ -302,6 +323,7 @@ class Training:
             return
         self.take_used()
         optimizer = self.optimizer()
+        self._sizes_before = largest([self._watched[number].weight for number in self._numbers])
         self._updates, views = [], []
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         for number in self._chosen():
@@ -412,7 +434,12 @@ class Training:
             "bits": self._bits(self._numbers),
             "weights": joined([sample for sample in values if len(sample)]),
             "updates": self._before,
+            "weight_sizes": largest(weights),
         }
+        if self._gradient_sizes is not None:
+            tensors["gradient_sizes"] = self._gradient_sizes
+        if self._sizes_before is not None:
+            tensors["sizes_before"] = self._sizes_before
         if self._computed is not None:
             tensors["computed"] = self._computed
         if self._used is not None:
@@ -428,6 +455,10 @@ class Training:
             tensors["first_bits"] = self._first_bits
             self._described = True
         post.tensors = tensors
+        if self._outputs is not None and self._outputs.is_open:
+            self._outputs.end()
+            post.calls, post.opaque = self._outputs.calls, self._outputs.opaque
+            tensors["calls"] = self._outputs.sizes()
         post.numbers = self._numbers if len(self._numbers) < len(self._watched) else []
         post.computed = {str(n): t for n, t in self._types.items() if n not in self._unusable}
         post.unusable = sorted(self._unusable)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from .accumulation import accumulation
+from .finite import finite
 from .gradients import gradients
 from .precision import precision
 from .replicas import replicas
@@ -18,6 +19,7 @@ CHECKS: dict[str, Callable[[Sequence[View], Memory], Iterator[Alarm]]] = {
     "updates": updates,
     "unheld": unheld,
     "precision": precision,
+    "finite": finite,
     "accumulation": accumulation,
     "samples": samples,
 }

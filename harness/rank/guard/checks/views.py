@@ -22,6 +22,8 @@ class Alarm:
     ranks: list[int]
     size: float = 0.0
     parameters: list[str] = field(default_factory=list)
+    step: int = 0
+    """The step of the fault, if that is not the one of the posts."""
 
 
 @dataclass
@@ -62,6 +64,16 @@ class Memory:
     """The checks so far that were so."""
     averages: str = ""
     """Why copies of a weight may differ for some steps, as with local SGD."""
+    at_first: dict[int, set[int]] = field(default_factory=dict)
+    """By rank, the parameters that were not finite when training began, on purpose."""
+    finite_step: int = 0
+    """The last checked step with losses and weights that were finite."""
+    was_told: bool = False
+    """Whether the alarm of values that are not finite was told."""
+    pending: Alarm | None = None
+    """That alarm, while a step looks for the module where it begins."""
+    waits: int = 0
+    """The checks for which it has waited."""
     not_seen: dict[str, str] = field(default_factory=dict)
     """By check, what it does not see, in a sentence."""
 

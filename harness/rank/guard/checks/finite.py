@@ -1,0 +1,230 @@
+"""Losses and weights are finite; otherwise, where that begins.
+
+A gradient that is not finite is a fault if the step makes weights so: an optimizer, a clipping by
+value or a loop may catch it. A loss scaler does, and then there is no step. Outputs of modules are
+no reason for an alarm: some are infinite on purpose, such as the scores of masked words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..module_outputs import MODEL
+from ..posts import Post
+from .views import Alarm, Memory, View, named
+
+MOST_WAITS = 2
+"""Checks for which an alarm waits for the name of the module where it begins."""
+
+
+def has_lost_loss(post: Post) -> bool:
+    """Whether a loss is not finite and all weights are: then another step can show where it
+    begins. Weights that are not finite make everything so."""
+    weights = post.tensors.get("weight_sizes")
+    is_lost = _lost_loss(post) is not None
+    return is_lost and (weights is None or bool(torch.isfinite(weights).all()))
+
+
+def finite(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """Losses and weights are finite."""
+    _note_seen(views, memory)
+    if memory.was_told:
+        return
+    losses = {v.rank: loss for v in views if (loss := _lost_loss(v.post)) is not None}
+    weights = {v.rank: lost for v in views if (lost := _lost_weights(v, memory, bool(losses)))}
+    step = views[0].post.step
+    if weights:
+        alarm = memory.pending or _alarm(views, memory, weights, losses)
+        alarm.text += _module(views)
+    elif losses and not any(_is_caught(view) for view in views):
+        value = next(iter(losses.values()))
+        text = f"the loss is {value}, and the weights are finite: it begins in the forward"
+        alarm = memory.pending or Alarm("finite", "lost", text, sorted(losses), step=step)
+    elif memory.pending is not None:
+        alarm = memory.pending
+    else:
+        memory.finite_step = step if not losses else memory.finite_step
+        return
+    if not weights and memory.waits < MOST_WAITS:
+        where = _module(views)
+        memory.waits += 1
+        memory.pending = alarm
+        if not where:
+            return
+        alarm.text += where
+    memory.was_told, memory.pending = True, None
+    yield alarm
+
+
+def _note_seen(views: Sequence[View], memory: Memory) -> None:
+    sizes = [view.post.tensors["weight_sizes"] for view in views if _has_sizes(view)]
+    if not sizes:
+        return
+    memory.compared["finite"] = max(map(len, sizes))
+    # Of several optimizers that step after one backward, the first one has its losses.
+    has_losses = any("roots" in v.post.tensors or v.post.optimizers > 1 for v in views)
+    has_weights = any(bool(size.any()) for size in sizes)
+    missing = [] if has_losses else ["losses"]
+    missing += [] if has_weights else ["weights"]
+    memory.not_seen.pop("finite", None)
+    if missing:
+        memory.not_seen["finite"] = f"whether {' and '.join(missing)} are finite is not seen"
+
+
+def _has_sizes(view: View) -> bool:
+    return len(view.post.tensors.get("weight_sizes", ())) == len(view.numbers) > 0
+
+
+def _lost_loss(post: Post) -> float | None:
+    """The first loss of a rank that is not finite."""
+    roots = post.tensors.get("roots")
+    if roots is None or bool(torch.isfinite(roots).all()):
+        return None
+    return next(value for value in roots.tolist() if not math.isfinite(value))
+
+
+def _lost_weights(view: View, memory: Memory, has_lost_loss: bool) -> list[int]:
+    """The numbers of the weights that are not finite, and were so when training began.
+
+    Some are infinite on purpose, such as the bias of words that never occur, and some modules are
+    never used: then loss and gradient are finite.
+    """
+    is_first = view.rank not in memory.at_first
+    at_first = memory.at_first.setdefault(view.rank, set())
+    lost = [number for number in _not_finite(view, "weight_sizes") if number not in at_first]
+    if is_first and lost and not has_lost_loss:
+        spoilt = _not_finite(view, "gradient_sizes")
+        begun = [n for n in _not_finite(view, "sizes_before") if n not in spoilt]
+        at_first.update(begun)
+    return [n for n in lost if view.described[n].trained and n not in at_first]
+
+
+def _not_finite(view: View, name: str) -> list[int]:
+    """The numbers of the parameters of which sizes in a post are not finite."""
+    sizes = view.post.tensors.get(name)
+    if sizes is None or len(sizes) != len(view.numbers) or bool(torch.isfinite(sizes).all()):
+        return []
+    return [view.numbers[n] for n in (~torch.isfinite(sizes)).nonzero().flatten().tolist()]
+
+
+def _is_caught(view: View) -> bool:
+    """Whether gradients are not finite and the weights that they belong to are: something has left
+    them out of the step."""
+    return bool(_not_finite(view, "gradient_sizes")) and _has_sizes(view)
+
+
+def _alarm(
+    views: Sequence[View],
+    memory: Memory,
+    weights: Mapping[int, list[int]],
+    losses: Mapping[int, float],
+) -> Alarm:
+    """The alarm of weights that are not finite."""
+    lost = [view for view in views if view.rank in weights]
+    names = _names(lost, weights)
+    before = [v.rank for v in lost if set(_not_finite(v, "sizes_before")) & set(weights[v.rank])]
+    made = f"the step makes {named(names)} not finite"
+    ranks = sorted(weights)
+    if before:
+        since = f"; in step {memory.finite_step} all seemed finite" if memory.finite_step else ""
+        names = _names(lost, {v.rank: _not_finite(v, "sizes_before") for v in lost})
+        verb = "were" if len(names) > 1 else "was"
+        text = f"{named(names)} {verb} not finite already before this step{since}"
+        ranks = before
+    elif losses:
+        value = next(iter(losses.values()))
+        text = f"the loss is {value} with finite weights: it begins in the forward; {made}"
+        ranks = sorted(losses)
+    else:
+        text, ranks = _without_loss(views, made, ranks)
+    return Alarm("finite", "lost", text, ranks, float(len(names)), names)
+
+
+def _without_loss(views: Sequence[View], made: str, ranks: list[int]) -> tuple[str, list[int]]:
+    """What is said of weights that a step with finite losses makes so, and the ranks."""
+    computed = {view.rank: name for view in views if (name := _first_computed(view))}
+    used = [view for view in views if _not_finite(view, "gradient_sizes")]
+    if computed:
+        name = next(iter(computed.values()))
+        first = f"the first gradient that is not finite is that of {name}"
+        return f"it begins in the backward: {first}; {made}", sorted(computed)
+    if any(_has_lost_used(view) for view in used):
+        first = "no rank computes a gradient that is not finite, and the optimizer gets one"
+        return f"it begins in the reduction of gradients: {first}; {made}", ranks
+    if used:
+        order = [int(number) for number in used[0].post.computed]
+        lost = sorted(
+            _not_finite(used[0], "gradient_sizes"),
+            key=lambda n: order.index(n) if n in order else 0,
+        )
+        first = f"the gradient of {used[0].described[lost[0]].name} is not finite"
+        return f"it begins in the backward: {first}; {made}", ranks
+    return f"losses and gradients seem finite, and {made}", ranks
+
+
+def _first_computed(view: View) -> str:
+    """The first parameter for which a rank computed a gradient that is not finite."""
+    for key in view.post.computed:
+        gradient = view.computed(int(key)) if int(key) in view.places else None
+        if gradient is not None and not bool(torch.isfinite(gradient).all()):
+            return view.described[int(key)].name
+    return ""
+
+
+def _has_lost_used(view: View) -> bool:
+    """Whether a sampled value of the gradients that the optimizer uses is not finite: the computed
+    ones are sampled at the same positions."""
+    used = view.post.tensors.get("used")
+    return used is not None and not bool(torch.isfinite(used).all())
+
+
+def _names(views: Sequence[View], weights: Mapping[int, list[int]]) -> list[str]:
+    names = (view.described[number].name for view in views for number in weights[view.rank])
+    return list(dict.fromkeys(names))
+
+
+# -- modules --
+
+
+def _module(views: Sequence[View]) -> str:
+    """Where values begin that are not finite, as the end of a sentence; empty if no rank looked."""
+    looked = [view.post for view in views if view.post.calls or view.post.opaque]
+    texts = [text for post in looked if (text := _first_module(post))]
+    if texts:
+        return texts[0]
+    reasons = [post.opaque for post in looked if post.opaque]
+    return f" (in which module is not seen: {reasons[0]})" if reasons else ""
+
+
+def _first_module(post: Post) -> str:
+    """The first module whose output is not finite while its inputs are, of those whose output
+    reaches the end of the model."""
+    if not post.calls or "calls" not in post.tensors:
+        return ""
+    sizes = post.tensors["calls"].reshape(-1, 3).tolist()
+    ends = [n for n, call in enumerate(post.calls) if call[2] and not math.isfinite(sizes[n][1])]
+    if not ends:
+        is_lost = _lost_loss(post) is not None
+        return f"; in step {post.step} it begins behind all modules" if is_lost else ""
+    end = next((n for n in ends if math.isnan(sizes[n][1])), ends[0])
+    is_nan = math.isnan(sizes[end][1])
+    lost = math.isnan if is_nan else math.isinf
+    firsts = [n for n in range(end + 1) if lost(sizes[n][1]) and not lost(sizes[n][0])]
+    names = [post.calls[n][0] for n in firsts]
+    firsts = [n for n in firsts if not _contains(post.calls[n], names)] or firsts
+    # Of infinite outputs, some are so on purpose: the last one is followed by no finite output.
+    first = firsts[0 if is_nan else -1] if firsts else end
+    name, kind, *_ = post.calls[first]
+    why = "" if math.isfinite(sizes[first][2]) else ", whose weights are not finite"
+    value = "nan" if is_nan else "inf"
+    return f"; in step {post.step} the first {value} is in the output of {name} ({kind}){why}"
+
+
+def _contains(call: Sequence[Any], names: Sequence[str]) -> bool:
+    """Whether the module of a call contains another one of these."""
+    name = call[0]
+    return any(other != name and (name == MODEL or other.startswith(f"{name}.")) for other in names)
