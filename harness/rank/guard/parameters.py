@@ -12,13 +12,22 @@ import torch.distributed as dist
 from torch import nn
 
 from .deepspeed_shards import DeepSpeed
+from .deepspeed_stages import TiedStages
 from .layouts import Layout, Share
 from .megatron_shards import Megatron
 from .posts import Described
 from .samples import local
 from .torch_shards import DTensors, Fsdp1, Fsdp2, Pipeline, averages, split_rows
 
-LAYOUTS: tuple[type[Layout], ...] = (Pipeline, Fsdp2, DTensors, DeepSpeed, Megatron, Fsdp1)
+LAYOUTS: tuple[type[Layout], ...] = (
+    Pipeline,
+    Fsdp2,
+    DTensors,
+    TiedStages,
+    DeepSpeed,
+    Megatron,
+    Fsdp1,
+)
 """The first one that splits a parameter describes it."""
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
