@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeVar
 
 from harness.bugs import api
-from scenarios.common import checked, usual_checks
+from scenarios.common import plain_loss
 from scenarios.common.gradient import CUT, TOLERANCE, Gradient
 
 
@@ -177,7 +177,7 @@ class Applied(Gradient[S]):
     """Describes the wrong steps."""
     then: str = ""
     instead: Mapping[str, Judge[S]] = field(default_factory=dict)
-    checks: Sequence[checked.Check] = ()
+    checks: Sequence[api.Check] = ()
     """Checks that miss the bug."""
     picture: api.Pictures = ratios
 
@@ -206,7 +206,7 @@ class Applied(Gradient[S]):
     def odd(self, records: api.Records) -> Iterable[str]:
         """The loss is not plain torch's: then what was applied explains nothing."""
         return (
-            list(usual_checks.loss_wrong(records, parts=self.loss == "parts"))[:1]
+            list(plain_loss.loss_wrong(records, parts=self.loss == "parts"))[:1]
             if self.loss
             else ()
         )

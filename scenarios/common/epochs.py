@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from harness.bugs import api
-from scenarios.common import checked
 from scenarios.common.rows import SEEN, WORDS, Ranks, by_epoch, missed, resumed, together
 
 NEVER, TWICE, UNEVEN = "never", "twice", "uneven"
@@ -78,7 +77,7 @@ def in_order(trials: api.Trials) -> Iterator[api.Picture]:
 
 
 @dataclass(frozen=True)
-class Epochs(checked.Checked):
+class Epochs:
     """The oracle of scenarios whose epochs do not have each row once, or have a wrong order. The
     parameters ``rows`` and ``epochs`` are the numbers of rows and epochs."""
 
@@ -94,7 +93,7 @@ class Epochs(checked.Checked):
     """The epoch of the stop, from 1, by the parameters; 0 is a run without a stop."""
     also: Callable[[api.Position], api.Plan] = lambda at: {}
     """What the scenario records besides the rows."""
-    checks: Sequence[checked.Check] = ()
+    checks: Sequence[api.Check] = ()
     """Checks that miss the bug."""
     picture: api.Pictures = often
 
@@ -157,6 +156,10 @@ class Epochs(checked.Checked):
             clock="epoch",
             documented=self.documented(faults, records),
         )
+
+    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
+        """The checks that miss this bug, and whether they fired."""
+        return api.together(*self.checks)(records)
 
 
 def _misplaced(epoch: int, ranks: Ranks, expected: Ranks) -> Iterator[Fault]:

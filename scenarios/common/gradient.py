@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from harness.bugs import api
-from scenarios.common import checked
 
 TOLERANCE = 1e-3
 """How far (as a fraction) a gradient may be from another. Rounding in fp32 moves it by 1e-5."""
@@ -27,7 +26,7 @@ S = TypeVar("S", bound=api.Entry)
 """What is recorded of a step."""
 
 
-class Gradient(checked.Checked, Generic[S]):
+class Gradient(Generic[S]):
     """The oracle of scenarios whose steps apply another gradient than the right one."""
 
     documented: Callable[..., Any]
@@ -36,6 +35,8 @@ class Gradient(checked.Checked, Generic[S]):
     step: type[S]
     kind: str = "step"
     """The kind of the records that are judged."""
+    checks: Sequence[api.Check]
+    """Checks that miss the bug."""
     unit: str = UNIT
     """Of the error."""
     parameters: Sequence[str] = ()
@@ -97,3 +98,7 @@ class Gradient(checked.Checked, Generic[S]):
             documented=documented,
             another="" if documented else next(others, ""),
         )
+
+    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
+        """The checks that miss this bug, and whether they fired."""
+        return api.together(*self.checks)(records)

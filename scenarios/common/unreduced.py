@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from harness.bugs import api
-from scenarios.common import applied, checked, usual_checks
+from scenarios.common import applied, plain_loss, usual_checks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -122,10 +122,7 @@ class Unreduced(applied.Applied[Step]):
     loss: Literal["", "whole", "parts"] = "whole"
     words: Callable[[Sequence[Step], api.Records], Iterable[str]] = applied.of_first
     then: str = "exactly that follows if each rank applies its own gradient alone"
-    checks: Sequence[checked.Check] = (
-        usual_checks.loss_unlike_reference,
-        usual_checks.loss_ends_higher,
-    )
+    checks: Sequence[api.Check] = (plain_loss.loss_unlike_reference, usual_checks.loss_ends_higher)
     """Checks of the loss on one rank miss it: each rank learns from its own rows."""
     picture: api.Pictures = distance
 

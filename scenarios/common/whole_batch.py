@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from harness.bugs import api
-from scenarios.common import usual_checks
+from scenarios.common import plain_loss, usual_checks
 from scenarios.common.gradient import TOLERANCE, Gradient
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class WholeBatch(Gradient[Step]):
     def odd(self, records: api.Records) -> list[str]:
         """The mean of the ranks' losses is not that of one process."""
         scales = self.scales(len(records.ranks))
-        losses = (usual_checks.loss_wrong(records, parts=True, scale=scale) for scale in scales)
+        losses = (plain_loss.loss_wrong(records, parts=True, scale=scale) for scale in scales)
         return min(map(list, losses), key=len)[:1]
 
 

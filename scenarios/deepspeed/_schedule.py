@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import applied, checked, usual_checks
+from scenarios.common import applied, usual_checks
 
 TOLERANCE = 1e-6
 """How far (as a fraction of the greatest rate that the formula gives) a rate may be from it."""
@@ -101,7 +101,7 @@ def finding(wrong_rates: Sequence[Deviation], *, documented: bool) -> api.Findin
 
 
 @dataclass(frozen=True)
-class Scheduled(checked.Checked):
+class Scheduled:
     """The oracle of scenarios whose steps use another rate than the schedule's."""
 
     documented: Callable[[Sequence[Deviation], api.Records], bool]
@@ -117,7 +117,7 @@ class Scheduled(checked.Checked):
     odd: Callable[[api.Records], Iterable[str]]
     """Messages of other faults."""
     picture: api.Pictures
-    checks: Sequence[checked.Check] = (usual_checks.loss_ends_higher,)
+    checks: Sequence[api.Check] = (usual_checks.loss_ends_higher,)
     """Checks that miss the bug."""
 
     def plan(self, at: api.Position) -> api.Plan:
@@ -139,6 +139,10 @@ class Scheduled(checked.Checked):
             if wrong_rates
             else None
         )
+
+    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
+        """The checks that miss this bug, and whether they fired."""
+        return api.together(*self.checks)(records)
 
 
 def watch(record: Callable[..., None], optimizer: Any) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal
 
 from harness.bugs import api
-from scenarios.common import applied, checked, usual_checks
+from scenarios.common import applied, plain_loss
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Stages(applied.Applied[Step]):
     """The oracle of scenarios in which a stage of a pipeline applies another gradient."""
 
     loss: Literal["", "whole", "parts"] = "whole"
-    checks: tuple[checked.Check, ...] = (usual_checks.loss_unlike_reference, applied.same_direction)
+    checks: tuple[api.Check, ...] = (plain_loss.loss_unlike_reference, applied.same_direction)
     picture: api.Pictures = _by_stage
 
     def shapes(self, at: api.Position) -> api.Facts:

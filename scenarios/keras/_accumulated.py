@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from harness.bugs import api
-from scenarios.common import checked
 from scenarios.common.gradient import Gradient
 
 FEATURES = 3
@@ -108,7 +107,7 @@ class Accumulated(Gradient[Step]):
     documented: Callable[[Step, api.Records], bool]
     name: Literal["weights", "average"]
     """What is wrong. If it is the average, the weights are right."""
-    checks: Sequence[checked.Check]
+    checks: Sequence[api.Check]
     picture: api.Pictures
     step = Step
     unit = "between the weights"

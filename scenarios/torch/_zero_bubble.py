@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from harness.bugs import api
-from scenarios.common import applied, checked, usual_checks
+from scenarios.common import applied, plain_loss
 
 STAGES = 2
 """On each rank."""
@@ -36,7 +36,7 @@ class Split(applied.Applied[S]):
 
     kind = "stage"
     words: Callable[[Sequence[S], api.Records], Iterable[str]] = applied.of_first
-    checks: Sequence[checked.Check] = (usual_checks.loss_unlike_reference,)
+    checks: Sequence[api.Check] = (plain_loss.loss_unlike_reference,)
     schedule: api.Facts = field(default_factory=dict)
     """What is recorded of the schedule besides."""
 
@@ -52,4 +52,4 @@ class Split(applied.Applied[S]):
         }
 
     def odd(self, records: api.Records) -> Iterable[str]:
-        return list(usual_checks.loss_wrong(records))[:1]
+        return list(plain_loss.loss_wrong(records))[:1]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
-from scenarios.common import checked, usual_checks
+from scenarios.common import usual_checks
 from scenarios.common.gradient import TOLERANCE, Gradient
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Feature(Gradient[Step]):
     wrong as well, in the same way. Empty if any may."""
     replicas: bool = True
     """Whether all ranks have the same gradients."""
-    checks: Sequence[checked.Check] = (usual_checks.loss_ends_higher,)
+    checks: Sequence[api.Check] = (usual_checks.loss_ends_higher,)
     picture: api.Pictures = farthest
     step = Step
     unit = "of the right gradient of a parameter"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from harness.bugs import api
-from scenarios.common import applied, checked, counted
+from scenarios.common import applied, counted
 from scenarios.transformers import _normaliser as normaliser
 
 
@@ -50,7 +50,7 @@ class Accumulated(applied.Applied[Step]):
     right: Sequence[str] = (normaliser.TOKENS,)
     """The kinds of the logged loss, unless a bug of the catalogue gives another one."""
     words: Callable[[Sequence[Step], api.Records], Iterable[str]] = applied.of_each
-    checks: Sequence[checked.Check] = (applied.same_direction,)
+    checks: Sequence[api.Check] = (applied.same_direction,)
 
     def plan(self, at: api.Position) -> api.Plan:
         """Each step, with what it applied; at the end, what the Trainer has logged."""

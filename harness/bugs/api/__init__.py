@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.bugs.api.checks import Check, together
 from harness.bugs.api.fields import Count, Entry, Fields, Flag, Number, Size
 from harness.bugs.api.knobs import Knobs, knob
 from harness.bugs.api.numbers import finite, named, near

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from harness.bugs import api
-from scenarios.common import checked, usual_checks
+from scenarios.common import plain_loss, usual_checks
 
 TOLERANCE = 2e-2
 """How far (as a fraction) a gradient that is computed in bf16 may be from plain torch's in fp32."""
@@ -127,8 +127,8 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise.of(sharded and loaded == forward == BF16, text)
 
 
-insufficient_checks = checked.together(
-    usual_checks.loss_ends_higher, partial(usual_checks.loss_unlike_reference, tolerance=TOLERANCE)
+insufficient_checks = api.together(
+    usual_checks.loss_ends_higher, partial(plain_loss.loss_unlike_reference, tolerance=TOLERANCE)
 )
 picture = api.lines(
     "How much of the weights has moved",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import applied, usual_checks
+from scenarios.common import applied, plain_loss, usual_checks
 from scenarios.deepspeed import _schedule as schedule
 
 PREPARED = "AcceleratedScheduler"
@@ -86,7 +86,7 @@ def _rate(p: Params, count: int) -> float:
 def odd(records: api.Records) -> Iterator[str]:
     """Other faults, in the movements and in the losses."""
     yield from schedule.not_moved(records)
-    yield from usual_checks.loss_wrong(records)
+    yield from plain_loss.loss_wrong(records)
 
 
 def rate_rises(records: api.Records) -> dict[str, bool]:
@@ -102,7 +102,7 @@ oracle = schedule.Scheduled(
     facts=lambda at: applied.Step.shapes(micro=api.many(api.NUMBER, at.params.accumulation)),
     odd=odd,
     picture=schedule.rates("with the bug the schedule is over long before the training is"),
-    checks=[usual_checks.loss_ends_higher, usual_checks.loss_unlike_reference, rate_rises],
+    checks=[usual_checks.loss_ends_higher, plain_loss.loss_unlike_reference, rate_rises],
 )
 
 

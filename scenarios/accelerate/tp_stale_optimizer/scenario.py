@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import usual_checks
+from scenarios.common import plain_loss, usual_checks
 
 TOLERANCE = 1e-3
 """How far a step may be from the right gradient, as a part of it. Rounding moves it by 1e-5."""
@@ -166,7 +166,7 @@ def exercised(records: api.Records) -> api.Exercise:
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss is plain torch's at these weights, and falls if anything trains."""
-    losses = usual_checks.loss_unlike_reference(records)
+    losses = plain_loss.loss_unlike_reference(records)
     if records.params.sharded == NOTHING:
         return losses
     return losses | usual_checks.loss_ends_higher(records)

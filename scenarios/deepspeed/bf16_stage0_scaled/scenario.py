@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import applied, usual_checks
+from scenarios.common import applied, plain_loss
 from scenarios.deepspeed._history import BEFORE_WRAPPING
 
 SCALE = 65536
@@ -93,7 +93,7 @@ def _times(step: applied.Beside, ratio: float) -> bool:
 def loss_unlike(records: api.Records) -> dict[str, bool]:
     """The loss is right for the weights, though they hardly move."""
     # The mean of the ranks' parts is compared.
-    unlike = any(usual_checks.loss_wrong(records, parts=True, tolerance=TOLERANCE))
+    unlike = any(plain_loss.loss_wrong(records, parts=True, tolerance=TOLERANCE))
     return {"the loss is not that of plain torch with the same weights": unlike}
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from harness.bugs import api
-from scenarios.common import applied, usual_checks
+from scenarios.common import applied, plain_loss, usual_checks
 from scenarios.deepspeed import _schedule as schedule
 
 SCHEDULE = "WarmupLR"
@@ -91,7 +91,7 @@ def odd(records: api.Records) -> Iterator[str]:
     yield from schedule.groups_wrong(records)
     yield from schedule.not_moved(records)
     yield from schedule.logged_wrong(records, partial(warmup, records.params))
-    yield from usual_checks.loss_wrong(records, parts=True)
+    yield from plain_loss.loss_wrong(records, parts=True)
 
 
 def logged_unlike(records: api.Records) -> dict[str, bool]:

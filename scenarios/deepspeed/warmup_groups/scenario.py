@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import checked, usual_checks
+from scenarios.common import plain_loss, usual_checks
 from scenarios.deepspeed import _schedule as schedule
 
 
@@ -109,7 +109,7 @@ def run(ctx: api.Context) -> None:
 def detect(records: api.Records) -> api.Finding | None:
     """Each group has the rate that the warmup to the first group's rate gives; so the others have
     not theirs. Each step moved each group by that rate, and computed plain torch's loss."""
-    faults = [*_unmoved(records), *usual_checks.loss_wrong(records)]
+    faults = [*_unmoved(records), *plain_loss.loss_wrong(records)]
     if faults:
         return api.Finding("\n".join(faults[:3]), documented=False)
     deviations = [
@@ -161,9 +161,7 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise.of(p.first != p.second, rates) & api.Exercise.of(not p.given, setting)
 
 
-insufficient_checks = checked.together(
-    usual_checks.loss_ends_higher, usual_checks.loss_unlike_reference
-)
+insufficient_checks = api.together(usual_checks.loss_ends_higher, plain_loss.loss_unlike_reference)
 picture = api.lines(
     "The learning rate of the second group",
     "with the bug, the second group has the rate of the first",

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import applied, usual_checks
+from scenarios.common import applied, plain_loss, usual_checks
 
 
 @dataclass
@@ -84,7 +84,7 @@ def detect(records: api.Records) -> api.Finding | None:
     """Each rank applied the gradient of its own rows, and nothing of the others'."""
     # Once the ranks' weights differ, the mean of their losses is no longer plain torch's.
     finding = oracle.detect(records)
-    odd = list(usual_checks.loss_wrong(records, parts=True)) if finding is None else []
+    odd = list(plain_loss.loss_wrong(records, parts=True)) if finding is None else []
     return api.Finding(odd[0], documented=False) if odd else finding
 
 

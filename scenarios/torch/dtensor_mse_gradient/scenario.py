@@ -24,7 +24,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
-from scenarios.common import applied, edits, usual_checks
+from scenarios.common import applied, edits, plain_loss, usual_checks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,7 +153,7 @@ oracle = applied.Applied(
     loss="whole",
     words=applied.of_first,
     then="exactly that follows if each rank divides by its own 1/{ranks} of the elements",
-    checks=[usual_checks.loss_unlike_reference, usual_checks.loss_rises, applied.same_direction],
+    checks=[plain_loss.loss_unlike_reference, usual_checks.loss_rises, applied.same_direction],
 )
 
 

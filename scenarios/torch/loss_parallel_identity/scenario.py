@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from harness.bugs import api
-from scenarios.common import applied, edits, usual_checks
+from scenarios.common import applied, edits, plain_loss, usual_checks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,7 +138,7 @@ oracle = applied.Applied(
     loss="whole",
     then="exactly that follows if log_softmax has the gradient of the identity",
     checks=[
-        usual_checks.loss_unlike_reference,
+        plain_loss.loss_unlike_reference,
         usual_checks.loss_ends_higher,
         usual_checks.loss_rises,
     ],

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from harness.bugs import api
-from scenarios.common import applied, edits, usual_checks
+from scenarios.common import applied, edits, plain_loss
 
 FITS = "torch>=2.9"
 """Releases in which both functions are as the remedy expects them. 2.6 has no scale_grads."""
@@ -253,7 +253,7 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     of_last_rank = api.Records(
         {max(records.ranks): records.by_rank[max(records.ranks)]}, records.params
     )
-    return usual_checks.loss_unlike_reference(of_last_rank)
+    return plain_loss.loss_unlike_reference(of_last_rank)
 
 
 picture = api.bars(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
-from scenarios.common import applied, edits, usual_checks
+from scenarios.common import applied, edits, plain_loss
 from scenarios.torch import _zero_bubble as zero_bubble
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ oracle = Replicated(
     parts=lambda at: REPLICAS,
     then="exactly that follows if all stages but the first keep their own gradients",
     picture=later_stage,
-    checks=[usual_checks.loss_unlike_reference, first_replicas_differ],
+    checks=[plain_loss.loss_unlike_reference, first_replicas_differ],
 )
 
 

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import checked
 from scenarios.transformers import _rope_buffers as buffers
 from scenarios.transformers._rope_buffers import EQUAL, Documented, Figures
 
@@ -220,5 +219,5 @@ def exercised(records: api.Records) -> api.Exercise:
     return buffers.under_zero_init(records, "arange") & buffers.compared_beyond(records, ROUNDED)
 
 
-insufficient_checks = checked.together(buffers.weights_differ, buffers.ranks_differ)
+insufficient_checks = api.together(buffers.weights_differ, buffers.ranks_differ)
 picture = buffers.by_position

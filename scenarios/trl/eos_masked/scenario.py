@@ -16,7 +16,7 @@ import inspect
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import checked, usual_checks
+from scenarios.common import plain_loss, usual_checks
 from scenarios.trl.eos_masked import labels
 
 OWN, EOS, WORDS, VOCABULARY = 0, 2, 4, 32
@@ -154,6 +154,6 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise.of(dataset["pad"] == dataset["eos"], text) & labels.ended(records)
 
 
-insufficient_checks = checked.together(
-    usual_checks.loss_ends_higher, usual_checks.loss_unlike_reference, labels.padding_trained
+insufficient_checks = api.together(
+    usual_checks.loss_ends_higher, plain_loss.loss_unlike_reference, labels.padding_trained
 )
