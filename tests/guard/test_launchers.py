@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests import slurm_cluster
-from tests.guard.commands import TORCHRUN, guard
-from tests.sandbox import Ended, Sandbox, ended
+from tests.guard.commands import TORCHRUN, TWO, guard
+from tests.overlays import lent
+from tests.sandbox import ROOT, Ended, Sandbox, ended
 from tests.slurm_cluster import cluster, free_ports
 
 pytestmark = pytest.mark.slow
@@ -26,6 +28,40 @@ def assert_told(end: Ended) -> None:
     assert end.err.count("guard: 8 steps, ") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*TWO, "-m", "train", "fault"),
+        ("bash", "-c", 'unset HOME; exec "$@"', "bash", *TWO, "train.py", "fault"),
+    ],
+    ids=["module", "no home"],
+)
+def test_torchrun_in_a_folder_with_spaces(words: tuple[str, ...], sandbox: Sandbox) -> None:
+    assert_told(guard(sandbox, *words))
+
+
+STARTS = """\
+import os, runpy, sys
+import torch.multiprocessing as mp
+
+def rank(number):
+    os.environ["RANK"] = str(number)
+    runpy.run_path("train.py", run_name="__main__")
+
+if __name__ == "__main__":
+    method, port = sys.argv.pop(), sys.argv.pop()
+    os.environ.update(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    mp.start_processes(rank, nprocs=2, start_method=method)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn"])
+def test_ranks_that_a_script_starts(method: str, sandbox: Sandbox) -> None:
+    (sandbox.cwd / "starts.py").write_text(STARTS)
+    (port,) = free_ports(1)
+    assert_told(guard(sandbox, sys.executable, "starts.py", "fault", str(port), method))
+
+
 def test_two_nodes_with_an_agent_each(sandbox: Sandbox) -> None:
     (port,) = free_ports(1)
     options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id"]
@@ -36,6 +72,28 @@ def test_two_nodes_with_an_agent_each(sandbox: Sandbox) -> None:
     together = Ended(first.code or second.code, first.out + second.out, first.err + second.err)
     assert_told(together)
     assert "no training" not in together.err
+
+
+@pytest.mark.launch
+def test_accelerate_launch_with_two_processes(sandbox: Sandbox) -> None:
+    (port,) = free_ports(1)
+    options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    options += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    options += ["--main_process_port", str(port)]
+    with lent("trainer_gas_twice", "buggy") as overlays:
+        path = os.pathsep.join([str(ROOT), str(overlays["buggy"].folder / "site-packages")])
+        words = (sys.executable, "-m", "accelerate.commands.launch", *options, "train.py", "fault")
+        assert_told(guard(sandbox, *words, PYTHONPATH=path))
+
+
+@pytest.mark.launch
+def test_the_launcher_of_deepspeed(sandbox: Sandbox) -> None:
+    (port,) = free_ports(1)
+    options = ["--num_gpus", "2", "--master_addr", "127.0.0.1", "--master_port", str(port)]
+    with lent("zero2_micro_batches_lost", "buggy") as overlays:
+        path = os.pathsep.join([str(ROOT), str(overlays["buggy"].folder / "site-packages")])
+        words = (sys.executable, "-m", "deepspeed.launcher.runner", *options, "train.py", "fault")
+        assert_told(guard(sandbox, *words, PYTHONPATH=path, DS_ACCELERATOR="cpu", LOCAL_SIZE="2"))
 
 
 RANK = (
