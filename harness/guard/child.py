@@ -83,9 +83,11 @@ def run(
             elif not ending.stopped and is_to_stop():
                 ending.stopped, ending.signal = True, signal.SIGTERM
                 child.send(signal.SIGTERM)
+        code = process.returncode
         if ending.signal:
             _end(child, ending.signal, signals)
-    code = process.returncode
+        elif code < 0:  # somebody killed the launcher, whose ranks would go on alone
+            _end(child, signal.SIGTERM, signals)
     ending.code = code if code >= 0 else 128 - code
     return ending
 

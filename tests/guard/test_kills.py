@@ -40,6 +40,12 @@ def test_a_signal_ends_the_training_and_all_its_processes(
     assert_nothing_left(sandbox)
 
 
+def test_ranks_of_a_launcher_that_was_killed_are_ended(sandbox: Sandbox) -> None:
+    end = guard(sandbox, "bash", "-c", "sleep 300 & kill -KILL $$")
+    assert end.code == 128 + signal.SIGKILL
+    assert_nothing_left(sandbox)
+
+
 def test_another_signal_is_passed_on(sandbox: Sandbox) -> None:
     code = (
         "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9)); "

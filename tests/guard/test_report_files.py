@@ -74,6 +74,15 @@ def test_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     assert line.startswith("the report cannot be written: No such file or directory: ")
 
 
+def test_line_after_one_that_was_cut_is_whole(tmp_path: Path) -> None:
+    run = files(tmp_path)
+    (tmp_path / "alarms.jsonl").write_text('{"step": 1}\n{"st')
+    run.append({"step": 2})
+    lines = (tmp_path / "alarms.jsonl").read_text().splitlines()
+    assert lines[:2] == ['{"step": 1}', '{"st']
+    assert json.loads(lines[2])["step"] == 2
+
+
 def test_report_of_a_long_training_is_small(tmp_path: Path) -> None:
     report = Report(Settings(out=str(tmp_path), quiet=True))
     for step in range(1, 100_001):

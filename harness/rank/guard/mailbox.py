@@ -297,10 +297,14 @@ class Mailbox:
             self._store.remove(_name(*post[:2], self.rank), post[2])
 
     def _store_posts(self, key: tuple[int, int], posts: list[Post]) -> None:
-        for post in posts if self._keep else ():
-            name = f"{key[0]}-{post.step:08}-{post.rank}{SUFFIX}"
-            with open(os.path.join(self._keep, name), "wb") as file:
-                file.write(packed(post))
+        try:
+            for post in posts if self._keep else ():
+                name = f"{key[0]}-{post.step:08}-{post.rank}{SUFFIX}"
+                with open(os.path.join(self._keep, name), "wb") as file:
+                    file.write(packed(post))
+        except OSError as error:  # such as a full disk: the checks go on
+            self._note(f"posts are not kept since step {posts[0].step}: {error.strerror}")
+            self._keep = ""
 
     def close(self) -> None:
         """Wait for open checks, and end the thread: one that is in C++ when the interpreter ends

@@ -54,8 +54,12 @@ class ReportFiles:
         return os.path.join(self._folder, name)
 
     def _append(self, line: str) -> None:
-        with open(self._path(ALARMS), "a", encoding="utf-8") as file:
-            file.write(line)
+        with open(self._path(ALARMS), "a+b") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # a full disk has cut the line before
+                    file.write(b"\n")
+            file.write(line.encode())
 
     def _write(self, content: str) -> None:
         if self._name == SUMMARY and self._owner(SUMMARY) not in ("", self.run):
