@@ -26,8 +26,8 @@ from harness.publish.history_rows import Change, Nightly, NightlyKind, ReleaseRe
 from harness.rank import run_folder
 from harness.rank.run_folder import RUN_FILE
 from harness.releases.index import Release
+from harness.run import verdict_text
 from harness.run.grade import grade_with_records, judge
-from harness.run.verdict_text import releases
 from harness.system.errors import HarnessError, UserError
 from harness.system.files import read_json
 from harness.system.text import complaint
@@ -41,6 +41,7 @@ class ShownRun:
     """A graded run, and its pictures."""
 
     folder: Path
+    """Where it was read; gone by now for a recorded run, which is unpacked only to be graded."""
     run: Mapping[str, Any]
     """The content of run.json."""
     result: RunResult
@@ -91,11 +92,12 @@ def _complete(folder: Path, warn: Warn) -> ShownRun | None:
         if not {BUGGY, FIXED} <= set(run["trials"]):
             return None
         result, records = grade_with_records(folder)
-        if result.verdict is Verdict.INCONCLUSIVE:
-            raise HarnessError(result.reasons[0].splitlines()[0])
     except (HarnessError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = str(error) if isinstance(error, HarnessError) else complaint(error)
         warn(f"{folder} is not used: {why}")
+        return None
+    if result.verdict is Verdict.INCONCLUSIVE:
+        warn(f"{folder} is not used: {result.reasons[0].splitlines()[0]}")
         return None
     if not {BUGGY, FIXED} <= set(records):
         return None  # unsupported here: nothing to show, and nothing wrong
@@ -139,7 +141,7 @@ class Evidence:
     @property
     def releases(self) -> str:
         """The releases that it ran on: ``accelerate 0.29.3 (buggy) / 0.30.0 (fixed)``."""
-        return releases({trial.variant: trial.pins for trial in self.trials})
+        return verdict_text.releases({trial.variant: trial.pins for trial in self.trials})
 
     @property
     def facts(self) -> dict[str, str]:
@@ -287,6 +289,8 @@ class Material:
 
 def collect(history: Path | None, paths: Sequence[Path], warn: Warn) -> Material:
     """Read all inputs; ``warn`` gets one line for each that cannot be used.
+
+    A scenario without a run in these folders or in the newest nightly gets its recorded run.
 
     Raises the errors of ``history.reading``, and UserError if a path of runs is not a folder.
     """

@@ -5,7 +5,8 @@ everything that it is made from. It never changes, so the next use costs millise
 ``OVERLAY/site-packages`` is on a rank's path. ``OVERLAY/overlay.json``, the manifest, lists what is
 installed, and the size and hash of every file, bytecode included. Each use compares the sizes of
 code files; the end of a trial compares the hashes of the files that its ranks loaded, see
-``loaded``. Other files may change: some security software rewrites certifi's certificates.
+``rank/loaded_files``. Other files may change: some security software rewrites certifi's
+certificates.
 
 Most releases of a package have most files in common, so overlays share equal files, see
 ``contents``: the second release costs a small part of the disk that the first one does.
@@ -53,6 +54,8 @@ MAKERS = 2
 """How many overlays are built at once: one downloads while another is compiled."""
 
 _installing = threading.Semaphore(MAKERS)
+"""The same limit for builds that do not come from the pool of ``makers``, such as those of two runs
+in one process."""
 
 
 CODE = re.compile(r"\.(py|pyc|c|cc|cpp|cxx|cu|cuh|h|hpp)$|\.so(\.\d+)*$")
@@ -71,13 +74,13 @@ Files = Mapping[str, BuiltFile]
 
 @dataclass(frozen=True)
 class Overlay:
-    """A finished overlay."""
+    """An overlay that is in the cache; or the user's own environment, see ``installed``."""
 
     key: str
     site: Path
     """The folder on a rank's path."""
     lock: str
-    """The installed releases: ``name==version`` lines."""
+    """The installed releases: ``name==version`` lines; empty for the user's own environment."""
     diff: str
     """The changes of its defects, as a unified diff; empty without a defect."""
     made: bool = field(default=False, compare=False)
@@ -160,6 +163,8 @@ def borrowed(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[O
 
 
 def _make_now(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> None:
+    """Build an overlay. One with edits starts from the overlay of the same releases without edits,
+    which is built first if it does not exist."""
     if defects or stack.patches:
         with borrowed(replace(stack, patches=()), (), cache) as base:
             _make(cache, name, stack, defects, base)
@@ -170,6 +175,8 @@ def _make_now(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -
 def _make(
     cache: Path, name: str, stack: Stack, defects: Sequence[Defect], base: Overlay | None
 ) -> None:
+    """Build an overlay in a temporary folder and rename it: from its lock, or from ``base`` with
+    links to its files and the edits."""
     aside = new_folder_beside(_folder(cache, name))
     try:
         site = aside / SITE
@@ -196,6 +203,7 @@ def _make(
 
 
 def _install(stack: Stack, site: Path) -> str:
+    """Lock and install the releases, and compile what is often imported; returns the lock."""
     for name in set(stack.pins).intersection(pins.SOURCE_ONLY):
         # Built without torch, DeepSpeed's pipeline would broadcast instead of send, for ever.
         refuse_without_torch(f"building {name} {stack.pins[name]}")
@@ -209,6 +217,7 @@ def _install(stack: Stack, site: Path) -> str:
 
 
 def _compile(stack: Stack, sources: Sequence[Path], site: Path) -> None:
+    """Write the bytecode of sources; nothing for another Python or platform than ours."""
     if (stack.python, stack.platform) == pins.here():  # otherwise on the machine that unpacks it
         new = [source for source in sources if not bytecode.copied(source, site)]
         bytecode.compile_all(new, site)
@@ -272,6 +281,8 @@ def _manifest(
 
 
 def _opened(cache: Path, name: str, is_new: bool) -> Overlay:
+    """The overlay of a folder. Raises DamagedOverlay if a code file is missing or has another
+    size."""
     folder = _folder(cache, name)
     manifest = read_manifest(folder)
     site, files = folder / SITE, manifest["files"]
@@ -298,7 +309,7 @@ def stored_diff(stack: Stack, defects: Sequence[Defect], cache: Path) -> str:
 
 
 def damaged(overlay: Overlay, file: str) -> DamagedOverlay:
-    """One line that says how a file has changed, and what to do."""
+    """The error for a file that has changed: one line that says how, and what to do."""
     entry = (overlay.files or {}).get(file)
     was = f"was {entry.size} bytes, SHA-256 {entry.sha256[:12]}" if entry else "did not exist"
     return DamagedOverlay(
@@ -309,6 +320,7 @@ def damaged(overlay: Overlay, file: str) -> DamagedOverlay:
 
 
 def _state(path: Path) -> str:
+    """A file as it is now, in words that follow "it"."""
     try:
         stat, content = path.stat(), sha256(path)
     except OSError as error:
@@ -319,7 +331,8 @@ def _state(path: Path) -> str:
 
 
 def installed(interpreter: Interpreter, names: Iterable[str]) -> Overlay:
-    """An interpreter's own packages, if all of these are in its site-packages.
+    """The user's own environment as an Overlay: nothing was built, and it has no manifest, so files
+    are hashed as they are now. All ``names`` must be in the interpreter's site-packages.
 
     Raises Unsupported if one is missing or is installed elsewhere, for example in editable mode.
     """

@@ -1,5 +1,7 @@
 """The relations that hold between a right loop's layouts, each defined once.
 
+A relation is a function. It gets a Moment and returns a Broken, or None if the relation holds.
+
 ``RELATIONS`` has them in the order of cause and effect. A report names the first broken one at the
 first step that has any, because the others follow from it.
 """
@@ -137,7 +139,7 @@ def _began_again(at: Moment) -> bool:
 
 
 def optimizer(at: Moment) -> Broken | None:
-    """After a resume, the optimizer has the state that it had."""
+    """After a resume, the optimizer of rank 0 has the state that the reference's had."""
     expected = at.right.get("state")
     if not (at.first and at.layout.resumed and expected):
         return None
@@ -241,6 +243,8 @@ def clipped(at: Moment) -> Broken | None:
 
 
 def _gradient(at: Moment, quantity: str, relation: str) -> Broken | None:
+    """The gradients that are not the reference's. All wrong ranks are listed; the ratio and the
+    parameters are those of the first of them."""
     off = _astray(at, quantity)
     if not off:
         return None
@@ -374,8 +378,8 @@ GRADIENTS = ("gradient", "clipped gradient")
 
 
 def own_gradients(at: Moment, faults: Iterable[Broken]) -> list[Broken]:
-    """The faults of gradients that may differ between ranks until the optimizer's step averages
-    them: their mean is the reference's, and so is the update."""
+    """The faults that are excused: gradients may differ between ranks until the optimizer's step
+    averages them, if their mean is the reference's, and so is the update."""
     own_faults = [one for one in faults if one.relation in GRADIENTS]
     updated = all(one.relation != "update" for one in faults)
     if not (own_faults and updated) or at.layout.world == 1 or at.same_rows:
