@@ -284,20 +284,19 @@ class TrainerStep(Event):
         patches.wrap(of, name, around)
 
 
-DEEPSPEED, MEGATRON = "deepspeed.runtime", "megatron.core.optimizer"
+DEEPSPEED = "deepspeed.runtime"
 UNSCALE = "unscale_and_clip_grads"
 
 
 @dataclass
 class WrapperStep(Event):
-    """A step of an optimizer of DeepSpeed, or of Megatron, that wraps one of torch: it makes that
-    step by groups, or not at all, and distributes the weights afterwards. It is the owner."""
+    """A step of an optimizer of DeepSpeed, that wraps one of torch: it makes that step by groups,
+    or not at all, and distributes the weights afterwards. It is the owner."""
 
     places = (
         Place(f"{DEEPSPEED}.zero.stage_1_and_2", "DeepSpeedZeroOptimizer", "step"),
         Place(f"{DEEPSPEED}.zero.stage3", "DeepSpeedZeroOptimizer_Stage3", "step"),
         Place(f"{DEEPSPEED}.bf16_optimizer", "BF16_Optimizer", "step"),
-        Place(f"{DEEPSPEED}.fp16.fused_optimizer", "FP16_Optimizer", "step"),
         Place(f"{DEEPSPEED}.fp16.unfused_optimizer", "FP16_UnfusedOptimizer", "step"),
     )
 
@@ -309,7 +308,6 @@ class WrapperUnscale(Event):
     places = (
         Place(f"{DEEPSPEED}.zero.stage_1_and_2", "DeepSpeedZeroOptimizer", UNSCALE),
         Place(f"{DEEPSPEED}.zero.stage3", "DeepSpeedZeroOptimizer_Stage3", UNSCALE),
-        Place(f"{DEEPSPEED}.fp16.fused_optimizer", "FP16_Optimizer", UNSCALE),
     )
 
 

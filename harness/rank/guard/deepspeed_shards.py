@@ -19,14 +19,13 @@ from .posts import Described
 COPIES = (
     ("bit16_groups", "single_partition_of_fp32_groups"),
     ("bf16_groups", "fp32_groups_flat_partition"),
-    ("fp16_groups", "fp32_groups_flat"),
 )
 """The attributes of DeepSpeed's optimizers with groups of parameters, and with a flat copy for each
-group: of ZeRO 1 and 2, in bf16 with gradients in fp32, and without ZeRO."""
+group: of ZeRO 1 and 2, and of ZeRO 1 in bf16 with gradients in fp32."""
 
 
 class DeepSpeed(Layout):
-    """ZeRO 1 to 3, and copies in fp32 without ZeRO."""
+    """ZeRO 1 to 3."""
 
     package = "deepspeed"
 
@@ -61,7 +60,7 @@ def _zero_3(parameter: Any, described: Described, is_expert: bool) -> Share | No
     """A range of each parameter, padded to the same length on all ranks."""
     described.optimized, described.numel = True, parameter.ds_numel
     described.begin = described.end = described.size = 0
-    zero = getattr(parameter, "_z3_optimizer", None)
+    zero: Any = getattr(parameter, "_z3_optimizer", None)
     place = zero.grad_position.get(parameter.ds_id) if zero is not None else None
     if place is None or is_expert or hasattr(parameter, "comm"):
         described.left_out = (
