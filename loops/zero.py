@@ -17,6 +17,7 @@ parser.add_argument("--fp32-gradients", action="store_true", help="accumulated i
 parser.add_argument("--zero-grad", action="store_true", help="which some releases leave out")
 parser.add_argument("--offload", action="store_true", help="of the optimizer, to the CPU")
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
+parser.add_argument("--groups", action="store_true", help="of AdamW: two, with other rates")
 parser.add_argument("--momentum", type=float, default=0.0, help="of SGD")
 parser.add_argument("--warmup", type=int, default=0, help="DeepSpeed's WarmupLR, of so many steps")
 parser.add_argument("--weights", default="", help="a folder for weights that it begins with")
@@ -42,7 +43,9 @@ if options.offload:
     config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     config["zero_force_ds_cpu_optimizer"] = False
 if options.optimizer == "adamw":
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    parts = [model[:3], model[3:]] if options.groups else [model]
+    groups = [{"params": part.parameters(), "lr": 1e-3 * n} for n, part in enumerate(parts, 1)]
+    optimizer = torch.optim.AdamW(groups)
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=options.momentum)
 if options.warmup:

@@ -7,6 +7,7 @@ with JSON. A fault begins after guard has started, as in a script.
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import runpy
@@ -170,6 +171,97 @@ def _unreduced_by_deepspeed(rank: int) -> None:
     stage3.reduce_scatter_coalesced = reduce_scatter
 
 
+def _after_reductions_of_deepspeed(change: Callable[[int, list[Any]], None]) -> None:
+    """Call ``change`` with the number of each reduction of gradients, and what it gives."""
+    from deepspeed.runtime.zero import stage3, stage_1_and_2
+
+    numbers = itertools.count()
+    scatter, reduce = stage3.reduce_scatter_coalesced, stage_1_and_2.dist.all_reduce
+
+    def reduce_scatter(tensors: Any, *arguments: Any, **keywords: Any) -> Any:
+        parts = scatter(tensors, *arguments, **keywords)
+        change(next(numbers), parts)
+        return parts
+
+    def all_reduce(tensor: Any, *arguments: Any, **keywords: Any) -> Any:
+        value = reduce(tensor, *arguments, **keywords)
+        if tensor.numel() > 8:  # a norm is no gradient
+            change(next(numbers), [tensor])
+        return value
+
+    class Comm:
+        def __getattr__(self, name: str) -> Any:
+            return all_reduce if name == "all_reduce" else getattr(comm, name)
+
+    comm = stage_1_and_2.dist
+    stage3.reduce_scatter_coalesced, stage_1_and_2.dist = reduce_scatter, Comm()
+
+
+def _doubled_by_deepspeed(rank: int) -> None:
+    """DeepSpeed's reductions give twice the mean."""
+
+    def double(number: int, tensors: list[Any]) -> None:
+        for tensor in tensors:
+            tensor.mul_(2)
+
+    _after_reductions_of_deepspeed(double)
+
+
+def _lost_by_deepspeed(rank: int) -> None:
+    """Each second reduction, that of the second micro-batch, gives nothing."""
+
+    def lose(number: int, tensors: list[Any]) -> None:
+        for tensor in tensors if number % 2 else ():
+            tensor.zero_()
+
+    _after_reductions_of_deepspeed(lose)
+
+
+def _after_steps_of_zero(change: Callable[[Any], None]) -> None:
+    """Call ``change`` with DeepSpeed's optimizer after each step from the third one on."""
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    def wrap(kind: Any) -> None:
+        original, steps = kind.step, itertools.count(1)
+
+        def step(zero: Any, *arguments: Any, **keywords: Any) -> Any:
+            value = original(zero, *arguments, **keywords)
+            if next(steps) >= 3:
+                change(zero)
+            return value
+
+        kind.step = step
+
+    for kind in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
+        wrap(kind)
+
+
+def _stuck(rank: int) -> None:
+    """One bit of one copy of a weight of rank 1 is wrong after each step of ZeRO 1 or 2. The next
+    step would heal it."""
+
+    def flip(zero: Any) -> None:
+        flat = zero.bit16_groups_flat[0]
+        kind = torch.int16 if flat.element_size() == 2 else torch.int32
+        if rank == 1:
+            flat.detach().view(kind)[3] ^= 1  # rank 0 steps this value
+
+    _after_steps_of_zero(flip)
+
+
+def _stuck_master(rank: int) -> None:
+    """One bit of the copy in fp32 is wrong on rank 1, after each step of ZeRO."""
+
+    def flip(zero: Any) -> None:
+        names = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+        flat = next(getattr(zero, name)[0] for name in names if hasattr(zero, name))
+        if rank == 1:
+            flat.detach().view(torch.int32)[3] ^= 1 << 20
+
+    _after_steps_of_zero(flip)
+
+
 def _unreduced_by_megatron(rank: int) -> None:
     """Megatron's gradient buffers are not reduced."""
     from megatron.core.distributed import param_and_grad_buffer as buffers  # type: ignore
@@ -182,6 +274,10 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "flipped": _flipped,
     "halved": _halved,
     "unreduced_by_deepspeed": _unreduced_by_deepspeed,
+    "doubled_by_deepspeed": _doubled_by_deepspeed,
+    "lost_by_deepspeed": _lost_by_deepspeed,
+    "stuck": _stuck,
+    "stuck_master": _stuck_master,
     "unreduced_by_megatron": _unreduced_by_megatron,
 }
 

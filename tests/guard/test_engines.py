@@ -120,11 +120,16 @@ def run(engine: Engine, words: str, folder: Path, fault: str = "", ranks: int = 
 
 
 LONG = pytest.mark.by_day(4)
+SHARDED = {"gradients": 6, "updates": 12, "masters": 6}
 RIGHT = [
     (DEEPSPEED, "zero.py --batch-size 4 --stage 0", 2, {"gradients": 6, "replicas": 6}),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 1", 2, {"gradients": 6, "replicas": 6}),
     (DEEPSPEED, "zero.py --batch-size 2 --accum 2 --stage 2 --clip 0.1", 2, {"gradients": 6}),
-    (DEEPSPEED, "zero.py --batch-size 2 --accum 2 --stage 3 --bf16", 2, {"accumulation": 2}),
+    (DEEPSPEED, "zero.py --batch-size 2 --accum 2 --stage 3 --bf16 --clip 0.1", 2, SHARDED),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 3 --offload --groups", 2, SHARDED),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 2 --bf16 --offload", 2, {"gradients": 6}),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 1 --groups", 2, {"gradients": 6, "updates": 8}),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 1 --bf16 --fp32-gradients", 2, {"gradients": 6}),
     (MEGATRON, "megatron_gpt.py --batch-size 8 --replicas 2", 2, {"gradients": 29, "replicas": 29}),
     (MEGATRON, "megatron_gpt.py --batch-size 8", 2, {"gradients": 14, "replicas": 15}),
     (MEGATRON, "megatron_gpt.py --batch-size 8 --replicas 2", 4, {"gradients": 14}),
@@ -154,6 +159,26 @@ def test_right_training_of_an_engine_is_silent(
 WRONG = [
     (DEEPSPEED, "zero.py --batch-size 4 --stage 1", "unreduced_by_deepspeed", "gradients", "mean"),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 1", "halved", "accumulation", "weight"),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 3", "unreduced_by_deepspeed", "gradients", "mean"),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 3", "doubled_by_deepspeed", "gradients", "longer"),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 2", "doubled_by_deepspeed", "gradients", "longer"),
+    (
+        DEEPSPEED,
+        "zero.py --batch-size 2 --accum 2 --stage 3",
+        "lost_by_deepspeed",
+        "gradients",
+        "mean",
+    ),
+    (
+        DEEPSPEED,
+        "zero.py --batch-size 2 --accum 2 --stage 2 --bf16",
+        "lost_by_deepspeed",
+        "gradients",
+        "mean",
+    ),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 1 --bf16", "stuck", "replicas", "differ"),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 2 --bf16", "stuck_master", "updates", "copy"),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 3", "stuck_master", "updates", "copy"),
     (MEGATRON, "megatron_gpt.py --batch-size 8 --replicas 2", "flipped", "replicas", "differ"),
     (
         MEGATRON,

@@ -46,6 +46,8 @@ from .kinds import (
     Step,
     TrainerStep,
     Unscale,
+    WrapperStep,
+    WrapperUnscale,
     Written,
     ZeroGrad,
 )

@@ -284,6 +284,33 @@ class TrainerStep(Event):
         patches.wrap(of, name, around)
 
 
+DEEPSPEED = "deepspeed.runtime"
+UNSCALE = "unscale_and_clip_grads"
+
+
+@dataclass
+class WrapperStep(Event):
+    """A step of an optimizer of DeepSpeed, that wraps one of torch: it makes that step by groups,
+    or not at all, and distributes the weights afterwards. It is the owner."""
+
+    places = (
+        Place(f"{DEEPSPEED}.zero.stage_1_and_2", "DeepSpeedZeroOptimizer", "step"),
+        Place(f"{DEEPSPEED}.zero.stage3", "DeepSpeedZeroOptimizer_Stage3", "step"),
+        Place(f"{DEEPSPEED}.bf16_optimizer", "BF16_Optimizer", "step"),
+        Place(f"{DEEPSPEED}.fp16.unfused_optimizer", "FP16_UnfusedOptimizer", "step"),
+    )
+
+
+@dataclass
+class WrapperUnscale(Event):
+    """Such an optimizer divides the gradients of a group by the loss scale, and clips them."""
+
+    places = (
+        Place(f"{DEEPSPEED}.zero.stage_1_and_2", "DeepSpeedZeroOptimizer", UNSCALE),
+        Place(f"{DEEPSPEED}.zero.stage3", "DeepSpeedZeroOptimizer_Stage3", UNSCALE),
+    )
+
+
 @dataclass
 class Gradients(Event):
     """The gradients of an optimizer's step are ready: before the step, or after its closure. No

@@ -33,6 +33,8 @@ from ..events import (
     StageBackward,
     Step,
     Unscale,
+    WrapperStep,
+    WrapperUnscale,
     Written,
     ZeroGrad,
 )
@@ -95,6 +97,8 @@ class Guard:
         on(LossValue, after=self._guarded(self._loss), when=self._is_due)
         on(Clip, before=self._guarded(self._clip), when=self._is_armed)
         on(Unscale, before=self._guarded(self._unscale), when=self._is_armed)
+        on(WrapperUnscale, before=self._guarded(self._unscale_group), when=self._is_armed)
+        on(WrapperStep, around=self._wrapper_step, when=self._alive)
         on(ZeroGrad, before=self._guarded(self._clear), when=self._is_armed)
         on(Gradients, before=self._guarded(self._before_step), when=self._looks_at_step)
         on(Step, after=self._guarded(self._after_step), when=self._alive)
@@ -207,7 +211,7 @@ class Guard:
             return
         optimizers = [one.optimizer() for one in self.trainings]
         held = {id(p) for one in optimizers if one for g in one.param_groups for p in g["params"]}
-        modules = cache(partial(Modules, goes_on))
+        modules = cache(partial(self._modules, goes_on))
         inner = {id(inner_optimizer(one)) for one in optimizers if one}
         for training in due:
             training.is_inner = id(training.optimizer()) in inner
@@ -216,6 +220,10 @@ class Guard:
             others = [one for one in optimizers if one and one is not training.optimizer()]
             training.is_shared = any(map(training.shares, others))
             training.arm(held, modules, self._guarded)
+
+    def _modules(self, goes_on: bool) -> Modules:
+        events.instrument.refresh()  # a package may have wrapped the optimizer since it was made
+        return Modules(goes_on)
 
     def _loss(self, event: LossValue) -> None:
         self.losses.called(event.value, event.arguments, event.keywords, event.owner)
@@ -230,6 +238,30 @@ class Guard:
         training = self._of(event.values[0])
         if training is not None:
             training.take_used()
+
+    def _unscale_group(self, event: WrapperUnscale) -> None:
+        training = self._of(event.owner.optimizer)
+        if training is not None and training.inner_steps is not None:
+            training.take_used()
+
+    def _wrapper_step(self, event: WrapperStep, call: Callable[[], Any]) -> Any:
+        training = self._of(getattr(event.owner, "optimizer", None))
+        if training is None or training.inner_steps is not None:  # one wrapper calls another
+            return call()
+        self._safely(training.begin_wrapper_step)
+        try:
+            value = call()
+        except BaseException:
+            training.inner_steps = None
+            raise
+        self._safely(self._end_wrapper_step, training)
+        return value
+
+    def _end_wrapper_step(self, training: Training) -> None:
+        if training.end_wrapper_step():
+            self._end_step(training)
+        elif training.steps or training.armed:
+            self._skip(training)
 
     def _clear(self, event: ZeroGrad) -> None:
         is_module = isinstance(event.owner, torch.nn.Module)
@@ -295,16 +327,24 @@ class Guard:
         training = self._of(event.owner)
         if training is None or training.is_inner or not self._is_alone():
             return
-        if not training.steps:
+        if not training.steps and not training.inner_steps:
             report_in("training")
             if not any(one.steps for one in self.trainings) and not _rank():
                 self.report.files.begin()
-        self.schedules.step(event.owner, int(os.environ.get("WORLD_SIZE") or 1))
+        if training.inner_steps is not None:
+            training.inner_steps += 1
+            return
         # A fused optimizer is called for a step that it skips. Only a checked step may ask whether
         # it does, as that waits for the device.
         if training.armed and event.skips:
+            self.schedules.step(event.owner, _world())
             self._skip(training)
             return
+        self._end_step(training)
+
+    def _end_step(self, training: Training) -> None:
+        """Note that a step has ended: all ranks have its weights."""
+        self.schedules.step(training.optimizer(), _world())
         for other in self.trainings:
             if other.armed and other is not training:
                 other.wait()
@@ -467,6 +507,10 @@ class Guard:
 def _rank() -> int:
     is_up = dist.is_available() and dist.is_initialized()
     return dist.get_rank() if is_up else int(os.environ.get("RANK") or 0)
+
+
+def _world() -> int:
+    return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def _captures() -> bool:

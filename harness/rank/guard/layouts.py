@@ -16,6 +16,24 @@ def same(tensor: Any) -> Any:
 
 
 @dataclass
+class Master:
+    """The values by which an optimizer steps a parameter, such as a copy of it in fp32: a range of
+    a tensor of its own. The weight of the model is this copy, rounded."""
+
+    optimizer: int
+    """The id of that optimizer."""
+    tensor: Any
+    start: int
+    count: int
+    rounded: Callable[[], Any]
+    """What the model has of these values."""
+
+    def of(self, tensor: Any) -> Any:
+        """The range of the optimizer's tensor, or of what belongs to it, as its gradient."""
+        return tensor.detach().reshape(-1)[self.start : self.start + self.count]
+
+
+@dataclass
 class Share:
     """What this rank has of a parameter."""
 
@@ -33,7 +51,9 @@ class Share:
     weight: Callable[[], Any] | None = None
     """What this rank has of the weight, if the parameter has other values at times."""
     steps: bool = True
-    """Whether the optimizer itself moves this parameter, by its ``grad``."""
+    """Whether the optimizer itself moves this parameter, or its copy, by a ``grad``."""
+    master: Master | None = None
+    """The copy that the optimizer steps; None if it steps the parameter."""
 
 
 class Layout:

@@ -44,11 +44,26 @@ class Watched:
 
     @property
     def weight(self) -> Any:
-        """What this rank has of the weight; nothing where a layout says so."""
+        """The values that the optimizer moves; none where a layout says so."""
+        master = self.share.master
+        return master.of(master.tensor) if master else self.copy
+
+    @property
+    def copy(self) -> Any:
+        """What this rank has of the weight, of which others may have copies."""
         if self.share.weight:
             return self.share.weight()
         whole = local(self.parameter)
-        return whole if self.described.size else whole.new_zeros(0)
+        return whole if self.described.size or self.share.master else whole.new_zeros(0)
+
+    @property
+    def stepped(self) -> Any:
+        """The tensor of the optimizer that a step moves."""
+        return self.share.master.tensor if self.share.master else self.parameter
+
+    def of_stepped(self, tensor: Any) -> Any:
+        """What belongs to this parameter in the optimizer's tensor, or in its gradient or state."""
+        return self.share.master.of(tensor) if self.share.master else local(tensor)
 
     @property
     def hooked(self) -> Any:
@@ -58,6 +73,9 @@ class Watched:
 
     def gradient(self, optimizer: Any) -> Any:
         """What this rank has of the gradient that the optimizer uses; None without one."""
+        if self.share.master:
+            gradient = self.share.master.tensor.grad
+            return None if gradient is None else self.share.master.of(gradient)
         return self.share.used(optimizer) if self.share.used else self.parameter.grad
 
 
@@ -145,9 +163,13 @@ def watched(optimizer: Any, modules: Modules, held: Iterable[int]) -> list[Watch
         if key not in ids and key not in held and parameter.requires_grad
     ]
     numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+    every = [_watched(one, modules, numbers.get(id(one))) for one in [*parameters, *others]]
+    masters = {id(one.share.master.tensor) for one in every if one.share.master}
     return [
-        _watched(parameter, modules, numbers.get(id(parameter)))
-        for parameter in [*parameters, *others]
+        one
+        for one in every
+        if id(one.parameter) not in masters  # the parameters that they are copies of have names
+        and (one.share.master is None or one.share.master.optimizer == id(optimizer))
     ]
 
 
@@ -169,6 +191,9 @@ def _watched(parameter: Any, modules: Modules, number: int | None) -> Watched:
     share = modules.share(parameter, described)
     if share.weight:
         described.size = share.weight().numel()
+    if share.master:
+        described.size, described.optimized = share.master.count, True
+        described.master = str(share.master.tensor.dtype)[len("torch.") :]
     shard = f"{share.shard} {described.part}"
     if (described.left_out and not share.is_copy) or key not in modules.names:
         shard, described.ranks = f"{shard} of rank {os.environ.get('RANK', 0)}", []

@@ -47,6 +47,13 @@ class Described:
     part: str = ""
     """Which part of a weight it is that tensor parallelism splits, or of which stage of a pipeline;
     empty if it is a whole one. Gradients are averaged among ranks with the same part."""
+    master: str = ""
+    """The type of the copy that the optimizer steps; empty if it steps the weight itself."""
+
+    @property
+    def stepped(self) -> str:
+        """The type in which the optimizer steps."""
+        return self.master or self.dtype
 
 
 @dataclass
@@ -143,7 +150,8 @@ class Post:
     ``outside``: whether weights changed since the last step ended; ``roots``: the losses with which
     backwards began; ``gradient_sizes``, ``sizes_before`` and ``weight_sizes``: the largest absolute
     value of each used gradient, and of each weight before and after the step; ``calls``: three such
-    sizes of each call."""
+    sizes of each call; ``unrounded``: by parameter how many of its values are not those that the
+    optimizer steps, rounded."""
 
     form: str = ""
     """Of a post that was bytes: posts of one form have the same header, beside what is of the rank
@@ -188,7 +196,10 @@ class Columns:
         self.fields: dict[str, list[Any]] = columns
         self.names: list[str] = columns["name"]
         self.numels: list[int] = columns["numel"]
-        self.dtypes: list[str] = columns["dtype"]
+        self.dtypes: list[str] = [
+            master or dtype for master, dtype in zip(columns["master"], columns["dtype"])
+        ]
+        """In which the optimizer steps."""
         self.most_ranks = max(map(len, self.groups), default=0)
         self.is_split = any(columns["part"]) or any(
             "tensor parallelism" in reason for reason in columns["left_out"]

@@ -108,8 +108,10 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 
 def _held(optimizer: Any) -> list[Any]:
-    """The states of the parameters that the optimizer updates."""
-    return [optimizer.state[p] for p in _parameters(optimizer) if p in optimizer.state]
+    """The states of the parameters that the optimizer updates. With ZeRO 3 it has its parameters
+    only while it steps."""
+    parameters = _parameters(optimizer) or list(optimizer.state)
+    return [optimizer.state[p] for p in parameters if p in optimizer.state]
 
 
 def _states(optimizer: Any) -> int:

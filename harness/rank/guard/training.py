@@ -13,7 +13,7 @@ import statistics
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,9 @@ UPDATED = 48
 
 MOMENTS = {"SGD": ("momentum_buffer",), "Adam": ("exp_avg", "exp_avg_sq")}
 MOMENTS["AdamW"] = MOMENTS["Adam"]
+
+MIX = 6364136223846793005
+"""An odd number: two sums of bits with it in one are equal on two ranks if both sums are."""
 
 RECENT = 50
 """Steps, and checks, whose durations are kept."""
@@ -73,6 +76,9 @@ class Training:
         """Whether a loss was not finite: the next checked step looks for the module where it
         begins. The other thread says so."""
         self._outputs: ModuleOutputs | None = None
+        self.inner_steps: int | None = None
+        """The steps that a wrapper made the optimizer take in the step that runs now: one for each
+        group, none if it skips it; None outside of a wrapper's step."""
         self.alarms: list[LocalAlarm] = []
         self.skips = Skips()
         self.setup = 0.0
@@ -91,6 +97,11 @@ class Training:
         """Those after the last checked step."""
         self._numbers: list[int] = []
         """The parameters that this check looks at."""
+        self._copied: list[int] = []
+        """Those of them that are copies of what the optimizer steps."""
+        self._begin_bits: dict[int, Tensor] = {}
+        """Their bit sums before the step."""
+        self._unrounded: Tensor | None = None
         self._outside: Tensor | None = None
         """Whether weights changed between that step and this one."""
         self.resume: Resume | None = None
@@ -130,6 +141,8 @@ class Training:
         self._partial_used: dict[int, int] = {}
         self._used: Tensor | None = None
         self._gradient_sizes: Tensor | None = None
+        self._taken: set[int] = set()
+        """The parameters whose gradients, as the optimizer uses them, were looked at."""
         self._places: list[tuple[int, int, int]] = []
         self._updates: list[Update] = []
         self._sizes_before: Tensor | None = None
@@ -167,6 +180,9 @@ class Training:
             bits = self._bits(self._numbers)
             self._outside = (self._last_bits != bits).any().long().reshape(1)
         self._numbers = chosen([one.described.name for one in self._watched], self.check)
+        self._copied = [number for number in self._numbers if self._watched[number].share.master]
+        self._begin_bits = dict(zip(self._copied, self._sums(self._copied)))
+        self._unrounded = self._differences() if self.steps else None
         self._positions, self._starts, self._size = {}, {}, 0
         for number in self._numbers:
             one = self._watched[number]
@@ -275,20 +291,24 @@ class Training:
         return self.armed and self._used is not None
 
     def take_used(self) -> None:
-        """Sample the gradients after the reduction and before they are clipped or scaled."""
-        if not self.armed or self._used is not None:
+        """Sample the gradients after the reduction and before they are clipped or scaled.
+
+        A wrapper steps groups of parameters one after the other, each with gradients that it has
+        just made: then each call samples those of another group.
+        """
+        if not self.armed or (self._used is not None and self.inner_steps is None):
             return
         views, optimizer = [], self.optimizer()
         gradients: dict[int, Tensor] = {}
-        for number in sorted(self._types):
+        for number in sorted(self._types.keys() - self._taken):
             one, positions = self._watched[number], self._positions[number]
             gradient = one.gradient(optimizer)
             described = one.described
             if gradient is None:
-                steps = one.share.steps  # DeepSpeed's optimizer steps its groups one after another
-                if steps and described.optimized and described.end > described.begin:
-                    self._without.append(described.name)
+                if self.inner_steps is None:
+                    self._note_without(number)
                 continue
+            self._taken.add(number)
             parts = partial_ranks(gradient)
             gradient = local(gradient)
             first, last = positions.within(described.begin, described.end)
@@ -302,8 +322,18 @@ class Training:
             self._places.append((number, first, last))
             if parts > 1:
                 self._partial_used[number] = parts
-        self._used = joined(views)
-        self._gradient_sizes = largest([gradients.get(number) for number in self._numbers])
+        values = joined(views)
+        self._used = values if self._used is None else torch.cat([self._used, values])
+        sizes = largest([gradients.get(number) for number in self._numbers])
+        before = self._gradient_sizes
+        self._gradient_sizes = sizes if before is None else torch.maximum(before, sizes)
+
+    def _note_without(self, number: int) -> None:
+        """Note that the optimizer has no gradient of a parameter."""
+        one = self._watched[number]
+        has_part = one.described.optimized and one.described.end > one.described.begin
+        if has_part and one.share.steps:
+            self._without.append(one.described.name)
 
     def begin_step(self) -> None:
         """Look at the outputs of modules in the step that begins, if it is the one to do so."""
@@ -314,53 +344,99 @@ class Training:
 
     # -- the step --
 
+    def begin_wrapper_step(self) -> None:
+        """Note that a wrapper begins a step: it makes the optimizer take several, or none."""
+        self.inner_steps = 0
+        self._compare_resume()
+
+    def end_wrapper_step(self) -> int:
+        """Note that a wrapper's step has ended; returns how many the optimizer took."""
+        inner, self.inner_steps = self.inner_steps or 0, None
+        if inner and self.armed:
+            for number in sorted(self._types.keys() - self._taken):
+                self._note_without(number)
+            now = self._differences()
+            before, self._unrounded = self._unrounded, now
+            if before is not None and now is not None:
+                self._unrounded = before + now
+        return inner
+
+    def _differences(self) -> Tensor | None:
+        """By parameter, how many values of the weight that this rank has are not those of the
+        optimizer's copy, rounded; None if it has no copy on the device of a weight."""
+        counts = []
+        for number in self._numbers:
+            master = self._watched[number].share.master
+            if master is not None and master.tensor is not None:
+                rounded, exact = master.rounded(), master.of(master.tensor)
+                if rounded.device == exact.device and rounded.numel() == exact.numel():
+                    other = exact.to(rounded.dtype) != rounded
+                    counts.append((number, (other & (rounded == rounded)).sum()))
+        if not counts:
+            return None
+        sums = dict(counts)
+        none = torch.zeros_like(counts[0][1])
+        return torch.stack([sums.get(number, none).to(none.device) for number in self._numbers])
+
     def before_step(self) -> None:
         """Sample what the formula of the optimizer needs."""
-        if self.resume is not None:
-            self.alarms += self.resume.before_step(self.optimizer())
-            self.resume = None if self.resume.is_over else self.resume
+        if self.inner_steps is None:
+            self._compare_resume()
         if not self.armed:
             return
         self.take_used()
-        optimizer = self.optimizer()
-        self._sizes_before = largest([self._watched[number].weight for number in self._numbers])
-        self._updates, views = [], []
+        optimizer, views = self.optimizer(), []
+        if self._sizes_before is None:
+            self._sizes_before = largest([self._watched[number].weight for number in self._numbers])
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        for number in self._chosen():
+        for number in self._chosen(groups):
             update, tensors = self._update(optimizer, number, groups)
             self._updates.append(update)
             views += tensors
-        self._before = joined(views)
+        self._before = (
+            torch.cat([self._before.to(views[0].device), joined(views)])
+            if views
+            else (self._before)
+        )
         self._fused_scale = getattr(optimizer, "grad_scale", None) is not None
 
-    def _chosen(self) -> list[int]:
-        """The parameters whose update this check compares."""
+    def _compare_resume(self) -> None:
+        """Compare one of the first steps after a load with the loaded state."""
+        if self.resume is not None:
+            self.alarms += self.resume.before_step(self.optimizer())
+            self.resume = None if self.resume.is_over else self.resume
+
+    def _chosen(self, groups: Collection[int]) -> list[int]:
+        """The parameters whose update this check compares, of those that it steps now."""
         ready = [
             number
             for number, one in ((n, self._watched[n]) for n in self._numbers)
             if one.described.optimized
             and one.share.steps
-            and one.parameter.grad is not None
-            and one.parameter.grad.layout is torch.strided
-            and partial_ranks(one.parameter.grad) == 1
+            and id(one.stepped) in groups
+            and (gradient := one.stepped.grad) is not None
+            and gradient.layout is torch.strided
+            and partial_ranks(gradient) == 1
             and one.weight.numel()
         ]
         # The part of this check comes again after some checks, and begins elsewhere then.
         start = (self.check - 1) // turns(len(self._watched)) * UPDATED % max(1, len(ready))
-        return (ready + ready)[start : start + min(UPDATED, len(ready))]
+        most = max(0, UPDATED - len(self._updates))
+        return (ready + ready)[start : start + min(most, len(ready))]
 
     def _update(
         self, optimizer: Any, number: int, groups: dict[int, Any]
     ) -> tuple[Update, list[Tensor]]:
         one = self._watched[number]
-        parameter = one.parameter
-        group = groups[id(parameter)]
-        state = optimizer.state.get(parameter, {})
+        stepped = one.stepped
+        group = groups[id(stepped)]
+        state = optimizer.state.get(stepped, {})
         positions = Positions.of(one.weight.numel())
         names = MOMENTS.get(type(optimizer).__name__, ())
         present = [name for name in names if isinstance(state.get(name), Tensor)]
-        tensors = [one.weight, local(parameter.grad), *(local(state[name]) for name in present)]
-        views = [positions.values(tensor) for tensor in tensors]
+        tensors = [stepped.grad, *(state[name] for name in present)]
+        parts = [one.weight, *(one.of_stepped(tensor) for tensor in tensors)]
+        views = [positions.values(part) for part in parts]
         step, rate = state.get("step", 0), group.get("lr", 0.0)
         for value in (step, rate):
             if _is_on_device(value):
@@ -431,7 +507,7 @@ class Training:
         weights = [self._watched[number].weight for number in self._numbers]
         values = [Positions.of(weight.numel()).values(weight) for weight in weights]
         tensors = {
-            "bits": self._bits(self._numbers),
+            "bits": self._bits_of_step(),
             "weights": joined([sample for sample in values if len(sample)]),
             "updates": self._before,
             "weight_sizes": largest(weights),
@@ -446,7 +522,9 @@ class Training:
             tensors["used"] = self._used
         if self._outside is not None:
             tensors["outside"] = self._outside
-        self._last_bits = tensors["bits"]
+        if self._unrounded is not None:
+            tensors["unrounded"] = self._unrounded
+        self._last_bits = None if self._copied else tensors["bits"]
         modules, alarms = self._modules, self.alarms
         post = Post(rank, self.number, self.check, self.steps, kind=type(optimizer).__name__)
         if not self._described:
@@ -486,12 +564,19 @@ class Training:
         self._has_posted = True
         return post
 
+    def _sums(self, numbers: Sequence[int]) -> list[Tensor]:
+        return [bit_sum(self._watched[number].copy) for number in numbers]
+
     def _bits(self, numbers: Sequence[int]) -> Tensor:
-        sums = [bit_sum(self._watched[number].weight) for number in numbers]
-        if not sums:
-            return torch.zeros(0, dtype=torch.int64)
-        device = sums[0].device
-        return torch.stack([one.to(device) for one in sums])
+        return _stacked(self._sums(numbers))
+
+    def _bits_of_step(self) -> Tensor:
+        """The bit sums after the step. A step overwrites weights that are copies of others, and so
+        heals them: their sums have those before the step in them, too."""
+        sums = dict(zip(self._numbers, self._sums(self._numbers)))
+        for number, before in self._begin_bits.items():
+            sums[number] = sums[number] + MIX * before
+        return _stacked(list(sums.values()))
 
     # -- the cost --
 
@@ -517,6 +602,12 @@ class Training:
         costs = self._check_costs
         check = statistics.median(costs) if costs else spent / max(1, self.check)
         return Cost(self.check, spent, thread, check, step, elapsed)
+
+
+def _stacked(sums: Sequence[Tensor]) -> Tensor:
+    if not sums:
+        return torch.zeros(0, dtype=torch.int64)
+    return torch.stack([one.to(sums[0].device) for one in sums])
 
 
 def _is_on_device(value: Any) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from .accumulation import accumulation
 from .finite import finite
 from .gradients import gradients
+from .masters import masters
 from .precision import precision
 from .replicas import replicas
 from .samples import samples
@@ -18,6 +19,7 @@ CHECKS: dict[str, Callable[[Sequence[View], Memory], Iterator[Alarm]]] = {
     "gradients": gradients,
     "updates": updates,
     "unheld": unheld,
+    "masters": masters,
     "precision": precision,
     "finite": finite,
     "accumulation": accumulation,

@@ -35,7 +35,7 @@ def precision(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         types = {dtypes[update.parameter] for update in view.post.updates}
         if types.isdisjoint(DIGITS):
             continue
-        updates = [one for one in sampled_updates(view) if one.described.dtype in DIGITS]
+        updates = [one for one in sampled_updates(view) if one.described.stepped in DIGITS]
         still = None if view.post.fused_scale else _still(updates, view, memory)
         row = memory.still.setdefault(view.rank, [])
         was_told = _is_told(row)
@@ -75,7 +75,7 @@ def _still(updates: Sequence[SampledUpdate], view: View, memory: Memory) -> Stil
     if not total or moved >= MOVED * total or short_moved:
         return None
     names = [name for name, (moves, has, *_) in parts.items() if not bool((moves & has).any())]
-    return Still(moved, total, compared[0].described.dtype, names, at_random)
+    return Still(moved, total, compared[0].described.stepped, names, at_random)
 
 
 def _alarm(view: View, still: Still, row: int) -> Alarm:
@@ -118,6 +118,6 @@ def _masks(update: SampledUpdate) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     weight, step = update.weight, update.expected
     has = (update.gradient != 0) & (step != 0) & torch.isfinite(step) & (weight != 0)
     _, exponent = torch.frexp(weight)
-    unit = torch.ldexp(torch.ones_like(weight), exponent - DIGITS[update.described.dtype])
+    unit = torch.ldexp(torch.ones_like(weight), exponent - DIGITS[update.described.stepped])
     share = step.abs() / unit
     return update.moved != 0, has, has & (share < 0.25), share

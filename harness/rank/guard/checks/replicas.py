@@ -58,6 +58,8 @@ def replicas(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
 
 
 def _distance(view: View, number: int, other: View, other_number: int) -> float:
+    if view.described[number].master:
+        return 0.0  # the samples are of what each rank steps
     mine, theirs = view.weights(number), other.weights(other_number)
     if len(mine) != len(theirs) or not len(mine):
         return 0.0

@@ -124,7 +124,7 @@ def _updates(view: View) -> Iterator[Moved]:
     for update in sampled_updates(view):
         weight, gradient, moved = update.weight, update.gradient, update.moved
         described, expected = update.described, update.expected
-        epsilon = EPSILON.get(described.dtype)
+        epsilon = EPSILON.get(described.stepped)
         if epsilon is None or not update.rate or not torch.isfinite(gradient).all():
             continue
         if expected is None:
