@@ -1,6 +1,6 @@
 """Trains on forked ranks: ``python -m tests.guard.server`` imports torch once, and forks the ranks
-of each request, which is a line of JSON: a training of ours, or a script with its arguments. Each
-rank ends as an interpreter does: that is tested."""
+of each request, which is a line of JSON: a training or a right loop of ours, or a script with its
+arguments. Each rank ends as an interpreter does: that is tested."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ import torch.utils.checkpoint
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from harness.rank import guard
+from harness.rank.guard import budget
 from harness.rank.guard.settings import Settings
-from tests.guard import harms, trainings
+from tests.guard import harms, right, trainings
 
 LIMIT = 90.0
 """Seconds after which ranks hang."""
@@ -74,6 +75,7 @@ def _become_rank(request: dict[str, Any], rank: int, port: int) -> None:
         os.dup2(log, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(request["ranks"]))
+    budget.LEAST_SECONDS = request.get("least_seconds", budget.LEAST_SECONDS)
     if request["settings"] is not None:
         guard.start(Settings(**request["settings"]))
     if "script" in request:
@@ -93,7 +95,8 @@ def _train(request: dict[str, Any], rank: int, port: int, folder: Path) -> None:
     store = TCPStore("127.0.0.1", port, None, False, timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=request["ranks"])
     before = getattr(harms, request["harm"])() if request["harm"] else _wait_for_rank_0
-    loop = trainings.train(request["training"], request["steps"], before)
+    module: Any = right if request["training"] in right.LOOPS else trainings
+    loop = module.train(request["training"], request["steps"], before)
     result = {"losses": loop.losses, "weights": _digest(loop.model)}
     (folder / f"result{rank}").write_text(json.dumps(result))
     # Torch 2.13 may deadlock without guard, too: gloo's thread needs the GIL to free its last work,
@@ -107,7 +110,10 @@ def _wait_for_rank_0(step: int) -> None:
     many of them are checked would depend on the machine."""
     end = time.monotonic() + PATIENCE
     trainings = guard._guards[0].trainings if guard._guards else []
-    while any(one.next_step is None for one in trainings) and time.monotonic() < end:
+    while (
+        any(one.next_step is None and not one.is_left_out for one in trainings)
+        and time.monotonic() < end
+    ):
         time.sleep(0.002)
 
 

@@ -388,6 +388,7 @@ def test_step_that_moves_nothing_was_skipped() -> None:
 def test_update_of_another_optimizer_is_only_that_it_moves() -> None:
     def still(post: Post) -> None:
         post.kind = "Lion"
+        post.check = 10
         post.tensors["weights"][16:] = post.tensors["updates"][32:36]
         post.tensors["bits"] = sums(post.tensors["weights"])
 

@@ -103,10 +103,12 @@ def test_short_epochs_are_not_compared() -> None:
     assert rows.alarms == []
 
 
-def test_rows_of_a_checked_step_are_the_indices() -> None:
+def test_rows_of_a_checked_step_are_their_values() -> None:
+    """Not their numbers: each rank may have a dataset of its own."""
     rows = Rows()
     read(rows, DataLoader(Numbers(8), 4), checked=True)
-    assert rows.of_step() == [(0, [0, 1, 2, 3]), (0, [4, 5, 6, 7])]
+    assert [number for number, _ in rows.of_step()] == [0, 0]
+    assert len({row for _, batch in rows.of_step() for row in batch}) == 8
     rows.begin()
     assert rows.of_step() == []
 
@@ -131,9 +133,19 @@ def test_rows_of_a_stream_are_digests() -> None:
     assert len({*first, *second}) == 3
 
 
-def test_digests_are_those_of_the_first_tensor() -> None:
-    table = torch.arange(6).reshape(3, 2)
-    one, other = digests({"a": table, "b": table + 1}), digests([[table], 5])
+def test_evaluation_may_repeat_an_order() -> None:
+    order = [3, 1, 2, 0, *range(4, 24)]
+    rows, loader = Rows(), DataLoader(Numbers(), 4, sampler=OneOrder(order))
+    rows.backward = lambda: None  # type: ignore[method-assign]
+    read(rows, loader, epochs=4)
+    assert rows.alarms == []
+
+
+def test_digests_are_those_of_all_tensors() -> None:
+    """A mask or a label alone says little about a row."""
+    mask, table = torch.ones(3, 2), torch.arange(6).reshape(3, 2)
+    one, other = digests({"a": mask, "b": table}), digests([[mask, table], 5])
     assert one == other
     assert len(set(one)) == 3
+    assert not set(one) & set(digests([mask, table + 9]))
     assert digests("text") == digests([]) == digests(torch.tensor(3.0)) == []

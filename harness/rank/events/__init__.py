@@ -27,6 +27,7 @@ from .kinds import (
     DrawnIndex,
     Epoch,
     Event,
+    Gathered,
     Gradients,
     GraphBackward,
     Load,

@@ -499,6 +499,22 @@ class LossValue(Call):
     )
     eager = True
 
+    name: str = ""
+    """Of the function."""
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        owner, others = (arguments[0], arguments[1:]) if place.kind else (None, arguments)
+        return cls(owner, others, keywords, place.name)
+
+
+@dataclass
+class Gathered(Event):
+    """Tensors of all ranks are gathered."""
+
+    places = (Place("torch.distributed", "", "all_gather"),)
+    eager = True
+
 
 @dataclass
 class ZeroGrad(Event):

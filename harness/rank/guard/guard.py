@@ -20,6 +20,7 @@ from ..events import (
     Batch,
     Clip,
     DrawnIndex,
+    Gathered,
     Gradients,
     GraphBackward,
     LoadedState,
@@ -53,7 +54,7 @@ from .settings import CHECKS, Settings, report_in
 from .summary import Clock, blind, content, line, merged, not_seen, percent
 from .torch_shards import inner_optimizer
 from .trackers import News, Trackers
-from .training import Training
+from .training import Training, place_of_caller
 
 MOST_OPTIMIZERS = 8
 """Optimizers that are checked: a loop that steps in its backward has one for each parameter."""
@@ -95,6 +96,7 @@ class Guard:
         on(GraphBackward, around=self._backward, when=self._alive)
         on(StageBackward, around=self._backward, when=self._alive)
         on(LossValue, after=self._guarded(self._loss), when=self._is_due)
+        on(Gathered, before=self._guarded(self._gather), when=self._is_due)
         on(Clip, before=self._guarded(self._clip), when=self._is_armed)
         on(Unscale, before=self._guarded(self._unscale), when=self._is_armed)
         on(WrapperUnscale, before=self._guarded(self._unscale_group), when=self._is_armed)
@@ -185,6 +187,8 @@ class Guard:
             return call()
         finally:
             self._in_backward = False
+            if self._is_armed():
+                self._safely(self._end_backward)
 
     def _is_alone(self) -> bool:
         """Whether one thread trains: gradients and losses of two could not be told apart."""
@@ -202,7 +206,16 @@ class Guard:
         self.rows.backward()
         self._arm(goes_on and not (isinstance(root, torch.Tensor) and root.numel() == 1))
         if self._is_armed():
+            place = place_of_caller()
+            cleared = [one.begin_backward(place) for one in self.trainings if one.armed]
+            if any(cleared):
+                self.losses.cleared()
             self.losses.backward(root, self._scaler)
+
+    def _end_backward(self) -> None:
+        for training in self.trainings:
+            if training.armed:
+                training.end_backward()
 
     def _arm(self, goes_on: bool) -> None:
         """Arm what is due. ``goes_on``: the backward begins with gradients of another rank."""
@@ -226,7 +239,10 @@ class Guard:
         return Modules(goes_on)
 
     def _loss(self, event: LossValue) -> None:
-        self.losses.called(event.value, event.arguments, event.keywords, event.owner)
+        self.losses.called(event.value, event.arguments, event.keywords, event.owner, event.name)
+
+    def _gather(self, event: Gathered) -> None:
+        self.losses.gathers = self.losses.gathers or not self._in_backward
 
     def _clip(self, event: Clip) -> None:
         ids = {id(parameter) for parameter in event.parameters}
@@ -264,13 +280,16 @@ class Guard:
             self._skip(training)
 
     def _clear(self, event: ZeroGrad) -> None:
-        is_module = isinstance(event.owner, torch.nn.Module)
-        ids = {id(parameter) for parameter in event.owner.parameters()} if is_module else set()
-        for training in self.trainings:
-            if training.holds(ids) or training.optimizer() is event.owner:
-                if training.armed and not training.is_sampled:
-                    self.losses.cleared()
-                training.cleared(is_only_one=len(self.trainings) == 1)
+        if isinstance(event.owner, torch.nn.Module):
+            ids = {id(parameter) for parameter in event.owner.parameters()}
+        else:
+            ids = {id(p) for group in event.owner.param_groups for p in group["params"]}
+        trainings = [one for one in self.trainings if one.holds(ids)]
+        is_only_one = len(self.trainings) == 1
+        had_gradients = [one.cleared(is_only_one, self.backwards) for one in trainings]
+        is_open = any(one.armed and not one.is_sampled for one in trainings)
+        if any(had_gradients) or is_open:
+            self.losses.cleared()
 
     def _note_writer(self, event: Written) -> None:
         self._trackers.wrote(event.owner)
@@ -349,7 +368,7 @@ class Guard:
             if other.armed and other is not training:
                 other.wait()
         training.leave_out_if_outer()
-        if training.after_step(self.backwards):
+        if training.after_step(self.backwards, self.rows.batches()):
             post = self._completed(training.post(self.mailbox.rank), training.micro_batches)
             training.disarm()
             self.mailbox.send(training, post)
@@ -366,7 +385,8 @@ class Guard:
 
     def _completed(self, post: Post, micro_batches: int) -> Post:
         """Add to a post what belongs to the process, not to one optimizer."""
-        losses = self.losses.tensor()
+        losses = None if post.separate else self.losses.tensor(with_cleared=bool(post.dropped))
+        post.squared, post.gathers = self.losses.are_squared, self.losses.gathers
         if losses is not None:
             post.tensors["losses"] = losses
         roots = self.losses.roots()
@@ -398,6 +418,8 @@ class Guard:
         self.coarse = True
         if "powersgd" in getattr(event.hook, "__name__", "").lower():
             self.lossy = "PowerSGD"
+        elif not getattr(event.hook, "__module__", "torch").startswith("torch."):
+            self.lossy = "the loop's communication hook"
 
     # -- judging, in the thread of rank 0 --
 

@@ -29,6 +29,7 @@ class Loss:
     value: Tensor
     count: Any = 1.0
     """The number of targets, if the value is a sum."""
+    squared: bool = False
     weight: Any = None
 
 
@@ -43,9 +44,13 @@ class Losses:
         self._calls: deque[Loss] = deque(maxlen=MOST_CALLS)
         self._micro: list[tuple[Any, list[Loss], Any]] = []
         self._roots: list[Tensor] = []
+        self._cleared = 0
+        self.gathers = False
+        """Whether tensors of all ranks were gathered."""
 
     def cleared(self) -> None:
-        """Forget the losses so far, whose gradients no step uses."""
+        """Note that the gradients of the backwards so far were cleared."""
+        self._cleared = len(self._micro)
         self._roots = []
 
     def spoil(self) -> None:
@@ -58,11 +63,13 @@ class Losses:
         arguments: Sequence[Any],
         keywords: Mapping[str, Any],
         smoother: Any = None,
+        name: str = "",
     ) -> None:
-        """Note a loss function's value. ``smoother`` is the Trainer's label smoothing."""
+        """Note the value of the loss function of a name. ``smoother`` is the Trainer's label
+        smoothing."""
         if not _is_plain(value) or not value.requires_grad or value.dim():
             return
-        loss = Loss(value.detach())
+        loss = Loss(value.detach(), squared=name == "mse_loss")
         if smoother is not None:
             loss.count = _smoothed_count(smoother, *arguments, **keywords)
         elif keywords.get("reduction", "mean") == "sum" or keywords.get("size_average") is False:
@@ -89,11 +96,18 @@ class Losses:
         roots = self._roots
         return torch.cat([_on_device(one, roots[0].device) for one in roots]) if roots else None
 
-    def tensor(self) -> Tensor | None:
+    @property
+    def are_squared(self) -> bool:
+        """Whether the losses of this step are squared distances."""
+        calls = [call for _, calls, _ in self._micro for call in calls if call.weight is not None]
+        return bool(calls) and all(call.squared for call in calls)
+
+    def tensor(self, with_cleared: bool = True) -> Tensor | None:
         """For each micro-batch: root, value, weight, count and scale. None if one is unclear: its
-        loss is made of several calls, or of none. A call whose value nobody uses does not count."""
+        loss is made of several calls, or of none. A call whose value nobody uses does not count,
+        and those of cleared gradients only if they are missing in the step."""
         rows = []
-        for root, calls, scale in self._micro:
+        for root, calls, scale in self._micro if with_cleared else self._micro[self._cleared :]:
             used = [call for call in calls if call.weight is not None]
             if root is None or len(used) != 1:
                 return None

@@ -95,10 +95,17 @@ class Modules:
                 self.names.setdefault(id(parameter), plain(name))
                 self.parameters.setdefault(id(parameter), parameter)
         self.ranks: dict[int, list[int]] = {}
+        self.ignored: set[int] = set()
+        """The parameters that DDP was told to leave to each rank."""
         for one in modules:
             if isinstance(one, nn.parallel.DistributedDataParallel):
                 ranks = dist.get_process_group_ranks(one.process_group)
-                self.ranks.update((id(p), ranks) for p in one.module.parameters())
+                ignored = getattr(one, "parameters_to_ignore", ())
+                for name, parameter in one.module.named_parameters():
+                    if name in ignored:
+                        self.ignored.add(id(parameter))
+                    else:
+                        self.ranks[id(parameter)] = ranks
         self.averages, self.split_rows = averages(), split_rows()
         self.layouts = [kind(self) for kind in LAYOUTS]
 
@@ -189,6 +196,11 @@ def _watched(parameter: Any, modules: Modules, number: int | None) -> Watched:
     )
     described.same_rows = modules.split_rows
     share = modules.share(parameter, described)
+    if key in modules.ignored:
+        described.left_out = "DDP was told to ignore them"
+    elif _has_own_hooks(parameter):
+        described.left_out = "hooks of the loop change them"
+        share.is_copy = True
     if share.weight:
         described.size = share.weight().numel()
     if share.master:
@@ -199,3 +211,10 @@ def _watched(parameter: Any, modules: Modules, number: int | None) -> Watched:
         shard, described.ranks = f"{shard} of rank {os.environ.get('RANK', 0)}", []
     described.copy = f"{described.name} {shard} {described.ranks or ''}"
     return Watched(parameter, described, share)
+
+
+def _has_own_hooks(parameter: Any) -> bool:
+    """Whether the loop has hooks that change a gradient after it was accumulated."""
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    modules = [getattr(hook, "__module__", None) or "" for hook in hooks.values()]
+    return any(not module.startswith(("torch.", "deepspeed.", "megatron.")) for module in modules)

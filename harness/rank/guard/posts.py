@@ -119,6 +119,16 @@ class Post:
     updates: list[Update] = field(default_factory=list)
     rows: list[tuple[int, list[int]]] = field(default_factory=list)
     """The loaders that were read in this step, and the rows."""
+    edited: bool = False
+    """Whether the loop has written gradients after the last backward of the step."""
+    squared: bool = False
+    """Whether its losses are squared distances."""
+    gathers: bool = False
+    """Whether the loop gathered tensors of all ranks for the step."""
+    hooked: bool = False
+    """Whether the loop has hooks around the optimizer's step."""
+    separate: bool = False
+    """Whether the backwards of the step are those of several losses of the same rows."""
     dropped: int = 0
     """How often gradients were cleared before a step used them."""
     is_whole: bool = False

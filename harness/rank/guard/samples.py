@@ -81,6 +81,14 @@ def local(tensor: Any) -> Any:
     return tensor if inner is None else inner
 
 
+def version(tensor: Any) -> int:
+    """How often a tensor was written in place; 0 if torch does not count that."""
+    try:
+        return int(tensor._version)
+    except RuntimeError:  # a tensor of inference
+        return 0
+
+
 def partial_ranks(tensor: Any) -> int:
     """Of how many ranks the values must be added to get this tensor: those of a DTensor whose
     reduction is still to be done."""
@@ -95,6 +103,7 @@ def joined(views: Sequence[Tensor]) -> Tensor:
     """The values of some views one after the other, in fp32, on the device of the first one."""
     if not views:
         return torch.zeros(0)
+    views = [torch.view_as_real(one)[..., 0] if one.is_complex() else one for one in views]
     device = views[0].device
     if all(view.dtype == views[0].dtype and view.device == device for view in views):
         return torch.cat(list(views)).float()  # one conversion instead of one for each view

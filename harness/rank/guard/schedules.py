@@ -66,6 +66,8 @@ class Schedules:
         self.alarms: list[LocalAlarm] = []
         self._of: weakref.WeakKeyDictionary[Any, list[Schedule]] = weakref.WeakKeyDictionary()
         self._prepared: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._set: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers whose first rate a schedule of torch has set."""
         self._first_rates: weakref.WeakKeyDictionary[Any, dict[int, list[float]]]
         self._first_rates = weakref.WeakKeyDictionary()
 
@@ -103,10 +105,12 @@ class Schedules:
         by_group = self._first_rates.setdefault(optimizer, {})
         for group in groups if len(by_group) < MOST_GROUPS else ():
             rates, rate = by_group.setdefault(id(group), []), group.get("lr")
+            if not rates and self.of(optimizer):
+                self._set.add(optimizer)
             if len(rates) == FIRST_RATES or type(rate) is not float:
                 continue
             rates.append(rate)
-            if begins_with_jump(rates, JUMP):
+            if begins_with_jump(rates, JUMP) and optimizer not in self._set:
                 shown = ", ".join(f"{one:.4g}" for one in rates)
                 text = f"the learning rates of the first steps are {shown}: the first is not the "
                 self.alarms.append(LocalAlarm("schedule", "first", f"{text}schedule's", rates[0]))

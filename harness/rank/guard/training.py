@@ -9,11 +9,13 @@ positions. All samples stay on the device; ``post`` copies them once, and does n
 from __future__ import annotations
 
 import functools
+import os
 import statistics
+import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from .parameters import Modules, Watched, watched
 from .posts import LocalAlarm, Post, Update
 from .resumes import Resume
 from .rotation import chosen, turns
-from .samples import Positions, bit_sum, joined, largest, local, partial_ranks
+from .samples import Positions, bit_sum, joined, largest, local, partial_ranks, version
 from .skips import Skips
 
 UPDATED = 48
@@ -36,6 +38,9 @@ MOMENTS["AdamW"] = MOMENTS["Adam"]
 
 MIX = 6364136223846793005
 """An odd number: two sums of bits with it in one are equal on two ranks if both sums are."""
+
+LOOKED_AT = 8
+"""Weights whose versions say whether a loop moves weights within a step."""
 
 RECENT = 50
 """Steps, and checks, whose durations are kept."""
@@ -89,7 +94,9 @@ class Training:
         """By the number of a parameter, where its sample is in ``_computed``."""
         self._size = 0
         self._modules: Modules | None = None
-        self._ids: tuple[int, ...] = ()
+        self._ids: frozenset[int] = frozenset()
+        self._trained: tuple[tuple[int, bool], ...] = ()
+        """The ids of the parameters, and whether they train."""
         self._described = False
         """Whether rank 0 knows the parameters."""
         self._first_bits: Tensor | None = None
@@ -120,6 +127,8 @@ class Training:
         self._is_whole = False
         """Whether the last step had as many, and several."""
         self._short_steps, self._backwards = 0, backwards
+        self._first_batches = self._step_batches = self._step_backwards = 0
+        """The batches that were read for the first step, and for the last one."""
         self._reset()
 
     def _forget(self, _: Any) -> None:
@@ -149,6 +158,12 @@ class Training:
         self._before, self._fused_scale = torch.zeros(0), False
         self._without: list[str] = []
         self._dropped = 0
+        self._dropped_sum: Tensor | None = None
+        """The gradients that were cleared before a step used them."""
+        self._places_of_backwards: list[Hashable] = []
+        self._dropped_places: set[Hashable] = set()
+        self._marks: dict[int, tuple[int, int]] = {}
+        self._is_edited = False
 
     # -- arming --
 
@@ -158,13 +173,15 @@ class Training:
         makes a hook that never raises."""
         started = time.perf_counter()
         optimizer = self.optimizer()
-        ids = tuple(id(p) for group in optimizer.param_groups for p in group["params"])
-        if ids != self._ids or self._modules is None:  # or a package has replaced the parameters
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        trained = tuple((id(p), p.requires_grad) for p in parameters)
+        # A loop unfreezes some, or a package has replaced them.
+        if trained != self._trained or self._modules is None:
             self._modules = modules()
             self._watched = watched(optimizer, self._modules, held)
-            self._ids, self._described, self._first_bits = ids, False, None
-            self.is_in_modules = not self._modules.names.keys().isdisjoint(ids)
-            self._last_bits = None
+            self._trained, self._ids = trained, frozenset(map(id, parameters))
+            self._described, self._first_bits, self._last_bits = False, None, None
+            self.is_in_modules = not self._modules.names.keys().isdisjoint(self._ids)
             self.setup += time.perf_counter() - started
         everything = range(len(self._watched))
         if self._first_bits is None:
@@ -175,6 +192,7 @@ class Training:
         self.check += 1
         self.armed, self._waits = True, 0
         self._reset()
+        self._versions = self._versions_of_weights()
         self._outside = None
         if self._last_bits is not None and self.check <= FIRST_CHECKS and self._has_no_wrapper:
             bits = self._bits(self._numbers)
@@ -264,15 +282,72 @@ class Training:
         slot.add_(positions.values(gradient))  # another micro-batch adds to it
         self._types[number] = str(gradient.dtype)[len("torch.") :]
 
-    def cleared(self, is_only_one: bool) -> None:
+    def begin_backward(self, place: Hashable) -> bool:
+        """Note that a backward begins at a place of the loop's code. Returns whether the loop
+        itself has cleared the gradients of those before it."""
+        first = next(iter(sorted(self._types)), None)
+        has_cleared = first is not None and self._has_no_gradient(self._watched[first])
+        if has_cleared:
+            self.cleared(True, 0)
+        self._places_of_backwards.append(place)
+        return has_cleared
+
+    def _has_no_gradient(self, one: Watched) -> bool:
+        is_usual = one.hooked is one.parameter and one.share.used is None
+        return is_usual and one.parameter.grad is None and self._used is None
+
+    def end_backward(self) -> None:
+        """Note which gradients there are after a backward, and how often they were written."""
+        self._marks = {number: self._mark(number) for number in self._types}
+
+    def _mark(self, number: int) -> tuple[int, int]:
+        one = self._watched[number]
+        gradient = None if one.share.used else local(one.parameter.grad)
+        return (0, 0) if gradient is None else (id(gradient), version(gradient))
+
+    def cleared(self, is_only_one: bool, backwards: int) -> bool:
         """Note that gradients are cleared before a step used them: another optimizer's turn, a loop
-        that skips a step, or a fault."""
+        that skips a step or computes gradients for another end, or a fault. ``backwards`` ran in
+        this process before. Returns whether there were gradients."""
         if not self.armed or not self._types or self._used is not None:
-            return
-        if is_only_one:
+            return False
+        is_step = 0 < self.micro_batches <= backwards - self._backwards
+        if is_step:  # the loop skips it
+            self._backwards = backwards
+        if is_only_one and not is_step:
             self._dropped += 1
+            if self._computed is not None:
+                before = self._dropped_sum
+                self._dropped_sum = self._computed if before is None else before + self._computed
+            self._dropped_places.update(self._places_of_backwards)
+            self._forget_gradients()
         else:
             self._restart()
+        return True
+
+    def drops(self, batches: int, backwards: int) -> bool:
+        """Whether gradients that were cleared in this step are missing in it, by the batches that
+        were read for it, and the backwards of it. If weights moved in between, as with SAM, or
+        other code had computed them from the same rows, they were for another end."""
+        is_elsewhere = batches < backwards and self._dropped_places.isdisjoint(
+            self._places_of_backwards
+        )
+        moved = self._versions != self._versions_of_weights()
+        return bool(self._dropped) and not is_elsewhere and not moved
+
+    def has_separate_losses(self, batches: int) -> bool:
+        """Whether the backwards of this step are those of several losses of the same rows, by their
+        places in the code: they are no micro-batches."""
+        places = self._places_of_backwards
+        return batches < len(places) == len(set(places)) > 1
+
+    def _versions_of_weights(self) -> list[int]:
+        return [version(local(one.parameter)) for one in self._watched[:LOOKED_AT]]
+
+    def _forget_gradients(self) -> None:
+        self._computed = None
+        self._types, self._unusable, self._partial = {}, set(), {}
+        self._places_of_backwards, self._marks = [], {}
 
     def skipped(self, backwards: int) -> None:
         """Note that a loss scaler skipped the step, so its gradients are used by none."""
@@ -281,9 +356,9 @@ class Training:
             self._restart()
 
     def _restart(self) -> None:
-        dropped = self._dropped
+        kept = self._dropped, self._dropped_sum, self._dropped_places
         self._reset()
-        self._dropped = dropped
+        self._dropped, self._dropped_sum, self._dropped_places = kept
 
     @property
     def is_sampled(self) -> bool:
@@ -300,6 +375,8 @@ class Training:
             return
         views, optimizer = [], self.optimizer()
         gradients: dict[int, Tensor] = {}
+        if self.inner_steps is None:  # a wrapper reduces them into tensors of its own
+            self._is_edited = any(self._mark(n) != mark for n, mark in self._marks.items())
         for number in sorted(self._types.keys() - self._taken):
             one, positions = self._watched[number], self._positions[number]
             gradient = one.gradient(optimizer)
@@ -432,7 +509,7 @@ class Training:
         group = groups[id(stepped)]
         state = optimizer.state.get(stepped, {})
         positions = Positions.of(one.weight.numel())
-        names = MOMENTS.get(type(optimizer).__name__, ())
+        names = MOMENTS.get(kind_of(optimizer), ())
         present = [name for name in names if isinstance(state.get(name), Tensor)]
         tensors = [stepped.grad, *(state[name] for name in present)]
         parts = [one.weight, *(one.of_stepped(tensor) for tensor in tensors)]
@@ -461,11 +538,11 @@ class Training:
         optimizer = self.optimizer()
         if any(optimizer.state.values()):
             self.resume = Resume(optimizer, schedules)
-            self._ids = ()  # the weights may be others now
+            self._trained = ()  # the weights may be others now
 
-    def after_step(self, backwards: int) -> bool:
-        """Count a step, before which ``backwards`` backwards ran in all; returns whether it was
-        checked."""
+    def after_step(self, backwards: int, batches: int = 0) -> bool:
+        """Count a step, before which ``backwards`` backwards ran in all, and for which so many
+        batches were read; returns whether it was checked."""
         now = time.perf_counter()
         self.steps += 1
         self.skips.taken()
@@ -480,14 +557,18 @@ class Training:
             self.next_step, self._waits = self.steps + 1, 0
         if self.next_step == self.steps and not self.armed:
             self.next_step = self.steps + 1  # no backward was before it: a state is made by a step
-        self._count_backwards(backwards - self._backwards)
+        self._step_backwards, self._step_batches = backwards - self._backwards, batches
+        self._count_backwards(backwards - self._backwards, batches)
         self._backwards = backwards
         return self.armed
 
-    def _count_backwards(self, backwards: int) -> None:
-        self.micro_batches = self.micro_batches or backwards
+    def _count_backwards(self, backwards: int, batches: int) -> None:
+        if not self.micro_batches:
+            self.micro_batches, self._first_batches = backwards, batches
         self._is_whole = backwards == self.micro_batches > 1
+        # Several losses of one batch may have backwards of their own, and some of them may end.
         is_short = 0 < backwards < self.micro_batches / 2
+        is_short = is_short and (not self._first_batches or batches < self._first_batches / 2)
         self._short_steps = self._short_steps + 1 if is_short else 0
         if self._short_steps == 4:
             text = (
@@ -506,6 +587,10 @@ class Training:
         optimizer = self.optimizer()
         weights = [self._watched[number].weight for number in self._numbers]
         values = [Positions.of(weight.numel()).values(weight) for weight in weights]
+        is_drop = self.drops(self._step_batches, self._step_backwards)
+        if is_drop and self._dropped_sum is not None and self._computed is not None:
+            self._computed = self._computed + self._dropped_sum
+        self._dropped = self._dropped if is_drop else 0
         tensors = {
             "bits": self._bits_of_step(),
             "weights": joined([sample for sample in values if len(sample)]),
@@ -526,7 +611,7 @@ class Training:
             tensors["unrounded"] = self._unrounded
         self._last_bits = None if self._copied else tensors["bits"]
         modules, alarms = self._modules, self.alarms
-        post = Post(rank, self.number, self.check, self.steps, kind=type(optimizer).__name__)
+        post = Post(rank, self.number, self.check, self.steps, kind=kind_of(optimizer))
         if not self._described:
             post.described = [one.described for one in self._watched]
             assert self._first_bits is not None  # noqa: S101
@@ -543,6 +628,9 @@ class Training:
         post.partial = {str(n): parts for n, parts in self._partial.items()}
         post.partial_used = {str(n): parts for n, parts in self._partial_used.items()}
         post.used, post.without_gradient = self._places, self._without
+        post.edited = self._is_edited
+        post.hooked = has_own_hooks(optimizer)
+        post.separate = self.has_separate_losses(self._step_batches)
         post.updates, post.dropped = self._updates, self._dropped
         post.is_whole = self._is_whole
         known = modules.parameters if modules else {}
@@ -610,6 +698,20 @@ def _stacked(sums: Sequence[Tensor]) -> Tensor:
     return torch.stack([one.to(sums[0].device) for one in sums])
 
 
+def kind_of(optimizer: Any) -> str:
+    """The class of an optimizer: by its name alone only if it is one of torch, as the formulas are
+    known by these names."""
+    kind = type(optimizer)
+    is_of_torch = kind is getattr(torch.optim, kind.__name__, None)
+    return kind.__name__ if is_of_torch else f"{kind.__module__}.{kind.__name__}"
+
+
+def has_own_hooks(optimizer: Any) -> bool:
+    """Whether the loop has hooks around the optimizer's step, which may change all that it uses."""
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    return any(getattr(optimizer, name, None) for name in names)
+
+
 def _is_on_device(value: Any) -> bool:
     return isinstance(value, Tensor) and value.device.type != "cpu"
 
@@ -618,3 +720,18 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(isinstance(part, (int, float)) for part in value)
     return isinstance(value, (int, float, bool))
+
+
+STRANGERS = tuple(
+    os.path.join(folder, "")
+    for folder in (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
+)
+"""The folders of code that calls a backward for a loop."""
+
+
+def place_of_caller() -> Hashable:
+    """The place in the loop's code, or in that of a package, that runs now."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(STRANGERS):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno

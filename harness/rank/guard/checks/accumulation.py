@@ -27,11 +27,15 @@ class LossCount:
     """Micro-batches of each rank."""
     summed: bool
     """Whether all losses are sums."""
+    squared: bool
+    """Whether all losses are squares of distances: half of one is usual, too."""
+    weighted: bool
+    """Whether micro-batches, or ranks, have different weights."""
 
 
 def loss_count(views: Sequence[View]) -> LossCount | None:
     """How often a step counts the loss; None if that is not seen."""
-    totals, counts, summed = [], set(), True
+    totals, counts, summed, weights = [], set(), True, []
     for view in views:
         losses = view.post.tensors.get("losses")
         if losses is None or not len(losses):
@@ -42,9 +46,14 @@ def loss_count(views: Sequence[View]) -> LossCount | None:
         if not torch.isfinite(root).all() or not explained.all():
             return None  # the loss has other terms
         totals.append(float((weight * count).sum()))
+        weights += (weight * count).tolist()
         counts.add(len(root))
         summed = summed and bool((count > 1).all())
-    return LossCount(sum(totals) / len(totals), counts.pop(), summed) if len(counts) == 1 else None
+    if len(counts) > 1:
+        return None
+    squared = all(view.post.squared for view in views)
+    weighted = max(weights) - min(weights) > LOSS_NEAR * max(weights)
+    return LossCount(sum(totals) / len(totals), counts.pop(), summed, squared, weighted)
 
 
 def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
@@ -56,17 +65,30 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     is_split = any(together.layout(view).columns.is_split for view in views)
     ranks = 1 if is_split else len(views)
     memory.compared["accumulation"] = micro
+    memory.most_micro = max(memory.most_micro, micro)
+    if micro < memory.most_micro:
+        return  # the last group of an epoch may be short, and divided as the others are
+    if losses.squared and abs(2 * total - 1) <= 2 * LOSS_NEAR:
+        return  # half of a squared distance
     if any(abs(total * factor - 1) <= LOSS_NEAR for factor in (1, memory.factor)):
         return  # a reduction by sum makes up for a loss that is divided by the ranks
     who = [view.rank for view in views]
     said = f"the step counts the loss {total:.4g} times instead of once"
+    before, memory.loss_count = memory.loss_count, total
+    # A weight of the user's may grow: it has another value in the next step.
+    stays = abs(total - before) <= LOSS_NEAR * total
+    memory.steady = memory.steady + 1 if stays else 0
+    is_sure = micro > 1 or memory.steady >= 2
     for name, factor in _factors(micro, ranks).items():
-        if factor != 1 and abs(total - factor) <= 5 * LOSS_NEAR * factor:
+        if factor == ranks and any(view.post.gathers for view in views):
+            continue  # with features of all ranks, each rank has a part of the gradient alone
+        if factor != 1 and is_sure and abs(total - factor) <= 5 * LOSS_NEAR * factor:
             text = f"{said}: {name} ({micro} micro-batches, {ranks} ranks)"
             yield Alarm("accumulation", "weight", text, who, total)
             return
     # Another constant is the user's own weight of the loss. The Trainer divides sums itself.
-    if abs(total - 1) <= 0.1 or (memory.trainer and summed and 0.5 < total < 2):
+    is_by_tokens = summed or memory.trainer or losses.weighted or micro > 1
+    if (is_by_tokens and abs(total - 1) <= 0.1) or (memory.trainer and summed and 0.5 < total < 2):
         text = f"{said}: it is divided by another number of tokens than it has"
         yield Alarm("accumulation", "tokens", text, who, total)
         return

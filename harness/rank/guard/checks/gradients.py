@@ -32,6 +32,10 @@ class Pair:
     largest: float
     """The norm of the largest gradient of a rank, at the same positions."""
     coarse: bool
+    parts: list[Tensor] = field(default_factory=list)
+    """The gradient of each rank."""
+    common: bool = True
+    """Whether all ranks use the same gradient, as far as they have the same part of it."""
     tied: list[Tensor] = field(default_factory=list)
     """The means of weights of other stages that were equal to this one at first: if these share a
     weight, as first and last embedding do, each uses the sum."""
@@ -109,6 +113,8 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
     ratio = float(used @ mean / (mean @ mean))
     error = float((used - ratio * mean).norm())
     if not used.any() or error > near * max(float(used.norm()), abs(ratio) * largest):
+        if view.post.edited and not memory.dropped and _is_edit(pairs, near, memory):
+            return None
         usual = _usual_ratio(pairs)
         names = [pair.name for pair in pairs if pair.relative_error(usual) > 5 * near]
         worst = max(pairs, key=lambda pair: pair.error(usual)).name
@@ -121,6 +127,11 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
         parameters = [worst, *(name for name in names if name != worst)]
         return Alarm("gradients", "mean", text, [view.rank], size, parameters)
     memory.factor = ratio
+    is_whole = abs(ratio - round(ratio)) <= near * ratio
+    if view.post.edited and not is_whole and all(pair.common for pair in pairs):
+        return (
+            None  # a loop that makes all gradients equally long: a sum has a whole number of them
+        )
     if ratio > 1 + near:
         text = (
             f"the gradient that the optimizer uses is {ratio:.4g} times the mean of those that "
@@ -128,6 +139,48 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
         )
         return Alarm("gradients", "longer", text, [view.rank], ratio)
     return None
+
+
+def _is_edit(pairs: Sequence[Pair], near: float, memory: Memory) -> bool:
+    """Whether a loop may have changed the gradients on purpose after it had their mean: by noise,
+    decay or clipping. All ranks use the same then. It is no such change if a gradient gets longer
+    and keeps its direction, or if that of some ranks has no part in it."""
+    if not all(pair.common for pair in pairs):
+        return False
+    wrong = [pair for pair in pairs if pair.relative_error(1.0) > near]
+    if all(
+        len(pair.used) >= LEAST_VALUES
+        and pair.ratio > 1 + near
+        and pair.relative_error(pair.ratio) <= near
+        for pair in wrong
+    ):
+        return False
+    weights = _weights_of_ranks(pairs, near)
+    if weights is None:
+        memory.not_seen["edits"] = (
+            "the loop changes gradients after it has their mean: whether rightly is not compared"
+        )
+        return True
+    return min(weights) > 0.1 / len(weights) and sum(weights) <= 1 + near
+
+
+LEAST_VALUES = 4
+"""Of a gradient: fewer have the direction of any other."""
+
+
+def _weights_of_ranks(pairs: Sequence[Pair], near: float) -> list[float] | None:
+    """How often the gradient of each rank is in the one that they use; None if it is another one.
+    Ranks with more rows may weigh more."""
+    ranks = len(pairs[0].parts)
+    if any(len(pair.parts) != ranks for pair in pairs):
+        return None
+    used = torch.cat([pair.used for pair in pairs])
+    parts = torch.stack([torch.cat(parts) for parts in zip(*(pair.parts for pair in pairs))], 1)
+    if len(used) < 4 * ranks:
+        return None
+    weights = torch.linalg.lstsq(parts, used[:, None]).solution[:, 0]
+    error = float((parts @ weights - used).norm())
+    return [float(weight) for weight in weights] if error <= near * float(used.norm()) else None
 
 
 def _usual_ratio(pairs: Sequence[Pair]) -> float:
@@ -168,11 +221,15 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
         largest = max(float(gradient.norm()) for gradient in present)
         if len(present) > 1 and not expected:
             alone.append(_is_alone(members))
-        for view, number, first, used in _used(members):
+        used_by_ranks = list(_used(members))
+        common = _are_common(used_by_ranks)
+        for view, number, first, used in used_by_ranks:
             compared.add(name)
             part = mean[first : first + len(used)]
             share = math.sqrt(len(used) / len(mean))
             pair = Pair(name, used, part, largest * share, view.is_coarse(number))
+            pair.parts = [one[first : first + len(used)] for one in present]
+            pair.common = common
             pairs[view.rank].append(pair)
             if place := _place_of_tie(view, number):
                 ties.setdefault(place, []).append(pair)
@@ -185,6 +242,14 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
     for view in views:
         if pairs[view.rank]:
             yield view, pairs[view.rank]
+
+
+def _are_common(used_by_ranks: Sequence[tuple[View, int, int, Tensor]]) -> bool:
+    firsts: dict[tuple[int, int], Tensor] = {}
+    return all(
+        bool(torch.allclose(used, firsts.setdefault((first, len(used)), used), rtol=1e-5, atol=0))
+        for _, _, first, used in used_by_ranks
+    )
 
 
 def _used(members: Sequence[tuple[View, int]]) -> Iterator[tuple[View, int, int, Tensor]]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from . import together
 from .views import Alarm, Memory, View
+
+ENOUGH = math.log(1e7)
+"""Against chance: ranks that draw from few rows by themselves often have some in common."""
+MOST_ROWS = 4096
+"""Different rows that are remembered, as a measure of how many there are."""
+FEW = 4
 
 
 def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
@@ -23,13 +30,18 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     for view in views:
         for loader, rows in view.post.rows:
             by_loader.setdefault(loader, {}).setdefault(view.rank, []).extend(rows)
-    for readers, group in product(by_loader.values(), sorted(groups)):
+    for (loader, readers), group in product(by_loader.items(), sorted(groups)):
         sets = {rank: set(readers[rank]) for rank in group if _are_rows(readers.get(rank, ()))}
         if len(sets) < 2:
             continue
         rows_once = set().union(*sets.values())
         repeated = sum(map(len, sets.values())) - len(rows_once)
-        if repeated >= 0.5 * max(map(len, sets.values())):
+        surprise = _surprise(readers, sets, repeated, memory)
+        key = loader, group
+        memory.surprises[key] = max(0.0, memory.surprises.get(key, 0.0)) + surprise
+        if repeated >= 0.5 * max(map(len, sets.values())) and (
+            memory.surprises[key] >= ENOUGH or _are_first_and_alike(views, readers, sets)
+        ):
             readers_of = Counter(row for rows in sets.values() for row in rows)
             ranks = [
                 rank
@@ -41,6 +53,47 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
                 "one rank"
             )
             yield Alarm("samples", "shared", text, ranks, float(repeated))
+
+
+def _surprise(
+    readers: Mapping[int, list[int]], sets: Mapping[int, set[int]], repeated: int, memory: Memory
+) -> float:
+    """How much it speaks against ranks that draw from few rows, each as it likes, that so many were
+    read by several ranks: half of the logarithm of its chance, less what makes up for luck."""
+    if len(memory.rows) < MOST_ROWS:
+        memory.rows.update(*sets.values())
+    total, ranks = len(memory.rows), len(sets)
+    lists = [tuple(readers[rank]) for rank in sets]
+    sizes = sorted(map(len, sets.values()))
+    has_twins = len(set(lists)) < len(lists)
+    pairs = math.log(ranks * (ranks - 1) / 2)
+    if has_twins:
+        chance = pairs - _log_orders(total, sizes[0])
+    elif any(len(set(rows)) < len(rows) for rows in lists) or not repeated:
+        chance = 0.0  # its sampler repeats rows on purpose
+    elif ranks == 2:
+        chance = _log_choices(sizes[0], repeated) + _log_orders(sizes[1], repeated)
+        chance -= _log_orders(total, repeated)
+    else:
+        every = sum(sizes)
+        chance = _log_choices(every, repeated) + repeated * math.log(min(1.0, every / total))
+    return -min(0.0, chance) / 2 - math.log(2)
+
+
+def _log_orders(count: int, chosen: int) -> float:
+    return math.lgamma(count + 1) - math.lgamma(max(0, count - chosen) + 1)
+
+
+def _log_choices(count: int, chosen: int) -> float:
+    return _log_orders(count, chosen) - math.lgamma(chosen + 1)
+
+
+def _are_first_and_alike(
+    views: Sequence[View], readers: Mapping[int, list[int]], sets: Mapping[int, set[int]]
+) -> bool:
+    """Whether ranks read the same rows in the same order in the first check, and not very few."""
+    lists = [tuple(readers[rank]) for rank in sets if len(sets[rank]) >= FEW]
+    return views[0].post.check == 1 and len(set(lists)) < len(lists)
 
 
 def _are_rows(rows: Sequence[int]) -> bool:

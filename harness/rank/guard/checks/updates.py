@@ -17,6 +17,10 @@ from .views import Alarm, Memory, View, named
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
+PATIENCE = 10
+"""Checks in which a parameter never moved, if the formula of its optimizer is not known."""
+
+
 def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """A step moves the weights as the formula of its optimizer says."""
     right: set[int] = set()
@@ -28,6 +32,9 @@ def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             continue
         if view.post.fused_scale:
             memory.not_seen["updates"] = "updates are not compared: the optimizer divides itself"
+            continue
+        if view.post.hooked:
+            memory.not_seen["updates"] = "updates are not compared: the optimizer has hooks"
             continue
         results = list(_updates(view))
         compared += len(results)
@@ -73,6 +80,8 @@ class Moved:
 class SampledUpdate:
     """What a step did to the sampled values of a parameter."""
 
+    number: int
+    """Of the parameter."""
     described: Described
     weight: Tensor
     """Before the step."""
@@ -108,6 +117,7 @@ def sampled_updates(view: View) -> Iterator[SampledUpdate]:
         group = {**update.group, "lr": rate}
         kind, moments = view.post.kind, {**state, "step": step}
         yield SampledUpdate(
+            update.parameter,
             view.described[update.parameter],
             weight,
             gradient,
@@ -128,7 +138,10 @@ def _updates(view: View) -> Iterator[Moved]:
         if epsilon is None or not update.rate or not torch.isfinite(gradient).all():
             continue
         if expected is None:
-            still = bool(gradient.any()) and not bool(moved.any())
+            # An optimizer of no known formula may move a parameter now and then.
+            first, number = view.first_bits, update.number
+            never = first is not None and int(first[number]) == view.bits(number)
+            still = bool(gradient.any()) and never and view.post.check >= PATIENCE
             yield Moved(described.name, 0.0, 0.0, not still, still)
             continue
         rounding = 4 * epsilon * float(weight.abs().max()) + 1e-12

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -44,6 +45,17 @@ class Memory:
     """By rank, the bit sums of the weights when training began."""
     dropped: int = 0
     """The checks in a row in which gradients were cleared before a step used them."""
+    most_micro: int = 0
+    """The most micro-batches of a step so far."""
+    loss_count: float = 0.0
+    """How often the last check found the loss counted, if that was not once, ..."""
+    steady: int = 0
+    """... and in how many checks before that it was the same."""
+    rows: set[int] = field(default_factory=set)
+    """The rows that were read in checked steps."""
+    surprises: dict[Any, float] = field(default_factory=dict)
+    """By loader and group of ranks, how much speaks against rows that several ranks read by chance,
+    as a logarithm."""
     trainer: bool = False
     """Whether transformers' Trainer runs the steps."""
     rates: dict[int, dict[str, Rate]] = field(default_factory=dict)

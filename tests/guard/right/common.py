@@ -1,0 +1,74 @@
+"""What the loops share: a model, rows, and how ranks read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+WIDTH, CLASSES, ROWS = 8, 5, 4
+
+Steps = Iterator[tuple[Any, Any]]
+"""After each step, the model and its loss."""
+
+
+def loop(function: Callable[[], Steps]) -> Callable[[], Steps]:
+    """Mark a function that trains."""
+    function.is_loop = True  # type: ignore[attr-defined]
+    return function
+
+
+class Net(nn.Module):
+    def __init__(self, outputs: int = CLASSES) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(WIDTH, 16), nn.LayerNorm(16)
+        self.last = nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(F.gelu(self.first(x))))
+
+
+class Table(Dataset[Any]):
+    """Rows of numbers with their classes."""
+
+    def __init__(self, count: int = 256, seed: int = 1) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(count, WIDTH, generator=generator)
+        self.y = torch.randint(0, CLASSES, (count,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.y[index]
+
+
+def parallel(model: nn.Module, **settings: Any) -> Any:
+    return nn.parallel.DistributedDataParallel(model, **settings)
+
+
+def batches(data: Any = None, rows: int = ROWS, **settings: Any) -> Iterator[Any]:
+    """Epochs without an end, split among the ranks."""
+    data = data or Table()
+    sampler: DistributedSampler[Any] = DistributedSampler(data)
+    loader = DataLoader(data, rows, sampler=sampler, drop_last=True, **settings)
+    for epoch in range(10**6):
+        sampler.set_epoch(epoch)
+        yield from loader
+
+
+def mean_over_ranks(parameters: Any) -> None:
+    for parameter in parameters:
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+def classes_loss(model: Any, batch: Any) -> Tensor:
+    x, y = batch
+    return F.cross_entropy(model(x), y)

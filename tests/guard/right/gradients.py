@@ -1,0 +1,496 @@
+"""Loops that change gradients, or compute more than they use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .common import (
+    CLASSES,
+    Net,
+    Steps,
+    Table,
+    batches,
+    classes_loss,
+    loop,
+    mean_over_ranks,
+    parallel,
+)
+
+
+def _edited(edit: Callable[[Any, Any], None], wrap: Any = parallel) -> Steps:
+    """Train, and edit the gradients before each step."""
+    model = wrap(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        loss.backward()
+        if wrap is not parallel:
+            mean_over_ranks(model.parameters())
+        edit(model, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+NOISE = torch.Generator()
+
+
+def _noise(model: Any, optimizer: Any) -> None:
+    for weight in model.parameters():
+        weight.grad.add_(torch.randn(weight.shape, generator=NOISE), alpha=0.05)
+
+
+def _clip_each(model: Any, optimizer: Any) -> None:
+    for weight in model.parameters():
+        weight.grad.mul_(min(1.0, 0.01 / float(weight.grad.norm())))
+
+
+def _clip_units(model: Any, optimizer: Any) -> None:
+    """Adaptive clipping, by the norms of rows."""
+    for weight in model.parameters():
+        rows = weight.detach().reshape(len(weight), -1).norm(dim=1).clamp(min=1e-3) * 0.01
+        norms = weight.grad.reshape(len(weight), -1).norm(dim=1).clamp(min=1e-6)
+        scale = (rows / norms).clamp(max=1.0).reshape(-1, *[1] * (weight.ndim - 1))
+        weight.grad = weight.grad * scale
+
+
+def _decay(model: Any, optimizer: Any) -> None:
+    for weight in model.parameters():
+        weight.grad.add_(weight.detach(), alpha=0.1)
+
+
+def _centralize(model: Any, optimizer: Any) -> None:
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            weight.grad -= weight.grad.mean(dim=1, keepdim=True)
+
+
+@loop
+def noise() -> Steps:
+    NOISE.manual_seed(5)
+    return _edited(_noise)
+
+
+@loop
+def noise_without_a_wrapper() -> Steps:
+    NOISE.manual_seed(5)
+    return _edited(_noise, wrap=lambda model: model)
+
+
+@loop
+def each_is_clipped() -> Steps:
+    return _edited(_clip_each)
+
+
+@loop
+def each_is_clipped_without_a_wrapper() -> Steps:
+    return _edited(_clip_each, wrap=lambda model: model)
+
+
+@loop
+def units_are_clipped() -> Steps:
+    return _edited(_clip_units)
+
+
+@loop
+def values_are_clipped() -> Steps:
+    return _edited(lambda model, _: nn.utils.clip_grad_value_(model.parameters(), 1e-3))
+
+
+@loop
+def decay_in_gradients() -> Steps:
+    return _edited(_decay)
+
+
+@loop
+def centralized() -> Steps:
+    return _edited(_centralize)
+
+
+@loop
+def signs() -> Steps:
+    return _edited(lambda model, _: [weight.grad.sign_() for weight in model.parameters()])
+
+
+@loop
+def normalized() -> Steps:
+    """All gradients together have the norm 1."""
+
+    def normalize(model: Any, _: Any) -> None:
+        norm = nn.utils.get_total_norm([weight.grad for weight in model.parameters()])
+        for weight in model.parameters():
+            weight.grad /= norm
+
+    return _edited(normalize)
+
+
+@loop
+def layers_with_factors() -> Steps:
+    """The first layer learns more slowly."""
+    return _edited(lambda model, _: model.module.first.weight.grad.mul_(0.1))
+
+
+@loop
+def masked() -> Steps:
+    """Some weights are pruned: their gradients are zero."""
+
+    def mask(model: Any, _: Any) -> None:
+        model.module.first.weight.grad[::2] = 0
+
+    return _edited(mask)
+
+
+@loop
+def not_finite_to_zero() -> Steps:
+    def clean(model: Any, _: Any) -> None:
+        for weight in model.parameters():
+            torch.nan_to_num_(weight.grad)
+
+    return _edited(clean)
+
+
+@loop
+def tensor_hooks() -> Steps:
+    """Hooks on parameters clip what each rank computes."""
+    model = Net()
+    for weight in model.parameters():
+        weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    model = parallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in batches():
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        yield model, loss
+
+
+@loop
+def scaled_by_a_number() -> Steps:
+    """A constant loss scale, without torch's scaler."""
+    model = parallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        (loss * 1024).backward()
+        for weight in model.parameters():
+            weight.grad /= 1024
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+def _perturb(model: Any) -> list[Tensor]:
+    steps = [0.05 * weight.grad / (weight.grad.norm() + 1e-6) for weight in model.parameters()]
+    _move(model, steps, 1.0)
+    return steps
+
+
+@torch.no_grad()
+def _move(model: Any, steps: list[Tensor], times: float) -> None:
+    for weight, step in zip(model.parameters(), steps, strict=True):
+        weight.add_(step, alpha=times)
+
+
+@loop
+def sharpness_aware() -> Steps:
+    """SAM: the gradient is that of a point nearby."""
+    model = parallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in batches():
+        classes_loss(model, batch).backward()
+        steps = _perturb(model)
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        loss.backward()
+        _move(model, steps, -1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def sharpness_aware_in_a_function() -> Steps:
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def gradients(batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        loss.backward()
+        return loss
+
+    for batch in batches():
+        gradients(batch)
+        steps = _perturb(model)
+        loss = gradients(batch)
+        _move(model, steps, -1.0)
+        optimizer.step()
+        yield model, loss
+
+
+class Sam(torch.optim.Optimizer):
+    """As published: it has the optimizer that steps, and shares its groups."""
+
+    def __init__(self, parameters: Any, base: Any, **settings: Any) -> None:
+        super().__init__(parameters, {"rho": 0.05, **settings})
+        self.base = base(self.param_groups, **settings)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def ascend(self) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight]["old"] = weight.clone()
+                weight.add_(weight.grad / (weight.grad.norm() + 1e-9), alpha=group["rho"])
+        self.zero_grad()
+
+    @torch.no_grad()
+    def descend(self) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.copy_(self.state[weight]["old"])
+        self.base.step()
+        self.zero_grad()
+
+
+@loop
+def sharpness_aware_optimizer() -> Steps:
+    model = parallel(Net())
+    optimizer = Sam(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        loss.backward()
+        optimizer.ascend()
+        classes_loss(model, batch).backward()
+        optimizer.descend()
+        yield model, loss
+
+
+@loop
+def adversarial() -> Steps:
+    """The loss of a row is that of its worst neighbour: a backward finds that."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for x, y in batches():
+        worst = x.clone().requires_grad_()
+        F.cross_entropy(model(worst), y).backward()
+        assert worst.grad is not None
+        worst = (worst + 0.1 * worst.grad.sign()).detach()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(worst), y)
+        loss.backward()
+        optimizer.step()
+        yield model, loss
+
+
+@loop
+def adversarial_steps() -> Steps:
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for x, y in batches():
+        worst = x.clone()
+        for _ in range(3):
+            worst.requires_grad_()
+            with model.no_sync():
+                F.cross_entropy(model(worst), y).backward()
+            assert worst.grad is not None
+            worst = (worst + 0.03 * worst.grad.sign()).detach()
+        model.zero_grad()
+        loss = F.cross_entropy(model(worst), y)
+        loss.backward()
+        optimizer.step()
+        yield model, loss
+
+
+def _tasks(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    x, y = batch
+    scores = model(x)
+    return F.cross_entropy(scores, y), F.mse_loss(scores, F.one_hot(y, CLASSES).float())
+
+
+@loop
+def conflicts_projected() -> Steps:
+    """PCGrad: the gradients of two tasks, without what is against the other."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    weights = list(model.parameters())
+    for batch in batches():
+        losses = _tasks(model, batch)
+        found = []
+        for number, loss in enumerate(losses):
+            optimizer.zero_grad()
+            loss.backward(retain_graph=not number)
+            found.append([weight.grad.clone() for weight in weights])
+        for weight, one, other in zip(weights, *found, strict=True):
+            against = (one * other).sum().clamp(max=0) / (other.square().sum() + 1e-12)
+            weight.grad = one - against * other + other
+        optimizer.step()
+        yield model, losses[0]
+
+
+@loop
+def gradient_is_measured_first() -> Steps:
+    """A backward measures the gradient of one task, and its result is not used."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for batch in batches():
+        one, other = _tasks(model, batch)
+        one.backward(retain_graph=True)
+        norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters()])
+        for weight in model.parameters():
+            weight.grad = None
+        loss = one + other / (1 + norm)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def steps_skipped_by_norm() -> Steps:
+    """Large gradients are thrown away: half of all steps."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    generator = torch.Generator().manual_seed(3)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        loss.backward()
+        if float(torch.rand(1, generator=generator)) < 0.6:
+            optimizer.zero_grad()
+            continue
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def weighted_by_rows() -> Steps:
+    """Ranks have batches of different sizes, and the loop weighs their gradients."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    count = 3 + 2 * dist.get_rank()
+    total = sum(3 + 2 * rank for rank in range(dist.get_world_size()))
+    for x, y in batches(rows=8):
+        loss = F.cross_entropy(model(x[:count]), y[:count])
+        loss.backward()
+        for weight in model.parameters():
+            weight.grad *= count / total
+            dist.all_reduce(weight.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def one_flat_reduction() -> Steps:
+    """All gradients are reduced as one tensor, and copied back."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        loss.backward()
+        flat = torch.cat([weight.grad.reshape(-1) for weight in model.parameters()])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        start = 0
+        for weight in model.parameters():
+            weight.grad.copy_(flat[start : start + weight.numel()].view_as(weight))
+            start += weight.numel()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def short_last_group() -> Steps:
+    """Ten batches of an epoch in groups of four: the last group has two, divided by four."""
+    return _groups(by_size=False)
+
+
+@loop
+def short_last_group_by_its_size() -> Steps:
+    return _groups(by_size=True)
+
+
+def _groups(by_size: bool) -> Steps:
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    data, per_epoch, group = batches(Table(80)), 10, 4
+    while True:
+        for number, batch in zip(range(per_epoch), data, strict=False):
+            size = min(group, per_epoch - number // group * group) if by_size else group
+            is_last = (number + 1) % group == 0 or number + 1 == per_epoch
+            with contextlib.nullcontext() if is_last else model.no_sync():
+                loss = classes_loss(model, batch)
+                (loss / size).backward()
+            if is_last:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                yield model, loss
+
+
+@loop
+def last_micro_batch_apart() -> Steps:
+    """As torch's documentation of no_sync does it."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    data = batches()
+    while True:
+        with model.no_sync():
+            for _ in range(2):
+                (classes_loss(model, next(data)) / 3).backward()
+        loss = classes_loss(model, next(data)) / 3
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def compressed() -> Steps:
+    """A communication hook of the loop keeps only the largest values."""
+
+    def largest(_: Any, bucket: Any) -> Any:
+        flat = bucket.buffer()
+        kept = torch.where(flat.abs() >= flat.abs().median(), flat, torch.zeros(()))
+        kept /= dist.get_world_size()
+        return dist.all_reduce(kept, async_op=True).get_future().then(lambda done: done.value()[0])
+
+    model = parallel(Net())
+    model.register_comm_hook(None, largest)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def hooks_after_accumulation() -> Steps:
+    """Hooks of torch clip each gradient as soon as it is there."""
+    model = Net()
+
+    def clip(weight: Any) -> None:
+        weight.grad.clamp_(-0.01, 0.01)
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(clip)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        loss.backward()
+        mean_over_ranks(model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss

@@ -1,0 +1,343 @@
+"""Loops with models of other shapes than a stack of layers that all train."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .common import CLASSES, WIDTH, Net, Steps, Table, batches, classes_loss, loop, parallel
+
+
+def _of(model: Any, optimizer: Any = None, **settings: Any) -> Steps:
+    model = parallel(model, **settings)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = optimizer or torch.optim.AdamW(trained, 1e-3)
+    for batch in batches():
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        yield model, loss
+
+
+class Adapter(nn.Module):
+    """LoRA of a layer."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down = nn.Parameter(0.1 * torch.randn(2, layer.in_features))
+        self.up = nn.Parameter(torch.zeros(layer.out_features, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + x @ self.down.T @ self.up.T
+
+
+@loop
+def adapters() -> Steps:
+    model = Net().requires_grad_(False)
+    model.first, model.last = Adapter(model.first), Adapter(model.last)  # type: ignore[assignment]
+    return _of(model)
+
+
+@loop
+def adapters_in_bf16() -> Steps:
+    model = Net().requires_grad_(False)
+    model.first, model.last = Adapter(model.first), Adapter(model.last)  # type: ignore[assignment]
+    model = parallel(model.bfloat16())
+    optimizer = torch.optim.AdamW([w for w in model.parameters() if w.requires_grad], 1e-2)
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x.bfloat16()).float(), y)
+        loss.backward()
+        optimizer.step()
+        yield model, loss
+
+
+@loop
+def spectral_norms() -> Steps:
+    model = Net()
+    nn.utils.parametrizations.spectral_norm(model.first)
+    nn.utils.parametrizations.weight_norm(model.last)
+    return _of(model)
+
+
+@loop
+def batch_norms() -> Steps:
+    """Buffers of each rank's own rows, and an evaluation between steps."""
+    model = parallel(
+        nn.Sequential(nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, CLASSES)),
+        broadcast_buffers=False,
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
+    held = Table(32, seed=9)
+    for step, batch in enumerate(batches()):
+        model.train()
+        loss = classes_loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 7 == 0:
+            model.eval()
+            with torch.no_grad():
+                F.cross_entropy(model(held.x), held.y)
+        yield model, loss
+
+
+class Experts(nn.Module):
+    """A mixture of experts: a batch uses some of them."""
+
+    def __init__(self, count: int = 4) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, count)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, CLASSES) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, best = self.router(x).softmax(1).max(1)
+        out = x.new_zeros(len(x), CLASSES)
+        for number, expert in enumerate(self.experts):
+            rows = (best == number).nonzero()[:, 0]
+            if len(rows):
+                out = out.index_add(0, rows, expert(x[rows]) * weights[rows, None])
+        return out
+
+
+@loop
+def mixture_of_experts() -> Steps:
+    return _of(Experts(), find_unused_parameters=True)
+
+
+class OwnExpert(nn.Module):
+    """A layer of this rank alone, beside those that all ranks have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.own = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.own(F.gelu(self.shared(x)))))
+
+
+def _own_expert(is_alike: bool) -> Steps:
+    model = OwnExpert()
+    if not is_alike:
+        nn.init.constant_(model.own.weight, 0.1 * (dist.get_rank() + 1))
+    ignored = ["own.weight", "own.bias"]
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+    return _of(model)
+
+
+@loop
+def expert_of_each_rank() -> Steps:
+    return _own_expert(is_alike=False)
+
+
+@loop
+def expert_of_each_rank_that_begins_alike() -> Steps:
+    return _own_expert(is_alike=True)
+
+
+class Depth(nn.Module):
+    """Stochastic depth: a step leaves out blocks, others on each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.last = nn.Linear(WIDTH, CLASSES)
+        self.chance = torch.Generator().manual_seed(dist.get_rank())
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            if float(torch.rand(1, generator=self.chance)) < 0.5:
+                x = x + F.gelu(block(x))
+        return self.last(x)
+
+
+@loop
+def stochastic_depth() -> Steps:
+    return _of(Depth(), find_unused_parameters=True)
+
+
+@loop
+def static_graph_with_checkpoints() -> Steps:
+    class Saved(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(2):
+                x = x + checkpoint(self.first, x, use_reentrant=False)[:, :WIDTH]
+            return super().forward(x)
+
+    return _of(Saved(), static_graph=True, gradient_as_bucket_view=True)
+
+
+@loop
+def unfreezes_later() -> Steps:
+    """The first layer begins to train in the middle, with a new wrapper and a new group."""
+    model = Net()
+    model.first.requires_grad_(False)
+    wrapped = parallel(model)
+    optimizer = torch.optim.AdamW([w for w in model.parameters() if w.requires_grad], 1e-3)
+    for step, batch in enumerate(batches()):
+        if step == 10:
+            model.first.requires_grad_()
+            wrapped = parallel(model)
+            optimizer.add_param_group({"params": list(model.first.parameters()), "lr": 1e-4})
+        if step == 20:
+            model.last.requires_grad_(False)
+            wrapped = parallel(model)
+        optimizer.zero_grad()
+        loss = classes_loss(wrapped, batch)
+        loss.backward()
+        optimizer.step()
+        yield wrapped, loss
+
+
+@loop
+def freezes_and_unfreezes() -> Steps:
+    """One optimizer has all parameters from the beginning."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    wrapped = parallel(model)
+    for step, batch in enumerate(batches()):
+        if step % 12 == 6:
+            model.first.requires_grad_(step % 24 == 18)
+            wrapped = parallel(model)
+        optimizer.zero_grad()
+        loss = classes_loss(wrapped, batch)
+        loss.backward()
+        optimizer.step()
+        yield wrapped, loss
+
+
+@loop
+def sparse_embedding() -> Steps:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.last = (
+                nn.EmbeddingBag(32, WIDTH, sparse=True),
+                nn.Linear(WIDTH, CLASSES),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.words(x.abs().mul(9).long() % 32))
+
+    model = parallel(Words())
+    dense = torch.optim.AdamW(model.module.last.parameters(), 1e-3)
+    sparse = torch.optim.SparseAdam(list(model.module.words.parameters()), 1e-3)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        loss.backward()
+        for optimizer in (dense, sparse):
+            optimizer.step()
+            optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def complex_weights() -> Steps:
+    class Waves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.waves = nn.Parameter(torch.randn(WIDTH, 6, dtype=torch.cfloat) * 0.3)
+            self.last = nn.Linear(6, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last((x.to(torch.cfloat) @ self.waves).abs())
+
+    torch.manual_seed(0)
+    model = Waves()
+    return _of_by_hand(model)
+
+
+def _of_by_hand(model: Any) -> Steps:
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        loss.backward()
+        for weight in model.parameters():
+            flat = torch.view_as_real(weight.grad) if weight.is_complex() else weight.grad
+            dist.all_reduce(flat)
+            flat /= dist.get_world_size()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def average_is_evaluated() -> Steps:
+    """The weights are those of a moving average during an evaluation."""
+    model = parallel(Net())
+    average = torch.optim.swa_utils.AveragedModel(
+        model.module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step, batch in enumerate(batches()):
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        average.update_parameters(model.module)
+        if step % 5 == 4:
+            kept = copy.deepcopy(model.module.state_dict())
+            model.module.load_state_dict(average.module.state_dict())
+            with torch.no_grad():
+                classes_loss(model.module, batch)
+            model.module.load_state_dict(kept)
+        yield model, loss
+
+
+@loop
+def weights_begin_again() -> Steps:
+    """Lottery tickets: weights go back to their first values, and the optimizer is another one."""
+    model = parallel(Net())
+    first = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step, batch in enumerate(batches()):
+        if step % 15 == 14:
+            model.load_state_dict(first)
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        yield model, loss
+
+
+@loop
+def weights_of_rank_0() -> Steps:
+    """Ranks begin with other weights, and get those of rank 0 before the first step."""
+    torch.manual_seed(dist.get_rank())
+    model = Net()
+    for weight in model.parameters():
+        dist.broadcast(weight.data, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        loss.backward()
+        for weight in model.parameters():
+            dist.all_reduce(weight.grad, dist.ReduceOp.SUM)
+            weight.grad.div_(dist.get_world_size())
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def two_models() -> Steps:
+    """A policy and its critic train one after the other, each with its optimizer."""
+    models = [parallel(Net()), parallel(Net())]
+    optimizers = [torch.optim.AdamW(one.parameters(), 1e-3) for one in models]
+    for batch in batches():
+        losses = [classes_loss(model, batch) for model in models]
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        yield models[0], losses[0]

@@ -1,0 +1,353 @@
+"""Loops that read rows in their own ways."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    WeightedRandomSampler,
+)
+
+from .common import CLASSES, ROWS, WIDTH, Net, Steps, Table, batches, classes_loss, loop, parallel
+
+
+def _reading(loader: Any, sampler: Any = None, between: Any = None) -> Steps:
+    """Train on epochs of a loader."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for epoch in itertools.count():
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+        for batch in loader:
+            optimizer.zero_grad()
+            loss = classes_loss(model, batch[-2:])
+            loss.backward()
+            optimizer.step()
+            yield model, loss
+        if between is not None:
+            between(model)
+
+
+def _of_this_rank(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed + dist.get_rank())
+
+
+@loop
+def shards_of_ranks() -> Steps:
+    """Each rank has files of its own, and shuffles them with the seed that all have."""
+    table = Table()
+    own = Subset(table, range(dist.get_rank(), len(table), dist.get_world_size()))
+    return _reading(DataLoader(own, ROWS, shuffle=True, drop_last=True))
+
+
+@loop
+def shards_in_order() -> Steps:
+    return _reading(DataLoader(Table(seed=10 + dist.get_rank()), ROWS))
+
+
+@loop
+def replacement() -> Steps:
+    table = Table(12)
+    sampler = RandomSampler(table, replacement=True, num_samples=200, generator=_of_this_rank())
+    return _reading(DataLoader(table, 2, sampler=sampler))
+
+
+@loop
+def weighted() -> Steps:
+    table = Table(24)
+    weights = [1.0 + (number % 3) for number in range(24)]
+    sampler = WeightedRandomSampler(weights, 400, generator=_of_this_rank())
+    return _reading(DataLoader(table, 6, sampler=sampler))
+
+
+class Draws(Sampler[int]):
+    """Draws rows for ever, as each rank likes."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.generator = count, _of_this_rank()
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield int(torch.randint(0, self.count, (1,), generator=self.generator))
+
+
+@loop
+def own_draws() -> Steps:
+    return _reading(DataLoader(Table(16), 2, sampler=Draws(16)))
+
+
+class Endless(Sampler[int]):
+    """The rows of a rank again and again, in one iterator that never ends."""
+
+    def __init__(self, count: int, shuffle: bool) -> None:
+        self.count, self.shuffle = count, shuffle
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(1)
+        while True:
+            order = torch.randperm(self.count, generator=generator).tolist()
+            rows = order if self.shuffle else range(self.count)
+            yield from itertools.islice(rows, dist.get_rank(), None, dist.get_world_size())
+
+
+class EndlessWithLength(Endless):
+    def __len__(self) -> int:
+        return self.count // dist.get_world_size()
+
+
+@loop
+def endless() -> Steps:
+    return _reading(DataLoader(Table(64), ROWS, sampler=Endless(64, shuffle=True)))
+
+
+@loop
+def endless_in_order() -> Steps:
+    return _reading(DataLoader(Table(64), ROWS, sampler=Endless(64, shuffle=False)))
+
+
+@loop
+def endless_with_a_length() -> Steps:
+    return _reading(DataLoader(Table(64), ROWS, sampler=EndlessWithLength(64, shuffle=False)))
+
+
+class Repeated(Sampler[int]):
+    """Repeated augmentation: several ranks read one row, each changes it in its own way."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.epoch = count, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.epoch)
+        order = torch.randperm(self.count, generator=generator).repeat_interleave(3).tolist()
+        return iter(order[dist.get_rank() :: dist.get_world_size()])
+
+
+class Noisy(Table):
+    """Each reading of a row is another one."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index] + 0.1 * torch.randn(WIDTH), self.y[index]
+
+
+@loop
+def repeated_augmentation() -> Steps:
+    torch.manual_seed(dist.get_rank())
+    sampler = Repeated(96)
+    return _reading(DataLoader(Noisy(96), 6, sampler=sampler), sampler)
+
+
+@loop
+def evaluates_a_shuffled_loader() -> Steps:
+    """The rows of an evaluation may come in the same order each time."""
+    held = Table(64, seed=3)
+    loader = DataLoader(held, ROWS, sampler=DistributedSampler(held))
+
+    @torch.no_grad()
+    def evaluate(model: Any) -> None:
+        for batch in loader:
+            classes_loss(model.module, batch)
+
+    table = Table(48)
+    sampler: DistributedSampler[Any] = DistributedSampler(table)
+    return _reading(DataLoader(table, ROWS, sampler=sampler), sampler, evaluate)
+
+
+@loop
+def evaluates_the_training_rows() -> Steps:
+    table = Table(48)
+    sampler: DistributedSampler[Any] = DistributedSampler(table)
+    fixed = DataLoader(table, ROWS, sampler=DistributedSampler(table))
+
+    def evaluate(model: Any) -> None:
+        for batch in fixed:
+            with torch.no_grad():
+                classes_loss(model.module, batch)
+
+    return _reading(DataLoader(table, ROWS, sampler=sampler), sampler, evaluate)
+
+
+@loop
+def rank_0_evaluates() -> Steps:
+    held = Table(32, seed=3)
+
+    def evaluate(model: Any) -> None:
+        if dist.get_rank() == 0:
+            with torch.no_grad():
+                for batch in DataLoader(held, ROWS, shuffle=True):
+                    classes_loss(model.module, batch)
+
+    table = Table(48)
+    sampler: DistributedSampler[Any] = DistributedSampler(table)
+    return _reading(DataLoader(table, ROWS, sampler=sampler), sampler, evaluate)
+
+
+@loop
+def classes_of_one_kind_first() -> Steps:
+    """A curriculum: easy rows first, in one order, and more of them later."""
+
+    def rounds() -> Iterator[Any]:
+        table = Table()
+        order = table.x.norm(dim=1).argsort().tolist()
+        for number in itertools.count(1):
+            rows = order[: min(len(order), 32 * number)]
+            own = rows[dist.get_rank() :: dist.get_world_size()]
+            yield from DataLoader(Subset(table, own), ROWS)
+
+    return _reading(rounds())
+
+
+class Labelled(IterableDataset[Any]):
+    """A stream whose first tensor says little about a row."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __iter__(self) -> Iterator[Any]:
+        generator = _of_this_rank(20)
+        while True:
+            x = torch.randn(WIDTH, generator=generator)
+            y = torch.randint(0, CLASSES, (), generator=generator)
+            yield (torch.ones(3, dtype=torch.long) if self.kind == "mask" else y), x, y
+
+
+@loop
+def stream_with_labels_first() -> Steps:
+    return _reading(DataLoader(Labelled("label"), 5))
+
+
+@loop
+def stream_with_masks_first() -> Steps:
+    return _reading(DataLoader(Labelled("mask"), 2))
+
+
+@loop
+def stream_in_order() -> Steps:
+    class Numbered(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            table = Table(64)
+            for number in range(dist.get_rank(), 64, dist.get_world_size()):
+                yield number // dist.get_world_size(), *table[number]
+
+    return _reading(DataLoader(Numbered(), ROWS))
+
+
+@loop
+def rows_of_tiny_epochs() -> Steps:
+    """Four rows on each rank, one in a batch: some epochs have the order of the one before."""
+    table = Table(8)
+    sampler: DistributedSampler[Any] = DistributedSampler(table)
+    return _reading(DataLoader(table, 1, sampler=sampler), sampler)
+
+
+@loop
+def few_rows_for_each_rank_alone() -> Steps:
+    """Each rank shuffles all of a few rows with a seed of its own."""
+    table = Table(10)
+    return _reading(DataLoader(table, 5, shuffle=True, generator=_of_this_rank()))
+
+
+@loop
+def few_shots() -> Steps:
+    """Episodes of a few classes: a batch sampler of the user draws them."""
+
+    class Episodes(Sampler[list[int]]):
+        def __init__(self) -> None:
+            self.table, self.generator = Table(60), _of_this_rank(4)
+
+        def __iter__(self) -> Iterator[list[int]]:
+            for _ in range(40):
+                pair = torch.randperm(CLASSES, generator=self.generator)[:2]
+                rows = [int(r) for c in pair for r in (self.table.y == c).nonzero()[:3, 0]]
+                yield rows
+
+        def __len__(self) -> int:
+            return 40
+
+    episodes = Episodes()
+    return _reading(DataLoader(episodes.table, batch_sampler=episodes))
+
+
+@loop
+def workers_stay() -> Steps:
+    table = Table(48)
+    sampler: DistributedSampler[Any] = DistributedSampler(table)
+    loader = DataLoader(
+        table, ROWS, sampler=sampler, num_workers=1, persistent_workers=True, prefetch_factor=2
+    )
+    return _reading(loader, sampler)
+
+
+@loop
+def new_dataset_each_round() -> Steps:
+    """Active learning: each round has a dataset of its own."""
+
+    def rounds() -> Iterator[Any]:
+        for number in itertools.count():
+            own = Table(24, seed=100 + 2 * number + dist.get_rank())
+            yield from DataLoader(own, ROWS, shuffle=True)
+
+    return _reading(rounds())
+
+
+@loop
+def labelled_and_not() -> Steps:
+    """Two loaders of different lengths in one step."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    others = batches(Table(40, seed=5), rows=8)
+    for x, y in batches(Table(24)):
+        more, _ = next(others)
+        optimizer.zero_grad()
+        scores = model(torch.cat([x, more]))
+        pseudo = scores[len(x) :].detach().argmax(1)
+        loss = F.cross_entropy(scores[: len(x)], y) + F.cross_entropy(scores[len(x) :], pseudo)
+        loss.backward()
+        optimizer.step()
+        yield model, loss
+
+
+@loop
+def batches_from_a_list() -> Steps:
+    """All batches are read once, and kept; an epoch takes them in another order."""
+    kept = list(itertools.islice(batches(), 12))
+
+    def orders() -> Iterator[Any]:
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            for number in torch.randperm(len(kept), generator=generator).tolist():
+                yield kept[number]
+
+    return _reading(orders())
+
+
+class Made(Dataset[Any]):
+    """Rows that are made when they are read, on each rank by its own generator."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(WIDTH), torch.randint(0, CLASSES, ())
+
+
+@loop
+def made_when_read() -> Steps:
+    torch.manual_seed(dist.get_rank())
+    loader = DataLoader(Made(), ROWS, shuffle=True, generator=torch.Generator().manual_seed(0))
+    return _reading(loader)

@@ -1,0 +1,145 @@
+"""Loops with learning rates that move in their own ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+
+from .common import Net, Steps, batches, classes_loss, loop, parallel
+
+
+def _by(make: Any, kind: Any = None, each: int = 1) -> Steps:
+    model = parallel(Net())
+    kind = kind or (lambda weights: torch.optim.AdamW(weights, 1e-3))
+    optimizer = kind(model.parameters())
+    schedule = make(optimizer)
+    for step, batch in enumerate(batches(), 1):
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        if step % each == 0:
+            if isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
+                schedule.step(float(loss))
+            else:
+                schedule.step()
+        yield model, loss
+
+
+def _descent(weights: Any) -> Any:
+    return torch.optim.SGD(weights, 0.05, momentum=0.9)
+
+
+@loop
+def warm_restarts() -> Steps:
+    return _by(lambda one: lr_scheduler.CosineAnnealingWarmRestarts(one, 7, 2))
+
+
+@loop
+def short_restarts() -> Steps:
+    return _by(lambda one: lr_scheduler.CosineAnnealingWarmRestarts(one, 2))
+
+
+@loop
+def one_cycle() -> Steps:
+    return _by(lambda one: lr_scheduler.OneCycleLR(one, 1e-2, total_steps=10_000))
+
+
+@loop
+def cyclic() -> Steps:
+    return _by(lambda one: lr_scheduler.CyclicLR(one, 1e-4, 1e-2, step_size_up=5), _descent)
+
+
+@loop
+def short_cycles() -> Steps:
+    return _by(
+        lambda one: lr_scheduler.CyclicLR(one, 1e-4, 1e-2, step_size_up=1, mode="exp_range"),
+        _descent,
+    )
+
+
+@loop
+def plateau() -> Steps:
+    return _by(lambda one: lr_scheduler.ReduceLROnPlateau(one, patience=3), each=5)
+
+
+@loop
+def cosine_beyond_its_end() -> Steps:
+    return _by(lambda one: lr_scheduler.CosineAnnealingLR(one, 9, 1e-5))
+
+
+@loop
+def long_cosine() -> Steps:
+    return _by(lambda one: lr_scheduler.CosineAnnealingLR(one, 10**8))
+
+
+@loop
+def by_epochs() -> Steps:
+    return _by(lambda one: lr_scheduler.ExponentialLR(one, 0.9), each=8)
+
+
+@loop
+def one_after_the_other() -> Steps:
+    def make(optimizer: Any) -> Any:
+        warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
+        flat = lr_scheduler.ConstantLR(optimizer, 1.0)
+        return lr_scheduler.SequentialLR(optimizer, [warm, flat], [5])
+
+    return _by(make)
+
+
+@loop
+def multiplied() -> Steps:
+    return _by(lambda one: lr_scheduler.MultiplicativeLR(one, lambda step: 0.99))
+
+
+@loop
+def zigzag() -> Steps:
+    """Rates of a table, high and low in turns."""
+    return _by(lambda one: lr_scheduler.LambdaLR(one, lambda step: (1.0, 0.4, 0.9)[step % 3]))
+
+
+@loop
+def by_hand() -> Steps:
+    """The loop sets the rate itself, and each layer has one of its own."""
+    model = parallel(Net())
+    groups = [{"params": list(one.parameters())} for one in model.module.children()]
+    optimizer = torch.optim.AdamW(groups, 1e-3)
+    for step, batch in enumerate(batches()):
+        for depth, group in enumerate(optimizer.param_groups):
+            group["lr"] = 1e-3 * 0.5**depth * (1 + step % 10) / 10
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        yield model, loss
+
+
+@loop
+def overflows_now_and_then() -> Steps:
+    """A loss scaler that grows often skips often; the schedule goes on only with steps."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    schedule = lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+    scaler = torch.amp.GradScaler("cpu", 2.0**14, growth_interval=2)
+    for batch in batches():
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = classes_loss(model, batch)
+        scaler.scale(loss).backward()
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        if scaler.get_scale() >= before:
+            schedule.step()
+            yield model, loss
+
+
+@loop
+def swapped_averages() -> Steps:
+    def make(optimizer: Any) -> Any:
+        return torch.optim.swa_utils.SWALR(optimizer, 5e-4, anneal_epochs=5)
+
+    return _by(make)

@@ -1,0 +1,21 @@
+"""Right trainings that users write in their own ways are silent under guard."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.guard import right
+from tests.guard.conftest import Trainer
+
+pytestmark = [pytest.mark.launch, pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    "loop", [pytest.param(one, marks=pytest.mark.by_day(6)) for one in right.LOOPS]
+)
+def test_right_loop_is_silent(under_guard: Trainer, loop: str) -> None:
+    run = under_guard(loop, steps=16)
+
+    assert set(run.codes) == {0}
+    assert run.alarms == []
+    assert run.summary["error"] == ""
