@@ -48,6 +48,11 @@ class Table(Dataset[Any]):
         return self.x[index], self.y[index]
 
 
+def weights_of(model: nn.Module) -> list[Any]:
+    """The parameters of a model, all of which have gradients."""
+    return list(model.parameters())
+
+
 def parallel(model: nn.Module, **settings: Any) -> Any:
     return nn.parallel.DistributedDataParallel(model, **settings)
 

@@ -21,6 +21,7 @@ from .common import (
     loop,
     mean_over_ranks,
     parallel,
+    weights_of,
 )
 
 
@@ -116,7 +117,11 @@ def centralized() -> Steps:
 
 @loop
 def signs() -> Steps:
-    return _edited(lambda model, _: [weight.grad.sign_() for weight in model.parameters()])
+    def take_signs(model: nn.Module, _: Any) -> None:
+        for weight in weights_of(model):
+            weight.grad.sign_()
+
+    return _edited(take_signs)
 
 
 @loop
@@ -381,7 +386,7 @@ def weighted_by_rows() -> Steps:
     for x, y in batches(rows=8):
         loss = F.cross_entropy(model(x[:count]), y[:count])
         loss.backward()
-        for weight in model.parameters():
+        for weight in weights_of(model):
             weight.grad *= count / total
             dist.all_reduce(weight.grad)
         optimizer.step()
@@ -397,11 +402,11 @@ def one_flat_reduction() -> Steps:
     for batch in batches():
         loss = classes_loss(model, batch)
         loss.backward()
-        flat = torch.cat([weight.grad.reshape(-1) for weight in model.parameters()])
+        flat = torch.cat([weight.grad.reshape(-1) for weight in weights_of(model)])
         dist.all_reduce(flat)
         flat /= dist.get_world_size()
         start = 0
-        for weight in model.parameters():
+        for weight in weights_of(model):
             weight.grad.copy_(flat[start : start + weight.numel()].view_as(weight))
             start += weight.numel()
         optimizer.step()

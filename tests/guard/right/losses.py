@@ -77,7 +77,7 @@ def focal() -> Steps:
 @loop
 def learned_weights() -> Steps:
     """Two tasks, weighted by their uncertainties, which train, too."""
-    model = Net()
+    model: Any = Net()
     model.uncertainty = nn.Parameter(torch.zeros(2))
 
     class Tasks(nn.Module):

@@ -11,7 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .common import CLASSES, WIDTH, Net, Steps, Table, batches, classes_loss, loop, parallel
+from .common import (
+    CLASSES,
+    WIDTH,
+    Net,
+    Steps,
+    Table,
+    batches,
+    classes_loss,
+    loop,
+    parallel,
+    weights_of,
+)
 
 
 def _of(model: Any, optimizer: Any = None, **settings: Any) -> Steps:
@@ -321,7 +332,7 @@ def weights_of_rank_0() -> Steps:
     for batch in batches():
         loss = classes_loss(model, batch)
         loss.backward()
-        for weight in model.parameters():
+        for weight in weights_of(model):
             dist.all_reduce(weight.grad, dist.ReduceOp.SUM)
             weight.grad.div_(dist.get_world_size())
         optimizer.step()

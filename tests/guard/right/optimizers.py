@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .common import Net, Steps, batches, classes_loss, loop, parallel
+from .common import Net, Steps, batches, classes_loss, loop, parallel, weights_of
 
 
 def _by(make: Any, wrap: Any = parallel, **settings: Any) -> Steps:
@@ -204,7 +204,7 @@ def lookahead_without_a_wrapper_of_the_model() -> Steps:
     for batch in batches():
         loss = classes_loss(model, batch)
         loss.backward()
-        for weight in model.parameters():
+        for weight in weights_of(model):
             dist.all_reduce(weight.grad)
             weight.grad /= dist.get_world_size()
         optimizer.step()
