@@ -10,16 +10,16 @@ from harness.rank.guard.budget import FIRST_CHECKS, Cost, steps_until_next
 def test_checks_of_a_long_training_cost_the_budget() -> None:
     """10 ms a check and 20 ms a step: one check in 50 steps costs one percent."""
     step, check, budget = 0.02, 0.01, 0.01
-    spent, elapsed, checks, steps, last = 0.0, 0.0, 0, 0, 0
+    spent, elapsed, checks, steps, last_gap = 0.0, 0.0, 0, 0, 0
     while steps < 20_000:
         spent, checks = spent + check, checks + 1
         elapsed += check
         cost = Cost(checks, spent, 0.0, spent / checks, step, elapsed)
         ahead = 1 if checks < FIRST_CHECKS else steps_until_next([cost], budget)
-        steps, elapsed, last = steps + ahead, elapsed + ahead * step, ahead
+        steps, elapsed, last_gap = steps + ahead, elapsed + ahead * step, ahead
     assert spent / elapsed <= budget
     assert spent / elapsed > 0.9 * budget
-    assert last == pytest.approx(50, abs=1)
+    assert last_gap == pytest.approx(50, abs=1)
 
 
 def test_first_checks_are_paid_back() -> None:

@@ -23,16 +23,16 @@ def count(*arguments: str) -> dict[str, Any]:
 
 def test_step_that_is_not_checked_has_no_other_operation_and_no_hook() -> None:
     without, with_guard = count(), count("guard")
-    first = range(FIRST_CHECKS)
+    first_steps = range(FIRST_CHECKS)
 
     assert with_guard["checked"] == [1, 2, 3, 4, 5]
     assert with_guard["operations"][FIRST_CHECKS:] == without["operations"][FIRST_CHECKS:]
     assert with_guard["hooks"][FIRST_CHECKS:] == without["hooks"][FIRST_CHECKS:]
-    assert all(with_guard["operations"][at] != without["operations"][at] for at in first)
-    assert all(with_guard["hooks"][at] > without["hooks"][at] for at in first)
+    assert all(with_guard["operations"][at] != without["operations"][at] for at in first_steps)
+    assert all(with_guard["hooks"][at] > without["hooks"][at] for at in first_steps)
     step, handlers = without["microseconds"], with_guard["handlers_microseconds"]
-    more = with_guard["microseconds"] - step
-    print(f"handlers {handlers:.1f} us, {more:.1f} us more in a step of {step:.0f} us")
+    extra = with_guard["microseconds"] - step
+    print(f"handlers {handlers:.1f} us, {extra:.1f} us more in a step of {step:.0f} us")
 
 
 VIEWS = ("as_strided", "detach", "view", "slice", "split", "alias", "reshape", "_unsafe_view")
@@ -48,10 +48,10 @@ def test_check_of_many_parameters_has_few_operations() -> None:
     without, with_guard = count("large"), count("guard", "large")
     steps = range(WHOLE, FIRST_CHECKS)
     for plain, checked in ((without["operations"][n], with_guard["operations"][n]) for n in steps):
-        more = Counter(checked) - Counter(plain)
-        kernels = sum(n for name, n in more.items() if name.split(".")[1] not in VIEWS)
+        extra = Counter(checked) - Counter(plain)
+        kernels = sum(n for name, n in extra.items() if name.split(".")[1] not in VIEWS)
         assert 0 < kernels <= MOST_KERNELS
-        assert more.total() <= MOST_OPERATIONS
+        assert extra.total() <= MOST_OPERATIONS
 
 
 def test_optimizer_that_nobody_steps_does_not_stay_armed() -> None:

@@ -46,11 +46,11 @@ def test_the_injected_folder_has_plain_read_only_files_and_is_written_once(cache
 
 
 def test_other_code_has_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = injection.code_folder()
+    folder = injection.code_folder()
     monkeypatch.setattr(injection, "_files", lambda: {"sitecustomize.py": b"pass\n"})
     second = injection.code_folder()
-    assert second != first
-    assert first.is_dir()
+    assert second != folder
+    assert folder.is_dir()
 
 
 def test_two_commands_may_write_it_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +95,9 @@ def test_a_command_has_its_settings_while_it_runs(
         monkeypatch.setenv(VARIABLE, environment[VARIABLE])
         settings = Settings.of_environment()
         assert (settings.budget, settings.out) == (2.5, str(folder))
-        with injection.run_folder(Settings()) as other:  # at the same time
+        with injection.run_folder(Settings()) as second:  # at the same time
             assert folder.is_dir()
-            assert other != folder
+            assert second != folder
     assert not list(cache.glob(".run.*"))
 
 
@@ -161,9 +161,9 @@ def test_a_bug_has_its_releases_settings_remedy_and_signature(bugs: list[dict[st
 def test_a_bug_that_needs_what_no_rank_sees_is_not_certain(bugs: list[dict[str, Any]]) -> None:
     for bug in bugs:
         scenario = catalog.scenario(bug["name"])
-        seen = set(VISIBLE) | ({"code"} if known._decides(scenario.seen) else set())
+        visible = set(VISIBLE) | ({"code"} if known._decides(scenario.seen) else set())
         assert set(bug["settings"]) == set(scenario.settings) & set(VISIBLE)
-        assert not bug["certain"] or set(scenario.settings) <= seen
+        assert not bug["certain"] or set(scenario.settings) <= visible
     certain = {bug["name"] for bug in bugs if bug["certain"]}
     assert "zero2_micro_batches_lost" in certain
     assert "resume_replays_epoch" not in certain  # who does not resume does not meet it

@@ -625,8 +625,12 @@ def test_fault_in_a_part_of_the_parameters() -> None:
 def test_right_step_of_many_ranks_needs_no_look_at_each_of_them(
     ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for check, each in (("gradients", "_pairs"), ("replicas", "_copies"), ("updates", "_updates")):
-        monkeypatch.delattr(importlib.import_module(f"harness.rank.guard.checks.{check}"), each)
+    for check, function in (
+        ("gradients", "_pairs"),
+        ("replicas", "_copies"),
+        ("updates", "_updates"),
+    ):
+        monkeypatch.delattr(importlib.import_module(f"harness.rank.guard.checks.{check}"), function)
     memory = Memory()
 
     assert judge([unpacked(packed(post)) for post in made_posts(ranks=ranks)], memory) == []

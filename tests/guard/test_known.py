@@ -62,17 +62,17 @@ def bug(**changes: Any) -> dict[str, Any]:
 SETTINGS = {"ranks": 2, "precision": "bf16", "trainer": False}
 
 
-def answer(one: dict[str, Any], **settings: Any) -> str:
-    versions = facts.releases(one["packages"])
-    bugs = facts.known_bugs([one], versions, {**SETTINGS, **settings})
+def answer(entry: dict[str, Any], **settings: Any) -> str:
+    versions = facts.releases(entry["packages"])
+    bugs = facts.known_bugs([entry], versions, {**SETTINGS, **settings})
     return ("certain" if bugs[0]["certain"] else "possible") if bugs else "excluded"
 
 
 def test_bug_whose_trigger_occurs_is_named_with_its_reasons() -> None:
     loss = Loss(gathers=True)
     versions = facts.releases({MODULE: "package-with-bugs"})
-    (one,) = facts.known_bugs([bug()], versions, SETTINGS)
-    assert known_bug(one) == (
+    (entry,) = facts.known_bugs([bug()], versions, SETTINGS)
+    assert known_bug(entry) == (
         "KNOWN BUG my_bug: All is wrong, because package_with_bugs is 1.2.0 and ranks is 2 and "
         "precision is bf16 and the loss gathers; use package-with-bugs 1.3.0 or later"
     )
@@ -123,10 +123,10 @@ def test_attributes_of_an_object(attributes: dict[str, Any], expected: str) -> N
 
 
 def test_code_of_a_module_may_run_the_step() -> None:
-    one = bug(settings={}, seen={MODULE: {}})
-    versions = facts.releases(one["packages"])
-    assert facts.known_bugs([one], versions, SETTINGS, {MODULE})[0]["certain"]
-    assert facts.known_bugs([one], versions, SETTINGS, {"the_script"}) == []
+    entry = bug(settings={}, seen={MODULE: {}})
+    versions = facts.releases(entry["packages"])
+    assert facts.known_bugs([entry], versions, SETTINGS, {MODULE})[0]["certain"]
+    assert facts.known_bugs([entry], versions, SETTINGS, {"the_script"}) == []
 
 
 def test_no_code_of_an_object_runs() -> None:
@@ -143,11 +143,11 @@ def settings(**names: Any) -> dict[str, Any]:
 
 def test_settings_of_transformers_trainer() -> None:
     owner = SimpleNamespace(args=SimpleNamespace(gradient_accumulation_steps=2, bf16=True))
-    seen = settings(module="transformers.trainer", owner=owner)
-    assert seen["trainer"] is True
-    assert seen["gradient_accumulation_steps"] == 2
-    assert seen["precision"] == "bf16"
-    assert "zero_stage" not in seen
+    rules = settings(module="transformers.trainer", owner=owner)
+    assert rules["trainer"] is True
+    assert rules["gradient_accumulation_steps"] == 2
+    assert rules["precision"] == "bf16"
+    assert "zero_stage" not in rules
     assert settings(module="somewhere", owner=owner)["trainer"] is False
 
 
@@ -161,7 +161,7 @@ class DeepSpeedEngine:
 
 
 def test_settings_of_deepspeeds_engine() -> None:
-    seen = settings(module="deepspeed.runtime.engine", owner=DeepSpeedEngine())
+    rules = settings(module="deepspeed.runtime.engine", owner=DeepSpeedEngine())
     expected = {
         "zero_stage": 2,
         "gradient_clipping": 0.5,
@@ -171,7 +171,7 @@ def test_settings_of_deepspeeds_engine() -> None:
         "warmup_of_deepspeed": True,
         "precision": "fp32",
     }
-    assert {name: seen[name] for name in expected} == expected
+    assert {name: rules[name] for name in expected} == expected
 
 
 def test_scenarios_say_what_a_run_shows() -> None:
@@ -213,5 +213,5 @@ def test_first_step_names_the_bugs_that_it_sets_off(under_guard: Trainer, tmp_pa
         "package-with-bugs 1.3.0 or later"
     )
     assert "KNOWN BUG" not in run.logs[1]
-    named = {one["name"]: one["certain"] for one in run.summary["known_bugs"]}
-    assert named == {"set_off": True, "unseen": False}
+    certain_by_name = {one["name"]: one["certain"] for one in run.summary["known_bugs"]}
+    assert certain_by_name == {"set_off": True, "unseen": False}

@@ -103,22 +103,22 @@ def test_a_summary_of_a_training_that_was_killed_says_when_it_was_written(
     with (tmp_path / "alarms.jsonl").open("a") as file:
         file.write(json.dumps(fault(run="a", kind="later", text="the last words")) + "\n")
         file.write(json.dumps(fault(run="b", kind="of another training")) + "\n")
-    heading, _, last = printed(capsys, tmp_path)
+    heading, _, ending = printed(capsys, tmp_path)
     assert heading == (
         "40 steps, 5000 checked; cost 0.91 % of the time (12.3 ms a check); 2 faults; the training "
         "was killed, or runs still: this was written at 2026-11-27T01:02:03Z"
     )
-    assert last == "ALARM: step 3, rank 1: replicas: the last words"
+    assert ending == "ALARM: step 3, rank 1: replicas: the last words"
 
 
 def test_earlier_trainings_in_the_folder_are_named(tmp_path: Path, capsys: Capture) -> None:
     write(tmp_path, fault(), steps=7)
     (tmp_path / "summary.json").rename(tmp_path / "summary-1.json")
     write(tmp_path)
-    earlier, now = printed(capsys, tmp_path)
+    earlier, latest = printed(capsys, tmp_path)
     assert earlier.startswith("earlier, in summary-1.json: 7 steps, 5 checked; ")
     assert earlier.endswith("; 1 fault")
-    assert now.startswith("40 steps, 5 checked; ")
+    assert latest.startswith("40 steps, 5 checked; ")
 
 
 class Page(HTMLParser):

@@ -43,13 +43,13 @@ def test_each_run_keeps_its_summary(tmp_path: Path) -> None:
 
 
 def test_two_runs_at_once_do_not_replace_each_other(tmp_path: Path) -> None:
-    first = files(tmp_path)
-    first.write({"steps": 1})
+    earlier = files(tmp_path)
+    earlier.write({"steps": 1})
     second = files(tmp_path)
     second.write({"steps": 20})
-    first.write({"steps": 2})
+    earlier.write({"steps": 2})
     second.write({"steps": 21})
-    first.write({"steps": 3})
+    earlier.write({"steps": 3})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["summary-1.json", "summary.json"]
     assert summary(tmp_path)["steps"] == 21
     assert summary(tmp_path, "summary-1.json")["steps"] == 3
@@ -105,14 +105,14 @@ def test_report_of_a_long_training_is_small(tmp_path: Path) -> None:
 def test_summary_is_due_at_first_with_new_faults_and_once_in_a_period(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = 100.0
-    monkeypatch.setattr("harness.rank.guard.summary.time.monotonic", lambda: now)
+    seconds = 100.0
+    monkeypatch.setattr("harness.rank.guard.summary.time.monotonic", lambda: seconds)
     clock = Clock()
     assert all(clock.is_due(check, 0) for check in range(1, FIRST_CHECKS + 1))
     assert not clock.is_due(7, 0)
     assert clock.is_due(8, 1)
     assert not clock.is_due(9, 1)
-    now += 31
+    seconds += 31
     assert clock.is_due(10, 1)
     assert not clock.is_due(11, 1)
 

@@ -58,9 +58,9 @@ def test_schedules_that_follow_each_other_are_silent() -> None:
 
     def run() -> Run:
         run = Run()
-        first = LinearLR(run.optimizer, 0.1, 1.0, 20)
+        warmup = LinearLR(run.optimizer, 0.1, 1.0, 20)
         second = LinearLR(run.optimizer, 1.0, 0.1, 20)
-        run.schedules = [first, second, SequentialLR(run.optimizer, [first, second], [20])]
+        run.schedules = [warmup, second, SequentialLR(run.optimizer, [warmup, second], [20])]
         return run
 
     resumed = run().load(run().train(20).state())
@@ -91,8 +91,8 @@ def _other_parameters(run: Run, state: Any) -> None:
 
 def _count(run: Run, state: Any) -> None:
     run.load(state)
-    for one in run.optimizer.state.values():
-        one["step"].zero_()
+    for entry in run.optimizer.state.values():
+        entry["step"].zero_()
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,6 @@ def test_state_of_an_optimizer_that_takes_no_step_is_told(state: Any) -> None:
 def test_another_kind_of_optimizer_or_one_with_a_state_is_none_that_was_loaded(state: Any) -> None:
     resume = Run().load(state).resume
     assert resume is not None
-    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
-    assert resume.left_by(other) is None
+    second = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    assert resume.left_by(second) is None
     assert resume.left_by(Run().train(1).optimizer) is None

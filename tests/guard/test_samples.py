@@ -23,9 +23,9 @@ def test_shards_together_have_the_positions_of_the_whole(
     parts: list[Tensor] = []
     for begin in range(0, size * shards, size):
         begin, end = min(begin, numel), min(begin + size, numel)
-        first, last = positions.within(begin, end)
-        assert first == last or first == sum(len(part) for part in parts)
-        parts.append(positions.part(whole[begin:end].clone(), begin, first, last))
+        begin_number, end_number = positions.within(begin, end)
+        assert begin_number == end_number or begin_number == sum(len(part) for part in parts)
+        parts.append(positions.part(whole[begin:end].clone(), begin, begin_number, end_number))
     assert torch.equal(torch.cat(parts), positions.values(whole))
 
 
@@ -116,7 +116,7 @@ def test_shards_of_another_dimension_have_the_values_of_the_whole() -> None:
     parts = []
     for rank, shard in enumerate(whole.chunk(4, 1)):
         begin = rank * shard.numel()
-        first, last = positions.within(begin, begin + shard.numel())
-        parts.append(positions.part(shard.movedim(1, 0), begin, first, last))
+        begin_number, end_number = positions.within(begin, begin + shard.numel())
+        parts.append(positions.part(shard.movedim(1, 0), begin, begin_number, end_number))
 
     assert torch.equal(torch.cat(parts), positions.values(whole.movedim(1, 0)))

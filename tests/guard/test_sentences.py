@@ -25,8 +25,8 @@ def test_run_in_one_line() -> None:
     assert watched_run({"torch": "2.13.0"}, SETTINGS) == (
         "watches torch 2.13.0, 2 ranks, 1 micro-batch a step, fp32, optimizer AdamW"
     )
-    more = {"ranks": 1, "gradient_accumulation_steps": 4, "trainer": True, "gpu": True}
-    line = watched_run({"torch": "2.13.0"}, {**SETTINGS, **more, "zero_stage": 2})
+    settings = {"ranks": 1, "gradient_accumulation_steps": 4, "trainer": True, "gpu": True}
+    line = watched_run({"torch": "2.13.0"}, {**SETTINGS, **settings, "zero_stage": 2})
     assert ", 1 rank, 4 micro-batches a step, " in line
     assert line.endswith(", transformers' Trainer, DeepSpeed's ZeRO stage 2, on GPUs")
 
@@ -50,8 +50,8 @@ def test_start_says_what_is_not_seen(under_guard: Trainer) -> None:
     run = under_guard("ddp other_terms rmsprop", steps=2)
     first, *others = [line for line in run.logs[0].splitlines() if line.startswith("guard: ")]
     assert first.startswith("guard: watches torch ")
-    seen = {line.split()[3] for line in others if line.startswith("guard: not seen: ")}
-    assert seen == {"updates:", "losses"}
+    checks = {line.split()[3] for line in others if line.startswith("guard: not seen: ")}
+    assert checks == {"updates:", "losses"}
 
 
 @pytest.mark.launch

@@ -107,10 +107,10 @@ def posts(model: str, layout: Any, ranks: int, check: int, part: int) -> Iterato
     whole = list(parameters(model))
     numbers = [(part * check + n) % len(whole) for n in range(part)] if part else []
     looked = numbers or range(len(whole))
-    first = [layout(0, ranks, *whole[number]) for number in range(len(whole))]
-    counts = [Positions.of(first[number].numel, check).count for number in looked]
+    layouts = [layout(0, ranks, *whole[number]) for number in range(len(whole))]
+    counts = [Positions.of(layouts[number].numel, check).count for number in looked]
     computed = torch.randn(ranks, sum(counts), generator=torch.Generator().manual_seed(check))
-    step = len(first[0].ranks)
+    step = len(layouts[0].ranks)
     stride = ranks // step
     means = [computed[at::stride].mean(0) for at in range(stride)]
     for rank in range(ranks):
@@ -187,7 +187,7 @@ def measure(name: str, ranks: int, part: int, fault: bool, store: Store) -> None
             store.put(names[-1], value)
         started = time.thread_time()
         values = store.take(names) if store.check(names) else []
-        taken = time.thread_time()
+        started_at = time.thread_time()
         read = [unpacked(value, texts.__getitem__) for value in values]
         judged = time.thread_time()
         alarms = judge(read, memory)
@@ -196,7 +196,7 @@ def measure(name: str, ranks: int, part: int, fault: bool, store: Store) -> None
             store.remove(one, 1)
         print(
             f"{name}, check {check}: {max(sizes):,} bytes a post, {sum(sizes) / 1e6:.1f} MB; "
-            f"{taken - started:.2f} s to get, {judged - taken:.2f} s to read, "
+            f"{started_at - started:.2f} s to get, {judged - started_at:.2f} s to read, "
             f"{ended - judged:.2f} s to judge; compared {memory.compared}; "
             f"alarms {[(alarm.check, alarm.ranks) for alarm in alarms]}",
             flush=True,

@@ -37,14 +37,14 @@ def steps_until_next(costs: Iterable[Cost], budget: float, every: int = 0) -> in
     ``budget`` is the part of the time that checks may cost (0 to 1); the slowest rank counts.
     ``every`` replaces it by a number of steps.
     """
-    known = [cost for cost in costs if cost.checks]
-    step = max([1e-4, *(cost.step or cost.elapsed / cost.checks for cost in known)])
+    with_checks = [cost for cost in costs if cost.checks]
+    step = max([1e-4, *(cost.step or cost.elapsed / cost.checks for cost in with_checks)])
     least = max(LEAST_STEPS, int(LEAST_SECONDS / step))
-    if every or not known:
+    if every or not with_checks:
         return max(least, every)
-    each = max(cost.each + cost.thread / cost.checks for cost in known)
-    spent = max(cost.spent + cost.thread for cost in known)
-    elapsed = max(cost.elapsed for cost in known)
-    affordable = each / (budget * step)
-    paid_back = ((spent + each) / budget - elapsed) / step
+    seconds_of_check = max(cost.each + cost.thread / cost.checks for cost in with_checks)
+    spent = max(cost.spent + cost.thread for cost in with_checks)
+    elapsed = max(cost.elapsed for cost in with_checks)
+    affordable = seconds_of_check / (budget * step)
+    paid_back = ((spent + seconds_of_check) / budget - elapsed) / step
     return max(least, int(affordable), int(paid_back))

@@ -99,11 +99,11 @@ def _range(tensor: Any, start: int, count: int) -> Any:
 
 
 def _optimizers() -> Iterator[Any]:
-    for one in gc.get_objects():
-        if str(type(one).__module__).startswith("deepspeed.runtime.") and hasattr(
-            type(one), "step"
+    for candidate in gc.get_objects():
+        if str(type(candidate).__module__).startswith("deepspeed.runtime.") and hasattr(
+            type(candidate), "step"
         ):
-            yield one
+            yield candidate
 
 
 def _copies(zero: Any) -> Iterator[tuple[int, tuple[int, Any, int, list[int]]]]:

@@ -126,12 +126,12 @@ def _asked(engine: Any, name: str) -> Any:
         return None
 
 
-def facts_of(post: Post, backwards: int, scaler: Any, known: str) -> dict[str, Any]:
+def facts_of(post: Post, backwards: int, scaler: Any, bugs_file: str) -> dict[str, Any]:
     """The releases and settings of this run, and the bugs of the file ``known`` that they may set
     off. To be called by the thread that trains, within the step."""
     bugs = []
-    if known:
-        with open(known, encoding="utf-8") as file:
+    if bugs_file:
+        with open(bugs_file, encoding="utf-8") as file:
             bugs = json.load(file)
     packages = {module: name for bug in bugs for module, name in bug["packages"].items()}
     versions, settings = releases(packages), settings_of(post, backwards, scaler)
@@ -158,7 +158,7 @@ def known_bugs(
         and (is_met := _is_met(bug, settings)) is not False
     ]
     live = objects({name for bug, _ in candidates for name in bug["seen"]})
-    known = []
+    bugs_of_run = []
     for bug, by_settings in candidates:
         by_objects = live_objects.is_met(bug["seen"], live, callers)
         if by_objects is False:
@@ -166,8 +166,8 @@ def known_bugs(
         is_certain = bug["certain"] and by_settings is True and by_objects is True
         facts = {key: value for key, value in bug.items() if key not in ("affected", "seen")}
         because = _because(bug, versions, settings) if is_certain else ""
-        known.append({**facts, "certain": is_certain, "because": because})
-    return known
+        bugs_of_run.append({**facts, "certain": is_certain, "because": because})
+    return bugs_of_run
 
 
 def _is_met(bug: Mapping[str, Any], settings: Mapping[str, Any]) -> bool | None:

@@ -223,7 +223,9 @@ class Guard:
         if not due or _captures():
             return
         optimizers = [one.optimizer() for one in self.trainings]
-        held = {id(p) for one in optimizers if one for g in one.param_groups for p in g["params"]}
+        parameter_ids = {
+            id(p) for one in optimizers if one for g in one.param_groups for p in g["params"]
+        }
         modules = cache(partial(self._modules, goes_on))
         inner = {id(inner_optimizer(one)) for one in optimizers if one}
         for training in due:
@@ -232,7 +234,7 @@ class Guard:
                 continue
             others = [one for one in optimizers if one and one is not training.optimizer()]
             training.is_shared = any(map(training.shares, others))
-            training.arm(held, modules, self._guarded)
+            training.arm(parameter_ids, modules, self._guarded)
 
     def _modules(self, goes_on: bool) -> Modules:
         events.instrument.refresh()  # a package may have wrapped the optimizer since it was made
@@ -335,11 +337,11 @@ class Guard:
             return
         if event.in_closure and training.is_sampled:
             self.losses.spoil()  # the closure was called before: which of its losses count?
-        for other in self.trainings if not training.steps and not training.resume else ():
-            alarm = other.resume.left_by(event.owner) if other.resume else None
+        for candidate in self.trainings if not training.steps and not training.resume else ():
+            alarm = candidate.resume.left_by(event.owner) if candidate.resume else None
             if alarm is not None:
                 training.alarms.append(alarm)
-                other.resume = None
+                candidate.resume = None
         training.before_step()
 
     def _after_step(self, event: Step) -> None:
@@ -364,9 +366,9 @@ class Guard:
     def _end_step(self, training: Training) -> None:
         """Note that a step has ended: all ranks have its weights."""
         self.schedules.step(training.optimizer(), _world())
-        for other in self.trainings:
-            if other.armed and other is not training:
-                other.wait()
+        for neighbour in self.trainings:
+            if neighbour.armed and neighbour is not training:
+                neighbour.wait()
         training.leave_out_if_outer()
         if training.after_step(self.backwards, self.rows.batches()):
             post = self._completed(training.post(self.mailbox.rank), training.micro_batches)
@@ -429,8 +431,8 @@ class Guard:
         if posts[0].facts:
             self._tell_facts(posts[0].facts)
         alarms = judge(posts, memory)
-        told = self.report.tell(posts[0].step, posts[0].optimizer, alarms)
-        self._send(told)
+        lines = self.report.tell(posts[0].step, posts[0].optimizer, alarms)
+        self._send(lines)
         if posts[0].check == 1:
             is_first = self.report.checks == 1
             for sentence in self._not_seen() if is_first else memory.not_seen.values():
@@ -468,15 +470,15 @@ class Guard:
     def _finish(self) -> None:
         """Tell the summary, on rank 0, and write it for the last time."""
         training = self._longest()
-        told = self.report.tell(training.steps, 0, self._late_alarms())
-        self._send(told, is_last=True)
+        lines = self.report.tell(training.steps, 0, self._late_alarms())
+        self._send(lines, is_last=True)
         self.report.say(line(training.steps, self.report, training.cost(self.mailbox.seconds)))
         for sentence in self._not_seen():
             self.report.say(f"not seen: {sentence}")
         self._trackers.close()
         self._write(has_ended=True)
 
-    def _send(self, told: list[str], is_last: bool = False) -> None:
+    def _send(self, lines: list[str], is_last: bool = False) -> None:
         """Send what the user's trackers get."""
         training = self._longest()
         cost = training.cost(self.mailbox.seconds)
@@ -485,7 +487,7 @@ class Guard:
             "guard/cost_percent": percent(cost),
             "guard/check_ms": 1000 * cost.each,
         }
-        self._trackers.send(News(training.steps, numbers, told), is_last)
+        self._trackers.send(News(training.steps, numbers, lines), is_last)
 
     def _longest(self) -> Training:
         """The training with the most steps."""

@@ -72,13 +72,13 @@ def _remembered(post: Post, memory: Memory) -> View:
     if "first_bits" in post.tensors:
         memory.first_bits[post.rank] = post.tensors["first_bits"]
     layout = memory.described.get(post.rank) or Layout.of([])
-    first = memory.first_bits.get(post.rank)
+    first_bits = memory.first_bits.get(post.rank)
     looks_at = len(post.numbers) or len(layout)
     if looks_at != len(post.tensors.get("bits", ())) or (
-        first is not None and len(first) != len(layout)
+        first_bits is not None and len(first_bits) != len(layout)
     ):
-        first = None
-    return View(post, layout, first)
+        first_bits = None
+    return View(post, layout, first_bits)
 
 
 def _merged(alarms: Sequence[Alarm]) -> list[Alarm]:
@@ -86,8 +86,8 @@ def _merged(alarms: Sequence[Alarm]) -> list[Alarm]:
     ranks: dict[tuple[str, str], set[int]] = {}
     for alarm in alarms:
         key = alarm.check, alarm.kind
-        first = merged.setdefault(key, alarm)
-        first.size = max(first.size, alarm.size)
+        merged_alarm = merged.setdefault(key, alarm)
+        merged_alarm.size = max(merged_alarm.size, alarm.size)
         ranks.setdefault(key, set()).update(alarm.ranks)
     for key, alarm in merged.items():
         alarm.ranks = sorted(ranks[key])

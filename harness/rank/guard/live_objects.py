@@ -16,28 +16,28 @@ Attributes = Mapping[str, Mapping[str, Any]]
 def objects(names: Iterable[str]) -> dict[str, list[Any]]:
     """The live objects of each class that this process has imported, by the class's full name."""
     kinds = {name: kind for name in names if isinstance(kind := _imported(name), type)}
-    found: dict[str, list[Any]] = {name: [] for name in kinds}
+    objects_by_kind: dict[str, list[Any]] = {name: [] for name in kinds}
     if not kinds:
-        return found
+        return objects_by_kind
     by_type: dict[type, list[str]] = {}
-    for one in gc.get_objects():
-        kind = type(one)
+    for candidate in gc.get_objects():
+        kind = type(candidate)
         if kind not in by_type:
             by_type[kind] = [name for name, base in kinds.items() if issubclass(kind, base)]
         for name in by_type[kind]:
-            found[name].append(one)
-    return found
+            objects_by_kind[name].append(candidate)
+    return objects_by_kind
 
 
 def is_met(
-    seen: Mapping[str, Attributes], live: Mapping[str, list[Any]], callers: Collection[str]
+    rules: Mapping[str, Attributes], live: Mapping[str, list[Any]], callers: Collection[str]
 ) -> bool | None:
     """Whether the process has, of each class, an object that meets all conditions, and the code of
     each module runs this step. None if that cannot be said: it has not imported a class, or its
     objects have no such attribute."""
     answers = [
         name in callers if name in sys.modules else _any_meets(live.get(name), attributes)
-        for name, attributes in seen.items()
+        for name, attributes in rules.items()
     ]
     if False in answers:
         return False
@@ -53,13 +53,13 @@ def _any_meets(candidates: Collection[Any] | None, attributes: Attributes) -> bo
     return None if None in answers else False
 
 
-def _meets(one: Any, attributes: Attributes) -> bool | None:
+def _meets(owner: Any, attributes: Attributes) -> bool | None:
     answer: bool | None = True
     for path, rule in attributes.items():
-        value = attribute(one, path)
+        value = attribute(owner, path)
         if "differs" in rule:
-            other = attribute(one, rule["differs"])
-            rule, value = {"in": [True]}, MISSING if MISSING in (value, other) else value != other
+            second = attribute(owner, rule["differs"])
+            rule, value = {"in": [True]}, MISSING if MISSING in (value, second) else value != second
         if value is MISSING:
             answer = None
         elif not fits(value, rule):
@@ -67,24 +67,24 @@ def _meets(one: Any, attributes: Attributes) -> bool | None:
     return answer
 
 
-def attribute(one: Any, path: str) -> Any:
+def attribute(value: Any, path: str) -> Any:
     """The value of an attribute of an attribute, from the objects' dictionaries: a property of a
     stranger could do anything. MISSING if there is none."""
     for name in path.split("."):
-        own = getattr(one, "__dict__", {})
-        modules = own.get("_modules")
-        if name in own:
-            one = own[name]
+        attributes = getattr(value, "__dict__", {})
+        modules = attributes.get("_modules")
+        if name in attributes:
+            value = attributes[name]
         elif isinstance(modules, dict) and name in modules:
-            one = modules[name]
+            value = modules[name]
         else:
-            values = (vars(kind)[name] for kind in type(one).__mro__ if name in vars(kind))
-            one = next(values, MISSING)
-            if hasattr(type(one), "__get__"):
+            values = (vars(kind)[name] for kind in type(value).__mro__ if name in vars(kind))
+            value = next(values, MISSING)
+            if hasattr(type(value), "__get__"):
                 return MISSING
-        if one is MISSING:
+        if value is MISSING:
             return MISSING
-    return one
+    return value
 
 
 def _imported(name: str) -> Any:

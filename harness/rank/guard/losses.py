@@ -108,10 +108,10 @@ class Losses:
         and those of cleared gradients only if they are missing in the step."""
         rows = []
         for root, calls, scale in self._micro if with_cleared else self._micro[self._cleared :]:
-            used = [call for call in calls if call.weight is not None]
-            if root is None or len(used) != 1:
+            weighted = [call for call in calls if call.weight is not None]
+            if root is None or len(weighted) != 1:
                 return None
-            loss = used[0]
+            loss = weighted[0]
             values = (root, loss.value, loss.weight, loss.count, scale)
             device = loss.value.device
             rows += [_on_device(value, device) for value in values]

@@ -38,12 +38,12 @@ class ModuleOutputs:
         if any(map(_is_compiled, modules.modules)):
             self.opaque = "the modules are compiled"
             return
-        seen: set[int] = set()
+        ids: set[int] = set()
         for root in modules.roots:
             for name, module in root.named_modules():
-                if id(module) in seen or isinstance(module, torch.jit.ScriptModule):
+                if id(module) in ids or isinstance(module, torch.jit.ScriptModule):
                     continue
-                seen.add(id(module))
+                ids.add(id(module))
                 hook = partial(self._note, plain(f"{name}.")[:-1] or MODEL, module is root)
                 self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
 

@@ -86,8 +86,8 @@ class Modules:
         """``in_pipeline``: the backward of this process begins with gradients, as a stage's."""
         self.in_pipeline = in_pipeline
         self.modules = modules = _modules()
-        inner = {id(child) for one in modules for child in _children(one)}
-        self.roots = roots = [one for one in modules if id(one) not in inner]
+        inner = {id(child) for module in modules for child in _children(module)}
+        self.roots = roots = [module for module in modules if id(module) not in inner]
         self.names: dict[int, str] = {}
         self.parameters: dict[int, Any] = {}
         for root in roots:
@@ -97,11 +97,11 @@ class Modules:
         self.ranks: dict[int, list[int]] = {}
         self.ignored: set[int] = set()
         """The parameters that DDP was told to leave to each rank."""
-        for one in modules:
-            if isinstance(one, nn.parallel.DistributedDataParallel):
-                ranks = dist.get_process_group_ranks(one.process_group)
-                ignored = getattr(one, "parameters_to_ignore", ())
-                for name, parameter in one.module.named_parameters():
+        for module in modules:
+            if isinstance(module, nn.parallel.DistributedDataParallel):
+                ranks = dist.get_process_group_ranks(module.process_group)
+                ignored = getattr(module, "parameters_to_ignore", ())
+                for name, parameter in module.module.named_parameters():
                     if name in ignored:
                         self.ignored.add(id(parameter))
                     else:
@@ -157,7 +157,7 @@ def plain(name: str) -> str:
     return name[len("module.") :] if name.startswith("module.") else name
 
 
-def watched(optimizer: Any, modules: Modules, held: Iterable[int]) -> list[Watched]:
+def watched(optimizer: Any, modules: Modules, parameter_ids: Iterable[int]) -> list[Watched]:
     """The parameters of an optimizer, and those with gradients that no optimizer holds.
 
     ``held`` are the ids of the parameters of all optimizers.
@@ -167,7 +167,7 @@ def watched(optimizer: Any, modules: Modules, held: Iterable[int]) -> list[Watch
     others = [
         parameter
         for key, parameter in modules.parameters.items()
-        if key not in ids and key not in held and parameter.requires_grad
+        if key not in ids and key not in parameter_ids and parameter.requires_grad
     ]
     numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
     every = [_watched(one, modules, numbers.get(id(one))) for one in [*parameters, *others]]

@@ -169,8 +169,12 @@ class Post:
 
     def places(self) -> Tensor:
         """``used`` as rows of three numbers."""
-        used = self.used
-        return used.rows if isinstance(used, Places) else torch.tensor(used).long().reshape(-1, 3)
+        positions = self.used
+        return (
+            positions.rows
+            if isinstance(positions, Places)
+            else torch.tensor(positions).long().reshape(-1, 3)
+        )
 
 
 class Places(Sequence[tuple[int, int, int]]):
@@ -240,15 +244,17 @@ class Layout(Sequence[Described]):
         groups: dict[tuple[int, ...], int] = {}
         marks: dict[str, int] = {}
         group, numbers = [], []
-        for one in described:
-            group.append(groups.setdefault(tuple(one.ranks), len(groups)))
-            is_named = one.copy.startswith(one.name)
-            mark = f"+{one.copy[len(one.name) :]}" if is_named else f"={one.copy}"
+        for parameter in described:
+            group.append(groups.setdefault(tuple(parameter.ranks), len(groups)))
+            is_named = parameter.copy.startswith(parameter.name)
+            mark = f"+{parameter.copy[len(parameter.name) :]}" if is_named else f"={parameter.copy}"
             at = marks.setdefault(mark, len(marks))
-            numbers.append([one.size, one.begin, one.end, int(one.optimized), at])
-        names = [one.name for one in fields(Described) if one.name not in OF_RANK]
+            numbers.append(
+                [parameter.size, parameter.begin, parameter.end, int(parameter.optimized), at]
+            )
+        names = [parameter.name for parameter in fields(Described) if parameter.name not in OF_RANK]
         columns: dict[str, Any] = {
-            name: [getattr(one, name) for one in described] for name in names
+            name: [getattr(parameter, name) for parameter in described] for name in names
         }
         columns.update(groups=list(groups), group=group)
         text = zlib.compress(json.dumps(columns).encode())

@@ -37,9 +37,9 @@ class Fault:
     def to_json(self) -> dict[str, Any]:
         facts = {name: value for name, value in self.__dict__.items() if name != "alarm"}
         alarm = asdict(self.alarm)
-        more = len(alarm["parameters"]) - MOST_PARAMETERS
+        others = len(alarm["parameters"]) - MOST_PARAMETERS
         alarm["parameters"] = alarm["parameters"][:MOST_PARAMETERS]
-        return {**alarm, **facts, **({"more_parameters": more} if more > 0 else {})}
+        return {**alarm, **facts, **({"more_parameters": others} if others > 0 else {})}
 
 
 def say(text: str) -> None:
@@ -82,7 +82,7 @@ class Report:
 
     def tell(self, step: int, optimizer: int, alarms: list[Alarm]) -> list[str]:
         """Tell the new faults of a step, and count the others. Returns what was told."""
-        told = []
+        lines = []
         for alarm in alarms:
             if self.settings.checks and alarm.check not in self.settings.checks:
                 continue
@@ -96,11 +96,11 @@ class Report:
             fault = Fault(step_of_fault, optimizer, alarm, last_step=step, bugs=bugs)
             self.faults[key] = fault
             text = alarm_in_words(step_of_fault, alarm.ranks, alarm.check, alarm.text, bugs)
-            told.append(text)
+            lines.append(text)
             self.print(f"ALARM: {text}")
             self.files.append(fault.to_json())
             self._act(fault)
-        return told
+        return lines
 
     def print(self, text: str) -> None:
         """Print a line on stderr."""

@@ -64,8 +64,8 @@ class ReportFiles:
     def _write(self, content: str) -> None:
         if self._name == SUMMARY and self._owner(SUMMARY) not in ("", self.run):
             # Another training with this folder has begun, and has put the summary of this one aside
-            own = (name for name in self._summaries() if self._owner(name) == self.run)
-            self._name = next(own, None) or self._free_name()
+            names = (name for name in self._summaries() if self._owner(name) == self.run)
+            self._name = next(names, None) or self._free_name()
         part = self._path(f"{self._name}.{self.run}")
         with open(part, "w", encoding="utf-8") as file:
             file.write(content)

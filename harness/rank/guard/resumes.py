@@ -41,21 +41,21 @@ class Resume:
         change = self._change_of_rate(optimizer)
         if change is None:
             return
-        before, now = change
+        before, rate = change
         if self._steps == 1:
             text = (
                 f"the learning rate was {before:.4g} in the loaded state, and the first step uses "
-                f"{now:.4g}"
+                f"{rate:.4g}"
             )
-            yield LocalAlarm("schedule", "resume", text, abs(now - before))
+            yield LocalAlarm("schedule", "resume", text, abs(rate - before))
             self._steps = 2
         elif self._begun and self._count > BEGINNING:
             text = (
                 f"the loaded state has taken {self._count:.0f} steps, and {self._begun} begins "
                 f"with the first one: the second step after the load uses the learning rate "
-                f"{now:.4g} instead of about {before:.4g}"
+                f"{rate:.4g} instead of about {before:.4g}"
             )
-            yield LocalAlarm("schedule", "again", text, abs(now - before))
+            yield LocalAlarm("schedule", "again", text, abs(rate - before))
 
     def _compare_states(self, optimizer: Any) -> Iterator[LocalAlarm]:
         states, count = _states(optimizer), _count(optimizer)
@@ -73,9 +73,9 @@ class Resume:
             yield LocalAlarm("schedule", "count", text, self._count - count)
 
     def _change_of_rate(self, optimizer: Any) -> tuple[float, float] | None:
-        for before, now in zip(self._rates, rates(optimizer)):
-            if before and now is not None and abs(before - now) > NEAR * abs(before):
-                return before, now
+        for before, rate in zip(self._rates, rates(optimizer)):
+            if before and rate is not None and abs(before - rate) > NEAR * abs(before):
+                return before, rate
         return None
 
     def _begun_schedule(self, optimizer: Any) -> str:
@@ -122,10 +122,10 @@ def _states(optimizer: Any) -> int:
 def _count(optimizer: Any) -> float:
     """The steps that the optimizer has taken, as its state says; 0 if the host does not know."""
     counts = [state.get("step") for state in _held(optimizer) if isinstance(state, dict)]
-    known = [
+    host_counts = [
         float(count)
         for count in counts
         if isinstance(count, (int, float))
         or (isinstance(count, Tensor) and count.device.type == "cpu" and count.numel() == 1)
     ]
-    return max(known, default=0.0)
+    return max(host_counts, default=0.0)

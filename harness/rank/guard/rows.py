@@ -82,8 +82,8 @@ class Loader:
         self._repeats = self._repeats or len(set(rows)) < len(rows) or _draws_again(iterator)
         within = epoch.length is not None or epoch.rows <= _rows_of_rank(self.dataset())
         if batch in epoch.seen and within and not self._repeats and _is_no_chance(epoch, len(rows)):
-            shown = ", ".join(map(str, rows[:4]))
-            text = f"the rows {shown}, ... came twice in epoch {epoch.number}"
+            row_list = ", ".join(map(str, rows[:4]))
+            text = f"the rows {row_list}, ... came twice in epoch {epoch.number}"
             self._again = LocalAlarm("samples", "again", text)
         if len(epoch.seen) < MOST_BATCHES:
             epoch.seen.add(batch)

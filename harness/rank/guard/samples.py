@@ -39,21 +39,24 @@ class Positions:
 
     def within(self, begin: int, end: int) -> tuple[int, int]:
         """The numbers of the first position in a range, and of the first one after it."""
-        first = max(0, -(-(begin - self.offset) // self.every))
-        last = min(self.count, -(-(end - self.offset) // self.every))
-        return first, max(first, last)
+        begin_number = max(0, -(-(begin - self.offset) // self.every))
+        end_number = min(self.count, -(-(end - self.offset) // self.every))
+        return begin_number, max(begin_number, end_number)
 
     def values(self, tensor: Tensor) -> Tensor:
         """The values of a whole tensor at the positions: a view, if they are evenly spaced."""
         return self.part(tensor, 0, 0, self.count)
 
-    def part(self, tensor: Tensor, begin: int, first: int, last: int) -> Tensor:
+    def part(self, tensor: Tensor, begin: int, begin_number: int, end_number: int) -> Tensor:
         """The values at the positions ``first`` to ``last`` of a shard that begins at ``begin``."""
         flat = tensor.detach()
         if not flat.is_contiguous():
-            return _picked(flat, [n * self.every + self.offset - begin for n in range(first, last)])
-        start = flat.storage_offset() + self.offset + first * self.every - begin
-        return torch.as_strided(flat, (last - first,), (self.every,), start)
+            return _picked(
+                flat,
+                [n * self.every + self.offset - begin for n in range(begin_number, end_number)],
+            )
+        start = flat.storage_offset() + self.offset + begin_number * self.every - begin
+        return torch.as_strided(flat, (end_number - begin_number,), (self.every,), start)
 
 
 def _picked(tensor: Tensor, positions: Sequence[int]) -> Tensor:

@@ -111,6 +111,8 @@ class Schedules:
                 continue
             rates.append(rate)
             if begins_with_jump(rates, JUMP) and optimizer not in self._set:
-                shown = ", ".join(f"{one:.4g}" for one in rates)
-                text = f"the learning rates of the first steps are {shown}: the first is not the "
+                rate_list = ", ".join(f"{one:.4g}" for one in rates)
+                text = (
+                    f"the learning rates of the first steps are {rate_list}: the first is not the "
+                )
                 self.alarms.append(LocalAlarm("schedule", "first", f"{text}schedule's", rates[0]))

@@ -20,8 +20,10 @@ def alarm_in_words(
 
 def few(ranks: Sequence[Any]) -> str:
     """Ranks as text: a few of them, and how many more there are."""
-    shown = ", ".join(map(str, ranks[:MOST_RANKS]))
-    return f"{shown} and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else shown
+    rank_list = ", ".join(map(str, ranks[:MOST_RANKS]))
+    return (
+        f"{rank_list} and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else rank_list
+    )
 
 
 def known_bug(bug: Mapping[str, Any]) -> str:

@@ -46,8 +46,8 @@ class Store:
         for at in range(0, len(names), AT_ONCE):
             some = names[at : at + AT_ONCE]
             firsts = self._store.multi_get(some) if self._gets_many else map(self.get, some)
-            for name, first in zip(some, firsts):
-                values.append(first[4:] + self._rest(name, int.from_bytes(first[:4], "big")))
+            for name, value in zip(some, firsts):
+                values.append(value[4:] + self._rest(name, int.from_bytes(value[:4], "big")))
         return values
 
     def _rest(self, name: str, parts: int) -> bytes:

@@ -25,10 +25,10 @@ class Clock:
 
     def is_due(self, checks: int, faults: int) -> bool:
         """Whether to write it now, after so many checks with so many faults."""
-        now = time.monotonic()
-        is_due = checks <= FIRST_CHECKS or faults > self._faults or now - self._last >= PERIOD
+        seconds = time.monotonic()
+        is_due = checks <= FIRST_CHECKS or faults > self._faults or seconds - self._last >= PERIOD
         if is_due:
-            self._last, self._faults = now, faults
+            self._last, self._faults = seconds, faults
         return is_due
 
 

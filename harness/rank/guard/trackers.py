@@ -70,10 +70,10 @@ class Trackers:
 
     def send(self, news: News, is_last: bool = False) -> None:
         """Send alarms now, and numbers now and then. It never waits."""
-        now = time.monotonic()
-        if not (news.alarms or is_last or not self._last or now - self._last >= PERIOD):
+        seconds = time.monotonic()
+        if not (news.alarms or is_last or not self._last or seconds - self._last >= PERIOD):
             return
-        self._last = now
+        self._last = seconds
         if not self._is_used():
             return
         if self._thread is None:

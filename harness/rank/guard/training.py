@@ -167,7 +167,9 @@ class Training:
 
     # -- arming --
 
-    def arm(self, held: set[int], modules: Callable[[], Modules], guarded: Guarded) -> None:
+    def arm(
+        self, parameter_ids: set[int], modules: Callable[[], Modules], guarded: Guarded
+    ) -> None:
         """Begin to look at this step: its first backward begins. ``held`` are the ids of the
         parameters of all optimizers, ``modules`` finds those of this process, and ``guarded``
         makes a hook that never raises."""
@@ -178,7 +180,7 @@ class Training:
         # A loop unfreezes some, or a package has replaced them.
         if trained != self._trained or self._modules is None:
             self._modules = modules()
-            self._watched = watched(optimizer, self._modules, held)
+            self._watched = watched(optimizer, self._modules, parameter_ids)
             self._trained, self._ids = trained, frozenset(map(id, parameters))
             self._described, self._first_bits, self._last_bits = False, None, None
             self.is_in_modules = not self._modules.names.keys().isdisjoint(self._ids)
@@ -197,19 +199,19 @@ class Training:
         if self._last_bits is not None and self.check <= FIRST_CHECKS and self._has_no_wrapper:
             bits = self._bits(self._numbers)
             self._outside = (self._last_bits != bits).any().long().reshape(1)
-        self._numbers = chosen([one.described.name for one in self._watched], self.check)
+        self._numbers = chosen([entry.described.name for entry in self._watched], self.check)
         self._copied = [number for number in self._numbers if self._watched[number].share.master]
         self._begin_bits = dict(zip(self._copied, self._sums(self._copied)))
         self._unrounded = self._differences() if self.steps else None
         self._positions, self._starts, self._size = {}, {}, 0
         for number in self._numbers:
-            one = self._watched[number]
-            positions = Positions.of(one.described.numel, self.check)
+            entry = self._watched[number]
+            positions = Positions.of(entry.described.numel, self.check)
             self._positions[number], self._starts[number] = positions, self._size
             self._size += positions.count
-            if one.hooked is not None and positions.count:
+            if entry.hooked is not None and positions.count:
                 hook = guarded(functools.partial(self.sample_computed, number))
-                self._handles.append(one.hooked.register_hook(hook))
+                self._handles.append(entry.hooked.register_hook(hook))
 
     @property
     def _has_no_wrapper(self) -> bool:
@@ -246,10 +248,10 @@ class Training:
         """Whether it steps so seldom that it is not checked."""
         return self._naps == MOST_NAPS
 
-    def shares(self, other: Any) -> bool:
+    def shares(self, optimizer: Any) -> bool:
         """Whether another optimizer has a parameter of this one."""
-        first = next((p for g in self.optimizer().param_groups for p in g["params"]), None)
-        return any(p is first for group in other.param_groups for p in group["params"])
+        parameter = next((p for g in self.optimizer().param_groups for p in g["params"]), None)
+        return any(p is parameter for group in optimizer.param_groups for p in group["params"])
 
     def holds(self, parameters: set[int]) -> bool:
         """Whether the optimizer has one of these parameters."""
@@ -264,14 +266,14 @@ class Training:
         if gradient.layout is not torch.strided:
             self._unusable.add(number)
             return
-        one, positions = self._watched[number], self._positions[number]
+        entry, positions = self._watched[number], self._positions[number]
         parts = partial_ranks(gradient)
         if parts > 1:
             self._partial[number] = parts
-        gradient = one.share.computed(local(gradient))
+        gradient = entry.share.computed(local(gradient))
         if self._computed is None:
             self._computed = torch.zeros(self._size, dtype=torch.float32, device=gradient.device)
-        if gradient.numel() != one.described.numel:
+        if gradient.numel() != entry.described.numel:
             self._unusable.add(number)
             return
         if gradient.device != self._computed.device:
@@ -285,24 +287,24 @@ class Training:
     def begin_backward(self, place: Hashable) -> bool:
         """Note that a backward begins at a place of the loop's code. Returns whether the loop
         itself has cleared the gradients of those before it."""
-        first = next(iter(sorted(self._types)), None)
-        has_cleared = first is not None and self._has_no_gradient(self._watched[first])
+        number = next(iter(sorted(self._types)), None)
+        has_cleared = number is not None and self._has_no_gradient(self._watched[number])
         if has_cleared:
             self.cleared(True, 0)
         self._places_of_backwards.append(place)
         return has_cleared
 
-    def _has_no_gradient(self, one: Watched) -> bool:
-        is_usual = one.hooked is one.parameter and one.share.used is None
-        return is_usual and one.parameter.grad is None and self._used is None
+    def _has_no_gradient(self, entry: Watched) -> bool:
+        is_usual = entry.hooked is entry.parameter and entry.share.used is None
+        return is_usual and entry.parameter.grad is None and self._used is None
 
     def end_backward(self) -> None:
         """Note which gradients there are after a backward, and how often they were written."""
         self._marks = {number: self._mark(number) for number in self._types}
 
     def _mark(self, number: int) -> tuple[int, int]:
-        one = self._watched[number]
-        gradient = None if one.share.used else local(one.parameter.grad)
+        entry = self._watched[number]
+        gradient = None if entry.share.used else local(entry.parameter.grad)
         return (0, 0) if gradient is None else (id(gradient), version(gradient))
 
     def cleared(self, is_only_one: bool, backwards: int) -> bool:
@@ -332,8 +334,8 @@ class Training:
         is_elsewhere = batches < backwards and self._dropped_places.isdisjoint(
             self._places_of_backwards
         )
-        moved = self._versions != self._versions_of_weights()
-        return bool(self._dropped) and not is_elsewhere and not moved
+        has_moved = self._versions != self._versions_of_weights()
+        return bool(self._dropped) and not is_elsewhere and not has_moved
 
     def has_separate_losses(self, batches: int) -> bool:
         """Whether the backwards of this step are those of several losses of the same rows, by their
@@ -356,9 +358,9 @@ class Training:
             self._restart()
 
     def _restart(self) -> None:
-        kept = self._dropped, self._dropped_sum, self._dropped_places
+        dropped = self._dropped, self._dropped_sum, self._dropped_places
         self._reset()
-        self._dropped, self._dropped_sum, self._dropped_places = kept
+        self._dropped, self._dropped_sum, self._dropped_places = dropped
 
     @property
     def is_sampled(self) -> bool:
@@ -378,9 +380,9 @@ class Training:
         if self.inner_steps is None:  # a wrapper reduces them into tensors of its own
             self._is_edited = any(self._mark(n) != mark for n, mark in self._marks.items())
         for number in sorted(self._types.keys() - self._taken):
-            one, positions = self._watched[number], self._positions[number]
-            gradient = one.gradient(optimizer)
-            described = one.described
+            entry, positions = self._watched[number], self._positions[number]
+            gradient = entry.gradient(optimizer)
+            described = entry.described
             if gradient is None:
                 if self.inner_steps is None:
                     self._note_without(number)
@@ -388,15 +390,15 @@ class Training:
             self._taken.add(number)
             parts = partial_ranks(gradient)
             gradient = local(gradient)
-            first, last = positions.within(described.begin, described.end)
+            begin_number, end_number = positions.within(described.begin, described.end)
             size = described.end - described.begin
             if gradient.layout is not torch.strided or gradient.numel() != size:
                 continue
             gradients[number] = gradient
-            if last <= first:
+            if end_number <= begin_number:
                 continue
-            views.append(positions.part(gradient, described.begin, first, last))
-            self._places.append((number, first, last))
+            views.append(positions.part(gradient, described.begin, begin_number, end_number))
+            self._places.append((number, begin_number, end_number))
             if parts > 1:
                 self._partial_used[number] = parts
         values = joined(views)
@@ -407,10 +409,10 @@ class Training:
 
     def _note_without(self, number: int) -> None:
         """Note that the optimizer has no gradient of a parameter."""
-        one = self._watched[number]
-        has_part = one.described.optimized and one.described.end > one.described.begin
-        if has_part and one.share.steps:
-            self._without.append(one.described.name)
+        entry = self._watched[number]
+        has_part = entry.described.optimized and entry.described.end > entry.described.begin
+        if has_part and entry.share.steps:
+            self._without.append(entry.described.name)
 
     def begin_step(self) -> None:
         """Look at the outputs of modules in the step that begins, if it is the one to do so."""
@@ -432,10 +434,10 @@ class Training:
         if inner and self.armed:
             for number in sorted(self._types.keys() - self._taken):
                 self._note_without(number)
-            now = self._differences()
-            before, self._unrounded = self._unrounded, now
-            if before is not None and now is not None:
-                self._unrounded = before + now
+            differences = self._differences()
+            before, self._unrounded = self._unrounded, differences
+            if before is not None and differences is not None:
+                self._unrounded = before + differences
         return inner
 
     def _differences(self) -> Tensor | None:
@@ -447,8 +449,8 @@ class Training:
             if master is not None and master.tensor is not None:
                 rounded, exact = master.rounded(), master.of(master.tensor)
                 if rounded.device == exact.device and rounded.numel() == exact.numel():
-                    other = exact.to(rounded.dtype) != rounded
-                    counts.append((number, (other & (rounded == rounded)).sum()))
+                    is_apart = exact.to(rounded.dtype) != rounded
+                    counts.append((number, (is_apart & (rounded == rounded)).sum()))
         if not counts:
             return None
         sums = dict(counts)
@@ -504,15 +506,15 @@ class Training:
     def _update(
         self, optimizer: Any, number: int, groups: dict[int, Any]
     ) -> tuple[Update, list[Tensor]]:
-        one = self._watched[number]
-        stepped = one.stepped
+        entry = self._watched[number]
+        stepped = entry.stepped
         group = groups[id(stepped)]
         state = optimizer.state.get(stepped, {})
-        positions = Positions.of(one.weight.numel())
+        positions = Positions.of(entry.weight.numel())
         names = MOMENTS.get(kind_of(optimizer), ())
         present = [name for name in names if isinstance(state.get(name), Tensor)]
         tensors = [stepped.grad, *(state[name] for name in present)]
-        parts = [one.weight, *(one.of_stepped(tensor) for tensor in tensors)]
+        parts = [entry.weight, *(entry.of_stepped(tensor) for tensor in tensors)]
         views = [positions.values(part) for part in parts]
         step, rate = state.get("step", 0), group.get("lr", 0.0)
         for value in (step, rate):
@@ -543,16 +545,16 @@ class Training:
     def after_step(self, backwards: int, batches: int = 0) -> bool:
         """Count a step, before which ``backwards`` backwards ran in all, and for which so many
         batches were read; returns whether it was checked."""
-        now = time.perf_counter()
+        seconds = time.perf_counter()
         self.steps += 1
         self.skips.taken()
         if not self._began:
-            self._began = now
+            self._began = seconds
         elif not self.armed:
-            self._plain.append(now - self._last)
+            self._plain.append(seconds - self._last)
         else:
-            self._spend_extra(now - self._last)
-        self._last = now
+            self._spend_extra(seconds - self._last)
+        self._last = seconds
         if self._waits == MOST_WAITS and not self.is_left_out:
             self.next_step, self._waits = self.steps + 1, 0
         if self.next_step == self.steps and not self.armed:
@@ -633,9 +635,9 @@ class Training:
         post.separate = self.has_separate_losses(self._step_batches)
         post.updates, post.dropped = self._updates, self._dropped
         post.is_whole = self._is_whole
-        known = modules.parameters if modules else {}
+        parameters_by_id = modules.parameters if modules else {}
         post.foreign = sum(
-            id(parameter) not in known and parameter.grad is None
+            id(parameter) not in parameters_by_id and parameter.grad is None
             for group in optimizer.param_groups
             for parameter in group["params"]
         )

@@ -329,14 +329,14 @@ def conflicts_projected() -> Steps:
     weights = list(model.parameters())
     for batch in batches():
         losses = _tasks(model, batch)
-        found = []
+        gradients = []
         for number, loss in enumerate(losses):
             optimizer.zero_grad()
             loss.backward(retain_graph=not number)
-            found.append([weight.grad.clone() for weight in weights])
-        for weight, one, other in zip(weights, *found, strict=True):
-            against = (one * other).sum().clamp(max=0) / (other.square().sum() + 1e-12)
-            weight.grad = one - against * other + other
+            gradients.append([weight.grad.clone() for weight in weights])
+        for weight, gradient, second in zip(weights, *gradients, strict=True):
+            against = (gradient * second).sum().clamp(max=0) / (second.square().sum() + 1e-12)
+            weight.grad = gradient - against * second + second
         optimizer.step()
         yield model, losses[0]
 
@@ -347,12 +347,12 @@ def gradient_is_measured_first() -> Steps:
     model = parallel(Net())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for batch in batches():
-        one, other = _tasks(model, batch)
-        one.backward(retain_graph=True)
+        loss_of_classes, loss_of_values = _tasks(model, batch)
+        loss_of_classes.backward(retain_graph=True)
         norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters()])
         for weight in model.parameters():
             weight.grad = None
-        loss = one + other / (1 + norm)
+        loss = loss_of_classes + loss_of_values / (1 + norm)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -466,9 +466,11 @@ def compressed() -> Steps:
 
     def largest(_: Any, bucket: Any) -> Any:
         flat = bucket.buffer()
-        kept = torch.where(flat.abs() >= flat.abs().median(), flat, torch.zeros(()))
-        kept /= dist.get_world_size()
-        return dist.all_reduce(kept, async_op=True).get_future().then(lambda done: done.value()[0])
+        sparse = torch.where(flat.abs() >= flat.abs().median(), flat, torch.zeros(()))
+        sparse /= dist.get_world_size()
+        return (
+            dist.all_reduce(sparse, async_op=True).get_future().then(lambda done: done.value()[0])
+        )
 
     model = parallel(Net())
     model.register_comm_hook(None, largest)

@@ -87,9 +87,9 @@ def learned_weights() -> Steps:
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             scores = self.model(x)
-            one = F.cross_entropy(scores, y)
-            other = F.mse_loss(scores, F.one_hot(y, CLASSES).float())
-            pair = torch.stack([one, other])
+            loss_of_classes = F.cross_entropy(scores, y)
+            loss_of_values = F.mse_loss(scores, F.one_hot(y, CLASSES).float())
+            pair = torch.stack([loss_of_classes, loss_of_values])
             return (pair * torch.exp(-model.uncertainty) + model.uncertainty).sum()
 
     return _by(lambda model, x, y, _: model(x, y), model=Tasks())

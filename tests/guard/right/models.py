@@ -87,7 +87,7 @@ def batch_norms() -> Steps:
         broadcast_buffers=False,
     )
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
-    held = Table(32, seed=9)
+    evaluation_rows = Table(32, seed=9)
     for step, batch in enumerate(batches()):
         model.train()
         loss = classes_loss(model, batch)
@@ -97,7 +97,7 @@ def batch_norms() -> Steps:
         if step % 7 == 0:
             model.eval()
             with torch.no_grad():
-                F.cross_entropy(model(held.x), held.y)
+                F.cross_entropy(model(evaluation_rows.x), evaluation_rows.y)
         yield model, loss
 
 
@@ -296,11 +296,11 @@ def average_is_evaluated() -> Steps:
         optimizer.step()
         average.update_parameters(model.module)
         if step % 5 == 4:
-            kept = copy.deepcopy(model.module.state_dict())
+            trained = copy.deepcopy(model.module.state_dict())
             model.module.load_state_dict(average.module.state_dict())
             with torch.no_grad():
                 classes_loss(model.module, batch)
-            model.module.load_state_dict(kept)
+            model.module.load_state_dict(trained)
         yield model, loss
 
 
@@ -308,11 +308,11 @@ def average_is_evaluated() -> Steps:
 def weights_begin_again() -> Steps:
     """Lottery tickets: weights go back to their first values, and the optimizer is another one."""
     model = parallel(Net())
-    first = copy.deepcopy(model.state_dict())
+    initial = copy.deepcopy(model.state_dict())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for step, batch in enumerate(batches()):
         if step % 15 == 14:
-            model.load_state_dict(first)
+            model.load_state_dict(initial)
             optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         optimizer.zero_grad()
         loss = classes_loss(model, batch)

@@ -155,8 +155,8 @@ def repeated_augmentation() -> Steps:
 @loop
 def evaluates_a_shuffled_loader() -> Steps:
     """The rows of an evaluation may come in the same order each time."""
-    held = Table(64, seed=3)
-    loader = DataLoader(held, ROWS, sampler=DistributedSampler(held))
+    evaluation_rows = Table(64, seed=3)
+    loader = DataLoader(evaluation_rows, ROWS, sampler=DistributedSampler(evaluation_rows))
 
     @torch.no_grad()
     def evaluate(model: Any) -> None:
@@ -184,12 +184,12 @@ def evaluates_the_training_rows() -> Steps:
 
 @loop
 def rank_0_evaluates() -> Steps:
-    held = Table(32, seed=3)
+    evaluation_rows = Table(32, seed=3)
 
     def evaluate(model: Any) -> None:
         if dist.get_rank() == 0:
             with torch.no_grad():
-                for batch in DataLoader(held, ROWS, shuffle=True):
+                for batch in DataLoader(evaluation_rows, ROWS, shuffle=True):
                     classes_loss(model.module, batch)
 
     table = Table(48)
@@ -312,9 +312,9 @@ def labelled_and_not() -> Steps:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     others = batches(Table(40, seed=5), rows=8)
     for x, y in batches(Table(24)):
-        more, _ = next(others)
+        unlabelled, _ = next(others)
         optimizer.zero_grad()
-        scores = model(torch.cat([x, more]))
+        scores = model(torch.cat([x, unlabelled]))
         pseudo = scores[len(x) :].detach().argmax(1)
         loss = F.cross_entropy(scores[: len(x)], y) + F.cross_entropy(scores[len(x) :], pseudo)
         loss.backward()
@@ -325,13 +325,13 @@ def labelled_and_not() -> Steps:
 @loop
 def batches_from_a_list() -> Steps:
     """All batches are read once, and kept; an epoch takes them in another order."""
-    kept = list(itertools.islice(batches(), 12))
+    stored_batches = list(itertools.islice(batches(), 12))
 
     def orders() -> Iterator[Any]:
         generator = torch.Generator().manual_seed(0)
         while True:
-            for number in torch.randperm(len(kept), generator=generator).tolist():
-                yield kept[number]
+            for number in torch.randperm(len(stored_batches), generator=generator).tolist():
+                yield stored_batches[number]
 
     return _reading(orders())
 

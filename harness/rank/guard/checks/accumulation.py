@@ -73,7 +73,7 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     if any(abs(total * factor - 1) <= LOSS_NEAR for factor in (1, memory.factor)):
         return  # a reduction by sum makes up for a loss that is divided by the ranks
     who = [view.rank for view in views]
-    said = f"the step counts the loss {total:.4g} times instead of once"
+    sentence = f"the step counts the loss {total:.4g} times instead of once"
     before, memory.loss_count = memory.loss_count, total
     # A weight of the user's may grow: it has another value in the next step.
     stays = abs(total - before) <= LOSS_NEAR * total
@@ -83,18 +83,18 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         if factor == ranks and any(view.post.gathers for view in views):
             continue  # with features of all ranks, each rank has a part of the gradient alone
         if factor != 1 and is_sure and abs(total - factor) <= 5 * LOSS_NEAR * factor:
-            text = f"{said}: {name} ({micro} micro-batches, {ranks} ranks)"
+            text = f"{sentence}: {name} ({micro} micro-batches, {ranks} ranks)"
             yield Alarm("accumulation", "weight", text, who, total)
             return
     # Another constant is the user's own weight of the loss. The Trainer divides sums itself.
     is_by_tokens = summed or memory.trainer or losses.weighted or micro > 1
     if (is_by_tokens and abs(total - 1) <= 0.1) or (memory.trainer and summed and 0.5 < total < 2):
-        text = f"{said}: it is divided by another number of tokens than it has"
+        text = f"{sentence}: it is divided by another number of tokens than it has"
         yield Alarm("accumulation", "tokens", text, who, total)
         return
     for name, factor in _factors(micro, ranks).items():  # both at once, as in transformers 5.2
         if memory.trainer and summed and factor < 1 and abs(total - factor) <= TOKENS_NEAR * factor:
-            yield Alarm("accumulation", "weight", f"{said}: about {name}", who, total)
+            yield Alarm("accumulation", "weight", f"{sentence}: about {name}", who, total)
             return
 
 

@@ -127,7 +127,7 @@ def _alarm(
     lost = [view for view in views if view.rank in weights]
     names = _names(lost, weights)
     before = [v.rank for v in lost if set(_not_finite(v, "sizes_before")) & set(weights[v.rank])]
-    made = f"the step makes {named(names)} not finite"
+    result_of_step = f"the step makes {named(names)} not finite"
     ranks = sorted(weights)
     if before:
         since = f"; in step {memory.finite_step} all seemed finite" if memory.finite_step else ""
@@ -137,33 +137,37 @@ def _alarm(
         ranks = before
     elif losses:
         value = next(iter(losses.values()))
-        text = f"the loss is {value} with finite weights: it begins in the forward; {made}"
+        text = (
+            f"the loss is {value} with finite weights: it begins in the forward; {result_of_step}"
+        )
         ranks = sorted(losses)
     else:
-        text, ranks = _without_loss(views, made, ranks)
+        text, ranks = _without_loss(views, result_of_step, ranks)
     return Alarm("finite", "lost", text, ranks, float(len(names)), names)
 
 
-def _without_loss(views: Sequence[View], made: str, ranks: list[int]) -> tuple[str, list[int]]:
+def _without_loss(
+    views: Sequence[View], result_of_step: str, ranks: list[int]
+) -> tuple[str, list[int]]:
     """What is said of weights that a step with finite losses makes so, and the ranks."""
     computed = {view.rank: name for view in views if (name := _first_computed(view))}
-    used = [view for view in views if _not_finite(view, "gradient_sizes")]
+    with_lost_gradient = [view for view in views if _not_finite(view, "gradient_sizes")]
     if computed:
         name = next(iter(computed.values()))
-        first = f"the first gradient that is not finite is that of {name}"
-        return f"it begins in the backward: {first}; {made}", sorted(computed)
-    if any(_has_lost_used(view) for view in used):
-        first = "no rank computes a gradient that is not finite, and the optimizer gets one"
-        return f"it begins in the reduction of gradients: {first}; {made}", ranks
-    if used:
-        order = [int(number) for number in used[0].post.computed]
+        origin = f"the first gradient that is not finite is that of {name}"
+        return f"it begins in the backward: {origin}; {result_of_step}", sorted(computed)
+    if any(_has_lost_used(view) for view in with_lost_gradient):
+        origin = "no rank computes a gradient that is not finite, and the optimizer gets one"
+        return f"it begins in the reduction of gradients: {origin}; {result_of_step}", ranks
+    if with_lost_gradient:
+        order = [int(number) for number in with_lost_gradient[0].post.computed]
         lost = sorted(
-            _not_finite(used[0], "gradient_sizes"),
+            _not_finite(with_lost_gradient[0], "gradient_sizes"),
             key=lambda n: order.index(n) if n in order else 0,
         )
-        first = f"the gradient of {used[0].described[lost[0]].name} is not finite"
-        return f"it begins in the backward: {first}; {made}", ranks
-    return f"losses and gradients seem finite, and {made}", ranks
+        origin = f"the gradient of {with_lost_gradient[0].described[lost[0]].name} is not finite"
+        return f"it begins in the backward: {origin}; {result_of_step}", ranks
+    return f"losses and gradients seem finite, and {result_of_step}", ranks
 
 
 def _first_computed(view: View) -> str:
@@ -178,8 +182,8 @@ def _first_computed(view: View) -> str:
 def _has_lost_used(view: View) -> bool:
     """Whether a sampled value of the gradients that the optimizer uses is not finite: the computed
     ones are sampled at the same positions."""
-    used = view.post.tensors.get("used")
-    return used is not None and not bool(torch.isfinite(used).all())
+    gradients = view.post.tensors.get("used")
+    return gradients is not None and not bool(torch.isfinite(gradients).all())
 
 
 def _names(views: Sequence[View], weights: Mapping[int, list[int]]) -> list[str]:
@@ -217,9 +221,9 @@ def _first_module(post: Post) -> str:
     names = [post.calls[n][0] for n in firsts]
     firsts = [n for n in firsts if not _contains(post.calls[n], names)] or firsts
     # Of infinite outputs, some are so on purpose: the last one is followed by no finite output.
-    first = firsts[0 if is_nan else -1] if firsts else end
-    name, kind, *_ = post.calls[first]
-    why = "" if math.isfinite(sizes[first][2]) else ", whose weights are not finite"
+    place = firsts[0 if is_nan else -1] if firsts else end
+    name, kind, *_ = post.calls[place]
+    why = "" if math.isfinite(sizes[place][2]) else ", whose weights are not finite"
     value = "nan" if is_nan else "inf"
     return f"; in step {post.step} the first {value} is in the output of {name} ({kind}){why}"
 

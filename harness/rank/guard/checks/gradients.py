@@ -71,9 +71,9 @@ def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             yield Alarm("gradients", "none", text, [view.rank], float(len(names)), names)
     memory.factor, losses = 1.0, cache(partial(loss_count, views))
     if len(views) >= together.LEAST and not any(view.post.without_gradient for view in views):
-        right = together.right_gradients(views, NEAR)
-        if right is not None:
-            _note_compared(right, views, memory)
+        right_ones = together.right_gradients(views, NEAR)
+        if right_ones is not None:
+            _note_compared(right_ones, views, memory)
             return
     for view, pairs in _pairs(views, memory):
         alarm = _judged_gradient(view, pairs, memory)
@@ -104,22 +104,22 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
     if any(pair.tied for pair in pairs):
         usual = _usual_ratio(pairs)
         pairs = [pair.nearest(usual) for pair in pairs]
-    used = torch.cat([pair.used for pair in pairs])
+    gradient = torch.cat([pair.used for pair in pairs])
     mean = torch.cat([pair.mean for pair in pairs])
-    if not torch.isfinite(used).all() or not mean.any():
+    if not torch.isfinite(gradient).all() or not mean.any():
         return None
     near = NEAR_IN_16_BITS if any(pair.coarse for pair in pairs) else NEAR
     largest = math.sqrt(sum(pair.largest**2 for pair in pairs))
-    ratio = float(used @ mean / (mean @ mean))
-    error = float((used - ratio * mean).norm())
-    if not used.any() or error > near * max(float(used.norm()), abs(ratio) * largest):
+    ratio = float(gradient @ mean / (mean @ mean))
+    error = float((gradient - ratio * mean).norm())
+    if not gradient.any() or error > near * max(float(gradient.norm()), abs(ratio) * largest):
         if view.post.edited and not memory.dropped and _is_edit(pairs, near, memory):
             return None
         usual = _usual_ratio(pairs)
         names = [pair.name for pair in pairs if pair.relative_error(usual) > 5 * near]
         worst = max(pairs, key=lambda pair: pair.error(usual)).name
-        size = float((used - usual * mean).norm()) / (float(mean.norm()) or 1.0)
-        how = f"it is off by {size:.0%} of it" if used.any() else "it is zero"
+        size = float((gradient - usual * mean).norm()) / (float(mean.norm()) or 1.0)
+        how = f"it is off by {size:.0%} of it" if gradient.any() else "it is zero"
         text = (
             "the optimizer does not use the mean of the gradients that the ranks computed: "
             f"{how}, in {len(names) or 1} of {len(pairs)} parameters, most in {worst}"
@@ -147,12 +147,12 @@ def _is_edit(pairs: Sequence[Pair], near: float, memory: Memory) -> bool:
     and keeps its direction, or if that of some ranks has no part in it."""
     if not all(pair.common for pair in pairs):
         return False
-    wrong = [pair for pair in pairs if pair.relative_error(1.0) > near]
+    pairs_apart = [pair for pair in pairs if pair.relative_error(1.0) > near]
     if all(
         len(pair.used) >= LEAST_VALUES
         and pair.ratio > 1 + near
         and pair.relative_error(pair.ratio) <= near
-        for pair in wrong
+        for pair in pairs_apart
     ):
         return False
     weights = _weights_of_ranks(pairs, near)
@@ -174,13 +174,13 @@ def _weights_of_ranks(pairs: Sequence[Pair], near: float) -> list[float] | None:
     ranks = len(pairs[0].parts)
     if any(len(pair.parts) != ranks for pair in pairs):
         return None
-    used = torch.cat([pair.used for pair in pairs])
+    gradient = torch.cat([pair.used for pair in pairs])
     parts = torch.stack([torch.cat(parts) for parts in zip(*(pair.parts for pair in pairs))], 1)
-    if len(used) < 4 * ranks:
+    if len(gradient) < 4 * ranks:
         return None
-    weights = torch.linalg.lstsq(parts, used[:, None]).solution[:, 0]
-    error = float((parts @ weights - used).norm())
-    return [float(weight) for weight in weights] if error <= near * float(used.norm()) else None
+    weights = torch.linalg.lstsq(parts, gradient[:, None]).solution[:, 0]
+    error = float((parts @ weights - gradient).norm())
+    return [float(weight) for weight in weights] if error <= near * float(gradient.norm()) else None
 
 
 def _usual_ratio(pairs: Sequence[Pair]) -> float:
@@ -223,12 +223,12 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
             alone.append(_is_alone(members))
         used_by_ranks = list(_used(members))
         common = _are_common(used_by_ranks)
-        for view, number, first, used in used_by_ranks:
+        for view, number, position, used in used_by_ranks:
             compared.add(name)
-            part = mean[first : first + len(used)]
+            part = mean[position : position + len(used)]
             share = math.sqrt(len(used) / len(mean))
             pair = Pair(name, used, part, largest * share, view.is_coarse(number))
-            pair.parts = [one[first : first + len(used)] for one in present]
+            pair.parts = [one[position : position + len(used)] for one in present]
             pair.common = common
             pairs[view.rank].append(pair)
             if place := _place_of_tie(view, number):
@@ -259,15 +259,15 @@ def _used(members: Sequence[tuple[View, int]]) -> Iterator[tuple[View, int, int,
     for view, number in members:
         place = view.used_places.get(number)
         if place is not None:
-            start, first, count = place
-            used = view.post.tensors["used"][start : start + count].double()
-            gradients.append((view, number, first, used))
+            start, position, count = place
+            values = view.post.tensors["used"][start : start + count].double()
+            gradients.append((view, number, position, values))
     parts = max([view.post.partial_used.get(str(n), 1) for view, n, *_ in gradients], default=1)
     if parts == 1:
         yield from gradients
     elif len(gradients) == len(members) and not len(members) % parts:
-        mean = torch.stack([used for *_, used in gradients]).sum(0) * parts / len(members)
-        yield from ((view, number, first, mean) for view, number, first, _ in gradients)
+        mean = torch.stack([values for *_, values in gradients]).sum(0) * parts / len(members)
+        yield from ((view, number, position, mean) for view, number, position, _ in gradients)
 
 
 def _place_of_tie(view: View, number: int) -> Any:
@@ -283,35 +283,47 @@ def _place_of_tie(view: View, number: int) -> Any:
 def _is_alone(members: Sequence[tuple[View, int]]) -> bool:
     """Whether each rank uses a multiple of the gradient that it computed, and these differ."""
     gradients = [view.computed(number) for view, number in members]
-    used = {view.rank: values for view, _, _, values in _used(members)}
-    for one, (view, _) in zip(gradients, members):
-        other = used.get(view.rank)
-        if one is None or other is None or len(one) != len(other) or not _are_alike(one, other):
+    gradients_by_rank = {view.rank: values for view, _, _, values in _used(members)}
+    for computed, (view, _) in zip(gradients, members):
+        gradient = gradients_by_rank.get(view.rank)
+        if (
+            computed is None
+            or gradient is None
+            or len(computed) != len(gradient)
+            or not _are_alike(computed, gradient)
+        ):
             return False
-    return not all(_are_alike(one, gradients[0]) for one in gradients)
+    return not all(_are_alike(computed, gradients[0]) for computed in gradients)
 
 
-def _are_alike(one: Tensor | None, other: Tensor | None) -> bool:
+def _are_alike(gradient: Tensor | None, second: Tensor | None) -> bool:
     """Whether a gradient is a multiple of another one."""
-    if one is None or other is None:
+    if gradient is None or second is None:
         return False
-    square = float(one @ one)
-    rest = other - (float(one @ other) / square if square else 0.0) * one
-    return float(rest.norm()) <= NEAR * float(other.norm()) + 1e-30
+    square = float(gradient @ gradient)
+    remainder = second - (float(gradient @ second) / square if square else 0.0) * gradient
+    return float(remainder.norm()) <= NEAR * float(second.norm()) + 1e-30
 
 
 def _note_compared(compared: dict[str, bool], views: Sequence[View], memory: Memory) -> None:
     """Note of each parameter that this check looks at whether its gradients were compared."""
     memory.compared["gradients"] = sum(compared.values())
     memory.compared_gradients.update(compared)
-    left = {name for name, is_compared in memory.compared_gradients.items() if not is_compared}
-    if not left:
+    without_comparison = {
+        name for name, is_compared in memory.compared_gradients.items() if not is_compared
+    }
+    if not without_comparison:
         memory.not_seen.pop("gradients", None)
         return
     layouts = {together.layout(view).columns.digest: view.described for view in views}
-    reasons = {d.left_out for described in layouts.values() for d in described if d.name in left}
+    reasons = {
+        d.left_out
+        for described in layouts.values()
+        for d in described
+        if d.name in without_comparison
+    }
     why = ", ".join(sorted(reason for reason in reasons if reason)) or "no gradient was seen"
     memory.not_seen["gradients"] = (
-        f"gradients of {len(left)} of {len(memory.compared_gradients)} parameters are not "
-        f"compared: {why}"
+        f"gradients of {len(without_comparison)} of {len(memory.compared_gradients)} parameters "
+        f"are not compared: {why}"
     )

@@ -18,13 +18,13 @@ def masters(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         if counts is None:
             continue
         memory.compared["masters"] = sum(bool(view.described[n].master) for n in view.numbers)
-        wrong = {
+        apart = {
             view.described[number].name: int(count)
             for number, count in zip(view.numbers, counts)
             if int(count)
         }
-        if wrong:
-            total, names = sum(wrong.values()), list(wrong)
+        if apart:
+            total, names = sum(apart.values()), list(apart)
             kind = view.described[view.numbers[0]].master
             text = (
                 f"{total} value{'s' if total > 1 else ''} of {named(names)} are not those of the "

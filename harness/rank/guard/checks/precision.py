@@ -67,15 +67,15 @@ def _still(updates: Sequence[SampledUpdate], view: View, memory: Memory) -> Stil
         memory.not_seen["precision"] = f"whether {kind} moves weights in 16 bits is not checked"
     compared = _at_full_rate(view, updates, memory)
     parts = {update.described.name: _masks(update) for update in compared}
-    moved, total = count_moved((moves, has) for moves, has, *_ in parts.values())
+    moved_count, total = count_moved((moves, has) for moves, has, *_ in parts.values())
     short_moved = sum(int((moves & short).sum()) for moves, _, short, _ in parts.values())
     at_random = sum(float(share[short].sum()) for _, _, short, share in parts.values())
     if updates:
         memory.compared["precision"] = len(parts)
-    if not total or moved >= MOVED * total or short_moved:
+    if not total or moved_count >= MOVED * total or short_moved:
         return None
     names = [name for name, (moves, has, *_) in parts.items() if not bool((moves & has).any())]
-    return Still(moved, total, compared[0].described.stepped, names, at_random)
+    return Still(moved_count, total, compared[0].described.stepped, names, at_random)
 
 
 def _alarm(view: View, still: Still, row: int) -> Alarm:
@@ -97,9 +97,9 @@ def _at_full_rate(
     before = memory.rates.get(view.rank, {})
     rates: dict[str, Rate] = {}
     for update in updates:
-        now, was = rates.get(update.group), before.get(update.group)
-        last = max(update.rate, now.last if now else 0.0)
-        rates[update.group] = Rate(last, max(last, was.highest if was else 0.0))
+        rate, rate_before = rates.get(update.group), before.get(update.group)
+        latest = max(update.rate, rate.last if rate else 0.0)
+        rates[update.group] = Rate(latest, max(latest, rate_before.highest if rate_before else 0.0))
     memory.rates[view.rank] = {**before, **rates}
     return [
         update

@@ -57,10 +57,10 @@ def replicas(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         yield Alarm("replicas", "differ", text, sorted(ranks), size, names)
 
 
-def _distance(view: View, number: int, other: View, other_number: int) -> float:
+def _distance(view: View, number: int, second_view: View, other_number: int) -> float:
     if view.described[number].master:
         return 0.0  # the samples are of what each rank steps
-    mine, theirs = view.weights(number), other.weights(other_number)
+    mine, theirs = view.weights(number), second_view.weights(other_number)
     if len(mine) != len(theirs) or not len(mine):
         return 0.0
     return float((mine - theirs).abs().max())

@@ -66,16 +66,16 @@ def equal_copies(views: Sequence[View]) -> int | None:
     return int(begins.sum())
 
 
-def _copies(one: Layout, numbers: dict[str, int]) -> tuple[Tensor, Tensor]:
+def _copies(parameters: Layout, numbers: dict[str, int]) -> tuple[Tensor, Tensor]:
     """Two numbers for each parameter: copies of the same values have the same."""
 
     def number(text: str) -> int:
         return numbers.setdefault(text, len(numbers) + 1)
 
-    marks = torch.tensor([number(mark) for mark in one.marks], dtype=torch.int64)
-    is_named = torch.tensor([mark[0] == "+" for mark in one.marks])
-    at = one.numbers[MARK]
-    return torch.where(is_named[at], one.columns.hashes, 0), marks[at]
+    marks = torch.tensor([number(mark) for mark in parameters.marks], dtype=torch.int64)
+    is_named = torch.tensor([mark[0] == "+" for mark in parameters.marks])
+    at = parameters.numbers[MARK]
+    return torch.where(is_named[at], parameters.columns.hashes, 0), marks[at]
 
 
 def _mixed(*columns: Tensor) -> Tensor:
@@ -116,8 +116,12 @@ def _right_gradients(views: Sequence[View], near: float) -> dict[str, bool] | No
     columns, at = layout(views[0]).columns, looked(views[0])
     numels = [columns.numels[number] for number in at.tolist()]
     counts = torch.tensor([Positions.of(n, views[0].post.check).count for n in numels])
-    own = torch.stack([layout(view).numbers for view in views])[:, :, at]
-    is_held = (own[:, OPTIMIZED] > 0) | (own[:, BEGIN] > 0) | (own[:, END] < torch.tensor(numels))
+    numbers = torch.stack([layout(view).numbers for view in views])[:, :, at]
+    is_held = (
+        (numbers[:, OPTIMIZED] > 0)
+        | (numbers[:, BEGIN] > 0)
+        | (numbers[:, END] < torch.tensor(numels))
+    )
     expected = torch.tensor([len(columns.groups[columns.group[n]]) for n in at.tolist()])
     summed = _sums(views, counts, is_held)
     if summed is None:
@@ -140,19 +144,19 @@ def _right_gradients(views: Sequence[View], near: float) -> dict[str, bool] | No
         place = _places(views[rows])
         if place is None:
             return None
-        row, slot, first, count = place[0], slots[place[1]], place[2], place[3] - place[2]
+        row, slot, position, count = place[0], slots[place[1]], place[2], place[3] - place[2]
         keep = (slot >= 0) & has_some[slot] & is_held[rows][row, slot]
         if not bool(keep.all()):
             return None
         compared[slot] = True
         pair = torch.repeat_interleave(torch.arange(len(slot)), count)
         where = torch.arange(len(pair)) - (count.cumsum(0) - count)[pair]
-        where += (first + starts[slot])[pair]
-        used = torch.cat([view.post.tensors["used"] for view in views[rows]]).double()
+        where += (position + starts[slot])[pair]
+        gradients = torch.cat([view.post.tensors["used"] for view in views[rows]]).double()
         share = count / counts[slot].clamp(min=1)
         square = torch.zeros(len(views[rows]), dtype=torch.float64)
         square = square.index_add(0, row, largest[slot] ** 2 * share)
-        if not _are_right(used, mean[where], row[pair], square, near):
+        if not _are_right(gradients, mean[where], row[pair], square, near):
             return None
     names = [columns.names[number] for number in at.tolist()]
     is_held_by_any = is_held.any(0).tolist()
@@ -195,14 +199,14 @@ def _places(views: Sequence[View]) -> Tensor | None:
     are more or fewer values."""
     places = []
     for row, view in enumerate(views):
-        place, used = view.post.places(), view.post.tensors.get("used")
-        if used is None or len(used) != int((place[:, 2] - place[:, 1]).sum()):
+        place, gradients = view.post.places(), view.post.tensors.get("used")
+        if gradients is None or len(gradients) != int((place[:, 2] - place[:, 1]).sum()):
             return None
         places.append(torch.cat([torch.full((len(place), 1), row), place], 1))
     return torch.cat(places).T
 
 
-def _are_right(used: Tensor, mean: Tensor, row: Tensor, largest: Tensor, near: float) -> bool:
+def _are_right(gradients: Tensor, mean: Tensor, row: Tensor, largest: Tensor, near: float) -> bool:
     """Whether the gradients that ranks use are the means; ``largest`` has the squares of the norms
     of the largest gradients."""
 
@@ -210,8 +214,8 @@ def _are_right(used: Tensor, mean: Tensor, row: Tensor, largest: Tensor, near: f
         return torch.zeros(len(largest), dtype=torch.float64).index_add_(0, row, values)
 
     square = total(mean**2)
-    whole, ratio = total(used**2), total(used * mean) / square
-    error = total((used - ratio[row] * mean) ** 2).sqrt()
+    whole, ratio = total(gradients**2), total(gradients * mean) / square
+    error = total((gradients - ratio[row] * mean) ** 2).sqrt()
     size = torch.maximum(whole.sqrt(), ratio * largest.sqrt())
     is_right = (error <= near * size) & ((ratio - 1).abs() <= near)  # not so of what is not finite
     has_values = torch.zeros(len(largest), dtype=torch.bool).index_fill_(0, row, True)
@@ -230,14 +234,14 @@ def right_updates(views: Sequence[View], epsilons: dict[str, float]) -> tuple[se
             sizes = tuple(layout(view).numbers[SIZE].tolist())
             key = view.post.form, layout(view).columns.digest, sizes, values
             groups.setdefault(key, []).append(view)
-    right, compared = set(), 0
+    right_numbers, compared = set(), 0
     for group in groups.values():
         is_right, count = _right_updates(group, epsilons)
-        for view, one in zip(group, is_right.tolist()):
-            if one:
-                right.add(view.rank)
+        for view, is_right_here in zip(group, is_right.tolist()):
+            if is_right_here:
+                right_numbers.add(view.rank)
                 compared += count
-    return right, compared
+    return right_numbers, compared
 
 
 def _scalars(view: View) -> Iterator[float]:
@@ -252,37 +256,37 @@ def _scalars(view: View) -> Iterator[float]:
 
 
 def _right_updates(views: Sequence[View], epsilons: dict[str, float]) -> tuple[Tensor, int]:
-    first, at, compared = views[0], 0, 0
-    right = torch.ones(len(views), dtype=torch.bool)
-    if not first.post.updates:
-        return right, 0
+    first_view, at, compared = views[0], 0, 0
+    is_right = torch.ones(len(views), dtype=torch.bool)
+    if not first_view.post.updates:
+        return is_right, 0
     values = torch.stack([view.post.tensors["updates"] for view in views]).double()
     weights = torch.stack([view.post.tensors["weights"] for view in views])
-    sizes = layout(first).numbers[SIZE].tolist()
-    ends = [0, *accumulate(Positions.of(sizes[number]).count for number in first.numbers)]
+    sizes = layout(first_view).numbers[SIZE].tolist()
+    ends = [0, *accumulate(Positions.of(sizes[number]).count for number in first_view.numbers)]
 
     def take(count: int) -> Tensor:
         nonlocal at
         at += count
         return values[:, at - count : at]
 
-    for update in first.post.updates:
+    for update in first_view.post.updates:
         weight, gradient = take(update.count), take(update.count)
         state = {name: take(update.count) for name in update.state}
         step = float(take(1)[0]) if update.step < 0 else update.step
         rate = float(take(1)[0]) if update.rate < 0 else update.rate
-        epsilon = epsilons.get(layout(first).columns.dtypes[update.parameter])
-        group, kind = {**update.group, "lr": rate}, first.post.kind
+        epsilon = epsilons.get(layout(first_view).columns.dtypes[update.parameter])
+        group, kind = {**update.group, "lr": rate}, first_view.post.kind
         expected = step_by_formula(kind, group, weight, gradient, {**state, "step": step})
         if epsilon is None or not rate or expected is None or not update.count:
             return torch.zeros(len(views), dtype=torch.bool), 0
-        place = first.places[update.parameter]
+        place = first_view.places[update.parameter]
         after = weights[:, ends[place] : ends[place + 1]][:, : update.count].double()
         rounding = 4 * epsilon * weight.abs().amax(1) + 1e-12
         error = (after - weight - expected).abs().amax(1)
-        right &= error <= torch.maximum(rounding, 2e-2 * expected.abs().amax(1))
-        right &= torch.isfinite(gradient).all(1)
+        is_right &= error <= torch.maximum(rounding, 2e-2 * expected.abs().amax(1))
+        is_right &= torch.isfinite(gradient).all(1)
         if step and state:  # steps that were counted without a gradient are a fault
-            right &= torch.stack([one.any(1) for one in state.values()]).any(0)
+            is_right &= torch.stack([one.any(1) for one in state.values()]).any(0)
         compared += 1
-    return right, compared
+    return is_right, compared

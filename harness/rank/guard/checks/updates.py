@@ -23,12 +23,12 @@ PATIENCE = 10
 
 def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """A step moves the weights as the formula of its optimizer says."""
-    right: set[int] = set()
+    right_numbers: set[int] = set()
     compared = 0
     if len(views) >= together.LEAST:
-        right, compared = together.right_updates(views, EPSILON)
+        right_numbers, compared = together.right_updates(views, EPSILON)
     for view in views:
-        if view.rank in right:
+        if view.rank in right_numbers:
             continue
         if view.post.fused_scale:
             memory.not_seen["updates"] = "updates are not compared: the optimizer divides itself"
@@ -45,19 +45,21 @@ def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
                 "first steps are too short"
             )
             yield Alarm("updates", "counted", text, [view.rank], count)
-        wrong = [result for result in results if result.wrong]
-        if not wrong or (len(wrong) == len(results) and not any(r.moved for r in wrong)):
+        wrong_results = [result for result in results if result.wrong]
+        if not wrong_results or (
+            len(wrong_results) == len(results) and not any(r.moved for r in wrong_results)
+        ):
             continue  # nothing moved at all: a step that was skipped
-        worst = max(wrong, key=lambda result: result.error)
-        more = f" (and {len(wrong) - 1} more of {len(results)} parameters)"
+        worst = max(wrong_results, key=lambda result: result.error)
+        others = f" (and {len(wrong_results) - 1} more of {len(results)} parameters)"
         if not worst.moved:
-            text = f"{worst.name} was not moved, although it has a gradient{more}"
+            text = f"{worst.name} was not moved, although it has a gradient{others}"
         else:
             text = (
                 f"{worst.name} moved {worst.ratio:.3g} times as far as the formula of "
-                f"{view.post.kind} says{more}"
+                f"{view.post.kind} says{others}"
             )
-        names = [result.name for result in wrong]
+        names = [result.name for result in wrong_results]
         yield Alarm("updates", "formula", text, [view.rank], worst.error, names)
     memory.compared["updates"] = compared
 
@@ -132,27 +134,29 @@ def sampled_updates(view: View) -> Iterator[SampledUpdate]:
 
 def _updates(view: View) -> Iterator[Moved]:
     for update in sampled_updates(view):
-        weight, gradient, moved = update.weight, update.gradient, update.moved
+        weight, gradient, movement = update.weight, update.gradient, update.moved
         described, expected = update.described, update.expected
         epsilon = EPSILON.get(described.stepped)
         if epsilon is None or not update.rate or not torch.isfinite(gradient).all():
             continue
         if expected is None:
             # An optimizer of no known formula may move a parameter now and then.
-            first, number = view.first_bits, update.number
-            never = first is not None and int(first[number]) == view.bits(number)
+            bits_at_first, number = view.first_bits, update.number
+            never = bits_at_first is not None and int(bits_at_first[number]) == view.bits(number)
             still = bool(gradient.any()) and never and view.post.check >= PATIENCE
             yield Moved(described.name, 0.0, 0.0, not still, still)
             continue
         rounding = 4 * epsilon * float(weight.abs().max()) + 1e-12
-        error = float((moved - expected).abs().max())
-        wrong = error > max(rounding, 2e-2 * float(expected.abs().max()))
+        error = float((movement - expected).abs().max())
+        is_wrong = error > max(rounding, 2e-2 * float(expected.abs().max()))
         square = float(expected @ expected)
-        ratio = float(moved @ expected) / square if square else math.inf
+        ratio = float(movement @ expected) / square if square else math.inf
         has_moments = "exp_avg" in update.state and bool(gradient.any())
         is_new = has_moments and not any(moment.any() for moment in update.state.values())
         counted = update.step if is_new else 0.0
-        yield Moved(described.name, error, ratio, bool(moved.any()), wrong, has_moments, counted)
+        yield Moved(
+            described.name, error, ratio, bool(movement.any()), is_wrong, has_moments, counted
+        )
 
 
 def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:

@@ -134,9 +134,9 @@ class View:
         """By the number of a parameter, where its gradient begins among the used ones, the first of
         its positions, and how many it has."""
         places, at = {}, 0
-        for number, first, last in self.post.used:
-            places[number] = at, first, last - first
-            at += last - first
+        for number, position, end in self.post.used:
+            places[number] = at, position, end - position
+            at += end - position
         return places
 
     def is_coarse(self, number: int) -> bool:
@@ -153,8 +153,10 @@ class View:
 
 def named(names: Sequence[str]) -> str:
     """``a``, or ``a and 3 more parameters``."""
-    more = len(names) - 1
-    return f"{names[0]} and {more} more parameter{'s' if more > 1 else ''}" if more else names[0]
+    others = len(names) - 1
+    return (
+        f"{names[0]} and {others} more parameter{'s' if others > 1 else ''}" if others else names[0]
+    )
 
 
 Group = Callable[[View, Described], Hashable]
