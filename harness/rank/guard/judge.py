@@ -9,7 +9,7 @@ import torch
 from .budget import FIRST_CHECKS
 from .checks import CHECKS
 from .checks.views import Alarm, Memory, View
-from .posts import Layout, Post
+from .posts import ParameterTable, Post
 
 PATIENCE = 4
 """Checks in a row with cleared gradients that make a fault: a loop may skip a step now and then. A
@@ -65,20 +65,20 @@ def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Mem
 
 def _remembered(post: Post, memory: Memory) -> View:
     if post.described:
-        memory.described[post.rank] = Layout.of(post.described)
+        memory.described[post.rank] = ParameterTable.of(post.described)
         memory.first_bits.pop(post.rank, None)
         memory.at_first.pop(post.rank, None)
         memory.compared_gradients = {}
     if "first_bits" in post.tensors:
         memory.first_bits[post.rank] = post.tensors["first_bits"]
-    layout = memory.described.get(post.rank) or Layout.of([])
+    table = memory.described.get(post.rank) or ParameterTable.of([])
     first_bits = memory.first_bits.get(post.rank)
-    looks_at = len(post.numbers) or len(layout)
+    looks_at = len(post.numbers) or len(table)
     if looks_at != len(post.tensors.get("bits", ())) or (
-        first_bits is not None and len(first_bits) != len(layout)
+        first_bits is not None and len(first_bits) != len(table)
     ):
         first_bits = None
-    return View(post, layout, first_bits)
+    return View(post, table, first_bits)
 
 
 def _merged(alarms: Sequence[Alarm]) -> list[Alarm]:

@@ -227,19 +227,19 @@ OF_RANK = ("size", "begin", "end", "optimized", "copy", "ranks")
 """The fields of a parameter that are no columns."""
 
 SIZE, BEGIN, END, OPTIMIZED, MARK = range(5)
-"""The rows of a layout's numbers."""
+"""The rows of a table's numbers."""
 
 
-class Layout(Sequence[Described]):
+class ParameterTable(Sequence[Described]):
     """The parameters of a rank, as columns: no object for each parameter of a thousand ranks."""
 
     def __init__(self, columns: Columns, numbers: Tensor, marks: list[str]) -> None:
         self.columns, self.numbers, self.marks = columns, numbers, marks
 
     @staticmethod
-    def of(described: Sequence[Described]) -> Layout:
+    def of(described: Sequence[Described]) -> ParameterTable:
         """The columns of some parameters."""
-        if isinstance(described, Layout):
+        if isinstance(described, ParameterTable):
             return described
         groups: dict[tuple[int, ...], int] = {}
         marks: dict[str, int] = {}
@@ -259,7 +259,7 @@ class Layout(Sequence[Described]):
         columns.update(groups=list(groups), group=group)
         text = zlib.compress(json.dumps(columns).encode())
         rows = torch.tensor(numbers, dtype=torch.int64).reshape(-1, 5).T.contiguous()
-        return Layout(columns_of(text), rows, list(marks))
+        return ParameterTable(columns_of(text), rows, list(marks))
 
     def __len__(self) -> int:
         return len(self.columns.names)
@@ -291,7 +291,7 @@ def _digest(text: bytes) -> str:
 
 @lru_cache(maxsize=256)
 def columns_of(text: bytes) -> Columns:
-    """What a text says, with which ``Layout.of`` begins."""
+    """What a text says, with which ``ParameterTable.of`` begins."""
     return Columns(text)
 
 
@@ -304,11 +304,11 @@ def packed(post: Post, apart: dict[str, bytes] | None = None) -> bytes:
     header["cost"], header["alarms"] = asdict(post.cost), [asdict(one) for one in post.alarms]
     text = b""
     if post.described:
-        layout = Layout.of(post.described)
-        tensors["layout"], text = layout.numbers.flatten(), layout.columns.text
-        header["marks"], header["columns"] = layout.marks, layout.columns.digest
+        table = ParameterTable.of(post.described)
+        tensors["layout"], text = table.numbers.flatten(), table.columns.text
+        header["marks"], header["columns"] = table.marks, table.columns.digest
         if apart is not None:
-            apart[layout.columns.digest], text = text, b""
+            apart[table.columns.digest], text = text, b""
     widest_first = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # aligned
     header["tensors"] = {name: [str(t.dtype)[6:], t.numel()] for name, t in widest_first}
     parts = [json.dumps(header).encode(), _packed_form(post), text]
@@ -373,7 +373,7 @@ def _unpacked(data: bytes, text_of: Callable[[str], bytes] | None) -> Post:
     if digest:
         text = parts[2] or (text_of(digest) if text_of else b"")
         numbers = tensors.pop("layout").reshape(5, -1)
-        described = Layout(columns_of(text), numbers, marks)
+        described = ParameterTable(columns_of(text), numbers, marks)
         if numbers.shape[1] != len(described):
             raise ValueError("no post: its parameters are others")
     header.update(

@@ -62,7 +62,7 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     if losses is None:
         return
     total, micro, summed = losses.total, losses.micro, losses.summed
-    is_split = any(together.layout(view).columns.is_split for view in views)
+    is_split = any(together.table(view).columns.is_split for view in views)
     ranks = 1 if is_split else len(views)
     memory.compared["accumulation"] = micro
     memory.most_micro = max(memory.most_micro, micro)

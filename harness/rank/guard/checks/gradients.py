@@ -315,10 +315,10 @@ def _note_compared(compared: dict[str, bool], views: Sequence[View], memory: Mem
     if not without_comparison:
         memory.not_seen.pop("gradients", None)
         return
-    layouts = {together.layout(view).columns.digest: view.described for view in views}
+    tables = {together.table(view).columns.digest: view.described for view in views}
     reasons = {
         d.left_out
-        for described in layouts.values()
+        for described in tables.values()
         for d in described
         if d.name in without_comparison
     }

@@ -31,7 +31,7 @@ chance of 0.01 %. A small model needs more checks."""
 def precision(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """Weights in 16 bits take part in a step: it is not lost in their rounding."""
     for view in views[:RANKS]:
-        dtypes = together.layout(view).columns.dtypes
+        dtypes = together.table(view).columns.dtypes
         types = {dtypes[update.parameter] for update in view.post.updates}
         if types.isdisjoint(DIGITS):
             continue

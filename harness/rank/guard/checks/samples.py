@@ -19,10 +19,10 @@ FEW = 4
 
 def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """In a step no two ranks of a data-parallel training read the same rows."""
-    layouts = {one.columns.digest: one.columns for one in map(together.layout, views)}
+    tables = {one.columns.digest: one.columns for one in map(together.table, views)}
     groups = {
         columns.groups[group]
-        for columns in layouts.values()
+        for columns in tables.values()
         for group, is_shared in zip(columns.group, columns.fields["same_rows"])
         if len(columns.groups[group]) > 1 and not is_shared
     }

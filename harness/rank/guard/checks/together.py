@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ....detectors.arithmetic import step_by_formula
-from ..posts import BEGIN, END, MARK, OPTIMIZED, SIZE, Layout
+from ..posts import BEGIN, END, MARK, OPTIMIZED, SIZE, ParameterTable
 from ..samples import Positions
 from .views import View
 
@@ -29,9 +29,9 @@ MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
 """Odd numbers that spread a change over all bits of a product (splitmix64)."""
 
 
-def layout(view: View) -> Layout:
+def table(view: View) -> ParameterTable:
     """The parameters of a rank, as columns."""
-    return Layout.of(view.described)
+    return ParameterTable.of(view.described)
 
 
 def looked(view: View) -> Tensor:
@@ -52,7 +52,7 @@ def equal_copies(views: Sequence[View]) -> int | None:
     for view in views:
         if view.first_bits is not None:
             at = looked(view)
-            names, marks = _copies(layout(view), numbers)
+            names, marks = _copies(table(view), numbers)
             keys.append(_mixed(names[at], marks[at], view.first_bits[at]))
             bits.append(view.post.tensors["bits"])
     if not keys:
@@ -66,7 +66,7 @@ def equal_copies(views: Sequence[View]) -> int | None:
     return int(begins.sum())
 
 
-def _copies(parameters: Layout, numbers: dict[str, int]) -> tuple[Tensor, Tensor]:
+def _copies(parameters: ParameterTable, numbers: dict[str, int]) -> tuple[Tensor, Tensor]:
     """Two numbers for each parameter: copies of the same values have the same."""
 
     def number(text: str) -> int:
@@ -99,7 +99,7 @@ def right_gradients(views: Sequence[View], near: float) -> dict[str, bool] | Non
     if any(view.post.partial or view.post.partial_used for view in views):
         return None  # tensor parallelism adds them up
     for view in views:
-        key = layout(view).columns.digest, tuple(view.post.numbers), view.post.check
+        key = table(view).columns.digest, tuple(view.post.numbers), view.post.check
         blocks.setdefault(key, []).append(view)
     compared: dict[str, bool] = {}
     for members in blocks.values():
@@ -113,10 +113,10 @@ def right_gradients(views: Sequence[View], near: float) -> dict[str, bool] | Non
 
 def _right_gradients(views: Sequence[View], near: float) -> dict[str, bool] | None:
     """The same for ranks with the same parameters."""
-    columns, at = layout(views[0]).columns, looked(views[0])
+    columns, at = table(views[0]).columns, looked(views[0])
     numels = [columns.numels[number] for number in at.tolist()]
     counts = torch.tensor([Positions.of(n, views[0].post.check).count for n in numels])
-    numbers = torch.stack([layout(view).numbers for view in views])[:, :, at]
+    numbers = torch.stack([table(view).numbers for view in views])[:, :, at]
     is_held = (
         (numbers[:, OPTIMIZED] > 0)
         | (numbers[:, BEGIN] > 0)
@@ -231,8 +231,8 @@ def right_updates(views: Sequence[View], epsilons: dict[str, float]) -> tuple[se
     for view in views:
         if view.post.form and not view.post.fused_scale:
             values = tuple(_scalars(view))
-            sizes = tuple(layout(view).numbers[SIZE].tolist())
-            key = view.post.form, layout(view).columns.digest, sizes, values
+            sizes = tuple(table(view).numbers[SIZE].tolist())
+            key = view.post.form, table(view).columns.digest, sizes, values
             groups.setdefault(key, []).append(view)
     right_numbers, compared = set(), 0
     for group in groups.values():
@@ -262,7 +262,7 @@ def _right_updates(views: Sequence[View], epsilons: dict[str, float]) -> tuple[T
         return is_right, 0
     values = torch.stack([view.post.tensors["updates"] for view in views]).double()
     weights = torch.stack([view.post.tensors["weights"] for view in views])
-    sizes = layout(first_view).numbers[SIZE].tolist()
+    sizes = table(first_view).numbers[SIZE].tolist()
     ends = [0, *accumulate(Positions.of(sizes[number]).count for number in first_view.numbers)]
 
     def take(count: int) -> Tensor:
@@ -275,7 +275,7 @@ def _right_updates(views: Sequence[View], epsilons: dict[str, float]) -> tuple[T
         state = {name: take(update.count) for name in update.state}
         step = float(take(1)[0]) if update.step < 0 else update.step
         rate = float(take(1)[0]) if update.rate < 0 else update.rate
-        epsilon = epsilons.get(layout(first_view).columns.dtypes[update.parameter])
+        epsilon = epsilons.get(table(first_view).columns.dtypes[update.parameter])
         group, kind = {**update.group, "lr": rate}, first_view.post.kind
         expected = step_by_formula(kind, group, weight, gradient, {**state, "step": step})
         if epsilon is None or not rate or expected is None or not update.count:
