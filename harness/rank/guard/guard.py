@@ -371,7 +371,7 @@ class Guard:
                 neighbour.wait()
         training.leave_out_if_outer()
         if training.after_step(self.backwards, self.rows.batches()):
-            post = self._completed(training.post(self.mailbox.rank), training.micro_batches)
+            post = self._completed(training.post(self.mailbox.rank), training.step_backwards)
             training.disarm()
             self.mailbox.send(training, post)
             if not self.mailbox.rank:

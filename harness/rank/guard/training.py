@@ -127,7 +127,7 @@ class Training:
         self._is_whole = False
         """Whether the last step had as many, and several."""
         self._short_steps, self._backwards = 0, backwards
-        self._first_batches = self._step_batches = self._step_backwards = 0
+        self._first_batches = self._step_batches = self.step_backwards = 0
         """The batches that were read for the first step, and for the last one."""
         self._reset()
 
@@ -163,7 +163,8 @@ class Training:
         self._places_of_backwards: list[Hashable] = []
         self._dropped_places: set[Hashable] = set()
         self._marks: dict[int, tuple[int, int]] = {}
-        self._is_edited = False
+        self._is_edited = self._has_moved = False
+        """Whether the loop changed gradients after the last backward, and weights before it."""
 
     # -- arming --
 
@@ -334,8 +335,8 @@ class Training:
         is_elsewhere = batches < backwards and self._dropped_places.isdisjoint(
             self._places_of_backwards
         )
-        has_moved = self._versions != self._versions_of_weights()
-        return bool(self._dropped) and not is_elsewhere and not has_moved
+        is_assembled = self._is_edited and not self._has_no_wrapper  # of several, by the loop
+        return bool(self._dropped) and not (is_elsewhere or self._has_moved or is_assembled)
 
     def has_separate_losses(self, batches: int) -> bool:
         """Whether the backwards of this step are those of several losses of the same rows, by their
@@ -378,6 +379,7 @@ class Training:
         views, optimizer = [], self.optimizer()
         gradients: dict[int, Tensor] = {}
         if self.inner_steps is None:  # a wrapper reduces them into tensors of its own
+            self._has_moved = self._versions != self._versions_of_weights()
             self._is_edited = any(self._mark(n) != mark for n, mark in self._marks.items())
         for number in sorted(self._types.keys() - self._taken):
             entry, positions = self._watched[number], self._positions[number]
@@ -559,13 +561,14 @@ class Training:
             self.next_step, self._waits = self.steps + 1, 0
         if self.next_step == self.steps and not self.armed:
             self.next_step = self.steps + 1  # no backward was before it: a state is made by a step
-        self._step_backwards, self._step_batches = backwards - self._backwards, batches
+        self.step_backwards, self._step_batches = backwards - self._backwards, batches
         self._count_backwards(backwards - self._backwards, batches)
         self._backwards = backwards
         return self.armed
 
     def _count_backwards(self, backwards: int, batches: int) -> None:
-        if not self.micro_batches:
+        # A step that was skipped may be in the first one.
+        if not self.micro_batches and not (self.armed and self._dropped):
             self.micro_batches, self._first_batches = backwards, batches
         self._is_whole = backwards == self.micro_batches > 1
         # Several losses of one batch may have backwards of their own, and some of them may end.
@@ -589,7 +592,7 @@ class Training:
         optimizer = self.optimizer()
         weights = [self._watched[number].weight for number in self._numbers]
         values = [Positions.of(weight.numel()).values(weight) for weight in weights]
-        is_drop = self.drops(self._step_batches, self._step_backwards)
+        is_drop = self.drops(self._step_batches, self.step_backwards)
         if is_drop and self._dropped_sum is not None and self._computed is not None:
             self._computed = self._computed + self._dropped_sum
         self._dropped = self._dropped if is_drop else 0

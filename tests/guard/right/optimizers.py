@@ -367,24 +367,6 @@ def decay_by_hand() -> Steps:
 
 
 @loop
-def averages_each_eighth_step() -> Steps:
-    """Local SGD in DDP: no step reduces, and each eighth one averages the weights."""
-    model = parallel(Net())
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    for step, batch in enumerate(batches()):
-        with model.no_sync():
-            loss = classes_loss(model, batch)
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 4 == 3:
-            for weight in model.parameters():
-                dist.all_reduce(weight.data)
-                weight.data /= dist.get_world_size()
-        yield model, loss
-
-
-@loop
 def copies_vote() -> Steps:
     """A population: each few steps an optimizer with another rate takes over the state."""
     model = parallel(Net())

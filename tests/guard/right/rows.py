@@ -273,7 +273,11 @@ def few_shots() -> Steps:
         def __iter__(self) -> Iterator[list[int]]:
             for _ in range(40):
                 pair = torch.randperm(CLASSES, generator=self.generator)[:2]
-                rows = [int(r) for c in pair for r in (self.table.y == c).nonzero()[:3, 0]]
+                rows = []
+                for one in pair:
+                    members = (self.table.y == one).nonzero()[:, 0]
+                    order = torch.randperm(len(members), generator=self.generator)
+                    rows += members[order[:3]].tolist()
                 yield rows
 
         def __len__(self) -> int:

@@ -1,0 +1,63 @@
+"""Gradients that are cleared before a step uses them: lost, or computed for another end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from harness.rank.guard.parameters import Modules
+from harness.rank.guard.posts import Post
+from harness.rank.guard.training import Training
+
+Moves = Callable[[nn.Module], None]
+
+
+def post_of(places: str, batches: int, between: Moves = lambda model: None) -> Post:
+    """The post of a step with a backward at each place, all but the last of which are cleared."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    training = Training(optimizer, 0)
+    training.arm(set(), Modules, lambda handler: handler)
+    for count, place in enumerate(places, 1):
+        training.begin_backward(place)
+        model(torch.ones(1, 3)).sum().backward()
+        training.end_backward()
+        if count < len(places):
+            between(model)
+            training.cleared(True, count)
+            optimizer.zero_grad()
+    training.before_step()
+    optimizer.step()
+    assert training.after_step(len(places), batches)
+    post = training.post(0)
+    training.disarm()
+    return post
+
+
+@torch.no_grad()
+def move(model: nn.Module) -> None:
+    for weight in model.parameters():
+        weight.add_(0.1)
+
+
+def test_gradients_of_micro_batches_are_lost() -> None:
+    post = post_of("aaa", batches=3)
+
+    assert post.dropped == 2
+    assert float(post.tensors["computed"].abs().sum()) > 1.5 * float(
+        post.tensors["used"].abs().sum()
+    )
+
+
+def test_gradients_of_a_point_nearby_are_not_lost() -> None:
+    assert post_of("aa", batches=1, between=move).dropped == 0
+
+
+def test_gradients_that_other_code_measures_are_not_lost() -> None:
+    post = post_of("ab", batches=1)
+
+    assert post.dropped == 0
+    used = post.tensors["used"]  # other modules of this process may follow
+    assert torch.equal(post.tensors["computed"][: len(used)], used)
