@@ -159,11 +159,13 @@ def many_optimizers() -> Any:
 def threads() -> Any:
     """Two threads train, each one model, with micro-batches of different numbers."""
     sums: dict[int, float] = {}
+    start_of_step = threading.Barrier(2)  # otherwise one may end before the other begins
 
     def train(number: int) -> None:
         model = Classifier()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for _ in range(30):
+            start_of_step.wait()
             micro_batches = 1 + 3 * number
             for _ in range(micro_batches):
                 loss = model(torch.ones(3, 4), torch.zeros(3, dtype=torch.long))
