@@ -127,8 +127,8 @@ def _asked(engine: Any, name: str) -> Any:
 
 
 def facts_of(post: Post, backwards: int, scaler: Any, bugs_file: str) -> dict[str, Any]:
-    """The releases and settings of this run, and the bugs of the file ``known`` that they may set
-    off. To be called by the thread that trains, within the step."""
+    """The releases and settings of this run, and the bugs of ``bugs_file`` that they may set off.
+    To be called by the thread that trains, within the step."""
     bugs = []
     if bugs_file:
         with open(bugs_file, encoding="utf-8") as file:

@@ -160,7 +160,7 @@ def plain(name: str) -> str:
 def watched(optimizer: Any, modules: Modules, parameter_ids: Iterable[int]) -> list[Watched]:
     """The parameters of an optimizer, and those with gradients that no optimizer holds.
 
-    ``held`` are the ids of the parameters of all optimizers.
+    ``parameter_ids`` are the ids of the parameters of all optimizers.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     ids = {id(parameter) for parameter in parameters}

@@ -48,7 +48,8 @@ class Positions:
         return self.part(tensor, 0, 0, self.count)
 
     def part(self, tensor: Tensor, begin: int, begin_number: int, end_number: int) -> Tensor:
-        """The values at the positions ``first`` to ``last`` of a shard that begins at ``begin``."""
+        """The values of a shard that begins at ``begin``, at the positions ``begin_number`` to
+        ``end_number``."""
         flat = tensor.detach()
         if not flat.is_contiguous():
             return _picked(

@@ -171,8 +171,8 @@ class Training:
     def arm(
         self, parameter_ids: set[int], modules: Callable[[], Modules], guarded: Guarded
     ) -> None:
-        """Begin to look at this step: its first backward begins. ``held`` are the ids of the
-        parameters of all optimizers, ``modules`` finds those of this process, and ``guarded``
+        """Begin to look at this step: its first backward begins. ``parameter_ids`` are those of
+        the parameters of all optimizers, ``modules`` finds those of this process, and ``guarded``
         makes a hook that never raises."""
         started = time.perf_counter()
         optimizer = self.optimizer()
