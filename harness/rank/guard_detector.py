@@ -46,8 +46,8 @@ class Detector:
     def _is_reference(self, training: Training) -> bool:
         """Whether a scenario compares with this optimizer: it is of plain torch, and DeepSpeed's
         engine trains, or it has copies that are in no module. It follows one rank."""
-        trained = {id(one) for engine in self._engines for one in _chain(engine)}
-        others = {id(one) for one in self._optimizers}
+        trained = {id(one) for engine in self._engines for one in _chain(engine.optimizer)}
+        others = {id(one) for outer in self._optimizers for one in _chain(outer)}
         optimizer = training.optimizer()
         if id(optimizer) in trained or not trained | others:
             return False
@@ -69,9 +69,8 @@ class Budget(Detector):
     settings = Settings(quiet=True)
 
 
-def _chain(engine: Any) -> Iterator[Any]:
-    """The optimizer of an engine, and those that it wraps."""
-    optimizer = engine.optimizer
+def _chain(optimizer: Any) -> Iterator[Any]:
+    """An optimizer, such as that of an engine or of accelerate, and those that it wraps."""
     while optimizer is not None:
         yield optimizer
         optimizer = getattr(optimizer, "optimizer", None)

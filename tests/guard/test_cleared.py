@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 
@@ -34,6 +35,27 @@ def post_of(places: str, batches: int, between: Moves = lambda model: None) -> P
     post = training.post(0)
     training.disarm()
     return post
+
+
+@pytest.mark.parametrize(("is_wrapped", "foreign"), [(False, 2), (True, 0)])
+def test_copies_that_a_wrapper_steps_are_not_foreign(is_wrapped: bool, foreign: int) -> None:
+    model = nn.Linear(3, 2)
+    copies = [weight.detach().clone().requires_grad_() for weight in model.parameters()]
+    optimizer = torch.optim.SGD(copies, 0.1)
+    training = Training(optimizer, 0)
+    training.arm(set(), Modules, lambda handler: handler)
+    training.begin_backward("")
+    model(torch.ones(1, 3)).sum().backward()
+    training.end_backward()
+    if is_wrapped:
+        training.begin_wrapper_step()
+        training.inner_steps = 1
+    training.before_step()
+    if is_wrapped:
+        training.end_wrapper_step()
+    assert training.after_step(1, 1)
+    assert training.post(0).foreign == foreign
+    training.disarm()
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from functools import partial
@@ -232,6 +233,7 @@ def test_a_detector_that_writes_traces_learns_from_healthy_ones(tmp_path: Path) 
 
 
 def under_guard(rank: int, folder: Path, fault: str) -> None:
+    gc.collect()  # guard sees all models of this process, also garbage of the tests before
     with attachment.attached([vars(command.detector_named("guard"))], folder, "", rank):
         loop(rank, fault, steps=FIRST_CHECKS)
     dist.barrier()

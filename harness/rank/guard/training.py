@@ -84,6 +84,8 @@ class Training:
         self.inner_steps: int | None = None
         """The steps that a wrapper made the optimizer take in the step that runs now: one for each
         group, none if it skips it; None outside of a wrapper's step."""
+        self._is_wrapped = False
+        """Whether a wrapper makes its steps: then it may hold copies of the weights."""
         self.alarms: list[LocalAlarm] = []
         self.skips = Skips()
         self.setup = 0.0
@@ -427,7 +429,7 @@ class Training:
 
     def begin_wrapper_step(self) -> None:
         """Note that a wrapper begins a step: it makes the optimizer take several, or none."""
-        self.inner_steps = 0
+        self.inner_steps, self._is_wrapped = 0, True
         self._compare_resume()
 
     def end_wrapper_step(self) -> int:
@@ -639,11 +641,12 @@ class Training:
         post.updates, post.dropped = self._updates, self._dropped
         post.is_whole = self._is_whole
         parameters_by_id = modules.parameters if modules else {}
-        post.foreign = sum(
-            id(parameter) not in parameters_by_id and parameter.grad is None
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
+        if not self._is_wrapped:
+            post.foreign = sum(
+                id(parameter) not in parameters_by_id and parameter.grad is None
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            )
         post.outer = self.is_shared
         post.averages = modules.averages if modules else ""
         post.unheld = [
