@@ -3,7 +3,7 @@
 parameters.
 
 It prints JSON: by step, the operations of torch, the hooks on parameters and modules during the
-backward, and the CPU time; and the steps that were checked.
+backward, and the CPU time; the steps that were checked; and by check, the operations of the judge.
 """
 
 from __future__ import annotations
@@ -54,12 +54,22 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     guards: list[Any] = []
+    judged: list[int] = []
     if "guard" in sys.argv:
         from harness.rank import guard
         from harness.rank.guard.settings import Settings
 
         guard.start(Settings(every=10**9, quiet=True))
         guards = guard._guards
+        mailbox = guards[0].mailbox
+        judge = mailbox._judge
+
+        def count_judging(posts: Any) -> None:
+            with Counting() as counting:
+                judge(posts)
+            judged.append(counting.operations.total())
+
+        mailbox._judge = count_judging
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4))
     if "large" in sys.argv:
         model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(149)), nn.Linear(8, 4))
@@ -98,7 +108,7 @@ def main() -> None:
     if guards:
         result["handlers_microseconds"] = 1e6 * min(handlers)
         guards[0].mailbox.close()
-        result["checked"] = guards[0].report.steps
+        result["checked"], result["judged"] = guards[0].report.steps, judged
     del unstepped
     print(json.dumps(result))
 

@@ -39,6 +39,8 @@ VIEWS = ("as_strided", "detach", "view", "slice", "split", "alias", "reshape", "
 """Operations that only make another view of a tensor: they start no work on a device."""
 MOST_KERNELS, MOST_OPERATIONS = 200, 1400
 """What a check of 300 parameters may add to a step. Asking each one took 609 and 4,354."""
+MOST_JUDGING = 600
+"""Operations that judge it. Asking each parameter and each update took 3,455."""
 WHOLE = 2
 """The first check looks at all parameters, and the second one whether they changed since."""
 
@@ -52,6 +54,8 @@ def test_check_of_many_parameters_has_few_operations() -> None:
         kernels = sum(n for name, n in extra.items() if name.split(".")[1] not in VIEWS)
         assert 0 < kernels <= MOST_KERNELS
         assert extra.total() <= MOST_OPERATIONS
+    assert len(with_guard["judged"]) == FIRST_CHECKS
+    assert max(with_guard["judged"][WHOLE:]) <= MOST_JUDGING
 
 
 def test_optimizer_that_nobody_steps_does_not_stay_armed() -> None:

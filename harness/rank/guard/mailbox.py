@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .budget import FIRST_CHECKS, steps_until_next
 from .checks.finite import has_lost_loss
-from .posts import Post, packed, unpacked
+from .posts import Post, form_of, packed, unpacked
 from .report import say, short
 from .report_files import SUFFIX
 from .sentences import few
@@ -175,6 +175,7 @@ class Mailbox:
         post.cost = training.cost(self.seconds)
         key = post.optimizer, post.check
         if self.rank == 0:
+            post.form = form_of(post)
             self._open[key] = Check(training, {0: post})
         else:
             self._send(post)

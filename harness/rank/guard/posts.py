@@ -164,8 +164,8 @@ class Post:
     optimizer steps, rounded."""
 
     form: str = ""
-    """Of a post that was bytes: posts of one form have the same header, beside what is of the rank
-    alone, so that their tensors can be judged together."""
+    """Posts of one form have the same header, beside what is of the rank alone, so that their
+    tensors can be judged together."""
 
     def places(self) -> Tensor:
         """``used`` as rows of three numbers."""
@@ -331,6 +331,11 @@ def _packed_form(post: Post) -> bytes:
     form = {name: value for name, value in post.__dict__.items() if name not in apart}
     form.update(computed=kinds, updates=updates, groups=[json.loads(group) for group in groups])
     return json.dumps(form, sort_keys=True).encode()
+
+
+def form_of(post: Post) -> str:
+    """The ``form`` of a post that never was bytes."""
+    return _digest(_packed_form(post))
 
 
 def _number(groups: dict[str, int], group: dict[str, Any]) -> int:

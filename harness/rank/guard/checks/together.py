@@ -8,6 +8,7 @@ or not usual, is left to the check.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -122,7 +123,10 @@ def _right_gradients(views: Sequence[View], near: float) -> dict[str, bool] | No
         | (numbers[:, BEGIN] > 0)
         | (numbers[:, END] < torch.tensor(numels))
     )
-    expected = torch.tensor([len(columns.groups[columns.group[n]]) for n in at.tolist()])
+    # One process alone needs no wrapper that says which ranks are averaged.
+    least = 1 if len(views) == 1 else 0
+    sizes = [len(columns.groups[columns.group[number]]) for number in at.tolist()]
+    expected = torch.tensor(sizes).clamp(min=least)
     summed = _sums(views, counts, is_held)
     if summed is None:
         return None
@@ -256,37 +260,81 @@ def _scalars(view: View) -> Iterator[float]:
 
 
 def _right_updates(views: Sequence[View], epsilons: dict[str, float]) -> tuple[Tensor, int]:
-    first_view, at, compared = views[0], 0, 0
+    """Which of some ranks with the same form have right updates, and how many each has."""
+    post = views[0].post
     is_right = torch.ones(len(views), dtype=torch.bool)
-    if not first_view.post.updates:
+    if not post.updates:
         return is_right, 0
     values = torch.stack([view.post.tensors["updates"] for view in views]).double()
-    weights = torch.stack([view.post.tensors["weights"] for view in views])
-    sizes = table(first_view).numbers[SIZE].tolist()
-    ends = [0, *accumulate(Positions.of(sizes[number]).count for number in first_view.numbers)]
-
-    def take(count: int) -> Tensor:
-        nonlocal at
-        at += count
-        return values[:, at - count : at]
-
-    for update in first_view.post.updates:
-        weight, gradient = take(update.count), take(update.count)
-        state = {name: take(update.count) for name in update.state}
-        step = float(take(1)[0]) if update.step < 0 else update.step
-        rate = float(take(1)[0]) if update.rate < 0 else update.rate
-        epsilon = epsilons.get(table(first_view).columns.dtypes[update.parameter])
-        group, kind = {**update.group, "lr": rate}, first_view.post.kind
-        expected = step_by_formula(kind, group, weight, gradient, {**state, "step": step})
-        if epsilon is None or not rate or expected is None or not update.count:
+    weights = torch.stack([view.post.tensors["weights"] for view in views]).double()
+    for batch in _batches(views[0]):
+        epsilon, group = epsilons.get(batch.dtype), {**batch.group, "lr": batch.rate}
+        weight, gradient, *moments = batch.values(values)
+        state = dict(zip(batch.state, moments))
+        expected = step_by_formula(
+            post.kind, group, weight, gradient, {**state, "step": batch.step}
+        )
+        if epsilon is None or not batch.rate or expected is None or not batch.count:
             return torch.zeros(len(views), dtype=torch.bool), 0
-        place = first_view.places[update.parameter]
-        after = weights[:, ends[place] : ends[place + 1]][:, : update.count].double()
-        rounding = 4 * epsilon * weight.abs().amax(1) + 1e-12
-        error = (after - weight - expected).abs().amax(1)
-        is_right &= error <= torch.maximum(rounding, 2e-2 * expected.abs().amax(1))
-        is_right &= torch.isfinite(gradient).all(1)
-        if step and state:  # steps that were counted without a gradient are a fault
-            is_right &= torch.stack([one.any(1) for one in state.values()]).any(0)
-        compared += 1
-    return is_right, compared
+        rounding = 4 * epsilon * weight.abs().amax(-1) + 1e-12
+        error = (batch.after(weights) - weight - expected).abs().amax(-1)
+        is_near = error <= torch.maximum(rounding, 2e-2 * expected.abs().amax(-1))
+        is_near &= torch.isfinite(gradient).all(-1)
+        if batch.step and state:  # steps that were counted without a gradient are a fault
+            is_near &= torch.stack([moment.any(-1) for moment in moments]).any(0)
+        is_right &= is_near.all(1)
+    return is_right, len(post.updates)
+
+
+@dataclass
+class _Batch:
+    """Updates with the same settings and as many values, to be compared together."""
+
+    count: int
+    """Values of each tensor of an update."""
+    state: Sequence[str]
+    step: float
+    rate: float
+    dtype: str
+    group: dict[str, Any]
+    begins: list[int] = field(default_factory=list)
+    """By update, where its values begin in ``updates``, ..."""
+    weight_begins: list[int] = field(default_factory=list)
+    """... and in ``weights``."""
+
+    def values(self, values: Tensor) -> Sequence[Tensor]:
+        """The weights before the step, the gradients, and the moments: by rank, update, value."""
+        tensors = 2 + len(self.state)
+        parts = [values[:, begin : begin + tensors * self.count] for begin in self.begins]
+        shape = len(values), len(parts), tensors, self.count
+        return torch.stack(parts, 1).reshape(shape).unbind(2)
+
+    def after(self, weights: Tensor) -> Tensor:
+        """The weights after the step, likewise."""
+        return torch.stack([weights[:, at : at + self.count] for at in self.weight_begins], 1)
+
+
+def _batches(view: View) -> list[_Batch]:
+    """The updates of a post, by what they have in common."""
+    batches: dict[Any, _Batch] = {}
+    values, columns = view.post.tensors["updates"], table(view).columns
+    sizes = table(view).numbers[SIZE].tolist()
+    counts = [Positions.of(sizes[number]).count for number in view.numbers]
+    weight_begins = [0, *accumulate(counts)]
+    end = 0
+    for update in view.post.updates:
+        begin, end = end, end + update.count * (2 + len(update.state))
+        step, rate = update.step, update.rate
+        if step < 0:  # it is on a device, and so among the values
+            step, end = float(values[end]), end + 1
+        if rate < 0:
+            rate, end = float(values[end]), end + 1
+        dtype = columns.dtypes[update.parameter]
+        key = update.count, tuple(update.state), step, rate, dtype, str(update.group)
+        batch = batches.get(key)
+        if batch is None:
+            batch = _Batch(update.count, update.state, step, rate, dtype, update.group)
+            batches[key] = batch
+        batch.begins.append(begin)
+        batch.weight_begins.append(weight_begins[view.places[update.parameter]])
+    return list(batches.values())
