@@ -120,7 +120,7 @@ def assert_told(under_guard: Trainer, fault: Fault, **settings: Any) -> None:
     assert not fault.parameter or fault.parameter in alarm["parameters"]
     line = f"guard: ALARM: step {alarm['step']}, "
     assert run.logs[0].count(line) == len([a for a in run.alarms if a["step"] == alarm["step"]])
-    assert "guard" not in run.logs[1]
+    assert "guard: " not in run.logs[1]
     assert set(run.codes) == {0}
 
 
