@@ -323,8 +323,12 @@ def _packed_form(post: Post) -> bytes:
     for number, kind in post.computed.items():
         kinds.setdefault(kind, []).append(int(number))
     groups: dict[str, int] = {}
+    by_id = {id(one.group): one.group for one in post.updates}
+    numbers = {
+        key: groups.setdefault(json.dumps(group), len(groups)) for key, group in by_id.items()
+    }
     updates = [
-        [one.parameter, one.count, one.state, one.step, one.rate, _number(groups, one.group)]
+        [one.parameter, one.count, one.state, one.step, one.rate, numbers[id(one.group)]]
         for one in post.updates
     ]
     apart = (*OF_THE_RANK, "described", "tensors", "form", "used", "computed", "updates")
@@ -336,10 +340,6 @@ def _packed_form(post: Post) -> bytes:
 def form_of(post: Post) -> str:
     """The ``form`` of a post that never was bytes."""
     return _digest(_packed_form(post))
-
-
-def _number(groups: dict[str, int], group: dict[str, Any]) -> int:
-    return groups.setdefault(json.dumps(group), len(groups))
 
 
 @lru_cache(maxsize=64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-MOST = 64
+MOST = 32
 """Parameters that a check looks at."""
 
 

@@ -50,7 +50,7 @@ class Positions:
     def part(self, tensor: Tensor, begin: int, begin_number: int, end_number: int) -> Tensor:
         """The values of a shard that begins at ``begin``, at the positions ``begin_number`` to
         ``end_number``."""
-        flat = tensor.detach()
+        flat = tensor.detach() if tensor.requires_grad else tensor
         if not flat.is_contiguous():
             return _picked(
                 flat,

@@ -471,7 +471,10 @@ class Training:
         optimizer, views = self.optimizer(), []
         if self._sizes_before is None:
             self._sizes_before = largest([self._watched[number].weight for number in self._numbers])
-        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        groups: dict[int, Any] = {}
+        for group in optimizer.param_groups:
+            with_settings = group, _plain_settings(group)
+            groups.update((id(parameter), with_settings) for parameter in group["params"])
         for number in self._chosen(groups):
             update, tensors = self._update(optimizer, number, groups)
             self._updates.append(update)
@@ -512,7 +515,7 @@ class Training:
     ) -> tuple[Update, list[Tensor]]:
         entry = self._watched[number]
         stepped = entry.stepped
-        group = groups[id(stepped)]
+        group, settings = groups[id(stepped)]
         state = optimizer.state.get(stepped, {})
         positions = Positions.of(entry.weight.numel())
         names = MOMENTS.get(kind_of(optimizer), ())
@@ -524,18 +527,13 @@ class Training:
         for value in (step, rate):
             if _is_on_device(value):
                 views.append(value.detach().reshape(1))
-        plain = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in group.items()
-            if name != "params" and _is_plain(value)
-        }
         moments = Update(
             number,
             positions.count,
             present,
             -1.0 if _is_on_device(step) else float(step),
             -1.0 if _is_on_device(rate) else float(rate),
-            plain,
+            settings,
         )
         return moments, views
 
@@ -722,6 +720,15 @@ def has_own_hooks(optimizer: Any) -> bool:
 
 def _is_on_device(value: Any) -> bool:
     return isinstance(value, Tensor) and value.device.type != "cpu"
+
+
+def _plain_settings(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a group that are numbers."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in group.items()
+        if name != "params" and _is_plain(value)
+    }
 
 
 def _is_plain(value: Any) -> bool:
