@@ -45,13 +45,14 @@ class Detector:
 
     def _is_reference(self, training: Training) -> bool:
         """Whether a scenario compares with this optimizer: it is of plain torch, and DeepSpeed's
-        engine trains, or it has copies that are in no module. It follows one rank."""
+        engine trains, or it trains copies that are in no module. It follows one rank."""
         trained = {id(one) for engine in self._engines for one in _chain(engine.optimizer)}
         others = {id(one) for outer in self._optimizers for one in _chain(outer)}
         optimizer = training.optimizer()
         if id(optimizer) in trained or not trained | others:
             return False
-        return bool(trained) or (id(optimizer) not in others and not training.is_in_modules)
+        has_copies = not training.is_in_modules and not training.foreign
+        return bool(trained) or (id(optimizer) not in others and has_copies)
 
     def judge(self, run: Path) -> list[SimpleNamespace]:
         """The alarms of a run. Raises if guard stopped in one of its processes."""

@@ -15,8 +15,15 @@ from harness.rank.guard.training import Training
 Moves = Callable[[nn.Module], None]
 
 
-def post_of(places: str, batches: int, between: Moves = lambda model: None) -> Post:
-    """The post of a step with a backward at each place, all but the last of which are cleared."""
+def nothing(model: nn.Module) -> None:
+    pass
+
+
+def post_of(
+    places: str, batches: int, between: Moves = nothing, in_backward: Moves = nothing
+) -> Post:
+    """The post of a step with a backward at each place. The gradients of all but the last one are
+    cleared afterwards, or taken by a wrapper in the backward."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     training = Training(optimizer, 0)
@@ -24,10 +31,13 @@ def post_of(places: str, batches: int, between: Moves = lambda model: None) -> P
     for count, place in enumerate(places, 1):
         training.begin_backward(place)
         model(torch.ones(1, 3)).sum().backward()
+        if count < len(places):
+            in_backward(model)
         training.end_backward()
         if count < len(places):
             between(model)
-            training.cleared(True, count)
+            if in_backward is nothing:
+                training.cleared(True, count)
             optimizer.zero_grad()
     training.before_step()
     optimizer.step()
@@ -71,6 +81,28 @@ def test_gradients_of_micro_batches_are_lost() -> None:
     assert float(post.tensors["computed"].abs().sum()) > 1.5 * float(
         post.tensors["used"].abs().sum()
     )
+
+
+def take_gradients(model: nn.Module) -> None:
+    for weight in model.parameters():
+        weight.grad = None
+
+
+def test_gradients_that_a_wrapper_takes_are_not_cleared() -> None:
+    post = post_of("aaa", batches=3, in_backward=take_gradients)
+
+    assert post.dropped == 0
+    count = len(post.tensors["used"])
+    assert torch.equal(post.tensors["computed"][:count], 3 * post.tensors["used"])
+
+
+def test_cleared_gradients_are_those_of_a_micro_batch_if_they_were_to_be_reduced_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not post_of("aaa", batches=3).is_whole
+
+    monkeypatch.setattr(Modules, "reduces_later", lambda self: True)
+    assert post_of("aaa", batches=3).is_whole
 
 
 def test_gradients_of_a_point_nearby_are_not_lost() -> None:

@@ -81,6 +81,8 @@ WRONG = [
     # FSDP1 shards nothing among one rank, and forgets its copies (torch 2.15 still does).
     (Fault("fsdp1 hybrid_shard", *GRADIENTS, [0, 1], also=(COPIES,)), 2),
     (Fault("fsdp2_tensor_parallel same_rows", "samples", "shared", [0, 1, 2, 3]), 4),
+    (Fault("pipeline called_twice", *GRADIENTS, [0, 1]), 2),
+    (Fault("pipeline one_f_one_b called_twice", *GRADIENTS, [0, 1]), 2),
     (Fault("pipeline never_reduced", *GRADIENTS, [0, 1, 2, 3], "", 5, (COPIES,)), 4),
 ]
 

@@ -93,6 +93,7 @@ WRONG_SLOW = [
     Fault("ddp perturbed", *COPIES, [1], "words.weight", FAULT_STEP),
     Fault("ddp accumulate divided_twice", "accumulation", "weight", [0, 1]),
     Fault("ddp accumulate_reduced last_only", *GRADIENTS, [0, 1], OUT, 4),
+    Fault("ddp accumulate last_only", *GRADIENTS, [0, 1], OUT, 2),
     Fault("ddp copies_trained", "updates", "unheld", [0, 1], OUT, 3),
     Fault("ddp stream same_rows", "samples", "shared", [0, 1]),
     Fault("ddp epochs same_order", "samples", "order", [0, 1], "", 12),

@@ -44,6 +44,7 @@ from .kinds import (
     Save,
     ScalerStep,
     StageBackward,
+    StageGradients,
     Step,
     TrainerStep,
     Unscale,

@@ -202,6 +202,17 @@ class StageBackward(GraphBackward):
 
 
 @dataclass
+class StageGradients(Event):
+    """The schedule of a pipeline of torch reduces the gradients of a stage, or divides them by the
+    number of micro-batches, after the last backward."""
+
+    places = (
+        Place("torch.distributed.pipelining.stage", "_PipelineStageBase", "perform_reduce_grad"),
+        Place("torch.distributed.pipelining.stage", "_PipelineStageBase", "scale_grads"),
+    )
+
+
+@dataclass
 class Clip(Event):
     """``clip_grad_norm_`` is called. It returns the norm before the clipping."""
 

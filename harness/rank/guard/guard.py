@@ -32,6 +32,7 @@ from ..events import (
     PreparedSchedule,
     ScalerStep,
     StageBackward,
+    StageGradients,
     Step,
     Unscale,
     WrapperStep,
@@ -95,6 +96,7 @@ class Guard:
         on(Backward, around=self._backward, when=self._alive)
         on(GraphBackward, around=self._backward, when=self._alive)
         on(StageBackward, around=self._backward, when=self._alive)
+        on(StageGradients, after=self._guarded(self._note_gradients), when=self._is_armed)
         on(LossValue, after=self._guarded(self._loss), when=self._is_due)
         on(Gathered, before=self._guarded(self._gather), when=self._is_due)
         on(Clip, before=self._guarded(self._clip), when=self._is_armed)
@@ -211,6 +213,9 @@ class Guard:
             if any(cleared):
                 self.losses.cleared()
             self.losses.backward(root, self._scaler)
+
+    def _note_gradients(self, event: StageGradients) -> None:
+        self._end_backward()  # what a schedule writes is no edit of the loop
 
     def _end_backward(self) -> None:
         for training in self.trainings:

@@ -33,6 +33,9 @@ LAYOUTS: tuple[type[Layout], ...] = (
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What torch.compile, FSDP1 and checkpointing put into the names of parameters."""
 
+REDUCES = ("require_backward_grad_sync", "_sync_gradients")
+"""The attributes of DDP and FSDP1 that ``no_sync`` sets to False."""
+
 
 @dataclass
 class Watched:
@@ -94,6 +97,7 @@ class Modules:
             for name, parameter in root.named_parameters():
                 self.names.setdefault(id(parameter), plain(name))
                 self.parameters.setdefault(id(parameter), parameter)
+        self._wrappers = [one for one in modules if not vars(one).keys().isdisjoint(REDUCES)]
         self.ranks: dict[int, list[int]] = {}
         self.ignored: set[int] = set()
         """The parameters that DDP was told to leave to each rank."""
@@ -108,6 +112,11 @@ class Modules:
                         self.ranks[id(parameter)] = ranks
         self.averages, self.split_rows = averages(), split_rows()
         self.layouts = [kind(self) for kind in LAYOUTS]
+
+    def reduces_later(self) -> bool:
+        """Whether a wrapper of torch was told not to reduce the gradients of this backward: they
+        are a part of those of a later one."""
+        return any(not vars(one).get(flag, True) for one in self._wrappers for flag in REDUCES)
 
     def forget(self, key: int) -> None:
         """Leave out a tensor that stands for a parameter while a step computes."""

@@ -39,6 +39,9 @@ MOMENTS["AdamW"] = MOMENTS["Adam"]
 MIX = 6364136223846793005
 """An odd number: two sums of bits with it in one are equal on two ranks if both sums are."""
 
+NO_GRADIENT = (0, 0)
+"""What stands for a gradient that is not there."""
+
 LOOKED_AT = 8
 """Weights whose versions say whether a loop moves weights within a step."""
 
@@ -128,6 +131,9 @@ class Training:
         """The backwards of the first step."""
         self._is_whole = False
         """Whether the last step had as many, and several."""
+        self.foreign = 0
+        """Tensors of the optimizer that belong to no module, and had no gradient in the last
+        check."""
         self._short_steps, self._backwards = 0, backwards
         self._first_batches = self._step_batches = self.step_backwards = 0
         """The batches that were read for the first step, and for the last one."""
@@ -160,6 +166,9 @@ class Training:
         self._before, self._fused_scale = torch.zeros(0), False
         self._without: list[str] = []
         self._dropped = 0
+        self._drops_parts = self._is_part = False
+        """Whether a wrapper had been told to reduce the cleared gradients, or those of the last
+        backward, later: in a step of which they are a part."""
         self._dropped_sum: Tensor | None = None
         """The gradients that were cleared before a step used them."""
         self._places_of_backwards: list[Hashable] = []
@@ -291,15 +300,20 @@ class Training:
         """Note that a backward begins at a place of the loop's code. Returns whether the loop
         itself has cleared the gradients of those before it."""
         number = next(iter(sorted(self._types)), None)
-        has_cleared = number is not None and self._has_no_gradient(self._watched[number])
+        has_cleared = number is not None and self._has_lost_gradient(number)
         if has_cleared:
             self.cleared(True, 0)
         self._places_of_backwards.append(place)
+        self._is_part = self._modules is not None and self._modules.reduces_later()
         return has_cleared
 
-    def _has_no_gradient(self, entry: Watched) -> bool:
-        is_usual = entry.hooked is entry.parameter and entry.share.used is None
-        return is_usual and entry.parameter.grad is None and self._used is None
+    def _has_lost_gradient(self, number: int) -> bool:
+        """Whether a parameter had a gradient after the last backward, and has none now. What steps
+        a copy of the parameter takes its gradients itself."""
+        entry = self._watched[number]
+        is_usual = entry.hooked is entry.parameter and not (entry.share.used or entry.share.master)
+        was_there = self._marks.get(number, NO_GRADIENT) != NO_GRADIENT
+        return is_usual and was_there and entry.parameter.grad is None and self._used is None
 
     def end_backward(self) -> None:
         """Note which gradients there are after a backward, and how often they were written."""
@@ -308,7 +322,7 @@ class Training:
     def _mark(self, number: int) -> tuple[int, int]:
         entry = self._watched[number]
         gradient = None if entry.share.used else local(entry.parameter.grad)
-        return (0, 0) if gradient is None else (id(gradient), version(gradient))
+        return NO_GRADIENT if gradient is None else (id(gradient), version(gradient))
 
     def cleared(self, is_only_one: bool, backwards: int) -> bool:
         """Note that gradients are cleared before a step used them: another optimizer's turn, a loop
@@ -321,6 +335,7 @@ class Training:
             self._backwards = backwards
         if is_only_one and not is_step:
             self._dropped += 1
+            self._drops_parts = self._drops_parts or self._is_part
             if self._computed is not None:
                 before = self._dropped_sum
                 self._dropped_sum = self._computed if before is None else before + self._computed
@@ -361,9 +376,9 @@ class Training:
             self._restart()
 
     def _restart(self) -> None:
-        dropped = self._dropped, self._dropped_sum, self._dropped_places
+        dropped = self._dropped, self._drops_parts, self._dropped_sum, self._dropped_places
         self._reset()
-        self._dropped, self._dropped_sum, self._dropped_places = dropped
+        self._dropped, self._drops_parts, self._dropped_sum, self._dropped_places = dropped
 
     @property
     def is_sampled(self) -> bool:
@@ -567,8 +582,10 @@ class Training:
         return self.armed
 
     def _count_backwards(self, backwards: int, batches: int) -> None:
-        # A step that was skipped may be in the first one.
-        if not self.micro_batches and not (self.armed and self._dropped):
+        # A step that was skipped may be in the first one, unless its gradients were to be reduced
+        # with later ones.
+        has_skipped = self.armed and self._dropped and not self._drops_parts
+        if not self.micro_batches and not has_skipped:
             self.micro_batches, self._first_batches = backwards, batches
         self._is_whole = backwards == self.micro_batches > 1
         # Several losses of one batch may have backwards of their own, and some of them may end.
@@ -640,7 +657,7 @@ class Training:
         post.is_whole = self._is_whole
         parameters_by_id = modules.parameters if modules else {}
         if not self._is_wrapped:
-            post.foreign = sum(
+            self.foreign = post.foreign = sum(
                 id(parameter) not in parameters_by_id and parameter.grad is None
                 for group in optimizer.param_groups
                 for parameter in group["params"]
