@@ -399,7 +399,8 @@ class Guard:
         roots = self.losses.roots()
         if roots is not None:
             post.tensors["roots"] = roots
-        post.rows, post.optimizers = self.rows.of_step(), len(self.trainings)
+        post.rows, post.epochs = self.rows.of_step(), self.rows.samples()
+        post.optimizers = len(self.trainings)
         post.coarse, post.lossy = self.coarse, self.lossy
         post.alarms += self.rows.alarms + self.schedules.alarms
         self.rows.alarms, self.schedules.alarms = [], []

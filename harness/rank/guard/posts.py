@@ -84,6 +84,19 @@ class LocalAlarm:
 
 
 @dataclass
+class EpochSample:
+    """Rows that a loader gave in an epoch, if the ranks split its dataset, by their numbers."""
+
+    loader: int
+    epoch: int
+    surprise: float
+    """How improbable it is, as a logarithm, that no row came twice so far by chance."""
+    rows: list[int]
+    step: list[list[int]]
+    """Rows of this step, each with a number for its values."""
+
+
+@dataclass
 class Post:
     """What a rank saw in a checked step."""
 
@@ -119,6 +132,8 @@ class Post:
     updates: list[Update] = field(default_factory=list)
     rows: list[tuple[int, list[int]]] = field(default_factory=list)
     """The loaders that were read in this step, and the rows."""
+    epochs: list[EpochSample] = field(default_factory=list)
+    """What the epoch has given so far of datasets that the ranks split."""
     edited: bool = False
     """Whether the loop has written gradients after the last backward of the step."""
     squared: bool = False
@@ -193,7 +208,18 @@ class Places(Sequence[tuple[int, int, int]]):
         return iter(self[:])
 
 
-OF_THE_RANK = ("rank", "step", "missed", "cost", "rows", "calls", "opaque", "alarms", "facts")
+OF_THE_RANK = (
+    "rank",
+    "step",
+    "missed",
+    "cost",
+    "rows",
+    "epochs",
+    "calls",
+    "opaque",
+    "alarms",
+    "facts",
+)
 """The fields of a post that differ between ranks; many ranks have the same of the others."""
 
 
@@ -302,6 +328,7 @@ def packed(post: Post, apart: dict[str, bytes] | None = None) -> bytes:
         tensors["places"] = post.places().flatten()
     header: dict[str, Any] = {name: getattr(post, name) for name in OF_THE_RANK}
     header["cost"], header["alarms"] = asdict(post.cost), [asdict(one) for one in post.alarms]
+    header["epochs"] = [asdict(one) for one in post.epochs]
     text = b""
     if post.described:
         table = ParameterTable.of(post.described)
@@ -385,6 +412,7 @@ def _unpacked(data: bytes, text_of: Callable[[str], bytes] | None) -> Post:
         cost=Cost(**header["cost"]),
         alarms=[LocalAlarm(**one) for one in header["alarms"]],
         rows=[(loader, rows) for loader, rows in header["rows"]],
+        epochs=[EpochSample(**one) for one in header["epochs"]],
     )
     places = tensors.pop("places", torch.zeros(0, dtype=torch.int64)).reshape(-1, 3)
     return Post(**header, **form, described=described, used=Places(places), tensors=tensors)

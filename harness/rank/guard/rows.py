@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .posts import LocalAlarm
+from .posts import EpochSample, LocalAlarm
+from .splits import EpochRows, sample_of_step, splits
 
 FIRST_BATCHES = 4
 """The batches by which the order of two epochs is compared."""
@@ -40,6 +41,10 @@ class Epoch:
         self.has_begun = False
         """Whether its first batches trained."""
         self.seen: set[int] = set()
+        self.part: EpochRows | None = None
+        """The rows, if ranks split the dataset."""
+        self.training = 0
+        """Which of the epochs that train it is; 0 if it does not."""
 
     @property
     def is_over(self) -> bool:
@@ -65,6 +70,12 @@ class Loader:
         """Whether a batch has a row twice: its sampler repeats, or draws with replacement."""
         self._again: LocalAlarm | None = None
         self._shuffles = self._told = False
+        self._trained: Epoch | None = None
+        """The last epoch that trained."""
+        self._surprise = 0.0
+        """How improbable it is by chance that no row came twice in the epochs before it."""
+        self._splits = True
+        """Whether no epoch so far says that ranks do not split the dataset."""
 
     def read(self, rows: list[int], iterator: Any) -> None:
         """Note the indices of a batch."""
@@ -72,6 +83,8 @@ class Loader:
         if epoch is None or epoch.is_over:
             self._count += 1
             epoch = self._epochs[iterator] = Epoch(self._count, _batches(iterator))
+            size = splits(iterator, self.dataset())
+            epoch.part = EpochRows(size) if size else None
         self._last, self._again = epoch, None
         self._shuffles = _shuffles(iterator)
         batch = hash(tuple(rows))
@@ -79,6 +92,10 @@ class Loader:
         epoch.rows += len(rows)
         if len(epoch.first) < FIRST_BATCHES:
             epoch.first.append(batch)
+        if epoch.part is not None and not epoch.is_over:
+            epoch.part.add(rows)
+        if epoch.length is not None and getattr(iterator, "_num_yielded", 0) > epoch.length:
+            self._splits = False  # it goes on after its end, so nobody knows where an epoch begins
         self._repeats = self._repeats or len(set(rows)) < len(rows) or _draws_again(iterator)
         within = epoch.length is not None or epoch.rows <= _rows_of_rank(self.dataset())
         if batch in epoch.seen and within and not self._repeats and _is_no_chance(epoch, len(rows)):
@@ -92,6 +109,8 @@ class Loader:
         """Note that a backward begins with the last batch: an evaluation may read as it likes."""
         self.trains = True
         epoch, alarm, self._again = self._last, self._again, None
+        if epoch is not None and not epoch.training:
+            self._begin_training(epoch)
         if epoch is not None and len(epoch.first) == FIRST_BATCHES and not epoch.has_begun:
             epoch.has_begun = True
             before, self._before = self._before, epoch
@@ -101,6 +120,26 @@ class Loader:
             return None
         self._told = alarm is not None
         return alarm
+
+    def _begin_training(self, epoch: Epoch) -> None:
+        before = self._trained
+        epoch.training = before.training + 1 if before else 1
+        if before is not None and before.part is not None:
+            self._surprise += before.part.surprise
+            self._splits = self._splits and not before.part.repeats
+        self._trained = epoch
+
+    def sample(self, step: dict[int, int]) -> EpochSample | None:
+        """What this epoch has given so far, and the values of rows of this step by their numbers;
+        None if nothing says that ranks split the dataset."""
+        epoch = self._trained
+        if epoch is None or epoch.part is None or epoch.part.repeats or self._repeats:
+            return None
+        if not self._splits:
+            return None
+        surprise = self._surprise + epoch.part.surprise
+        rows = sorted(epoch.part.sample)
+        return EpochSample(self.number, epoch.training, surprise, rows, sample_of_step(step))
 
 
 def _same_order(before: Epoch, epoch: Epoch) -> LocalAlarm | None:
@@ -167,6 +206,8 @@ class Rows:
         """Forget the rows of the last step."""
         self._step: list[tuple[Loader, list[int]]] = []
         self._counts: dict[Loader, int] = {}
+        self._values: dict[Loader, dict[int, int]] = {}
+        """By the numbers of rows, their digests."""
 
     def batches(self) -> int:
         """The batches of this step: the most of a loader that trains."""
@@ -188,6 +229,8 @@ class Rows:
         rows = digests(batch) if is_checked else []
         if rows:
             self._step.append((loader, rows[:MOST_ROWS]))
+            if isinstance(index, list) and len(index) == len(rows):
+                self._values.setdefault(loader, {}).update(zip(index, rows))
 
     def _loader(self, dataset: Any) -> Loader:
         for loader in self.loaders:
@@ -206,6 +249,11 @@ class Rows:
     def of_step(self) -> list[tuple[int, list[int]]]:
         """The rows of this step, by the number of the loader, without those of an evaluation."""
         return [(loader.number, rows) for loader, rows in self._step if loader.trains]
+
+    def samples(self) -> list[EpochSample]:
+        """What epochs of datasets that the ranks split have given so far."""
+        samples = [loader.sample(self._values.get(loader, {})) for loader in self.loaders]
+        return [sample for sample in samples if sample is not None]
 
 
 def digests(batch: Any) -> list[int]:

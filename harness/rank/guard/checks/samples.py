@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
 
+from ..posts import EpochSample
 from . import together
 from .views import Alarm, Memory, View
 
+SURE = math.log(1e3)
+"""That a sampler gives no row twice: others draw each row from all of them."""
+LEAST_COMMON = 2
 ENOUGH = math.log(1e7)
 """Against chance: ranks that draw from few rows by themselves often have some in common."""
 MOST_ROWS = 4096
@@ -30,6 +34,7 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     for view in views:
         for loader, rows in view.post.rows:
             by_loader.setdefault(loader, {}).setdefault(view.rank, []).extend(rows)
+    is_told = False
     for (loader, readers), group in product(by_loader.items(), sorted(groups)):
         sets = {rank: set(readers[rank]) for rank in group if _are_rows(readers.get(rank, ()))}
         if len(sets) < 2:
@@ -52,7 +57,46 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
                 f"{repeated} of the {len(rows_once)} rows of this step were read by more than "
                 "one rank"
             )
+            is_told = True
             yield Alarm("samples", "shared", text, ranks, float(repeated))
+    if not is_told:
+        yield from _of_epochs(views, groups, memory)
+
+
+def _of_epochs(
+    views: Sequence[View], groups: Collection[tuple[int, ...]], memory: Memory
+) -> Iterator[Alarm]:
+    """In an epoch of a dataset that the ranks split no two ranks read the same row."""
+    samples: dict[tuple[int, int], dict[int, EpochSample]] = {}
+    for view in views:
+        for sample in view.post.epochs:
+            samples.setdefault((sample.loader, sample.epoch), {})[view.rank] = sample
+            _note_values(sample, memory)
+    for (loader, epoch), group in product(sorted(samples), sorted(groups)):
+        members = [(rank, samples[loader, epoch].get(rank)) for rank in group]
+        readers = {rank: sample for rank, sample in members if sample is not None}
+        readers_of = Counter(row for sample in readers.values() for row in sample.rows)
+        common = {row for row, count in readers_of.items() if count > 1}
+        is_split = sum(sample.surprise for sample in readers.values()) >= SURE
+        if len(common) < LEAST_COMMON or not is_split or loader in memory.varied:
+            continue
+        ranks = [rank for rank, sample in readers.items() if not common.isdisjoint(sample.rows)]
+        text = (
+            f"{len(common)} of {len(readers_of)} rows of epoch {epoch} were read by more than one "
+            "rank, although the ranks split the rows (do they shuffle alike?)"
+        )
+        yield Alarm("samples", "shared", text, ranks, float(len(common)))
+
+
+def _note_values(sample: EpochSample, memory: Memory) -> None:
+    """Remember the values of a step's rows: if they vary, their numbers do not say which rows they
+    are."""
+    values = memory.row_values.setdefault(sample.loader, {})
+    for row, value in sample.step:
+        if values.get(row, value) != value:
+            memory.varied.add(sample.loader)
+        if len(values) < MOST_ROWS:
+            values.setdefault(row, value)
 
 
 def _surprise(

@@ -53,6 +53,10 @@ class Memory:
     """... and in how many checks before that it was the same."""
     rows: set[int] = field(default_factory=set)
     """The rows that were read in checked steps."""
+    row_values: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By loader and number of a row, a number for its values."""
+    varied: set[int] = field(default_factory=set)
+    """Loaders of which ranks have other values for the same number."""
     surprises: dict[Any, float] = field(default_factory=dict)
     """By loader and group of ranks, how much speaks against rows that several ranks read by chance,
     as a logarithm."""
