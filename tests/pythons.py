@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.releases import uv
@@ -61,13 +61,13 @@ def main() -> int:
 ASK = "import sys; print(sys.version.split()[0], sys.executable)"
 
 
-def interpreters() -> dict[str, Path]:
+def interpreters(names: Sequence[str] = PYTHONS) -> dict[str, Path]:
     """The first interpreter of each version on the PATH, in /usr/bin, or next to ours (as pyenv
     installs them), by version."""
     folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/bin"]
     folders += [str(path / "bin") for path in sorted(Path(sys.base_prefix).parent.iterdir())]
     by_version: dict[str, Path] = {}
-    for name in PYTHONS:
+    for name in names:
         for folder in folders:
             if python := shutil.which(f"python{name}", path=folder):
                 command = [python, "-Ic", ASK]

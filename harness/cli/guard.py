@@ -22,7 +22,6 @@ import json
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 from harness.cli import Arguments
 from harness.cli._values import number, whole_number
@@ -49,7 +48,7 @@ def main(arguments: list[str]) -> int:
     settings.known = _known_bugs()
     code = injection.code_folder()
     with injection.run_folder(settings) as folder:
-        findings = Findings(Path(settings.out or folder))
+        findings = Findings(folder, Path(settings.out or folder))
         ending = child.run(
             words,
             injection.environment(folder, code),
@@ -162,27 +161,39 @@ def _known_bugs() -> str:
 
 
 class Findings:
-    """What the ranks of this command wrote into the folder of the report."""
+    """What the ranks of this command tell: files in the folder of the report, which may vanish or
+    be full, and one beside the settings."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, run: Path, out: Path) -> None:
+        self._alarm = run / injection.ALARM
         self._alarms, self._summary = out / ALARMS, out / SUMMARY
-        self._before = self._stamps()
-
-    def _stamps(self) -> tuple[Any, Any]:
-        files = (file.stat() if file.is_file() else None for file in (self._alarms, self._summary))
-        alarms, summary = files
-        return alarms and alarms.st_size, summary and (summary.st_ino, summary.st_mtime_ns)
+        self._before = _version(self._alarms), _version(self._summary)
 
     def has_alarm(self) -> bool:
         """Whether an alarm came; those of an earlier training may be in the folder."""
-        return self._stamps()[0] != self._before[0]
+        return _version(self._alarm) is not None or _version(self._alarms) not in (
+            None,
+            self._before[0],
+        )
 
     def has_bug(self) -> bool:
         """Whether the training sets off a known bug for certain."""
-        if self._stamps()[1] == self._before[1]:
+        if _version(self._summary) in (None, self._before[1]):
             return False
-        bugs = json.loads(self._summary.read_text(encoding="utf-8")).get("known_bugs", [])
-        return any(bug["certain"] for bug in bugs)
+        try:
+            summary = json.loads(self._summary.read_text(encoding="utf-8"))
+            return any(bug["certain"] for bug in summary.get("known_bugs", []))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return False  # somebody has damaged it
+
+
+def _version(file: Path) -> tuple[int, ...] | None:
+    """What changes when a file is written; None if there is none."""
+    try:
+        state = file.stat()
+    except OSError:
+        return None
+    return state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def _say_what_was_not_reached(folder: Path) -> None:
@@ -192,4 +203,8 @@ def _say_what_was_not_reached(folder: Path) -> None:
             f"set PYTHONPATH, leave guard out. One line in the script does the same: {IN_SCRIPT}"
         )
     elif not (folder / injection.TRAINING).exists():
-        print_errors("guard: no training was seen: no optimizer of torch took a step")
+        print_errors(
+            "guard: no training was seen: no optimizer of torch took a step. If one did, it was in "
+            "a Python with -I, -S or -E, or with another PYTHONPATH: there one line in the script "
+            f"starts guard: {IN_SCRIPT}"
+        )

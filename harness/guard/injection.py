@@ -28,8 +28,9 @@ PARTS = ("rank/events/*.py", "rank/guard/**/*.py", "detectors/arithmetic.py")
 PACKAGES = ("", "rank/", "detectors/")
 """Packages whose ``__init__.py`` is empty there, as ours imports more than these parts."""
 SETTINGS, LOCK = "settings.json", "lock"
-PYTHON, TRAINING = "python", "training"
-"""Files that processes write beside the settings: when Python starts, and at the first step."""
+PYTHON, TRAINING, ALARM = "python", "training", "alarm"
+"""Files that processes write beside the settings: when Python starts, at the first step, and at an
+alarm."""
 
 
 def home() -> Path:
@@ -94,7 +95,8 @@ def run_folder(settings: Settings) -> Iterator[Path]:
             stack.enter_context(locked(folder / LOCK))
             content = replace(settings, out=settings.out or str(folder))
             write_whole(folder / SETTINGS, content.to_json())
-            if settings.out:
+        if settings.out:
+            with writing(Path(settings.out), "--out"):
                 write_whole(Path(settings.out) / SETTINGS, content.to_json())
         yield folder
 

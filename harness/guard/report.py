@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.rank.guard.report_files import ALARMS, SUFFIX, SUMMARY
-from harness.rank.guard.sentences import alarm_in_words, known_bug
+from harness.rank.guard.sentences import alarm_in_words, known_bug, steps_in_words
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import count, one_line
 
@@ -121,7 +121,7 @@ def _heading(summary: Mapping[str, Any], faults: int | None = None) -> str:
     faults = len(summary["faults"]) if faults is None else faults
     checks = summary.get("checks", len(summary["checked"]))
     text = (
-        f"{count(summary['steps'], 'step')}, {checks} checked; "
+        f"{steps_in_words(summary['steps'], summary.get('restarts', 0))}, {checks} checked; "
         f"cost {summary['cost_percent']:.2f} % of the time ({summary['check_ms']:.1f} ms a check); "
         + (count(faults, "fault") if faults else "no alarm")
     )

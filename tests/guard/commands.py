@@ -43,7 +43,7 @@ for step in range(1000 if "endless" in sys.argv else 8):
     if step == 1 and rank == 1 and "fault" in sys.argv:
         with torch.no_grad():
             model.weight[0, 0] += 1
-    if "endless" in sys.argv:
+    if {"endless", "slowly"} & set(sys.argv):
         time.sleep(0.2)
         say("step", step)
     if "save" in sys.argv:  # all ranks stop in the same step: one may be in a collective

@@ -7,6 +7,7 @@ import atexit
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -73,6 +74,15 @@ def rank_0_dies() -> BeforeStep:
     return before
 
 
+def rank_0_is_killed() -> BeforeStep:
+    def before(step: int) -> None:
+        if step == STEP and dist.get_rank() == 0:
+            time.sleep(1)  # the first checks are judged
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return before
+
+
 def all_ranks_are_killed() -> BeforeStep:
     """A node is lost, after its last check of the first ones was judged."""
 
@@ -90,6 +100,33 @@ def store_dies() -> BeforeStep:
             os.kill(int(os.environ["STORE_PID"]), signal.SIGKILL)
 
     return before
+
+
+def store_hangs() -> BeforeStep:
+    """The host of the store answers no more, and closes no connection."""
+
+    def before(step: int) -> None:
+        if step == STEP and dist.get_rank() == 0:
+            os.kill(int(os.environ["STORE_PID"]), signal.SIGSTOP)
+
+    return before
+
+
+def thread_dies_on_rank_1() -> BeforeStep:
+    """The thread that posts ends by what is no Exception."""
+
+    def end(*_: Any) -> NoReturn:
+        raise SystemExit(9)
+
+    if dist.get_rank() == 1:
+        mailbox.Mailbox._post = end  # type: ignore[method-assign]
+    return _nothing
+
+
+def thread_cannot_start() -> BeforeStep:
+    """The limit of processes is reached."""
+    threading.Thread.start = _fail  # type: ignore[method-assign]
+    return _nothing
 
 
 def rank_never_posts() -> BeforeStep:

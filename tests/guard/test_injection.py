@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from harness.bugs.results import Status
 from harness.guard import injection, known
 from harness.guard.injection import CODE, HARNESS, SETTINGS
 from harness.rank.guard.settings import CHECKS, VARIABLE, VISIBLE, Settings
+from harness.system.errors import Fault
 from harness.system.files import locked
 
 
@@ -105,6 +107,24 @@ def test_a_report_has_the_settings(tmp_path: Path) -> None:
     with injection.run_folder(Settings(out=str(tmp_path), checks=["replicas"])):
         pass
     assert json.loads((tmp_path / SETTINGS).read_text())["checks"] == ["replicas"]
+
+
+def test_a_report_that_cannot_be_written_is_refused_by_its_option(
+    cache: Path, tmp_path: Path
+) -> None:
+    (tmp_path / SETTINGS).mkdir()  # as on a full disk
+    with (
+        pytest.raises(Fault, match="name another --out"),
+        injection.run_folder(Settings(out=str(tmp_path))),
+    ):
+        pass
+    assert list(cache.glob(".*")) == []
+
+
+def test_a_cache_that_vanishes_while_a_command_runs_is_no_fault(cache: Path) -> None:
+    with injection.run_folder(Settings()) as folder:
+        shutil.rmtree(cache)
+    assert not folder.exists()
 
 
 def test_the_folder_of_a_killed_command_is_removed_by_the_next_one(cache: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
 
 from tests.guard.commands import TWO, assert_nothing_left, guard, wait_for_step
-from tests.sandbox import Sandbox, ended
+from tests.sandbox import Sandbox, ended, within
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +39,45 @@ def test_a_signal_ends_the_training_and_all_its_processes(
     process.send_signal(number)
     assert ended(process).code != 0
     assert_nothing_left(sandbox)
+
+
+@pytest.mark.launch
+def test_a_signal_to_all_processes_lets_each_rank_save_and_changes_no_code(
+    sandbox: Sandbox,
+) -> None:
+    """As from a scheduler at a preemption."""
+    words = (*TWO, "train.py", "endless", "save")
+    plain = subprocess.Popen(
+        words,
+        cwd=sandbox.cwd,
+        env=sandbox.environment(),
+        text=True,
+        stdout=-1,
+        stderr=-1,
+        start_new_session=True,
+    )
+    ends = []
+    for process in (plain, sandbox.start("guard", *words, through=("setsid",))):
+        wait_for_step(process)
+        os.killpg(process.pid, signal.SIGTERM)
+        ends.append(ended(process))
+    assert_nothing_left(sandbox)
+    for end in ends:
+        saved = {line for line in end.out.splitlines() if "saved" in line}
+        assert saved == {"saved by 0", "saved by 1"}, end.err
+    assert ends[0].code == ends[1].code
+    assert ends[1].err.count("Sending process") == ends[0].err.count("Sending process")
+
+
+@pytest.mark.launch
+def test_a_training_goes_on_when_guard_is_killed(sandbox: Sandbox) -> None:
+    process = sandbox.start("guard", *TWO, "train.py", "slowly")
+    wait_for_step(process)
+    process.kill()
+    end = ended(process)  # all that writes into its pipes
+    assert end.out.count("trained") == 2, end.err
+    within(60, lambda: sandbox.living() == [], "all has ended")
+    guard(sandbox, "true")  # removes the folder of the killed one
 
 
 def test_ranks_of_a_launcher_that_was_killed_are_ended(sandbox: Sandbox) -> None:

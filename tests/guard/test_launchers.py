@@ -55,7 +55,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn"])
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_ranks_that_a_script_starts(method: str, sandbox: Sandbox) -> None:
     (sandbox.cwd / "starts.py").write_text(STARTS)
     (port,) = free_ports(1)

@@ -112,10 +112,42 @@ def test_rank_that_never_posts_is_a_note(under_guard: Trainer, results: dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("harm", ["rank_0_dies", "store_dies"])
-def test_ranks_end_as_without_guard(under_guard: Trainer, harm: str) -> None:
-    with_guard = under_guard("ddp", steps=STEPS, harm=harm)
-    without = under_guard("ddp", steps=STEPS, harm=harm, watched=False)
+def test_thread_that_dies_on_one_rank_ends_all_checks(
+    under_guard: Trainer, results: dict[str, Any]
+) -> None:
+    run = under_guard("ddp", steps=STEPS, harm="thread_dies_on_rank_1")
+
+    assert any("guard stopped on rank 1: SystemExit" in note for note in run.summary["notes"])
+    assert lines(run, 1) == []
+    assert run.alarms == []
+    assert_unchanged(under_guard, "ddp", run, results)
+
+
+@pytest.mark.slow
+def test_thread_that_cannot_start_is_one_line(
+    under_guard: Trainer, results: dict[str, Any]
+) -> None:
+    run = under_guard("ddp", steps=STEPS, harm="thread_cannot_start")
+
+    for rank in (0, 1):
+        assert len(stops(run, rank)) == 1
+    assert_unchanged(under_guard, "ddp", run, results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("training", "harm"),
+    [
+        ("ddp", "rank_0_dies"),
+        ("ddp", "rank_0_is_killed"),
+        ("by_hand never_reduced", "rank_0_is_killed"),  # the other rank trains on
+        ("ddp", "store_dies"),
+        ("ddp", "store_hangs"),
+    ],
+)
+def test_ranks_end_as_without_guard(under_guard: Trainer, training: str, harm: str) -> None:
+    with_guard = under_guard(training, steps=STEPS, harm=harm)
+    without = under_guard(training, steps=STEPS, harm=harm, watched=False)
 
     assert with_guard.codes == without.codes
     assert with_guard.results == without.results

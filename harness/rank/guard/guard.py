@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache, partial
+from multiprocessing.process import parent_process
+from multiprocessing.util import Finalize, register_after_fork
 from typing import Any
 
 import torch
@@ -59,6 +61,9 @@ from .training import Training, place_of_caller
 
 MOST_OPTIMIZERS = 8
 """Optimizers that are checked: a loop that steps in its backward has one for each parameter."""
+
+FIRST = 1000
+"""The priority of what a worker of multiprocessing does first at its end."""
 
 
 class Guard:
@@ -118,6 +123,9 @@ class Guard:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
+        register_after_fork(self, Guard._close_with_worker)
+        if parent_process() is not None:  # of a worker that imports torch in its function
+            self._close_with_worker()
 
     # -- whether to look --
 
@@ -135,7 +143,11 @@ class Guard:
 
     def _forked(self) -> None:
         # A worker is forked by a process that has trained, a rank by one that has not.
-        self._dead = any(training.steps for training in self.trainings)
+        self._dead = bool(self.error) or any(training.steps for training in self.trainings)
+
+    def _close_with_worker(self) -> None:
+        # Multiprocessing ends its workers without the functions of atexit.
+        Finalize(None, self.close, exitpriority=FIRST)
 
     def _safely(self, handler: Callable[..., None], *arguments: Any) -> None:
         """Call a handler, time it, and keep its faults from the training."""
@@ -478,7 +490,8 @@ class Guard:
         training = self._longest()
         lines = self.report.tell(training.steps, 0, self._late_alarms())
         self._send(lines, is_last=True)
-        self.report.say(line(training.steps, self.report, training.cost(self.mailbox.seconds)))
+        cost = training.cost(self.mailbox.seconds)
+        self.report.say(line(training.steps, self.report, cost, _restarts()))
         for sentence in self._not_seen():
             self.report.say(f"not seen: {sentence}")
         self._trackers.close()
@@ -518,6 +531,7 @@ class Guard:
                 list(self._memories.values()),
                 self._facts,
                 ended=has_ended,
+                restarts=_restarts(),
                 setup_s=sum(one.setup for one in self.trainings),
                 not_seen=self._not_seen(),
                 notes=[*self.mailbox.notes, *self._trackers.notes],
@@ -541,6 +555,11 @@ def _rank() -> int:
 
 def _world() -> int:
     return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def _restarts() -> int:
+    """How often torchrun has started the ranks again, after one had failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
 
 
 def _captures() -> bool:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .budget import FIRST_CHECKS, steps_until_next
 from .checks.finite import has_lost_loss
+from .meetings import Host, joined
 from .posts import Post, form_of, packed, unpacked
 from .report import say, short
 from .report_files import SUFFIX
@@ -68,6 +69,8 @@ class Mailbox:
         self._unanswered: dict[tuple[int, int], Training] = {}
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self._ending = threading.Event()
+        """Set when this process ends."""
         self._busy = 0
         self._pause = SOONEST
         self._sent: list[tuple[int, int, int]] = []
@@ -81,7 +84,10 @@ class Mailbox:
         self._hurried: set[int] = set()
         """Optimizers with a loss that is not finite, for which the next check came soon."""
         self._store: Any = None
+        """Has the posts of this start."""
         self._kept_store: Any = None
+        self._host: Host | None = None
+        """Answers the ranks that ask for that store, on rank 0, until all have posted."""
 
     def call(self, job: Callable[[], None]) -> None:
         """Call something in the thread, after what was posted before."""
@@ -115,15 +121,18 @@ class Mailbox:
         self._thread.start()
 
     def _connect(self) -> None:
-        run = os.environ.get("TORCHELASTIC_RUN_ID", "")
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = connected(self._kept_store, f"distributed-bugs-guard/{run}/{restart}")
+        store = connected(self._kept_store, "distributed-bugs-guard")
+        if self.rank:
+            self._store = joined(store, self.rank, self._ending.wait)
+        else:
+            self._host = Host(store, self.world)
+            self._store = self._host.store
 
     def _run(self) -> None:
         try:
             while not self._stopped:
                 self._once()
-        except Exception as error:
+        except BaseException as error:
             if not self._stopped and self.rank == 0:  # others lose their store if rank 0 ends
                 say(f"stopped, the training goes on: {short(error)}")
             with contextlib.suppress(Exception):
@@ -205,6 +214,8 @@ class Mailbox:
             names = {_name(*key, rank): rank for rank in range(1, self.world)}
             is_late = time.perf_counter() - check.since > LATEST
             if names and not self._store.check(list(names)):
+                if self._host is not None:
+                    self._host.answer()
                 if self._store.check(["stopped"]):
                     rank = int(self._store.get("stopped"))
                     self._has_stopped(rank)
@@ -231,6 +242,8 @@ class Mailbox:
         posts = [check.posts[rank] for rank in sorted(check.posts)]
         absent = sorted(set(range(self.world)) - set(check.posts))
         absent += [post.rank for post in posts if post.missed]
+        if len(posts) == self.world:
+            self._host = None  # all have come
         if absent:
             ranks = few(absent)
             self._note(f"check {key[1]} was not judged: no post of rank {ranks}")
@@ -317,6 +330,7 @@ class Mailbox:
             self._jobs.put(_nothing)  # do not wait any longer to look for posts
             time.sleep(SOONEST)
         self._stopped = True
+        self._ending.set()
         self._jobs.put(_nothing)
         if self._thread is not None:
             self._thread.join(5)

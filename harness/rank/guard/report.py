@@ -15,7 +15,7 @@ from typing import Any
 from .checks.views import Alarm
 from .report_files import ReportFiles
 from .sentences import alarm_in_words
-from .settings import Settings
+from .settings import Settings, report_in
 
 MOST_STEPS = 1000
 """Checked steps that a report lists: of more, it lists each second, fourth, ..."""
@@ -98,6 +98,7 @@ class Report:
             text = alarm_in_words(step_of_fault, alarm.ranks, alarm.check, alarm.text, bugs)
             lines.append(text)
             self.print(f"ALARM: {text}")
+            report_in("alarm")
             self.files.append(fault.to_json())
             self._act(fault)
         return lines

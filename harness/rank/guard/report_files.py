@@ -20,14 +20,15 @@ class ReportFiles:
     """
 
     def __init__(self, folder: str, say: Callable[[str], None]) -> None:
-        self.run = uuid.uuid4().hex[:12]
+        self.run = _new_run()
         """Tells this run from others in the folder."""
         self._folder, self._say = folder, say
         self._name = SUMMARY
         self._failed = False
 
     def begin(self) -> None:
-        """Make room for this run."""
+        """Make room for this run, whose process may be forked by one that trains nothing."""
+        self.run = _new_run()
         self._try(self._put_aside)
 
     def append(self, alarm: dict[str, Any]) -> None:
@@ -96,6 +97,10 @@ class ReportFiles:
                 return str(json.load(file).get("run", "?"))
         except (OSError, ValueError, AttributeError):
             return ""
+
+
+def _new_run() -> str:
+    return uuid.uuid4().hex[:12]
 
 
 def now() -> str:

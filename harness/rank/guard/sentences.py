@@ -47,6 +47,11 @@ def watched_run(releases: Mapping[str, str], settings: Mapping[str, Any]) -> str
     return f"watches {', '.join(words)}"
 
 
+def steps_in_words(steps: int, restarts: int) -> str:
+    """How many steps a training made, and since when, if torchrun has started it again."""
+    return number_of(steps, "step") + (f" since restart {restarts}" if restarts else "")
+
+
 def number_of(number: int, noun: str, plural: str = "s") -> str:
     """``1 rank``, ``2 ranks``."""
     return f"{number} {noun}{plural if number != 1 else ''}"

@@ -28,6 +28,12 @@ class Store:
         has_more = getattr(store, "has_extended_api", None)  # one call for several values
         self._gets_many = bool(has_more and has_more())
 
+    def under(self, prefix: str) -> Store:
+        """The same store with other keys."""
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+        return Store(PrefixStore(prefix, self._store))
+
     def count(self, name: str) -> int:
         """How often this was called with a name, on all ranks."""
         return int(self._store.add(name, 1))

@@ -9,6 +9,7 @@ from typing import Any
 from .budget import FIRST_CHECKS, Cost
 from .checks.views import Memory
 from .report import Report
+from .sentences import steps_in_words
 from .training import MOMENTS, Training
 
 PERIOD = 30.0
@@ -83,11 +84,11 @@ def merged(memories: Iterable[Memory]) -> dict[str, int]:
     return {name: number for memory in memories for name, number in memory.compared.items()}
 
 
-def line(steps: int, report: Report, cost: Cost) -> str:
+def line(steps: int, report: Report, cost: Cost, restarts: int = 0) -> str:
     """The training in one line."""
     faults = len(report.faults)
     return (
-        f"{steps} step{'' if steps == 1 else 's'}, {report.checks} checked; "
+        f"{steps_in_words(steps, restarts)}, {report.checks} checked; "
         f"cost {percent(cost):.2f} % of the time ({1000 * cost.each:.1f} ms a check); "
         + (f"{faults} fault{'s' if faults > 1 else ''}" if faults else "no alarm")
     )
