@@ -15,8 +15,10 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, required=True)
 parser.add_argument("--accum", type=int, default=1)
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--stage", type=int, default=0, help="of ZeRO")
 parser.add_argument("--clip", type=float, default=0.0)
+parser.add_argument("--replicas", type=int, default=1, help="of each stage")
 parser.add_argument("--bf16", action="store_true")
 parser.add_argument("--tied", action="store_true")
 parser.add_argument("--norm", action="store_true", help="a layer norm in the tied module")
@@ -28,7 +30,7 @@ options = parser.parse_args()
 
 VOCABULARY, LENGTH, WIDTH = 32, 8, 16
 deepspeed.init_distributed("gloo")
-stages = torch.distributed.get_world_size()
+stages = torch.distributed.get_world_size() // options.replicas
 generator = torch.Generator().manual_seed(0)
 ids = torch.randint(0, VOCABULARY, (144, LENGTH + 1), generator=generator)
 data = torch.utils.data.TensorDataset(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
@@ -75,7 +77,7 @@ else:
     layers = [LayerSpec(Embedding), *blocks, LayerSpec(nn.Linear, WIDTH, VOCABULARY)]
 model = PipelineModule(
     layers,
-    topology=PipeModelDataParallelTopology(num_pp=stages, num_mp=1, num_dp=1),
+    topology=PipeModelDataParallelTopology(num_pp=stages, num_mp=1, num_dp=options.replicas),
     loss_fn=loss,
     partition_method="uniform",
     activation_checkpoint_interval=0,
@@ -96,6 +98,9 @@ if options.bf16:
     config["data_types"] = {"grad_accum_dtype": "fp32"}
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=options.weight_decay)
 engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+if options.replicas > 1:
+    replica = engine.grid.get_data_parallel_rank()
+    data = torch.utils.data.Subset(data, range(replica, len(data), options.replicas))
 loader = torch.utils.data.DataLoader(data, options.batch_size)
 batches = deepspeed.utils.RepeatingLoader(loader)
 step = 0
@@ -104,7 +109,7 @@ if options.resume:
     step = client["step"]
     for _ in range(step * options.accum):
         next(batches)
-while step < 100:
+while step < options.steps:
     engine.train_batch(batches)
     step += 1
     if options.save and step == options.save_at:

@@ -13,6 +13,8 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--stage", type=int, default=1)
 parser.add_argument("--clip", type=float, default=0.0)
 parser.add_argument("--bf16", action="store_true")
+parser.add_argument("--fp16", action="store_true", help="with DeepSpeed's loss scaler")
+parser.add_argument("--scale", type=int, default=16, help="the first loss scale, as a power of 2")
 parser.add_argument("--fp32-gradients", action="store_true", help="accumulated in fp32")
 parser.add_argument("--zero-grad", action="store_true", help="which some releases leave out")
 parser.add_argument("--offload", action="store_true", help="of the optimizer, to the CPU")
@@ -37,6 +39,8 @@ config = {
     "bf16": {"enabled": options.bf16},
     "zero_allow_untested_optimizer": True,  # for SGD
 }
+if options.fp16:
+    config["fp16"] = {"enabled": True, "initial_scale_power": options.scale}
 if options.fp32_gradients:
     config["data_types"] = {"grad_accum_dtype": "fp32"}
 if options.offload:
@@ -76,7 +80,7 @@ for number, (x, y) in enumerate(loader):
     if number < begun:
         continue
     x = x.to(engine.device)
-    logits = engine(x.bfloat16() if options.bf16 else x)
+    logits = engine(x.bfloat16() if options.bf16 else x.half() if options.fp16 else x)
     loss = nn.functional.cross_entropy(logits.float(), y.to(engine.device))
     engine.backward(loss)
     engine.step()

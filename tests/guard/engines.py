@@ -219,6 +219,7 @@ def _lost_by_deepspeed(rank: int) -> None:
 
 def _after_steps_of_zero(change: Callable[[Any], None]) -> None:
     """Call ``change`` with DeepSpeed's optimizer after each step from the third one on."""
+    from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer  # type: ignore
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
@@ -233,7 +234,7 @@ def _after_steps_of_zero(change: Callable[[Any], None]) -> None:
 
         kind.step = step
 
-    for kind in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
+    for kind in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3, FP16_UnfusedOptimizer):
         wrap(kind)
 
 
@@ -254,12 +255,72 @@ def _stuck_master(rank: int) -> None:
     """One bit of the copy in fp32 is wrong on rank 1, after each step of ZeRO."""
 
     def flip(zero: Any) -> None:
-        names = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+        names = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups")
         flat = next(getattr(zero, name)[0] for name in names if hasattr(zero, name))
+        flat = flat[0] if isinstance(flat, list) else flat
         if rank == 1:
-            flat.detach().view(torch.int32)[3] ^= 1 << 20
+            flat.detach().reshape(-1).view(torch.int32)[3] ^= 1 << 20
 
     _after_steps_of_zero(flip)
+
+
+def _lost_loss(rank: int) -> None:
+    """From the third step on the loss is not finite, whatever its scale."""
+    original, calls = torch.nn.functional.cross_entropy, itertools.count(1)
+
+    def cross_entropy(*arguments: Any, **keywords: Any) -> Any:
+        loss = original(*arguments, **keywords)
+        return loss * torch.inf if next(calls) >= 3 else loss
+
+    torch.nn.functional.cross_entropy = cross_entropy
+
+
+def _nan(rank: int) -> None:
+    """At a backward the loss of rank 1 is nan."""
+    original, calls = torch.Tensor.backward, itertools.count(1)
+
+    def backward(loss: Any, *arguments: Any, **keywords: Any) -> Any:
+        is_lost = next(calls) == FAULT_STEP and rank == 1
+        return original(loss * torch.nan if is_lost else loss, *arguments, **keywords)
+
+    torch.Tensor.backward = backward  # type: ignore[assignment, method-assign]
+
+
+def _infinite(rank: int) -> None:
+    """From the third backward on a gradient is infinite, although the loss is finite."""
+    original, calls = torch.Tensor.backward, itertools.count(1)
+
+    def backward(loss: Any, *arguments: Any, **keywords: Any) -> Any:
+        value = original(loss, *arguments, **keywords)
+        if next(calls) >= 3:
+            _model_parameters()[0].grad.fill_(torch.inf)
+        return value
+
+    torch.Tensor.backward = backward  # type: ignore[assignment, method-assign]
+
+
+def _not_refreshed(rank: int) -> None:
+    """After a load of the weights alone, DeepSpeed keeps the copies in fp32 from before."""
+    from deepspeed.runtime.bf16_optimizer import BF16_Optimizer  # type: ignore[import-not-found]
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    for kind in (BF16_Optimizer, DeepSpeedZeroOptimizer):
+        kind.refresh_fp32_params = lambda *_: None
+
+
+def _untied(rank: int) -> None:
+    """DeepSpeed's pipeline does not add the gradients of a weight that stages share."""
+    from deepspeed.runtime.pipe.module import PipelineModule  # type: ignore[import-not-found]
+
+    PipelineModule.get_tied_weights_and_groups = lambda module: []
+
+
+def _untied_by_megatron(rank: int) -> None:
+    """Megatron does not add the gradients of the embedding that stages share."""
+    import importlib
+
+    module: Any = importlib.import_module("megatron.core.distributed.finalize_model_grads")
+    module._allreduce_word_embedding_grads = lambda *_, **__: None
 
 
 def _unreduced_by_megatron(rank: int) -> None:
@@ -278,6 +339,12 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "lost_by_deepspeed": _lost_by_deepspeed,
     "stuck": _stuck,
     "stuck_master": _stuck_master,
+    "lost_loss": _lost_loss,
+    "nan": _nan,
+    "infinite": _infinite,
+    "not_refreshed": _not_refreshed,
+    "untied": _untied,
+    "untied_by_megatron": _untied_by_megatron,
     "unreduced_by_megatron": _unreduced_by_megatron,
 }
 

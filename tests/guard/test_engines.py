@@ -121,6 +121,10 @@ def run(engine: Engine, words: str, folder: Path, fault: str = "", ranks: int = 
 
 LONG = pytest.mark.by_day(4)
 SHARDED = {"gradients": 6, "updates": 12, "masters": 6}
+COPIED = {"gradients": 6, "replicas": 6, "updates": 12, "masters": 6}
+PIPELINE = "pipeline.py --steps 14 --batch-size 4"
+LOADED = "zero.py --batch-size 4 --stage 1 --bf16 --fp32-gradients --weights FOLDER/weights"
+GPT = "megatron_gpt.py --batch-size 8"
 RIGHT = [
     (DEEPSPEED, "zero.py --batch-size 4 --stage 0", 2, {"gradients": 6, "replicas": 6}),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 1", 2, {"gradients": 6, "replicas": 6}),
@@ -130,11 +134,28 @@ RIGHT = [
     (DEEPSPEED, "zero.py --batch-size 4 --stage 2 --bf16 --offload", 2, {"gradients": 6}),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 1 --groups", 2, {"gradients": 6, "updates": 8}),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 1 --bf16 --fp32-gradients", 2, {"gradients": 6}),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 0 --bf16 --optimizer sgd", 2, COPIED),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 0 --fp16 --optimizer sgd --clip 0.1", 2, COPIED),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 1 --fp16 --scale 20", 2, {}),
+    (DEEPSPEED, LOADED, 2, {"gradients": 6, "masters": 6}),
+    (DEEPSPEED, f"{PIPELINE} --accum 2 --tied --norm", 2, {"gradients": 21, "replicas": 1}),
+    (DEEPSPEED, f"{PIPELINE} --replicas 2 --tied --clip 9", 4, {"replicas": 19}),
+    (DEEPSPEED, f"{PIPELINE} --replicas 2 --tied --stage 1 --clip 0.1", 4, {"gradients": 19}),
+    (DEEPSPEED, f"{PIPELINE} --replicas 2 --tied --norm --bf16", 4, {"gradients": 21}),
     (MEGATRON, "megatron_gpt.py --batch-size 8 --replicas 2", 2, {"gradients": 29, "replicas": 29}),
     (MEGATRON, "megatron_gpt.py --batch-size 8", 2, {"gradients": 14, "replicas": 15}),
     (MEGATRON, "megatron_gpt.py --batch-size 8 --replicas 2", 4, {"gradients": 14}),
-    (MEGATRON, "megatron_gpt.py --batch-size 8 --replicas 2 --sharded", 2, {}),
-    (MEGATRON, "megatron_gpt.py --batch-size 8 --stages 2", 2, {}),
+    (MEGATRON, f"{GPT} --replicas 2 --sharded", 2, {"gradients": 29, "replicas": 29}),
+    (MEGATRON, f"{GPT} --replicas 2 --sharded --tied --clip 0.1", 2, {"gradients": 28}),
+    (MEGATRON, f"{GPT} --replicas 2 --sharded", 4, {"gradients": 14}),
+    (MEGATRON, f"{GPT} --stages 2", 2, {"gradients": 17}),
+    (MEGATRON, f"{GPT} --stages 2 --tied --accum 2", 2, {"replicas": 1}),
+    (
+        MEGATRON,
+        f"{GPT} --stages 2 --replicas 2 --tied --sharded",
+        4,
+        {"gradients": 16, "replicas": 28},
+    ),
     (LIGHTNING, "lightning_module.py --batch-size 2 --devices 2 --accum 2", 2, {"gradients": 6}),
     (TRAINER, "accelerated.py --batch-size 2 --accum 2", 2, {"gradients": 4, "accumulation": 2}),
 ]
@@ -156,6 +177,7 @@ def test_right_training_of_an_engine_is_silent(
     assert len(end.summary["checked"]) > 5
 
 
+WITHOUT_ZERO = "zero.py --batch-size 4 --stage 0 --optimizer sgd"
 WRONG = [
     (DEEPSPEED, "zero.py --batch-size 4 --stage 1", "unreduced_by_deepspeed", "gradients", "mean"),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 1", "halved", "accumulation", "weight"),
@@ -179,6 +201,18 @@ WRONG = [
     (DEEPSPEED, "zero.py --batch-size 4 --stage 1 --bf16", "stuck", "replicas", "differ"),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 2 --bf16", "stuck_master", "updates", "copy"),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 3", "stuck_master", "updates", "copy"),
+    (DEEPSPEED, f"{WITHOUT_ZERO} --bf16", "unreduced_by_deepspeed", "gradients", "mean"),
+    (DEEPSPEED, f"{WITHOUT_ZERO} --bf16", "stuck_master", "updates", "copy"),
+    (DEEPSPEED, f"{WITHOUT_ZERO} --fp16", "lost_loss", "scaler", "skips"),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 2 --fp16", "lost_loss", "scaler", "skips"),
+    (DEEPSPEED, f"{WITHOUT_ZERO} --fp16 --scale 2", "infinite", "scaler", "skips"),
+    (DEEPSPEED, LOADED, "not_refreshed", "updates", "copy"),
+    (DEEPSPEED, f"{PIPELINE} --tied", "untied", "gradients", "mean"),
+    (DEEPSPEED, f"{PIPELINE} --tied --norm --stage 1", "untied", "replicas", "differ"),
+    (DEEPSPEED, f"{PIPELINE} --clip 0.1", "", "gradients", "norm"),
+    (MEGATRON, f"{GPT} --replicas 2 --sharded", "unreduced_by_megatron", "gradients", "mean"),
+    (MEGATRON, f"{GPT} --stages 2 --tied", "untied_by_megatron", "gradients", "mean"),
+    (MEGATRON, f"{GPT} --stages 2 --tied --sharded", "untied_by_megatron", "replicas", "differ"),
     (MEGATRON, "megatron_gpt.py --batch-size 8 --replicas 2", "flipped", "replicas", "differ"),
     (
         MEGATRON,
@@ -187,6 +221,12 @@ WRONG = [
         "gradients",
         "mean",
     ),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 0", "nan", "finite", "lost"),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 1 --bf16", "nan", "finite", "lost"),
+    (DEEPSPEED, "zero.py --batch-size 4 --stage 3", "nan", "finite", "lost"),
+    (DEEPSPEED, PIPELINE, "nan", "finite", "lost"),
+    (LIGHTNING, "lightning_module.py --batch-size 2 --devices 2", "nan", "finite", "lost"),
+    (TRAINER, f"{TRAINED} --per_device_train_batch_size 4", "nan", "finite", "lost"),
     (WRONG_TRAINER, f"{TRAINED} --per_device_train_batch_size 4", "", "accumulation", "weight"),
 ]
 

@@ -64,12 +64,18 @@ def test_steps_that_are_lost_in_the_rounding_are_told_once() -> None:
     assert alarm.size < 0.5
 
 
-def test_a_small_model_is_told_after_more_checks() -> None:
-    """By chance, a rounding at random moves none of its few weights in some checks."""
+def test_a_small_model_with_hooks_is_told_after_more_checks() -> None:
+    """Hooks may round at random: by chance, that moves none of its few weights in some checks."""
     small = views(SHORT / 2, parameters=1)
+    small[0].post.hooked = True
     assert alarms([small] * 5) == []
     (alarm,) = alarms([small] * 40)
     assert "checked steps in a row" in alarm.text
+
+
+def test_a_small_model_without_hooks_is_told_as_soon_as_a_large_one() -> None:
+    assert len(alarms([views(SHORT / 2, parameters=1)] * 9)) == 1
+    assert alarms([views(LONG, parameters=1)] * 9) == []
 
 
 def warm_up() -> Iterator[float]:

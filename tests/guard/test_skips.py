@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.rank.guard.skips import LEAST, Skips, most_skips
+from harness.rank.guard.skips import LEAST, Skips, known_scale, most_skips
 from tests.guard.conftest import Trainer
 
 
@@ -44,6 +44,68 @@ def test_high_scale_may_fall_for_longer(scale: float, backoff: float, most: int)
 
 def test_the_scale_of_torchs_scaler_is_read() -> None:
     assert most_skips(torch.amp.GradScaler("cpu", 2.0**8)) == 12
+
+
+class Scaler:
+    """As DeepSpeed's: it lowers its scale after ``patience`` skipped steps."""
+
+    def __init__(self, scale: float, smallest: float = 1.0, patience: int = 0) -> None:
+        self.cur_scale, self.min_scale, self.cur_hysteresis = scale, smallest, patience + 1
+
+    def skip(self) -> None:
+        if self.cur_hysteresis > 1:
+            self.cur_hysteresis -= 1
+        else:
+            self.cur_scale = max(self.cur_scale / 2, self.min_scale)
+
+
+def told_after(scaler: Scaler, falls: bool = True, most: int = 60) -> int:
+    """The skipped steps after which it is told; 0 if it never is."""
+    skips, wrapper = Skips(), SimpleNamespace(loss_scaler=scaler)
+    for number in range(1, most + 1):
+        if falls:
+            scaler.skip()
+        if skips.skipped(wrapper, 3) is not None:
+            return number
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("scaler", "after"),
+    [
+        (Scaler(2.0**32), 34),
+        (Scaler(2.0**4), 6),
+        (Scaler(2.0**4, patience=1), 7),
+        (Scaler(2.0**9, smallest=2.0**7), 4),
+        (Scaler(2.0**4, smallest=0.25), 6),
+    ],
+)
+def test_a_scale_of_deepspeed_that_reached_its_end_is_told(scaler: Scaler, after: int) -> None:
+    assert told_after(scaler) == after
+
+
+@pytest.mark.parametrize("scale", [1.0, 128.0, 2.0**16])
+def test_a_scale_that_never_falls_is_told(scale: float) -> None:
+    assert told_after(Scaler(scale), falls=False) == LEAST
+
+
+def test_old_and_new_optimizers_of_deepspeed_have_the_scale() -> None:
+    new = SimpleNamespace(loss_scale_config=SimpleNamespace(cur_scale=4.0, min_loss_scale=0.25))
+    old = SimpleNamespace(cur_scale=4.0, min_loss_scale=0.25)
+    for scaler in (new, old):
+        known = known_scale(scaler)
+        assert known is not None
+        assert (known.now, known.smallest, known.patience) == (4.0, 0.25, 0)
+    assert known_scale(torch.amp.GradScaler("cpu")) is None
+
+
+def test_two_skipped_steps_in_a_row_with_a_lost_loss_are_told_once() -> None:
+    skips = Skips()
+    assert skip(skips, 4) == []
+    alarms = [skips.lost(is_lost, 5, 3) for is_lost in (True, False, True, True, True)]
+    (alarm,) = (one for one in alarms if one is not None)
+    assert "skipped 5 steps" in alarm.text
+    assert "the loss itself is not finite" in alarm.text
 
 
 @pytest.mark.launch

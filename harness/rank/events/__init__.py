@@ -25,6 +25,7 @@ from .kinds import (
     Checkpoint,
     Clip,
     DrawnIndex,
+    EngineClip,
     Epoch,
     Event,
     Gathered,

@@ -218,6 +218,14 @@ class Clip(Event):
 
     parameters: Sequence[Any]
     max_norm: Any
+    norm_type: float = 2.0
+
+    @classmethod
+    def function(cls) -> Any:
+        """What is called; None if its package is not imported."""
+        import torch
+
+        return torch.nn.utils.clip_grad_norm_
 
     @classmethod
     def install(cls, handlers: Handlers, patches: Patches, of: Any) -> None:
@@ -230,12 +238,27 @@ class Clip(Event):
                 return original(parameters, max_norm, *arguments, **keywords)
             single = isinstance(parameters, torch.Tensor)
             parameters = [parameters] if single else list(parameters)  # it may be a generator
-            event = cls(None, parameters, max_norm)
+            norm_type = arguments[0] if arguments else keywords.get("norm_type", 2.0)
+            event = cls(None, parameters, max_norm, float(norm_type))
             return handlers.run(
                 event, lambda: original(parameters, max_norm, *arguments, **keywords)
             )
 
-        patches.wrap_everywhere(torch.nn.utils.clip_grad_norm_, around)
+        function = cls.function()
+        if function is not None:
+            patches.wrap_everywhere(function, around)
+
+
+@dataclass
+class EngineClip(Clip):
+    """DeepSpeed's engine clips gradients in fp32 without ZeRO, by the norm of all ranks."""
+
+    @classmethod
+    def function(cls) -> Any:
+        utils = sys.modules.get(f"{DEEPSPEED}.utils")
+        function = getattr(utils, "clip_grad_norm_", None)
+        own = getattr(function, "__module__", "") == f"{DEEPSPEED}.utils"
+        return function if own else None  # some releases import torch's
 
 
 SCALER = Place("torch.amp", "GradScaler", "", before="torch.cuda.amp")
@@ -297,18 +320,22 @@ class TrainerStep(Event):
 
 DEEPSPEED = "deepspeed.runtime"
 UNSCALE = "unscale_and_clip_grads"
+MEGATRON, READY = "megatron.core.optimizer", "step_with_ready_grads"
 
 
 @dataclass
 class WrapperStep(Event):
-    """A step of an optimizer of DeepSpeed, that wraps one of torch: it makes that step by groups,
-    or not at all, and distributes the weights afterwards. It is the owner."""
+    """A step of an optimizer of DeepSpeed or Megatron, that wraps one of torch: it makes that step
+    by groups, or not at all, and distributes the weights afterwards. It is the owner."""
 
     places = (
         Place(f"{DEEPSPEED}.zero.stage_1_and_2", "DeepSpeedZeroOptimizer", "step"),
         Place(f"{DEEPSPEED}.zero.stage3", "DeepSpeedZeroOptimizer_Stage3", "step"),
         Place(f"{DEEPSPEED}.bf16_optimizer", "BF16_Optimizer", "step"),
         Place(f"{DEEPSPEED}.fp16.unfused_optimizer", "FP16_UnfusedOptimizer", "step"),
+        Place(f"{DEEPSPEED}.fp16.fused_optimizer", "FP16_Optimizer", "step"),
+        Place(f"{MEGATRON}.optimizer", "MixedPrecisionOptimizer", READY),
+        Place(f"{MEGATRON}.distrib_optimizer", "DistributedOptimizer", READY),
     )
 
 

@@ -1,7 +1,8 @@
 """What a rank has of parameters that DeepSpeed's optimizers split, or copy.
 
 ZeRO 1 and 2 step ranges of a flat copy in fp32, a range for each rank, and gather the weights
-afterwards. With ZeRO 3 a rank has ranges of the weights, too.
+afterwards. With ZeRO 3 a rank has ranges of the weights, too. Without ZeRO, in 16 bits, each rank
+has copies of all its weights.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from .posts import Described
 COPIES = (
     ("bit16_groups", "single_partition_of_fp32_groups"),
     ("bf16_groups", "fp32_groups_flat_partition"),
+    ("fp16_groups", "fp32_groups_flat"),
+    ("fp16_groups", "fp32_groups"),
 )
 """The attributes of DeepSpeed's optimizers with groups of parameters, and with a flat copy for each
-group: of ZeRO 1 and 2, and of ZeRO 1 in bf16 with gradients in fp32."""
+group, or a copy of each parameter: of ZeRO 1 and 2, of ZeRO 1 in bf16 with gradients in fp32, and
+of 16 bits without ZeRO."""
 
 
 class DeepSpeed(Layout):
-    """ZeRO 1 to 3."""
+    """ZeRO 1 to 3, and 16 bits without ZeRO."""
 
     package = "deepspeed"
 
@@ -42,7 +46,7 @@ class DeepSpeed(Layout):
         optimizer, flat, start, ranks = self.copies.get(id(parameter), (0, None, 0, []))
         if flat is None:
             return Share(hooked=parameter, steps=False) if is_split else None
-        described.ranks = ranks
+        described.ranks = described.ranks or ranks
         if is_expert:
             described.left_out = "experts are not reduced over all ranks"
         if is_split:
@@ -118,6 +122,7 @@ def _copies(zero: Any) -> Iterator[tuple[int, tuple[int, Any, int, list[int]]]]:
         for number, (group, flat) in enumerate(zip(groups, flats)):
             ranks = dist.get_process_group_ranks(reductions[number]) if reductions else []
             start = 0
-            for parameter in group:
-                yield id(parameter), (id(inner), flat, start, ranks)
+            for at, parameter in enumerate(group):
+                copy = flat[at] if isinstance(flat, list) else flat
+                yield id(parameter), (id(inner), copy, 0 if copy is not flat else start, ranks)
                 start += parameter.numel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from ..events import (
     Batch,
     Clip,
     DrawnIndex,
+    EngineClip,
     Gathered,
     Gradients,
     GraphBackward,
@@ -59,6 +61,8 @@ from .torch_shards import inner_optimizer
 from .trackers import News, Trackers
 from .training import Training, place_of_caller
 
+MAKING = "initialize_optimizer_states"
+"""The method of DeepSpeed's optimizers that makes the state."""
 MOST_OPTIMIZERS = 8
 """Optimizers that are checked: a loop that steps in its backward has one for each parameter."""
 
@@ -104,7 +108,13 @@ class Guard:
         on(StageGradients, after=self._guarded(self._note_gradients), when=self._is_armed)
         on(LossValue, after=self._guarded(self._loss), when=self._is_due)
         on(Gathered, before=self._guarded(self._gather), when=self._is_due)
-        on(Clip, before=self._guarded(self._clip), when=self._is_armed)
+        for kind in (Clip, EngineClip):
+            on(
+                kind,
+                before=self._guarded(self._clip),
+                after=self._guarded(self._clipped),
+                when=self._is_armed,
+            )
         on(Unscale, before=self._guarded(self._unscale), when=self._is_armed)
         on(WrapperUnscale, before=self._guarded(self._unscale_group), when=self._is_armed)
         on(WrapperStep, around=self._wrapper_step, when=self._alive)
@@ -225,6 +235,8 @@ class Guard:
             if any(cleared):
                 self.losses.cleared()
             self.losses.backward(root, self._scaler)
+        elif any(one.skips.are_many for one in self.trainings):
+            self.losses.note_root(root)
 
     def _note_gradients(self, event: StageGradients) -> None:
         self._end_backward()  # what a schedule writes is no edit of the loop
@@ -268,6 +280,13 @@ class Guard:
         for training in self.trainings:
             if training.armed and training.holds(ids):
                 training.take_used()
+                training.begin_clip(ids, event.norm_type)
+
+    def _clipped(self, event: Clip) -> None:
+        ids = {id(parameter) for parameter in event.parameters}
+        for training in self.trainings:
+            if training.armed and training.holds(ids):
+                training.end_clip(event.value, event.max_norm)
 
     def _unscale(self, event: Unscale) -> None:
         training = self._of(event.values[0])
@@ -289,14 +308,14 @@ class Guard:
         except BaseException:
             training.inner_steps = None
             raise
-        self._safely(self._end_wrapper_step, training)
+        self._safely(self._end_wrapper_step, training, event.owner)
         return value
 
-    def _end_wrapper_step(self, training: Training) -> None:
+    def _end_wrapper_step(self, training: Training, wrapper: Any) -> None:
         if training.end_wrapper_step():
             self._end_step(training)
         elif training.steps or training.armed:
-            self._skip(training)
+            self._skip(training, wrapper)
 
     def _clear(self, event: ZeroGrad) -> None:
         if isinstance(event.owner, torch.nn.Module):
@@ -325,16 +344,29 @@ class Guard:
         before = training.steps if training is not None else 0
         value = call()
         if training is not None and training.steps == before:
-            self._safely(self._skip, training)
+            self._safely(self._skip, training, self._scaler)
         return value
 
-    def _skip(self, training: Training) -> None:
+    def _skip(self, training: Training, scaler: Any) -> None:
         training.skipped(self.backwards)
+        roots = self.losses.roots() if training.skips.are_many else None
         self._begin_step(training)
-        alarm = training.skips.skipped(self._scaler, training.steps)
+        alarm = training.skips.skipped(scaler, training.steps)
         if alarm is not None:
             report_in("training")
             self._tell(training, alarm)
+        elif roots is not None and not self.mailbox.rank:
+            row = training.skips.row
+            self.mailbox.call(partial(self._look_at_losses, training, roots, row))
+
+    def _look_at_losses(self, training: Training, roots: torch.Tensor, row: int) -> None:
+        """Look at the losses of a skipped step, in the other thread: it waits for the device."""
+        is_lost = not bool(torch.isfinite(roots).all())
+        alarm = training.skips.lost(is_lost, row, training.steps)
+        if alarm is not None:
+            report_in("training")
+            alarms = [Alarm(alarm.check, alarm.kind, alarm.text, [0], alarm.size)]
+            self._tell_now(training, alarms)
 
     def _tell(self, training: Training, alarm: LocalAlarm) -> None:
         """Tell an alarm now, on rank 0: a training that takes no step has no check either."""
@@ -365,6 +397,8 @@ class Guard:
         training = self._of(event.owner)
         if training is None or training.is_inner or not self._is_alone():
             return
+        if not training.steps and _makes_state():
+            return
         if not training.steps and not training.inner_steps:
             report_in("training")
             if not any(one.steps for one in self.trainings) and not _rank():
@@ -376,7 +410,7 @@ class Guard:
         # it does, as that waits for the device.
         if training.armed and event.skips:
             self.schedules.step(event.owner, _world())
-            self._skip(training)
+            self._skip(training, self._scaler)
             return
         self._end_step(training)
 
@@ -551,6 +585,17 @@ class Guard:
 def _rank() -> int:
     is_up = dist.is_available() and dist.is_initialized()
     return dist.get_rank() if is_up else int(os.environ.get("RANK") or 0)
+
+
+def _makes_state() -> bool:
+    """Whether DeepSpeed steps the optimizer, before any training, to make its state."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if frame.f_code.co_name == MAKING and module.startswith("deepspeed."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _world() -> int:

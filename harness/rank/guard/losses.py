@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
+from .samples import on_device
+
 MOST_CALLS = 1000
 """Losses that are kept without a backward: a loop may go on with losses, and train no more."""
 
@@ -85,16 +87,21 @@ class Losses:
         """Note that a backward begins from ``root``, with the scale of a loss scaler."""
         calls = list(self._calls)
         self._calls.clear()
-        is_loss = _is_plain(root) and not root.dim() and root.is_floating_point()
+        is_loss = self.note_root(root)
         scale = getattr(scaler, "_scale", None) if scaler and scaler.is_enabled() else None
         scale = 1.0 if scale is None else scale.detach().clone()
         self._micro.append((root.detach() if is_loss else None, calls, scale))
+
+    def note_root(self, root: Any) -> bool:
+        """Note what a backward begins from; returns whether it is a loss."""
+        is_loss = _is_plain(root) and not root.dim() and root.is_floating_point()
         self._roots += [root.detach()] if is_loss else []
+        return is_loss
 
     def roots(self) -> Tensor | None:
         """What the backwards began from, whatever it is made of; None without one."""
         roots = self._roots
-        return torch.cat([_on_device(one, roots[0].device) for one in roots]) if roots else None
+        return torch.cat([on_device(one, roots[0].device) for one in roots]) if roots else None
 
     @property
     def are_squared(self) -> bool:
@@ -114,15 +121,8 @@ class Losses:
             loss = weighted[0]
             values = (root, loss.value, loss.weight, loss.count, scale)
             device = loss.value.device
-            rows += [_on_device(value, device) for value in values]
+            rows += [on_device(value, device) for value in values]
         return torch.cat(rows) if rows else None
-
-
-def _on_device(value: Any, device: Any) -> Tensor:
-    """A value as a tensor on a device. A number is filled in there: a copy would wait for it."""
-    if isinstance(value, Tensor):
-        return value.detach().to(device, non_blocking=True).float().reshape(1)
-    return torch.full((1,), float(value), dtype=torch.float32, device=device)
 
 
 def _is_plain(value: Any) -> bool:

@@ -12,22 +12,14 @@ import torch.distributed as dist
 from torch import nn
 
 from .deepspeed_shards import DeepSpeed
-from .deepspeed_stages import TiedStages
+from .deepspeed_stages import Engines
 from .layouts import Layout, Share
 from .megatron_shards import Megatron
 from .posts import Described
 from .samples import local
 from .torch_shards import DTensors, Fsdp1, Fsdp2, Pipeline, averages, split_rows
 
-LAYOUTS: tuple[type[Layout], ...] = (
-    Pipeline,
-    Fsdp2,
-    DTensors,
-    TiedStages,
-    DeepSpeed,
-    Megatron,
-    Fsdp1,
-)
+LAYOUTS: tuple[type[Layout], ...] = (Pipeline, Fsdp2, DTensors, Engines, DeepSpeed, Megatron, Fsdp1)
 """The first one that splits a parameter describes it."""
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -111,6 +103,8 @@ class Modules:
                     else:
                         self.ranks[id(parameter)] = ranks
         self.averages, self.split_rows = averages(), split_rows()
+        self.has_engine = False
+        """Whether a package reduces gradients after the backward: the loop does not edit them."""
         self.layouts = [kind(self) for kind in LAYOUTS]
 
     def reduces_later(self) -> bool:

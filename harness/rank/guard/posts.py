@@ -47,6 +47,9 @@ class Described:
     part: str = ""
     """Which part of a weight it is that tensor parallelism splits, or of which stage of a pipeline;
     empty if it is a whole one. Gradients are averaged among ranks with the same part."""
+    stages: int = 1
+    """Stages of a pipeline that share the weight, among ``ranks``: each computes a part of its
+    gradient, and uses the sum."""
     master: str = ""
     """The type of the copy that the optimizer steps; empty if it steps the weight itself."""
 
@@ -173,10 +176,11 @@ class Post:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """``computed``, ``used``, ``updates``, ``weights``, ``bits``, ``first_bits``, ``losses``;
     ``outside``: whether weights changed since the last step ended; ``roots``: the losses with which
-    backwards began; ``gradient_sizes``, ``sizes_before`` and ``weight_sizes``: the largest absolute
-    value of each used gradient, and of each weight before and after the step; ``calls``: three such
-    sizes of each call; ``unrounded``: by parameter how many of its values are not those that the
-    optimizer steps, rounded."""
+    backwards began; ``norms``: of each gradient, before all of them were clipped; ``clipped``: by
+    which norm, and to which one; ``gradient_sizes``, ``sizes_before`` and ``weight_sizes``: the
+    largest absolute value of each used gradient, and of each weight before and after the step;
+    ``calls``: three such sizes of each call; ``unrounded``: by parameter how many of its values are
+    not those that the optimizer steps, rounded."""
 
     form: str = ""
     """Posts of one form have the same header, beside what is of the rank alone, so that their

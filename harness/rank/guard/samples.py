@@ -116,6 +116,11 @@ def joined(views: Sequence[Tensor]) -> Tensor:
 
 def largest(tensors: Sequence[Tensor | None]) -> Tensor:
     """The largest absolute value of each tensor: nan if it has one. It is 0 without a tensor."""
+    return norms(tensors, torch.inf)
+
+
+def norms(tensors: Sequence[Tensor | None], order: float) -> Tensor:
+    """The norm of each tensor, of an order; 0 without a tensor."""
     groups: dict[Any, list[int]] = {}
     for number, tensor in enumerate(tensors):
         if tensor is None or not tensor.numel() or not tensor.is_floating_point():
@@ -129,10 +134,17 @@ def largest(tensors: Sequence[Tensor | None]) -> Tensor:
     with torch.no_grad():
         for numbers in groups.values():
             group: Any = [tensors[n] for n in numbers]
-            norms: Any = torch._foreach_norm(group, torch.inf)
-            for number, size in zip(numbers, torch.stack(norms).float().to(device).unbind()):
+            lengths: Any = torch._foreach_norm(group, order)
+            for number, size in zip(numbers, torch.stack(lengths).float().to(device).unbind()):
                 sizes[number] = size
     return torch.stack(sizes)
+
+
+def on_device(value: Any, device: Any) -> Tensor:
+    """A value as a tensor on a device. A number is filled in there: a copy would wait for it."""
+    if isinstance(value, Tensor):
+        return value.detach().to(device, non_blocking=True).float().reshape(1)
+    return torch.full((1,), float(value), dtype=torch.float32, device=device)
 
 
 def integers(tensor: Tensor) -> Tensor:

@@ -27,7 +27,17 @@ from .parameters import Modules, Watched, watched
 from .posts import LocalAlarm, Post, Update
 from .resumes import Resume
 from .rotation import chosen, turns
-from .samples import Positions, bit_sum, joined, largest, local, partial_ranks, version
+from .samples import (
+    Positions,
+    bit_sum,
+    joined,
+    largest,
+    local,
+    norms,
+    on_device,
+    partial_ranks,
+    version,
+)
 from .skips import Skips
 
 UPDATED = 48
@@ -158,6 +168,10 @@ class Training:
         self._partial_used: dict[int, int] = {}
         self._used: Tensor | None = None
         self._gradient_sizes: Tensor | None = None
+        self._clips = 0
+        """How often gradients were clipped."""
+        self._norms: Tensor | None = None
+        self._clipped: Tensor | None = None
         self._taken: set[int] = set()
         """The parameters whose gradients, as the optimizer uses them, were looked at."""
         self._places: list[tuple[int, int, int]] = []
@@ -214,7 +228,7 @@ class Training:
         self._numbers = chosen([entry.described.name for entry in self._watched], self.check)
         self._copied = [number for number in self._numbers if self._watched[number].share.master]
         self._begin_bits = dict(zip(self._copied, self._sums(self._copied)))
-        self._unrounded = self._differences() if self.steps else None
+        self._unrounded = self._differences()
         self._positions, self._starts, self._size = {}, {}, 0
         for number in self._numbers:
             entry = self._watched[number]
@@ -279,7 +293,7 @@ class Training:
             self._unusable.add(number)
             return
         entry, positions = self._watched[number], self._positions[number]
-        parts = partial_ranks(gradient)
+        parts = partial_ranks(gradient) * entry.described.stages
         if parts > 1:
             self._partial[number] = parts
         gradient = entry.share.computed(local(gradient))
@@ -352,7 +366,9 @@ class Training:
         is_elsewhere = batches < backwards and self._dropped_places.isdisjoint(
             self._places_of_backwards
         )
+        has_engine = self._modules is not None and self._modules.has_engine
         is_assembled = self._is_edited and not self._has_no_wrapper  # of several, by the loop
+        is_assembled = is_assembled and not has_engine
         return bool(self._dropped) and not (is_elsewhere or self._has_moved or is_assembled)
 
     def has_separate_losses(self, batches: int) -> bool:
@@ -425,6 +441,31 @@ class Training:
         sizes = largest([gradients.get(number) for number in self._numbers])
         before = self._gradient_sizes
         self._gradient_sizes = sizes if before is None else torch.maximum(before, sizes)
+
+    def begin_clip(self, ids: set[int], norm_type: float) -> None:
+        """Note how long the gradients are that are clipped now, if the clipping is that of all of
+        them, and this check looks at all. ``ids`` are those of its parameters."""
+        self._clips += 1
+        self._norms = None
+        with_gradient = {
+            id(one.parameter): one.parameter.grad
+            for one in self._watched
+            if one.parameter.grad is not None
+        }
+        is_whole = len(self._numbers) == len(self._watched) and with_gradient.keys() <= ids
+        if self._clips > 1 or norm_type != 2 or not is_whole or not with_gradient:
+            return
+        gradients = list(with_gradient.values())
+        if all(type(one) is Tensor and one.layout is torch.strided for one in gradients):
+            parameters = [self._watched[number].parameter for number in self._numbers]
+            self._norms = norms([with_gradient.get(id(one)) for one in parameters], 2.0)
+
+    def end_clip(self, norm: Any, limit: Any) -> None:
+        """Note by which norm, and to which one, these gradients were clipped."""
+        if self._norms is not None and isinstance(norm, (float, Tensor)):
+            device = self._norms.device
+            values = [on_device(one, device) for one in (norm, limit)]
+            self._clipped = torch.cat(values)
 
     def _note_without(self, number: int) -> None:
         """Note that the optimizer has no gradient of a parameter."""
@@ -629,6 +670,8 @@ class Training:
             tensors["used"] = self._used
         if self._outside is not None:
             tensors["outside"] = self._outside
+        if self._norms is not None and self._clipped is not None:
+            tensors["norms"], tensors["clipped"] = self._norms, self._clipped
         if self._unrounded is not None:
             tensors["unrounded"] = self._unrounded
         self._last_bits = None if self._copied else tensors["bits"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from .accumulation import accumulation
+from .clipping import clipping
 from .finite import finite
 from .gradients import gradients
+from .groups import groups
 from .masters import masters
 from .precision import precision
 from .replicas import replicas
@@ -17,8 +19,10 @@ from .views import Alarm, Memory, View
 CHECKS: dict[str, Callable[[Sequence[View], Memory], Iterator[Alarm]]] = {
     "replicas": replicas,
     "gradients": gradients,
+    "clipping": clipping,
     "updates": updates,
     "unheld": unheld,
+    "groups": groups,
     "masters": masters,
     "precision": precision,
     "finite": finite,

@@ -118,7 +118,8 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
         usual = _usual_ratio(pairs)
         names = [pair.name for pair in pairs if pair.relative_error(usual) > 5 * near]
         worst = max(pairs, key=lambda pair: pair.error(usual)).name
-        size = float((gradient - usual * mean).norm()) / (float(mean.norm()) or 1.0)
+        factor = min(1.0, usual) if usual > 0 else 1.0  # of a clipping, or of a loss scale
+        size = float((gradient - usual * mean).norm()) / (factor * float(mean.norm()) or 1.0)
         how = f"it is off by {size:.0%} of it" if gradient.any() else "it is zero"
         text = (
             "the optimizer does not use the mean of the gradients that the ranks computed: "

@@ -19,13 +19,15 @@ from .views import Alarm, Memory, Rate, View, named
 
 DIGITS = {"bfloat16": 8, "float16": 11}
 """Of a weight's mantissa, in bits."""
+FEW = 64
+"""Sampled values of which more than half may stay by chance: then it must be three quarters."""
 RANKS = 16
 """Ranks that are looked at: all of them round alike."""
 ROW = 3
 """Checks in a row that are too many, ..."""
 AT_RANDOM = 9.0
-"""... if a rounding at random would have moved so many weights in them: that it moves none has a
-chance of 0.01 %. A small model needs more checks."""
+"""... if hooks of the loop may round at random, and that would have moved so many weights in them:
+that it moves none has a chance of 0.01 %. Torch's optimizers round to the nearest value."""
 
 
 def precision(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
@@ -38,14 +40,15 @@ def precision(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         updates = [one for one in sampled_updates(view) if one.described.stepped in DIGITS]
         still = None if view.post.fused_scale else _still(updates, view, memory)
         row = memory.still.setdefault(view.rank, [])
-        was_told = _is_told(row)
+        least = AT_RANDOM if view.post.hooked else 0.0
+        was_told = _is_told(row, least)
         row[:] = [*row, still.at_random] if still is not None else []
-        if still is not None and _is_told(row) and not was_told:
+        if still is not None and _is_told(row, least) and not was_told:
             yield _alarm(view, still, len(row))
 
 
-def _is_told(row: Sequence[float]) -> bool:
-    return len(row) >= ROW and sum(row) >= AT_RANDOM
+def _is_told(row: Sequence[float], least: float) -> bool:
+    return len(row) >= ROW and sum(row) >= least
 
 
 @dataclass
@@ -72,7 +75,8 @@ def _still(updates: Sequence[SampledUpdate], view: View, memory: Memory) -> Stil
     at_random = sum(float(share[short].sum()) for _, _, short, share in parts.values())
     if updates:
         memory.compared["precision"] = len(parts)
-    if not total or moved_count >= MOVED * total or short_moved:
+    most = (MOVED if total >= FEW else MOVED / 2) * total
+    if not total or moved_count >= most or short_moved:
         return None
     names = [name for name, (moves, has, *_) in parts.items() if not bool((moves & has).any())]
     return Still(moved_count, total, compared[0].described.stepped, names, at_random)
@@ -81,7 +85,7 @@ def _still(updates: Sequence[SampledUpdate], view: View, memory: Memory) -> Stil
 def _alarm(view: View, still: Still, row: int) -> Alarm:
     where = f", and none of {named(still.names)}" if still.names else ""
     text = (
-        f"{row} checked steps in a row moved less than half of the weights that have a gradient, "
+        f"{row} checked steps in a row moved too few of the weights that have a gradient, "
         f"the last one {still.moved} of {still.total} values{where}: "
         f"{still.dtype} rounds their steps away, and no copy in fp32 is trained"
     )

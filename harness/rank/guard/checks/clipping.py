@@ -1,0 +1,69 @@
+"""Gradients are clipped by the norm that those of all ranks have together.
+
+Ranks that have parts of a model must add up the squares of all parts. Otherwise a step is longer
+than the limit, or the ranks shorten their parts by different factors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from .views import Alarm, Memory, View
+
+NEAR = 2e-2
+"""How far (as a fraction) a norm may be from the right one: those in bf16 are rounded."""
+MOST = 100_000
+"""Gradients, of all ranks, that are looked at: more take too long, as each is looked at alone."""
+
+Piece = tuple[str, str, int, int]
+
+
+def clipping(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """Gradients are clipped by the norm that those of all ranks have together."""
+    looked = [view for view in views if "norms" in view.post.tensors]
+    if len(looked) < len(views) or len(views) * len(views[0].numbers) > MOST:
+        return  # some ranks have clipped otherwise
+    squares, again = dict[Piece, float](), dict[Piece, float]()
+    of_ranks = {view.rank: _squares(view) for view in views}
+    for view in views:
+        squares.update(of_ranks[view.rank])
+        for number in view.numbers:
+            described = view.described[number]
+            piece = described.name, described.part, described.begin, described.end
+            again[piece] = described.stages - 1.0
+    memory.compared["clipping"] = len(squares)
+    ranks, sizes = [], []
+    for view in views:
+        norm, limit = view.post.tensors["clipped"].tolist()
+        own = of_ranks[view.rank]
+        together = {**squares, **own}
+        right_norm = math.sqrt(sum(together.values()))
+        # Some count a weight that several stages share once for each of them.
+        with_shared = math.sqrt(sum(square * (1 + again[p]) for p, square in together.items()))
+        right_ones = [right_norm, with_shared]
+        if all(described.end - described.begin == described.numel for described in view.described):
+            right_ones.append(math.sqrt(sum(own.values())))  # a stage may have a limit of its own
+        is_right = any(abs(norm - one) <= NEAR * one for one in right_ones)
+        is_finite = math.isfinite(norm + right_norm)
+        if right_norm and is_finite and not is_right and max(norm, right_norm) > limit:
+            ranks.append(view.rank)
+            sizes.append((norm, right_norm))
+    if ranks:
+        norm, right_norm = sizes[0]
+        text = (
+            f"the gradients are clipped by a norm of {norm:.4g}, and those of all ranks together "
+            f"have one of {right_norm:.4g}"
+        )
+        yield Alarm("gradients", "norm", text, ranks, norm / right_norm)
+
+
+def _squares(view: View) -> dict[Piece, float]:
+    """The square of the norm of each gradient that a rank has, or a part of it. Two models may
+    have the same names."""
+    squares = dict[Piece, float]()
+    for number, norm in zip(view.numbers, view.post.tensors["norms"].tolist()):
+        described = view.described[number]
+        piece = described.name, described.part, described.begin, described.end
+        squares[piece] = squares.get(piece, 0.0) + norm**2
+    return squares

@@ -1,0 +1,134 @@
+"""By which norm gradients are clipped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from harness.rank.guard.checks.clipping import clipping
+from harness.rank.guard.checks.views import Memory, View
+from harness.rank.guard.parameters import Modules
+from harness.rank.guard.posts import Described, Post
+from harness.rank.guard.training import Training
+
+OWN = 3.0, 4.0
+"""The norms of the gradients of both ranks: 5 together."""
+
+
+def view(rank: int, norm: float, of: Described, length: float, limit: float) -> View:
+    post = Post(rank, 0, 1)
+    post.tensors = {"norms": torch.tensor([length]), "clipped": torch.tensor([norm, limit])}
+    return View(post, [of], None)
+
+
+def described(name: str, begin: int = 0, end: int = 8, stages: int = 1) -> Described:
+    return Described(name, 8, 8, begin, end, [], name, True, True, "float32", stages=stages)
+
+
+def told(
+    norms: tuple[float, float],
+    parts: Sequence[Described],
+    lengths: tuple[float, float] = OWN,
+    limit: float = 1.0,
+) -> list[int]:
+    """The ranks that are said to clip by another norm than that of all gradients."""
+    pairs = zip(norms, parts, lengths, strict=True)
+    views = [view(rank, *pair, limit) for rank, pair in enumerate(pairs)]
+    return [rank for alarm in clipping(views, Memory()) for rank in alarm.ranks]
+
+
+STAGES = described("first"), described("last")
+SHARDS = described("weight", 0, 4), described("weight", 4, 8)
+COPIES = described("weight"), described("weight")
+TIED = described("weight", stages=2), described("weight", stages=2)
+
+
+@pytest.mark.parametrize("parts", [STAGES, SHARDS])
+def test_the_norm_of_all_ranks_is_right(parts: Sequence[Described]) -> None:
+    assert told((5.0, 5.0), parts) == []
+
+
+def test_the_norm_of_the_first_stage_alone_is_told_on_the_others() -> None:
+    assert told((3.0, 3.0), STAGES) == [1]
+
+
+def test_a_stage_may_have_a_limit_of_its_own_and_a_shard_may_not() -> None:
+    assert told((3.0, 4.0), STAGES) == []
+    assert told((3.0, 4.0), SHARDS) == [0, 1]
+
+
+def test_copies_count_once_and_shared_weights_once_or_for_each_stage() -> None:
+    assert told((3.0, 3.0), COPIES, (3.0, 3.0)) == []
+    assert told((3.0, 3.0), TIED, (3.0, 3.0)) == []
+    assert told((math.sqrt(18),) * 2, TIED, (3.0, 3.0)) == []
+    assert told((math.sqrt(18),) * 2, COPIES, (3.0, 3.0)) == [0, 1]
+
+
+def test_two_models_may_have_the_same_names() -> None:
+    one = view(0, 5.0, STAGES[0], 3.0, 1.0)
+    one.post.tensors["norms"] = torch.tensor([3.0, 4.0, 0.0])
+    both = View(one.post, [STAGES[0]] * 3, None)
+    assert list(clipping([both], Memory())) == []
+
+
+def test_a_norm_that_clips_nothing_is_no_fault() -> None:
+    assert told((3.0, 3.0), STAGES, limit=9.0) == []
+    assert told((math.inf, math.nan), STAGES) == []
+
+
+def test_a_rank_that_clips_otherwise_ends_the_comparison() -> None:
+    views = [view(0, 3.0, STAGES[0], 3.0, 1.0), view(1, 3.0, STAGES[1], 4.0, 1.0)]
+    del views[1].post.tensors["norms"]
+    assert list(clipping(views, Memory())) == []
+
+
+def clipped(clip: Callable[[Training, list[nn.Parameter]], None]) -> Post:
+    """The post of a step in which gradients are clipped so."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    training = Training(optimizer, 0)
+    training.arm({id(p) for p in model.parameters()}, Modules, lambda handler: handler)
+    training.begin_backward("")
+    model(torch.ones(1, 3)).sum().backward()
+    training.end_backward()
+    clip(training, list(model.parameters()))
+    training.before_step()
+    optimizer.step()
+    training.after_step(1)
+    post = training.post(0)
+    training.disarm()
+    return post
+
+
+def test_norms_are_those_before_the_clipping() -> None:
+    def clip(training: Training, parameters: list[nn.Parameter]) -> None:
+        training.begin_clip(set(map(id, parameters)), 2.0)
+        training.end_clip(nn.utils.clip_grad_norm_(parameters, 0.5), 0.5)
+
+    post = clipped(clip)
+    lengths, (norm, limit) = post.tensors["norms"], post.tensors["clipped"].tolist()
+    assert limit == 0.5
+    assert float(lengths.norm()) == pytest.approx(norm)
+    assert norm == pytest.approx(math.sqrt(8))
+
+
+def test_a_part_of_the_gradients_and_other_norms_are_not_compared() -> None:
+    def part(training: Training, parameters: list[nn.Parameter]) -> None:
+        training.begin_clip({id(parameters[0])}, 2.0)
+        training.end_clip(1.0, 0.5)
+
+    def largest(training: Training, parameters: list[nn.Parameter]) -> None:
+        training.begin_clip(set(map(id, parameters)), math.inf)
+        training.end_clip(1.0, 0.5)
+
+    def twice(training: Training, parameters: list[nn.Parameter]) -> None:
+        for _ in range(2):
+            training.begin_clip(set(map(id, parameters)), 2.0)
+            training.end_clip(1.0, 0.5)
+
+    for clip in (part, largest, twice):
+        assert "norms" not in clipped(clip).tensors
