@@ -136,3 +136,13 @@ def gradients_parted(records: api.Records) -> api.Exercise:
         f"{subject} each step (norms {norms} at step 1)",
         f"{subject} {len(parted)} of {len(steps)} records of a step",
     )
+
+
+def norm_differs(records: api.Records) -> dict[str, bool]:
+    """The norm is all-reduced, so it agrees between ranks even if the gradients do not."""
+    norms: dict[int, set[float]] = {}
+    for step in records.of("step"):
+        norms.setdefault(step["step"], set()).add(step["grad_norm"])
+    return {
+        "the global gradient norm differs between ranks": any(len(n) > 1 for n in norms.values())
+    }

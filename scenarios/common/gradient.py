@@ -20,8 +20,6 @@ CUT = 1e-2
 """Combinations of the parts of a gradient that are shorter than this part of the longest one are
 ignored: they would explain rounding errors by shares of any size."""
 
-UNIT = "of the right gradient"
-
 S = TypeVar("S", bound=api.Entry)
 """What is recorded of a step."""
 
@@ -37,7 +35,7 @@ class Gradient(Generic[S]):
     """The kind of the records that are judged."""
     checks: Sequence[api.Check]
     """Checks that miss the bug."""
-    unit: str = UNIT
+    unit: str = "of the right gradient"
     """Of the error."""
     parameters: Sequence[str] = ()
     """Those that the bug is about, if they have names."""

@@ -9,7 +9,7 @@ number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain, zip_longest
 
 from harness.bugs import api
@@ -17,29 +17,8 @@ from harness.bugs import api
 SEEN = {"seen": api.many(api.COUNT)}
 """The facts of each record."""
 
-WORDS = {0: "never", 1: "once"}
-"""How often a row came; more is "twice"."""
-
 Ranks = Sequence[Sequence[int]]
 """The rows of an epoch, by rank."""
-
-
-def how_often(epoch: Callable[[api.Records], Sequence[int]]) -> api.Pictures:
-    """A picture of how often each of ``rows`` rows, a parameter, came in the epoch of a resume.
-    ``epoch`` returns the numbers of the rows that came in it."""
-
-    def fields(records: api.Records) -> list[tuple[int, str, str]]:
-        came = epoch(records)
-        return [(n, "", WORDS.get(came.count(n), "twice")) for n in range(records.params.rows)]
-
-    return api.grid(
-        "How often each row came in the epoch of the resume",
-        "with the bug some rows come twice and others never",
-        fields,
-        x="row",
-        value="came",
-        wrong=("never", "twice"),
-    )
 
 
 def by_epoch(records: api.Records, kind: str = "epoch") -> dict[int, Ranks]:

@@ -1,6 +1,6 @@
 """The usual checks of a training loop, which miss most of these bugs; each with whether it fired.
 
-They read ``loss`` and ``grad_norm`` of the records ``step``.
+They read the ``loss`` of the records ``step``.
 """
 
 from __future__ import annotations
@@ -9,16 +9,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from harness.bugs import api
-
-
-def norm(records: api.Records) -> dict[str, bool]:
-    """The norm is all-reduced, so it agrees between ranks even if the gradients do not."""
-    norms: dict[int, set[float]] = {}
-    for step in records.of("step"):
-        norms.setdefault(step["step"], set()).add(step["grad_norm"])
-    return {
-        "the global gradient norm differs between ranks": any(len(n) > 1 for n in norms.values())
-    }
 
 
 def loss_rises(records: api.Records) -> dict[str, bool]:

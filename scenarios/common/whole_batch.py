@@ -48,9 +48,9 @@ def joined(parts: Sequence[Part]) -> Part:
 class Beside(api.Fields):
     """A gradient beside another one."""
 
-    ratio: api.Number
+    ratio: Number
     """How many times the other one is in it, along its direction."""
-    cosine: api.Number
+    cosine: Number
 
     @property
     def equal(self) -> bool:
@@ -62,8 +62,6 @@ class Beside(api.Fields):
 class Step(Beside, api.Entry):
     """The gradient that a step applied, beside that of one process."""
 
-    ratio: Number
-    cosine: Number
     gradient: Size
     """The norm of the right gradient."""
     applied: Size
@@ -130,15 +128,14 @@ class WholeBatch(Gradient[Step]):
         model: Any = torch.nn.Linear(FEATURES, WIDTH, bias=False).to(ctx.device)
         ddp = DistributedDataParallel(model)
         rows, labels = _batch(ctx)
-        mine = rows.chunk(ctx.world_size)[ctx.rank], labels.chunk(ctx.world_size)[ctx.rank]
+        mine, classes = (whole.chunk(ctx.world_size)[ctx.rank] for whole in (rows, labels))
         for step in api.each(ctx.params.steps):
             plain = copy.deepcopy(model)
-            right_gradient, reference = _gradient(plain, alone(plain(rows), labels))
-            parts = zip(
-                *(part.chunk(ctx.world_size) for part in (plain(rows), labels)), strict=True
-            )
-            wrong_gradient, _ = _gradient(plain, self.documented(alone, list(parts)))
-            value = loss(ddp(mine[0]), mine[1])
+            reference = alone(plain(rows), labels)
+            split = (whole.chunk(ctx.world_size) for whole in (plain(rows), labels))
+            documented = self.documented(alone, list(zip(*split, strict=True)))
+            expected, wrong = (_gradient(loss, plain) for loss in (reference, documented))
+            value = loss(ddp(mine), classes)
             value.backward()
             gradient = model.weight.grad.double().flatten()
             with torch.no_grad():
@@ -148,11 +145,11 @@ class WholeBatch(Gradient[Step]):
                 "step",
                 step,
                 loss=float(value.detach()),
-                reference_loss=reference,
-                gradient=float(right_gradient.norm()),
+                reference_loss=float(reference.detach()),
+                gradient=float(expected.norm()),
                 applied=float(gradient.norm()),
-                **_beside(gradient, right_gradient),
-                documented=_beside(gradient, wrong_gradient),
+                **_beside(gradient, expected),
+                documented=_beside(gradient, wrong),
             )
 
     def is_right(self, step: Step, records: api.Records) -> bool:
@@ -206,15 +203,14 @@ def _batch(ctx: api.Context) -> tuple[Tensor, Tensor]:
     return (rows + noise / 2).to(ctx.device), labels.to(ctx.device)
 
 
-def _gradient(model: Any, loss: Tensor) -> tuple[Tensor, float]:
-    """The gradient of the weight, in fp64 and flat, and the loss."""
+def _gradient(loss: Tensor, model: Any) -> Tensor:
+    """The gradient of the weight, in fp64 and flat."""
     import torch
 
     (gradient,) = torch.autograd.grad(loss, [model.weight])
-    return gradient.double().flatten(), float(loss.detach())
+    return gradient.double().flatten()
 
 
 def _beside(gradient: Tensor, expected: Tensor) -> dict[str, float]:
     projection = api.projection(gradient, expected)
-    cosine = projection.ratio * projection.right / projection.got if projection.got else 0.0
-    return {"ratio": projection.ratio, "cosine": cosine}
+    return {"ratio": projection.ratio, "cosine": projection.cosine}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.edits import calling, guarded, left_out, repeated
+from scenarios.common.line_edits import calling, guarded, left_out, repeated
 from scenarios.common.mutation import mutation
 
 OPTIMIZER = "deepspeed/runtime/bf16_optimizer.py"

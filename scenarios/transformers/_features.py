@@ -7,6 +7,7 @@ which is right; and one without the feature that has the documented fault, made 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -59,18 +60,12 @@ class Step(api.Entry):
         return max(off for _, off, _ in self.gradients.values())
 
 
-def farthest(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of how far each step's gradients are from the right ones."""
-    yield api.Bars(
-        "The gradient that is farthest from the right one",
-        "without the bug, all parameters have the gradient that they have without the feature",
-        [
-            (variant, f"step {step.step}", step.farthest)
-            for variant, records in trials.items()
-            for step in records.typed(Step, rank=0)
-        ],
-        "distance, as a part of the right gradient",
-    )
+farthest = api.bars(
+    "The gradient that is farthest from the right one",
+    "without the bug, all parameters have the gradient that they have without the feature",
+    lambda records: ((f"step {s.step}", s.farthest) for s in records.typed(Step, rank=0)),
+    "distance, as a part of the right gradient",
+)
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,13 @@ def record(
 ) -> None:
     """Record a step: its loss, and how its gradients compare with ``expected`` and ``documented``.
     All gradients are by name of the parameter."""
-    facts = {name: _beside(name, actual, expected, documented) for name in expected}
+    norms = {name: float(gradient.double().norm()) for name, gradient in expected.items()}
+    floor = FLOOR * math.hypot(*norms.values())
+
+    def off(name: str, gradients: Gradients) -> float:
+        return float((actual[name] - gradients[name]).double().norm()) / max(norms[name], floor)
+
+    facts = {n: [norm, off(n, expected), off(n, documented)] for n, norm in norms.items()}
     ctx.record("step", step, loss=float(loss.detach()), gradients=facts)
 
 
@@ -146,25 +147,10 @@ def of_losses(model: Any, losses: Sequence[Tensor]) -> dict[str, Tensor]:
     """The gradients of the mean of these losses, by name of the parameter."""
     import torch
 
-    names, leaves = zip(*model.named_parameters(), strict=True)
+    leaves = dict(model.named_parameters())
     mean = torch.stack(list(losses)).mean()
-    tensors = torch.autograd.grad(mean, leaves, allow_unused=True)
-    zeros = (torch.zeros_like(leaf) for leaf in leaves)
+    tensors = torch.autograd.grad(mean, list(leaves.values()), allow_unused=True)
     return {
-        name: zero if tensor is None else tensor
-        for name, tensor, zero in zip(names, tensors, zeros, strict=True)
+        name: torch.zeros_like(leaf) if tensor is None else tensor
+        for (name, leaf), tensor in zip(leaves.items(), tensors, strict=True)
     }
-
-
-def _beside(
-    name: str, actual: Gradients, expected: Gradients, documented: Gradients
-) -> list[float]:
-    import torch
-
-    whole = float(torch.stack([gradient.double().norm() for gradient in expected.values()]).norm())
-    norm = float(expected[name].double().norm())
-    size = max(norm, FLOOR * whole)
-    return [
-        norm,
-        *(float((actual[name] - x[name]).double().norm()) / size for x in (expected, documented)),
-    ]

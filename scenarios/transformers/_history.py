@@ -1,4 +1,4 @@
-"""When transformers began to do what several bugs depend on, by its own history."""
+"""What several bugs of transformers say of its older releases."""
 
 from __future__ import annotations
 
@@ -13,4 +13,9 @@ BEFORE_PACKING = api.Absent(
     "transformers<4.44",
     "DataCollatorWithFlattening came with 4.44.0",
     "https://github.com/huggingface/transformers/pull/31629",
+)
+OLD_ACCELERATE = api.Companion(
+    "transformers<4.48",
+    {"accelerate": "0.34.2"},
+    "newer ones do not install beside the huggingface_hub of these releases",
 )

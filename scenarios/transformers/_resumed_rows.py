@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common import rows
+from scenarios.common import resumed_epoch
 
 LAUNCHES = ("whole", "save", "resume")
 BATCH = 4
@@ -52,7 +52,7 @@ class Resumed:
 
     checks: tuple[api.Check, ...] = (another_number,)
     """Checks that miss the bug."""
-    picture = staticmethod(rows.how_often(_of_resume))
+    picture = staticmethod(resumed_epoch.how_often(_of_resume))
 
     @staticmethod
     def plan(at: api.Position) -> api.Plan:

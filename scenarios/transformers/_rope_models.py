@@ -6,7 +6,6 @@ are those of the report, whose figures count the elements of these buffers.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM  # type: ignore[import-not-found]
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # type: ignore[import-not-found]
 
 from harness.bugs import api
-from harness.detectors.buffers import buffer_differences, difference
+from harness.detectors.buffers import buffer_differences
 from harness.detectors.replicas import replica_differences
 from scenarios.transformers import _plain_llama as plain_llama
 from scenarios.transformers import _rope_buffers as buffers
@@ -133,22 +131,6 @@ def _parted(model: nn.Module, device: torch.device) -> list[str]:
     return [found.name for found in replica_differences(pairs)]
 
 
-def turned(
-    model: LlamaForCausalLM, device: torch.device
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """How the cosines and sines of transformers 5 differ, at every position, from those of
-    ``tiny``; and how far the latter are from plain torch's."""
-    answers = []
-    for llama, where in ((model, device), (tiny("bf16"), torch.device("cpu"))):
-        positions = torch.arange(llama.config.max_position_embeddings, device=where)[None]
-        like = torch.empty(0, dtype=torch.bfloat16, device=where)
-        answers.append([t[0] for t in llama.model.rotary_emb(like, positions)])
-    tables = list(zip(("cos", "sin"), *answers, strict=True))
-    differences = [difference(name, ours, theirs) for name, ours, theirs in tables]
-    off = plain_llama.buffers_off(((name, theirs) for name, _, theirs in tables), Shape.positions)
-    return buffers.facts(found for found in differences if found is not None), off
-
-
 def compare_logits(ctx: api.Context, model: LlamaForCausalLM, length: int) -> None:
     """Give the bf16 model and the references the same weights, check that they have them, and
     record how their logits of one random sequence differ.
@@ -198,55 +180,6 @@ def _move(model: nn.Module, device: torch.device) -> None:
     for module in model.modules():
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(device)
-
-
-@contextmanager
-def unwrapped_arange() -> Iterator[None]:
-    """A remedy of the report: the rotary embedding's constructor gets torch's own arange.
-
-    Enter it before zero.Init, which wraps the constructors that it finds.
-    """
-    from deepspeed.runtime.zero import partition_parameters
-
-    kind = LlamaRotaryEmbedding
-    constructor = kind.__init__
-
-    def construct(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        wrapped = torch.arange
-        torch.arange = partition_parameters._orig_torch_arange
-        try:
-            constructor(self, *args, **kwargs)
-        finally:
-            torch.arange = wrapped
-
-    construct.__signature__ = inspect.signature(constructor)  # type: ignore[attr-defined]
-    kind.__init__ = construct  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        kind.__init__ = constructor  # type: ignore[method-assign]
-
-
-def copy_buffers(model: LlamaForCausalLM, healthy_model: LlamaForCausalLM) -> None:
-    """A remedy of the report: overwrite every layer's buffers with those of a small model."""
-    healthy = dict(healthy_model.model.layers[0].named_buffers())
-    for layer in model.model.layers:
-        for name, buffer in layer.named_buffers():
-            buffer.copy_(healthy[name])
-
-
-def load_buffers(model: nn.Module, healthy: nn.Module) -> list[str]:
-    """A remedy of the report: make the buffers persistent, so that checkpoints contain them.
-
-    Saves the buffers of a healthy model and loads them into ``model``. Returns their names.
-    """
-    for root in (model, healthy):
-        for module in root.modules():
-            module._non_persistent_buffers_set.clear()
-    names = {name for name, _ in healthy.named_buffers()}
-    saved = {name: value for name, value in healthy.state_dict().items() if name in names}
-    model.load_state_dict(saved, strict=False)
-    return sorted(saved)
 
 
 @contextmanager

@@ -13,7 +13,16 @@ from torch import nn
 
 from harness.bugs.api.spec import Exercise, Records
 from scenarios.accelerate import _coverage as coverage
-from scenarios.common import agree, applied, copies, epochs, plain_torch, usual_checks
+from scenarios.common import (
+    agree,
+    applied,
+    copies,
+    epochs,
+    orders,
+    plain_torch,
+    stops,
+    usual_checks,
+)
 from scenarios.datasets.streaming_map_resume import stream
 from scenarios.deepspeed import _schedule as schedule
 from scenarios.transformers import _normaliser as normaliser
@@ -163,10 +172,10 @@ def any_fault(faults: Any, records: Records) -> bool:
 
 
 def fault_names(oracle: epochs.Epochs, records: Records) -> list[str]:
-    return sorted(fault.name for fault in oracle.faults(records))
+    return sorted(fault.unit.name.lower() for fault in oracle.faults(records))
 
 
-shuffled = epochs.Epochs(any_fault, shuffled=True)
+shuffled = epochs.Epochs(any_fault, (orders.unshuffled,))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +205,7 @@ def stop(before: list[int], *after: list[int]) -> Records:
 
 
 def test_a_stopped_run_must_have_the_rows_of_one_without_a_stop() -> None:
-    oracle = epochs.Epochs(any_fault, stop=lambda params: 1)
+    oracle = stops.Stopped(any_fault)
     assert oracle.detect(stop([3, 0], [2, 1], [1, 2, 0, 3])) is None
     assert fault_names(oracle, stop([3, 0], [1, 2], [1, 2, 0, 3])) == ["moved"]
     finding = oracle.detect(stop([3, 0], [2, 1], [0, 3]))
@@ -212,7 +221,7 @@ def test_a_resume_on_another_number_of_ranks_must_have_each_row_once() -> None:
         [{"kind": "after", "step": 1, "seen": [1]}],
         rows=4,
     )
-    oracle = epochs.Epochs(any_fault, stop=lambda params: 1)
+    oracle = stops.Stopped(any_fault)
     assert fault_names(oracle, records) == ["never"]
     records.by_rank[2][0]["seen"].append(0)
     assert fault_names(oracle, records) == []
@@ -349,8 +358,8 @@ def test_the_usual_checks_fire_on_what_they_check() -> None:
     assert usual_checks.loss_rises(losses(2.0, 1.0)) == {"the loss rises": False}
     assert all(usual_checks.loss_ends_higher(losses(2.0, math.nan)).values())
     agreeing, differing = ([{"kind": "step", "step": 1, "grad_norm": n}] for n in (1.0, 2.0))
-    assert not any(usual_checks.norm(ranks(agreeing, agreeing)).values())
-    assert any(usual_checks.norm(ranks(agreeing, differing)).values())
+    assert not any(copies.norm_differs(ranks(agreeing, agreeing)).values())
+    assert any(copies.norm_differs(ranks(agreeing, differing)).values())
 
 
 def warm(**changes: Any) -> Records:

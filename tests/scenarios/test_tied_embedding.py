@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.bugs.api.spec import Records
-from scenarios.megatron_core import _tied_grad_buffer as cells
+from scenarios.megatron_core.tied_embedding_order import cells
 from scenarios.megatron_core.tied_embedding_order import scenario as tied_embedding_order
 from scenarios.megatron_core.tied_embedding_order.scenario import embedding_first
 from scenarios.megatron_core.tied_embedding_training import scenario as tied_embedding_training

@@ -6,7 +6,7 @@ from typing import Any
 
 from scenarios.deepspeed._loss_scale import LIMIT
 from scenarios.deepspeed.fp16_overflow import scenario as fp16_overflow
-from scenarios.megatron_core import _tied_grad_buffer as grad_buffer
+from scenarios.megatron_core.tied_embedding_order import cells
 from tests.tampering.changes import (
     Change,
     Table,
@@ -194,7 +194,7 @@ def whole(cell: dict[str, Any]) -> None:
 
 def not_added_up(cell: dict[str, Any]) -> None:
     for piece in cell["pieces"]:
-        piece["row"][grad_buffer.SHARED] = 0.5
+        piece["row"][cells.SHARED] = 0.5
 
 
 def never_summed(records: Records) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.edits import calls, without_call
+from scenarios.common.call_edits import calls, without_call
 from scenarios.common.mutation import mutation
 
 FILE = "datasets/iterable_dataset.py"

@@ -28,7 +28,7 @@ from typing import Any
 
 from harness.bugs import api
 from scenarios.common import agree as agreement
-from scenarios.common import copies, stepped, usual_checks
+from scenarios.common import copies, stepped
 from scenarios.deepspeed._history import NEVER_TAKEN
 
 LOSS_TOLERANCE = 5e-3
@@ -262,5 +262,5 @@ def exercised(records: api.Records) -> api.Exercise:
 
 
 picture = partial(copies.drifting, field="differing")
-insufficient_checks = usual_checks.norm
+insufficient_checks = copies.norm_differs
 agree = partial(agreement.losses, tolerance=LOSS_TOLERANCE, one="one rank")

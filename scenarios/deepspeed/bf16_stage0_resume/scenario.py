@@ -13,6 +13,7 @@ optimizer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from harness.bugs import api
 from scenarios.deepspeed import _loaded
@@ -77,17 +78,31 @@ def run(ctx: api.Context) -> None:
     if ctx.launch == "train":
         for rows in data[: p.steps]:
             regression.step(ctx, engine, rows)
-        ctx.record("saved", adam=restored.adam(engine))
+        ctx.record("saved", adam=_adam(engine))
         restored.saved_weights(ctx.folder, ctx.rank, engine.module)
         engine.save_checkpoint(str(ctx.folder / "checkpoint"), tag=restored.TAG)
     else:
-        fresh = restored.adam(engine)
+        fresh = _adam(engine)
         engine.load_checkpoint(str(ctx.folder / "checkpoint"), tag=restored.TAG)
         weights = restored.saved_weights(ctx.folder, ctx.rank)
         differing = restored.differing(engine.module, weights)
-        ctx.record("loaded", fresh=fresh, adam=restored.adam(engine), differing=differing)
+        ctx.record("loaded", fresh=fresh, adam=_adam(engine), differing=differing)
     for number, rows in enumerate(data[p.steps :], 1):
         ctx.record("step", number, loss=regression.step(ctx, engine, rows))
+
+
+def _adam(engine: Any) -> dict[str, float]:
+    """Adam's count of steps, and the norms of its moments; 0 if it has no state."""
+    base = engine.optimizer
+    while hasattr(base, "optimizer"):
+        base = base.optimizer
+    states = list(base.state.values())
+
+    def norm(name: str) -> float:
+        return float(sum(float(s[name].double().norm()) ** 2 for s in states if name in s)) ** 0.5
+
+    count = max((int(state["step"]) for state in states if "step" in state), default=0)
+    return {"count": count, "mean": norm("exp_avg"), "square": norm("exp_avg_sq")}
 
 
 def detect(records: api.Records) -> api.Finding | None:

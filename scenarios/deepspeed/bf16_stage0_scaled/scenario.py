@@ -123,8 +123,8 @@ def run(ctx: api.Context) -> None:
 
     from scenarios.common import linear, plain_torch
     from scenarios.deepspeed import _exact as exact
+    from scenarios.deepspeed import _masters as masters
     from scenarios.deepspeed import _regression as regression
-    from scenarios.deepspeed import _restored as restored
 
     p = ctx.params
     torch.manual_seed(ctx.seed)
@@ -145,9 +145,9 @@ def run(ctx: api.Context) -> None:
         weights = plain_torch.copied(engine.module, torch.float64)
         plain = plain_torch.differentiate(loss_of, weights, [rows])
         total = {name: total.get(name, 0) + g for name, g in plain.micro[0].items()}
-        before = restored.masters(engine)
+        before = masters.full(engine)
         loss = regression.step(ctx, engine, rows)
-        after = restored.masters(engine)
+        after = masters.full(engine)
         summed = plain_torch.Plain(plain.losses, [total])
         ctx.record(
             "step",

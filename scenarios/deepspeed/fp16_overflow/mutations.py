@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.edits import followed, repeated, setting, stepping
+from scenarios.common.line_edits import followed, repeated, setting, stepping
 from scenarios.common.mutation import mutation
 from scenarios.deepspeed._mutations import no_clipping, rank_0_alone_steps
 

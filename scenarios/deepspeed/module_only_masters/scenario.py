@@ -12,11 +12,16 @@ Root cause: after a load of the module alone, the engine copies the weights into
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from harness.bugs import api
 from scenarios.deepspeed import _loaded
 from scenarios.deepspeed._history import BEFORE_BF16, NEVER_TAKEN
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROUNDED = 2.0**-8
 """How far (as a fraction) a master may be from its weight, which is rounded to bf16."""
@@ -89,6 +94,7 @@ def plan(at: api.Position) -> api.Plan:
 
 def run(ctx: api.Context) -> None:
     """Train and save; or load the weights alone, and train on."""
+    from scenarios.deepspeed import _masters as masters
     from scenarios.deepspeed import _regression as regression
     from scenarios.deepspeed import _restored as restored
 
@@ -109,7 +115,7 @@ def run(ctx: api.Context) -> None:
         restored.saved_weights(ctx.folder, ctx.rank, engine.module)
         engine.save_checkpoint(folder, tag=restored.TAG)
         return
-    fresh = restored.masters(engine)
+    fresh = masters.full(engine)
     engine.load_checkpoint(
         folder,
         tag=restored.TAG,
@@ -120,16 +126,21 @@ def run(ctx: api.Context) -> None:
     if p.refresh:
         engine.optimizer.refresh_fp32_params()
     weights = restored.saved_weights(ctx.folder, ctx.rank)
-    masters = restored.masters(engine)
+    after = masters.full(engine)
     ctx.record(
         "loaded",
         differing=restored.differing(engine.module, weights),
-        masters_off=restored.apart(masters, weights),
-        masters_moved=restored.apart(masters, fresh),
-        apart=restored.apart(weights, fresh),
+        masters_off=_apart(after, weights),
+        masters_moved=_apart(after, fresh),
+        apart=_apart(weights, fresh),
     )
     for number, rows in enumerate(data[p.steps :], 1):
         ctx.record("step", number, loss=regression.step(ctx, engine, rows))
+
+
+def _apart(ones: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
+    """The greatest difference between tensors of the same name."""
+    return max(float((one.float() - others[n].float()).abs().max()) for n, one in ones.items())
 
 
 def detect(records: api.Records) -> api.Finding | None:

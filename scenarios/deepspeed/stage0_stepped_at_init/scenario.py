@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import edits
+from scenarios.common.line_edits import left_out, stepping
 from scenarios.deepspeed import _stepped_at_init as init
 
 TOLERANCE = 0.1
@@ -39,7 +39,7 @@ class Params(api.Knobs):
 
 def not_stepped(function: object) -> api.Edits:
     """Leave out the step that allocates the state."""
-    yield from edits.left_out(edits.stepping(function))
+    yield from left_out(stepping(function))
 
 
 REMEDY = api.Defect(
@@ -100,8 +100,8 @@ def run(ctx: api.Context) -> None:
 
     from scenarios.common import linear
     from scenarios.deepspeed import _adamw_reference as reference
+    from scenarios.deepspeed import _masters as masters
     from scenarios.deepspeed import _regression as regression
-    from scenarios.deepspeed import _restored as restored
 
     p = ctx.params
     make = partial(torch.optim.Adam, lr=p.lr)
@@ -126,7 +126,7 @@ def run(ctx: api.Context) -> None:
     for step, rows in zip(api.each(p.steps), data, strict=False):
         beside.step(rows)
         loss = regression.step(ctx, engine, rows)
-        weights = restored.masters(engine)
+        weights = masters.full(engine)
         ctx.record("step", step, loss=loss, **beside.facts(engine, weights, p.lr))
 
 

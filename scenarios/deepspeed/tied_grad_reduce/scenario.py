@@ -161,7 +161,7 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     differs = any(step.get("left_parted") for step in records.of("step", 0))
     return (
         usual_checks.loss_rises(records)
-        | usual_checks.norm(records)
+        | copies.norm_differs(records)
         | {"weight.grad differs between the stages": differs}
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.edits import repeated, stepping
+from scenarios.common.line_edits import repeated, stepping
 from scenarios.common.mutation import mutation
 from scenarios.deepspeed._tied_mutations import (
     masters_not_loaded,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.edits import calling, followed, guarded, repeated, setting, stepping
+from scenarios.common.line_edits import calling, followed, guarded, repeated, setting, stepping
 from scenarios.common.mutation import mutation
 from scenarios.deepspeed._mutations import not_reduced
 

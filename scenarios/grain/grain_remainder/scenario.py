@@ -58,7 +58,7 @@ def remainder(faults: Sequence[epochs.Fault], records: api.Records) -> bool:
     equally many, and no row comes twice."""
     count, ranks = records.params.rows, len(records.ranks)
     lengths = {len(seen) for one in rows.by_epoch(records).values() for seen in one}
-    return epochs.names(faults) == {epochs.NEVER} and lengths == {count // ranks}
+    return epochs.units(faults) == {epochs.Unit.NEVER} and lengths == {count // ranks}
 
 
 oracle = epochs.Epochs(remainder, checks=(epochs.row_twice, epochs.other_lengths))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import epochs, rows
+from scenarios.common import epochs, orders, rows, stops
 
 
 @dataclass
@@ -75,15 +75,14 @@ def later_windows(faults: Sequence[epochs.Fault], records: api.Records) -> bool:
             return False
         if any(mine != its for mine, its in pairs[:count]):
             return False
-    return epochs.names(faults) == {epochs.MOVED} and {fault.epoch for fault in faults} == {1}
+    return epochs.units(faults) == {epochs.Unit.MOVED} and {fault.epoch for fault in faults} == {1}
 
 
-oracle = epochs.Epochs(
+oracle = stops.Stopped(
     later_windows,
-    shuffled=True,
-    stop=lambda params: 1,
+    orders=(orders.unshuffled,),
     checks=(epochs.another_number, epochs.row_twice),
-    picture=epochs.in_order,
+    picture=orders.in_order,
 )
 
 

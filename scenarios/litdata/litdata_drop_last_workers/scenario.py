@@ -59,7 +59,7 @@ def of_each_worker(faults: Sequence[epochs.Fault], records: api.Records) -> bool
     p, ranks = records.params, len(records.ranks)
     of_worker = p.rows // (ranks * p.workers) // p.batch * p.batch
     lengths = {len(seen) for one in rows.by_epoch(records).values() for seen in one}
-    return epochs.names(faults) == {epochs.NEVER} and lengths == {of_worker * p.workers}
+    return epochs.units(faults) == {epochs.Unit.NEVER} and lengths == {of_worker * p.workers}
 
 
 def left_out(records: api.Records) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import epochs, rows
+from scenarios.common import epochs, rows, stops
 
 BATCH = 4
 """Rows of a batch of a rank."""
@@ -62,11 +62,13 @@ def only_rest(faults: Sequence[epochs.Fault], records: api.Records) -> bool:
     rank as had come before the stop. No row comes twice."""
     after = rows.by_epoch(records, "after")
     lengths = {tuple(map(len, ranks)) for ranks in after.values()}
-    late = all(fault.after_resume and fault.epoch > 1 for fault in faults)
-    return late and len(lengths) == 1 and epochs.names(faults) == {epochs.NEVER}
+    whole = [set(rows.together(ranks)) for ranks in rows.by_epoch(records).values()]
+    complete = all(len(seen) == records.params.rows for seen in whole)
+    late = complete and all(fault.epoch > 1 for fault in faults)
+    return late and len(lengths) == 1 and epochs.units(faults) == {epochs.Unit.NEVER}
 
 
-oracle = epochs.Epochs(
+oracle = stops.Stopped(
     only_rest,
     stop=lambda params: int(params.before > 0),
     checks=(epochs.row_twice, epochs.other_lengths),

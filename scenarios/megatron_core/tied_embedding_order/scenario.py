@@ -31,7 +31,8 @@ from importlib import import_module
 from typing import Any
 
 from harness.bugs import api
-from scenarios.megatron_core import _tied_grad_buffer as cells
+from scenarios.megatron_core import _tied_layout as layouts
+from scenarios.megatron_core.tied_embedding_order import cells
 
 COPIES = ("embedding.word_embeddings.weight", "output_layer.weight")
 SCATTERED, SUMMED = "after reduce-scatter", "after embedding all-reduce"
@@ -176,7 +177,7 @@ def _reduce(ctx: api.Context, ddp: Any, owned: tuple[int, int]) -> None:
         cells.snapshot(ctx, when, gradient, owned)
 
     def backward() -> None:
-        tied.loss_with(ddp.module, row, cells.scale(ctx.rank)).backward()
+        cells.loss_with(ddp.module, row, cells.scale(ctx.rank)).backward()
 
     with ddp.no_sync():  # for the first table: with overlap, the next pass is reduced at once
         backward()
@@ -199,7 +200,7 @@ def detect(records: api.Records) -> api.Finding | None:
 def exercised(records: api.Records) -> api.Exercise:
     """Four different gradients were reduced over the replicas and the stages. The copies were at
     different places of their buffers, and cut between the replicas."""
-    cut = cells.cut(records, sharded=records.params.distributed_optimizer)
+    cut = layouts.cut(records, sharded=records.params.distributed_optimizer)
     return cells.followed(records, (SCATTERED, SUMMED)) & cut
 
 
@@ -207,8 +208,8 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, or fire without it, and whether they fired."""
     whole = cells.wholes(records)
     sums = {rank: sum(sum(row) * rows for row, rows in each) for rank, each in whole.items()}
-    stages = list(whole.values())[: cells.REPLICAS], list(whole.values())[cells.REPLICAS :]
-    return cells.insufficient_checks(stages[0] != stages[1], sums.get(1) != sums.get(2))
+    stages = (list(whole.values())[: layouts.REPLICAS], list(whole.values())[layouts.REPLICAS :])
+    return layouts.insufficient_checks(stages[0] != stages[1], sums.get(1) != sums.get(2))
 
 
 def agree(trials: Mapping[str, api.Records]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.edits import without_call, wrapped
+from scenarios.common.call_edits import without_call, wrapped
 from scenarios.common.mutation import mutation
 
 BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"

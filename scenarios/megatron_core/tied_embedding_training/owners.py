@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
-from scenarios.megatron_core._tied_grad_buffer import RANKS, REPLICAS, misplaced
+from scenarios.megatron_core._tied_layout import RANKS, REPLICAS, misplaced
 
 if TYPE_CHECKING:
     from torch import Tensor

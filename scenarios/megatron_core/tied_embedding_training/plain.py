@@ -14,22 +14,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness.bugs import api
-from scenarios.megatron_core import _tied_grad_buffer as cells
 from scenarios.megatron_core import _tied_stages as tied
+from scenarios.megatron_core._tied_layout import REPLICAS
 from scenarios.megatron_core.tied_embedding_training import owners
+from scenarios.megatron_core.tied_embedding_training.trainer import Batch, Trainer
 
 Weights = Sequence[Tensor]
 """The weights of a stage: the tied one, [vocabulary, hidden], then linear ones, [hidden,
 hidden]."""
 
 
-def loss_of(front: Weights, back: Weights, data: tied.Batch) -> Tensor:
+def loss_of(front: Weights, back: Weights, data: Batch) -> Tensor:
     """The mean loss (nats) of the complete model; its two copies of the tied weight may differ."""
     x = tied.blocks(F.embedding(data.tokens, front[0]), [*front[1:], *back[1:]])
     return F.cross_entropy(F.linear(x, back[0]).flatten(0, -2), data.labels.flatten())
 
 
-def train(ctx: api.Context, shape: tied.Shape, data: tied.Batch, lr: float, steps: int) -> None:
+def train(ctx: api.Context, shape: tied.Shape, data: Batch, lr: float, steps: int) -> None:
     """Train the model in one process, with one tied weight; record the losses and the weight."""
     initial = tied.weights(shape, ctx.seed)
     weight = nn.Parameter(initial.tied.clone().to(ctx.device))
@@ -47,9 +48,7 @@ def train(ctx: api.Context, shape: tied.Shape, data: tied.Batch, lr: float, step
 class Beside:
     """Plain torch on a pipeline's rows: it shows which gradients the owners step with, and how."""
 
-    def __init__(
-        self, ctx: api.Context, trainer: tied.Trainer, data: tied.Batch, lr: float
-    ) -> None:
+    def __init__(self, ctx: api.Context, trainer: Trainer, data: Batch, lr: float) -> None:
         ddp = trainer.ddp
         self.rank, self.data = ctx.rank, data
         self.weights = [tied.tied_weight(ddp), *ddp.module.linear]
@@ -60,14 +59,12 @@ class Beside:
 
     def facts(self) -> dict[str, Any]:
         """After a step: ``owners.FACTS``. A collective call."""
-        stage, replica = divmod(self.rank, cells.REPLICAS)
-        losses, gradients = zip(*map(self._plainly, range(cells.REPLICAS)), strict=True)
+        stage, replica = divmod(self.rank, REPLICAS)
+        losses, gradients = zip(*map(self._plainly, range(REPLICAS)), strict=True)
         tied_gradient, *others = self._owned_gradients()
         part = self.owned[0]
         tied_parts = [each[s][0].flatten()[part] for s in range(tied.STAGES) for each in gradients]
-        means = [
-            sum(g) / cells.REPLICAS for g in zip(*(e[stage][1:] for e in gradients), strict=True)
-        ]
+        means = [sum(g) / REPLICAS for g in zip(*(e[stage][1:] for e in gradients), strict=True)]
         expected = [m.flatten()[own] for m, own in zip(means, self.owned[1:], strict=True)]
         facts = {
             "missed": owners.missed(tied_gradient, tied_parts),
@@ -80,9 +77,9 @@ class Beside:
 
     def _plainly(self, replica: int) -> tuple[float, tuple[Weights, Weights]]:
         """A replica's loss, and the gradients of both its stages at the weights before the step."""
-        stages = [self.before[replica + s * cells.REPLICAS] for s in range(tied.STAGES)]
+        stages = [self.before[replica + s * REPLICAS] for s in range(tied.STAGES)]
         leaves = [[w.clone().requires_grad_() for w in stage] for stage in stages]
-        size = self.data.tokens.shape[1] // cells.REPLICAS
+        size = self.data.tokens.shape[1] // REPLICAS
         loss = loss_of(leaves[0], leaves[1], self.data.of_replica(replica, size))
         gradients = torch.autograd.grad(loss, [w for stage in leaves for w in stage])
         half = len(leaves[0])
@@ -97,7 +94,7 @@ class Beside:
         masked = [torch.zeros_like(weight.main_grad) for weight in self.weights]
         for zeros, place, gradient in zip(masked, self.owned, self._owned_gradients(), strict=True):
             zeros.view(-1)[place] = gradient
-        everybodys = _of_all(masked)[stage * cells.REPLICAS : (stage + 1) * cells.REPLICAS]
+        everybodys = _of_all(masked)[stage * REPLICAS : (stage + 1) * REPLICAS]
         for parameter, *parts in zip(self.stepped, *everybodys, strict=True):
             parameter.grad = sum(parts[1:], parts[0])
         self.optimizer.step()

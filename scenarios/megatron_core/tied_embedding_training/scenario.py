@@ -25,7 +25,7 @@ from typing import Any
 from harness.bugs import api
 from scenarios.common import agree as agreement
 from scenarios.common import copies
-from scenarios.megatron_core import _tied_grad_buffer as cells
+from scenarios.megatron_core import _tied_layout as layouts
 from scenarios.megatron_core.tied_embedding_training import owners
 
 STEP = {
@@ -111,9 +111,9 @@ def plan(at: api.Position) -> api.Plan:
     weight, steps = api.Kind({"values": api.many(api.NUMBER, least=1)}), api.each(at.params.steps)
     if at.world_size == 1:
         return {"step": api.Kind({"loss": api.NUMBER}, steps), "weight": weight}
-    loss = api.exactly(None) if at.rank < cells.REPLICAS else api.NUMBER  # the last stage has it
+    loss = api.exactly(None) if at.rank < layouts.REPLICAS else api.NUMBER  # the last stage has it
     return {
-        "layout": cells.LAYOUT,
+        "layout": layouts.LAYOUT,
         "step": api.Kind({**STEP, "loss": loss}, steps),
         "weight": weight,
     }
@@ -123,20 +123,21 @@ def run(ctx: api.Context) -> None:
     """Train; after every step compare the tied copies, the replicas, and the gradients."""
     from scenarios.megatron_core import _tied_stages as tied
     from scenarios.megatron_core.tied_embedding_training import plain as tied_plain
+    from scenarios.megatron_core.tied_embedding_training import trainer as training
 
     p, shape = ctx.params, tied.Shape()
-    size = (p.micro_batches, cells.REPLICAS * p.batch, p.sequence)
-    data = tied.batch(shape, size, ctx.seed, ctx.device)
+    size = (p.micro_batches, layouts.REPLICAS * p.batch, p.sequence)
+    data = training.batch(shape, size, ctx.seed, ctx.device)
     if ctx.world_size == 1:
         tied_plain.train(ctx, shape, data, p.lr, p.steps)
         return
     with ctx.phase("init"):
-        trainer = tied.Trainer(ctx, shape, p.lr)
+        trainer = training.Trainer(ctx, shape, p.lr)
         place = tied.layout(trainer.ddp, tied.tied_weight(trainer.ddp), sharded=True)
         ctx.record("layout", **vars(place))
     with ctx.phase("steps"):
         beside = tied_plain.Beside(ctx, trainer, data, p.lr)
-        _train(ctx, trainer, beside, data.of_replica(ctx.rank % cells.REPLICAS, p.batch))
+        _train(ctx, trainer, beside, data.of_replica(ctx.rank % layouts.REPLICAS, p.batch))
 
 
 def _train(ctx: api.Context, trainer: Any, beside: Any, data: Any) -> None:
@@ -186,7 +187,7 @@ def detect(records: api.Records) -> api.Finding | None:
         copies.UNIT,
         documented=start["step"] == 1
         and not unlike
-        and {rank // cells.REPLICAS for rank in missing} == {0, 1},
+        and {rank // layouts.REPLICAS for rank in missing} == {0, 1},
     )
 
 
@@ -196,9 +197,9 @@ def exercised(records: api.Records) -> api.Exercise:
     steps: dict[int, list[tuple[float]]] = {}
     for step in records.of("step"):
         steps.setdefault(step["step"], []).append((step.get("own_gradient", 0.0),))
-    equal = [step for step, norms in steps.items() if not cells.different(norms)]
+    equal = [step for step, norms in steps.items() if not layouts.different(norms)]
     norms = ", ".join(f"{norm:.3g}" for (norm,) in steps.get(1, ()))
-    return cells.cut(records, sharded=True) & api.Exercise.of(
+    return layouts.cut(records, sharded=True) & api.Exercise.of(
         bool(steps) and not equal,
         f"all ranks' own gradients of the weight differed in {len(steps)} steps (norms {norms} at "
         "step 1)",
@@ -212,7 +213,7 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
         return {}
     steps = records.of("step")
     sums = ([s["gradient_sum"] for s in records.of("step", rank)] for rank in (1, 2))
-    return cells.insufficient_checks(
+    return layouts.insufficient_checks(
         any(step["gradients_differ"] for step in steps),
         any(one != other for one, other in zip(*sums, strict=False)),
     ) | {"the data-parallel replicas differ": any(step["replicas_differ"] for step in steps)}

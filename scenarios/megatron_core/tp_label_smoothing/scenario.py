@@ -20,8 +20,8 @@ from typing import Any
 
 from harness.bugs import api
 from scenarios.common import applied, usual_checks
-from scenarios.common.edits import followed, setting
 from scenarios.common.gradient import TOLERANCE
+from scenarios.common.line_edits import followed, setting
 
 
 @dataclass

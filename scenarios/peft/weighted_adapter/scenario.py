@@ -33,9 +33,9 @@ class Params(api.Knobs):
 
 def plain_scaling(function: object) -> api.Edits:
     """The configuration of the combined adapter is made with ``use_rslora=False``."""
-    from scenarios.common import edits
+    from scenarios.common.call_edits import with_keyword
 
-    yield from edits.with_keyword(function, "replace", "use_rslora", "False")
+    yield from with_keyword(function, "replace", "use_rslora", "False")
 
 
 REMEDY = api.Defect(

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import epochs, rows
-from scenarios.common.companions import OLD_TORCHMETRICS
+from scenarios.common import epochs, orders, rows
+from scenarios.pytorch_lightning._companions import OLD_TORCHMETRICS
 
 BATCH = 2
 """Rows of a batch of a rank."""
@@ -63,11 +63,13 @@ def overlap(faults: Sequence[epochs.Fault], records: api.Records) -> bool:
     parts = [seen for ranks in rows.by_epoch(records).values() for seen in ranks]
     share = records.params.rows // len(records.ranks)
     even = all(len(set(seen)) == len(seen) == share for seen in parts)
-    return even and epochs.names(faults) == {epochs.NEVER, epochs.TWICE}
+    return even and epochs.units(faults) == {epochs.Unit.NEVER, epochs.Unit.TWICE}
 
 
 oracle = epochs.Epochs(
-    overlap, shuffled=True, checks=(epochs.another_number, epochs.row_twice, epochs.other_lengths)
+    overlap,
+    orders=(orders.unshuffled,),
+    checks=(epochs.another_number, epochs.row_twice, epochs.other_lengths),
 )
 
 

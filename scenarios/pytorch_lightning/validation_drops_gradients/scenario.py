@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.common import applied, usual_checks
-from scenarios.common.companions import OLD_TORCHMETRICS
+from scenarios.pytorch_lightning._companions import OLD_TORCHMETRICS
 
 
 @dataclass

@@ -13,12 +13,12 @@ which keep their order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import epochs, rows
+from scenarios.common import epochs, orders, rows
 
 BATCH = 8
 
@@ -72,13 +72,27 @@ def never_shuffled(faults: Sequence[epochs.Fault], records: api.Records) -> bool
     return all(list(seen) == in_order for ranks in epochs for seen in ranks)
 
 
+def seedless(records: api.Records) -> Iterator[epochs.Fault]:
+    """The epochs that have the same order with another seed."""
+    others, p = rows.by_epoch(records, "reseeded"), records.params
+    for epoch, ranks in rows.by_epoch(records).items():
+        if ranks == others[epoch]:
+            text = f"epoch {epoch} has the same order with another seed"
+            yield epochs.Fault(epochs.Unit.SEEDLESS, epoch, 1 / p.epochs, text)
+
+
 oracle = epochs.Epochs(
     never_shuffled,
-    shuffled=True,
-    reseeded=True,
+    orders=(orders.unshuffled, seedless),
     checks=(epochs.another_number, epochs.row_twice),
-    picture=epochs.in_order,
+    picture=orders.in_order,
 )
+
+
+def plan(at: api.Position) -> api.Plan:
+    """The rows of each epoch, with both seeds."""
+    rows_of_epochs = oracle.plan(at)["epoch"]
+    return {"epoch": rows_of_epochs, "reseeded": rows_of_epochs}
 
 
 class Pairs:

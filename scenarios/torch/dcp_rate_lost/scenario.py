@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import edits
+from scenarios.common.line_edits import calling, followed
 from scenarios.torch import _resumed as resumed
 
 FITS = "torch>=2.4"
@@ -52,7 +52,7 @@ def dicts_copied(function: Any) -> api.Edits:
     """Before anything is loaded, each nested dict becomes a new one with the same tensors."""
     copied = "torch.utils._pytree.tree_map(lambda leaf: leaf, state_dict[key])"
     code = f"for key in list(state_dict): state_dict[key] = {copied}"
-    yield from edits.followed(edits.calling(function, "_iterate_state_dict"), code)
+    yield from followed(calling(function, "_iterate_state_dict"), code)
 
 
 def not_given_back(function: Any) -> api.Edits:

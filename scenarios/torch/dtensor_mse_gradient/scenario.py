@@ -24,7 +24,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
-from scenarios.common import applied, edits, plain_loss, usual_checks
+from scenarios.common import applied, plain_loss, usual_checks
+from scenarios.common.line_edits import followed, setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +71,7 @@ if 1 in [
 
 def whole_for_mean(function: Any) -> api.Edits:
     """For an operation that divides by a number of elements, all ranks get the whole tensors."""
-    yield from edits.followed(edits.setting(function, "candidate_placements"), WHOLE.strip())
+    yield from followed(setting(function, "candidate_placements"), WHOLE.strip())
 
 
 REMEDY = api.Defect(

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from harness.bugs import api
-from scenarios.common import applied, edits, usual_checks
+from scenarios.common import applied, usual_checks
+from scenarios.common.call_edits import wrapped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +56,7 @@ def gathered_for_mean(function: Any) -> api.Edits:
     """For a mean, the rule asks for all rows on each rank; the target follows the input."""
     whole = "tuple([Replicate()] * mesh.ndim)"
     mean = "reduction == Reduction.MEAN.value"
-    yield from edits.wrapped(function, "replicate_reduction_dims", f"{whole} if {mean} else _")
+    yield from wrapped(function, "replicate_reduction_dims", f"{whole} if {mean} else _")
 
 
 REMEDY = api.Defect(

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from harness.bugs import api
-from scenarios.common import applied, edits, plain_loss, usual_checks
+from scenarios.common import applied, plain_loss, usual_checks
+from scenarios.common.line_edits import returning
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +53,7 @@ def own_backward(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    for line in edits.returning(function):
+    for line in returning(function):
         for name in m.findall(line, m.Name("grad_output")):
             yield line, line.deep_replace(name, cst.parse_expression(value))
 
@@ -61,7 +62,7 @@ def nll_alone(function: Any) -> api.Edits:
     """The backward of ``nll_loss`` no longer adds the softmax."""
     import libcst as cst
 
-    for line in edits.returning(function):
+    for line in returning(function):
         yield line.body[0].value, cst.parse_expression("grad_input * grad_output")
 
 

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from harness.bugs import api
-from scenarios.common import applied, edits, plain_loss
+from scenarios.common import applied, plain_loss
+from scenarios.common.line_edits import calling, left_out, returning
 
 FITS = "torch>=2.9"
 """Releases in which both functions are as the remedy expects them. 2.6 has no scale_grads."""
@@ -64,7 +65,7 @@ def loss_divided(function: Any) -> api.Edits:
     import libcst.matchers as m
 
     losses = m.Subscript(m.Attribute(attr=m.Name("_internal_losses")))
-    for line in edits.returning(function):
+    for line in returning(function):
         for loss in m.findall(line, losses):
             code = cst.Module([]).code_for_node(loss)
             count = "(self._n_microbatches if self.scale_grads else 1)"
@@ -73,7 +74,7 @@ def loss_divided(function: Any) -> api.Edits:
 
 def gradients_kept(function: Any) -> api.Edits:
     """The stage no longer divides what its parameters have accumulated."""
-    yield from edits.left_out(edits.calling(function, "div_"))
+    yield from left_out(calling(function, "div_"))
 
 
 REMEDY = (

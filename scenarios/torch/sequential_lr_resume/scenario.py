@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import edits
+from scenarios.common.line_edits import followed, setting
 from scenarios.torch import _resumed as resumed
 
 FACTOR, WARMUP, GAMMA = 0.1, 3, 0.9
@@ -50,7 +50,7 @@ def steps_repeated(function: Any) -> api.Edits:
     """After the start at epoch 0, repeat the steps of the epochs that are done."""
     code = "for _ in range(last_epoch + 1): self.step()"
     quiet = "with warnings.catch_warnings():\n    warnings.simplefilter('ignore')\n    " + code
-    yield from edits.followed(edits.setting(function, "_last_lr"), "self.last_epoch = 0", quiet)
+    yield from followed(setting(function, "_last_lr"), "self.last_epoch = 0", quiet)
 
 
 REMEDY = api.Defect(

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
-from scenarios.common import applied, edits, plain_loss
+from scenarios.common import applied, plain_loss
+from scenarios.common.line_edits import followed, setting
 from scenarios.torch import _zero_bubble as zero_bubble
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def averaged_after_weights(function: Any) -> api.Edits:
 
     for branch in m.findall(function, m.If(test=m.Name("last_backward"))):
         body = cst.ensure_type(branch, cst.If).body
-        yield from edits.followed(edits.setting(body, "result"), AVERAGED)
+        yield from followed(setting(body, "result"), AVERAGED)
 
 
 REMEDY = api.Defect(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.edits import calling, left_out
+from scenarios.common.line_edits import calling, left_out
 from scenarios.common.mutation import mutation
 
 STAGE = "torch/distributed/pipelining/stage.py"

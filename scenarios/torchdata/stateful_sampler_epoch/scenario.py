@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import rows
+from scenarios.common import resumed_epoch
 
 BATCH = 2
 """Rows of a batch of a rank."""
@@ -195,4 +195,4 @@ def _came(records: api.Records) -> list[int]:
     return [row for _, saved, rest in parts for row in [*saved[-1], *rest]]
 
 
-picture = rows.how_often(_came)
+picture = resumed_epoch.how_often(_came)

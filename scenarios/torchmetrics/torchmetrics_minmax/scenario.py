@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import continued, edits
+from scenarios.common import continued
+from scenarios.common.line_edits import followed, setting
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Params(api.Knobs):
 def buffers(function: object) -> api.Edits:
     """The two values become buffers of the module, which are in its state_dict."""
     code = 'for name in ("min_val", "max_val"): self.register_buffer(name, self.__dict__.pop(name))'
-    yield from edits.followed(edits.setting(function, "max_val"), code)
+    yield from followed(setting(function, "max_val"), code)
 
 
 REMEDY = api.Defect(

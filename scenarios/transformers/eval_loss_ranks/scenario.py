@@ -21,8 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common.companions import OLD_ACCELERATE
-from scenarios.transformers._history import BEFORE_COUNTING
+from scenarios.transformers._history import BEFORE_COUNTING, OLD_ACCELERATE
 
 ROWS = 16
 """Rows of the evaluation; each rank gets as many as every other."""

@@ -19,9 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers import _labels as labels
-from scenarios.transformers._history import BEFORE_COUNTING
+from scenarios.transformers._history import BEFORE_COUNTING, OLD_ACCELERATE
 
 
 @dataclass

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.common import applied
-from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers import _labels as labels
-from scenarios.transformers._history import BEFORE_COUNTING
+from scenarios.transformers._history import BEFORE_COUNTING, OLD_ACCELERATE
 
 
 @dataclass

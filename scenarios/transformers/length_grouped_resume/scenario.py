@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers import _resumed_rows as resumed
+from scenarios.transformers._history import OLD_ACCELERATE
 
 
 @dataclass

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.common import applied, counted
-from scenarios.common.companions import OLD_ACCELERATE
-from scenarios.transformers._history import BEFORE_COUNTING
+from scenarios.transformers._history import BEFORE_COUNTING, OLD_ACCELERATE
 
 
 @dataclass

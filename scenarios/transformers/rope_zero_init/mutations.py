@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.edits import calls
+from scenarios.common.call_edits import calls
 from scenarios.common.mutation import mutation
 from scenarios.transformers._rope_mutations import doubled, reflected
 

@@ -189,18 +189,19 @@ def run(ctx: api.Context) -> None:
 def _compared(ctx: api.Context, precision: str) -> Any:
     """Build a model, apply the remedy, and compare the buffers; returns the model."""
     from scenarios.transformers import _rope_models as rope
+    from scenarios.transformers.rope_zero_init import remedies
 
     remedy, saved = ctx.params.remedy, []
     contexts: list[AbstractContextManager[Any]] = []
     if remedy == "original_arange":
-        contexts.append(rope.unwrapped_arange())
+        contexts.append(remedies.unwrapped_arange())
     if ctx.params.zero_init:
         contexts.append(rope.zero_init(precision))
     model, casts = rope.built(precision, contexts)
     if remedy == "tiny_model":
-        rope.copy_buffers(model, rope.tiny(precision))
+        remedies.copy_buffers(model, rope.tiny(precision))
     if remedy == "persistent":
-        saved = rope.load_buffers(model, rope.build(precision, "cpu"))
+        saved = remedies.load_buffers(model, rope.build(precision, "cpu"))
     rope.compare_buffers(ctx, model, precision, casts, saved=saved)
     return model
 

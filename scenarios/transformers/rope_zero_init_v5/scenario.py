@@ -105,10 +105,31 @@ def run(ctx: api.Context) -> None:
         rope.init_distributed(ctx)
     with ctx.phase("buffers"):
         model, casts = rope.built("bf16", _contexts(ctx))
-        turned, off = rope.turned(model, ctx.device)
+        turned, off = _turned(model, ctx.device)
         rope.compare_buffers(ctx, model, "bf16", casts, turned=turned, turned_off=off)
     with ctx.phase("logits"):
         rope.compare_logits(ctx, model, ctx.params.tokens)
+
+
+def _turned(model: Any, device: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """How the cosines and sines of transformers 5 differ, at every position, from those of
+    ``tiny``; and how far the latter are from plain torch's."""
+    import torch
+
+    from harness.detectors.buffers import difference
+    from scenarios.transformers import _plain_llama as plain_llama
+    from scenarios.transformers import _rope_models as rope
+
+    answers = []
+    for llama, where in ((model, device), (rope.tiny("bf16"), torch.device("cpu"))):
+        positions = torch.arange(llama.config.max_position_embeddings, device=where)[None]
+        like = torch.empty(0, dtype=torch.bfloat16, device=where)
+        answers.append([t[0] for t in llama.model.rotary_emb(like, positions)])
+    tables = list(zip(("cos", "sin"), *answers, strict=True))
+    differences = [difference(name, ours, theirs) for name, ours, theirs in tables]
+    expected = [(name, theirs) for name, _, theirs in tables]
+    off = plain_llama.buffers_off(expected, rope.Shape.positions)
+    return buffers.facts(found for found in differences if found is not None), off
 
 
 def _contexts(ctx: api.Context) -> Iterator[AbstractContextManager[Any]]:

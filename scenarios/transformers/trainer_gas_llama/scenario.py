@@ -13,9 +13,8 @@ back, together with the fix of ``trainer_gas_never``, and 4.48.1 corrected it ag
 from __future__ import annotations
 
 from harness.bugs import api
-from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers import _trainer_gas as gas
-from scenarios.transformers._history import BEFORE_COUNTING
+from scenarios.transformers._history import BEFORE_COUNTING, OLD_ACCELERATE
 from scenarios.transformers._normaliser import SUM, TOKENS
 
 Params = gas.Params

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.common import applied
-from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers import _labels as labels
+from scenarios.transformers._history import OLD_ACCELERATE
 
 COUNTED = (1, 2, 6, 7, 3, 5, 4, 2)
 """How many labels of each of the 8 rows of a step count; the first label never does."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.bugs import api
+from scenarios.common import plain_loss
 
 IGNORED = -100
 """The label of a token that does not count."""
@@ -87,10 +88,7 @@ def otherwise_wrong(records: api.Records) -> Iterator[str]:
     for epoch in range(len(numbers) // rows):
         if {*numbers[epoch * rows : (epoch + 1) * rows]} != {*range(rows)}:
             yield f"epoch {epoch + 1} did not have each of the {rows} rows once"
-    for step in records.of("step"):
-        loss, plain = step["loss"], step["reference_loss"]
-        if not api.near(loss, plain, share=TOLERANCE):
-            yield f"the loss of step {step['step']} is {loss:.5g}, but plain torch has {plain:.5g}"
+    yield from plain_loss.loss_wrong(records, tolerance=TOLERANCE)
 
 
 def ended(records: api.Records) -> api.Exercise:

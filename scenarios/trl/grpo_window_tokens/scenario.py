@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.common import applied, counted
-from scenarios.common.companions import TRANSFORMERS_4
+from scenarios.trl._companions import TRANSFORMERS_4
 
 
 @dataclass

@@ -1,18 +1,14 @@
 """Whose gradient is in which cell? A tied weight's gradient, followed through its reductions.
 
-Of four ranks, 0 and 1 are the replicas of the first pipeline stage, 2 and 3 those of the last. Each
-stage has a copy of the weight. In the report's tables g0 to g3 are the ranks' own gradients, and
-every rank has a cell: the content of its buffer. The owners of a copy are the ranks whose
-optimizers step with a part of it. They should step with the mean over the replicas, summed over the
+In the report's tables g0 to g3 are the ranks' own gradients, and every rank has a cell: the content
+of its buffer. The owners of a copy should step with the mean over the replicas, summed over the
 stages.
 
 Each rank's gradient is 0 except in the column of its number, so any row of a cell shows how much of
 g0 to g3 it contains, and in one column that all ranks share, which shows whether they were added
 up. A record ``cell`` has the rows at a moment (``when``): equal rows in one piece, and owned rows
-apart. A record ``layout`` has the elements of the buffer that are the copy (``buffer``), and the
-elements of the copy that the rank owns (``owned``). A record ``rest`` has the gradients of the
-other weights that the rank owns (``owned``, the values that occur), their ``dtypes``, and how far
-the copies themselves are ``apart``.
+apart. A record ``rest`` has the gradients of the other weights that the rank owns (``owned``, the
+values that occur), their ``dtypes``, and how far the copies themselves are ``apart``.
 """
 
 from __future__ import annotations
@@ -21,25 +17,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
+from scenarios.megatron_core._tied_layout import LAYOUT, RANKS, REPLICAS, different, misplaced
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-RANKS, REPLICAS = 4, 2
 SHARED = RANKS
 """The column in which every rank's gradient is not 0."""
 BEFORE = "before"
 """The moment at which each rank's cell contains its own gradient."""
 UNIT = "of a rank's gradient, half of which is right"
 
-_EDGES = api.many(api.COUNT, 2)
 _PIECE = api.held(
     {"owned": api.FLAG, "row": api.many(api.NUMBER, least=RANKS + 1), "rows": api.COUNT}
 )
-
-
-LAYOUT = api.Kind({"buffer": _EDGES, "bucket": _EDGES, "owned": _EDGES})
-"""Where the copy is in the buffers."""
 
 
 def plan(moments: Sequence[str]) -> api.Plan:
@@ -73,6 +64,23 @@ def one_hot(ctx: api.Context, width: int) -> Tensor:
     for column in (ctx.rank, SHARED):
         row[column] = 2**column
     return row
+
+
+def loss_with(module: Any, row: Tensor, scale: float) -> Tensor:
+    """A loss whose gradient has ``row``, [hidden], in each row of the tied weight.
+
+    Upstream's own layers look up the embedding or make the logits. Each element of a linear layer
+    gets the gradient ``scale``, so that the layers take part in the reductions.
+    """
+    import torch
+
+    if module.pre_process:
+        vocabulary = module.shared_embedding_or_output_weight().shape[0]
+        every = torch.arange(vocabulary, device=row.device)[None]
+        loss = (module.embedding.word_embeddings(every) * row).sum()
+    else:
+        loss = module.output_layer(row[None, None])[0].sum()
+    return loss + scale * sum(weight.sum() for weight in module.linear)
 
 
 def record_others(ctx: api.Context, others: Mapping[str, Tensor], apart: float) -> None:
@@ -156,14 +164,6 @@ def _unstepped(records: api.Records, sharded: bool) -> Iterator[tuple[int, str]]
             steps = any(parts.get(name) for parts in (stage if sharded else [gradients]))
             if name not in gradients or not steps:
                 yield rank, f"rank {rank}: owned does not name {name}, or nobody steps it"
-
-
-def misplaced(records: api.Records) -> Iterator[tuple[int, str]]:
-    """By rank, copies that are outside of their bucket."""
-    for layout in records.of("layout"):
-        rank, place = layout["rank"], layout["buffer"]
-        if not layout["bucket"][0] <= place[0] < place[1] <= layout["bucket"][1]:
-            yield rank, f"rank {rank}: elements {_range(place)} lie outside of their bucket"
 
 
 def incomplete(records: api.Records, copies: tuple[str, ...], summed: str) -> api.Finding | None:
@@ -295,12 +295,6 @@ def disagree(
                 yield f"{name}, {when}: rank {rank} holds {text}, where {cell} is documented"
 
 
-def different(gradients: Sequence[Sequence[float]]) -> bool:
-    """Whether each rank has a gradient of its own that is not 0; otherwise none can be missed."""
-    distinct = set(map(tuple, gradients))
-    return len(gradients) == RANKS == len(distinct) and all(map(any, gradients))
-
-
 def followed(records: api.Records, moments: Sequence[str]) -> api.Exercise:
     """The ranks' gradients differed, and cells were recorded at each of the moments."""
     cells = [_cells(records, rank) for rank in records.ranks]
@@ -318,51 +312,6 @@ def _only(pieces: Sequence[Piece]) -> tuple[float, ...]:
     """The row that all rows of a cell equal; empty if they differ."""
     rows = {tuple(piece["row"]) for piece in pieces}
     return rows.pop() if len(rows) == 1 else ()
-
-
-def cut(records: api.Records, *, sharded: bool) -> api.Exercise:
-    """The two stages' copies lie at different places of their buffers, and the replicas of each
-    stage share its copy. Otherwise a reduced and an unreduced part cannot meet."""
-    layouts = records.of("layout")
-    if len(layouts) != RANKS:
-        return api.Exercise(
-            False, f"{len(layouts) or 'none'} of {RANKS} ranks recorded where a copy lies"
-        )
-    if not sharded:
-        return api.Exercise(
-            False, "without the distributed optimizer each rank reduces all of a copy"
-        )
-    places, parts = ([layout[key] for layout in layouts] for key in ("buffer", "owned"))
-    front, back = places[0], places[-1]
-    lay = f"the tied copies lay at elements {_range(front)} and {_range(back)} of the buffers"
-    sizes = [_size(front), _size(back)]
-    owned = [sum(map(_size, parts[:REPLICAS])), sum(map(_size, parts[REPLICAS:]))]
-    return api.Exercise.of(
-        places == [front] * REPLICAS + [back] * REPLICAS and front != back,
-        f"{lay} of the first and the last stage",
-        f"{lay}, where each stage must have a place of its own",
-    ) & api.Exercise.of(
-        owned == sizes,
-        "the replicas of each stage owned one copy together",
-        f"the replicas of the two stages owned {owned[0]} and {owned[1]} elements of their copies, "
-        f"which have {sizes[0]} and {sizes[1]}",
-    )
-
-
-def _size(edges: Sequence[int]) -> int:
-    return edges[1] - edges[0]
-
-
-def _range(edges: Sequence[int]) -> str:
-    return f"{edges[0]} to {edges[1]}"
-
-
-def insufficient_checks(group_differs: bool, sums_differ: bool) -> dict[str, bool]:
-    """Checks that compare complete gradients: they miss the bug, or fire without it."""
-    return {
-        "the whole main_grad differs within the embedding group": group_differs,
-        "the sums of main_grad on ranks 1 and 2 differ (the report's own check)": sums_differ,
-    }
 
 
 def wholes(records: api.Records) -> dict[int, list[tuple[list[float], int]]]:
