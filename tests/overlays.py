@@ -23,7 +23,7 @@ def lent(scenario: str, *variants: str, cache: Path | None = None) -> Iterator[d
         overlays = {}
         for variant in variants:
             stack = resolution.stack(of, pins.complete(of, of.pins_of(variant)), cache)
-            borrowed = overlay.borrowed(stack, of.variant(variant).defects, cache)
+            borrowed = overlay.borrow(stack, of.variant(variant).defects, cache)
             overlays[variant] = contexts.enter_context(borrowed)
         yield overlays
 
@@ -33,7 +33,7 @@ def lent_release(scenario: str, release: str) -> Iterator[Overlay]:
     """The overlay of a release of a scenario's subject, as published, from the user's cache."""
     of, cache = catalog.scenario(scenario), cache_folder()
     stack = resolution.stack(of, pins.complete(of, {of.subject: release}), cache)
-    with overlay.borrowed(stack, (), cache) as loan:
+    with overlay.borrow(stack, (), cache) as loan:
         yield loan
 
 
@@ -41,7 +41,7 @@ def lent_release(scenario: str, release: str) -> Iterator[Overlay]:
 def lent_packages(day: str, **pins: str) -> Iterator[Overlay]:
     """An overlay of packages that no scenario is about, with the dependencies of a day (ISO)."""
     python, platform = here()
-    with overlay.borrowed(Stack(pins, day, python, platform), (), cache_folder()) as loan:
+    with overlay.borrow(Stack(pins, day, python, platform), (), cache_folder()) as loan:
         yield loan
 
 

@@ -214,7 +214,7 @@ def opened(name: str) -> tuple[PackageFile, str]:
             + source.others_in(folder, (*LOCKS, *OTHERS))
             + (f"; {SETUP}" if (folder / "setup.py").is_file() else "")
         )
-    first, *others = usable
+    chosen_name, *others = usable
     ending = f"; {', '.join(others)} not read" if others else ""
-    file = projects.get(first) or source.read_file(folder / first)
-    return file, f"{name}: {first} was read{ending}"
+    file = projects.get(chosen_name) or source.read_file(folder / chosen_name)
+    return file, f"{name}: {chosen_name} was read{ending}"

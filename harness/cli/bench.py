@@ -94,7 +94,7 @@ def _overlay_seconds(scenario: Scenario, cache: Path) -> dict[str, float]:
     defects = scenario.variants[BUGGY].defects
 
     def borrow() -> None:
-        with overlay.borrowed(stack, defects, cache):
+        with overlay.borrow(stack, defects, cache):
             pass
 
     return {"made": _timed(borrow)[0], "checked": _timed(borrow)[0]}

@@ -75,13 +75,13 @@ class Search:
         self.statuses: dict[int, Status] = {}
 
     @property
-    def first(self) -> list[int]:
+    def initial(self) -> list[int]:
         """The releases that are always tested: every ``apart``-th one, and the last."""
         return [*range(0, self.count - 1, self.apart), self.count - 1]
 
     def run(self) -> SearchResult:
         """Test every ``apart``-th release and the last, then halve between those that differ."""
-        for index in self.first:
+        for index in self.initial:
             self._certain_near(index, -1, self.count)
         flips = []
         for before, after in self._pairs():
@@ -162,7 +162,7 @@ def main(arguments: list[str]) -> int:
     with Progress(console) as progress:
         tester = _Tester(sweep, cells, console, progress, options.again)
         search = Search(len(releases), tester.status_of, apart)
-        tester.find(search.first)
+        tester.find(search.initial)
         if commits:
             _refuse_uncertain_ends(name, releases, cells)
         outcome = search.run()

@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> int:
         borrowed = {}
         for stack, defects in _stacks(scenarios, releases, cache, python, platform):
             try:
-                borrowed_overlay = leases.enter_context(overlay.borrowed(stack, defects, cache))
+                borrowed_overlay = leases.enter_context(overlay.borrow(stack, defects, cache))
             except DefectError as error:
                 if not _is_extra(stack, releases):
                     raise

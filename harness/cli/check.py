@@ -176,7 +176,7 @@ def _features(models: Sequence[str], environment: Environment) -> list[Features]
         Features(
             word,
             record.release,
-            {r: record.answers[word][r].reason for r in record.wrong(word)},
+            {r: record.answers[word][r].reason for r in record.wrong_relations(word)},
             word in record.answers,
             record.untested(word),
         )

@@ -146,12 +146,12 @@ def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Result
     streak = Streak()
     with Progress(console) as progress:
         if console.is_terminal:
-            progress.say("testing", clock.left())
+            progress.say("testing", clock.progress())
         jobs = sweep.configs[0].jobs
         for index, cell in find_all(sweep.configs, again=again, jobs=jobs, say=progress.tally):
             by_index[index] = cell
             clock.tick(cell)
-            console.print(f"  {_line(sweep, cell)}  {clock.left()}", style=STYLES[cell.status])
+            console.print(f"  {_line(sweep, cell)}  {clock.progress()}", style=STYLES[cell.status])
             if not cell.status.certain and cell.folder and Path(cell.folder).is_dir():
                 console.print(f"    {cell.folder}")
             if hint := streak.hint(cell):
@@ -170,7 +170,7 @@ class Clock:
         self.done += 1
         self.run += not cell.stored
 
-    def left(self) -> str:
+    def progress(self) -> str:
         """``[3/48, 4 min left]``; stored cells cost no time, and are not counted."""
         remaining_cells = self.cells - self.done
         count = f"{self.done}/{self.cells}"

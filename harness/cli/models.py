@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
     refuse_without_torch("models")
     pins = stack.newest() if options.newest else pins
     began = time.monotonic()
-    with stack.found(pins, changes) as releases:
+    with stack.borrow(pins, changes) as releases:
         models = _models(words, options.head, releases)
         asking = Asking(releases, models, relations, again=options.again, lane=lane)
         rows = _ask_models(options, asking, on)
@@ -248,7 +248,7 @@ def _write(
     if changed:
         _print(table.changes(changed))
     else:
-        _print(table.each(rows) if options.models else table.wrong_by_relation(rows))
+        _print(table.by_model(rows) if options.models else table.wrong_by_relation(rows))
     terminal().print(table.counted(rows, seconds))
     if options.json:
         with writing(Path(options.json), "--json"):

@@ -48,8 +48,8 @@ from harness.probe.layouts import LAYOUTS, RELATIONS, Settings
 from harness.probe.probe_report import as_json, as_junit, exit_code, status, text
 from harness.probe.questions import Answers, probe
 from harness.probe.runner import Runner, room
-from harness.probe.signatures import known
-from harness.probe.target import Target, made, names, target
+from harness.probe.signatures import known_bugs
+from harness.probe.target import Target, names, step_target, target
 from harness.rank.probe import constants
 from harness.releases import edits
 from harness.releases.patches import packages
@@ -235,7 +235,7 @@ def _target(options: argparse.Namespace) -> Target:
     if options.make:
         if options.save is not None or options.epoch:
             raise UserError("--make drives the loop: it cannot save or resume, and has no epoch")
-        return made(options.make, options.script, options.same_rows)
+        return step_target(options.make, options.script, options.same_rows)
     chosen = target(["-m", *options.script] if options.m else options.script)
     chosen = replace(chosen, constants=_constants(options.set))
     if chosen.constants and (file := chosen.file) is not None:
@@ -312,7 +312,7 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
         Progress(console) as progress,
         _gpus(settings, options) as numbers,
     ):
-        progress.say(f"probing {chosen.made or chosen.script}")
+        progress.say(f"probing {chosen.step_file or chosen.script}")
         key = hashlib.sha256(options.python.encode()).hexdigest()[:12]
         extensions = own_folder(cache_folder(), "extensions") / f"probe-{key}"
         with Pool() as pool:
@@ -323,7 +323,7 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
             with Runner(
                 chosen, settings, *where, limit, pool, site, numbers, as_written=written
             ) as runner:
-                return probe(runner, settings, lambda answer: progress.done(status(answer)))
+                return probe(runner, settings, lambda answer: progress.show(status(answer)))
 
 
 def _patched(options: argparse.Namespace, folder: Path) -> str:
@@ -348,7 +348,7 @@ def _gpus(settings: Settings, options: argparse.Namespace) -> Iterator[tuple[str
 
 
 def _write(answers: Answers, began: float, options: argparse.Namespace) -> None:
-    console, bugs = terminal(), known(answers, why_affected)
+    console, bugs = terminal(), known_bugs(answers, why_affected)
     seconds = time.monotonic() - began
     content = json.dumps(as_json(answers, seconds, bugs), indent=1)
     if options.json == STANDARD_OUTPUT:

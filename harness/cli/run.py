@@ -19,7 +19,7 @@ from harness.system.errors import ExitCode
 
 
 def main(arguments: list[str]) -> int:
-    if branch.wanted(arguments):
+    if branch.is_requested(arguments):
         return branch.judge(arguments)
     codes: list[int] = []
     for_slurm: list[RunConfig] = []

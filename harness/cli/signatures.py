@@ -63,7 +63,7 @@ def _probed(name: str, variant: str, loop: Loop, pool: Pool) -> ProbeResult:
 
     scenario, cache = catalog.scenario(name), cache_folder()
     stack = resolution.stack(scenario, pins.complete(scenario, scenario.pins_of(variant)), cache)
-    with overlay.borrowed(stack, scenario.variant(variant).defects, cache) as borrowed_overlay:
+    with overlay.borrow(stack, scenario.variant(variant).defects, cache) as borrowed_overlay:
         versions, today = str(torch.__version__), date.today().isoformat()
         try:
             answers = Prober(pool, borrowed_overlay.site)(loop)

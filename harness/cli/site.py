@@ -51,13 +51,14 @@ def main(arguments: list[str]) -> int:
     out, console = options.out.resolve(), terminal()
     refuse_unless_ours(out, SITE)
     history = options.history or (HISTORY if HISTORY.is_file() else None)
-    material = collect(history, options.runs, console.print)
-    files = pages(material)
+    site_inputs = collect(history, options.runs, console.print)
+    files = pages(site_inputs)
     replace_folder(out, files, SITE)
     bugs = sum(name.startswith("bugs/") for name in files)
+    nightlies = len(site_inputs.nightlies)
     console.print(
-        f"{count(bugs, 'bug')}, {len(material.shown)} with a run, "
-        f"{len(material.nightlies)} {'nightly' if len(material.nightlies) == 1 else 'nightlies'}: "
+        f"{count(bugs, 'bug')}, {len(site_inputs.runs)} with a run, "
+        f"{nightlies} {'nightly' if nightlies == 1 else 'nightlies'}: "
         f"{options.out / 'index.html'}"
     )
     return ExitCode.AS_EXPECTED

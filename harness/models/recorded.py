@@ -57,7 +57,7 @@ class RecordedAnswers:
         """The relations that a model was not asked."""
         return [name for name in QUESTIONS if name not in self.answers.get(model, {})]
 
-    def wrong(self, model: str) -> list[str]:
+    def wrong_relations(self, model: str) -> list[str]:
         """The relations of a model that are wrong."""
         answers = self.answers.get(model, {})
         return [r for r in QUESTIONS if r in answers and answers[r].status is AnswerStatus.WRONG]

@@ -36,7 +36,7 @@ class Releases:
 
 
 @contextmanager
-def found(pins: Mapping[str, str], patches: Sequence[str] = ()) -> Iterator[Releases]:
+def borrow(pins: Mapping[str, str], patches: Sequence[str] = ()) -> Iterator[Releases]:
     """An overlay of the pinned releases, with these patches. Without pins, the releases of this
     Python; an overlay of the newest if it has no transformers."""
     if unknown_pin := next((name for name in pins if name not in PACKAGES), None):
@@ -47,7 +47,7 @@ def found(pins: Mapping[str, str], patches: Sequence[str] = ()) -> Iterator[Rele
             yield Releases(Path(spec.origin).parent.parent, pins)
             return
     stack, cache = replace(_stack(pins), patches=tuple(patches)), cache_folder()
-    with overlay.borrowed(stack, (), cache) as borrowed_overlay:
+    with overlay.borrow(stack, (), cache) as borrowed_overlay:
         yield Releases(borrowed_overlay.site, stack.packages, borrowed_overlay.key, bool(patches))
 
 

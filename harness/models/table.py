@@ -28,7 +28,7 @@ def wrong_by_relation(rows: Sequence[Row]) -> Iterator[str]:
             yield from (f"  {row.model}: {short(row.answer.reason, REASON)}" for row in wrong_rows)
 
 
-def each(rows: Sequence[Row]) -> Iterator[str]:
+def by_model(rows: Sequence[Row]) -> Iterator[str]:
     """A line for each cell."""
     width = max(len(row.relation) for row in rows)
     for model in dict.fromkeys(row.model for row in rows):

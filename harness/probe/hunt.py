@@ -112,7 +112,7 @@ class Hunter:
             if time.monotonic() > self.deadline:
                 hunted.left += 1
                 continue
-            loop = stack.made(row)
+            loop = stack.loop_of(row)
             self.say(f"{stack.name}: {loop.name}")
             probed.append(Probed(row, loop, self.result(loop, releases, day)))
         hunted.probed = len(probed)
@@ -136,13 +136,13 @@ class Hunter:
     ) -> Breakage:
         simple = min(having, key=_others)
         for row in _simpler(simple.row):
-            loop = stack.made(row)
+            loop = stack.loop_of(row)
             rerun = Probed(row, loop, self.result(loop, releases, day))
             if rerun.of(relation) == simple.of(relation) and _others(rerun) < _others(simple):
                 simple = rerun
         signs = [one for one in simple.result.shown if one.kind in simple.of(relation)]
         fault = Breakage(stack.name, releases, signs, simple.loop.name, len(having))
-        fault.known = _known(simple.of(relation), simple.loop, releases)
+        fault.known = _known_bugs(simple.of(relation), simple.loop, releases)
         fault.since = _recorded_since(fault.known, stack.packages[0], releases) or self._since(
             stack, releases, day, simple, relation
         )
@@ -192,9 +192,9 @@ class Hunter:
         installed, python = str(torch.__version__), pins.here()
         try:
             stack = pins.Stack(releases, day, *python)
-            with overlay.borrowed(stack, (), cache_folder()) as borrowed_overlay:
+            with overlay.borrow(stack, (), cache_folder()) as borrowed_overlay:
                 answers = Prober(self.pool, borrowed_overlay.site)(loop)
-            if borrowed_overlay.made and passing:
+            if borrowed_overlay.is_new and passing:
                 overlay_cache.delete(cache_folder(), borrowed_overlay.key)
             return signatures.recorded(answers, releases, installed, day)
         except HarnessError as error:
@@ -256,7 +256,7 @@ def _others(probed: Probed) -> int:
     return sum(map(bool, probed.row))
 
 
-def _known(news: frozenset[Kind], loop: Loop, releases: dict[str, str]) -> list[str]:
+def _known_bugs(news: frozenset[Kind], loop: Loop, releases: dict[str, str]) -> list[str]:
     """The bugs of the catalogue with this signature that these releases have."""
     bugs = []
     for name in catalog.sound():

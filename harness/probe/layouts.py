@@ -126,7 +126,7 @@ class Layout:
         return self.first > 0
 
     @property
-    def times(self) -> int:
+    def rank_factor(self) -> int:
         """The number of ranks, as a multiple of the reference's."""
         return self.world // self.base
 

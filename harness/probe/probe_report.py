@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from harness.bugs.api.numbers import named
 from harness.probe.compare import whole_run
 from harness.probe.compare.comparison import Compared
-from harness.probe.compare.mistakes import times
+from harness.probe.compare.mistakes import in_words
 from harness.probe.compare.relations import BEGAN_AGAIN, BETWEEN, several
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RANKS_RESUME, RESUME, SEED, Layout
 from harness.probe.questions import Answers
@@ -176,7 +176,9 @@ def _fault(comparison: Compared) -> str:
         return "it begins again at step 1"
     fault = FAULTS.get(cause.relation, cause.relation)
     if cause.meaning and cause.ratio is not None:
-        ratio = times(cause.ratio, comparison.layout.times, comparison.layout.k, " the right one")
+        ratio = in_words(
+            cause.ratio, comparison.layout.rank_factor, comparison.layout.k, " the right one"
+        )
         return f"its {cause.relation} is {ratio}"
     return fault
 

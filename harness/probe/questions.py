@@ -102,7 +102,7 @@ def probe(
         imported=reference_run.imported,
         on_cpu=reference_run.on_cpu,
         relations=reference_run.relations,
-        script=Path(runner.target.made or runner.target.script).name,
+        script=Path(runner.target.step_file or runner.target.script).name,
         reference=base.name,
     )
     for layout in layouts:
@@ -428,7 +428,7 @@ def _notes_on_slope(
     largest, *smaller = plausibility.CHANGES
     runs = [_result(runner, settings, each) for each in first_ends]
     slopes = [plausibility.steep(baseline, runs, largest)]
-    if slopes[0] is None or slopes[0].right:
+    if slopes[0] is None or slopes[0].is_right:
         return
     for change in smaller:
         ends = plausibility.ends_of_slope(settings, baseline, change)

@@ -156,7 +156,7 @@ def without_numbers(note: str) -> str:
     return NUMBERS.sub("#", note)
 
 
-def shown(answers: Answers) -> tuple[Sign, ...]:
+def signs_of(answers: Answers) -> tuple[Sign, ...]:
     """The signs of a probe, to be compared with those of known bugs."""
     signs = []
     for answer in answers.layouts:
@@ -165,7 +165,7 @@ def shown(answers: Answers) -> tuple[Sign, ...]:
         for fault in [*answer.broken[:1], *evaluations]:
             layout, ratio = answer.layout, None if fault.ratio is None else round(fault.ratio, 6)
             has_meaning = fault.ratio is not None and fault.meaning
-            times = term(fault.ratio or 0.0, layout.times, layout.k) if has_meaning else ""
+            times = term(fault.ratio or 0.0, layout.rank_factor, layout.k) if has_meaning else ""
             signs.append(Sign(layout.kind, fault.relation, ratio, times, answer.step))
         signs += [
             Sign(answer.layout.kind, without_numbers(note), note=True) for note in answer.notes
@@ -181,7 +181,7 @@ def shown(answers: Answers) -> tuple[Sign, ...]:
 def recorded(answers: Answers, pins: Mapping[str, str], torch: str, date: str) -> ProbeResult:
     statuses = {found.layout.kind: found.status for found in answers.layouts}
     statuses |= {name: status for name, (status, _) in answers.relations.items()}
-    return ProbeResult(dict(pins), torch, date, statuses, shown(answers))
+    return ProbeResult(dict(pins), torch, date, statuses, signs_of(answers))
 
 
 def read(folder: Path) -> Signature | None:
@@ -233,11 +233,11 @@ class KnownBug:
     """What says that the installed releases have it."""
 
 
-def known(answers: Answers, affected: Affected) -> list[KnownBug]:
+def known_bugs(answers: Answers, affected: Affected) -> list[KnownBug]:
     """The bugs of the imported releases whose signature matches the answers."""
     compared = {found.layout.kind for found in answers.layouts if not found.no_answer}
     compared |= {MODEL} if answers.relations else set()
-    news = shown(answers)
+    news = signs_of(answers)
     return list(with_signature(news, compared, answers.releases, affected, answers.imported))
 
 

@@ -86,7 +86,7 @@ class HuntedStack:
         """The crossed settings, by the numbers of their choices."""
         return crossed([len(choices) for choices in self.factors.values()])
 
-    def made(self, row: tuple[int, ...]) -> Loop:
+    def loop_of(self, row: tuple[int, ...]) -> Loop:
         """The loop with these choices."""
         chosen = [choices[n] for choices, n in zip(self.factors.values(), row, strict=True)]
         words = [self.loop.arguments, *(each.arguments for each in chosen)]

@@ -56,7 +56,7 @@ class Target:
     script: str
     arguments: tuple[str, ...]
     module: bool = False
-    made: str = ""
+    step_file: str = ""
     """The file with a function that makes the loop's step; then the script is ``made.py``."""
     constants: Mapping[str, str] = field(default_factory=dict)
     """By name, what to set constants of the script to; with placeholders."""
@@ -70,8 +70,8 @@ class Target:
     @property
     def file(self) -> Path | None:
         """The file of the script or of the module; None if it cannot be found."""
-        if self.made:
-            return Path(self.made)
+        if self.step_file:
+            return Path(self.step_file)
         if not self.module:
             return Path(self.script)
         path = Path(*self.script.split("."))
@@ -132,7 +132,7 @@ def target(words: Sequence[str]) -> Target:
     return Target(script, tuple(arguments), module)
 
 
-def made(function: str, words: Sequence[str], same_rows: bool) -> Target:
+def step_target(function: str, words: Sequence[str], same_rows: bool) -> Target:
     """The script that makes steps with the user's ``file.py:function``."""
     file, colon, name = function.rpartition(":")
     if not (colon and name.isidentifier()):
@@ -140,7 +140,7 @@ def made(function: str, words: Sequence[str], same_rows: bool) -> Target:
     if not Path(file).is_file():
         raise UserError(f"there is no file {file}")
     rows = ["{rows}", "{k}", "same rows" if same_rows else "rows of its own"]
-    return Target(str(DRIVER), (file, name, *rows, *words), made=file)
+    return Target(str(DRIVER), (file, name, *rows, *words), step_file=file)
 
 
 def _without_launcher(words: list[str]) -> tuple[list[str], str]:

@@ -80,7 +80,7 @@ class AliveBug:
         return f"{run} variant=released pins.{scenario.subject}={bug.release}"
 
     @property
-    def known(self) -> str:
+    def known_by(self) -> str:
         """Whether the maintainers know of the bug, in a word."""
         if self.scenario.known_in_part:
             return "in part"

@@ -10,7 +10,7 @@ from harness.bugs import catalog
 from harness.bugs.api.spec import Verdict
 from harness.bugs.pins import is_source
 from harness.bugs.results import Status
-from harness.publish.history_rows import Change, ReleaseResult, ScenarioResult, newest
+from harness.publish.history_rows import Change, ReleaseResult, ScenarioResult, newest_certain
 from harness.releases.index import Release
 from harness.system.text import short
 
@@ -42,8 +42,8 @@ def of_releases(
     A release is compared with the nearest lower version of its package that has a result for the
     same scenario. So a late patch of an old branch is compared within its branch.
     """
-    newest_results = newest([*before, *tonight])
-    earlier = newest(before)
+    newest_results = newest_certain([*before, *tonight])
+    earlier = newest_certain(before)
     changes = []
     for result in sorted(tonight, key=_order):
         previous = earlier.get(result.key)
@@ -233,7 +233,7 @@ def of_yanked(
     releases: Iterable[Release], before: Releases, results: Sequence[ReleaseResult]
 ) -> list[Change]:
     """The releases that were yanked since ``before``, for each scenario that has a result."""
-    newest_results = newest(results)
+    newest_results = newest_certain(results)
     changes = []
     for release in releases:
         old = before.get((release.package, release.version))

@@ -99,7 +99,7 @@ class Chart:
     """How many panels are side by side if there is room."""
 
 
-def made(
+def make_chart(
     title: str,
     summary: str,
     panels: Sequence[tuple[str, Any]],
@@ -167,7 +167,7 @@ def _lines(picture: Lines) -> Chart:
         *_traces(picture, rows, names, x, y), *limits(picture.limits), *_marks(picture.marks)
     ).properties(width="container", height=TALL)
     columns = ("line", picture.x, picture.y or "value")
-    return made(picture.title, picture.caption, [("", drawn)], columns, picture.points)
+    return make_chart(picture.title, picture.caption, [("", drawn)], columns, picture.points)
 
 
 def _traces(picture: Lines, rows: list[dict[str, Any]], names: list[str], x: Any, y: Any) -> Any:
@@ -282,7 +282,7 @@ def _bars(picture: Bars) -> Chart:
     tall = max(60, 14 * len(names) * len(variants) + 8 * len(names))
     drawn = alt.layer(bars, *limits(picture.limits, "x")).properties(width="container", height=tall)
     columns = ("variant", "of", picture.x or "value")
-    return made(picture.title, picture.caption, [("", drawn)], columns, picture.values)
+    return make_chart(picture.title, picture.caption, [("", drawn)], columns, picture.values)
 
 
 FEW_COLUMNS = 8
@@ -307,7 +307,7 @@ def _grid(picture: Grid) -> Chart:
         drawn.append((panel, _panel(picture, fields, colour, bool(words))))
     columns = ("panel", picture.x or "column", picture.y or "row", picture.value or "value")
     wide = len({x for _, x, _, _ in picture.fields}) > MANY_COLUMNS
-    drawing = made(picture.title, picture.caption, drawn, columns, picture.fields)
+    drawing = make_chart(picture.title, picture.caption, drawn, columns, picture.fields)
     return replace(drawing, abreast=1 if wide else 2 if len(panels) in (2, 4) else 3)
 
 

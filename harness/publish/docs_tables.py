@@ -284,7 +284,7 @@ class ModelLine:
     cells: tuple[ModelCell, ...]
 
     @property
-    def wrong(self) -> list[ModelCell]:
+    def wrong_cells(self) -> list[ModelCell]:
         return [cell for cell in self.cells if cell.status is AnswerStatus.WRONG]
 
 
@@ -318,7 +318,7 @@ def models_page() -> str:
     if record is None:
         return "\n\n".join([*parts, "No release was recorded."]) + "\n"
     releases = ", ".join(each.release for each in recorded.all_recorded())
-    wrong_count = sum(len(line.wrong) for line in causal_lines)
+    wrong_count = sum(len(line.wrong_cells) for line in causal_lines)
     parts += [
         f"{len(causal_lines)} causal language models of transformers {record.release} were tested "
         f"on {record.day} on a CPU. {wrong_count} cells are wrong. [models](models.md) explains "
@@ -343,7 +343,7 @@ def _head_section(head: str, lines: list[ModelLine]) -> list[str]:
     record = newest_recorded(head)
     if record is None:
         return []
-    wrong_count = sum(len(line.wrong) for line in lines)
+    wrong_count = sum(len(line.wrong_cells) for line in lines)
     models = count(len(lines), "model")
     counted = f"{models} of transformers {record.release}: {wrong_count} cells are wrong."
     return [f"## `{head}`", counted, _models_table(lines)]

@@ -22,7 +22,7 @@ from harness.publish.history_rows import (
     NightlyKind,
     ReleaseResult,
     ScenarioResult,
-    newest,
+    newest_certain,
 )
 from harness.releases.index import Release
 from harness.system import files, lines
@@ -130,9 +130,9 @@ class History:
         self._read()
         return _selected(self._results, nightly, scenario)
 
-    def known(self, scenario: str) -> dict[tuple[str, str], ReleaseResult]:
+    def newest_results(self, scenario: str) -> dict[tuple[str, str], ReleaseResult]:
         """By package and version: the newest certain result, otherwise the newest one."""
-        results = newest(self.results(scenario=scenario))
+        results = newest_certain(self.results(scenario=scenario))
         return {key[1:]: result for key, result in results.items()}
 
     def verdicts(

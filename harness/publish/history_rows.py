@@ -119,7 +119,7 @@ class Change:
         return dict(vars(self))
 
 
-def newest(results: Iterable[ReleaseResult]) -> dict[tuple[str, str, str], ReleaseResult]:
+def newest_certain(results: Iterable[ReleaseResult]) -> dict[tuple[str, str, str], ReleaseResult]:
     """By scenario, package and version: the newest certain result, otherwise the newest one.
 
     ``results`` come oldest first.

@@ -62,7 +62,7 @@ def folders(paths: Iterable[Path]) -> list[Path]:
     return run_folders
 
 
-def newest(run_folders: Iterable[Path], warn: Warn) -> dict[str, ShownRun]:
+def newest_runs(run_folders: Iterable[Path], warn: Warn) -> dict[str, ShownRun]:
     """The newest complete run of each scenario, by its name."""
     runs: dict[str, ShownRun] = {}
     for scenario, folder in _by_age(run_folders, warn):
@@ -169,7 +169,7 @@ def _without_paths(command: str) -> list[str]:
     return [word for word in command.split() if "=/" not in word and not word.startswith("runs=")]
 
 
-def of_run(run: ShownRun) -> Evidence:
+def evidence_of(run: ShownRun) -> Evidence:
     """The evidence of a run that was graded now."""
     return Evidence(run.folder.name, run.result.verdict, run.result.trials)
 
@@ -224,13 +224,13 @@ class Statuses:
             if release.package == package and release.version not in tested:
                 yield release
 
-    def known(self, scenario: str, package: str, version: str) -> Lookup:
+    def status_of(self, scenario: str, package: str, version: str) -> Lookup:
         """The status of a release as tested, otherwise from its neighbours, see ``infer``."""
         results = self.of(scenario, package)
         if version in results:
-            own_result = results[version]
-            how = f"tested on {own_result.cell.first_day}{own_result.with_others}"
-            return Lookup(own_result.cell.status, how, tested=True)
+            result = results[version]
+            how = f"tested on {result.cell.first_day}{result.with_others}"
+            return Lookup(result.cell.status, how, tested=True)
         return infer(((each, result.cell.status) for each, result in results.items()), version)
 
     def others(self, scenario: str, package: str) -> str:
@@ -240,7 +240,7 @@ class Statuses:
         subject = next(iter(catalog.scenario(scenario).pins), package)
         return f"with {others.pop()}" if subject != package and len(others) == 1 else ""
 
-    def newest(self, scenario: str, package: str) -> ReleaseResult | None:
+    def newest_certain(self, scenario: str, package: str) -> ReleaseResult | None:
         """The result of a package's highest release with a certain status; None without one."""
         certain = [each for each in self.of(scenario, package).values() if each.cell.status.certain]
         return certain[-1] if certain else None
@@ -253,7 +253,9 @@ def recorded_statuses() -> Statuses:
 
 def statuses_of(history: History) -> Statuses:
     """The results of a history: for each release the newest certain one, otherwise the newest."""
-    results = [result for name in catalog.sound() for result in history.known(name).values()]
+    results = [
+        result for name in catalog.sound() for result in history.newest_results(name).values()
+    ]
     return Statuses(tuple(results), tuple(history.releases()))
 
 
@@ -262,7 +264,7 @@ class NightlyResults:
     """A nightly with its results and changes."""
 
     nightly: Nightly
-    own: tuple[ScenarioResult, ...]
+    scenarios: tuple[ScenarioResult, ...]
     results: tuple[ReleaseResult, ...]
     changes: tuple[Change, ...]
     name: str
@@ -272,22 +274,22 @@ class NightlyResults:
     def seconds(self) -> float:
         """The sum of the wall seconds of its runs."""
         fresh = [result.cell.seconds for result in self.results if not result.cell.stored]
-        return sum(fresh) + sum(own.seconds for own in self.own)
+        return sum(fresh) + sum(result.seconds for result in self.scenarios)
 
 
 @dataclass(frozen=True)
-class Material:
+class SiteInputs:
     """The content of the pages."""
 
     statuses: Statuses
     nightlies: tuple[NightlyResults, ...]
     """Oldest first, without the recorded results."""
     history: Path | None
-    shown: dict[str, ShownRun]
+    runs: dict[str, ShownRun]
     """The newest complete run of each scenario, by its name, or the recorded one."""
 
 
-def collect(history: Path | None, paths: Sequence[Path], warn: Warn) -> Material:
+def collect(history: Path | None, paths: Sequence[Path], warn: Warn) -> SiteInputs:
     """Read all inputs; ``warn`` gets one line for each that cannot be used.
 
     A scenario without a run in these folders or in the newest nightly gets its recorded run.
@@ -301,12 +303,12 @@ def collect(history: Path | None, paths: Sequence[Path], warn: Warn) -> Material
         nightlies = tuple(_nightlies(past)) if past else ()
     for name, why in catalog.broken().items():
         warn(f"{name} is not shown: {why}")
-    runs = newest([*_of_newest(nightlies, warn), *run_folders], warn)
+    runs = newest_runs([*_newest_folders(nightlies, warn), *run_folders], warn)
     with ExitStack() as stack:
         missing = [name for name in catalog.sound() if name not in runs]
         recorded = [stack.enter_context(run_folder.recorded(name)) for name in missing]
-        runs |= newest(filter(None, recorded), warn)
-    return Material(statuses, nightlies, history, runs)
+        runs |= newest_runs(filter(None, recorded), warn)
+    return SiteInputs(statuses, nightlies, history, runs)
 
 
 def _nightlies(history: History) -> list[NightlyResults]:
@@ -327,10 +329,10 @@ def _nightlies(history: History) -> list[NightlyResults]:
     ]
 
 
-def _of_newest(nightlies: Sequence[NightlyResults], warn: Warn) -> list[Path]:
+def _newest_folders(nightlies: Sequence[NightlyResults], warn: Warn) -> list[Path]:
     """The run folders of the newest nightly with any; deleted ones are left out."""
-    results = next((n.own for n in reversed(nightlies) if any(own.run for own in n.own)), ())
-    folders = [Path(own.run) for own in results if own.run]
+    by_nightly = ([s.run for s in n.scenarios if s.run] for n in reversed(nightlies))
+    folders = [Path(folder) for folder in next(filter(None, by_nightly), ())]
     for folder in folders:
         if not folder.is_dir():
             warn(f"a run folder of the newest nightly was deleted: {folder}")

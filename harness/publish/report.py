@@ -74,7 +74,7 @@ def headline(summary: Summary) -> str:
 
 def _ours(summary: Summary) -> str:
     """Our own verdicts: ``17 scenarios of ours (16 reproduced, 1 unsupported)``."""
-    verdicts = [result.verdict for result in summary.own]
+    verdicts = [result.verdict for result in summary.scenarios]
     counts = {verdict: verdicts.count(str(verdict)) for verdict in Verdict}
     parts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
     return f"{count(len(verdicts), 'scenario')} of ours" + (f" ({parts})" if parts else "")
@@ -141,8 +141,10 @@ def _section(summary: Summary) -> list[str]:
         lines += [f"- {_escaped(note)}", ""]
     if rows := _rows(summary):
         lines += ["### Releases tested", "", _table(COLUMNS, rows), ""]
-    if summary.own:
-        ours = [[o.scenario, o.verdict, f"{o.seconds:.1f}", short(o.reasons)] for o in summary.own]
+    if summary.scenarios:
+        ours = [
+            [o.scenario, o.verdict, f"{o.seconds:.1f}", short(o.reasons)] for o in summary.scenarios
+        ]
         lines += ["### Our own scenarios", "", _table(OURS, ours), ""]
     return lines
 
@@ -171,7 +173,7 @@ def junit(summaries: Sequence[Summary]) -> str:
         suite = ElementTree.SubElement(
             suites, "testsuite", name=name, time=f"{summary.seconds:.1f}"
         )
-        for verdict in summary.own:
+        for verdict in summary.scenarios:
             _own_case(suite, summary, verdict)
         for result in summary.results:
             _release_case(suite, summary, result)

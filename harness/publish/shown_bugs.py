@@ -18,7 +18,7 @@ from harness.publish.alive import AliveBug, finding
 from harness.publish.bugs import Bug
 from harness.publish.charts import Chart
 from harness.publish.history_rows import ReleaseResult
-from harness.publish.inputs import Evidence, Material, ShownRun
+from harness.publish.inputs import Evidence, ShownRun, SiteInputs
 from harness.releases import overlay, resolution
 from harness.run.verdict_text import first_seen
 from harness.system.errors import Unsupported
@@ -29,7 +29,7 @@ from harness.system.machine import cache_folder
 class ShownBug(Bug):
     """A bug with all its results, from a history and from runs."""
 
-    material: Material
+    inputs: SiteInputs
 
     @property
     def known_upstream(self) -> str:
@@ -42,35 +42,37 @@ class ShownBug(Bug):
         return "fixed upstream, without a report of this symptom" if fixed else "no"
 
     @property
-    def shown(self) -> ShownRun | None:
+    def shown_run(self) -> ShownRun | None:
         """The run that its pictures show."""
-        return self.material.shown.get(self.name)
+        return self.inputs.runs.get(self.name)
 
     @cached_property
-    def newest(self) -> ReleaseResult | None:
+    def newest_result(self) -> ReleaseResult | None:
         """The result of the highest release with a certain status."""
-        return self.material.statuses.newest(self.name, self.upstream)
+        return self.inputs.statuses.newest_certain(self.name, self.upstream)
 
     @cached_property
     def alive(self) -> AliveBug | None:
         """The bug in the highest release with a certain status; None if it is not affected."""
-        if self.newest is None:
+        if self.newest_result is None:
             return None
-        bug = alive_in(self.name, self.newest.version, self.newest.cell.status)
+        bug = alive_in(self.name, self.newest_result.version, self.newest_result.cell.status)
         if bug is None:
             return None
         as_published = bug.variant == RELEASED
-        return AliveBug(bug, self.newest.reason if as_published else finding(bug))
+        return AliveBug(bug, self.newest_result.reason if as_published else finding(bug))
 
     @property
-    def now(self) -> tuple[str, str]:
+    def current_status(self) -> tuple[str, str]:
         """The status of the highest release with a certain status, and the same in words."""
-        if self.newest is None:
+        if self.newest_result is None:
             return "", ""
-        release = f"{self.newest.package} {self.newest.version}"
+        release = f"{self.newest_result.package} {self.newest_result.version}"
         if self.alive is None:
             return str(Status.NOT_AFFECTED), f"{release}: not affected"
-        suffix = "" if self.newest.cell.status is Status.AFFECTED else " with another trigger"
+        suffix = (
+            "" if self.newest_result.cell.status is Status.AFFECTED else " with another trigger"
+        )
         return str(Status.AFFECTED), f"{release}: alive{suffix}"
 
     @property
@@ -103,12 +105,14 @@ class ShownBug(Bug):
 
     @cached_property
     def pictures(self) -> list[Chart]:
-        return [charts.chart(picture) for picture in self.shown.pictures] if self.shown else []
+        return (
+            [charts.chart(picture) for picture in self.shown_run.pictures] if self.shown_run else []
+        )
 
     @cached_property
     def strips(self) -> list[Chart]:
         """Which releases of each package have the bug, if more than one was tested."""
-        statuses = self.material.statuses
+        statuses = self.inputs.statuses
         packages = [p for p in statuses.packages(self.name) if len(statuses.of(self.name, p)) > 1]
         packages.sort(key=lambda package: package != self.upstream)
         return [
@@ -117,7 +121,7 @@ class ShownBug(Bug):
         ]
 
     def _strip(self, package: str) -> Iterator[Mapping[str, str | None]]:
-        statuses = self.material.statuses
+        statuses = self.inputs.statuses
         results = statuses.of(self.name, package)
         lowest_version = Version(next(iter(results)))
         tested: list[Mapping[str, str | None]] = [
@@ -144,7 +148,7 @@ class ShownBug(Bug):
     @cached_property
     def evidence(self) -> list[Evidence]:
         """The run that the pictures show, then the kept runs."""
-        shown_evidence = [inputs.of_run(self.shown)] if self.shown else []
+        shown_evidence = [inputs.evidence_of(self.shown_run)] if self.shown_run else []
         return [*shown_evidence, *inputs.kept_evidence(self.name)]
 
     @property
@@ -154,7 +158,7 @@ class ShownBug(Bug):
 
     def trial(self, variant: str) -> Result | None:
         """The trial of a variant in the run that the pictures show."""
-        trials = self.shown.result.trials if self.shown else ()
+        trials = self.shown_run.result.trials if self.shown_run else ()
         return next((t for t in trials if t.variant == variant), None)
 
     @property

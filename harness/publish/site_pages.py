@@ -20,7 +20,7 @@ from harness.bugs.lookup import Lookup
 from harness.publish import changes, docs_tables, timelines
 from harness.publish.alive import by_harm
 from harness.publish.documents import documents, pictures
-from harness.publish.inputs import Material, NightlyResults, Statuses
+from harness.publish.inputs import NightlyResults, SiteInputs, Statuses
 from harness.publish.shown_bugs import ShownBug
 from harness.publish.stories import stories, subject
 from harness.system.files import Files
@@ -50,17 +50,17 @@ LINK = re.compile(
 CODE = re.compile(r"``(.+?)``|`([^`\n]+)`", re.DOTALL)
 
 
-def pages(material: Material) -> Files:
+def pages(site_inputs: SiteInputs) -> Files:
     """Every file of the site, by its path in it."""
-    bugs = [ShownBug(name, material) for name in catalog.sound()]
-    upstreams = material.statuses.packages()
+    bugs = [ShownBug(name, site_inputs) for name in catalog.sound()]
+    upstreams = site_inputs.statuses.packages()
     papers = list(documents(repository()))
     content = {
         "bugs": bugs,
         "upstreams": upstreams,
-        "statuses": material.statuses,
-        "nightlies": material.nightlies,
-        "material": material,
+        "statuses": site_inputs.statuses,
+        "nightlies": site_inputs.nightlies,
+        "site_inputs": site_inputs,
         "stories": stories(),
         "papers": papers,
     }
@@ -75,10 +75,10 @@ def pages(material: Material) -> Files:
         "alive.html": _page("alive", content, alive=by_harm(b.alive for b in bugs if b.alive)),
         "advisories.html": _page("advisories", content, without=advisories.without()),
         "releases.html": _page(
-            "releases", content, heats=[_heat(material.statuses, each) for each in upstreams]
+            "releases", content, heats=[_heat(site_inputs.statuses, each) for each in upstreams]
         ),
         "models.html": _page("models", content, **_models()),
-        "nightlies.html": _page("nightlies", content, **_nightlies(material)),
+        "nightlies.html": _page("nightlies", content, **_nightlies(site_inputs)),
     }
     for name, text in advisories.files().items():
         files[f"advisories/{name}"] = text
@@ -88,13 +88,13 @@ def pages(material: Material) -> Files:
     for bug in bugs:
         files[f"bugs/{bug.name}.html"] = _page("bug", content, bug=bug, root="../")
     for package in upstreams:
-        rows = list(_rows(material.statuses, package))
+        rows = list(_rows(site_inputs.statuses, package))
         files[f"upstreams/{package}.html"] = _page(
             "upstream",
             content,
             package=package,
             rows=rows,
-            heat=_heat(material.statuses, package),
+            heat=_heat(site_inputs.statuses, package),
             root="../",
         )
     for story in stories():
@@ -103,7 +103,7 @@ def pages(material: Material) -> Files:
             content,
             story=story,
             bugs_of_it=[bug for name in story.scenarios for bug in bugs if bug.name == name],
-            heat=_heat(material.statuses, subject(story), story.scenarios),
+            heat=_heat(site_inputs.statuses, subject(story), story.scenarios),
             root="../",
         )
     return files | _assets() | dict(pictures())
@@ -178,7 +178,7 @@ def _heat(statuses: Statuses, package: str, names: Sequence[str] | None = None) 
             (
                 name,
                 statuses.others(name, package),
-                [statuses.known(name, package, version) for version in versions],
+                [statuses.status_of(name, package, version) for version in versions],
             )
             for name in (statuses.scenarios(package) if names is None else names)
         ],
@@ -194,7 +194,7 @@ def _rows(statuses: Statuses, package: str) -> Iterator[Mapping[str, Any]]:
         lookups = {
             name: status
             for name in statuses.scenarios(package)
-            if (status := statuses.known(name, package, version)).status
+            if (status := statuses.status_of(name, package, version)).status
         }
         if lookups:
             yield {
@@ -235,11 +235,11 @@ def _models() -> dict[str, Any]:
     }
 
 
-def _nightlies(material: Material) -> dict[str, Any]:
+def _nightlies(site_inputs: SiteInputs) -> dict[str, Any]:
     """The content of the page of nightlies: their grid, and how long they took."""
-    nightlies = material.nightlies
+    nightlies = site_inputs.nightlies
     names = sorted(
-        {own.scenario for each in nightlies for own in each.own}
+        {result.scenario for each in nightlies for result in each.scenarios}
         | {result.cell.scenario for each in nightlies for result in each.results}
         | {change.scenario for each in nightlies for change in each.changes}
     )
@@ -260,7 +260,7 @@ def _label(results: NightlyResults) -> str:
 
 def _cell(results: NightlyResults, scenario: str) -> Mapping[str, Any]:
     """The results of a scenario in a nightly: its own verdict, tested releases, and changes."""
-    verdict = next((each for each in results.own if each.scenario == scenario), None)
+    verdict = next((each for each in results.scenarios if each.scenario == scenario), None)
     tested = [each for each in results.results if each.cell.scenario == scenario]
     changed = [each for each in results.changes if each.scenario == scenario]
     lines = [f"our own: {verdict.verdict} in {verdict.seconds:.0f} s"] if verdict else []

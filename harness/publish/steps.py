@@ -73,7 +73,7 @@ class Summary:
 
     nightly: Nightly
     results: Sequence[ReleaseResult]
-    own: Sequence[ScenarioResult]
+    scenarios: Sequence[ScenarioResult]
     """The results of our own scenarios."""
     again: Sequence[ReleaseResult]
     """The results that are not certain, of releases that were tested before."""
@@ -86,14 +86,14 @@ class Summary:
     exit_code: int
 
 
-def now() -> str:
+def utc_time() -> str:
     """The time, ISO, in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def today() -> str:
     """The day, ISO, in UTC, as in the index."""
-    return now()[:10]
+    return utc_time()[:10]
 
 
 def read_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list[Release] | Fault]:
@@ -146,10 +146,10 @@ def check_the_day(watched: NightlyState) -> None:
 def start(watched: NightlyState) -> None:
     """Start the nightly, or continue one that was killed. Recorded results come first."""
     if watched.kind is NightlyKind.NIGHTLY:
-        history.add_recorded(watched.history, now())
+        history.add_recorded(watched.history, utc_time())
     reached = bool(_lists(watched.index)) or not watched.index
     facts = {**machine.facts(), "source": machine.source(), "index": reached}
-    watched.nightly = watched.history.start(watched.kind, watched.day, now(), facts)
+    watched.nightly = watched.history.start(watched.kind, watched.day, utc_time(), facts)
 
 
 def add_index(watched: NightlyState) -> None:
@@ -299,7 +299,7 @@ def find_changes(watched: NightlyState) -> None:
 
 def finish(watched: NightlyState) -> None:
     """Note that the nightly has finished."""
-    watched.history.finish(watched.nightly, now())
+    watched.history.finish(watched.nightly, utc_time())
 
 
 STEPS: tuple[Callable[[NightlyState], None], ...] = (
@@ -402,7 +402,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
                 "seconds": round(o.seconds, 2),
                 "run": o.run,
             }
-            for o in summary.own
+            for o in summary.scenarios
         ],
         "confirmed": summary.confirmed,
         "changes": [change.to_json() for change in summary.changes],

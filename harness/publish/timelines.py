@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import altair as alt
 
-from harness.publish.charts import Chart, made
+from harness.publish.charts import Chart, make_chart
 
 UNTESTED = "not tested"
 
@@ -79,7 +79,7 @@ def strip(rows: Sequence[Mapping[str, str | None]], package: str, others: str = 
     columns = (package, "released", "status", "why")
     table = [(row["version"], row["day"] or "", row["status"], row["why"]) for row in rows]
     summary = f"{package}: {_spans(rows)}"
-    return made(
+    return make_chart(
         " ".join(filter(None, ("Which releases of", package, others))),
         summary,
         [("", drawn)],
@@ -126,4 +126,6 @@ def durations(nightlies: Sequence[tuple[str, float]]) -> Chart:
     longest = max((seconds for _, seconds in nightlies), default=0.0) / 60
     summary = f"the runs of a nightly took up to {longest:.1f} minutes in total"
     table = [(name, round(seconds / 60, 1)) for name, seconds in nightlies]
-    return made("How long the runs took", summary, [("", drawn)], ("nightly", "minutes"), table)
+    return make_chart(
+        "How long the runs took", summary, [("", drawn)], ("nightly", "minutes"), table
+    )

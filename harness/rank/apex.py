@@ -11,7 +11,7 @@ from importlib.util import find_spec
 STATES = r"not installed|installed|imported|used: [A-Z]\w*(, [A-Z]\w*)*"
 """Matches what ``state`` returns."""
 
-_used: list[str] = []
+_layers: list[str] = []
 
 
 def installed() -> bool:
@@ -22,8 +22,8 @@ def installed() -> bool:
 
 def use(name: str) -> None:
     """Note that the training uses this layer or optimizer of apex: ``FusedAdam``."""
-    if name not in _used:
-        _used.append(name)
+    if name not in _layers:
+        _layers.append(name)
 
 
 def state() -> str:
@@ -31,7 +31,7 @@ def state() -> str:
     ``used: MixedFusedLayerNorm, FusedAdam``, for the evidence."""
     if not installed():
         return "not installed"
-    if _used:
-        return f"used: {', '.join(_used)}"
+    if _layers:
+        return f"used: {', '.join(_layers)}"
     imported = getattr(sys.modules.get("apex"), "__file__", None)
     return "imported" if imported else "installed"

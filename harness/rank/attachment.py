@@ -143,7 +143,7 @@ class Attachment:
     def _read(self, event: events.Batch) -> None:
         for iterator, reading in self._iterators:
             if iterator is event.owner:
-                reading.given(iterator, () if event.ended else (event.value,))
+                reading.note(iterator, () if event.ended else (event.value,))
                 return
 
     def _begin_epoch(self, event: events.NewIterator) -> None:

@@ -64,7 +64,7 @@ def _compile(sources: Sequence[Path], site: Path) -> None:
         raise Inconclusive(f"compileall ended with exit code {process.returncode}")
 
 
-_known: dict[tuple[str, str], tuple[Path, str]] = {}
+_compiled: dict[tuple[str, str], tuple[Path, str]] = {}
 """Maps the name and SHA-256 of a source to its bytecode and the bytecode's SHA-256, in an overlay
 that this process built. Overlays share many files, and compiling takes longest."""
 
@@ -74,13 +74,13 @@ def remember(hashes: Mapping[str, str], site: Path) -> None:
     for name, digest in hashes.items():
         compiled = str(of(Path(name)))
         if name.endswith(".py") and compiled in hashes:
-            _known.setdefault((name, digest), (site / compiled, hashes[compiled]))
+            _compiled.setdefault((name, digest), (site / compiled, hashes[compiled]))
 
 
 def copied(source: Path, site: Path) -> bool:
     """Copy the bytecode of an equal source in another overlay, if there is one."""
     name = str(source.relative_to(site))
-    compiled, expected = _known.get((name, sha256(source)), (None, ""))
+    compiled, expected = _compiled.get((name, sha256(source)), (None, ""))
     if compiled is None or not compiled.is_file():
         return False
     target = of(source)

@@ -200,8 +200,8 @@ class Children:
         """
         requested = False
         while not requested and (self._requests or self.living):
-            left = [child.deadline - time.monotonic() for child in self.living]
-            readable = [key.data for key, _ in self._ready.select(min([AN_HOUR, *left]))]
+            seconds = [child.deadline - time.monotonic() for child in self.living]
+            readable = [key.data for key, _ in self._ready.select(min([AN_HOUR, *seconds]))]
             for child in self.living:
                 if child.deadline <= time.monotonic() and child not in readable:
                     child.late, child.deadline = True, math.inf

@@ -178,7 +178,9 @@ def _serve_overlay(harness: socket.socket, base: Base, handle: int, request: int
     bytecode.keep(site)
     with socket.socket(fileno=handle) as served:
         served.send(str(os.getpid()).encode())
-        if site != base.site and not loaded_files.same(base.site, site, base.listener.asked, files):
+        if site != base.site and not loaded_files.are_same(
+            base.site, site, base.listener.asked, files
+        ):
             _restart(served, overlay)
         if site != base.site:
             loaded_files.rebase(base.site, site)

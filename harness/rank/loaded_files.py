@@ -113,7 +113,7 @@ def listen() -> Listener:
     return listener
 
 
-def same(site: Path, target: Path, packages: set[str], built: Mapping[str, str]) -> bool:
+def are_same(site: Path, target: Path, packages: set[str], built: Mapping[str, str]) -> bool:
     """Whether this process would have loaded the same files from ``target`` as from ``site``.
 
     ``packages`` has the packages that the process tried to import, ``built`` the SHA-256 of each

@@ -99,7 +99,7 @@ class Reading:
         for detector in self.detectors:
             detector.call(method, self.epochs, *arguments)
 
-    def given(self, iterator: Any, batches: Sequence[Any]) -> None:
+    def note(self, iterator: Any, batches: Sequence[Any]) -> None:
         """Note that an iterator returned a batch, or that it ended."""
         if self.iterator is None and not batches and self.batches:
             return  # the end of an epoch whose last batch was known

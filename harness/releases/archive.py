@@ -160,7 +160,7 @@ def _assemble(aside: Path, keys: Sequence[str], cache: Path) -> None:
         folder = aside / "overlays" / key
         manifest = _read(folder)
         _compile(folder / overlay.SITE, compiled)
-        manifest["files"] = files = overlay.sealed(folder / overlay.SITE)
+        manifest["files"] = files = overlay.seal(folder / overlay.SITE)
         contents.share(folder / overlay.SITE, files, cache)
         write_whole(folder / MANIFEST, json.dumps(manifest) + "\n")
 

@@ -50,12 +50,12 @@ SITE = "site-packages"
 with "Can't pickle MonthDayNano"."""
 
 
-MAKERS = 2
+BUILDERS = 2
 """How many overlays are built at once: one downloads while another is compiled."""
 
-_installing = threading.Semaphore(MAKERS)
-"""The same limit for builds that do not come from the pool of ``makers``, such as those of two runs
-in one process."""
+_installing = threading.Semaphore(BUILDERS)
+"""The same limit for builds outside of the pool of ``builders``, such as those of two runs in one
+process."""
 
 
 CODE = re.compile(r"\.(py|pyc|c|cc|cpp|cxx|cu|cuh|h|hpp)$|\.so(\.\d+)*$")
@@ -83,7 +83,7 @@ class Overlay:
     """The installed releases: ``name==version`` lines; empty for the user's own environment."""
     diff: str
     """The changes of its defects, as a unified diff; empty without a defect."""
-    made: bool = field(default=False, compare=False)
+    is_new: bool = field(default=False, compare=False)
     """Whether this process has just built it."""
     files: Files | None = field(default=None, compare=False, repr=False)
     """Its files; None for the user's own environment, which has no manifest."""
@@ -122,7 +122,7 @@ def _code(function: Any) -> list[str]:
     return [inspect.getsource(function), *(value for value in values if isinstance(value, str))]
 
 
-def make(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
+def build(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
     """Build an overlay unless it exists; returns whether it was built now."""
     # Polls instead of waiting for the lock: users of the finished overlay hold it shared, perhaps
     # in another thread of this process, and must not be waited for.
@@ -131,21 +131,21 @@ def make(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
         while not _is_there(cache, name):
             with locked(lock_file(cache, name), wait=False) as has_lock:
                 if has_lock and not _is_there(cache, name):
-                    _make_now(name, stack, defects, cache)
+                    _build(name, stack, defects, cache)
                     return True
             time.sleep(0.05)
     return False
 
 
 @contextmanager
-def makers() -> Iterator[ThreadPoolExecutor]:
-    """A pool of MAKERS threads that build overlays.
+def builders() -> Iterator[ThreadPoolExecutor]:
+    """A pool of BUILDERS threads that build overlays.
 
     Leaving the context stops unfinished builds: it ends uv, and no unfinished folder stays.
     """
     threads: set[int] = set()
     pool = ThreadPoolExecutor(
-        MAKERS, "overlay", initializer=lambda: threads.add(threading.get_ident())
+        BUILDERS, "overlay", initializer=lambda: threads.add(threading.get_ident())
     )
     try:
         yield pool
@@ -155,24 +155,24 @@ def makers() -> Iterator[ThreadPoolExecutor]:
 
 
 @contextmanager
-def borrowed(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[Overlay]:
+def borrow(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[Overlay]:
     """An overlay, built first if it does not exist; nobody can delete it while it is borrowed."""
-    name, is_new = key(stack, defects), make(stack, defects, cache)
+    name, is_new = key(stack, defects), build(stack, defects, cache)
     with locked(lock_file(cache, name), shared=True):
-        yield _opened(cache, name, is_new)
+        yield _open(cache, name, is_new)
 
 
-def _make_now(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> None:
+def _build(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> None:
     """Build an overlay. One with edits starts from the overlay of the same releases without edits,
     which is built first if it does not exist."""
     if defects or stack.patches:
-        with borrowed(replace(stack, patches=()), (), cache) as base:
-            _make(cache, name, stack, defects, base)
+        with borrow(replace(stack, patches=()), (), cache) as base:
+            _build_folder(cache, name, stack, defects, base)
     else:
-        _make(cache, name, stack, (), None)
+        _build_folder(cache, name, stack, (), None)
 
 
-def _make(
+def _build_folder(
     cache: Path, name: str, stack: Stack, defects: Sequence[Defect], base: Overlay | None
 ) -> None:
     """Build an overlay in a temporary folder and rename it: from its lock, or from ``base`` with
@@ -183,14 +183,14 @@ def _make(
         if base is None:
             with _installing:
                 text, diff = _install(stack, site), ""
-                files = sealed(site)
+                files = seal(site)
                 contents.share(site, files, cache)
                 hashes = {file: entry.sha256 for file, entry in files.items()}
                 bytecode.remember(hashes, _folder(cache, name) / SITE)
         else:
             shutil.copytree(base.site, site, symlinks=True, copy_function=link)
-            text, (diff, edited) = base.lock, _put_in(defects, stack, site, base)
-            files = _with_edits(base, edited, site)
+            text, (diff, edited) = base.lock, _apply_edits(defects, stack, site, base)
+            files = _edited_files(base, edited, site)
         manifest = _manifest(name, stack, defects, text, diff, files)
         write_whole(aside / MANIFEST, json.dumps(manifest) + "\n")
         try:
@@ -223,7 +223,7 @@ def _compile(stack: Stack, sources: Sequence[Path], site: Path) -> None:
         bytecode.compile_all(new, site)
 
 
-def _put_in(
+def _apply_edits(
     defects: Sequence[Defect], stack: Stack, site: Path, base: Overlay
 ) -> tuple[str, set[str]]:
     """Apply the patches, then the defects; returns the change as a unified diff, and its files."""
@@ -240,25 +240,25 @@ def _put_in(
     return "".join(texts), files
 
 
-def _with_edits(base: Overlay, edited: Iterable[str], site: Path) -> dict[str, BuiltFile]:
+def _edited_files(base: Overlay, edited: Iterable[str], site: Path) -> dict[str, BuiltFile]:
     """The files of an overlay with edits: its base's files as built, and the edited files."""
     sources = [site / file for file in edited]
     both = {path for source in sources for path in (source, bytecode.of(source))}
-    ours = {str(p.relative_to(site)): sealed_file(p) for p in both if p.is_file()}
+    ours = {str(p.relative_to(site)): seal_file(p) for p in both if p.is_file()}
     gone = {str(path.relative_to(site)) for path in both}
     return {n: m for n, m in (base.files or {}).items() if n not in gone} | ours
 
 
-def sealed(site: Path) -> dict[str, BuiltFile]:
+def seal(site: Path) -> dict[str, BuiltFile]:
     """Make every file under a folder read-only; returns their sizes and hashes.
 
     Overlays share files by hard links: a change in one would also change the others.
     """
     paths = (Path(folder, file) for folder, _, files in os.walk(site) for file in files)
-    return {str(path.relative_to(site)): sealed_file(path) for path in sorted(paths)}
+    return {str(path.relative_to(site)): seal_file(path) for path in sorted(paths)}
 
 
-def sealed_file(path: Path) -> BuiltFile:
+def seal_file(path: Path) -> BuiltFile:
     """Make a file read-only; returns its size and hash."""
     status = path.stat()
     path.chmod(status.st_mode & 0o555)
@@ -280,7 +280,7 @@ def _manifest(
     }
 
 
-def _opened(cache: Path, name: str, is_new: bool) -> Overlay:
+def _open(cache: Path, name: str, is_new: bool) -> Overlay:
     """The overlay of a folder. Raises DamagedOverlay if a code file is missing or has another
     size."""
     folder = _folder(cache, name)
@@ -359,6 +359,6 @@ def lock_file(cache: Path, name: str) -> Path:
     return cache / "overlays" / f"{name}.lock"
 
 
-def is_made(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
+def is_built(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
     """Whether an overlay is in the cache already."""
     return _is_there(cache, key(stack, defects))

@@ -86,11 +86,11 @@ KEPT = 8
 def borrowed_copy(
     stack: Stack, defects: Sequence[Defect], cache: Path, disk: Path
 ) -> Iterator[Overlay]:
-    """An overlay as ``overlay.borrowed``, used from a copy under ``disk``."""
+    """An overlay as ``overlay.borrow``, used from a copy under ``disk``."""
     name = overlay.key(stack, defects)
-    with overlay.borrowed(stack, defects, cache) as shared:
+    with overlay.borrow(stack, defects, cache) as shared:
         _copy(shared.folder, disk, name)
-    with overlay.borrowed(stack, defects, disk) as local:
+    with overlay.borrow(stack, defects, disk) as local:
         yield local
 
 

@@ -28,13 +28,13 @@ class Judged:
     cell: Result
     release: str
     """The package and that release."""
-    then: Status | None
+    released: Status | None
     """Its status; None if no release was tested with a certain result."""
 
     @property
     def back(self) -> bool:
         """Whether the branch has a bug that the newest release does not have."""
-        return self.cell.status is Status.AFFECTED and self.then is Status.NOT_AFFECTED
+        return self.cell.status is Status.AFFECTED and self.released is Status.NOT_AFFECTED
 
     @property
     def exit_code(self) -> int:
@@ -43,7 +43,7 @@ class Judged:
         return ExitCode.NOT_AS_EXPECTED if self.back else ExitCode.AS_EXPECTED
 
     def __str__(self) -> str:
-        status, before = self.cell.status, self.then
+        status, before = self.cell.status, self.released
         if self.back:
             return f"AFFECTED, and {self.release} is not"
         if status is Status.NOT_AFFECTED and before is Status.AFFECTED:
@@ -56,7 +56,7 @@ class Judged:
         return "red" if self.back else "" if self.cell.status.certain else "yellow"
 
 
-def wanted(words: Sequence[str]) -> bool:
+def is_requested(words: Sequence[str]) -> bool:
     """Whether the overrides of ``run`` name a source or a patch, and do not choose variants."""
     pairs = [word.partition("=") for word in words]
     if any(key in ("variant", "--cfg", "--help") for key, _, _ in pairs):

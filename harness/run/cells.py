@@ -107,7 +107,7 @@ def make_overlay(config: RunConfig, *, again: bool = False) -> bool:
     with suppress(HarnessError):
         stack = stack_of(config, RELEASED, cache)
         if again or read_stored(cache, inputs_of(config, stack)) is None:
-            with overlay.borrowed(stack, (), cache):
+            with overlay.borrow(stack, (), cache):
                 return True
     return False
 

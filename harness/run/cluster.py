@@ -93,7 +93,7 @@ def _results(
     if not indices:
         return
     works = [Work(configs[index], _shape(configs[index])) for index in indices]
-    maker = (overlays_task, Work(list(configs), Shape(overlay.MAKERS, 0)))
+    maker = (overlays_task, Work(list(configs), Shape(overlay.BUILDERS, 0)))
     with Batch(works, do, on, say, maker if on.overlays == JOB else None) as batch:
         for at, answer in batch.results():
             yield indices[at], answer
@@ -103,9 +103,9 @@ def _make_overlays(configs: Sequence[RunConfig], say: Say) -> dict[int, HarnessE
     """Make the overlays of configs. Returns why configs cannot run, by index: a node, perhaps
     without a network, would give another reason."""
     folder, why = cache_folder(), {}
-    with overlay.makers() as makers:
+    with overlay.builders() as builders:
         futures = [
-            [makers.submit(make_overlay, config, variant, folder) for variant in config.variants]
+            [builders.submit(make_overlay, config, variant, folder) for variant in config.variants]
             for config in configs
             if config.params is not None
         ]

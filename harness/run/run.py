@@ -140,20 +140,21 @@ def prepare(job: Job, resolved: Resolved) -> Prepared:
 def _borrow(job: Job, ready: Prepared) -> None:
     """Hold the overlays of the variants until the run ends; make those that are missing."""
     defects = {v: job.scenario.variant(v).defects for v in ready.runnable}
-    with overlay.makers() as makers:
+    with overlay.builders() as builders:
         making = {
-            v: makers.submit(overlay.make, ready.stacks[v], defects[v], job.cache) for v in defects
+            v: builders.submit(overlay.build, ready.stacks[v], defects[v], job.cache)
+            for v in defects
         }
         for variant, future in making.items():
             stack = ready.stacks[variant]
-            if overlay.is_made(stack, defects[variant], job.cache):
+            if overlay.is_built(stack, defects[variant], job.cache):
                 job.progress.say("checking the overlays")
             else:
                 job.progress.say(f"making the overlay of {stack} for {variant}")
             try:
                 fresh = future.result()
                 loan = job.resources.enter_context(_borrowed(job, stack, defects[variant]))
-                ready.overlays[variant] = replace(loan, made=fresh)
+                ready.overlays[variant] = replace(loan, is_new=fresh)
             except Unsupported as error:
                 ready.refusals[variant] = str(error)
 
@@ -164,13 +165,13 @@ def _borrowed(
     """An overlay in the cache, or a copy of it on the disk of a node."""
     if job.config.on.stage:
         return overlay_cache.borrowed_copy(stack, defects, job.cache, machine.temporary_folder())
-    return overlay.borrowed(stack, defects, job.cache)
+    return overlay.borrow(stack, defects, job.cache)
 
 
 def make_overlay(config: RunConfig, variant: str, cache: Path) -> None:
     """Make the overlay that a variant of a run needs, if it is missing."""
     stack = stack_of(config, variant, cache)
-    overlay.make(stack, catalog.scenario(config.scenario).variant(variant).defects, cache)
+    overlay.build(stack, catalog.scenario(config.scenario).variant(variant).defects, cache)
 
 
 def write_run(job: Job, ready: Prepared) -> RunFolder:

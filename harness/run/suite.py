@@ -60,10 +60,10 @@ def started_ahead(
     with (
         pool,
         ThreadPoolExecutor(1, "ahead") as preparing,
-        overlay.makers() as makers,
+        overlay.builders() as builders,
         ThreadPoolExecutor(jobs, "run") as runners,
     ):
-        futures = [makers.submit(make, config) for config in configs]
+        futures = [builders.submit(make, config) for config in configs]
 
         def prepare_when_made(index: int, needed: Future[bool]) -> None:
             if not stop.is_set() and needed.result():

@@ -41,7 +41,7 @@ def content(job: Job, ready: Prepared, variant: str) -> dict[str, Any]:
         "overlay": {
             "key": overlay.key,
             "site": str(overlay.site),
-            "made": overlay.made,
+            "made": overlay.is_new,
             "lock": overlay.lock.splitlines(),
             "diff": overlay.diff.splitlines(),
         },

@@ -53,7 +53,7 @@ class Watched:
     """All packages beside torch, by name, with the version."""
 
     @property
-    def first(self) -> int | None:
+    def first_step(self) -> int | None:
         """The step of the first alarm."""
         return min((int(one["step"]) for one in self.alarms), default=None)
 
@@ -111,8 +111,10 @@ def score(
         alarmed = len(buggy) - len(silent)
         return judged(Detection.MISSED, f"in {alarmed} of {len(buggy)} trials" if alarmed else "")
     trial = buggy[0]
-    late = None if trial.since is None or trial.first is None else trial.first - trial.since
-    return judged(Detection.DETECTED, trial.text, step=trial.first, late=late)
+    late = (
+        None if trial.since is None or trial.first_step is None else trial.first_step - trial.since
+    )
+    return judged(Detection.DETECTED, trial.text, step=trial.first_step, late=late)
 
 
 def _where(error: str) -> str:

@@ -79,7 +79,7 @@ class Progress:
         seconds = time.monotonic() - self._since
         self._spinner.update(text=Text(plain(f"{activity}  {detail}  {seconds:.0f} s")))
 
-    def done(self, summary: str) -> None:
+    def show(self, summary: str) -> None:
         """Show a result of the activity; on a terminal, until the end of it."""
         if not self.console.is_terminal:
             self.console.print(f"... {summary}")

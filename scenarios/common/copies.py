@@ -67,15 +67,15 @@ class Parting:
 
     step: int
     """The first step after which they differ."""
-    first: Mapping[str, float]
+    differences: Mapping[str, float]
     """The difference of each copy after that step."""
-    last: Mapping[str, float]
+    last_differences: Mapping[str, float]
     """The difference of each copy after ``last_step``, the last step at which any differs."""
     last_step: int
 
     @property
     def greatest(self) -> float:
-        return max(self.first.values())
+        return max(self.differences.values())
 
     def finding(
         self, lines: Iterable[str], ranks: tuple[int, ...], *, documented: bool, unit: str = UNIT
@@ -84,7 +84,7 @@ class Parting:
         return api.Finding(
             "\n".join(lines),
             self.step,
-            tuple(self.first),
+            tuple(self.differences),
             ranks,
             self.greatest,
             unit,

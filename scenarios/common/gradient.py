@@ -85,13 +85,13 @@ class Gradient(Generic[S]):
         others = (name for name, judge in self.instead.items() if all_are(judge))
         lines = [*odd, *(self.describe(wrong_steps, records) if wrong_steps else ())]
         lines += self.explain(steps, records) if documented else ()
-        shown = wrong_steps or steps
+        reported_steps = wrong_steps or steps
         return api.Finding(
             "\n".join(lines),
-            step=min(step.step for step in shown),
+            step=min(step.step for step in reported_steps),
             parameters=tuple(self.parameters),
-            ranks=tuple(sorted({step.rank for step in shown})),
-            magnitude=max(self.error(step, records) for step in shown),
+            ranks=tuple(sorted({step.rank for step in reported_steps})),
+            magnitude=max(self.error(step, records) for step in reported_steps),
             unit=self.unit,
             documented=documented,
             another="" if documented else next(others, ""),

@@ -30,11 +30,11 @@ class Watched:
         self.start = plain_torch.copied(model)
         self.seen: list[Any] = []
         """The micro-batches of the current step."""
-        model.register_forward_pre_hook(self._given, with_kwargs=True)
+        model.register_forward_pre_hook(self._note_batch, with_kwargs=True)
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
 
-    def _given(self, _: Any, positional: Any, keywords: dict[str, Any]) -> None:
+    def _note_batch(self, _: Any, positional: Any, keywords: dict[str, Any]) -> None:
         """Add what the model is given to ``seen``."""
         raise NotImplementedError
 

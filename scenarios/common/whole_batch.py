@@ -134,7 +134,7 @@ class WholeBatch(Gradient[Step]):
             reference = alone(plain(rows), labels)
             split = (whole.chunk(ctx.world_size) for whole in (plain(rows), labels))
             documented = self.documented(alone, list(zip(*split, strict=True)))
-            expected, wrong = (_gradient(loss, plain) for loss in (reference, documented))
+            expected, faulty = (_gradient(loss, plain) for loss in (reference, documented))
             value = loss(ddp(mine), classes)
             value.backward()
             gradient = model.weight.grad.double().flatten()
@@ -149,7 +149,7 @@ class WholeBatch(Gradient[Step]):
                 gradient=float(expected.norm()),
                 applied=float(gradient.norm()),
                 **_beside(gradient, expected),
-                documented=_beside(gradient, wrong),
+                documented=_beside(gradient, faulty),
             )
 
     def is_right(self, step: Step, records: api.Records) -> bool:

@@ -140,8 +140,8 @@ class Accumulated(Gradient[Step]):
         return finding and replace(finding, ranks=())  # there is one rank
 
     def odd(self, records: api.Records) -> list[str]:
-        other = self.name == "average" and weights_wrong(records)
-        return ["the weights are not those of an update with the mean"] if other else []
+        weights_are_wrong = self.name == "average" and weights_wrong(records)
+        return ["the weights are not those of an update with the mean"] if weights_are_wrong else []
 
 
 def weights_wrong(records: api.Records) -> bool:

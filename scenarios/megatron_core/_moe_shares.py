@@ -43,11 +43,11 @@ class Step(api.Entry):
 
     def has(self, task: float, auxiliary: float) -> bool:
         """Whether the step applied just these shares of the two gradients."""
-        its_task, its_auxiliary, rest = self.shares
+        its_task, its_auxiliary, remainder = self.shares
         return (
             api.near(its_task, task, share=TOLERANCE)
             and api.near(its_auxiliary, auxiliary, share=TOLERANCE)
-            and rest <= TOLERANCE
+            and remainder <= TOLERANCE
         )
 
     @property
@@ -58,8 +58,8 @@ class Step(api.Entry):
         tt, ta, aa, tx, ax = _dot(t, t), _dot(t, a), _dot(a, a), _dot(t, x), _dot(a, x)
         determinant = tt * aa - ta * ta
         task, auxiliary = (tx * aa - ax * ta) / determinant, (ax * tt - tx * ta) / determinant
-        rest = [c - task * u - auxiliary * v for c, u, v in zip(x, t, a, strict=True)]
-        return task, auxiliary, math.sqrt(_dot(rest, rest) / _dot(x, x))
+        remainders = [c - task * u - auxiliary * v for c, u, v in zip(x, t, a, strict=True)]
+        return task, auxiliary, math.sqrt(_dot(remainders, remainders) / _dot(x, x))
 
 
 def _dot(u: Sequence[float], v: Sequence[float]) -> float:
@@ -119,10 +119,10 @@ class Scaled(gradient.Gradient[Step]):
 
     def describe(self, wrong_steps: Sequence[Step], records: api.Records) -> Iterator[str]:
         for step in [one for one in wrong_steps if one.rank == wrong_steps[0].rank][:3]:
-            task, auxiliary, rest = step.shares
+            task, auxiliary, remainder = step.shares
             yield (
                 f"step {step.step}: applied {auxiliary:.4g} times the auxiliary loss's gradient, "
-                f"{task:.4g} times the task's, and {rest:.2g} of another direction"
+                f"{task:.4g} times the task's, and {remainder:.2g} of another direction"
             )
 
     @staticmethod

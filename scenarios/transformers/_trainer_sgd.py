@@ -105,7 +105,7 @@ class Watch(Watched):
         self.loss, self.more, self.left = loss, extra_facts, self.start
         self.labels = {tuple(row["input_ids"].tolist()): row["labels"] for row in rows}
 
-    def _given(self, _: Any, __: Any, keywords: dict[str, Any]) -> None:
+    def _note_batch(self, _: Any, __: Any, keywords: dict[str, Any]) -> None:
         tokens, labels = keywords["input_ids"], keywords.get("labels")
         if labels is None:  # the Trainer computes the loss itself, with label smoothing
             labels = torch.stack([self.labels[tuple(row)] for row in tokens.tolist()])

@@ -120,7 +120,7 @@ class Watch(Watched):
     """Records what each step applied, and what plain torch computes on the rows that the model
     got."""
 
-    def _given(self, _: Any, positional: Any, keywords: dict[str, Any]) -> None:
+    def _note_batch(self, _: Any, positional: Any, keywords: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
             tokens = keywords["input_ids"] if "input_ids" in keywords else positional[0]
             self.seen.append(tokens.detach().clone())

@@ -88,7 +88,7 @@ def test_installed_packages_are_run_as_they_are(monkeypatch: pytest.MonkeyPatch)
         assert stack.interpreter is not None
         packages = {**stack.interpreter.packages, "accelerate": Distribution("0.29.3", site)}
         interpreter = replace(stack.interpreter, site=site, packages=packages)
-        monkeypatch.setattr(overlay, "borrowed", None)  # nothing but the environment is to run
+        monkeypatch.setattr(overlay, "borrow", None)  # nothing but the environment is to run
         installed = {**stack.packages, "accelerate": Installed("0.29.3")}
         bug = run_status("sampler_shards", Environment(installed, "here", True, interpreter))
     assert (bug.status, bug.how) == (BugStatus.AFFECTED, "ran"), bug.why

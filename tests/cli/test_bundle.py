@@ -43,7 +43,7 @@ def test_a_bundle_contains_the_defects_that_fit_a_release_of_pins(
         overlays.append((release, defects))
         yield Overlay(f"{release}-{len(defects)}", tmp_path, "", "")
 
-    monkeypatch.setattr(overlay, "borrowed", borrowed)
+    monkeypatch.setattr(overlay, "borrow", borrowed)
     monkeypatch.setattr(releases, "released", lambda *_: "2026-01-01")
     monkeypatch.setattr(bundle, "_fill", lambda *_: None)
     words = ["tied_grad_reduce", "--pins", "deepspeed=0.5.0", "--out", str(tmp_path / "box")]

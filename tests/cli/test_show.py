@@ -32,7 +32,7 @@ def two_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             (site / FILE).write_text(texts[stack.pins["accelerate"]])
         yield overlay.Overlay("key", site, "", "")
 
-    monkeypatch.setattr(overlay, "borrowed", borrowed)
+    monkeypatch.setattr(overlay, "borrow", borrowed)
     monkeypatch.setattr(releases, "released", lambda *_: "2024-05-10")
 
 

@@ -17,7 +17,7 @@ from harness.models.stack import Releases
 from harness.rank.models import architectures
 from harness.rank.models.answer import Answer, AnswerStatus, Row
 from harness.rank.models.answer import answer_of as read_answer
-from harness.rank.models.asking import asked, guarded
+from harness.rank.models.asking import ask_alone, guarded
 from harness.rank.models.heads import HEADS, parsed
 from harness.rank.models.relations import QUESTIONS
 from harness.rank.models.sizes import kinds
@@ -55,7 +55,7 @@ def test_only_a_lost_module_of_this_package_may_be_back_in_another_run(
 
 
 def answer_of(cls: type[Decoder], relation: str, folder: Path) -> Answer:
-    return asked(relation, Subject("own", lambda: made_models.made(cls), folder))
+    return ask_alone(relation, Subject("own", lambda: made_models.made(cls), folder))
 
 
 @pytest.mark.parametrize("relation", OWN)
@@ -79,7 +79,7 @@ HEADS_OWN: dict[str, Any] = {
 
 def answer_of_head(cls: type[Decoder] | None, head: str, relation: str, folder: Path) -> Answer:
     model, make = HEADS_OWN[head]
-    return asked(relation, Subject("own", lambda: make(cls or model), folder, head=HEADS[head]))
+    return ask_alone(relation, Subject("own", lambda: make(cls or model), folder, head=HEADS[head]))
 
 
 @pytest.mark.parametrize("relation", ["loss", "accumulation", "padding_right", "save_load"])
@@ -365,7 +365,7 @@ def test_exit_codes(rows: list[Row], code: int) -> None:
 @pytest.mark.launch
 def test_a_release_of_transformers_has_the_faults_that_are_known() -> None:
     relations = ("packing", "zero_init", "zero3", "lora", "tensor_parallel", "expert_parallel")
-    with stack.found({"transformers": "5.23.0"}) as releases:
+    with stack.borrow({"transformers": "5.23.0"}) as releases:
         asking = Asking(releases, ["llama", "gpt_oss", "apertus"], relations)
         rows = ask(asking, lambda _: None)
     by_cell = {(row.model, row.relation): row.answer for row in rows}
@@ -388,7 +388,7 @@ def test_each_head_has_the_faults_that_are_known() -> None:
         "distilbert:token_classification": AnswerStatus.WRONG,
         "vit:image_classification": AnswerStatus.RIGHT,
     }
-    with stack.found({"transformers": "5.23.0"}) as releases:
+    with stack.borrow({"transformers": "5.23.0"}) as releases:
         rows = ask(Asking(releases, list(models), ("loss", "accumulation")), lambda _: None)
     by_cell = {(row.model, row.relation): row.answer for row in rows}
     for model, status in models.items():

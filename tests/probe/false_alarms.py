@@ -297,7 +297,7 @@ def newest_site(packages: Sequence[str], contexts: ExitStack) -> Path:
     """The overlay with the newest releases of some packages."""
     today = date.today().isoformat()
     stack = pins.Stack(newest(packages, today), today, *pins.here())
-    return contexts.enter_context(overlay.borrowed(stack, (), cache_folder())).site
+    return contexts.enter_context(overlay.borrow(stack, (), cache_folder())).site
 
 
 def _probe(prober: Prober, loop: Loop, seed: int, tally: Tally) -> None:

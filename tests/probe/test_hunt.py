@@ -97,12 +97,12 @@ def test_a_fault_is_known_only_with_the_settings_that_the_bug_needs(
 ) -> None:
     releases = {"transformers": "5.23.0", "accelerate": "1.13.0"}
     loop = Loop("trainer.py", arguments)
-    assert hunt._known(frozenset({MISSING.kind}), loop, releases) == bugs
+    assert hunt._known_bugs(frozenset({MISSING.kind}), loop, releases) == bugs
 
 
 def test_a_bug_that_only_an_edit_puts_back_is_not_named_for_an_untested_release() -> None:
     gradient = Sign("both", "gradient", 0.463)
-    bugs = hunt._known(frozenset({gradient.kind}), Loop("zero.py"), {"deepspeed": "0.18.2"})
+    bugs = hunt._known_bugs(frozenset({gradient.kind}), Loop("zero.py"), {"deepspeed": "0.18.2"})
     assert "zero2_micro_batches_lost" in bugs
     assert "tied_grad_reduce" not in bugs
 
@@ -127,7 +127,7 @@ def test_only_what_the_catalogue_does_not_know_is_an_alarm(bugs: list[str], code
 def test_every_loop_that_is_hunted_can_be_run(stack: HuntedStack) -> None:
     assert Path(loops.script(stack.loop.script)).is_file()
     for row in stack.rows():
-        loop = stack.made(row)
+        loop = stack.loop_of(row)
         assert loop.settings().steps > loop.at
         assert loop.target().arguments
 
@@ -136,5 +136,5 @@ def test_a_choice_of_a_resume_sets_where_it_stops() -> None:
     stack = HuntedStack(
         "s", Loop("ddp.py"), ("p",), {"resume": (Choice(), Choice("--x", at=5, steps=7))}
     )
-    loop = stack.made((1,))
+    loop = stack.loop_of((1,))
     assert (loop.arguments, loop.at, loop.steps) == ("--x", 5, 7)

@@ -58,7 +58,7 @@ def test_ranks_of_several_kinds_see_the_rows_of_the_reference(
     reference = Reference([{"rows": [["a", "b"]]}], [])
     records = [{"rows": [rows]} for rows in ranks]
     layout = Layout("ranks", RANKS, len(ranks))
-    fault = samples(Moment(reference, 0, records, layout, first=True, same_rows=True))
+    fault = samples(Moment(reference, 0, records, layout, is_first=True, same_rows=True))
     assert text in fault.text if fault else not text, fault
 
 
@@ -72,7 +72,7 @@ def begun(*parts: list[float]) -> Any:
     ]
     layout = Layout("ranks", RANKS, len(parts))
     return weights(
-        Moment(Reference([reference], []), 0, records, layout, first=True, same_rows=True)
+        Moment(Reference([reference], []), 0, records, layout, is_first=True, same_rows=True)
     )
 
 

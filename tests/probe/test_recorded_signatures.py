@@ -34,5 +34,5 @@ def test_the_bug_is_found_as_it_was_recorded(name: str, signature: Signature, po
     assert signature.loop is not None
     with lent(name, "buggy") as overlays:
         answers = Prober(pool, overlays["buggy"].site)(signature.loop)
-    kinds = {sign.kind for sign in signatures.shown(answers)}
+    kinds = {sign.kind for sign in signatures.signs_of(answers)}
     assert {sign.kind for sign in signature.shown} <= kinds

@@ -53,7 +53,7 @@ def test_another_ratio_has_none(ratio: float) -> None:
 
 
 def test_what_breaks_first_is_shown_in_terms_of_ranks_and_micro_batches() -> None:
-    late, gradient, falls = signatures.shown(answers())
+    late, gradient, falls = signatures.signs_of(answers())
     assert gradient == Sign(ACCUMULATION, "gradient", 3.0, "k", 1)
     assert late.kind == (RANKS, "row # of # came late", "")
     assert falls.relation == "the learning rate falls from # to #"
@@ -90,7 +90,7 @@ def test_a_layout_is_silent_unless_the_bug_breaks_its_samples_and_the_fix_has_ot
 
 def test_a_wrong_relation_of_the_model_is_a_finding_and_names_a_bug_only_if_it_was_asked() -> None:
     answers = Answers("", relations={"packing": ["wrong", "off"], "padding_left": ["right", ""]})
-    assert signatures.shown(answers) == (Sign(signatures.MODEL, "packing"),)
+    assert signatures.signs_of(answers) == (Sign(signatures.MODEL, "packing"),)
     signs, releases = [Sign(signatures.MODEL, "packing")], {"transformers": "5.23.0"}
     for layouts, names in (({signatures.MODEL}, ["packed_with_cache"]), ({"ranks"}, [])):
         bugs = signatures.with_signature(

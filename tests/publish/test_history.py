@@ -15,7 +15,7 @@ import pytest
 from harness.bugs.api.spec import Verdict
 from harness.bugs.results import RunResult
 from harness.publish.history import History, reading, writing
-from harness.publish.history_rows import Change, Nightly, NightlyKind, newest
+from harness.publish.history_rows import Change, Nightly, NightlyKind, newest_certain
 from harness.system.errors import Inconclusive, UserError
 from tests.another_user import as_nobody, needs_root
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, result
@@ -93,7 +93,7 @@ def test_the_newest_certain_result_is_known_otherwise_the_newest() -> None:
     later_results = [result("1", UNCLEAR, 2), result("2", NO, 2), result("3", UNCLEAR, 3)]
     statuses = {
         key[2]: (r.nightly, r.cell.status)
-        for key, r in newest([*early_results, *later_results]).items()
+        for key, r in newest_certain([*early_results, *later_results]).items()
     }
     assert statuses == {"1": (1, YES), "2": (2, NO), "3": (3, UNCLEAR)}
 
@@ -238,7 +238,7 @@ def test_random_damage_is_reported_in_one_line(file: Path, tmp_path: Path) -> No
         try:
             with reading(damaged) as history:
                 history.nightlies(), history.releases(), history.results(), history.verdicts()
-                history.changes(), history.known(SCENARIO)
+                history.changes(), history.newest_results(SCENARIO)
             with writing(damaged) as history:
                 history.finish(begun(history), AT)
         except Inconclusive as error:

@@ -246,7 +246,7 @@ def test_the_site_has_the_advisories(bare: Path) -> None:
 
 
 def test_a_release_between_two_that_agree_has_their_status() -> None:
-    status_of = partial(inputs.recorded_statuses().known, "rope_zero_init", "transformers")
+    status_of = partial(inputs.recorded_statuses().status_of, "rope_zero_init", "transformers")
     tested, between = status_of("4.38.2"), status_of("5.15.9")
     assert (tested.status, tested.tested) == (NO, True)
     assert (between.status, between.tested) == (YES, False)

@@ -30,7 +30,7 @@ WATCH += ("--history", "../nights.jsonl")
 def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
     """A sandbox with the user's cache, to which it adds the overlays."""
     scenario, cache = catalog.scenario(SCENARIO), cache_folder()
-    overlay.make(resolution.stack(scenario, {PACKAGE: CLEAN}, cache), (), cache)
+    overlay.build(resolution.stack(scenario, {PACKAGE: CLEAN}, cache), (), cache)
     with lent(SCENARIO, "buggy", "fixed"):
         sandbox = Sandbox.under(tmp_path, cache)
         yield sandbox
@@ -67,7 +67,7 @@ def test_nightlies_of_real_runs_report_when_a_bug_appeared(
             (NightlyKind.REPLAY, "2024-05-15"),
             (NightlyKind.REPLAY, "2024-05-22"),
         ]
-        entries = history.known(SCENARIO).items()
+        entries = history.newest_results(SCENARIO).items()
         assert {key[1]: r.cell.status for key, r in entries} == {CLEAN: NO, AFFECTED: YES}
         (verdict,) = history.verdicts()
         assert verdict.run is not None

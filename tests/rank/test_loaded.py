@@ -39,7 +39,7 @@ def overlay_site(tmp_path: Path) -> Path:
     for name in ("watched", "other", "never"):
         (site / "up" / f"{name}.py").write_text("ANSWER = 1\n")
     bytecode.compile_all(sorted(site.rglob("*.py")), site)
-    manifest = {"files": overlay.sealed(site)}
+    manifest = {"files": overlay.seal(site)}
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
     return site
 
@@ -171,7 +171,7 @@ def test_bytecode_is_written_for_everything_except_an_overlay(tmp_path: Path) ->
         folder.mkdir()
     for source in (site / "inside.py", elsewhere / "outside.py", elsewhere / "of_an_overlay.py"):
         source.write_text("")
-    overlay.sealed_file(elsewhere / "of_an_overlay.py")
+    overlay.seal_file(elsewhere / "of_an_overlay.py")
     code = KEEPS.format(site=str(site), elsewhere=str(elsewhere), root=str(ROOT))
     subprocess.run([sys.executable, "-B", "-c", code], check=True)
     assert not (site / "__pycache__").exists()

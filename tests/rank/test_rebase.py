@@ -26,7 +26,7 @@ try:
 except ImportError:
     pass
 site, other = Path({site!r}), Path({other!r})
-report = {{"same": loaded_files.same(site, other, listener.asked, {files!r})}}
+report = {{"same": loaded_files.are_same(site, other, listener.asked, {files!r})}}
 if report["same"]:
     loaded_files.rebase(site, other)
     import up.lazy

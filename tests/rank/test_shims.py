@@ -334,7 +334,7 @@ def with_apex(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
     for name in (*names, "apex.optimizers", "apex.multi_tensor_apply"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(apex, "find_spec", find)
-    monkeypatch.setattr(apex, "_used", [])
+    monkeypatch.setattr(apex, "_layers", [])
 
 
 def test_without_apex_torchs_adamw_stands_in_and_its_kernels_raise(

@@ -19,7 +19,7 @@ from harness.rank import bytecode
 from harness.rank.manifest import DamagedOverlay
 from harness.releases import archive, overlay, overlay_cache, releases, resolution
 from harness.releases.archive import InvalidArchive
-from harness.releases.overlay import Overlay, borrowed
+from harness.releases.overlay import Overlay, borrow
 from harness.system.errors import Inconclusive, UserError
 from harness.system.files import sha256
 from tests.made_up import full_disk
@@ -53,7 +53,7 @@ def originals(tmp_path: Path) -> Lent:
     (cache / "releases").mkdir(parents=True)
     releases.release_file(cache, "up", "1.0").write_text('{"released": "2024-01-01"}')
     for stack in (STACK, LATER):
-        with borrowed(stack, (), cache) as original:
+        with borrow(stack, (), cache) as original:
             overlays[original.key] = (stack, original)
     return overlays
 
@@ -84,8 +84,8 @@ def test_unpacked_overlays_equal_the_packed_ones_and_share_bytecode(
 ) -> None:
     archive.unpack(packed, list(originals), cache)
     for stack, original in originals.values():
-        with borrowed(stack, (), cache) as copy:
-            assert not copy.made
+        with borrow(stack, (), cache) as copy:
+            assert not copy.is_new
             assert (copy.key, copy.lock) == (original.key, original.lock)
             assert copy.files is not None
             assert copy.files.keys() == (original.files or {}).keys()
@@ -126,7 +126,7 @@ def test_data_that_changed_is_packed_as_it_is(tmp_path: Path, originals: Lent) -
 def test_an_overlay_that_the_cache_has_is_not_replaced(
     packed: Path, originals: Lent, cache: Path
 ) -> None:
-    with borrowed(STACK, (), cache) as mine:
+    with borrow(STACK, (), cache) as mine:
         before = mine.site.stat().st_ino
     archive.unpack(packed, list(originals), cache)
     assert mine.site.stat().st_ino == before

@@ -150,5 +150,5 @@ def test_in_a_release_the_edit_moves_exactly_one_block(release: str) -> None:
     pytest.importorskip("uv", reason="a box with a bundle makes no overlays")
     scenario, cache = catalog.scenario("bf16_clip"), cache_folder()
     stack = resolution.stack(scenario, pins.complete(scenario, {"deepspeed": release}), cache)
-    with overlay.borrowed(stack, (DEFECT,), cache) as edited_overlay:
+    with overlay.borrow(stack, (DEFECT,), cache) as edited_overlay:
         check_moved_block(edited_overlay.diff)

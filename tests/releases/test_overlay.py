@@ -24,7 +24,7 @@ from harness.bugs.pins import Stack
 from harness.rank import bytecode
 from harness.rank.manifest import MANIFEST, DamagedOverlay
 from harness.releases import contents, overlay, overlay_cache, resolution
-from harness.releases.overlay import Overlay, borrowed
+from harness.releases.overlay import Overlay, borrow
 from harness.system.errors import Inconclusive
 from harness.system.files import locked, sha256
 from tests.another_user import as_nobody, needs_root
@@ -63,14 +63,14 @@ def overlays(cache: Path) -> list[str]:
 
 
 def borrow_once(cache: Path, stack: Stack = STACK, *defects: Defect) -> Overlay:
-    with borrowed(stack, defects, cache) as loan:
+    with borrow(stack, defects, cache) as loan:
         return loan
 
 
 @pytest.fixture
 def base(cache: Path) -> Iterator[Overlay]:
     """An overlay in use."""
-    with borrowed(STACK, (), cache) as loan:
+    with borrow(STACK, (), cache) as loan:
         yield loan
 
 
@@ -109,12 +109,12 @@ def test_a_key_changes_with_each_part_of_its_inputs(monkeypatch: pytest.MonkeyPa
 
 def test_an_overlay_is_built_once_and_then_used(cache: Path, maker: Path) -> None:
     for expected in (True, False):
-        with borrowed(STACK, (), cache) as loan:
-            assert loan.made is expected
+        with borrow(STACK, (), cache) as loan:
+            assert loan.is_new is expected
             assert (loan.site / "up" / "code.py").read_text() == CODE
             assert loan.lock.startswith("up==1.0")
     assert len(maker.read_text().splitlines()) == 1
-    assert overlay.is_made(STACK, (), cache)
+    assert overlay.is_built(STACK, (), cache)
 
 
 def test_a_finished_overlay_is_available_while_others_use_it(
@@ -124,8 +124,8 @@ def test_a_finished_overlay_is_available_while_others_use_it(
     exists = iter([False, False])  # the second variant looked before it existed
     real = overlay._is_there
     monkeypatch.setattr(overlay, "_is_there", lambda *of: next(exists, real(*of)))
-    with overlay.makers() as makers:
-        assert makers.submit(overlay.make, STACK, (), cache).result(timeout=30) is False
+    with overlay.builders() as builders:
+        assert builders.submit(overlay.build, STACK, (), cache).result(timeout=30) is False
     assert base.site.is_dir()
 
 
@@ -137,7 +137,7 @@ def test_an_overlay_is_built_in_a_temporary_folder_and_renamed_when_complete(
 
     def install(*arguments: Any) -> None:
         original(*arguments)
-        is_made = overlay.is_made(STACK, (), cache)
+        is_made = overlay.is_built(STACK, (), cache)
         states.append((arguments[2].parent.name[0], is_made, overlay_cache.folders(cache)))
 
     monkeypatch.setattr(resolution, "install", install)
@@ -158,7 +158,7 @@ def test_a_build_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.Monk
         with pytest.raises(Inconclusive, match="went away"):
             borrow_once(cache)
     assert overlays(cache) == []
-    assert borrow_once(cache).made
+    assert borrow_once(cache).is_new
 
 
 def test_a_defect_that_does_not_match_leaves_only_the_base(cache: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_defect_that_does_not_match_leaves_only_the_base(cache: Path) -> None:
 
 def test_a_defect_leaves_the_pristine_file_alone(cache: Path, base: Overlay) -> None:
     pytest.importorskip("libcst")
-    with borrowed(STACK, (DEFECT,), cache) as loan:
+    with borrow(STACK, (DEFECT,), cache) as loan:
         assert (loan.site / "up" / "code.py").read_text() == CODE.replace("1", "2")
         assert (base.site / "up" / "code.py").read_text() == CODE
         assert loan.hash_of(DEFECT.file) != base.hash_of(DEFECT.file)
@@ -181,16 +181,18 @@ def test_a_defect_leaves_the_pristine_file_alone(cache: Path, base: Overlay) -> 
         assert (loan.site / untouched).samefile(base.site / untouched)
 
 
-def borrow(cache: Path, start: Any, results: Any) -> None:
+def borrow_and_report(cache: Path, start: Any, results: Any) -> None:
     start.wait(30)
     loan = borrow_once(cache)
-    results.put((loan.made, (loan.site / "up" / "code.py").read_text()))
+    results.put((loan.is_new, (loan.site / "up" / "code.py").read_text()))
 
 
 def test_two_processes_that_want_the_same_overlay_build_it_once(cache: Path, maker: Path) -> None:
     context = multiprocessing.get_context("fork")
     start, results = context.Barrier(2), context.Queue()
-    started = [context.Process(target=borrow, args=(cache, start, results)) for _ in range(2)]
+    started = [
+        context.Process(target=borrow_and_report, args=(cache, start, results)) for _ in range(2)
+    ]
     for process in started:
         process.start()
     assert sorted(results.get(timeout=30) for _ in range(2)) == [(False, CODE), (True, CODE)]
@@ -278,7 +280,7 @@ def test_a_changed_file_that_a_defect_left_alone_keeps_the_hash_as_built(
 def test_equal_sources_are_compiled_once_and_damaged_bytecode_is_not_copied(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bytecode, "_known", {})  # other tests filled it
+    monkeypatch.setattr(bytecode, "_compiled", {})  # other tests filled it
     compiled: list[Path] = []
     compile_all = bytecode.compile_all
 
@@ -305,7 +307,7 @@ def test_equal_sources_have_equal_bytecode_in_overlays_of_different_processes(
     """A process can therefore change its overlay without importing torch again."""
     compiled = []
     for day in ("2024-01-02", "2024-01-03"):
-        monkeypatch.setattr(bytecode, "_known", {})  # as in a new process
+        monkeypatch.setattr(bytecode, "_compiled", {})  # as in a new process
         site = borrow_once(cache, replace(STACK, date=day)).site
         compiled.append(bytecode.of(site / "up" / "code.py").read_bytes())
     assert compiled[0] == compiled[1]
@@ -337,7 +339,7 @@ def test_an_overlay_without_a_valid_manifest_is_damaged(
 
 
 def test_an_overlay_is_deleted_with_its_contents_unless_it_is_in_use(cache: Path) -> None:
-    with borrowed(STACK, (), cache) as loan:
+    with borrow(STACK, (), cache) as loan:
         assert not overlay_cache.delete(cache, loan.key)
         assert overlay_cache.folders(cache) == [loan.folder]
     assert any((cache / "contents").glob("*/*"))
@@ -384,7 +386,7 @@ def test_an_executable_file_and_one_that_is_not_share_no_content(tmp_path: Path)
     for name, mode in (("data", 0o644), ("tool", 0o755), ("copy", 0o644)):
         (site / name).write_text("#!/bin/sh\n")
         (site / name).chmod(mode)
-    contents.share(site, overlay.sealed(site), tmp_path / "cache")
+    contents.share(site, overlay.seal(site), tmp_path / "cache")
     modes = {path.name: path.stat().st_mode & 0o777 for path in site.iterdir()}
     assert modes == {"data": 0o444, "tool": 0o555, "copy": 0o444}
     assert (site / "data").samefile(site / "copy")
@@ -404,7 +406,7 @@ def test_where_links_are_refused_overlays_have_files_of_their_own(
 
 def _lend(cache: Path, stack: Stack) -> Iterator[str]:
     try:
-        with borrowed(stack, (), cache) as loan:
+        with borrow(stack, (), cache) as loan:
             yield (loan.site / "up" / "code.py").read_text()
     except Inconclusive as error:
         yield str(error)
@@ -479,11 +481,11 @@ def test_where_locks_do_not_work_the_first_overlay_counts(
     def overtaken(stack: Stack, site: Path) -> str:
         text = install(stack, site)
         monkeypatch.setattr(overlay, "_install", install)
-        overlay._make(cache, name, STACK, (), None)  # another machine
+        overlay._build_folder(cache, name, STACK, (), None)  # another machine
         return text
 
     monkeypatch.setattr(overlay, "_install", overtaken)
-    overlay._make(cache, name, STACK, (), None)
+    overlay._build_folder(cache, name, STACK, (), None)
     assert borrow_once(cache).key == name
     assert [path.name for path in (cache / "overlays").iterdir() if path.is_dir()] == [name]
 

@@ -61,7 +61,7 @@ def stack(home: Path) -> Stack:
 
 
 def borrowed(home: Path, cache: Path, *defects: Defect) -> Overlay:
-    with overlay.borrowed(stack(home), defects, cache) as loan:
+    with overlay.borrow(stack(home), defects, cache) as loan:
         return loan
 
 

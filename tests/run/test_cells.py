@@ -381,7 +381,7 @@ def test_the_remaining_time_is_estimated_from_cells_that_ran(
     monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
     clock = matrix.Clock(10)
     clock.tick(replace(CELL, stored=True))
-    assert clock.left() == "[1/10]"
+    assert clock.progress() == "[1/10]"
     seconds[0] = 20.0
     clock.tick(CELL)
-    assert clock.left() == "[2/10, 3 min left]"
+    assert clock.progress() == "[2/10, 3 min left]"

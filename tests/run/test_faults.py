@@ -360,7 +360,7 @@ def test_an_overlay_that_lacks_a_file_is_reported(tmp_path: Path, command: Any) 
     sandbox.assert_nothing_left()
     assert command(sandbox, "clean", key).code == ExitCode.AS_EXPECTED
     with lent(DEFECT, "buggy", cache=sandbox.cache) as again:
-        assert again["buggy"].made
+        assert again["buggy"].is_new
         assert (again["buggy"].site / missing).is_file()
 
 

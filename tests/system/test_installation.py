@@ -85,7 +85,7 @@ def test_deepspeed_is_not_built_without_torch(
         {"deepspeed": "0.19.8"}, "2026-09-01", *pins.here(), lock="deepspeed==0.19.8"
     )
     with pytest.raises(Fault, match=r"^building deepspeed 0\.19\.8 needs torch"):
-        overlay.make(stack, (), cache)
+        overlay.build(stack, (), cache)
     assert not list(cache.glob("overlays/*/"))
 
 

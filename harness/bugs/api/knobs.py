@@ -64,10 +64,10 @@ def knobs(params: Any) -> tuple[Field[Any], ...]:
     return fields(params)
 
 
-def refuse_unless_within(each: Field[Any], value: Any) -> None:
+def refuse_unless_within(parameter: Field[Any], value: Any) -> None:
     """Raise ValueError, naming the bounds, for a value out of bounds."""
-    if not _within(each.metadata, value):
-        raise ValueError(f"scenario.{each.name}={value}: {_must(each)}")
+    if not _within(parameter.metadata, value):
+        raise ValueError(f"scenario.{parameter.name}={value}: {_must(parameter)}")
 
 
 def _within(bounds: Any, value: Any) -> bool:
@@ -110,10 +110,15 @@ def _bounds(parameter: Field[Any]) -> list[str]:
     return [word.format(f"{bound:g}") for word, bound in pairs if bound is not None]
 
 
-def meaning(each: Field[Any]) -> str:
+def meaning(parameter: Field[Any]) -> str:
     """A parameter on one line: ``of SGD; above 0`` or ``of the ranks; one of common, own``."""
-    listing = ", ".join(map(str, each.metadata.get("choices", ())))
+    listing = ", ".join(map(str, parameter.metadata.get("choices", ())))
     choices = [f"one of {listing}"] if listing else []
-    unit = each.metadata.get("unit", "")
-    parts = [each.metadata.get("about", ""), f"in {unit}" if unit else "", *choices, *_bounds(each)]
+    unit = parameter.metadata.get("unit", "")
+    parts = [
+        parameter.metadata.get("about", ""),
+        f"in {unit}" if unit else "",
+        *choices,
+        *_bounds(parameter),
+    ]
     return "; ".join(filter(None, parts))

@@ -89,8 +89,8 @@ class Trigger:
 UNSAID = Setting(None)
 
 
-def trigger(conditions: Mapping[str, Condition], known: Mapping[str, Setting]) -> Trigger:
-    """Whether a run with the settings ``known`` meets all conditions.
+def trigger(conditions: Mapping[str, Condition], settings: Mapping[str, Setting]) -> Trigger:
+    """Whether a run with these settings meets all conditions.
 
     One condition that is certainly not met is enough for False.
     """
@@ -98,7 +98,7 @@ def trigger(conditions: Mapping[str, Condition], known: Mapping[str, Setting]) -
         return Trigger(None, "no setting decides whether the bug is triggered")
     undecided = []
     for name, condition in conditions.items():
-        setting = known.get(name, UNSAID)
+        setting = settings.get(name, UNSAID)
         if isinstance(condition, by_code):
             undecided.append(f"whether {condition.text}")
         elif setting.value is None:
@@ -107,7 +107,7 @@ def trigger(conditions: Mapping[str, Condition], known: Mapping[str, Setting]) -
             return Trigger(False, f"{_is(name, setting)}, not {_phrase(condition)}")
     if undecided:
         return Trigger(None, f"your settings do not decide {listed(undecided)}")
-    return Trigger(True, ", ".join(_is(name, known[name]) for name in conditions))
+    return Trigger(True, ", ".join(_is(name, settings[name]) for name in conditions))
 
 
 def _is(name: str, setting: Setting) -> str:

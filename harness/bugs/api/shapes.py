@@ -74,13 +74,13 @@ def one_of(*choices: str) -> Shape:
     return lambda value: "" if value in choices else _unlike(value, " or ".join(choices))
 
 
-def matching(form: str, what: str) -> Shape:
-    """Text that matches a regular expression from start to end; ``what`` names it in messages."""
+def matching(form: str, noun: str) -> Shape:
+    """Text that matches a regular expression from start to end; ``noun`` names it in messages."""
     pattern = re.compile(form, re.ASCII)
 
     def check(value: Any) -> str:
         fits = isinstance(value, str) and pattern.fullmatch(value)
-        return "" if fits else _unlike(value, what)
+        return "" if fits else _unlike(value, noun)
 
     return check
 

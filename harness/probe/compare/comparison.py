@@ -12,11 +12,11 @@ from harness.probe.compare.reference import Moment, Reference, as_in, joined
 from harness.probe.compare.relations import (
     Broken,
     broken,
-    drawn,
+    excused_gradients,
     harmful,
     is_updated,
     mean_loss,
-    own_gradients,
+    random_draws,
     several,
 )
 from harness.probe.layouts import Layout
@@ -70,7 +70,7 @@ class Compared:
 
 
 @dataclass
-class Own:
+class LocalGradients:
     """Gradients that differ between ranks: right if the optimizer averages them in its step. A step
     with a rate of 0 does not show whether it does."""
 
@@ -78,21 +78,21 @@ class Own:
     step: int = 0
     averaged: bool = False
 
-    def without(self, at: Moment, faults: list[Broken]) -> list[Broken]:
+    def without(self, moment: Moment, faults: list[Broken]) -> list[Broken]:
         """The faults that remain without these gradients."""
-        own_faults = own_gradients(at, faults)
-        if not own_faults:
+        excused = excused_gradients(moment, faults)
+        if not excused:
             return faults
-        self.averaged |= is_updated(at, {name for one in own_faults for name in one.parameters})
+        self.averaged |= is_updated(moment, {name for one in excused for name in one.parameters})
         if not self.broken:
-            self.broken, self.step = faults, at.number + 1
-        return harmful(one for one in faults if one not in own_faults)
+            self.broken, self.step = faults, moment.number + 1
+        return harmful(one for one in faults if one not in excused)
 
 
 def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared:
     """Compare the steps of a run until one differs from the reference's."""
     comparison = Compared(run.layout, run.seconds, no_answer=run.failure, log=run.log)
-    local_gradients = Own()
+    local_gradients = LocalGradients()
     if not run.failure:
         comparison = _compared(comparison, run, reference, same_rows, local_gradients)
     if local_gradients.broken and not local_gradients.averaged:
@@ -105,14 +105,18 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
 
 
 def _compared(
-    comparison: Compared, run: Run, reference: Reference, same_rows: bool, local_gradients: Own
+    comparison: Compared,
+    run: Run,
+    reference: Reference,
+    same_rows: bool,
+    local_gradients: LocalGradients,
 ) -> Compared:
     start = run.layout.first
     comparison.no_answer = _no_steps(run, reference)
     if comparison.no_answer:
         return comparison
     ranks = [as_in(reference.steps[start], steps) for steps in run.ranks]
-    times: list[tuple[float, float]] = []
+    loss_ratios: list[tuple[float, float]] = []
     for step in range(min(run.steps, len(reference.steps) - start)):
         expected = reference.steps[start + step]
         if why := infinite.reason(expected):
@@ -130,14 +134,14 @@ def _compared(
             )
         _measure(moment, comparison.worst)
         comparison.broken = local_gradients.without(moment, broken(moment))
-        times += _loss_times(moment)
+        loss_ratios += _loss_ratios(moment)
         if (
             comparison.broken
             and comparison.broken[0].relation == "samples"
             and reference.ends(start + step)
         ):
             return _until(comparison, start + step)
-        if comparison.broken and (why := drawn(moment, comparison.broken[0])):
+        if comparison.broken and (why := random_draws(moment, comparison.broken[0])):
             comparison.no_answer, comparison.broken = why, []
         elif comparison.broken:
             comparison.step = start + step + 1
@@ -149,22 +153,25 @@ def _compared(
         text = f"{run.steps} steps; the reference took {len(reference.steps) - start}"
         comparison.broken = [Broken("steps", text)]
     else:
-        comparison.notes += uneven(times)
+        comparison.notes += uneven(loss_ratios)
     return comparison
 
 
-def _loss_times(at: Moment) -> Iterator[tuple[float, float]]:
+def _loss_ratios(moment: Moment) -> Iterator[tuple[float, float]]:
     """The lower and upper bound, by rounding, of the loss as a multiple of the reference's."""
-    expected_loss, rounding = at.reference.loss(at.number), at.reference.loss_spread(at.number)
-    if expected_loss and finite(ratio := mean_loss(at) / expected_loss):
+    expected_loss, rounding = (
+        moment.reference.loss(moment.number),
+        moment.reference.loss_spread(moment.number),
+    )
+    if expected_loss and finite(ratio := mean_loss(moment) / expected_loss):
         away = SAFE * rounding / abs(expected_loss) * max(abs(ratio), 1)
         yield ratio - away, ratio + away
 
 
-def uneven(times: Sequence[tuple[float, float]]) -> Iterator[str]:
+def uneven(ratios: Sequence[tuple[float, float]]) -> Iterator[str]:
     """A note if no factor explains the losses, although all gradients are right."""
-    least, most = [low for low, _ in times], [high for _, high in times]
-    if times and max(least) > min(most):
+    least, most = [low for low, _ in ratios], [high for _, high in ratios]
+    if ratios and max(least) > min(most):
         yield (
             f"{OTHER_LOSS} is {min(most):.3g} to {max(least):.3g} times the reference's, while "
             "the gradients are right: is a wrong loss logged? No fault if the loop weighs gradients"
@@ -206,43 +213,43 @@ def _no_steps(run: Run, reference: Reference) -> str:
     return ""
 
 
-def _incomparable(at: Moment) -> str:
+def _incomparable(moment: Moment) -> str:
     """Why a step cannot be compared: skipped steps shifted it, or the optimizer has shards that
     cannot be put together. Empty if it can."""
-    for rank, step in enumerate(at.here):
-        if step["skipped"] != at.right["skipped"]:
+    for rank, step in enumerate(moment.ranks):
+        if step["skipped"] != moment.expected["skipped"]:
             return (
                 f"the scaler of the loss skipped {step['skipped']} steps before step "
-                f"{at.number + 1}, in the reference {at.right['skipped']}: let it begin with a "
-                "smaller scale"
+                f"{moment.number + 1}, in the reference {moment.expected['skipped']}: let it begin "
+                "with a smaller scale"
             )
-        owned = at.owned(rank, at.right["grad"])
+        owned = moment.owned(rank, moment.expected["grad"])
         for name, gradient in owned.items():
             tensor = step["grad"].get(name)
             if tensor is not None and tensor.shape != gradient.shape:
                 shapes = f"{tuple(tensor.shape)}, in the reference {tuple(gradient.shape)}"
                 return f"{name} has the shape {shapes}: shards that probe cannot put together"
-        if len(at.parts_of(rank)) == len(step["update"]):
+        if len(moment.parts_of(rank)) == len(step["update"]):
             return "the ranks have only parts of the parameters, which probe cannot put together"
-        if owned and not set(step["grad"]) & set(at.right["grad"]):
-            has, reference_has = several(step["grad"]), several(at.right["grad"])
+        if owned and not set(step["grad"]) & set(moment.expected["grad"]):
+            has, reference_has = several(step["grad"]), several(moment.expected["grad"])
             return f"the optimizer has {has}; that of the reference has {reference_has}"
     return ""
 
 
-def _measure(at: Moment, largest: dict[str, float]) -> None:
+def _measure(moment: Moment, largest: dict[str, float]) -> None:
     """Keep the largest distances: they show how near a right loop comes to an alarm."""
-    keep = at.reference.certain(at.number)
-    for rank, step in enumerate(at.here):
-        update = masked(at.owned(rank, step["update"]), keep)
-        expected_update = at.owned(rank, masked(at.right["update"], keep))
-        gradient = at.owned(rank, at.right["grad"])
+    keep = moment.reference.certain(moment.number)
+    for rank, step in enumerate(moment.ranks):
+        update = masked(moment.owned(rank, step["update"]), keep)
+        expected_update = moment.owned(rank, masked(moment.expected["update"], keep))
+        gradient = moment.owned(rank, moment.expected["grad"])
         distances = {
-            "gradient": worst(step["grad"], gradient, at.spread("grad")),
-            "update": worst(update, expected_update, at.spread("update")),
+            "gradient": worst(step["grad"], gradient, moment.spread("grad")),
+            "update": worst(update, expected_update, moment.spread("update")),
         }
-        for quantity, times in distances.items():
-            largest[quantity] = max(largest.get(quantity, 0.0), times)
+        for quantity, distance in distances.items():
+            largest[quantity] = max(largest.get(quantity, 0.0), distance)
 
 
 def refuse_unusable(reference: Run) -> None:

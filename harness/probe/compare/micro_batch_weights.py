@@ -12,19 +12,21 @@ LEVEL = 1e-3
 """How far (as a fraction) weights may differ and count as equal."""
 
 
-def weights_of_micro_batches(at: Moment, rank: int) -> str:
+def weights_of_micro_batches(moment: Moment, rank: int) -> str:
     """The weight of each micro-batch of all ranks in a gradient, and in the reference's; empty if
     all have their usual weights."""
     import numpy
 
-    parts = [(r, m, p) for r, one in enumerate(at.here) for m, p in enumerate(one["parts"]) if p]
-    expected = at.right["grad"]
+    parts = [
+        (r, m, p) for r, one in enumerate(moment.ranks) for m, p in enumerate(one["parts"]) if p
+    ]
+    expected = moment.expected["grad"]
     names = {n: t for n, t in expected.items() if all(n in part for _, _, part in parts)}
-    if len(parts) < 2 or not names or any(at.parts_of(r) for r in range(len(at.here))):
+    if len(parts) < 2 or not names or any(moment.parts_of(r) for r in range(len(moment.ranks))):
         return ""
     basis = numpy.stack([flat(part, names, names) for _, _, part in parts], 1)
     shares, expected_shares = (
-        _solve(basis, each, names) for each in (at.here[rank]["grad"], expected)
+        _solve(basis, each, names) for each in (moment.ranks[rank]["grad"], expected)
     )
     if shares is None or expected_shares is None or not float(expected_shares.mean()):
         return ""

@@ -48,7 +48,7 @@ SMALL = 0.02
 """Below this ratio the tolerance is absolute: 0 has none of its own."""
 
 
-def times(ratio: float, world: int, k: int, of: str = "") -> str:
+def in_words(ratio: float, world: int, k: int, of: str = "") -> str:
     """A ratio in words, with what it is a multiple ``of``, and with its meaning."""
     words = meaning(ratio, world, k)
     factor = f"{ratio:.4g}"

@@ -220,7 +220,7 @@ class Steep:
     unsure: float
 
     @property
-    def right(self) -> bool:
+    def is_right(self) -> bool:
         return near(self.slope, 1.0, within=max(NEAR_SLOPE, self.unsure))
 
 
@@ -260,7 +260,7 @@ def note_on_slope(slopes: Sequence[Steep | None]) -> str:
     """A note on the slopes with smaller and smaller steps; empty unless all that rounding does not
     decide agree that the loss does not fall as its gradient says."""
     sure = [one for one in slopes if one is not None and one.unsure < ALIKE]
-    if len(sure) < 2 or any(one.right for one in sure):
+    if len(sure) < 2 or any(one.is_right for one in sure):
         return ""
     slope = sure[-1].slope
     if abs(slope) < NEAR_SLOPE:

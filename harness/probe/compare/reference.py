@@ -182,21 +182,21 @@ class Moment:
     reference: Reference
     number: int
     """The step in the reference, from 0."""
-    here: list[Step]
-    """By rank."""
+    ranks: list[Step]
+    """The step of each rank."""
     layout: Layout
-    first: bool
+    is_first: bool
     """Whether it is the first step of the layout."""
     same_rows: bool
 
     @property
-    def right(self) -> Step:
+    def expected(self) -> Step:
         return self.reference.steps[self.number]
 
     @property
     def clipping(self) -> bool:
         """Whether gradients were clipped where hooks see it, in both."""
-        return bool(self.right["raw"]) and all(one["raw"] for one in self.here)
+        return bool(self.expected["raw"]) and all(one["raw"] for one in self.ranks)
 
     def owned(self, rank: int, by_name: Mapping[str, Any]) -> Mapping[str, Any]:
         """The entries of ``by_name`` whose parameter the rank has as a whole: a stage of a pipeline
@@ -206,13 +206,13 @@ class Moment:
         """
         if not self.same_rows:
             return by_name
-        names_of_ranks = [set(one["update"]) for one in self.here]
+        names_of_ranks = [set(one["update"]) for one in self.ranks]
         others = set().union(*names_of_ranks) - names_of_ranks[rank] | set(self.parts_of(rank))
         return {name: one for name, one in by_name.items() if name.partition(" ")[0] not in others}
 
     def parts_of(self, rank: int) -> list[str]:
         """The parameters of which a rank has an unknown part."""
-        mine, expected = self.here[rank]["update"], self.right["update"]
+        mine, expected = self.ranks[rank]["update"], self.expected["update"]
         return [
             name for name in mine if name in expected and mine[name].shape != expected[name].shape
         ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from harness.bugs.api.numbers import near
-from harness.probe.compare.mistakes import meaning, times
+from harness.probe.compare.mistakes import in_words, meaning
 from harness.probe.compare.relations import Broken
 from harness.probe.layouts import Layout
 from harness.probe.runner import Run
@@ -54,12 +54,13 @@ are divided otherwise differ by design."""
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss that rank 0 has reported, in a layout and in the reference."""
+    """A loss that rank 0 has reported in a layout."""
 
     steps: int
     name: str
-    here: float
-    there: float
+    value: float
+    expected: float
+    """In the reference."""
 
 
 def evaluation(run: Run, reference: Run) -> Broken | str | None:
@@ -67,18 +68,18 @@ def evaluation(run: Run, reference: Run) -> Broken | str | None:
     first one that differs."""
     losses = _losses(run, reference)
     for loss in losses:
-        ratio = loss.here / loss.there if loss.there else 1.0
-        if words := meaning(ratio, run.layout.times, run.layout.k):
-            text = f"{_described(loss)}: {times(ratio, run.layout.times, run.layout.k)}"
+        ratio = loss.value / loss.expected if loss.expected else 1.0
+        if words := meaning(ratio, run.layout.rank_factor, run.layout.k):
+            text = f"{_described(loss)}: {in_words(ratio, run.layout.rank_factor, run.layout.k)}"
             return Broken(EVALUATION, text, ratio, words)
-    unlike_losses = (loss for loss in losses if not near(loss.here, loss.there, share=NEAR))
+    unlike_losses = (loss for loss in losses if not near(loss.value, loss.expected, share=NEAR))
     return next((f"evaluation: {_described(loss)}" for loss in unlike_losses), None)
 
 
 def _described(loss: Loss) -> str:
     return (
-        f"after step {loss.steps}, {loss.name} is {loss.here:.6g}; "
-        f"the reference has {loss.there:.6g}"
+        f"after step {loss.steps}, {loss.name} is {loss.value:.6g}; "
+        f"the reference has {loss.expected:.6g}"
     )
 
 
@@ -112,9 +113,10 @@ def schedule(
             continue
         longer = (falls[level] + layout.first) / reference_falls[level]
         if max(longer, 1 / longer) >= UNLIKE:
+            factor = in_words(longer, layout.rank_factor, layout.k)
             text = (
                 f"the schedule falls to {level} after {falls[level] + layout.first} steps, in the "
-                f"reference after {reference_falls[level]}: {times(longer, layout.times, layout.k)}"
+                f"reference after {reference_falls[level]}: {factor}"
             )
             return Broken(SCHEDULE, text, longer)
     return None

@@ -12,7 +12,7 @@ from harness.system.files import ROOT
 from harness.system.text import complaint
 
 
-def asked(name: str, subject: Subject) -> Answer:
+def ask_alone(name: str, subject: Subject) -> Answer:
     """Check a relation of a subject on this rank."""
     if why := subject.head.unasked.get(name):
         return Answer(AnswerStatus.NO_ANSWER, why)

@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.rank import forks
 from harness.rank.forks import Child, Children
 from harness.rank.models.answer import Answer, AnswerStatus, answer_of, no_answer
-from harness.rank.models.asking import asked
+from harness.rank.models.asking import ask_alone
 from harness.rank.models.subject import Subject
 
 RANKS = 2
@@ -33,7 +33,7 @@ DEVICE = "HARNESS_MODELS_DEVICE"
 """The variable with the device of both ranks: cuda, with NCCL; otherwise the CPU, with gloo."""
 
 
-def asked_on_ranks(name: str, subject: Subject) -> Answer:
+def ask_on_ranks(name: str, subject: Subject) -> Answer:
     """Check a relation on two ranks; returns the worse answer. A rank that still runs ``GRACE``
     seconds after the other one failed is killed: it would wait for its peer until the time limit.
     """
@@ -56,7 +56,7 @@ def asked_on_ranks(name: str, subject: Subject) -> Answer:
 
 def _check(name: str, subject: Subject, rank: int, folder: Path) -> None:
     """Check a relation, as one of the ranks."""
-    answer = _joined(rank, folder) or _move(subject, rank) or asked(name, subject)
+    answer = _joined(rank, folder) or _move(subject, rank) or ask_alone(name, subject)
     if answer.status is AnswerStatus.RIGHT and _on_gpus():
         _wait()  # NCCL aborts a rank whose peer leaves while its GPU still works
     forks.report(answer.to_json())

@@ -19,8 +19,8 @@ from harness.rank import forks
 from harness.rank.forks import Child, Children
 from harness.rank.models import subjects
 from harness.rank.models.answer import Answer, AnswerStatus, answer_of, no_answer
-from harness.rank.models.asking import asked, unbuilt
-from harness.rank.models.pairs import asked_on_ranks
+from harness.rank.models.asking import ask_alone, unbuilt
+from harness.rank.models.pairs import ask_on_ranks
 from harness.rank.models.relations import QUESTIONS
 
 Report = Callable[[str, str, Answer], object]
@@ -144,5 +144,5 @@ def _ask(task: Task, folder: Path) -> None:
         if failure:
             answer = Answer(AnswerStatus.NO_ANSWER, failure)
         else:
-            answer = (asked if QUESTIONS[name].ranks == 1 else asked_on_ranks)(name, subject)
+            answer = (ask_alone if QUESTIONS[name].ranks == 1 else ask_on_ranks)(name, subject)
         forks.report({"relation": name, **answer.to_json()})

@@ -44,7 +44,7 @@ class Subject:
     kept: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def made(self) -> tuple[Any, dict[str, Any]]:
+    def _model_and_batch(self) -> tuple[Any, dict[str, Any]]:
         seed()
         module, batch = self.make()
         return module.eval(), batch
@@ -52,12 +52,12 @@ class Subject:
     @property
     def module(self) -> Any:
         """The model, in evaluation mode; on the CPU, unless it was moved."""
-        return self.made[0]
+        return self._model_and_batch[0]
 
     @property
     def batch(self) -> dict[str, Any]:
         """Tensors by argument; the first dimension of each is the rows."""
-        return self.made[1]
+        return self._model_and_batch[1]
 
     @property
     def tokens(self) -> Any:
@@ -81,9 +81,9 @@ class Subject:
 
     def move(self, device: str) -> None:
         """Move the model and its batch."""
-        self.made[0].to(device)
-        for name, value in self.made[1].items():
-            self.made[1][name] = value.to(device)
+        self._model_and_batch[0].to(device)
+        for name, value in self._model_and_batch[1].items():
+            self._model_and_batch[1][name] = value.to(device)
 
     def copy(self) -> Any:
         """A copy of the model, to change."""

@@ -33,7 +33,7 @@ def warm_up() -> None:
         torch.compiler.reset()
 
 
-asked: list[str] = []
+names: list[str] = []
 """The names of what the script has compiled."""
 
 Around = Callable[[list[Any], Callable[[], Any], Sequence[Any], Mapping[str, Any]], Any]
@@ -59,7 +59,7 @@ def install(eager: bool, around: Around) -> None:
     def compiled(*arguments: Any, **keywords: Any) -> Any:
         function = arguments[0] if arguments else keywords.get("model")
         if function is not None:
-            asked.append(getattr(function, "__name__", type(function).__name__))
+            names.append(getattr(function, "__name__", type(function).__name__))
         if eager and hasattr(getattr(torch, "compiler", None), "set_stance"):
             torch.compiler.set_stance("force_eager")
         output = original(*arguments, **keywords)

@@ -65,8 +65,8 @@ class Gradients:
     def _unscaled(self, event: events.Unscale, call: Callable[[], Any]) -> Any:
         late = self._late(event.owner)
         value = call()
-        now = self._record.now
-        now["clipped_scaled"] = now.get("clipped_scaled") or late()
+        step = self._record.now
+        step["clipped_scaled"] = step.get("clipped_scaled") or late()
         return value
 
     def _scaled(self, event: events.ScalerStep, call: Callable[[], Any]) -> Any:

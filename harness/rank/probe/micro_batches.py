@@ -134,9 +134,9 @@ class MicroBatches:
         return output
 
     def _note_share(self, share: Projection, shifted: bool) -> None:
-        now = self._record.now
-        now["own"] = now["own"] or share.ratio
-        now["shifted"] = shifted
+        step = self._record.now
+        step["own"] = step["own"] or share.ratio
+        step["shifted"] = shifted
 
     def _begin(self, module: Any, arguments: Any, keywords: Any) -> None:
         """Note that the model, or another stage of it, gets a micro-batch."""

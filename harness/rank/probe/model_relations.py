@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.rank.models.answer import NoAnswer
-from harness.rank.models.asking import asked, guarded
+from harness.rank.models.asking import ask_alone, guarded
 from harness.rank.models.subject import Subject
 from harness.rank.probe.buffers import buffers
 
@@ -27,7 +27,7 @@ def answers(names: Sequence[str], module: Any, batch: Mapping[str, Any]) -> dict
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
         subject = Subject("the script's model", lambda: (module, _rows(batch)), Path(folder))
         by_name = {
-            name: guarded(lambda: buffers(module)) if name == BUFFERS else asked(name, subject)
+            name: guarded(lambda: buffers(module)) if name == BUFFERS else ask_alone(name, subject)
             for name in names
         }
     return {name: [one.status.value, one.reason] for name, one in by_name.items()}

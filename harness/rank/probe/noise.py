@@ -9,7 +9,7 @@ from typing import Any
 from harness.rank.compare import ulp
 from harness.rank.probe import exchange
 from harness.rank.probe.exchange import Assignment
-from harness.rank.probe.parameters import local, moved
+from harness.rank.probe.parameters import local, perturb
 
 
 class Noise:
@@ -37,7 +37,7 @@ class Noise:
         if self._move and of_engine:
             raise RuntimeError("--perturb cannot move the weights of DeepSpeed's optimizers")
         if self._move:
-            moved(parameter, self._move)
+            perturb(parameter, self._move)
         with torch.no_grad():
             mine = local(parameter)
             if self.is_random and mine.is_floating_point():

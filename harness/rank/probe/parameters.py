@@ -32,7 +32,7 @@ def local(tensor: Any) -> Any:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def moved(parameter: Any, size: float) -> None:
+def perturb(parameter: Any, size: float) -> None:
     """Move a parameter at random by ``size`` times the root mean square of its values; a collective
     for a DTensor. The values themselves are the seed."""
     import torch

@@ -57,11 +57,11 @@ class Watch:
 
     def records(self) -> dict[str, Any]:
         """What the rank writes to its file."""
-        now = self.record.now
+        current = self.record.now
         return {
             "steps": self.record.steps,
-            "skipped": now["skipped"],
-            "infinite": self.record.finite.text() or now.get("overflow", ""),
+            "skipped": current["skipped"],
+            "infinite": self.record.finite.text() or current.get("overflow", ""),
             "seen": self.record.seen,
             "reported": self.reported.values,
             "releases": _releases(),
@@ -165,9 +165,9 @@ class Watch:
         """Record the state of the optimizer before its step."""
         before = self._before = updated.weights()
         every = {**before, **updated.copies()}
-        now, finite = self.record.now, self.record.finite
-        now.setdefault("outside", self._outside(before))
-        now |= {
+        current, finite = self.record.now, self.record.finite
+        current.setdefault("outside", self._outside(before))
+        current |= {
             "grad": updated.gradients(),
             "lr": [float(group["lr"]) for group in updated.groups],
             "optimizer": updated.kind,
@@ -181,7 +181,7 @@ class Watch:
             "infinite_module": finite.module,
         }
         if len(self.record.steps) in self.assignment.keep:
-            now |= {"before": every, "state": updated.state()}
+            current |= {"before": every, "state": updated.state()}
 
     def _outside(self, weights: Mapping[str, Any]) -> dict[str, float]:
         """By name, how far weights changed since the last step, as a part of their size."""
@@ -195,27 +195,27 @@ class Watch:
 
     def _keep(self, updated: Any) -> None:
         """Record how far the step moved the weights, and begin the next one."""
-        after, now = updated.weights(), self.record.now
+        after, current = updated.weights(), self.record.now
         self._left |= {n: w for n, w in after.items() if n in self.model.names.names.values()}
-        now["update"] = {
+        current["update"] = {
             n: (after[n].double() - w.double()).to(w.dtype) for n, w in self._before.items()
         }
-        exact = not (now["scaled"] or now["coarse"] or now["stops"])
-        now["slopes"] = self.engine is None and exact
+        exact = not (current["scaled"] or current["coarse"] or current["stops"])
+        current["slopes"] = self.engine is None and exact
         if not self.record.steps:
             unlike = [
                 *unlike_by_design(self.model.root),
                 *schedules_unlike_by_design(),
                 *trainers_unlike_by_design(),
             ]
-            now |= {
+            current |= {
                 "unlike": unlike,
                 "shims": list(script_shims.installed),
                 "seeded": seeds.replaced(int(os.environ.get("RANK", 0))),
                 "stage": self.model.stage,
-                "compiled": list(compiled.asked),
+                "compiled": list(compiled.names),
             }
-        now["evaluated"] = self.model.evaluates()
+        current["evaluated"] = self.model.evaluates()
         self.record.keep()
         self.schedules.step()
         if not self.assignment.saves:

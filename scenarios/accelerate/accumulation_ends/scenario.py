@@ -101,9 +101,13 @@ def alone(step: Step, records: api.Records) -> bool:
     by the accumulation steps."""
     *before, _ = step.micro
     share = len(step.micro) / records.params.accumulation
-    right = accumulates(step, records)
-    first = (step.step - 1) // _micro_batches(records.params) == 0
-    return right if first else not right and step.has([*[0] * len(before), share], within=1e-2)
+    is_right = accumulates(step, records)
+    in_first_epoch = (step.step - 1) // _micro_batches(records.params) == 0
+    return (
+        is_right
+        if in_first_epoch
+        else not is_right and step.has([*[0] * len(before), share], within=1e-2)
+    )
 
 
 def accumulates(step: Step, records: api.Records) -> bool:

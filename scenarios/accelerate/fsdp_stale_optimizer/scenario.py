@@ -84,7 +84,7 @@ def run(ctx: api.Context) -> None:
     training.train(ctx)
 
 
-def _right(step: api.Record) -> bool:
+def _is_right(step: api.Record) -> bool:
     """Whether plain torch has the same loss, and moves the weights as far."""
     return all(
         api.near(step[name], step[f"reference_{name}"], share=TOLERANCE)
@@ -96,7 +96,7 @@ def detect(records: api.Records) -> api.Finding | None:
     """The optimizer has no parameter of the model, and no step moves the model, though each step
     has a gradient."""
     steps = records.of("step", 0)
-    failure = next((step for step in steps if not _right(step)), None)
+    failure = next((step for step in steps if not _is_right(step)), None)
     if failure is None:
         return None
     still = [step for step in steps if step["moved"] == 0 and step["gradient"] > 0]
@@ -114,13 +114,13 @@ def detect(records: api.Records) -> api.Finding | None:
 
 def exercised(records: api.Records) -> api.Exercise:
     """FSDP made the parameters flat, after the optimizer was made."""
-    flat, first = records.of("prepared", 0)[0]["flat"], records.params.optimizer_first
-    when = "before" if first else "after"
+    flat, optimizer_first = records.of("prepared", 0)[0]["flat"], records.params.optimizer_first
+    when = "before" if optimizer_first else "after"
     text = (
         f"the optimizer was made {when} prepare(), which made "
         f"{'flat parameters' if flat else 'no flat parameters'}"
     )
-    return api.Exercise.of(flat and first, text)
+    return api.Exercise.of(flat and optimizer_first, text)
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:

@@ -50,8 +50,8 @@ def train(ctx: api.Context) -> None:
     reference.load_state_dict(model.state_dict())
     reference_optimizer = torch.optim.SGD(reference.parameters(), lr=p.lr)
     if p.optimizer_first:
-        made = torch.optim.SGD(model.parameters(), lr=p.lr)
-        model, optimizer = accelerated.prepare(model, made)
+        plain_optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
+        model, optimizer = accelerated.prepare(model, plain_optimizer)
     else:
         model = accelerated.prepare(model)
         optimizer = accelerated.prepare(torch.optim.SGD(model.parameters(), lr=p.lr))
@@ -62,12 +62,12 @@ def train(ctx: api.Context) -> None:
         flat=any(isinstance(weight, FlatParameter) for weight in weights),
         stale=not any(id(weight) in trained for weight in weights),
     )
-    own = slice(ctx.rank * p.rows, (ctx.rank + 1) * p.rows)
+    share = slice(ctx.rank * p.rows, (ctx.rank + 1) * p.rows)
     for step in range(1, p.steps + 1):
         rows = torch.randn(ctx.world_size * p.rows, FEATURES).to(ctx.device)
         before, reference_before = copies(weights), copies(reference.parameters())
         optimizer.zero_grad()
-        loss = error(model, rows[own])
+        loss = error(model, rows[share])
         accelerated.backward(loss)
         gradient = size(weight.grad for weight in weights if weight.grad is not None)
         optimizer.step()
@@ -75,7 +75,7 @@ def train(ctx: api.Context) -> None:
         reference_loss = error(reference, rows)
         reference_loss.backward()
         reference_optimizer.step()
-        moved = size(now.detach() - old for now, old in zip(weights, before, strict=True))
+        distance = size(now.detach() - old for now, old in zip(weights, before, strict=True))
         reference_moved = torch.cat(
             [
                 (now.detach() - old).flatten()
@@ -88,7 +88,7 @@ def train(ctx: api.Context) -> None:
             loss=total(loss.detach()) / ctx.world_size,
             reference_loss=float(reference_loss),
             gradient=gradient,
-            moved=moved,
+            moved=distance,
             reference_moved=float(reference_moved),
         )
 

@@ -210,7 +210,7 @@ def detect(records: api.Records) -> api.Finding | None:
         return api.Finding(undocumented, documented=False) if failures else None
     replicas = len(records.of("step", 0)[0]["replicas"])
     lines = [
-        f"step {parting.step}: {len(parting.first)} of {replicas} replicated parameters "
+        f"step {parting.step}: {len(parting.differences)} of {replicas} replicated parameters "
         f"differ between tensor-parallel ranks, by up to {parting.greatest:.3g}",
         _assertion(failures[0]) if failures else "the documented check passes",
     ]
@@ -263,4 +263,4 @@ def exercised(records: api.Records) -> api.Exercise:
 
 picture = partial(copies.drifting, field="differing")
 insufficient_checks = copies.norm_differs
-agree = partial(agreement.losses, tolerance=LOSS_TOLERANCE, one="one rank")
+agree = partial(agreement.losses, tolerance=LOSS_TOLERANCE, noun="one rank")

@@ -120,11 +120,11 @@ def detect(records: api.Records) -> api.Finding | None:
     if parting is None:
         unsummed = [s for s in records.of("step") if "own" in s and not _applies(s, "sum")]
         return api.Finding(_applied(unsummed[0]), documented=False) if unsummed else None
-    (name, at_first), *_ = parting.first.items()
+    (name, at_first), *_ = parting.differences.items()
     same_step = [s for s in records.of("step") if s["step"] == parting.step]
     lines = [
         f"step {parting.step}: the stages' copies of {name} differ by {at_first:.3g}, and by "
-        f"{max(parting.last.values()):.3g} after step {parting.last_step}",
+        f"{max(parting.last_differences.values()):.3g} after step {parting.last_step}",
         *map(_applied, same_step),
     ]
     documented = all(
@@ -167,4 +167,4 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
 
 
 picture = partial(copies.drifting, field="drift")
-agree = partial(agreement.losses, tolerance=LOSS_TOLERANCE, one="one stage")
+agree = partial(agreement.losses, tolerance=LOSS_TOLERANCE, noun="one stage")

@@ -94,7 +94,7 @@ class Watch(Watched):
         }
         return rewards
 
-    def _given(self, _: Any, __: Any, keywords: dict[str, Any]) -> None:
+    def _note_batch(self, _: Any, __: Any, keywords: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():
             return
         tokens = keywords["input_ids"].detach().clone()
