@@ -1,16 +1,15 @@
-"""Overlays of a tiny tree: nothing is downloaded."""
+"""Overlays are built once, are used by many, and are never changed."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.util
 import json
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,65 +18,26 @@ from typing import Any
 import pytest
 
 from harness.bugs import pins
-from harness.bugs.api.spec import Defect
 from harness.bugs.pins import Stack
-from harness.rank import bytecode
 from harness.rank.manifest import MANIFEST, DamagedOverlay
-from harness.releases import contents, overlay, overlay_cache, resolution
+from harness.releases import overlay, overlay_cache, resolution
 from harness.releases.overlay import Overlay, borrow
 from harness.system.errors import Inconclusive
 from harness.system.files import locked, sha256
 from tests.another_user import as_nobody, needs_root
-from tests.made_up import one_to_two
+from tests.tiny_overlays import (
+    CODE,
+    DEFECT,
+    STACK,
+    base,
+    borrow_once,
+    built,
+    in_place,
+    maker,
+    overlays,
+)
 
-STACK = Stack({"up": "1.0", "beside": "2.0"}, "2024-01-01", *pins.here())
-OTHER = replace(STACK, date="2024-01-02")
-CODE = "def one():\n    return 1\n"
-
-
-DEFECT = Defect("up", "up/code.py", "one", one_to_two, "one is two")
-
-
-@pytest.fixture(autouse=True)
-def maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Builds overlays of three small files; each build adds a line to the returned file."""
-    builds = tmp_path / "made"
-    builds.touch()
-
-    def install(lock: str, stack: Stack, site: Path) -> None:
-        with builds.open("a") as file:
-            file.write(f"{site.parent.name} {lock}")
-        time.sleep(0.05)
-        (site / "up").mkdir()
-        for name, text in (("__init__.py", ""), ("code.py", CODE), ("cacert.pem", "certificates")):
-            (site / "up" / name).write_text(text)
-
-    monkeypatch.setattr(resolution, "lock", lambda stack: "up==1.0\n")
-    monkeypatch.setattr(resolution, "install", install)
-    return builds
-
-
-def overlays(cache: Path) -> list[str]:
-    """The cache's folder of overlays, without the lock files."""
-    return sorted(p.name for p in (cache / "overlays").iterdir() if p.suffix != ".lock")
-
-
-def borrow_once(cache: Path, stack: Stack = STACK, *defects: Defect) -> Overlay:
-    with borrow(stack, defects, cache) as loan:
-        return loan
-
-
-@pytest.fixture
-def base(cache: Path) -> Iterator[Overlay]:
-    """An overlay in use."""
-    with borrow(STACK, (), cache) as loan:
-        yield loan
-
-
-@pytest.fixture
-def built(cache: Path) -> Overlay:
-    """A finished overlay that nobody uses."""
-    return borrow_once(cache)
+__all__ = ["base", "built", "maker"]
 
 
 def test_a_key_does_not_depend_on_order_or_texts() -> None:
@@ -202,12 +162,6 @@ def test_two_processes_that_want_the_same_overlay_build_it_once(cache: Path, mak
     assert len(maker.read_text().splitlines()) == 1
 
 
-def in_place(file: Path, text: str) -> None:
-    """Write into a file without replacing it: its inode stays, which overlays may share."""
-    file.chmod(0o644)
-    file.write_text(text)
-
-
 @pytest.mark.parametrize(
     ("change", "state"),
     [
@@ -277,56 +231,6 @@ def test_a_changed_file_that_a_defect_left_alone_keeps_the_hash_as_built(
     assert defective.hash_of("up/__init__.py") == built.hash_of("up/__init__.py")
 
 
-def test_equal_sources_are_compiled_once_and_damaged_bytecode_is_not_copied(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bytecode, "_compiled", {})  # other tests filled it
-    compiled: list[Path] = []
-    compile_all = bytecode.compile_all
-
-    def noted(sources: Sequence[Path], site: Path) -> None:
-        compiled.extend(sources)
-        compile_all(sources, site)
-
-    monkeypatch.setattr(bytecode, "compile_all", noted)
-    source = "up/code.py"
-    pyc = bytecode.of(borrow_once(cache).site / source)
-    compiled.clear()
-    assert borrow_once(cache, replace(STACK, date="2024-01-02")).has(source)
-    assert compiled == []
-    pyc.chmod(0o644)
-    pyc.write_bytes(b"other")
-    again = borrow_once(cache, replace(STACK, date="2024-01-03"))
-    assert [path.name for path in compiled] == ["code.py"]
-    assert bytecode.of(again.site / source).read_bytes() != b"other"
-
-
-def test_equal_sources_have_equal_bytecode_in_overlays_of_different_processes(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process can therefore change its overlay without importing torch again."""
-    compiled = []
-    for day in ("2024-01-02", "2024-01-03"):
-        monkeypatch.setattr(bytecode, "_compiled", {})  # as in a new process
-        site = borrow_once(cache, replace(STACK, date=day)).site
-        compiled.append(bytecode.of(site / "up" / "code.py").read_bytes())
-    assert compiled[0] == compiled[1]
-
-
-def test_bytecode_contains_the_hash_of_its_source(base: Overlay) -> None:
-    compiled = next(base.site.glob("up/__pycache__/code.*.pyc")).read_bytes()
-    assert compiled[4:8] == b"\3\0\0\0", "no checked hash of the source"
-    source = (base.site / "up" / "code.py").read_bytes()
-    assert compiled[8:16] == importlib.util.source_hash(source)
-
-
-def test_for_another_python_nothing_is_compiled(cache: Path) -> None:
-    pytest.importorskip("libcst")
-    loan = borrow_once(cache, replace(STACK, python="3.99"), DEFECT)
-    assert set(loan.files or ()) == {"up/__init__.py", "up/code.py", "up/cacert.pem"}
-    assert not list(loan.site.rglob("*.pyc"))
-
-
 @pytest.mark.parametrize("text", ["{", "[]", "{}", None], ids=str)
 def test_an_overlay_without_a_valid_manifest_is_damaged(
     cache: Path, built: Overlay, text: str | None
@@ -358,50 +262,6 @@ def test_unfinished_overlays_are_deleted_unless_they_are_being_built(cache: Path
     assert unfinished.is_dir()
     overlay_cache.delete_unfinished(cache)
     assert overlays(cache) == []
-
-
-def test_equal_files_of_two_overlays_are_stored_once(base: Overlay, cache: Path) -> None:
-    alone, manifest = overlay_cache.disk_use(cache), (base.folder / MANIFEST).stat().st_size
-    assert overlay_cache.own_use(base.folder) == alone > manifest
-    second = borrow_once(cache, OTHER)
-    assert (base.site / "up" / "code.py").samefile(second.site / "up" / "code.py")
-    assert overlay_cache.own_use(base.folder) == manifest
-    assert overlay_cache.disk_use(cache) == alone + (second.folder / MANIFEST).stat().st_size
-    assert overlay_cache.delete(cache, second.key) == [second.key]
-    assert overlay_cache.own_use(base.folder) == overlay_cache.disk_use(cache) == alone
-
-
-def test_a_damaged_file_gets_into_no_new_overlay(built: Overlay, cache: Path) -> None:
-    in_place(built.site / "up" / "code.py", CODE.replace("1", "3"))
-    for day in ("2024-01-03", "2024-01-04", "2024-01-05", "2024-01-06"):
-        code = borrow_once(cache, replace(STACK, date=day)).site / "up" / "code.py"
-        assert code.read_text() == CODE
-        if day == "2024-01-05":  # its content was hashed before
-            in_place(code, CODE.replace("1", "3"))
-
-
-def test_an_executable_file_and_one_that_is_not_share_no_content(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    for name, mode in (("data", 0o644), ("tool", 0o755), ("copy", 0o644)):
-        (site / name).write_text("#!/bin/sh\n")
-        (site / name).chmod(mode)
-    contents.share(site, overlay.seal(site), tmp_path / "cache")
-    modes = {path.name: path.stat().st_mode & 0o777 for path in site.iterdir()}
-    assert modes == {"data": 0o444, "tool": 0o555, "copy": 0o444}
-    assert (site / "data").samefile(site / "copy")
-
-
-def test_where_links_are_refused_overlays_have_files_of_their_own(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(source: object, target: object) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refused)
-    code = [borrow_once(cache, stack).site / "up" / "code.py" for stack in (STACK, OTHER)]
-    assert not code[0].samefile(code[1])
-    assert code[0].read_text() == code[1].read_text() == CODE
 
 
 def _lend(cache: Path, stack: Stack) -> Iterator[str]:
