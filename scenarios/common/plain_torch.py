@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.bugs import api
+from harness.detectors import arithmetic
 from scenarios.common.gradient import CUT
 
 Loss = Callable[[Mapping[str, Tensor], Any], Tensor]
@@ -67,7 +67,7 @@ def facts(
     applied = (flat(before) - flat(after)) / rate
     micro = torch.stack([flat(part) for part in plain.micro])
     gradient = micro.mean(0)
-    projection = api.projection(applied, gradient)
+    projection = arithmetic.projection(applied, gradient)
     aside = (applied - projection.ratio * gradient)[:, None]
     beside = torch.linalg.lstsq(micro.T / len(micro), aside, rcond=CUT, driver="gelsd").solution
     return {

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
+from harness.detectors import arithmetic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,7 +165,7 @@ def _share(actual: Tensor, gradient: Tensor) -> list[float]:
     """The gradient's norm, how much of it ``actual`` has, and the norm of the rest of
     ``actual``."""
     ours, plain = (each.detach().double().flatten() for each in (actual, gradient))
-    projection = api.projection(ours, plain)
+    projection = arithmetic.projection(ours, plain)
     share = (projection.right, projection.ratio if projection.right else 0.0, projection.beside)
     return [float(f"{each:.6g}") for each in share]
 

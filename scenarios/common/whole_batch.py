@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from harness.bugs import api
+from harness.detectors import arithmetic
 from scenarios.common import plain_loss, usual_checks
 from scenarios.common.gradient import TOLERANCE, Gradient
 
@@ -212,5 +213,5 @@ def _gradient(loss: Tensor, model: Any) -> Tensor:
 
 
 def _beside(gradient: Tensor, expected: Tensor) -> dict[str, float]:
-    projection = api.projection(gradient, expected)
+    projection = arithmetic.projection(gradient, expected)
     return {"ratio": projection.ratio, "cosine": projection.cosine}

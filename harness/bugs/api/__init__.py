@@ -61,5 +61,4 @@ from harness.bugs.api.spec import (
     expect_clean,
     expect_symptom,
 )
-from harness.detectors.arithmetic import projection
 from harness.system.errors import Inconclusive

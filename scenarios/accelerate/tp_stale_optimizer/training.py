@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.bugs import api
+from harness.detectors.arithmetic import projection
 
 ROWS, LENGTH, VOCABULARY = 4, 16, 32
 
@@ -130,7 +131,7 @@ def _facts(
     loss = _of(plain, tokens)
     loss.backward()
     projections = {
-        name: api.projection(
+        name: projection(
             ((before[name] - after[name]) / rate).double().flatten(),
             (torch.zeros_like(p) if p.grad is None else p.grad).double().flatten(),
         )
