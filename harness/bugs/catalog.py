@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import TypeVar
 
 import scenarios
+from harness.bugs.api.checks import together
 from harness.bugs.api.spec import FIXED, Defect, Scenario
 from harness.system.errors import HarnessError, UserError, unknown
 from harness.system.text import complaint
@@ -28,7 +29,8 @@ T = TypeVar("T")
 
 PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
 ORACLE = ("plan", "detect", "exercised", "insufficient_checks", "picture", "agree")
-"""What the ``oracle`` of a scenario supplies, unless the scenario defines it itself."""
+"""What the ``oracle`` of a scenario supplies, unless the scenario defines it itself. The oracle may
+have ``checks`` instead of ``insufficient_checks``."""
 ALL = "all"
 """The word for all scenarios, and for all variants."""
 
@@ -129,6 +131,9 @@ def _with_oracle(module: ModuleType) -> ModuleType:
     for part in ORACLE:
         if not hasattr(module, part) and hasattr(oracle, part):
             setattr(module, part, getattr(oracle, part))
+    checks = getattr(oracle, "checks", None)
+    if checks is not None and not hasattr(module, "insufficient_checks"):
+        module.insufficient_checks = together(*checks)  # type: ignore[attr-defined]
     return module
 
 

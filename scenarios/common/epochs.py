@@ -100,10 +100,6 @@ class Epochs:
             documented=self.documented(faults, records),
         )
 
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return api.together(*self.checks)(records)
-
 
 def uncovered(
     epochs: Mapping[int, Ranks], shares: Mapping[int, Ranks], total: int, spare: int, when: str = ""

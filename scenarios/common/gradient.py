@@ -96,7 +96,3 @@ class Gradient(Generic[S]):
             documented=documented,
             another="" if documented else next(others, ""),
         )
-
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return api.together(*self.checks)(records)

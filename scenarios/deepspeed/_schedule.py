@@ -140,10 +140,6 @@ class Scheduled:
             else None
         )
 
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return api.together(*self.checks)(records)
-
 
 def watch(record: Callable[..., None], optimizer: Any) -> None:
     """At each step of torch's optimizer, record ``rate``: the rate of each parameter group as the

@@ -61,7 +61,3 @@ class Resumed:
         total = p.rows * p.epochs
         counts = {"whole": total, "save": p.stop * BATCH, "resume": total - p.stop * BATCH}
         return {"order": api.Kind({"rows": api.many(api.COUNT, counts[at.launch])})}
-
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return api.together(*self.checks)(records)
