@@ -175,7 +175,7 @@ class Applied(Gradient[S]):
     that of the rank's part of them."""
     words: Callable[[Sequence[S], api.Records], Iterable[str]] = of_first_step
     """Describes the wrong steps."""
-    then: str = ""
+    reason: str = ""
     instead: Mapping[str, Judge[S]] = field(default_factory=dict)
     checks: Sequence[api.Check] = ()
     """Checks that miss the bug."""

@@ -41,9 +41,9 @@ class Continued:
     """Whether the steps are wrong as documented. Its docstring is the symptom on the bug's page."""
     facts: Callable[[api.Position], api.Facts]
     """What is recorded of each step. Numbers may differ by rounding, see ``share``."""
-    shown: str
+    fact: str
     """The fact that messages and the picture show: a number."""
-    what: str
+    noun: str
     """That fact in words, for readers: "learning rate"."""
     clock: str = "step"
     """What a step is: a step of training, or an epoch."""
@@ -68,9 +68,9 @@ class Continued:
             mismatches += odd
             documented &= self.documented(resumed, whole, records)
             if odd:
-                actual, expected = ([pair[n][self.shown] for pair in pairs] for n in (0, 1))
+                actual, expected = ([pair[n][self.fact] for pair in pairs] for n in (0, 1))
                 lines.append(
-                    f"rank {rank}: after the resume the {self.what} is {_listed(actual)}; without "
+                    f"rank {rank}: after the resume the {self.noun} is {_listed(actual)}; without "
                     f"an interruption {_listed(expected)}"
                 )
         if not mismatches:
@@ -80,9 +80,9 @@ class Continued:
             step=min(step["step"] for step, _ in mismatches),
             ranks=tuple(sorted({step["rank"] for step, _ in mismatches})),
             magnitude=max(
-                abs(step[self.shown] - expected[self.shown]) for step, expected in mismatches
+                abs(step[self.fact] - expected[self.fact]) for step, expected in mismatches
             ),
-            unit=self.unit or f"of the {self.what}",
+            unit=self.unit or f"of the {self.noun}",
             clock=self.clock,
             documented=documented,
         )
@@ -114,13 +114,13 @@ class Continued:
     def picture(self, trials: api.Trials) -> Iterator[api.Picture]:
         """The fact that is shown, in both launches of each variant."""
         points = [
-            (f"{variant}: {step['launch']}", float(step["step"]), float(step[self.shown]))
+            (f"{variant}: {step['launch']}", float(step["step"]), float(step[self.fact]))
             for variant, records in trials.items()
             for step in records.of("step", 0)
         ]
-        title = f"The {self.what} by {self.clock}"
+        title = f"The {self.noun} by {self.clock}"
         caption = "with the bug the resumed run does not go on like the run without an interruption"
-        yield api.Lines(title, caption, points, x=self.clock, y=self.what, stairs=True)
+        yield api.Lines(title, caption, points, x=self.clock, y=self.noun, stairs=True)
 
 
 def _listed(values: Sequence[float], most: int = 6) -> str:

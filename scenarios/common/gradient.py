@@ -39,7 +39,7 @@ class Gradient(Generic[S]):
     """Of the error."""
     parameters: Sequence[str] = ()
     """Those that the bug is about, if they have names."""
-    then: str = ""
+    reason: str = ""
     """A line for the documented finding: what explains it. ``{ranks}`` stands for their number,
     ``{share}`` for one divided by it, and the name of a parameter for its value."""
     instead: Mapping[str, Callable[[Any, api.Records], bool]] = MappingProxyType({})
@@ -69,7 +69,7 @@ class Gradient(Generic[S]):
         """Lines for the documented finding."""
         ranks = len(records.ranks)
         names = {"ranks": ranks, "share": 1 / ranks, **vars(records.params)}
-        return filter(None, [self.then.format(**names)])
+        return filter(None, [self.reason.format(**names)])
 
     def detect(self, records: api.Records) -> api.Finding | None:
         """The finding that steps applied another gradient than the right one."""

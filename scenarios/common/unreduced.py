@@ -121,7 +121,7 @@ class Unreduced(applied.Applied[Step]):
     parts: Callable[[api.Position], int] = lambda at: at.world_size
     loss: Literal["", "whole", "parts"] = "whole"
     words: Callable[[Sequence[Step], api.Records], Iterable[str]] = applied.of_first
-    then: str = "exactly that follows if each rank applies its own gradient alone"
+    reason: str = "exactly that follows if each rank applies its own gradient alone"
     checks: Sequence[api.Check] = (plain_loss.loss_unlike_reference, usual_checks.loss_ends_higher)
     """Checks of the loss on one rank miss it: each rank learns from its own rows."""
     picture: api.Pictures = distance

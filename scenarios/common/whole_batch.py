@@ -101,7 +101,7 @@ class WholeBatch(Gradient[Step]):
     documented: Callable[[Any, Sequence[Part]], Tensor]
     """A loss in one process, of the reference's loss and the ranks' parts, whose gradient the ranks
     apply with the bug. Its docstring is the symptom on the bug's page."""
-    then: str
+    reason: str
     scales: Callable[[int], Sequence[float]] = lambda ranks: (1,)
     """How many times the reference's loss the mean of the ranks' losses may be: some upstreams
     report a multiple."""

@@ -33,7 +33,7 @@ oracle = applied.Applied(
     parts=lambda at: at.params.micro_batches,
     replicas=True,
     loss="parts",
-    then="exactly that follows if each rank uses its own gradient in the place of the mean",
+    reason="exactly that follows if each rank uses its own gradient in the place of the mean",
     checks=[updates_unlike],
 )
 

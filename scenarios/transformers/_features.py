@@ -74,7 +74,7 @@ class Feature(Gradient[Step]):
 
     Without a parameter ``steps`` there is one step."""
 
-    then: str
+    reason: str
     modules: Sequence[str] = ()
     """The modules that the bug is about: the gradient of one of them must be wrong. Others may be
     wrong as well, in the same way. Empty if any may."""

@@ -279,7 +279,7 @@ def test_an_oracle_finds_its_documented_steps_or_another_bug() -> None:
     oracle = applied.Applied(
         applied.Step,
         quartered,
-        then="{share} on {ranks}",
+        reason="{share} on {ranks}",
         instead={"other": lambda step, _: step.times(2)},
     )
     assert oracle.detect(trial(WHOLE)) is None

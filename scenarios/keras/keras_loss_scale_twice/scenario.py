@@ -62,7 +62,8 @@ oracle = applied.Applied(
     applied.Step,
     divided_again,
     loss="whole",
-    then="exactly that follows if the inner optimizer divides by a factor that the loss never had",
+    reason="exactly that follows if the inner optimizer divides by a factor that the loss "
+    "never had",
     checks=(applied.same_direction,),
 )
 

@@ -65,8 +65,8 @@ def duration_again(
 oracle = continued.Continued(
     duration_again,
     facts=lambda at: {"rate": api.SIZE, "count": api.COUNT},
-    shown="rate",
-    what="learning rate",
+    fact="rate",
+    noun="learning rate",
     checks={"count": "the number of steps that the current schedule knows of"},
 )
 

@@ -94,8 +94,8 @@ def pulled_to_start(
 oracle = continued.Continued(
     pulled_to_start,
     facts=lambda at: {"weight": api.NUMBER, "rate": api.SIZE},
-    shown="weight",
-    what="weight",
+    fact="weight",
+    noun="weight",
     share=1e-5,
     checks={"rate": "the learning rate"},
 )

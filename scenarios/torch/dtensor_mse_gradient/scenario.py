@@ -153,7 +153,7 @@ oracle = applied.Applied(
     replicas=True,
     loss="whole",
     words=applied.of_first,
-    then="exactly that follows if each rank divides by its own 1/{ranks} of the elements",
+    reason="exactly that follows if each rank divides by its own 1/{ranks} of the elements",
     checks=[plain_loss.loss_unlike_reference, usual_checks.loss_rises, applied.same_direction],
 )
 

@@ -160,7 +160,7 @@ oracle = Reported(
     mean_of_parts,
     parts=lambda at: 1,
     facts=facts,
-    then="exactly that is the mean of the losses that each rank has on its own rows",
+    reason="exactly that is the mean of the losses that each rank has on its own rows",
     checks=[applied.same_direction, usual_checks.loss_rises],
 )
 

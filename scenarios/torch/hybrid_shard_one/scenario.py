@@ -123,7 +123,7 @@ oracle = unreduced.Unreduced(
     unreduced.Step,
     own_divided,
     also=groups,
-    then="exactly that follows if each rank applies {share:.3g} times its own gradient alone",
+    reason="exactly that follows if each rank applies {share:.3g} times its own gradient alone",
 )
 
 

@@ -137,7 +137,7 @@ oracle = applied.Applied(
     parts=lambda at: 1,
     also=lambda at: {"loss": api.Kind({"name": api.exactly(at.params.loss)})},
     loss="whole",
-    then="exactly that follows if log_softmax has the gradient of the identity",
+    reason="exactly that follows if log_softmax has the gradient of the identity",
     checks=[
         plain_loss.loss_unlike_reference,
         usual_checks.loss_ends_higher,

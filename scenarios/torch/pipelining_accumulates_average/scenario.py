@@ -187,7 +187,7 @@ oracle = applied.Applied(
     also=schedule,
     loss="whole",
     words=applied.of_first,
-    then="exactly that follows if each call divides what earlier calls have accumulated by "
+    reason="exactly that follows if each call divides what earlier calls have accumulated by "
     "{micro_batches}",
 )
 

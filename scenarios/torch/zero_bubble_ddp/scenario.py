@@ -174,7 +174,7 @@ oracle = Replicated(
     Stage,
     own_or_mean,
     parts=lambda at: REPLICAS,
-    then="exactly that follows if all stages but the first keep their own gradients",
+    reason="exactly that follows if all stages but the first keep their own gradients",
     picture=later_stage,
     checks=[plain_loss.loss_unlike_reference, first_replicas_differ],
 )

@@ -118,7 +118,7 @@ oracle = zero_bubble.Split(
     Stage,
     counted_twice,
     parts=lambda at: 1,
-    then="exactly that follows if all stages but the first count the early use twice",
+    reason="exactly that follows if all stages but the first count the early use twice",
     schedule={"shared": api.FLAG},
     picture=api.bars(
         "The part of the first applied gradient in a wrong direction",

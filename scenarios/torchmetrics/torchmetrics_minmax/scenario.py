@@ -120,8 +120,8 @@ def since_resume(
 oracle = continued.Continued(
     since_resume,
     facts=lambda at: dict.fromkeys(("raw", "min", "max"), api.NUMBER),
-    shown="max",
-    what="highest value so far",
+    fact="max",
+    noun="highest value so far",
     clock="epoch",
     unit="of the metric",
     checks={"raw": "the metric of an epoch"},

@@ -83,7 +83,7 @@ oracle = applied.Applied(
     Step,
     self_referenced,
     parts=lambda at: 1,
-    then="each step is right for a reference that is the policy itself",
+    reason="each step is right for a reference that is the policy itself",
     checks=[first_step_wrong],
 )
 
