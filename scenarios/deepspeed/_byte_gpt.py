@@ -25,7 +25,7 @@ from harness.bugs import api
 from harness.detectors.headroom import Headroom
 from scenarios.deepspeed import _corpus as corpus
 from scenarios.deepspeed import _first_steps as begun
-from scenarios.deepspeed import _loss_scale as loss_scale
+from scenarios.deepspeed import _scaler_records as scaler
 
 Observe = Callable[[str, Tensor], None]
 """Gets the name and the value of each tensor that enters a softmax, before any mask."""
@@ -79,7 +79,7 @@ class Training:
         self.engine = engine(ctx, p.lr, config, headroom.observe)
         text = corpus.standard_library()
         first_steps = begun.Watch(self.engine, partial(optimizer, lr=p.lr), p.gradient_clipping)
-        self.watch = loss_scale.Watch(ctx, self.engine, headroom, first_steps, text.facts)
+        self.watch = scaler.Watch(ctx, self.engine, headroom, first_steps, text.facts)
         self._batches = text.batches(ctx, p.sequences, Shape().sequence + 1)
 
     def begin(self, step: int) -> Tensor:

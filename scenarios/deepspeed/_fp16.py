@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.bugs import api
 from scenarios.deepspeed import _loss_scale as loss_scale
+from scenarios.deepspeed._scaler_records import GIVEN_UP
 
 
 @dataclass
@@ -125,7 +126,7 @@ def _doubts(records: api.Records) -> Iterator[str]:
     if len({(r["step"], r["type"], r["text"]) for r in raised.values()}) > 1:
         yield "the ranks do not agree on what was raised, or when"
     for rank, r in raised.items():
-        if (r["type"], r["text"]) != ("Exception", loss_scale.GIVEN_UP):
+        if (r["type"], r["text"]) != ("Exception", GIVEN_UP):
             yield f"rank {rank}: not the documented exception but {r['type']}: {r['text']}"
     if broken is None or broken >= max(r["step"] for r in raised.values()):
         yield "every loss before that was finite"

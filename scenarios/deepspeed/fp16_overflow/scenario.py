@@ -25,6 +25,7 @@ from __future__ import annotations
 from harness.bugs import api
 from scenarios.deepspeed import _fp16 as fp16
 from scenarios.deepspeed import _loss_scale as loss_scale
+from scenarios.deepspeed import _scaler_records as scaler
 
 Params = fp16.Params
 
@@ -34,7 +35,7 @@ SCENARIO = api.Scenario(
         "0.13.2)",
     ),
     fix="none in any release: fp16 cannot represent the product",
-    symptom=f"loss nan at step 444; at step 456 Exception: {loss_scale.GIVEN_UP}",
+    symptom=f"loss nan at step 444; at step 456 Exception: {scaler.GIVEN_UP}",
     trigger="dynamic loss scaling in fp16, once an activation passes 65504",
     remedy="train in bf16, or watch the headroom with harness/detectors/headroom.py",
     pins={"deepspeed": "0.13.3"},
@@ -57,7 +58,7 @@ SCENARIO = api.Scenario(
     },
 )
 oracle = loss_scale
-run = fp16.run
+plan, run = scaler.plan, fp16.run
 
 
 def detect(records: api.Records) -> api.Finding | None:

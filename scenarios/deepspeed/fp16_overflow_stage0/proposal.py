@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.bugs import api
-from scenarios.deepspeed._loss_scale import GIVEN_UP
+from scenarios.deepspeed._scaler_records import GIVEN_UP
 
 RAISES = f"""
 if skip and self.loss_scale_config.dynamic_loss_scale and (

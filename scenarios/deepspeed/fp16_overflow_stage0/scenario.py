@@ -20,10 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from harness.bugs import api
 from scenarios.deepspeed import _fp16 as fp16
 from scenarios.deepspeed import _loss_scale as loss_scale
+from scenarios.deepspeed import _scaler_records as scaler
 
 SILENT = 10
 """After so many overflows at the minimum, each skipped, the run was not about to raise."""
@@ -81,7 +83,7 @@ SCENARIO = api.Scenario(
     },
 )
 oracle = loss_scale
-run = fp16.run
+plan, run = scaler.plan, fp16.run
 
 
 def detect(records: api.Records) -> api.Finding | None:
@@ -90,7 +92,7 @@ def detect(records: api.Records) -> api.Finding | None:
         # The exception that the sibling documents is right here; any other end is not documented.
         finding = fp16.raised(records)
         return None if finding is None or finding.documented else finding
-    wasted, last_step = loss_scale.skipped_at_minimum(records), records.of("step")[-1]
+    wasted, last_step = _skipped_at_minimum(records), records.of("step")[-1]
     since = f" since step {wasted[0]}" if wasted else ""
     return loss_scale.finding(
         records,
@@ -106,12 +108,26 @@ def detect(records: api.Records) -> api.Finding | None:
     )
 
 
+def _skipped_at_minimum(records: api.Records, rank: int = 0) -> list[int]:
+    """The steps that were skipped although the scale was at its minimum when they began."""
+    setup, steps = records.one("setup", rank), records.of("step", rank)
+    if setup is None or not steps:
+        return []
+    start = {"skipped": 0, "loss_scale": setup["scaler"]["initial"]}
+    return [
+        step["step"]
+        for before, step in pairwise([start, *steps])
+        if step["skipped"] > before["skipped"]
+        and before["loss_scale"] == setup["scaler"]["minimum"]
+    ]
+
+
 def _doubts(records: api.Records) -> Iterator[str]:
     """What differs from the bug as it was found."""
     yield from loss_scale.cut_short(records)
     ends = set()
     for rank in records.ranks:
-        wasted, steps = loss_scale.skipped_at_minimum(records, rank), records.of("step", rank)
+        wasted, steps = _skipped_at_minimum(records, rank), records.of("step", rank)
         ends.add((len(wasted), *((s["skipped"], s["loss_scale"]) for s in steps[-1:])))
         if len(wasted) < SILENT:
             yield f"rank {rank}: only {len(wasted)} steps were skipped at the minimum"
