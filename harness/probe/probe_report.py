@@ -11,8 +11,9 @@ from xml.etree import ElementTree
 from harness.bugs.api.numbers import named
 from harness.probe.compare import whole_run
 from harness.probe.compare.comparison import Compared
+from harness.probe.compare.faults import several
 from harness.probe.compare.mistakes import in_words
-from harness.probe.compare.relations import BEGAN_AGAIN, BETWEEN, several
+from harness.probe.compare.relations import BEGAN_AGAIN, BETWEEN
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RANKS_RESUME, RESUME, SEED, Layout
 from harness.probe.questions import Answers
 from harness.rank.probe.own_files import Written

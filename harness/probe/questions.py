@@ -9,8 +9,8 @@ from pathlib import Path
 from harness.bugs.api.spec import Lane
 from harness.probe.compare import plausibility
 from harness.probe.compare.comparison import Compared, compare, refuse_unusable
+from harness.probe.compare.faults import Broken, several
 from harness.probe.compare.reference import Reference, as_one, without_cleared
-from harness.probe.compare.relations import Broken, several
 from harness.probe.compare.whole_run import SCHEDULE, epoch, evaluation, schedule
 from harness.probe.layouts import (
     ACCUMULATION,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.probe.compare.comparison import Compared
-from harness.probe.compare.relations import BEGAN_AGAIN, Broken, shown_rate
+from harness.probe.compare.faults import Broken
+from harness.probe.compare.relations import BEGAN_AGAIN, shown_rate
 from harness.probe.layouts import Layout, Settings, reference
 from harness.probe.probe_report import exit_code, text
 from harness.probe.questions import Answers

@@ -9,7 +9,7 @@ import pytest
 
 from harness.__main__ import main
 from harness.probe.compare.comparison import Compared, needs_ranks
-from harness.probe.compare.relations import Broken
+from harness.probe.compare.faults import Broken
 from harness.probe.layouts import ACCUMULATION, RANKS, RESUME, Settings, reference
 from harness.probe.questions import relevant
 from harness.probe.runner import LOG_LINES, NO_STEP, Run, last_lines

@@ -11,8 +11,8 @@ import pytest
 from harness.bugs import catalog
 from harness.probe import loops, signatures
 from harness.probe.compare.comparison import Compared
+from harness.probe.compare.faults import Broken
 from harness.probe.compare.mistakes import MISTAKES, meaning, term
-from harness.probe.compare.relations import Broken
 from harness.probe.layouts import ACCUMULATION, RANKS, Layout
 from harness.probe.questions import Answers
 from harness.probe.signatures import ProbeResult, Sign, Signature

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.probe.compare.comparison import Compared
-from harness.probe.compare.relations import Broken
+from harness.probe.compare.faults import Broken
 from harness.probe.layouts import Settings, reference
 from harness.probe.questions import relevant
 from harness.rank.probe.unlike import (

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.probe.compare.relations import Broken
+from harness.probe.compare.faults import Broken
 from harness.probe.compare.whole_run import epoch, evaluation
 from harness.probe.layouts import RANKS, Layout
 from harness.probe.runner import Run

@@ -296,7 +296,7 @@ def test_an_overlay_that_the_cache_of_another_user_lacks_is_one_line(shared: Pat
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-@pytest.mark.parametrize("step", ["write_whole", "sealed", "_put_in"])
+@pytest.mark.parametrize("step", ["write_whole", "seal", "_apply_edits"])
 def test_a_full_disk_leaves_no_part_of_an_overlay(
     cache: Path, built: Overlay, monkeypatch: pytest.MonkeyPatch, number: int, step: str
 ) -> None:
@@ -304,7 +304,9 @@ def test_a_full_disk_leaves_no_part_of_an_overlay(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(overlay, step, full)
-    stack, *defects = (STACK, DEFECT) if step == "_put_in" else (replace(STACK, date="2024-02-02"),)
+    stack, *defects = (
+        (STACK, DEFECT) if step == "_apply_edits" else (replace(STACK, date="2024-02-02"),)
+    )
     with pytest.raises(Inconclusive) as caught:
         borrow_once(cache, stack, *defects)
     message = f"no room on the disk for {cache}: free some, or name another HARNESS_CACHE"

@@ -8,17 +8,10 @@ from dataclasses import dataclass, field
 
 from harness.bugs.api.numbers import finite
 from harness.probe.compare import infinite
+from harness.probe.compare.faults import Broken, several
+from harness.probe.compare.gradients import excused_gradients, random_draws
 from harness.probe.compare.reference import Moment, Reference, as_in, joined
-from harness.probe.compare.relations import (
-    Broken,
-    broken,
-    excused_gradients,
-    harmful,
-    is_updated,
-    mean_loss,
-    random_draws,
-    several,
-)
+from harness.probe.compare.relations import broken, harmful, is_updated, mean_loss
 from harness.probe.layouts import Layout
 from harness.probe.runner import NO_STEP, Run, Step
 from harness.rank.compare import SAFE, masked, norm, worst

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.bugs.api.numbers import finite
-from harness.probe.compare.relations import several
+from harness.probe.compare.faults import several
 from harness.probe.runner import Step
 from harness.rank.compare import Named, length, norm
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from harness.bugs.api.numbers import finite, near
 from harness.detectors.arithmetic import MOVED, begins_with_jump, count_moved, step_by_formula
 from harness.detectors.rows import have_same_order
+from harness.probe.compare.faults import several
 from harness.probe.compare.reference import Reference
-from harness.probe.compare.relations import several
 from harness.probe.layouts import Layout, Settings, reference
 from harness.probe.runner import Run, Step
 from harness.rank.compare import SAFE, Named, norm, share

@@ -12,7 +12,7 @@ from harness.bugs.api.numbers import finite
 from harness.probe.layouts import Layout
 from harness.probe.runner import Run, Step
 from harness.rank import compare
-from harness.rank.compare import Array, Spread
+from harness.rank.compare import Array, Named, Spread
 
 BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "update")
 """The entries of a step that are by parameter; in a state, more words follow the name after a
@@ -219,6 +219,28 @@ class Moment:
 
     def spread(self, quantity: str) -> Spread:
         return self.reference.spread(self.number, quantity)
+
+    def astray(self, quantity: str, keep: Mapping[str, Any] | None = None) -> dict[int, list[str]]:
+        """By rank, the parameters of which it has another quantity than the reference. ``keep`` has
+        masks of the values that are compared."""
+        keep = keep or {}
+        expected, rounding = compare.masked(self.expected[quantity], keep), self.spread(quantity)
+        off = {
+            rank: compare.astray(
+                compare.masked(self.owned(rank, one[quantity]), keep),
+                self.owned(rank, expected),
+                rounding,
+            )
+            for rank, one in enumerate(self.ranks)
+        }
+        return {rank: list(names) for rank, names in off.items() if names}
+
+    def mean(self, quantity: str, expected: Named) -> Named:
+        """The mean of a quantity over the ranks, with the names of ``expected``."""
+        return {
+            name: sum(one[quantity].get(name, tensor * 0) for one in self.ranks) / self.layout.world
+            for name, tensor in expected.items()
+        }
 
 
 OF_VALUES = ("before", "grad", "update")

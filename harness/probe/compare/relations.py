@@ -9,38 +9,25 @@ first step that has any, because the others follow from it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
 
-from harness.bugs.api.numbers import finite, near
-from harness.detectors.arithmetic import Projection
-from harness.probe.compare.micro_batch_weights import weights_of_micro_batches
-from harness.probe.compare.mistakes import in_words, meaning
+from harness.bugs.api.numbers import near
+from harness.probe.compare.faults import (
+    Broken,
+    described,
+    meaning_of,
+    ratio_text,
+    several,
+    several_ranks,
+)
+from harness.probe.compare.gradients import clipped, gradient
+from harness.probe.compare.mistakes import meaning
 from harness.probe.compare.reference import Moment
 from harness.rank import compare
-from harness.rank.compare import Named, length
+from harness.rank.compare import length
 
 RATE_SHARE = 1e-6
 """How far (as a fraction) a learning rate may be from the reference's."""
-
-SHOWN = 3
-"""Names that a message lists."""
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A relation that does not hold at a step."""
-
-    relation: str
-    text: str
-    ratio: float | None = None
-    """How much of the reference there is, where that is one number."""
-    meaning: str = ""
-    """What the ratio says."""
-    parameters: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
-    details: tuple[str, ...] = field(default=())
 
 
 def weights(moment: Moment) -> Broken | None:
@@ -48,7 +35,7 @@ def weights(moment: Moment) -> Broken | None:
     step."""
     if not moment.is_first:
         return None
-    off = _astray(moment, "before")
+    off = moment.astray("before")
     if parts := other_parts(moment):
         off = {rank: [*off.get(rank, ()), *parts] for rank in range(len(moment.ranks))}
     if not off:
@@ -60,24 +47,6 @@ def weights(moment: Moment) -> Broken | None:
     if moment.layout.resumed and _began_again(moment):
         text = BEGAN_AGAIN
     return Broken("weights", text, parameters=names, ranks=tuple(off))
-
-
-def _astray(
-    moment: Moment, quantity: str, keep: Mapping[str, Any] | None = None
-) -> dict[int, list[str]]:
-    """The parameters of which a rank has another quantity than the reference, by rank. ``keep`` has
-    masks of the values that are compared."""
-    keep = keep or {}
-    expected, rounding = compare.masked(moment.expected[quantity], keep), moment.spread(quantity)
-    off = {
-        rank: compare.astray(
-            compare.masked(moment.owned(rank, one[quantity]), keep),
-            moment.owned(rank, expected),
-            rounding,
-        )
-        for rank, one in enumerate(moment.ranks)
-    }
-    return {rank: list(names) for rank, names in off.items() if names}
 
 
 LIKE_OUTSIDE = 0.1
@@ -224,7 +193,7 @@ def loss(moment: Moment) -> Broken | None:
     if near(mean, expected, within=compare.SAFE * moment.reference.loss_spread(moment.number)):
         return None
     ratio = mean / expected if expected else float("nan")
-    text = f"{mean:.6g}; the reference has {expected:.6g}: {_ratio(moment, ratio)}"
+    text = f"{mean:.6g}; the reference has {expected:.6g}: {ratio_text(moment, ratio)}"
     return Broken("loss", text, ratio, meaning(ratio, moment.layout.rank_factor, moment.layout.k))
 
 
@@ -232,103 +201,6 @@ def mean_loss(moment: Moment) -> float:
     """The mean of the ranks that have a loss: in a pipeline, the last stage."""
     losses = [sum(one["losses"]) for one in moment.ranks if one["losses"]]
     return sum(losses) / max(len(losses), 1)
-
-
-def gradient(moment: Moment) -> Broken | None:
-    """Every rank has the reference's gradient, before clipping if there is any."""
-    return _gradient(moment, "raw" if moment.clipping else "grad", "gradient")
-
-
-def clipped(moment: Moment) -> Broken | None:
-    """After clipping, the optimizer gets the reference's gradient."""
-    return _gradient(moment, "grad", "clipped gradient") if moment.clipping else None
-
-
-def _gradient(moment: Moment, quantity: str, relation: str) -> Broken | None:
-    """The gradients that are not the reference's. All wrong ranks are listed; the ratio and the
-    parameters are those of the first of them."""
-    off = _astray(moment, quantity)
-    if not off:
-        return None
-    rank, names = next(iter(off.items()))
-    tensors, expected = moment.ranks[rank][quantity], moment.owned(rank, moment.expected[quantity])
-    part = compare.share(tensors, expected)
-    clips = len(moment.ranks[rank]["clips"]), len(moment.expected["clips"])
-    often = f"clipped {clips[0]} times a step, not {clips[1]}; " if clips[0] > clips[1] else ""
-    details = [_only_some(moment, tensors, expected, names, part), _unlike_ranks(moment, quantity)]
-    if quantity == "grad" and not moment.clipping and not any(details):
-        details.append(weights_of_micro_batches(moment, rank))
-    if moment.expected["clips"] or moment.ranks[0]["clips"]:
-        details.append(_clips(moment))
-    return Broken(
-        relation,
-        f"{several_ranks(off)}: {often}{_described(moment, part)} the reference's",
-        part.ratio,
-        _meaning(moment, part),
-        tuple(names),
-        tuple(off),
-        tuple(filter(None, details)),
-    )
-
-
-def _only_some(
-    moment: Moment, tensors: Named, expected: Named, off: Iterable[str], whole: Projection
-) -> str:
-    """Which parameters are wrong, if others are right."""
-    off = list(off)
-    if len(off) == len(expected) or not whole.right or whole.aside < 1e-3:
-        return ""
-    examples = several(
-        f"{n} {_described(moment, compare.share(tensors, expected, [n]))}" for n in off
-    )
-    others = [name for name in expected if name not in off]
-    are = "is" if len(others) == 1 else "are"
-    few = several(others) if len(others) <= SHOWN else str(len(others))
-    return f"only {examples}; {few} {are} right"
-
-
-UNLIKE_RANKS = "the ranks have unlike gradients"
-
-
-def random_draws(moment: Moment, fault: Broken) -> str:
-    """Why this mismatch proves nothing: the model drew other random numbers in this layout. Ranks
-    that disagree with each other are still wrong."""
-    draws = moment.expected["draws"] and any(one["draws"] for one in moment.ranks)
-    unlike = any(detail.startswith(UNLIKE_RANKS) for detail in fault.details)
-    if not draws or unlike or fault.meaning or "gradient" not in fault.relation:
-        return ""
-    return (
-        "the model draws random numbers itself (masks, noise, dropped layers), others on each rank "
-        f"and in each micro-batch: switch that off. Its gradient: {fault.text}"
-    )
-
-
-def _unlike_ranks(moment: Moment, quantity: str) -> str:
-    """The message that ranks have unlike gradients, with their mean; empty if not."""
-    if moment.layout.world == 1 or moment.same_rows:
-        return ""
-    expected, rounding = moment.expected[quantity], moment.spread(quantity)
-    tensors, *others = (one[quantity] for one in moment.ranks)
-    if not any(
-        compare.astray(other, {**expected, **tensors}, {**dict.fromkeys(tensors, 0.0), **rounding})
-        for other in others
-    ):
-        return ""
-    mean = compare.share(_mean(moment, quantity, expected), expected)
-    text = UNLIKE_RANKS
-    if mean.is_factor:
-        text += (
-            f"; their mean is {_ratio(moment, mean.ratio)} the reference's: they are not averaged"
-        )
-    return text
-
-
-def _clips(moment: Moment) -> str:
-    norms = ", ".join(
-        f"{one['clips'][0][1]:.4g}" if one["clips"] else "none" for one in moment.ranks
-    )
-    expected_norm = f"{moment.expected['clips'][0][1]:.4g}" if moment.expected["clips"] else "none"
-    return f"clipping saw the norm {norms} (by rank), in the reference {expected_norm}"
 
 
 def rate(moment: Moment) -> Broken | None:
@@ -351,15 +223,15 @@ def shown_rate(rate: float | list[float]) -> str:
 
 def update(moment: Moment) -> Broken | None:
     """Every rank's weights go as far as the reference's, where that is more than rounding."""
-    off = _astray(moment, "update", moment.reference.certain(moment.number))
+    off = moment.astray("update", moment.reference.certain(moment.number))
     if not off:
         return None
     rank, names = next(iter(off.items()))
     part = compare.share(
         moment.ranks[rank]["update"], moment.owned(rank, moment.expected["update"])
     )
-    text = f"{several_ranks(off)}: {_described(moment, part)} the reference's; {several(names)}"
-    return Broken("update", text, part.ratio, _meaning(moment, part), tuple(names), tuple(off))
+    text = f"{several_ranks(off)}: {described(moment, part)} the reference's; {several(names)}"
+    return Broken("update", text, part.ratio, meaning_of(moment, part), tuple(names), tuple(off))
 
 
 RELATIONS = (weights, outside, optimizer, samples, stale, gradient, clipped, loss, rate, update)
@@ -379,64 +251,9 @@ def harmful(faults: Iterable[Broken]) -> list[Broken]:
     return [] if [one.relation for one in faults] == ["loss"] else faults
 
 
-GRADIENTS = ("gradient", "clipped gradient")
-"""The relations of gradients that an optimizer may still average over the ranks."""
-
-
-def excused_gradients(moment: Moment, faults: Iterable[Broken]) -> list[Broken]:
-    """The faults that are excused: gradients may differ between ranks until the optimizer's step
-    averages them, if their mean is the reference's, and so is the update."""
-    excused = [one for one in faults if one.relation in GRADIENTS]
-    updated = all(one.relation != "update" for one in faults)
-    if not (excused and updated) or moment.layout.world == 1 or moment.same_rows:
-        return []
-    expected = {name: moment.expected["grad"][name] for one in excused for name in one.parameters}
-    return (
-        []
-        if compare.astray(_mean(moment, "grad", expected), expected, moment.spread("grad"))
-        else excused
-    )
-
-
 def is_updated(moment: Moment, names: Iterable[str]) -> bool:
     """Whether the reference's update of some parameters is large enough to be seen: it is not with
     a rate of 0."""
     keep = moment.reference.certain(moment.number)
     update = compare.masked({name: moment.expected["update"][name] for name in names}, keep)
     return bool(compare.astray({}, update, moment.spread("update")))
-
-
-def _mean(moment: Moment, quantity: str, expected: Named) -> Named:
-    """The mean of a quantity over the ranks, with the names of ``expected``."""
-    return {
-        name: sum(one[quantity].get(name, tensor * 0) for one in moment.ranks) / moment.layout.world
-        for name, tensor in expected.items()
-    }
-
-
-def _described(moment: Moment, part: Projection) -> str:
-    if part.is_factor:
-        return _ratio(moment, part.ratio)
-    if not finite(part.ratio):
-        return "not finite, unlike"
-    return f"{part.ratio:.4g} times (and {part.aside:.0%} of it in another direction)"
-
-
-def _meaning(moment: Moment, part: Projection) -> str:
-    layout = moment.layout
-    return meaning(part.ratio, layout.rank_factor, layout.k) if part.is_factor else ""
-
-
-def _ratio(moment: Moment, ratio: float) -> str:
-    return in_words(ratio, moment.layout.rank_factor, moment.layout.k)
-
-
-def several(names: Iterable[str]) -> str:
-    names = list(names)
-    remainder = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + remainder
-
-
-def several_ranks(ranks: Iterable[int]) -> str:
-    ranks = list(ranks)
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from harness.bugs.api.numbers import near
+from harness.probe.compare.faults import Broken
 from harness.probe.compare.mistakes import in_words, meaning
-from harness.probe.compare.relations import Broken
 from harness.probe.layouts import Layout
 from harness.probe.runner import Run
 from harness.rank.probe.schedules import HALF, LOWEST
