@@ -124,11 +124,11 @@ class _Reading:
     required: _Named = field(default_factory=_Named)
     constraints: _Named = field(default_factory=_Named)
     main: str | None = None
-    more: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
     no_index: bool = False
     links: bool = False
     frozen: bool = True
-    seen: set[tuple[Path, tuple[str, ...], bool]] = field(default_factory=set)
+    inclusions: set[tuple[Path, tuple[str, ...], bool]] = field(default_factory=set)
     depth: int = 0
     python: str = ""
     choices: dict[str, Sequence[str]] = field(default_factory=dict)
@@ -142,9 +142,9 @@ class _Reading:
     ) -> None:
         file = Path(os.path.realpath(source.path))
         key = (file, chosen, constraint)
-        if key in self.seen:
+        if key in self.inclusions:
             return
-        self.seen.add(key)
+        self.inclusions.add(key)
         if self.depth == DEEPEST:
             raise UserError(f"{source.name}: more than {DEEPEST} files include each other")
         if not self.depth:
@@ -300,7 +300,7 @@ class _Reading:
         elif not re.match(r"https?://", value):
             raise ValueError("an index is read over https:// or http://")
         elif option == lines.MORE:
-            self.more.append(value)
+            self.extra.append(value)
         else:
             self.main = value
 
@@ -389,11 +389,11 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
         unnamed=reading.unnamed,
         notes=reading.notes,
         lines=required.lines,
-        files=frozenset(file for file, *_ in reading.seen),
+        files=frozenset(file for file, *_ in reading.inclusions),
         projects=frozenset(reading.projects),
         direct={**bounds.direct, **required.direct},
         places=places,
-        indices=(reading.main, *reading.more) if reading.main or reading.more else (),
+        indices=(reading.main, *reading.extra) if reading.main or reading.extra else (),
         no_index=reading.no_index,
         links=reading.links,
         frozen=reading.frozen and bool(places),

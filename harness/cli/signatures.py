@@ -88,6 +88,6 @@ def _judged(name: str) -> tuple[str, int]:
         return f"{name}: no answer: {signature.silent}", ExitCode.INCONCLUSIVE
     shown_relations = ", ".join(
         f"{sign.layout or 'note'}: {sign.relation}" + (f" x {sign.times}" if sign.times else "")
-        for sign in signature.shown
+        for sign in signature.signs
     )
     return f"{name}: {shown_relations or 'not found'}", ExitCode.AS_EXPECTED

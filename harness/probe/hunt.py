@@ -261,7 +261,7 @@ def _known_bugs(news: frozenset[Kind], loop: Loop, releases: dict[str, str]) -> 
     bugs = []
     for name in catalog.sound():
         signature = signatures.read(catalog.folder(name))
-        if signature is None or not news & {one.kind for one in signature.shown}:
+        if signature is None or not news & {one.kind for one in signature.signs}:
             continue
         if catalog.scenario(name).subject not in releases:
             continue

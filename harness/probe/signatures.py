@@ -112,7 +112,7 @@ class Signature:
     """Arguments without which our loops do not have the bug: another fault may look the same."""
 
     @property
-    def shown(self) -> list[Sign]:
+    def signs(self) -> list[Sign]:
         """The signs that the release with the bug shows and the one without it does not."""
         kinds_of_fixed = {one.kind for one in self._signs("fixed")}
         return [
@@ -273,7 +273,7 @@ def with_signature(
 
 def _fits(signature: Signature, news: set[tuple[str, str, str]], layouts: set[str]) -> bool:
     """Whether everything that the bug shows in these layouts was found."""
-    kinds = {one.kind for one in signature.shown}
+    kinds = {one.kind for one in signature.signs}
     kinds_in_layouts = {kind for kind in kinds if kind[0] in ("", *layouts)}
     return bool(kinds_in_layouts) and kinds_in_layouts <= news
 

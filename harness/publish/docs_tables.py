@@ -144,8 +144,8 @@ LAYOUTS = {
 def _found_by_probe() -> str:
     """The figures and the table, in Markdown."""
     by_bug = {name: signatures.read(catalog.folder(name)) for name in catalog.sound()}
-    hits = {n: s for n, s in by_bug.items() if s and s.concerns_loops and s.shown}
-    missed = {n: s for n, s in by_bug.items() if s and s.concerns_loops and not s.shown}
+    hits = {n: s for n, s in by_bug.items() if s and s.concerns_loops and s.signs}
+    missed = {n: s for n, s in by_bug.items() if s and s.concerns_loops and not s.signs}
     other_bugs = [n for n, s in by_bug.items() if s and not s.concerns_loops]
     unseen = [n for n, s in by_bug.items() if s is None]
     total, alarms = len(hits) + len(missed), [n for n, s in hits.items() if s.false_alarms]
@@ -180,9 +180,9 @@ def _release(signature: Signature) -> str:
 
 def _broken_relations(signature: Signature) -> str:
     """The broken relations with their layouts; the notes if nothing is broken."""
-    broken = [sign for sign in signature.shown if not sign.note]
+    broken = [sign for sign in signature.signs if not sign.note]
     return "; ".join(_grouped(broken)) or "; ".join(
-        f"a note: {markdown(sign.relation)}" for sign in signature.shown
+        f"a note: {markdown(sign.relation)}" for sign in signature.signs
     )
 
 

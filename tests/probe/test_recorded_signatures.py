@@ -22,7 +22,7 @@ def recorded() -> Iterator[Any]:
     packages: set[str] = set()
     for name in catalog.sound():
         signature = signatures.read(catalog.folder(name))
-        if signature and signature.shown:
+        if signature and signature.signs:
             subject = catalog.scenario(name).subject
             marks = pytest.mark.exhaustive if subject in packages else pytest.mark.by_day(6)
             packages.add(subject)
@@ -35,4 +35,4 @@ def test_the_bug_is_found_as_it_was_recorded(name: str, signature: Signature, po
     with lent(name, "buggy") as overlays:
         answers = Prober(pool, overlays["buggy"].site)(signature.loop)
     kinds = {sign.kind for sign in signatures.signs_of(answers)}
-    assert {sign.kind for sign in signature.shown} <= kinds
+    assert {sign.kind for sign in signature.signs} <= kinds

@@ -67,7 +67,7 @@ def test_a_signature_is_what_the_release_without_the_bug_does_not_show() -> None
     signature = Signature(
         recorded={"buggy": recorded(common, symptom, usual), "fixed": recorded(common)}
     )
-    assert signature.shown == [symptom]
+    assert signature.signs == [symptom]
     assert signature.false_alarms == [common]
 
 
@@ -129,7 +129,7 @@ def test_the_recorded_signatures_are_complete(name: str, signature: Signature) -
     for variant, recording in signature.recorded.items():
         assert of.pins_of(variant).items() <= recording.pins.items()
     assert not signature.silent
-    assert signature.shown or signature.why
+    assert signature.signs or signature.why
 
 
 def test_no_release_without_its_bug_has_a_broken_relation() -> None:
@@ -138,4 +138,4 @@ def test_no_release_without_its_bug_has_a_broken_relation() -> None:
 
 def test_nine_of_ten_bugs_that_have_a_loop_are_found() -> None:
     with_loop = [signature for _, signature in KNOWN if signature.loop]
-    assert len([one for one in with_loop if one.shown]) >= 0.9 * len(with_loop)
+    assert len([one for one in with_loop if one.signs]) >= 0.9 * len(with_loop)
