@@ -2,9 +2,11 @@
 
     python -m tests.guard.false_alarms
     python -m tests.guard.false_alarms --steps 600 --seconds 1800 --json guard.json
+    python -m tests.guard.false_alarms --kinds "right loops" --part 1/8
 
-The trainings are those of ``tests.guard.test_trainings``, and the loops that ``probe`` must find
-right, with the newest releases of what they need. Each third step is checked.
+The trainings are those of ``tests.guard.test_trainings``, the loops that users write
+(``tests.guard.right``), and the loops that ``probe`` must find right, with the newest releases of
+what they need. Each third step is checked.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,11 @@ from harness.probe.prober import Loop
 from harness.system.files import ROOT
 from harness.system.machine import cache_folder, own_folder
 from harness.system.text import markdown_table
+from tests.guard import right
 from tests.guard.test_trainings import RIGHT, RIGHT_SLOW
-from tests.probe.false_alarms import KINDS, Kind, newest_site, turns
+from tests.probe.false_alarms import KINDS, newest_site, turns
 
-TRAININGS = "tiny trainings"
+TINY = {"tiny trainings": (*RIGHT, *RIGHT_SLOW), "right loops": tuple(right.LOOPS)}
 SCRIPTS = [kind for kind in KINDS if kind.script != "lightning_module.py"]
 """Lightning starts the ranks itself."""
 
@@ -118,6 +121,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=600, help="of a tiny training")
     parser.add_argument("--loops", type=int, default=60, help="how many are run")
     parser.add_argument("--seed", type=int, default=0, help="of the first loop")
+    parser.add_argument("--part", default="1/1", help="of the tiny trainings, such as 2/8")
     parser.add_argument("--kinds", default="", help="some of the kinds, between semicolons")
     parser.add_argument("--seconds", type=float, default=1800.0, help="nothing new after that")
     parser.add_argument("--json", type=Path, help="write the tallies")
@@ -126,35 +130,40 @@ def main() -> int:
     chosen = set(options.kinds.split(";")) - {""}
     kinds = [kind for kind in SCRIPTS if not chosen or kind.name in chosen]
     tallies: dict[str, Tally] = {}
+    servers: dict[tuple[str, ...], Server] = {}
     with ExitStack() as contexts:
-        if not chosen or TRAININGS in chosen:
-            tiny = contexts.enter_context(server(None))
-            for words in (*RIGHT, *RIGHT_SLOW):
-                if time.monotonic() > deadline:
-                    break
-                request = {"training": words, "steps": options.steps, "ranks": 2}
-                tiny.run(request, tallies.setdefault(TRAININGS, Tally()), words)
-        servers: dict[tuple[str, ...], Server] = {}
-        for number, (kind, loop) in enumerate(islice(turns(kinds), options.loops)):
+        tiny = [
+            (kind, name) for kind in TINY if not chosen or kind in chosen for name in TINY[kind]
+        ]
+        part, parts = map(int, options.part.split("/"))
+        for group, training in tiny[part - 1 :: parts]:
             if time.monotonic() > deadline:
                 break
-            with_packages = _server(kind, servers, contexts)
+            request = {"training": training, "steps": options.steps, "ranks": 2}
+            with_torch = _server((), servers, contexts)
+            with_torch.run(request, tallies.setdefault(group, Tally()), training)
+        for number, (kind, loop) in enumerate(islice(turns(kinds) if kinds else (), options.loops)):
+            if time.monotonic() > deadline:
+                break
+            with_packages = _server(kind.packages, servers, contexts)
             seed = options.seed + number
             name = f"{loop.name} --seed {seed} (ranks {loop.ranks}, k {loop.k})"
             tally = tallies.setdefault(kind.name, Tally())
             with_packages.run(request_of(loop, seed), tally, name)
     print(table(tallies))
     if options.json:
-        content = {name: asdict(tally) for name, tally in tallies.items()}
+        content = {name: vars(tally) for name, tally in tallies.items()}
         options.json.write_text(json.dumps(content, indent=1))
     return int(any(tally.alarms or tally.failed for tally in tallies.values()))
 
 
-def _server(kind: Kind, servers: dict[tuple[str, ...], Server], contexts: ExitStack) -> Server:
-    if kind.packages not in servers:
-        site = newest_site(kind.packages, contexts) if kind.packages else None
-        servers[kind.packages] = contexts.enter_context(server(site))
-    return servers[kind.packages]
+def _server(
+    packages: tuple[str, ...], servers: dict[tuple[str, ...], Server], contexts: ExitStack
+) -> Server:
+    if packages not in servers:
+        site = newest_site(packages, contexts) if packages else None
+        servers[packages] = contexts.enter_context(server(site))
+    return servers[packages]
 
 
 def table(tallies: dict[str, Tally]) -> str:

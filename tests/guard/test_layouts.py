@@ -83,7 +83,7 @@ WRONG = [
     (Fault("fsdp2_tensor_parallel same_rows", "samples", "shared", [0, 1, 2, 3]), 4),
     (Fault("pipeline called_twice", *GRADIENTS, [0, 1]), 2),
     (Fault("pipeline one_f_one_b called_twice", *GRADIENTS, [0, 1]), 2),
-    (Fault("pipeline never_reduced", *GRADIENTS, [0, 1, 2, 3], "", 5, (COPIES,)), 4),
+    (Fault("pipeline never_reduced", *GRADIENTS, [0, 1, 2, 3], also=(COPIES,)), 4),
 ]
 
 

@@ -88,7 +88,7 @@ WRONG = [
     Fault("hsdp flipped", *COPIES, [1], OUT, FAULT_STEP),
 ]
 WRONG_SLOW = [
-    Fault("by_hand never_reduced", *COPIES, [1], OUT, 5, also=(GRADIENTS,)),
+    Fault("by_hand never_reduced", *COPIES, [1], OUT, also=(GRADIENTS,)),
     Fault("by_hand summed", "gradients", "longer", [0, 1]),
     Fault("ddp perturbed", *COPIES, [1], "words.weight", FAULT_STEP),
     Fault("ddp accumulate divided_twice", "accumulation", "weight", [0, 1]),

@@ -435,6 +435,32 @@ class NewIterator(Event):
         return cls(arguments[0], arguments[1] if len(arguments) > 1 else keywords["loader"])
 
 
+FETCH = "torch.utils.data._utils.fetch"
+
+
+@dataclass
+class NewFetcher(Event):
+    """What reads a dataset is constructed: in a worker of a loader, or in a process without one."""
+
+    places = (Place(FETCH, "_BaseDatasetFetcher", "__init__"),)
+
+    dataset: Any
+
+    @classmethod
+    def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
+        return cls(arguments[0], arguments[1] if len(arguments) > 1 else keywords["dataset"])
+
+
+@dataclass
+class Fetch(Event):
+    """A batch is read from a dataset."""
+
+    places = (
+        Place(FETCH, "_MapDatasetFetcher", "fetch"),
+        Place(FETCH, "_IterableDatasetFetcher", "fetch"),
+    )
+
+
 @dataclass
 class Batch(Event):
     """An iterator of a DataLoader is asked for a batch, or has none left."""
@@ -552,6 +578,18 @@ class Gathered(Event):
 
     places = (Place("torch.distributed", "", "all_gather"),)
     eager = True
+
+
+@dataclass
+class Collective(Call):
+    """The loop calls a collective on tensors."""
+
+    places = tuple(
+        Place("torch.distributed", "", name)
+        for name in ("all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather")
+    )
+    eager = True
+    everywhere = True
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -24,12 +25,15 @@ from ..events import (
     Clip,
     DrawnIndex,
     EngineClip,
+    Fetch,
     Gathered,
     Gradients,
     GraphBackward,
     LoadedState,
     LossValue,
     NewCommunication,
+    NewFetcher,
+    NewIterator,
     NewOptimizer,
     NewScaler,
     NewSchedule,
@@ -44,6 +48,7 @@ from ..events import (
     Written,
     ZeroGrad,
 )
+from .averaging import Averaging
 from .checks.views import Alarm, Memory
 from .facts import facts_of
 from .judge import judge
@@ -90,6 +95,7 @@ class Guard:
         self._memories: dict[int, Memory] = {}
         self._facts: dict[str, Any] = {}
         self._clock, self._trackers = Clock(), Trackers()
+        self._averaging = Averaging()
         self._dead = False
         """Whether this process is a worker that a training process forked."""
         self._thread: Any = None
@@ -128,6 +134,9 @@ class Guard:
         on(LoadedState, after=self._guarded(self._loaded), when=self._alive)
         on(DrawnIndex, after=self._guarded(self._drawn), when=self._alive)
         on(Batch, after=self._guarded(self._batch), when=self._alive)
+        on(NewIterator, after=self._guarded(self._new_iterator), when=self._alive)
+        on(NewFetcher, before=_quietly(self._worker_begins), when=_is_worker)
+        on(Fetch, after=_quietly(self._worker_has_read), when=_is_worker)
         on(Written, before=self._guarded(self._note_writer), when=self._alive)
         on(NewCommunication, before=self._guarded(self._communicates), when=self._alive)
         if hasattr(os, "register_at_fork"):
@@ -198,6 +207,7 @@ class Guard:
     def _add(self, event: NewOptimizer) -> None:
         events.instrument.refresh()  # packages were imported since torch was
         self.trainings = [one for one in self.trainings if one.steps or one.optimizer()]
+        self.rows.restart()
         if len(self.trainings) < MOST_OPTIMIZERS:
             self.trainings.append(Training(event.owner, self._optimizers, self.backwards))
         self._optimizers += 1
@@ -228,6 +238,7 @@ class Guard:
             return
         self.backwards += 1
         self.rows.backward()
+        self._averaging.backward_begins()
         self._arm(goes_on and not (isinstance(root, torch.Tensor) and root.numel() == 1))
         if self._is_armed():
             place = place_of_caller()
@@ -417,6 +428,10 @@ class Guard:
     def _end_step(self, training: Training) -> None:
         """Note that a step has ended: all ranks have its weights."""
         self.schedules.step(training.optimizer(), _world())
+        if training.may_be_alone and _world() > 1:
+            groups = training.optimizer().param_groups
+            self._averaging.watch(p for group in groups for p in group["params"])
+        self._averaging.step_ended()
         for neighbour in self.trainings:
             if neighbour.armed and neighbour is not training:
                 neighbour.wait()
@@ -446,8 +461,9 @@ class Guard:
         if roots is not None:
             post.tensors["roots"] = roots
         post.rows, post.epochs = self.rows.of_step(), self.rows.samples()
-        post.optimizers = len(self.trainings)
+        post.passes, post.optimizers = self.rows.passes(), len(self.trainings)
         post.coarse, post.lossy = self.coarse, self.lossy
+        post.averages = post.averages or self._averaging.reason
         post.alarms += self.rows.alarms + self.schedules.alarms
         self.rows.alarms, self.schedules.alarms = [], []
         if post.check == 1 and post.optimizer == 0 and not _rank():
@@ -460,13 +476,28 @@ class Guard:
         training = self._of(event.owner)
         if training is not None:
             training.loaded(self.schedules.of)
+            self.rows.restart()
 
     def _drawn(self, event: DrawnIndex) -> None:
         self.rows.drawn(event.owner, event.value)
 
     def _batch(self, event: Batch) -> None:
-        if not event.ended and torch.utils.data.get_worker_info() is None:
+        if _is_worker():
+            return
+        if event.ended:
+            self.rows.ended(event.owner)
+        else:
             self.rows.batch(event.owner, event.value, self._is_due())
+
+    def _new_iterator(self, event: NewIterator) -> None:
+        if not _is_worker():
+            self.rows.numbers.begin(event.owner)
+
+    def _worker_begins(self, event: NewFetcher) -> None:
+        self.rows.numbers.worker_begins(event.dataset)
+
+    def _worker_has_read(self, event: Fetch) -> None:
+        self.rows.numbers.worker_has_read(event.owner.dataset)
 
     def _communicates(self, event: NewCommunication) -> None:
         self.coarse = True
@@ -579,7 +610,25 @@ class Guard:
         alarms += [one for each in self.trainings for one in each.alarms]
         rank = self.mailbox.rank
         late = [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
+        for memory in self._memories.values():
+            late += memory.held.values()
+            memory.not_seen.pop("alone", None)
         return late + [one.pending for one in self._memories.values() if one.pending]
+
+
+def _is_worker() -> bool:
+    """Whether this process reads rows for another one."""
+    return torch.utils.data.get_worker_info() is not None
+
+
+def _quietly(handler: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A handler in a worker of a loader, which reports nothing."""
+
+    def handle(event: Any) -> None:
+        with contextlib.suppress(Exception):
+            handler(event)
+
+    return handle
 
 
 def _rank() -> int:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from .budget import FIRST_CHECKS
 from .checks import CHECKS
 from .checks.views import Alarm, Memory, View
 from .posts import ParameterTable, Post
@@ -16,6 +15,10 @@ PATIENCE = 4
 step of the usual number of micro-batches, some of which are lost, counts twice: a loop that skips
 a step computes more of them."""
 
+
+LOCAL_STEPS = 512
+"""So many steps may ranks train alone, without any reduction, before local SGD has to average
+their weights. What differs then is told; also at the end of the training, if that comes first."""
 
 APART = (("gradients", "mean"), ("replicas", "differ"))
 """The alarms of ranks that train alone."""
@@ -45,7 +48,10 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
 
 def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Memory) -> list[Alarm]:
     """The alarms, without those of local SGD: it reduces no gradients, and averages the weights
-    each few steps. A loop that has done so in none of the first steps forgets the reduction."""
+    each few steps. A loop that has done so in none of many steps forgets the reduction."""
+    step = views[0].post.step
+    if memory.unreduced and not memory.alone:
+        memory.alone_since = step
     memory.alone += memory.unreduced
     averages = next((view.post.averages for view in views if view.post.averages), "")
     if memory.unreduced and any(
@@ -55,12 +61,28 @@ def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Mem
     if memory.unreduced and any(view.post.outer for view in views):
         averages = "another optimizer has the same parameters, as with DiLoCo"
     memory.averages = memory.averages or averages
+    apart = [one for one in alarms if (one.check, one.kind) in APART]
+    others = [one for one in alarms if one not in apart]
     if memory.averages:
+        memory.held.clear()
+        memory.not_seen.pop("alone", None)
         for name in ("gradients", "replicas"):
             memory.not_seen[name] = f"{name} are not compared: {memory.averages}"
-    if memory.averages or (memory.unreduced and memory.alone < FIRST_CHECKS):
-        return [one for one in alarms if (one.check, one.kind) not in APART]
-    return alarms
+        return others
+    if memory.unreduced and step - memory.alone_since < LOCAL_STEPS:
+        for alarm in apart:
+            alarm.step = alarm.step or step
+            memory.held.setdefault((alarm.check, alarm.kind), alarm)
+        memory.not_seen["alone"] = (
+            f"ranks train alone since step {memory.alone_since}, as in local SGD: whether they "
+            f"ever average their weights is told {LOCAL_STEPS} steps later, or at the end"
+        )
+        return others
+    if memory.unreduced and apart:
+        apart = list({**{(one.check, one.kind): one for one in apart}, **memory.held}.values())
+        memory.held.clear()
+        memory.not_seen.pop("alone", None)
+    return others + apart
 
 
 def _remembered(post: Post, memory: Memory) -> View:

@@ -112,6 +112,12 @@ class Modules:
         are a part of those of a later one."""
         return any(not vars(one).get(flag, True) for one in self._wrappers for flag in REDUCES)
 
+    def reduces(self) -> bool:
+        """Whether the loop has not told all wrappers of torch so."""
+        return not self._wrappers or any(
+            all(vars(one).get(flag, True) for flag in REDUCES) for one in self._wrappers
+        )
+
     def forget(self, key: int) -> None:
         """Leave out a tensor that stands for a parameter while a step computes."""
         self.names.pop(key, None)

@@ -18,6 +18,9 @@ from .budget import Cost
 
 TYPES = {"float32": torch.float32, "int64": torch.int64}
 
+SAMPLED = 1024
+"""About so many rows of a dataset are followed in an epoch."""
+
 
 @dataclass
 class Described:
@@ -86,6 +89,30 @@ class LocalAlarm:
     size: float = 0.0
 
 
+def sampled_rows(size: int) -> range:
+    """The rows of a dataset of which rank 0 learns how often an epoch has them."""
+    return range(0, size, max(1, size // SAMPLED))
+
+
+@dataclass
+class Pass:
+    """An epoch of a loader that trains: one that is over, or the beginning of one."""
+
+    loader: int
+    number: int
+    """Which of the loader's epochs that train it is, from 1 on."""
+    size: int
+    """The rows of the dataset."""
+    rows: int
+    """The rows that this rank has read."""
+    batch: int
+    """The most rows of a batch."""
+    stuck: str
+    """The class of a sampler that nobody has told of this epoch; empty without one."""
+    sampled: list[int]
+    """Those of them that are among ``sampled_rows``."""
+
+
 @dataclass
 class EpochSample:
     """Rows that a loader gave in an epoch, if the ranks split its dataset, by their numbers."""
@@ -137,6 +164,8 @@ class Post:
     """The loaders that were read in this step, and the rows."""
     epochs: list[EpochSample] = field(default_factory=list)
     """What the epoch has given so far of datasets that the ranks split."""
+    passes: list[Pass] = field(default_factory=list)
+    """The epochs that have ended since the last post."""
     edited: bool = False
     """Whether the loop has written gradients after the last backward of the step."""
     squared: bool = False
@@ -161,6 +190,8 @@ class Post:
     """A reduction that is no mean on purpose, such as PowerSGD."""
     outer: bool = False
     """Whether another optimizer has the same parameters, as the outer one of DiLoCo."""
+    unreduced: bool = False
+    """Whether the loop told DDP to reduce nothing in all backwards of the step."""
     averages: str = ""
     """Why copies of a weight may differ for some steps on purpose, as with local SGD."""
     fused_scale: bool = False
@@ -219,6 +250,7 @@ OF_THE_RANK = (
     "cost",
     "rows",
     "epochs",
+    "passes",
     "calls",
     "opaque",
     "alarms",
@@ -333,6 +365,7 @@ def packed(post: Post, apart: dict[str, bytes] | None = None) -> bytes:
     header: dict[str, Any] = {name: getattr(post, name) for name in OF_THE_RANK}
     header["cost"], header["alarms"] = asdict(post.cost), [asdict(one) for one in post.alarms]
     header["epochs"] = [asdict(one) for one in post.epochs]
+    header["passes"] = [asdict(one) for one in post.passes]
     text = b""
     if post.described:
         table = ParameterTable.of(post.described)
@@ -415,6 +448,7 @@ def _unpacked(data: bytes, text_of: Callable[[str], bytes] | None) -> Post:
     header.update(
         cost=Cost(**header["cost"]),
         alarms=[LocalAlarm(**one) for one in header["alarms"]],
+        passes=[Pass(**one) for one in header.get("passes", ())],
         rows=[(loader, rows) for loader, rows in header["rows"]],
         epochs=[EpochSample(**one) for one in header["epochs"]],
     )

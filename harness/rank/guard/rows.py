@@ -6,7 +6,7 @@ import math
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .posts import EpochSample, LocalAlarm
+from .epochs import FIRST_BATCHES, Epoch
+from .posts import EpochSample, LocalAlarm, Pass, sampled_rows
+from .samplers import batches_of, draws_again, epoch_samplers, shuffles
 from .splits import EpochRows, sample_of_step, splits
+from .streams import Rounds
+from .workers import Draws, WorkerNumbers, is_stream
 
-FIRST_BATCHES = 4
-"""The batches by which the order of two epochs is compared."""
 MOST_ROWS = 512
 """Rows of a step that are compared with those of other ranks."""
 MOST_TENSORS, MOST_VALUES = 4, 128
@@ -29,27 +31,8 @@ CHANCE = 1e-4
 """A sampler that draws with replacement gives a batch again so seldom that it is a fault."""
 LEAST_ORDERS = math.log(1e7)
 """The logarithm of how many orders the rows of an epoch have at least, if they are compared."""
-
-
-class Epoch:
-    """A pass of an iterator over its rows."""
-
-    def __init__(self, number: int, length: int | None) -> None:
-        self.number, self.length = number, length
-        self.batches = self.rows = 0
-        self.first: list[int] = []
-        self.has_begun = False
-        """Whether its first batches trained."""
-        self.seen: set[int] = set()
-        self.part: EpochRows | None = None
-        """The rows, if ranks split the dataset."""
-        self.training = 0
-        """Which of the epochs that train it is; 0 if it does not."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all its batches were read: an iterator may go on with another epoch."""
-        return self.length is not None and self.batches >= self.length
+PASSES = 3
+"""Epochs of a loader of which rank 0 learns how often they have a row."""
 
 
 class Loader:
@@ -60,44 +43,58 @@ class Loader:
         self.number = number
         self.trains = False
         """Whether a backward followed one of its batches."""
+        self._is_stream = is_stream(dataset)
+        self._size = 0
+        self._sampled: set[int] = set()
         self._epochs: weakref.WeakKeyDictionary[Any, Epoch] = weakref.WeakKeyDictionary()
         self._count = 0
         self._last: Epoch | None = None
         """The epoch of the last batch."""
+        self._surprise = 0.0
+        """How improbable it is by chance that no row came twice in the epochs before the last."""
+        self._splits = True
+        """Whether no epoch so far says that ranks do not split the dataset."""
+        self._trained: Epoch | None = None
+        """The last epoch that trains, ..."""
         self._before: Epoch | None = None
-        """The epoch that trained before this one."""
+        """... and the one before."""
+        self._open: list[Epoch] = []
+        """The first epochs that train, of which rank 0 has not learned yet."""
+        self._passes = 0
+        """Those of which it has."""
+        self._iterator: Callable[[], Any] = _nothing
+        """The last iterator whose batches train, ..."""
+        self._iterators = 0
+        """... how many there were, ..."""
+        self._has_ended = self._was_whole = False
+        """... whether it was read to its end, and whether the one before was."""
+        self._draws = Draws()
         self._repeats = False
         """Whether a batch has a row twice: its sampler repeats, or draws with replacement."""
         self._again: LocalAlarm | None = None
+        """What is told if the last batch trains."""
+        self._unsplit: LocalAlarm | None = None
+        """What is told when a batch trains."""
         self._shuffles = self._told = False
-        self._trained: Epoch | None = None
-        """The last epoch that trained."""
-        self._surprise = 0.0
-        """How improbable it is by chance that no row came twice in the epochs before it."""
-        self._splits = True
-        """Whether no epoch so far says that ranks do not split the dataset."""
+
+    def restart(self) -> None:
+        """Compare with no earlier epoch: another training begins, or this one goes back."""
+        self._trained = self._before = None
+        self._has_ended, self._open = False, []
+        self._draws.restart()
 
     def read(self, rows: list[int], iterator: Any) -> None:
         """Note the indices of a batch."""
         epoch = self._epochs.get(iterator)
         if epoch is None or epoch.is_over:
-            self._count += 1
-            epoch = self._epochs[iterator] = Epoch(self._count, _batches(iterator))
-            size = splits(iterator, self.dataset())
-            epoch.part = EpochRows(size) if size else None
+            epoch = self._epochs[iterator] = self._begin(iterator)
         self._last, self._again = epoch, None
-        self._shuffles = _shuffles(iterator)
         batch = hash(tuple(rows))
-        epoch.batches += 1
-        epoch.rows += len(rows)
-        if len(epoch.first) < FIRST_BATCHES:
-            epoch.first.append(batch)
-        if epoch.part is not None and not epoch.is_over:
-            epoch.part.add(rows)
+        epoch.add(rows, batch, self._sampled)
         if epoch.length is not None and getattr(iterator, "_num_yielded", 0) > epoch.length:
             self._splits = False  # it goes on after its end, so nobody knows where an epoch begins
-        self._repeats = self._repeats or len(set(rows)) < len(rows) or _draws_again(iterator)
-        within = epoch.length is not None or epoch.rows <= _rows_of_rank(self.dataset())
+        self._repeats = self._repeats or len(set(rows)) < len(rows) or draws_again(iterator)
+        within = epoch.length is not None or epoch.rows <= self._size / _world()
         if batch in epoch.seen and within and not self._repeats and _is_no_chance(epoch, len(rows)):
             row_list = ", ".join(map(str, rows[:4]))
             text = f"the rows {row_list}, ... came twice in epoch {epoch.number}"
@@ -105,29 +102,78 @@ class Loader:
         if len(epoch.seen) < MOST_BATCHES:
             epoch.seen.add(batch)
 
-    def trained(self) -> LocalAlarm | None:
+    def _begin(self, iterator: Any) -> Epoch:
+        self._count += 1
+        size = _length(self.dataset())
+        if size != self._size:
+            self._size, self._sampled = size, set(sampled_rows(size))
+        self._shuffles = shuffles(iterator)
+        epoch = Epoch(self._count, batches_of(iterator), epoch_samplers(iterator))
+        split_rows = splits(iterator, self.dataset())
+        epoch.part = EpochRows(split_rows) if split_rows else None
+        return epoch
+
+    def read_stream(self, alarm: LocalAlarm | None) -> None:
+        """Note what was seen in a batch of a stream."""
+        self._unsplit = self._unsplit or alarm
+
+    def ended(self, iterator: Any) -> None:
+        """Note that an iterator has no batch any more."""
+        self._has_ended = self._has_ended or self._iterator() is iterator
+
+    def trained(self, iterator: Any, numbers: WorkerNumbers) -> LocalAlarm | None:
         """Note that a backward begins with the last batch: an evaluation may read as it likes."""
         self.trains = True
-        epoch, alarm, self._again = self._last, self._again, None
+        epoch, alarm = self._last, self._again or self._unsplit
+        self._again = self._unsplit = None
+        if self._iterator() is not iterator:
+            self._was_whole = self._has_ended or (
+                self._trained is not None and self._trained.is_over
+            )
+            self._iterator, self._has_ended = weakref.ref(iterator), False
+            self._iterators += 1
         if epoch is not None and not epoch.training:
             self._begin_training(epoch)
+        if epoch is not None:
+            epoch.backwards += 1
         if epoch is not None and len(epoch.first) == FIRST_BATCHES and not epoch.has_begun:
             epoch.has_begun = True
-            before, self._before = self._before, epoch
-            if before is not None and before.first == epoch.first and self._shuffles:
-                alarm = alarm or _same_order(before, epoch)
+            alarm = alarm or self._compare_order(epoch)
+        alarm = alarm or self._compare_numbers(iterator, epoch, numbers)
         if self._told:
             return None
         self._told = alarm is not None
         return alarm
 
     def _begin_training(self, epoch: Epoch) -> None:
-        before = self._trained
+        before = self._before = self._trained
+        self._trained = epoch
         epoch.training = before.training + 1 if before else 1
+        if before is not None:
+            epoch.stuck = epoch.not_told(before)
         if before is not None and before.part is not None:
             self._surprise += before.part.surprise
             self._splits = self._splits and not before.part.repeats
-        self._trained = epoch
+        if self._passes + len(self._open) < PASSES:
+            self._open.append(epoch)
+
+    def _compare_order(self, epoch: Epoch) -> LocalAlarm | None:
+        before = self._before if epoch is self._trained else None
+        shuffles = self._shuffles or (epoch.stuck and not epoch.is_sorted)
+        if before is None or before.first != epoch.first or not shuffles:
+            return None
+        self._open = []
+        return _same_order(before, epoch)
+
+    def _compare_numbers(
+        self, iterator: Any, epoch: Epoch | None, numbers: WorkerNumbers
+    ) -> LocalAlarm | None:
+        workers = numbers.of(iterator)
+        is_complete = len(workers) == getattr(iterator, "_num_workers", 0)
+        if not workers or not (is_complete or (epoch is not None and epoch.is_over)):
+            return None
+        numbers.forget(iterator)
+        return self._draws.compare(self._iterators, workers, self._is_stream, self._was_whole)
 
     def sample(self, step: dict[int, int]) -> EpochSample | None:
         """What this epoch has given so far, and the values of rows of this step by their numbers;
@@ -140,6 +186,28 @@ class Loader:
         surprise = self._surprise + epoch.part.surprise
         rows = sorted(epoch.part.sample)
         return EpochSample(self.number, epoch.training, surprise, rows, sample_of_step(step))
+
+    def passes(self) -> Iterator[Pass]:
+        """What rank 0 is to learn of epochs that are over."""
+        for epoch in [epoch for epoch in self._open if epoch.is_over]:
+            self._open.remove(epoch)
+            self._passes += 1
+            if epoch.samplers and not self._repeats:
+                yield self._pass(self._passes, epoch, epoch.rows, epoch.sampled)
+
+    def begun(self) -> Iterator[Pass]:
+        """The epoch that trains now, in its middle."""
+        epoch = self._trained
+        trained = epoch.trained_rows() if epoch is not None and not self._repeats else None
+        if epoch is not None and trained is not None:
+            yield self._pass(self._passes + 1, epoch, *trained)
+
+    def _pass(self, number: int, epoch: Epoch, rows: int, sampled: list[int]) -> Pass:
+        return Pass(self.number, number, self._size, rows, epoch.largest, epoch.stuck, sampled)
+
+
+def _nothing() -> None:
+    return None
 
 
 def _same_order(before: Epoch, epoch: Epoch) -> LocalAlarm | None:
@@ -158,37 +226,15 @@ def _is_no_chance(epoch: Epoch, rows: int) -> bool:
     return epoch.batches**2 / 2 < CHANCE * float(max(2, epoch.rows - rows)) ** rows
 
 
-def _batches(iterator: Any) -> int | None:
-    """The batches of an epoch; None if nobody says."""
+def _length(dataset: Any) -> int:
     try:
-        return len(iterator._index_sampler)
+        return len(dataset)
     except Exception:  # a stranger's code
-        return None
+        return 0
 
 
-def _rows_of_rank(dataset: Any) -> float:
-    try:
-        return len(dataset) / int(os.environ.get("WORLD_SIZE") or 1)
-    except Exception:  # a stranger's code
-        return 0.0
-
-
-def _samplers(iterator: Any) -> Iterator[Any]:
-    sampler = getattr(iterator, "_index_sampler", None)
-    while sampler is not None:
-        yield sampler
-        sampler = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
-
-
-def _draws_again(iterator: Any) -> bool:
-    return any(getattr(one, "replacement", False) is True for one in _samplers(iterator))
-
-
-def _shuffles(iterator: Any) -> bool:
-    return any(
-        getattr(one, "shuffle", False) is True or type(one).__name__ == "RandomSampler"
-        for one in _samplers(iterator)
-    )
+def _world() -> int:
+    return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 class Rows:
@@ -197,9 +243,12 @@ class Rows:
     def __init__(self) -> None:
         self.loaders: list[Loader] = []
         self.alarms: list[LocalAlarm] = []
+        self.numbers = WorkerNumbers()
+        self._rounds = Rounds()
         self._count = 0
         self._indices: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
-        self._last: Loader | None = None
+        self._last: tuple[Loader, Callable[[], Any]] | None = None
+        """The loader of the last batch, and its iterator."""
         self.begin()
 
     def begin(self) -> None:
@@ -208,6 +257,11 @@ class Rows:
         self._counts: dict[Loader, int] = {}
         self._values: dict[Loader, dict[int, int]] = {}
         """By the numbers of rows, their digests."""
+
+    def restart(self) -> None:
+        """Compare no epoch with those before: another training begins, or this one goes back."""
+        for loader in self.loaders:
+            loader.restart()
 
     def batches(self) -> int:
         """The batches of this step: the most of a loader that trains."""
@@ -221,16 +275,26 @@ class Rows:
         """Note a batch that an iterator returned."""
         queue = self._indices.get(iterator)
         index = queue.popleft() if queue else None
-        loader = self._last = self._loader(getattr(iterator, "_dataset", None))
+        dataset = getattr(iterator, "_dataset", None)
+        loader = self._loader(dataset)
+        self._last = loader, weakref.ref(iterator)
         self._counts[loader] = self._counts.get(loader, 0) + 1
         if isinstance(index, list) and index and all(type(row) is int for row in index):
             loader.read(index, iterator)
+        is_compared = is_stream(dataset) and self._rounds.waits(iterator)
         # Ranks may have datasets of their own, so it is not their numbers that make rows equal.
-        rows = digests(batch) if is_checked else []
-        if rows:
+        rows = digests(batch) if is_checked or is_compared else []
+        if is_compared:
+            loader.read_stream(self._rounds.read(iterator, rows))
+        if rows and is_checked:
             self._step.append((loader, rows[:MOST_ROWS]))
             if isinstance(index, list) and len(index) == len(rows):
                 self._values.setdefault(loader, {}).update(zip(index, rows))
+
+    def ended(self, iterator: Any) -> None:
+        """Note that an iterator has no batch any more."""
+        for loader in self.loaders:
+            loader.ended(iterator)
 
     def _loader(self, dataset: Any) -> Loader:
         for loader in self.loaders:
@@ -243,8 +307,10 @@ class Rows:
 
     def backward(self) -> None:
         """Note that a backward begins: the last batch trains."""
-        alarm = self._last.trained() if self._last is not None else None
-        self.alarms += [alarm] if alarm else []
+        if self._last is not None:
+            loader, iterator = self._last
+            alarm = loader.trained(iterator(), self.numbers) if iterator() is not None else None
+            self.alarms += [alarm] if alarm else []
 
     def of_step(self) -> list[tuple[int, list[int]]]:
         """The rows of this step, by the number of the loader, without those of an evaluation."""
@@ -254,6 +320,14 @@ class Rows:
         """What epochs of datasets that the ranks split have given so far."""
         samples = [loader.sample(self._values.get(loader, {})) for loader in self.loaders]
         return [sample for sample in samples if sample is not None]
+
+    def passes(self) -> list[Pass]:
+        """What rank 0 is to learn of epochs that are over."""
+        return [one for loader in self.loaders for one in loader.passes()]
+
+    def begun(self) -> list[Pass]:
+        """The epochs that train now, of each loader, in their middle."""
+        return [one for loader in self.loaders for one in loader.begun()]
 
 
 def digests(batch: Any) -> list[int]:

@@ -137,6 +137,8 @@ class Training:
         self._last = 0.0
         self._plain: deque[float] = deque(maxlen=RECENT)
         """Durations of the last steps that were not checked, in seconds."""
+        self._was_alone = False
+        """Whether nothing reduced the gradients of the last checked step."""
         self.micro_batches = 0
         """The backwards of the first step."""
         self._is_whole = False
@@ -188,6 +190,8 @@ class Training:
         self._places_of_backwards: list[Hashable] = []
         self._dropped_places: set[Hashable] = set()
         self._marks: dict[int, tuple[int, int]] = {}
+        self._reduces = False
+        """Whether DDP reduces the gradients of a backward."""
         self._is_edited = self._has_moved = False
         """Whether the loop changed gradients after the last backward, and weights before it."""
 
@@ -222,7 +226,7 @@ class Training:
         self._reset()
         self._versions = self._versions_of_weights()
         self._outside = None
-        if self._last_bits is not None and self.check <= FIRST_CHECKS and self._has_no_wrapper:
+        if self._last_bits is not None and self.check <= FIRST_CHECKS and self._was_alone:
             bits = self._bits(self._numbers)
             self._outside = (self._last_bits != bits).any().long().reshape(1)
         self._numbers = chosen([entry.described.name for entry in self._watched], self.check)
@@ -238,6 +242,11 @@ class Training:
             if entry.hooked is not None and positions.count:
                 hook = guarded(functools.partial(self.sample_computed, number))
                 self._handles.append(entry.hooked.register_hook(hook))
+
+    @property
+    def may_be_alone(self) -> bool:
+        """Whether nothing reduces the gradients of this step, as far as wrappers say."""
+        return self.armed and (self._has_no_wrapper or not self._reduces)
 
     @property
     def _has_no_wrapper(self) -> bool:
@@ -313,6 +322,7 @@ class Training:
     def begin_backward(self, place: Hashable) -> bool:
         """Note that a backward begins at a place of the loop's code. Returns whether the loop
         itself has cleared the gradients of those before it."""
+        self._reduces = self._reduces or self._modules is None or self._modules.reduces()
         number = next(iter(sorted(self._types)), None)
         has_cleared = number is not None and self._has_lost_gradient(number)
         if has_cleared:
@@ -393,8 +403,10 @@ class Training:
 
     def _restart(self) -> None:
         dropped = self._dropped, self._drops_parts, self._dropped_sum, self._dropped_places
+        reduces = self._reduces
         self._reset()
         self._dropped, self._drops_parts, self._dropped_sum, self._dropped_places = dropped
+        self._reduces = reduces
 
     @property
     def is_sampled(self) -> bool:
@@ -620,6 +632,7 @@ class Training:
         self.step_backwards, self._step_batches = backwards - self._backwards, batches
         self._count_backwards(backwards - self._backwards, batches)
         self._backwards = backwards
+        self._was_alone = self.may_be_alone if self.armed else self._was_alone
         return self.armed
 
     def _count_backwards(self, backwards: int, batches: int) -> None:
@@ -705,7 +718,7 @@ class Training:
                 for group in optimizer.param_groups
                 for parameter in group["params"]
             )
-        post.outer = self.is_shared
+        post.outer, post.unreduced = self.is_shared, not self._reduces
         post.averages = modules.averages if modules else ""
         post.unheld = [
             one.described.name

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
-from . import gradients, losses, models, optimizers, rows, schedules
+from . import gradients, local_steps, losses, models, optimizers, rows, schedules, workers
+
+MODULES = (gradients, local_steps, losses, models, optimizers, rows, schedules, workers)
 
 LOOPS: dict[str, Callable[[], Any]] = {
     f"{module.__name__.rpartition('.')[2]}.{name}": loop
-    for module in (gradients, losses, models, optimizers, rows, schedules)
+    for module in MODULES
     for name, loop in vars(module).items()
     if callable(loop) and loop.__module__ == module.__name__ and hasattr(loop, "is_loop")
 }

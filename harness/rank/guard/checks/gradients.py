@@ -220,7 +220,8 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
         if not torch.isfinite(mean).all():
             return  # a loss scaler skips such a step, and its gradients are in none
         largest = max(float(gradient.norm()) for gradient in present)
-        if len(present) > 1 and not expected:
+        is_left_alone = not expected or all(view.post.unreduced for view, _ in members)
+        if len(present) > 1 and is_left_alone:
             alone.append(_is_alone(members))
         used_by_ranks = list(_used(members))
         common = _are_common(used_by_ranks)

@@ -1,4 +1,4 @@
-"""In a step no two ranks of a data-parallel training read the same rows."""
+"""In a step no two ranks of a data-parallel training read the same rows; epochs are different."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
 
-from ..posts import EpochSample
+from ..posts import EpochSample, Pass, sampled_rows
 from . import together
 from .views import Alarm, Memory, View
 
@@ -19,10 +19,14 @@ ENOUGH = math.log(1e7)
 MOST_ROWS = 4096
 """Different rows that are remembered, as a measure of how many there are."""
 FEW = 4
+MOST_PASSES = 16
+"""Epochs that are remembered."""
 
 
 def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
-    """In a step no two ranks of a data-parallel training read the same rows."""
+    """In a step no two ranks of a data-parallel training read the same rows, and epochs are
+    different."""
+    yield from passes(views, memory)
     tables = {one.columns.digest: one.columns for one in map(together.table, views)}
     groups = {
         columns.groups[group]
@@ -97,6 +101,39 @@ def _note_values(sample: EpochSample, memory: Memory) -> None:
             memory.varied.add(sample.loader)
         if len(values) < MOST_ROWS:
             values.setdefault(row, value)
+
+
+def passes(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """An epoch has other rows than the one before, if a sampler's epoch says which it has."""
+    for view in views:
+        for one in view.post.passes:
+            memory.passes.setdefault((one.loader, one.number), {})[view.rank] = one
+    posted = {(one.loader, one.number) for view in views for one in view.post.passes}
+    for loader, number in sorted(posted):
+        by_rank = memory.passes[loader, number]
+        if len(by_rank) == len(views) and len({one.size for one in by_rank.values()}) == 1:
+            yield from _stuck(memory.passes.get((loader, number - 1), {}), by_rank)
+    while len(memory.passes) > MOST_PASSES:
+        del memory.passes[min(memory.passes, key=lambda key: key[1])]
+
+
+def _times(by_rank: Mapping[int, Pass]) -> Counter[int]:
+    """How often all ranks together have read each row of which they tell."""
+    return Counter(row for one in by_rank.values() for row in one.sampled)
+
+
+def _stuck(before: Mapping[int, Pass], by_rank: Mapping[int, Pass]) -> Iterator[Alarm]:
+    names = {one.stuck for one in by_rank.values()}
+    times = _times(by_rank)
+    (size,) = {one.size for one in by_rank.values()}
+    told = len(sampled_rows(size))
+    if "" in names or len(before) < len(by_rank) or _times(before) != times or len(times) >= told:
+        return
+    text = (
+        f"an epoch has the same {len(times) / told:.0%} of the rows as the one before, and no "
+        f"other: nobody calls set_epoch of {min(names)}, on which its rows depend"
+    )
+    yield Alarm("samples", "stuck", text, sorted(by_rank), float(told - len(times)))
 
 
 def _surprise(

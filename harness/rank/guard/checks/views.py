@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..posts import Described, Post
+from ..posts import Described, Pass, Post
 from ..samples import Positions
 
 
@@ -57,6 +57,8 @@ class Memory:
     """By loader and number of a row, a number for its values."""
     varied: set[int] = field(default_factory=set)
     """Loaders of which ranks have other values for the same number."""
+    passes: dict[tuple[int, int], dict[int, Pass]] = field(default_factory=dict)
+    """By loader and epoch, the epochs of all ranks that are over."""
     surprises: dict[Any, float] = field(default_factory=dict)
     """By loader and group of ranks, how much speaks against rows that several ranks read by chance,
     as a logarithm."""
@@ -75,9 +77,13 @@ class Memory:
     """How many times the mean of the ranks' gradients an optimizer uses in this step."""
     unreduced: bool = False
     """Whether in this step each rank uses the gradient that it computed itself, in a model of which
-    no wrapper says that it is reduced."""
+    no wrapper says that it is reduced, or was told to reduce nothing."""
     alone: int = 0
-    """The checks so far that were so."""
+    """The checks so far that were so, ..."""
+    alone_since: int = 0
+    """... the step of the first one, ..."""
+    held: dict[tuple[str, str], Alarm] = field(default_factory=dict)
+    """... and the alarms that wait for the loop to average weights."""
     averages: str = ""
     """Why copies of a weight may differ for some steps, as with local SGD."""
     at_first: dict[int, set[int]] = field(default_factory=dict)

@@ -1,0 +1,223 @@
+"""The random numbers with which the workers of a loader begin: each worker, and each epoch, must
+draw others.
+
+A worker is another process, and nobody asks it anything. It writes into memory that the process
+that trains has shared with it by forking: the states of the generators from which its first batch
+has drawn, before it drew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import random
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import torch
+
+from .posts import LocalAlarm
+
+SLOT = 1024
+"""Bytes of a worker in the shared memory."""
+MOST_PARTS, MOST_OBJECTS = 16, 200
+"""Elements of a list, and objects of a dataset, among which its generators are searched."""
+MOST_TWISTS = 4096
+"""How often the state of a Mersenne Twister is followed: 2.6 million numbers."""
+SEED_BYTES = 8
+"""With these a state of torch's generator begins, before what it draws from."""
+WORDS = 624
+"""Words of 32 bits in its state."""
+
+States = Mapping[str, str]
+"""By the name of a generator, a digest of its state."""
+
+
+class WorkerNumbers:
+    """The random numbers of all loaders' workers, in the process that trains and in the workers."""
+
+    def __init__(self) -> None:
+        self._slots: weakref.WeakKeyDictionary[Any, mmap.mmap] = weakref.WeakKeyDictionary()
+        self._newest: mmap.mmap | None = None
+        """What the workers that are forked next share."""
+        self._before: dict[str, Any] = {}
+
+    def begin(self, iterator: Any) -> None:
+        """Share memory with the workers that an iterator is about to fork."""
+        workers = getattr(iterator, "_num_workers", 0)
+        self._newest = mmap.mmap(-1, SLOT * workers) if workers else None
+        if self._newest is not None:
+            self._slots[iterator] = self._newest
+
+    def worker_begins(self, dataset: Any) -> None:
+        """In a worker: note the states before anything is read."""
+        if self._newest is not None and not self._before:
+            self._before = {name: state_of(one) for name, one in _generators(dataset)}
+
+    def worker_has_read(self, dataset: Any) -> None:
+        """In a worker: share the states from which the first batch has drawn."""
+        memory, self._newest = self._newest, None
+        worker = torch.utils.data.get_worker_info()
+        if memory is None or worker is None:
+            return
+        states = {}
+        for name, generator in _generators(dataset):
+            before, after = self._before.get(name), state_of(generator)
+            if before is not None and after is not None and has_drawn(before, after):
+                # Half of a seed of torch may be without effect.
+                numbers = before[2] if before[0] == "torch" else before
+                states[name] = blake2b(repr(numbers).encode(), digest_size=8).hexdigest()
+        self._before = {}
+        text, start = json.dumps(states).encode(), SLOT * worker.id
+        if len(text) < SLOT:
+            memory[start + 1 : start + 1 + len(text)] = text
+            memory[start] = 1  # only now may the other process read it
+
+    def of(self, iterator: Any) -> dict[int, States]:
+        """By worker, the states of an iterator's workers that have read a batch."""
+        memory = self._slots.get(iterator)
+        if memory is None:
+            return {}
+        slots = (memory[at : at + SLOT] for at in range(0, len(memory), SLOT))
+        texts = {worker: slot[1:].rstrip(b"\0") for worker, slot in enumerate(slots) if slot[0]}
+        return {worker: json.loads(text) for worker, text in texts.items()}
+
+    def forget(self, iterator: Any) -> None:
+        """Let go of the memory of an iterator that has been compared."""
+        self._slots.pop(iterator, None)
+
+
+class Draws:
+    """The random numbers of one loader's workers, epoch by epoch."""
+
+    def __init__(self) -> None:
+        self._before: tuple[int, dict[int, States]] | None = None
+
+    def restart(self) -> None:
+        """Compare with no earlier epoch."""
+        self._before = None
+
+    def compare(
+        self, epoch: int, workers: dict[int, States], of_stream: bool, is_whole: bool
+    ) -> LocalAlarm | None:
+        """Compare the workers of an epoch with each other, unless they shuffle a stream, and with
+        those of the epoch before. ``is_whole``: that one was read to its end."""
+        before, self._before = self._before, (epoch, workers)
+        alarm = None if of_stream else _of_one_epoch(workers)
+        if alarm is None and before is not None and is_whole:
+            alarm = _of_two_epochs(before, epoch, workers)
+        return alarm
+
+
+def _of_one_epoch(workers: Mapping[int, States]) -> LocalAlarm | None:
+    first: dict[tuple[str, str], int] = {}
+    for worker, states in sorted(workers.items()):
+        for key in states.items():
+            if key in first:
+                text = (
+                    f"workers {first[key]} and {worker} of a loader draw the same random numbers: "
+                    f"{key[0]} begins with the same state in both (worker_init_fn?)"
+                )
+                return LocalAlarm("samples", "workers", text)
+            first[key] = worker
+    return None
+
+
+def _of_two_epochs(
+    before: tuple[int, Mapping[int, States]], epoch: int, workers: Mapping[int, States]
+) -> LocalAlarm | None:
+    number, earlier = before
+    for worker, states in sorted(workers.items()):
+        for name, state in states.items():
+            if earlier.get(worker, {}).get(name) == state:
+                text = (
+                    f"the workers of a loader draw the random numbers of epoch {number} again in "
+                    f"epoch {epoch}: {name} begins with the same state (worker_init_fn?)"
+                )
+                return LocalAlarm("samples", "numbers", text)
+    return None
+
+
+def _generators(dataset: Any) -> Iterator[tuple[str, Any]]:
+    """The generators of this process, and those that a dataset has, with names."""
+    twister = sys.modules.get("numpy.random.mtrand")
+    of_process = {
+        "torch's generator": torch.default_generator,
+        "Python's generator": random._inst,  # type: ignore[attr-defined]
+        "numpy's generator": getattr(twister, "_rand", None),
+    }
+    yield from ((name, one) for name, one in of_process.items() if one is not None)
+    if is_stream(dataset):
+        return  # its workers must draw alike to shuffle files of which each reads a part
+    waiting = deque([("dataset", dataset)])
+    seen = {id(dataset), *map(id, of_process.values())}
+    while waiting and len(seen) < MOST_OBJECTS:
+        path, owner = waiting.popleft()
+        for name, value in _parts(owner):
+            if id(value) in seen or isinstance(value, (torch.Tensor, type)):
+                continue
+            seen.add(id(value))
+            if _is_generator(value):
+                yield f"{path}.{name}"[-80:], value
+            else:
+                waiting.append((f"{path}.{name}", value))
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether a dataset is read in its own order."""
+    return isinstance(dataset, torch.utils.data.IterableDataset)
+
+
+def _parts(owner: Any) -> Iterator[tuple[str, Any]]:
+    """What an object contains, without a call of its code."""
+    if isinstance(owner, (list, tuple)):
+        yield from ((str(at), value) for at, value in enumerate(owner[:MOST_PARTS]))
+    elif not isinstance(owner, dict):
+        attributes = getattr(owner, "__dict__", None)
+        yield from list(attributes.items()) if isinstance(attributes, dict) else ()
+
+
+def _is_generator(value: Any) -> bool:
+    is_of_numpy = type(value).__module__.startswith("numpy.random")
+    return is_of_numpy or isinstance(value, (torch.Generator, random.Random))
+
+
+def state_of(generator: Any) -> tuple[str, Any, Any] | None:
+    """The state of a generator: its kind, and two parts. None if it has none that can be read."""
+    with contextlib.suppress(Exception):  # a stranger's class
+        if isinstance(generator, torch.Generator):
+            if generator.device.type != "cpu":
+                return None
+            state = bytes(generator.get_state().tolist()[SEED_BYTES:])
+            return "torch", generator.initial_seed(), blake2b(state, digest_size=16).hexdigest()
+        if isinstance(generator, random.Random):
+            words = generator.getstate()[1]
+            return "twister", words[:-1], words[-1]
+        if hasattr(generator, "get_state"):  # numpy's RandomState
+            state = generator.get_state()
+            return "twister", tuple(state[1].tolist()), state[2]
+        return "other", "", repr(generator.bit_generator.state)
+    return None
+
+
+def has_drawn(before: tuple[str, Any, Any], after: tuple[str, Any, Any]) -> bool:
+    """Whether a generator came from one state to another by drawing, and not by a new seed: a
+    dataset may seed it for each row."""
+    if before == after or before[0] != after[0]:
+        return False
+    if before[0] != "twister":
+        return bool(before[1] == after[1])
+    if before[1] == after[1]:
+        return bool(before[2] < after[2])
+    follower = random.Random()
+    follower.setstate((3, (*before[1], before[2]), None))
+    for _ in range(MOST_TWISTS):
+        follower.getrandbits(32 * WORDS)
+        if follower.getstate()[1][:-1] == after[1]:
+            return True
+    return False

@@ -1,0 +1,128 @@
+"""Loops whose ranks train alone for some steps, and then average their weights."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import all_reduce
+
+from .common import Net, Steps, batches, classes_loss, loop, mean_over_ranks, parallel
+
+
+def _local(model: Any, average: Callable[[list[Any]], None], every: int, warmup: int = 0) -> Steps:
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    weights = list(model.parameters())
+    for step, batch in enumerate(batches(), 1):
+        is_local = step > warmup and hasattr(model, "no_sync")
+        with model.no_sync() if is_local else contextlib.nullcontext():
+            loss = classes_loss(model, batch)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step > warmup and step % every == 0:
+            average(weights)
+        yield model, loss
+
+
+@torch.no_grad()
+def _each(weights: list[Any]) -> None:
+    for weight in weights:
+        dist.all_reduce(weight.data)
+        weight.data /= dist.get_world_size()
+
+
+@torch.no_grad()
+def _copies(weights: list[Any]) -> None:
+    for weight in weights:
+        mean = weight.detach().clone()
+        all_reduce(mean)
+        weight.copy_(mean / dist.get_world_size())
+
+
+@torch.no_grad()
+def _at_once(weights: list[Any]) -> None:
+    flat = nn.utils.parameters_to_vector(weights)
+    dist.all_reduce(flat)
+    nn.utils.vector_to_parameters(flat / dist.get_world_size(), weights)
+
+
+@torch.no_grad()
+def _gathered(weights: list[Any]) -> None:
+    for weight in weights:
+        parts = [torch.empty_like(weight) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, weight.detach())
+        weight.copy_(torch.stack(parts).mean(0))
+
+
+@loop
+def without_synchronisation() -> Steps:
+    return _local(parallel(Net()), _each, 8)
+
+
+@loop
+def copies_are_averaged() -> Steps:
+    return _local(parallel(Net()), _copies, 7)
+
+
+@loop
+def after_a_warmup() -> Steps:
+    return _local(parallel(Net()), _at_once, 7, warmup=3)
+
+
+@loop
+def without_a_wrapper() -> Steps:
+    return _local(Net(), _at_once, 9)
+
+
+@loop
+def weights_are_gathered() -> Steps:
+    return _local(Net(), _gathered, 7)
+
+
+@loop
+def micro_batches_of_local_steps() -> Steps:
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    data = batches()
+    for step in itertools.count(1):
+        for _ in range(2):
+            with model.no_sync():
+                loss = classes_loss(model, next(data)) / 2
+                loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 6 == 0:
+            _each(list(model.parameters()))
+        yield model, loss
+
+
+@loop
+def difference_is_averaged() -> Steps:
+    """The ranks move a common copy by the mean of what they have moved, with momentum."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    weights = list(model.parameters())
+    common = [weight.detach().clone() for weight in weights]
+    speed = [torch.zeros_like(weight) for weight in weights]
+    for step, batch in enumerate(batches(), 1):
+        with model.no_sync():
+            loss = classes_loss(model, batch)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 6 == 0:
+            with torch.no_grad():
+                for weight, start, moment in zip(weights, common, speed, strict=True):
+                    weight.grad = start - weight
+                    mean_over_ranks([weight])
+                    moment.mul_(0.9).add_(weight.grad)
+                    start.sub_(0.7 * moment)
+                    weight.copy_(start)
+                    weight.grad = None
+        yield model, loss

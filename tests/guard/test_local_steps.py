@@ -1,0 +1,117 @@
+"""Ranks that train alone: local SGD averages their weights at last, a forgotten reduction never."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness.rank.guard.averaging import Averaging
+from harness.rank.guard.checks.views import Memory
+from harness.rank.guard.judge import LOCAL_STEPS, judge
+from harness.rank.guard.posts import Post
+from tests.guard.conftest import Trainer
+from tests.guard.made_posts import SIZES, made_posts, sums
+
+APART = {("gradients", "mean"), ("replicas", "differ")}
+
+
+def posts_of(step: int, reduced: bool = False, told: bool = True, averages: str = "") -> list[Post]:
+    """Posts of ranks that use the gradients that they computed. ``told``: the loop told DDP so."""
+    posts = made_posts()
+    for post in posts:
+        post.check, post.step, post.averages = step, step, averages
+        if not reduced:
+            post.unreduced = told
+            post.tensors["used"] = post.tensors["computed"].clone()
+            post.tensors["weights"] += post.rank
+            post.tensors["bits"] = sums(post.tensors["weights"])
+            before, at = post.tensors["updates"], 0
+            for size in SIZES:
+                before[at + size : at + 2 * size] = post.tensors["used"][:size]
+                before[at : at + size] = post.tensors["weights"][:size] + 0.1 * before[at + size]
+                at += 2 * size
+    return posts
+
+
+def kinds(memory: Memory, posts: list[Post]) -> set[tuple[str, str]]:
+    return {(alarm.check, alarm.kind) for alarm in judge(posts, memory)} & APART
+
+
+def test_ranks_that_ddp_leaves_alone_against_the_loops_words_are_told_at_once() -> None:
+    assert kinds(Memory(), posts_of(1, told=False)) == APART
+
+
+def test_ranks_that_the_loop_leaves_alone_are_told_after_many_steps_once() -> None:
+    memory = Memory()
+    assert kinds(memory, posts_of(1)) == kinds(memory, posts_of(LOCAL_STEPS)) == set()
+    assert {(one.check, one.kind, one.step) for one in memory.held.values()} == {
+        (*kind, 1) for kind in APART
+    }
+    assert "alone" in " ".join(memory.not_seen.values())
+
+    alarms = judge(posts_of(LOCAL_STEPS + 1), memory)
+
+    assert {(alarm.check, alarm.kind) for alarm in alarms} >= APART
+    assert {alarm.step for alarm in alarms if (alarm.check, alarm.kind) in APART} == {1}
+    assert not memory.held
+    assert "alone" not in " ".join(memory.not_seen.values())
+
+
+def test_ranks_whose_weights_the_loop_averages_are_right() -> None:
+    memory = Memory()
+    assert kinds(memory, posts_of(1)) == set()
+    assert kinds(memory, posts_of(9, averages="the loop averages")) == set()
+    assert kinds(memory, posts_of(LOCAL_STEPS + 9)) == set()
+    assert not memory.held
+    assert "the loop averages" in memory.not_seen["replicas"]
+
+
+def test_copies_that_differ_where_gradients_are_reduced_are_told() -> None:
+    memory = Memory()
+    kinds(memory, posts_of(1))
+    posts = posts_of(9, reduced=True)
+    posts[1].tensors["bits"] += 1
+    assert ("replicas", "differ") in kinds(memory, posts)
+
+
+@pytest.fixture
+def averaging() -> Averaging:
+    averaging = Averaging()
+    averaging.watch([torch.zeros(4, 3), torch.zeros(5)])
+    return averaging
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_average"),
+    [([12, 5], True), ([17], True), ([12], True), ([5], False), ([1, 1], False), ([40], False)],
+)
+def test_collectives_on_weights_between_steps_are_averages(
+    averaging: Averaging, sizes: list[int], is_average: bool
+) -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        for size in sizes:  # of gradients
+            dist.all_reduce(torch.zeros(size))
+        assert not averaging.reason
+        averaging.step_ended()
+        for size in sizes:
+            dist.all_reduce(torch.zeros(size))
+        assert bool(averaging.reason) == is_average
+    finally:
+        averaging.end()
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.parametrize("training", ["ddp never_reduced", "by_hand never_reduced"])
+def test_forgotten_reduction_is_told_at_the_end_of_a_short_training(
+    under_guard: Trainer, training: str
+) -> None:
+    run = under_guard(training, steps=12)
+
+    assert set(run.told) <= APART
+    assert {alarm["step"] for alarm in run.alarms} == {1}
+    assert run.logs[0].count("ALARM") == len(run.alarms) > 0

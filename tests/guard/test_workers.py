@@ -1,0 +1,268 @@
+"""Workers of a loader draw other random numbers than each other, and in each epoch, and split a
+stream."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from harness.rank import events
+from harness.rank.guard.guard import _is_worker
+from harness.rank.guard.rows import Rows
+from harness.rank.guard.workers import has_drawn, state_of
+
+
+class Noise(Dataset[Any]):
+    """Rows that are random numbers."""
+
+    def __init__(self, draw: Callable[[Any], float]) -> None:
+        self.draw = draw
+        self.own = numpy.random.default_rng(0)
+        self.transforms = [random.Random(3)]
+        self.generator = torch.Generator().manual_seed(5)
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([self.draw(self), 0.0])
+
+
+def of_torch(_: Any) -> float:
+    return float(torch.rand(()))
+
+
+def of_python(_: Any) -> float:
+    return random.random()
+
+
+def of_numpy(_: Any) -> float:
+    return float(numpy.random.rand())
+
+
+def of_dataset(noise: Noise) -> float:
+    return float(noise.own.random())
+
+
+def of_transform(noise: Noise) -> float:
+    return noise.transforms[0].random()
+
+
+def of_generator(noise: Noise) -> float:
+    return float(torch.rand((), generator=noise.generator))
+
+
+def seeded_for_each_row(noise: Noise) -> float:
+    numpy.random.seed(7)
+    noise.generator.manual_seed(8)
+    torch.manual_seed(9)
+    return of_numpy(noise) + of_generator(noise) + of_torch(noise)
+
+
+def none(_: Any) -> float:
+    return 1.0
+
+
+@pytest.fixture
+def rows() -> Iterator[Rows]:
+    """The rows of this process's loaders, as guard follows them."""
+    rows = Rows()
+    on = events.instrument.on
+    numbers = rows.numbers
+    subscriptions: list[Any] = [
+        on(events.DrawnIndex, after=lambda event: rows.drawn(event.owner, event.value)),
+        on(events.NewIterator, after=lambda event: numbers.begin(event.owner)),
+        on(
+            events.NewFetcher,
+            before=lambda event: numbers.worker_begins(event.dataset),
+            when=_is_worker,
+        ),
+        on(
+            events.Fetch,
+            after=lambda event: numbers.worker_has_read(event.owner.dataset),
+            when=_is_worker,
+        ),
+        on(
+            events.Batch,
+            after=lambda event: (
+                rows.ended(event.owner)
+                if event.ended
+                else rows.batch(event.owner, event.value, False)
+            ),
+        ),
+    ]
+    yield rows
+    for subscription in subscriptions:
+        subscription.end()
+
+
+def train(rows: Rows, loader: Any, epochs: int = 2, batches: int | None = None) -> list[str]:
+    """Read epochs of a loader; returns the kinds of alarms."""
+    for _ in range(epochs):
+        for _ in itertools.islice(loader, batches):
+            rows.backward()
+    return [alarm.kind for alarm in rows.alarms]
+
+
+def workers(draw: Callable[[Any], float], init: Any = None, **settings: Any) -> DataLoader[Any]:
+    return DataLoader(Noise(draw), 2, num_workers=2, worker_init_fn=init, shuffle=True, **settings)
+
+
+@pytest.mark.parametrize("draw", [of_torch, of_python, of_numpy, none])
+def test_workers_that_torch_seeds_are_right(rows: Rows, draw: Callable[[Any], float]) -> None:
+    assert train(rows, workers(draw), 3) == []
+
+
+@pytest.mark.parametrize("draw", [of_torch, of_python, of_numpy])
+def test_workers_that_begin_with_one_state_are_told(
+    rows: Rows, draw: Callable[[Any], float]
+) -> None:
+    def init(_: int) -> None:
+        numpy.random.seed(0)
+        random.seed(0)
+        torch.manual_seed(0)
+
+    assert train(rows, workers(draw, init)) == ["workers"]
+    name = draw.__name__[len("of_") :]
+    text = rows.alarms[0].text
+    assert f"workers 0 and 1 of a loader draw the same random numbers: {name}'s" in text.lower()
+
+
+@pytest.mark.parametrize("draw", [of_torch, of_python, of_numpy])
+def test_epochs_that_begin_with_one_state_are_told(
+    rows: Rows, draw: Callable[[Any], float]
+) -> None:
+    def init(worker: int) -> None:
+        numpy.random.seed(worker)
+        random.seed(worker)
+        torch.manual_seed(worker)
+
+    loader = workers(draw, init)
+    assert train(rows, loader, 1) == []
+    assert train(rows, loader, 2) == ["numbers"]
+    assert "draw the random numbers of epoch 1 again in epoch 2" in rows.alarms[0].text
+
+
+def test_seeds_of_which_torch_uses_one_half_are_told(rows: Rows) -> None:
+    """As Lightning drew them: the epoch is in the other half."""
+
+    def init(worker: int) -> None:
+        torch.manual_seed((torch.initial_seed() % 2**31) * 2**32 + worker)
+
+    assert train(rows, workers(of_torch, init)) == ["numbers"]
+
+
+def test_workers_that_nobody_draws_from_may_be_alike(rows: Rows) -> None:
+    assert train(rows, workers(none, lambda _: numpy.random.seed(0))) == []
+
+
+def test_dataset_may_seed_for_each_row(rows: Rows) -> None:
+    def init(_: int) -> None:
+        numpy.random.seed(0)
+        torch.manual_seed(0)
+
+    assert train(rows, workers(seeded_for_each_row, init)) == []
+
+
+@pytest.mark.parametrize("draw", [of_dataset, of_transform, of_generator])
+def test_generator_that_a_dataset_has_is_copied_to_each_worker(
+    rows: Rows, draw: Callable[[Any], float]
+) -> None:
+    assert train(rows, workers(draw)) == ["workers"]
+    assert "dataset." in rows.alarms[0].text
+
+
+def test_generator_of_a_dataset_that_each_worker_seeds_is_right(rows: Rows) -> None:
+    def init(worker: int) -> None:
+        get_worker_info().dataset.own = numpy.random.default_rng([worker, torch.initial_seed()])  # type: ignore[union-attr]
+
+    assert train(rows, workers(of_dataset, init)) == []
+
+
+def test_workers_that_stay_go_on_with_their_numbers(rows: Rows) -> None:
+    loader = workers(of_numpy, lambda worker: numpy.random.seed(worker), persistent_workers=True)
+    assert train(rows, loader, 3) == []
+
+
+def test_epoch_that_was_broken_off_may_begin_again(rows: Rows) -> None:
+    loader = workers(of_numpy, lambda worker: numpy.random.seed(worker))
+    assert train(rows, loader, 3, batches=5) == []
+
+
+def test_evaluation_may_repeat_its_numbers(rows: Rows) -> None:
+    rows.backward = lambda: None  # type: ignore[method-assign]
+    assert train(rows, workers(of_numpy, lambda _: numpy.random.seed(0)), 3) == []
+
+
+def test_another_training_may_begin_with_the_same_numbers(rows: Rows) -> None:
+    loader = workers(of_numpy, lambda worker: numpy.random.seed(worker))
+    train(rows, loader, 1)
+    rows.restart()
+    assert train(rows, loader, 1) == []
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, count: int = 48, split: bool = False, shuffles: bool = False) -> None:
+        self.count, self.split, self.shuffles = count, split, shuffles
+        self.random = random.Random(0)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        order = list(range(self.count))
+        if self.shuffles:
+            self.random.shuffle(order)
+        if self.split and worker is not None:
+            order = order[worker.id :: worker.num_workers]
+        return (torch.tensor([row, 1]) for row in order)
+
+
+def test_stream_that_each_worker_reads_whole_is_told(rows: Rows) -> None:
+    assert train(rows, DataLoader(Stream(), 2, num_workers=2), 1) == ["unsplit"]
+
+
+@pytest.mark.parametrize("shuffles", [False, True])
+def test_stream_that_workers_split_is_right(rows: Rows, shuffles: bool) -> None:
+    """All of them shuffle alike, as each takes its part of one order."""
+    stream = Stream(split=True, shuffles=shuffles)
+    assert train(rows, DataLoader(stream, 2, num_workers=2), 2) == []
+
+
+def test_stream_that_repeats_few_rows_is_right(rows: Rows) -> None:
+    class Cycle(Stream):
+        def __iter__(self) -> Iterator[Any]:
+            return itertools.islice(itertools.cycle(super().__iter__()), 24)
+
+    loader = DataLoader(Cycle(8, split=True), 2, num_workers=2)
+    assert train(rows, loader, 1) == []
+
+
+def test_stream_of_equal_rows_is_right(rows: Rows) -> None:
+    class Equal(Stream):
+        def __iter__(self) -> Iterator[Any]:
+            return (torch.ones(2) for _ in range(self.count))
+
+    assert train(rows, DataLoader(Equal(), 2, num_workers=2), 1) == []
+
+
+@pytest.mark.parametrize("count", [1, 1000, 100_000])
+def test_draws_are_no_new_seed(count: int) -> None:
+    for generator in (random.Random(1), numpy.random.RandomState(1)):
+        before = state_of(generator)
+        for _ in range(count):
+            generator.random() if isinstance(generator, random.Random) else generator.rand()
+        drawn = state_of(generator)
+        generator.seed(5)
+        seeded = state_of(generator)
+        assert before is not None
+        assert drawn is not None
+        assert seeded is not None
+        assert has_drawn(before, drawn)
+        assert not has_drawn(before, before)
+        assert not has_drawn(before, seeded)
