@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.rank.guard.samples import SIZE, Positions, bit_sum, joined
+from harness.rank.guard.samples import SIZE, Positions, appended, bit_sum, joined
 
 KINDS = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8]
 
@@ -120,3 +120,15 @@ def test_shards_of_another_dimension_have_the_values_of_the_whole() -> None:
         parts.append(positions.part(shard.movedim(1, 0), begin, begin_number, end_number))
 
     assert torch.equal(torch.cat(parts), positions.values(whole.movedim(1, 0)))
+
+
+def test_values_stay_on_their_device_where_a_group_of_a_step_adds_none() -> None:
+    """A wrapper steps one group of parameters after the other. A check may look at none of it."""
+    values = torch.ones(3, device="meta")
+    for parts in ([[], [values]], [[values], []], [[], [values], [], [values]]):
+        collected = None
+        for part in parts:
+            collected = appended(collected, part)
+        assert collected is not None
+        assert collected.device == values.device
+        assert len(collected) == 3 * sum(map(len, parts))

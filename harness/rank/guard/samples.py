@@ -114,6 +114,13 @@ def joined(views: Sequence[Tensor]) -> Tensor:
     return torch.cat([view.to(device).float() for view in views])
 
 
+def appended(before: Tensor | None, views: Sequence[Tensor]) -> Tensor:
+    """Some values, and those of views behind them. Without views they stay on their device."""
+    if before is None or not len(before):
+        return joined(views)
+    return torch.cat([before, joined(views).to(before.device)]) if views else before
+
+
 def largest(tensors: Sequence[Tensor | None]) -> Tensor:
     """The largest absolute value of each tensor: nan if it has one. It is 0 without a tensor."""
     return norms(tensors, torch.inf)

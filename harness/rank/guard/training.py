@@ -29,6 +29,7 @@ from .resumes import Resume
 from .rotation import chosen, turns
 from .samples import (
     Positions,
+    appended,
     bit_sum,
     joined,
     largest,
@@ -179,7 +180,8 @@ class Training:
         self._places: list[tuple[int, int, int]] = []
         self._updates: list[Update] = []
         self._sizes_before: Tensor | None = None
-        self._before, self._fused_scale = torch.zeros(0), False
+        self._before: Tensor | None = None
+        self._fused_scale = False
         self._without: list[str] = []
         self._dropped = 0
         self._drops_parts = self._is_part = False
@@ -448,11 +450,11 @@ class Training:
             self._places.append((number, begin_number, end_number))
             if parts > 1:
                 self._partial_used[number] = parts
-        values = joined(views)
-        self._used = values if self._used is None else torch.cat([self._used, values])
-        sizes = largest([gradients.get(number) for number in self._numbers])
-        before = self._gradient_sizes
-        self._gradient_sizes = sizes if before is None else torch.maximum(before, sizes)
+        self._used = appended(self._used, views)
+        if gradients:  # a wrapper's group may have none of this rank, or of this check
+            sizes = largest([gradients.get(number) for number in self._numbers])
+            before = self._gradient_sizes
+            self._gradient_sizes = sizes if before is None else torch.maximum(before, sizes)
 
     def begin_clip(self, ids: set[int], norm_type: float) -> None:
         """Note how long the gradients are that are clipped now, if the clipping is that of all of
@@ -547,11 +549,7 @@ class Training:
             update, tensors = self._update(optimizer, number, groups)
             self._updates.append(update)
             views += tensors
-        self._before = (
-            torch.cat([self._before.to(views[0].device), joined(views)])
-            if views
-            else (self._before)
-        )
+        self._before = appended(self._before, views)
         self._fused_scale = getattr(optimizer, "grad_scale", None) is not None
 
     def _compare_resume(self) -> None:
@@ -670,7 +668,7 @@ class Training:
         tensors = {
             "bits": self._bits_of_step(),
             "weights": joined([sample for sample in values if len(sample)]),
-            "updates": self._before,
+            "updates": torch.zeros(0) if self._before is None else self._before,
             "weight_sizes": largest(weights),
         }
         if self._gradient_sizes is not None:
