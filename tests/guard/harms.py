@@ -119,7 +119,7 @@ def thread_dies_on_rank_1() -> BeforeStep:
         raise SystemExit(9)
 
     if dist.get_rank() == 1:
-        mailbox.Mailbox._post = end  # type: ignore[method-assign]
+        mailbox.Mailbox._post = end  # type: ignore[method-assign, assignment]
     return _nothing
 
 

@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -95,7 +96,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start a Python command that ends after so many signals, through a shell if it is one."""
     started = []
 
-    def start(signals: int, through: Sequence[str] = (), **options: float) -> Guarded:
+    def start(signals: int, through: Sequence[str] = (), **options: Any) -> Guarded:
         (tmp_path / "command.py").write_text(COMMAND)
         words = [*through, sys.executable, "command.py", str(signals), uuid.uuid4().hex]
         started.append(Guarded(tmp_path, words, **options))

@@ -42,7 +42,7 @@ class DeepSpeedEngine(nn.Module):
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
