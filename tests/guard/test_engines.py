@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from harness.rank.guard.parameters import Modules, watched
@@ -66,6 +67,32 @@ def test_zero_3_is_left_out_with_a_reason_although_its_optimizer_is_empty_betwee
     assert weight.described.left_out == "ZeRO 3 shards them"
     assert weight.described.optimized
     assert weight.weight.numel() == weight.described.size == 0
+
+
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_without_zero_the_copies_of_16_bits_are_what_is_stepped(is_flat: bool) -> None:
+    """DeepSpeed's fused optimizer steps a flat copy of a group, the other one a copy of each."""
+    model = nn.Linear(3, 2).bfloat16()
+    parameters = list(model.parameters())
+    copies = [parameter.detach().float() for parameter in parameters]
+    flat = torch.cat([copy.reshape(-1) for copy in copies])
+    optimizer = torch.optim.SGD([flat] if is_flat else copies, 0.1)
+    space = {"__module__": "deepspeed.runtime.fp16", "step": lambda _: None}
+    zero: Any = type("FP16_Optimizer", (), space)()
+    zero.optimizer, zero.fp16_groups = optimizer, [parameters]
+    if is_flat:
+        zero.fp32_groups_flat = [flat]
+    else:
+        zero.fp32_groups = [copies]
+
+    by_id = {id(entry.parameter): entry for entry in watched(optimizer, Modules(), set())}
+    assert by_id.keys().isdisjoint({id(flat), *map(id, copies)})
+    own = [by_id[id(parameter)] for parameter in parameters]
+    for entry, copy in zip(own, copies, strict=True):
+        assert torch.equal(entry.weight, copy.reshape(-1))
+        assert (entry.described.master, entry.described.optimized) == ("float32", True)
+        assert entry.hooked is entry.parameter
+    del zero
 
 
 @dataclass
