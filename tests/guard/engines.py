@@ -305,7 +305,7 @@ def _not_refreshed(rank: int) -> None:
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
     for kind in (BF16_Optimizer, DeepSpeedZeroOptimizer):
-        kind.refresh_fp32_params = lambda *_: None
+        kind._restore_from_bit16_weights = lambda *_: None
 
 
 def _untied(rank: int) -> None:

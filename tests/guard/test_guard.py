@@ -35,6 +35,16 @@ def test_check_has_hooks_until_it_ends() -> None:
     assert hooks(model) == 0
 
 
+def test_training_of_a_package_that_reduces_is_not_alone() -> None:
+    """Its forward may call collectives, which are no averages of weights."""
+    training, *_ = armed()
+    assert training.may_be_alone
+    assert training._modules is not None
+    training._modules.has_engine = True
+    assert not training.may_be_alone
+    training.disarm()
+
+
 def test_step_without_a_backward_puts_the_check_off() -> None:
     """DeepSpeed steps once without gradients, to make the optimizer's state."""
     optimizer = torch.optim.SGD([torch.zeros(1)], 1.0)

@@ -248,7 +248,8 @@ class Training:
     @property
     def may_be_alone(self) -> bool:
         """Whether nothing reduces the gradients of this step, as far as wrappers say."""
-        return self.armed and (self._has_no_wrapper or not self._reduces)
+        has_engine = self._modules is not None and self._modules.has_engine
+        return self.armed and not has_engine and (self._has_no_wrapper or not self._reduces)
 
     @property
     def _has_no_wrapper(self) -> bool:
