@@ -80,7 +80,7 @@ def test_ranks_that_start_again_do_not_judge_posts_of_those_before(server: Serve
         pair.send(0)
         pair.turn(0)
         assert pair.judged == []
-        second._ending.wait = turns(9, first._collect)  # type: ignore[assignment]
+        vars(second._ending)["wait"] = turns(9, first._collect)
         second._connect()
         pair.send(1)
         pair.turn(1)
