@@ -142,6 +142,7 @@ def main() -> int:
             request = {"training": training, "steps": options.steps, "ranks": 2}
             with_torch = _server((), servers, contexts)
             with_torch.run(request, tallies.setdefault(group, Tally()), training)
+            _write(options.json, tallies)
         for number, (kind, loop) in enumerate(islice(turns(kinds) if kinds else (), options.loops)):
             if time.monotonic() > deadline:
                 break
@@ -150,11 +151,17 @@ def main() -> int:
             name = f"{loop.name} --seed {seed} (ranks {loop.ranks}, k {loop.k})"
             tally = tallies.setdefault(kind.name, Tally())
             with_packages.run(request_of(loop, seed), tally, name)
+            _write(options.json, tallies)
     print(table(tallies))
-    if options.json:
-        content = {name: vars(tally) for name, tally in tallies.items()}
-        options.json.write_text(json.dumps(content, indent=1))
     return int(any(tally.alarms or tally.failed for tally in tallies.values()))
+
+
+def _write(path: Path | None, tallies: dict[str, Tally]) -> None:
+    """Write the tallies so far: somebody may end this."""
+    if path is not None:
+        path.write_text(
+            json.dumps({name: vars(tally) for name, tally in tallies.items()}, indent=1)
+        )
 
 
 def _server(
