@@ -11,6 +11,7 @@ from harness.guard.report import POSTS, Report
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posts import Post, unpacked
+from harness.rank.guard.saved_states import SavedStates
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import one_line
 
@@ -49,11 +50,12 @@ def judged(report: Report, checks: Iterable[str]) -> Judging:
     groups: dict[tuple[int, int], list[Post]] = {}
     for post in posts:
         groups.setdefault((post.optimizer, post.check), []).append(post)
+    saved = SavedStates(str(report.folder), print).states
     memories: dict[int, Memory] = {}
     now: dict[Fault, str] = {}
     for (optimizer, _), group in sorted(groups.items()):
         group.sort(key=lambda post: post.rank)
-        for alarm in judge(group, memories.setdefault(optimizer, Memory())):
+        for alarm in judge(group, memories.setdefault(optimizer, Memory(saved=saved))):
             if alarm.check in checks:
                 text = f"step {group[0].step}: {alarm.check}: {alarm.text}"
                 now.setdefault((optimizer, alarm.check, alarm.kind), text)

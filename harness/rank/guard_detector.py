@@ -27,7 +27,8 @@ class Detector:
     def record(self, path: Path) -> None:
         """Watch this process from now on. ``path`` is the folder of the report."""
         self._path, self._engines, self._optimizers = path, list[Any](), list[Any]()
-        self._guard = Guard(Settings(**{**vars(self.settings), "out": str(path)}))
+        folders = {"out": str(path), "saves": str(path.parent)}  # launches share what was saved
+        self._guard = Guard(Settings(**{**vars(self.settings), **folders}))
         self._guard.install()
 
     def attach(self, model: Any, optimizer: Any, loader: Any = None, *, group: Any = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,13 @@ class Trainer:
 
     def __call__(
         self,
-        training: str,
+        training: str = "",
         steps: int = 24,
         ranks: int = 2,
         harm: str = "",
         watched: bool = True,
+        script: str = "",
+        arguments: Sequence[str] = (),
         **settings: Any,
     ) -> Run:
         self.count += 1
@@ -65,6 +67,7 @@ class Trainer:
             "harm": harm,
             "settings": settings if watched else None,
             "folder": str(folder),
+            **({"script": script, "arguments": list(arguments)} if script else {}),
         }
         assert self.server.stdin is not None
         assert self.server.stdout is not None

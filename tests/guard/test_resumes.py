@@ -19,7 +19,7 @@ class Run:
 
     def __init__(self) -> None:
         self.layer = nn.Linear(2, 2)
-        self.optimizer = torch.optim.AdamW(self.layer.parameters(), 1e-3)
+        self.optimizer: Any = torch.optim.AdamW(self.layer.parameters(), 1e-3)
         self.schedules: list[Any] = [LambdaLR(self.optimizer, lambda step: 1 / (1 + step))]
         self.told: list[str] = []
         self.resume: Resume | None = None
@@ -111,6 +111,29 @@ def test_what_a_load_lost_is_told(
     run = Run()
     fault(run, state)
     assert run.train(5).told == told
+
+
+def _descent(last_epoch: int, has_own_rate: bool = True) -> Run:
+    """A training by SGD, whose state has no steps; resumed by its schedule's ``last_epoch``."""
+    saved, resumed = Run(), Run()
+    for run in (saved, resumed):
+        run.optimizer = torch.optim.SGD(run.layer.parameters(), 1e-3)
+    saved.schedules = [LambdaLR(saved.optimizer, lambda step: 1 / (1 + step))]
+    resumed.optimizer.load_state_dict(saved.train(20).optimizer.state_dict())
+    resumed.schedules = [LambdaLR(resumed.optimizer, lambda step: 1 / (1 + step), last_epoch)]
+    resumed.resume = Resume(resumed.optimizer, lambda _: resumed.schedules)
+    if has_own_rate:
+        resumed.optimizer.param_groups[0]["lr"] = 1e-3
+    return resumed
+
+
+def test_rate_of_an_optimizer_without_a_state_is_compared_if_its_schedule_goes_on() -> None:
+    assert _descent(19).train(5).told == ["resume"]
+    assert _descent(19, has_own_rate=False).train(5).told == []
+
+
+def test_new_schedule_of_an_optimizer_without_a_state_is_silent() -> None:
+    assert _descent(-1).train(5).told == []
 
 
 def test_state_of_an_optimizer_that_takes_no_step_is_told(state: Any) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from multiprocessing.process import parent_process
 from multiprocessing.util import Finalize, register_after_fork
@@ -26,18 +26,24 @@ from ..events import (
     DrawnIndex,
     EngineClip,
     Fetch,
+    FilledState,
     Gathered,
     Gradients,
     GraphBackward,
+    Load,
     LoadedState,
     LossValue,
+    MergedAdapter,
     NewCommunication,
     NewFetcher,
     NewIterator,
     NewOptimizer,
     NewScaler,
     NewSchedule,
+    PlannedLoad,
+    PlannedSave,
     PreparedSchedule,
+    Save,
     ScalerStep,
     StageBackward,
     StageGradients,
@@ -54,10 +60,13 @@ from .facts import facts_of
 from .judge import judge
 from .losses import Losses
 from .mailbox import Mailbox
+from .merges import Merge
 from .parameters import Modules
-from .posts import LocalAlarm, Post
+from .posts import LAST, LocalAlarm, Post
 from .report import Report, say, short
 from .rows import Rows
+from .saved_states import SavedStates
+from .saves import note_filled, note_load, note_save
 from .schedules import Schedules
 from .sentences import known_bug, watched_run
 from .settings import CHECKS, Settings, report_in
@@ -83,6 +92,7 @@ class Guard:
         self.trainings: list[Training] = []
         self.losses, self.rows, self.schedules = Losses(), Rows(), Schedules()
         self.report = Report(settings)
+        self._saves = SavedStates(settings.saves or settings.out, self.report.print)
         keep = settings.out if settings.keep_posts else ""
         self.mailbox = Mailbox(self._judge, settings.budget / 100, settings.every, keep)
         self._optimizers = 0
@@ -103,6 +113,7 @@ class Guard:
         self._scaler: Any = None
         self._in_backward = False
         self._steps_before_scaler = 0
+        self._is_saving = False
 
     def install(self) -> None:
         """Subscribe, before the script runs."""
@@ -131,7 +142,14 @@ class Guard:
         on(NewSchedule, after=self._guarded(lambda event: self.schedules.new(event.owner)))
         on(PreparedSchedule, after=self._guarded(self._note_prepared))
         on(ScalerStep, around=self._scaler_step, when=self._alive)
+        on(LoadedState, before=self._guarded(self._load), when=self._alive)
         on(LoadedState, after=self._guarded(self._loaded), when=self._alive)
+        on(FilledState, after=self._guarded(self._note_filled), when=self._alive)
+        on(Load, after=self._guarded(self._note_load), when=self._alive)
+        on(Save, around=self._save, when=self._alive)
+        on(PlannedSave, around=self._save, when=self._alive)
+        on(PlannedLoad, after=self._guarded(self._note_planned_load), when=self._alive)
+        on(MergedAdapter, around=self._merge, when=self._alive)
         on(DrawnIndex, after=self._guarded(self._drawn), when=self._alive)
         on(Batch, after=self._guarded(self._batch), when=self._alive)
         on(NewIterator, after=self._guarded(self._new_iterator), when=self._alive)
@@ -240,6 +258,8 @@ class Guard:
         self.rows.backward()
         self._averaging.backward_begins()
         self._arm(goes_on and not (isinstance(root, torch.Tensor) and root.numel() == 1))
+        for training in self.trainings:
+            training.go_on()
         if self._is_armed():
             place = place_of_caller()
             cleared = [one.begin_backward(place) for one in self.trainings if one.armed]
@@ -437,6 +457,8 @@ class Guard:
                 neighbour.wait()
         training.leave_out_if_outer()
         if training.after_step(self.backwards, self.rows.batches()):
+            for other in (one for one in self.trainings if one is not training):
+                training.states.take_saves(other.states)
             post = self._completed(training.post(self.mailbox.rank), training.step_backwards)
             training.disarm()
             self.mailbox.send(training, post)
@@ -472,11 +494,50 @@ class Guard:
             self.trainings[0].setup += time.perf_counter() - started
         return post
 
+    def _load(self, event: LoadedState) -> None:
+        training = self._of(event.owner)
+        if training is not None:
+            training.states.begin_load(event.owner)
+
+    def _note_planned_load(self, event: PlannedLoad) -> None:
+        for training in self.trainings:
+            training.states.is_filled = True
+
     def _loaded(self, event: LoadedState) -> None:
         training = self._of(event.owner)
         if training is not None:
             training.loaded(self.schedules.of)
             self.rows.restart()
+
+    def _note_filled(self, event: FilledState) -> None:
+        note_filled(event, self.trainings)
+
+    def _note_load(self, event: Load) -> None:
+        note_load(event, self.trainings)
+
+    def _save(self, event: Save, call: Callable[[], Any]) -> Any:
+        if self._is_saving or threading.current_thread() is not self._thread:
+            return call()  # one calls the other, and a thread saves what was copied before
+        self._is_saving = True
+        self._safely(note_save, event, self.trainings)
+        try:
+            return call()
+        finally:
+            self._is_saving = False
+
+    def _merge(self, event: MergedAdapter, call: Callable[[], Any]) -> Any:
+        if not event.has_all:
+            return call()
+        merge = Merge(event.owner)
+        self._safely(merge.begin, self.trainings)
+        value = call()
+        self._safely(self._end_merge, merge)
+        return value
+
+    def _end_merge(self, merge: Merge) -> None:
+        alarm = merge.end()
+        if alarm is not None:
+            self._tell(self.trainings[0], alarm)
 
     def _drawn(self, event: DrawnIndex) -> None:
         self.rows.drawn(event.owner, event.value)
@@ -509,11 +570,15 @@ class Guard:
     # -- judging, in the thread of rank 0 --
 
     def _judge(self, posts: list[Post]) -> None:
-        memory = self._memories.setdefault(posts[0].optimizer, Memory())
-        self.report.note_check(posts[0].step)
+        memory = self._memories.setdefault(posts[0].optimizer, Memory(saved=self._saves.states))
+        if posts[0].check != LAST:
+            self.report.note_check(posts[0].step)
         if posts[0].facts:
             self._tell_facts(posts[0].facts)
         alarms = judge(posts, memory)
+        if memory.has_saved:
+            self._saves.write()
+            memory.has_saved = False
         lines = self.report.tell(posts[0].step, posts[0].optimizer, alarms)
         self._send(lines)
         if posts[0].check == 1:
@@ -546,9 +611,20 @@ class Guard:
             self._safely(self._end)
 
     def _end(self) -> None:
-        self.mailbox.close()
+        posts = list(self._last_posts()) if self.mailbox.has_begun else []
+        for unjudged in [*self.mailbox.close(), *posts]:
+            self._judge(unjudged)
         if not self.mailbox.rank:
             self._finish()
+
+    def _last_posts(self) -> Iterator[list[Post]]:
+        """Send what rank 0 does not know yet; yields that of a rank that has all of a training."""
+        rank = self.mailbox.rank
+        for training in self.trainings:
+            if training.is_complete and not rank and training.states:
+                yield [training.last_post(rank)]
+            elif not training.is_complete and (rank or training.states):
+                self.mailbox.send(training, training.last_post(rank))
 
     def _finish(self) -> None:
         """Tell the summary, on rank 0, and write it for the last time."""

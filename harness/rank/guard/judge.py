@@ -8,7 +8,7 @@ import torch
 
 from .checks import CHECKS
 from .checks.views import Alarm, Memory, View
-from .posts import ParameterTable, Post
+from .posts import LAST, ParameterTable, Post
 
 PATIENCE = 4
 """Checks in a row with cleared gradients that make a fault: a loop may skip a step now and then. A
@@ -29,6 +29,8 @@ NONE = torch.zeros(1)
 def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
     """The faults of a step, each once: the same fault on several ranks is one."""
     views = [_remembered(post, memory) for post in posts]
+    if posts[0].check == LAST:
+        return list(CHECKS["checkpoints"](views, memory))
     if posts[0].facts:
         memory.trainer = bool(posts[0].facts["settings"].get("trainer"))
     was_dropped = [post for post in posts if post.dropped]

@@ -23,7 +23,7 @@ from torch import Tensor
 from .budget import FIRST_CHECKS, steps_until_next
 from .checks.finite import has_lost_loss
 from .meetings import Host, joined
-from .posts import Post, form_of, packed, unpacked
+from .posts import LAST, Post, form_of, packed, unpacked
 from .report import say, short
 from .report_files import SUFFIX
 from .sentences import few
@@ -312,7 +312,7 @@ class Mailbox:
 
     def _store_posts(self, key: tuple[int, int], posts: list[Post]) -> None:
         try:
-            for post in posts if self._keep else ():
+            for post in posts if self._keep and key[1] != LAST else ():
                 name = f"{key[0]}-{post.step:08}-{post.rank}{SUFFIX}"
                 with open(os.path.join(self._keep, name), "wb") as file:
                     file.write(packed(post))
@@ -320,9 +320,15 @@ class Mailbox:
             self._note(f"posts are not kept since step {posts[0].step}: {error.strerror}")
             self._keep = ""
 
-    def close(self) -> None:
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a thread: none can begin when the interpreter ends."""
+        return self._thread is not None
+
+    def close(self) -> list[list[Post]]:
         """Wait for open checks, and end the thread: one that is in C++ when the interpreter ends
-        would abort the process."""
+        would abort the process. Returns the last posts that there are, if those of some ranks have
+        not come."""
         end = time.perf_counter() + END
         while self._thread is not None and not self.failed and time.perf_counter() < end:
             if not self._busy and not (self.rank == 0 and self._open):
@@ -334,6 +340,8 @@ class Mailbox:
         self._jobs.put(_nothing)
         if self._thread is not None:
             self._thread.join(5)
+        open_checks = [one for (_, number), one in self._open.items() if number == LAST]
+        return [[one.posts[rank] for rank in sorted(one.posts)] for one in open_checks]
 
 
 class RankStopped(Exception):

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from .budget import Cost
 
+LAST = 0
+"""The number of the check that is no step's: what ranks post when the training is over."""
+
 TYPES = {"float32": torch.float32, "int64": torch.int64}
 
 SAMPLED = 1024
@@ -201,6 +204,8 @@ class Post:
     ended: name, class, and whether no other module contains it."""
     opaque: str = ""
     """Why their outputs cannot be looked at."""
+    states: list[dict[str, Any]] = field(default_factory=list)
+    """What was trained at saves and loads since the post before."""
     alarms: list[LocalAlarm] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     """Releases and settings, in the first post of rank 0."""
@@ -211,7 +216,8 @@ class Post:
     which norm, and to which one; ``gradient_sizes``, ``sizes_before`` and ``weight_sizes``: the
     largest absolute value of each used gradient, and of each weight before and after the step;
     ``calls``: three such sizes of each call; ``unrounded``: by parameter how many of its values are
-    not those that the optimizer steps, rounded."""
+    not those that the optimizer steps, rounded; ``states``: the bit sums of all parts of
+    ``states``."""
 
     form: str = ""
     """Posts of one form have the same header, beside what is of the rank alone, so that their
@@ -255,6 +261,7 @@ OF_THE_RANK = (
     "opaque",
     "alarms",
     "facts",
+    "states",
 )
 """The fields of a post that differ between ranks; many ranks have the same of the others."""
 

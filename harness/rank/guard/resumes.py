@@ -24,7 +24,7 @@ class Resume:
     def __init__(self, optimizer: Any, schedules: Callable[[Any], list[Any]]) -> None:
         self._rates = rates(optimizer)
         self._kind, self._size = type(optimizer), len(_parameters(optimizer))
-        self._count, self._states = _count(optimizer), _states(optimizer)
+        self._count, self._states = steps_of(optimizer), _states(optimizer)
         self._schedules, self._begun = schedules, ""
         self._steps = 0
 
@@ -36,6 +36,9 @@ class Resume:
         """Compare what the optimizer has before a step with the loaded state."""
         self._steps += 1
         if self._steps == 1:
+            if not self._states and not self._goes_on(optimizer):
+                self._steps = 2
+                return
             yield from self._compare_states(optimizer)
             self._begun = self._begun_schedule(optimizer)
         change = self._change_of_rate(optimizer)
@@ -58,7 +61,7 @@ class Resume:
             yield LocalAlarm("schedule", "again", text, abs(rate - before))
 
     def _compare_states(self, optimizer: Any) -> Iterator[LocalAlarm]:
-        states, count = _states(optimizer), _count(optimizer)
+        states, count = _states(optimizer), steps_of(optimizer)
         if 2 * states < self._states:
             text = (
                 f"the loaded state was that of {self._states} parameters, and the first step has "
@@ -77,6 +80,11 @@ class Resume:
             if before and rate is not None and abs(before - rate) > NEAR * abs(before):
                 return before, rate
         return None
+
+    def _goes_on(self, optimizer: Any) -> bool:
+        """Whether a schedule is beyond its beginning. Otherwise a state that has no steps, as that
+        of SGD, may be the one with which an optimizer begins."""
+        return any(getattr(one, "last_epoch", 0) > 0 for one in self._schedules(optimizer))
 
     def _begun_schedule(self, optimizer: Any) -> str:
         """The name of the schedule, if all of them are at their beginning."""
@@ -119,7 +127,7 @@ def _states(optimizer: Any) -> int:
     return sum(bool(state) for state in _held(optimizer))
 
 
-def _count(optimizer: Any) -> float:
+def steps_of(optimizer: Any) -> float:
     """The steps that the optimizer has taken, as its state says; 0 if the host does not know."""
     counts = [state.get("step") for state in _held(optimizer) if isinstance(state, dict)]
     host_counts = [

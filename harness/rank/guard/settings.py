@@ -19,6 +19,7 @@ CHECKS = (
     "samples",
     "schedule",
     "scaler",
+    "checkpoints",
 )
 """What an option chooses, and what an alarm is about."""
 
@@ -61,6 +62,8 @@ class Settings:
     """``warn``, ``stop``, ``signal:USR1`` or ``command:...``."""
     out: str = ""
     """An existing folder for the report; empty: none."""
+    saves: str = ""
+    """The folder for what is kept of saved checkpoints; empty: ``out``."""
     quiet: bool = False
     """Whether alarms alone are printed."""
     check_only: bool = False

@@ -19,12 +19,13 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .budget import FIRST_CHECKS, Cost
 from .module_outputs import ModuleOutputs
 from .parameters import Modules, Watched, watched
-from .posts import LocalAlarm, Post, Update
+from .posts import LAST, Described, LocalAlarm, Post, Update
 from .resumes import Resume
 from .rotation import chosen, turns
 from .samples import (
@@ -40,6 +41,7 @@ from .samples import (
     version,
 )
 from .skips import Skips
+from .training_states import States
 
 UPDATED = 48
 """Parameters whose update is compared in a check; the next check has others."""
@@ -91,6 +93,8 @@ class Training:
         """Whether another optimizer has the same parameters."""
         self.is_in_modules = True
         """Whether modules have parameters of the optimizer: others are copies of them."""
+        self.is_complete = True
+        """Whether this rank has all that is trained: the others have copies of it."""
         self.searches = False
         """Whether a loss was not finite: the next checked step looks for the module where it
         begins. The other thread says so."""
@@ -118,6 +122,8 @@ class Training:
         self._first_bits: Tensor | None = None
         self._last_bits: Tensor | None = None
         """Those after the last checked step."""
+        self._notes: list[tuple[int, dict[int, int]]] = []
+        """Of two steps, how often each parameter was written, by its id."""
         self._numbers: list[int] = []
         """The parameters that this check looks at."""
         self._copied: list[int] = []
@@ -129,6 +135,8 @@ class Training:
         """Whether weights changed between that step and this one."""
         self.resume: Resume | None = None
         """The load after which the next step is one of the first; None without one."""
+        self.states = States()
+        """What was trained at saves and loads."""
         self._spent = self._spent_before = 0.0
         self._check_costs: deque[float] = deque(maxlen=RECENT)
         """Seconds that each of the last checks took."""
@@ -215,6 +223,8 @@ class Training:
             self._watched = watched(optimizer, self._modules, parameter_ids)
             self._trained, self._ids = trained, frozenset(map(id, parameters))
             self._described, self._first_bits, self._last_bits = False, None, None
+            self._notes = []
+            self.is_complete = _is_complete([one.described for one in self._watched])
             self.is_in_modules = not self._modules.names.keys().isdisjoint(self._ids)
             self.setup += time.perf_counter() - started
         everything = range(len(self._watched))
@@ -227,6 +237,9 @@ class Training:
         self.armed, self._waits = True, 0
         self._reset()
         self._versions = self._versions_of_weights()
+        if len(self._notes) < 2:
+            versions = {id(one.parameter): version(one.parameter) for one in self._watched}
+            self._notes.append((self.steps, versions))
         self._outside = None
         if self._last_bits is not None and self.check <= FIRST_CHECKS and self._was_alone:
             bits = self._bits(self._numbers)
@@ -290,6 +303,21 @@ class Training:
         """Whether another optimizer has a parameter of this one."""
         parameter = next((p for g in self.optimizer().param_groups for p in g["params"]), None)
         return any(p is parameter for group in optimizer.param_groups for p in group["params"])
+
+    def has_left(self, parameters: Sequence[Any]) -> bool:
+        """Whether parameters are as the last step has left them: nothing else has written them, as
+        each step writes them equally often."""
+        if len(self._notes) < 2 or not parameters:
+            return False
+        (first, before), (second, after) = self._notes
+        for parameter in parameters:
+            key = id(parameter)
+            if key not in before or key not in after or first == second:
+                return False
+            writes, steps = after[key] - before[key], second - first
+            if (version(parameter) - after[key]) * steps != writes * (self.steps - second):
+                return False
+        return True
 
     def holds(self, parameters: set[int]) -> bool:
         """Whether the optimizer has one of these parameters."""
@@ -604,10 +632,27 @@ class Training:
         )
         return moments, views
 
+    def save(self, path: str, content: Any = None) -> None:
+        """Note what is trained: a checkpoint is saved. ``content`` is what this rank writes alone,
+        perhaps for others."""
+        if self.steps and self._watched:
+            optimizer = self.optimizer()
+            self.states.save(self.steps, optimizer, self._watched, path)
+            if content is not None and not self.is_complete:
+                self.states.note_gathered(self.steps, optimizer, self._watched, path, content)
+
+    def go_on(self) -> None:
+        """Note what is trained, if it was loaded since the last step."""
+        if self.states.loaded is not None and self._watched:
+            self.states.resume(self.optimizer(), self._watched)
+
     def loaded(self, schedules: Callable[[Any], list[Any]]) -> None:
         """Note that the optimizer's state was loaded; ``schedules`` finds those of its rates."""
         optimizer = self.optimizer()
-        if any(optimizer.state.values()):
+        self.states.load(self.steps, optimizer)
+        # A package may load an optimizer's first state into itself, to move it to a device.
+        is_first = not self.steps and self.states.changes_rates(optimizer)
+        if any(optimizer.state.values()) or is_first:
             self.resume = Resume(optimizer, schedules)
             self._trained = ()  # the weights may be others now
 
@@ -726,9 +771,21 @@ class Training:
         ]
         post.fused_scale = self._fused_scale
         post.alarms, self.alarms = alarms, []
+        self._add_states(post)
         self.next_step = self.steps + 1 if self.check < FIRST_CHECKS else None
         self._has_posted = True
         return post
+
+    def last_post(self, rank: int) -> Post:
+        """What rank 0 does not know yet when the training is over."""
+        post = Post(rank, self.number, LAST, self.steps)
+        self._add_states(post)
+        return post
+
+    def _add_states(self, post: Post) -> None:
+        post.states, sums = self.states.take()
+        if sums is not None:
+            post.tensors["states"] = sums
 
     def _sums(self, numbers: Sequence[int]) -> list[Tensor]:
         return [bit_sum(self._watched[number].copy) for number in numbers]
@@ -774,6 +831,15 @@ def _stacked(sums: Sequence[Tensor]) -> Tensor:
     if not sums:
         return torch.zeros(0, dtype=torch.int64)
     return torch.stack([one.to(sums[0].device) for one in sums])
+
+
+def _is_complete(described: Sequence[Described]) -> bool:
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return world == 1 or all(
+        len(one.ranks) == world and one.size == one.numel == one.end - one.begin
+        for one in described
+        if one.optimized
+    )
 
 
 def kind_of(optimizer: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from .accumulation import accumulation
+from .checkpoints import checkpoints
 from .clipping import clipping
 from .finite import finite
 from .gradients import gradients
@@ -28,5 +29,6 @@ CHECKS: dict[str, Callable[[Sequence[View], Memory], Iterator[Alarm]]] = {
     "finite": finite,
     "accumulation": accumulation,
     "samples": samples,
+    "checkpoints": checkpoints,
 }
 """Each check, by the name under which an option chooses it."""

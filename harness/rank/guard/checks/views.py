@@ -96,6 +96,10 @@ class Memory:
     """That alarm, while a step looks for the module where it begins."""
     waits: int = 0
     """The checks for which it has waited."""
+    saved: list[Any] = field(default_factory=list)
+    """The states of the last saves, of this process and of earlier ones."""
+    has_saved: bool = False
+    """Whether this process has added to them since they were kept."""
     not_seen: dict[str, str] = field(default_factory=dict)
     """By check, what it does not see, in a sentence."""
 

@@ -1,0 +1,325 @@
+"""A training goes on after a load with what was trained when the checkpoint was saved.
+
+Which of the saved states was loaded is seen by what the optimizer keeps: moments that are equal bit
+by bit are those of that save, wherever the file is and whatever wrote it. So a load of other
+weights, or of weights alone, is compared with none. Where DeepSpeed's engine loads a checkpoint, or
+torch fills a state from one, the folder says which one it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..posts import Post
+from ..training_states import (
+    COPY,
+    FILLED,
+    OUTER,
+    PARTED,
+    SAVED,
+    SAVES,
+    WEIGHT,
+    WRITTEN,
+    Part,
+    TrainingState,
+)
+from .views import Alarm, Memory, View, named
+
+MOST_SAVED = 16
+"""Saved states that are kept."""
+NEAR = 1e-6
+"""How far (as a fraction) equal learning rates may be apart by rounding."""
+
+
+@dataclass
+class Whole:
+    """A tensor on all ranks."""
+
+    count: int
+    dtype: str
+    sum: int
+    places: str
+    """A digest of the places of its parts, ..."""
+    exact: str
+    """... and one of the places with the sum of each part."""
+    odd: list[int] = field(default_factory=list)
+    """The ranks that have other values than the first rank of the same place."""
+
+    def is_comparable(self, later: Whole) -> bool:
+        """Whether it was one thing on all ranks, and was neither converted nor cut since."""
+        return self.count == later.count and self.dtype == later.dtype and not self.odd
+
+    def is_equal(self, later: Whole) -> bool:
+        """Whether it is the same later, perhaps on another number of ranks."""
+        if later.odd:
+            return False
+        return self.exact == later.exact if self.places == later.places else self.sum == later.sum
+
+
+@dataclass
+class State:
+    """What was trained, written or read, on all ranks that took part."""
+
+    event: str
+    step: int
+    path: str
+    stamp: str
+    count: float
+    is_promised: bool
+    rates: list[Any]
+    is_rate_kept: bool
+    numbers: dict[str, Any]
+    wholes: dict[str, dict[str, Whole]]
+    """By the name of a parameter, and by kind."""
+    ranks: list[int]
+    is_of_this_process: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        wholes = {
+            name: {kind: list(vars(whole).values()) for kind, whole in kinds.items()}
+            for name, kinds in self.wholes.items()
+        }
+        return {**vars(self), "wholes": wholes}
+
+    @staticmethod
+    def of_json(content: dict[str, Any]) -> State:
+        wholes = {
+            name: {kind: Whole(*fields) for kind, fields in kinds.items()}
+            for name, kinds in content["wholes"].items()
+        }
+        return State(**{**content, "wholes": wholes, "is_of_this_process": False})
+
+    def is_loaded_by(self, later: State) -> bool:
+        """Whether a load reads the file that this save has written."""
+        is_same_file = self.is_of_this_process or (self.stamp and self.stamp == later.stamp)
+        return bool(is_same_file and later.path and self.path == later.path)
+
+    def pairs(
+        self, later: State, is_kind: Callable[[str], bool]
+    ) -> Iterator[tuple[str, Whole, Whole | None]]:
+        """The parameters of both, with each tensor of some kinds that this state has of them, and
+        what it is later: None if it is gone."""
+        for name, kinds in self.wholes.items():
+            later_kinds = later.wholes.get(name)
+            for kind, whole in kinds.items() if later_kinds is not None else ():
+                other = (later_kinds or {}).get(kind)
+                if is_kind(kind) and (other is None or whole.is_comparable(other)):
+                    yield name, whole, other
+
+    def unequal(self, later: State, is_kind: Callable[[str], bool]) -> list[str]:
+        """The parameters of which something is not the same later."""
+        pairs = self.pairs(later, is_kind)
+        names = (n for n, old, new in pairs if (old.sum if new is None else not old.is_equal(new)))
+        return list(dict.fromkeys(names))
+
+    @property
+    def when(self) -> str:
+        return f"saved after {self.count or self.step:.0f} steps"
+
+
+def checkpoints(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """A training goes on with what was saved."""
+    posts = [view.post for view in views]
+    yield from _parted(posts)
+    for members in _events(posts):
+        state = _merged(members)
+        if state.event in SAVES:
+            memory.saved.append(state)
+            del memory.saved[:-MOST_SAVED]
+            memory.has_saved = True
+        elif state.event == FILLED:
+            yield from _filled(state, memory)
+        else:
+            yield from _resumed(state, memory)
+
+
+Member = tuple[int, TrainingState, list[int]]
+"""A rank, its state, and the sums of the parts."""
+
+
+def _events(posts: Iterable[Post]) -> Iterator[list[Member]]:
+    """The saves and loads, each with the ranks that took part, in their order on the first rank."""
+    groups: dict[tuple[Any, ...], list[Member]] = {}
+    for post in posts:
+        sums: Any = post.tensors.get("states")
+        at, times = 0, dict[Any, int]()
+        for fields in post.states if sums is not None else ():
+            state = TrainingState(**fields)
+            if state.event == PARTED:
+                continue
+            numbers = sums[at : at + len(state.parts)].tolist()
+            at += len(state.parts)
+            # Each rank may save a file of its own.
+            path = "" if state.event == SAVED else state.path
+            key = state.step, state.event, path
+            times[key] = times.get(key, 0) + 1
+            groups.setdefault((*key, times[key]), []).append((post.rank, state, numbers))
+    yield from groups.values()
+
+
+def _merged(members: Sequence[Member]) -> State:
+    parts: dict[tuple[str, str], dict[str, tuple[Part, int]]] = {}
+    odd: dict[tuple[str, str], list[int]] = {}
+    for rank, state, numbers in members:
+        for part, number in state.of_parts(numbers):
+            key = part.name, part.kind
+            first = parts.setdefault(key, {}).setdefault(part.place, (part, number))
+            if first[1] != number:
+                odd.setdefault(key, []).append(rank)
+    wholes: dict[str, dict[str, Whole]] = {}
+    for (name, kind), places in parts.items():
+        any_part = next(iter(places.values()))[0]
+        wholes.setdefault(name, {})[kind] = Whole(
+            sum(part.count for part, _ in places.values()),
+            any_part.dtype,
+            sum(number for _, number in places.values()) % (1 << 8 * any_part.width),
+            _digest(sorted(places)),
+            _digest(sorted((place, number) for place, (_, number) in places.items())),
+            odd.get((name, kind), []),
+        )
+    _, first_state, _ = members[0]
+    common = {
+        key: value
+        for key, value in first_state.numbers.items()
+        if all(state.numbers.get(key) == value for _, state, _ in members)
+    }
+    names = ("event", "step", "path", "stamp", "count", "is_promised", "rates", "is_rate_kept")
+    fields = {name: getattr(first_state, name) for name in names}
+    return State(**fields, numbers=common, wholes=wholes, ranks=[rank for rank, *_ in members])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
+
+
+def _parted(posts: Sequence[Post]) -> Iterator[Alarm]:
+    """All ranks that split a tensor save their parts of it."""
+    ranks: dict[int, set[int]] = {}
+    first: dict[int, dict[str, Any]] = {}
+    for post in posts:
+        for state in post.states:
+            if state["event"] == PARTED:
+                ranks.setdefault(state["step"], set()).add(post.rank)
+                first.setdefault(state["step"], state)
+    for step, those in ranks.items():
+        state = first[step]
+        names, needed = state["numbers"]["names"], state["numbers"]["ranks"]
+        if len(those) < min(needed, len(posts)):
+            text = (
+                f"{os.path.basename(state['path']) or 'a file'} got only this rank's part of "
+                f"{named(names)}, and the other ranks, {needed} in all, save nothing"
+            )
+            yield Alarm("checkpoints", "parts", text, sorted(those), 1 / needed, names, step)
+
+
+def _filled(state: State, memory: Memory) -> Iterator[Alarm]:
+    """What torch fills from a distributed checkpoint is what it was given to write."""
+    candidates = (one for one in reversed(memory.saved) if one.event == WRITTEN)
+    saved = next((one for one in candidates if one.is_loaded_by(state)), None)
+    if saved is None:
+        return
+    memory.compared["checkpoints"] = len(saved.wholes)
+    file, differing = os.path.basename(state.path), saved.unequal(state, _is_any)
+    if differing:
+        text = f"{file} has other values of {named(differing)} than those that were {saved.when}"
+        yield Alarm("checkpoints", "file", text, state.ranks, float(len(differing)), differing)
+    kept = [
+        key
+        for key, value in saved.numbers.items()
+        if key in state.numbers and repr(state.numbers[key]) != repr(value)  # nan is nan
+    ]
+    if kept:
+        now, before = state.numbers[kept[0]], saved.numbers[kept[0]]
+        others = f", and {len(kept) - 1} more differ" if kept[1:] else ""
+        text = f"the load of {file} gave {now} for {kept[0]}, and {before} was {saved.when}{others}"
+        yield Alarm("checkpoints", "numbers", text, state.ranks, float(len(kept)))
+
+
+def _resumed(state: State, memory: Memory) -> Iterator[Alarm]:
+    """The training goes on with what was trained at the save."""
+    candidates = [one for one in memory.saved if one.event != WRITTEN]
+    saved = max(candidates, key=lambda one: _likeness(one, state), default=None)
+    if saved is None or not _likeness(saved, state):
+        of_file = (one for one in reversed(candidates) if one.is_loaded_by(state))
+        saved = next(of_file, None)
+        is_whole = state.is_promised
+    else:
+        is_whole = True
+    if saved is None:
+        kinds = {kind for kinds in state.wholes.values() for kind in kinds}
+        if any(map(_is_inner, kinds)):
+            memory.not_seen["checkpoints"] = (
+                "the loaded state is compared with none: its save was not seen in this folder"
+            )
+        return
+    memory.compared["checkpoints"] = sum(map(len, saved.wholes.values()))
+    yield from _rate(saved, state)
+    lost = saved.unequal(state, _is_state) if is_whole else []
+    if lost:
+        text = f"after the load the optimizer's state of {named(lost)} is not the one {saved.when}"
+        yield Alarm("checkpoints", "state", text, state.ranks, float(len(lost)), lost)
+    is_kind = _is_weight if is_whole else WEIGHT.__eq__
+    weights = list(saved.pairs(state, is_kind))
+    differing = saved.unequal(state, is_kind)
+    if differing and len(differing) < len({name for name, *_ in weights}):
+        verb = "is" if len(differing) == 1 else "are"
+        text = f"after the load {named(differing)} {verb} not what was {saved.when}"
+        odd = {rank for _, _, now in weights if now is not None for rank in now.odd}
+        yield Alarm("checkpoints", "weights", text, sorted(odd) or state.ranks, 1.0, differing)
+    elif differing:
+        memory.not_seen["checkpoints"] = (
+            "the loaded weights are compared with none: they are not those of the training that "
+            "saved the optimizer's state, as if an average of them was saved"
+        )
+
+
+def _rate(saved: State, state: State) -> Iterator[Alarm]:
+    """The rates that a load leaves as they were are those of the save."""
+    kept = [w.sum for ks in saved.wholes.values() for kind, w in ks.items() if _is_inner(kind)]
+    if not any(kept) or not state.is_rate_kept or len(saved.rates) != len(state.rates):
+        return  # without moments only the weights may have been loaded
+    for before, now in zip(saved.rates, state.rates):
+        if before is not None and now is not None and abs(before - now) > NEAR * abs(before):
+            text = (
+                f"the load left the learning rate {now:.4g} as it was before, and {before:.4g} was "
+                f"{saved.when}"
+            )
+            yield Alarm("checkpoints", "rate", text, state.ranks, abs(before - now))
+            return
+
+
+def _likeness(saved: State, state: State) -> int:
+    """How many tensors of a load are those of a save; 0 if it is a load of something else.
+
+    The optimizer's own state decides. Without one, as with SGD, the weights do.
+    """
+    moments = [(old, new) for _, old, new in saved.pairs(state, _is_inner) if old.sum]
+    weights = [(old, new) for _, old, new in saved.pairs(state, _is_weight) if old.sum]
+    equal, equal_weights = _equal(moments), _equal(weights)
+    decide, equals = (moments, equal) if moments else (weights, equal_weights)
+    return equal + equal_weights if 2 * equals >= len(decide) > 0 else 0
+
+
+def _equal(pairs: Sequence[tuple[Whole, Whole | None]]) -> int:
+    return sum(new is not None and old.is_equal(new) for old, new in pairs)
+
+
+def _is_any(kind: str) -> bool:
+    return True
+
+
+def _is_weight(kind: str) -> bool:
+    return kind in (WEIGHT, COPY)
+
+
+def _is_state(kind: str) -> bool:
+    return not _is_weight(kind)
+
+
+def _is_inner(kind: str) -> bool:
+    """Whether it is kept by the optimizer itself, and not by one around it."""
+    return _is_state(kind) and OUTER not in kind

@@ -1,0 +1,503 @@
+"""Tiny trainings that save a checkpoint and end, and those that go on with it: ``resumptions.py
+FORM save|resume FOLDER``. They know nothing of guard.
+
+A form is a pair of functions: the first one trains and saves, the second one loads and trains.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.optim.lr_scheduler import LambdaLR
+
+dcp: Any = torch.distributed.checkpoint
+DONE, MORE = 4, 3
+"""Steps before the save, and after the load."""
+BEST = 2
+"""The step whose weights are kept as an earlier, better state."""
+RATE = 1e-2
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.head(self.norm(self.body(x).tanh()))
+        return hidden
+
+
+def adam(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, RATE)
+
+
+def descent(parameters: Any) -> Any:
+    return torch.optim.SGD(parameters, RATE)
+
+
+class Training:
+    """A model with its optimizer and schedule on this rank."""
+
+    def __init__(self, make: Callable[[Any], Any] = adam, seed: int = 0, how: str = "ddp") -> None:
+        torch.manual_seed(seed)
+        self.net = Net()
+        self.model: Any = self.net
+        if how == "ddp" and dist.get_world_size() > 1:
+            self.model = nn.parallel.DistributedDataParallel(self.net)
+        if how == "fsdp2":
+            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+            for part in (self.net.body, self.net.head, self.net):
+                fully_shard(part, mesh=mesh)
+        self.optimizer = make(self.net.parameters())
+        self.schedule = LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
+
+    def train(self, steps: int, first: int = 0) -> Training:
+        for step in range(first, first + steps):
+            generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+            rows = torch.randn(4, 8, generator=generator)
+            targets = torch.randint(0, 4, (4,), generator=generator)
+            self.optimizer.zero_grad()
+            nn.functional.cross_entropy(self.model(rows), targets).backward()
+            self.optimizer.step()
+            self.schedule.step()
+        return self
+
+    def state(self) -> dict[str, Any]:
+        parts = {"model": self.net, "optimizer": self.optimizer, "schedule": self.schedule}
+        return {name: part.state_dict() for name, part in parts.items()}
+
+    def load(self, state: dict[str, Any], strict: bool = True) -> Training:
+        self.net.load_state_dict(state["model"], strict=strict)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        return self
+
+
+def save(state: Any, file: Any) -> None:
+    """As most loops do: rank 0 alone."""
+    if dist.get_rank() == 0:
+        torch.save(state, file)
+    dist.barrier()
+
+
+def read(file: Any) -> Any:
+    return torch.load(file, weights_only=False)
+
+
+Act = Callable[[Path], None]
+FORMS: dict[str, tuple[Act, Act]] = {}
+RIGHT: list[str] = []
+
+
+def _saves(make: Any = adam, how: str = "ddp") -> Act:
+    def act(folder: Path) -> None:
+        training = Training(make, how=how).train(DONE)
+        save(training.state(), folder / "checkpoint.pt")
+
+    return act
+
+
+def form(saves: Act, *, is_right: bool = True) -> Callable[[Act], Act]:
+    """Note a form by its act that resumes."""
+
+    def note(resumes: Act) -> Act:
+        FORMS[resumes.__name__] = saves, resumes
+        RIGHT.extend([resumes.__name__] if is_right else [])
+        return resumes
+
+    return note
+
+
+# -- right ones --
+
+
+@form(_saves())
+def usual(folder: Path) -> None:
+    Training(seed=1).load(read(folder / "checkpoint.pt")).train(MORE, DONE)
+
+
+@form(_saves(descent))
+def without_moments(folder: Path) -> None:
+    Training(descent, seed=1).load(read(folder / "checkpoint.pt")).train(MORE, DONE)
+
+
+def _moved(folder: Path) -> None:
+    _saves()(folder)
+    if dist.get_rank() == 0:
+        os.rename(folder / "checkpoint.pt", folder / "last.pt")
+
+
+@form(_moved)
+def moved_and_renamed(folder: Path) -> None:
+    usual_state = read(folder / "last.pt")
+    Training(seed=1).load(usual_state).train(MORE, DONE)
+
+
+def _through_memory(folder: Path) -> None:
+    training, buffer = Training().train(DONE), io.BytesIO()
+    torch.save({"states": [training.state()]}, buffer)
+    if dist.get_rank() == 0:
+        (folder / "checkpoint.pt").write_bytes(buffer.getvalue())
+    dist.barrier()
+
+
+@form(_through_memory)
+def through_memory(folder: Path) -> None:
+    Training(seed=1).load(read(folder / "checkpoint.pt")["states"][0]).train(MORE, DONE)
+
+
+@form(_saves())
+def new_optimizer_on_purpose(folder: Path) -> None:
+    training = Training(seed=1)
+    training.net.load_state_dict(read(folder / "checkpoint.pt")["model"])
+    training.train(MORE, DONE)
+
+
+@form(_saves())
+def part_of_the_model(folder: Path) -> None:
+    """A warm start with another head."""
+    training, state = Training(seed=1), read(folder / "checkpoint.pt")["model"]
+    body = {name: value for name, value in state.items() if not name.startswith("head")}
+    training.net.load_state_dict(body, strict=False)
+    training.train(MORE, DONE)
+
+
+@form(_saves(descent))
+def part_of_the_model_without_moments(folder: Path) -> None:
+    """A warm start, whose optimizer loads its own state, as a package does for its device."""
+    training = Training(descent, seed=1)
+    body = read(folder / "checkpoint.pt")["model"]
+    training.net.load_state_dict({n: v for n, v in body.items() if "head" not in n}, strict=False)
+    training.optimizer.load_state_dict(training.optimizer.state_dict())
+    training.train(MORE, DONE)
+
+
+@form(_saves())
+def own_state_of_a_new_optimizer(folder: Path) -> None:
+    training = Training(seed=1)
+    training.net.load_state_dict(read(folder / "checkpoint.pt")["model"])
+    training.optimizer.load_state_dict(training.optimizer.state_dict())
+    training.train(MORE, DONE)
+
+
+@form(_saves())
+def another_model(folder: Path) -> None:
+    """Its weights have other names."""
+    training, state = Training(seed=1, how=""), read(folder / "checkpoint.pt")
+    training.load(state)
+    training.model = nn.parallel.DistributedDataParallel(nn.Sequential(training.net))
+    training.train(MORE, DONE)
+
+
+def _averaged(folder: Path) -> None:
+    """While it saves, the model has the average of its weights."""
+    training = Training()
+    average = copy.deepcopy(training.net.state_dict())
+    for step in range(DONE):
+        training.train(1, step)
+        for name, value in training.net.state_dict().items():
+            average[name].lerp_(value, 0.1)
+    raw = copy.deepcopy(training.net.state_dict())
+    training.net.load_state_dict(average)
+    save({**training.state(), "raw": raw}, folder / "checkpoint.pt")
+
+
+@form(_averaged)
+def averaged_weights(folder: Path) -> None:
+    state = read(folder / "checkpoint.pt")
+    Training(seed=1).load({**state, "model": state["raw"]}).train(MORE, DONE)
+
+
+@form(_saves())
+def another_rate_on_purpose(folder: Path) -> None:
+    state = read(folder / "checkpoint.pt")
+    state["optimizer"]["param_groups"][0]["lr"] = RATE
+    training = Training(seed=1)
+    training.net.load_state_dict(state["model"])
+    training.optimizer.load_state_dict(state["optimizer"])
+    training.train(MORE, DONE)
+
+
+def _twice(folder: Path) -> None:
+    training = Training().train(BEST)
+    state = copy.deepcopy(training.state())
+    save(state, folder / "best.pt")
+    save(training.train(DONE - BEST, BEST).state(), folder / "checkpoint.pt")
+
+
+@form(_twice)
+def earlier_save(folder: Path) -> None:
+    Training(seed=1).load(read(folder / "best.pt")).train(MORE, BEST)
+
+
+def _rolls_back(folder: Path) -> None:
+    training = Training().train(BEST)
+    save(training.state(), folder / "checkpoint.pt")
+    training.train(3, BEST).load(read(folder / "checkpoint.pt")).train(3, BEST)
+
+
+@form(_rolls_back)
+def rolled_back(folder: Path) -> None:
+    usual(folder)
+
+
+@form(_saves())
+def other_parts_frozen(folder: Path) -> None:
+    training = Training(seed=1, how="").load(read(folder / "checkpoint.pt"))
+    training.net.body.requires_grad_(False)
+    training.model = nn.parallel.DistributedDataParallel(training.net)
+    training.train(MORE, DONE)
+
+
+def _two_optimizers(seed: int) -> tuple[Training, Any]:
+    training = Training(lambda weights: adam(list(weights)[:4]), seed)
+    return training, adam(training.net.head.parameters())
+
+
+def _train_both(training: Training, second: Any, steps: int, first: int) -> None:
+    for step in range(first, first + steps):
+        second.zero_grad()
+        training.train(1, step)
+        second.step()
+
+
+def _saves_two(folder: Path) -> None:
+    training, second = _two_optimizers(0)
+    _train_both(training, second, DONE, 0)
+    save({**training.state(), "second": second.state_dict()}, folder / "checkpoint.pt")
+
+
+@form(_saves_two)
+def two_optimizers(folder: Path) -> None:
+    training, second = _two_optimizers(1)
+    state = read(folder / "checkpoint.pt")
+    training.load(state)
+    second.load_state_dict(state["second"])
+    _train_both(training, second, MORE, DONE)
+
+
+def _saves_distributed(how: str, call: Any = None) -> Act:
+    def act(folder: Path) -> None:
+        training = Training(how=how).train(DONE)
+        model, optimizer = get_state_dict(training.model, training.optimizer)
+        future = (call or dcp.save)(
+            {"model": model, "optimizer": optimizer}, checkpoint_id=folder / "dcp"
+        )
+        if future is not None and hasattr(future, "result"):
+            future.result()
+
+    return act
+
+
+def _resumes_distributed(folder: Path, how: str) -> None:
+    training = Training(seed=1, how=how)
+    model, optimizer = get_state_dict(training.model, training.optimizer)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    dcp.load(state, checkpoint_id=folder / "dcp")
+    set_state_dict(
+        training.model,
+        training.optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+    )
+    training.train(MORE, DONE)
+
+
+@form(_saves_distributed("ddp"))
+def distributed(folder: Path) -> None:
+    _resumes_distributed(folder, "ddp")
+
+
+@form(_saves_distributed("fsdp2"))
+def sharded(folder: Path) -> None:
+    _resumes_distributed(folder, "fsdp2")
+
+
+@form(_saves_distributed("fsdp2", lambda *one, **other: dcp.async_save(*one, **other)))
+def sharded_while_it_trains(folder: Path) -> None:
+    _resumes_distributed(folder, "fsdp2")
+
+
+@form(_saves_distributed("fsdp2"))
+def sharded_to_copies(folder: Path) -> None:
+    _resumes_distributed(folder, "ddp")
+
+
+def _saves_whole(folder: Path) -> None:
+    """Rank 0 writes what it gathered of the shards."""
+    training = Training(how="fsdp2").train(DONE)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    model, optimizer = get_state_dict(training.model, training.optimizer, options=options)
+    save({"model": model, "optimizer": optimizer}, folder / "checkpoint.pt")
+
+
+@form(_saves_whole)
+def gathered_shards(folder: Path) -> None:
+    training, state = Training(seed=1, how="fsdp2"), read(folder / "checkpoint.pt")
+    set_state_dict(
+        training.model,
+        training.optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=StateDictOptions(full_state_dict=True),
+    )
+    training.train(MORE, DONE)
+
+
+# -- wrong ones --
+
+
+@form(_saves(), is_right=False)
+def moment_lost(folder: Path) -> None:
+    state = read(folder / "checkpoint.pt")
+    state["optimizer"]["state"][2]["exp_avg"].zero_()
+    Training(seed=1).load(state).train(MORE, DONE)
+
+
+@form(_saves(), is_right=False)
+def state_of_a_parameter_lost(folder: Path) -> None:
+    state = read(folder / "checkpoint.pt")
+    del state["optimizer"]["state"][2]
+    Training(seed=1).load(state).train(MORE, DONE)
+
+
+@form(_saves(), is_right=False)
+def weight_not_saved(folder: Path) -> None:
+    state = read(folder / "checkpoint.pt")
+    del state["model"]["head.weight"]
+    Training(seed=1).load(state, strict=False).train(MORE, DONE)
+
+
+@form(_saves(), is_right=False)
+def moments_in_another_order(folder: Path) -> None:
+    """Those of the two parts of the norm: they have the same shape."""
+    state = read(folder / "checkpoint.pt")
+    moments = state["optimizer"]["state"]
+    moments[2], moments[3] = moments[3], moments[2]
+    Training(seed=1).load(state).train(MORE, DONE)
+
+
+@form(_saves(), is_right=False)
+def one_rank_lost_a_weight(folder: Path) -> None:
+    training = Training(seed=1).load(read(folder / "checkpoint.pt"))
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            training.net.norm.weight[0] += 1
+    training.train(MORE, DONE)
+
+
+@form(_saves_distributed("ddp"), is_right=False)
+def rate_not_filled(folder: Path) -> None:
+    """The load fills tensors, and the loop gives the optimizer its own rate again."""
+    training = Training(seed=1)
+    model, optimizer = get_state_dict(training.model, training.optimizer)
+    rate = optimizer["param_groups"][0]["lr"]  # type: ignore[index]
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    dcp.load(state, checkpoint_id=folder / "dcp")
+    state["optimizer"]["param_groups"][0]["lr"] = rate
+    set_state_dict(
+        training.model,
+        training.optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+    )
+    training.train(MORE, DONE)
+
+
+@form(_saves_distributed("fsdp2"), is_right=False)
+def shard_lost(folder: Path) -> None:
+    """Rank 1 has other values of a weight after the load."""
+    training = Training(seed=1, how="fsdp2")
+    model, optimizer = get_state_dict(training.model, training.optimizer)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    dcp.load(state, checkpoint_id=folder / "dcp")
+    set_state_dict(
+        training.model, training.optimizer,
+        model_state_dict=state["model"], optim_state_dict=state["optimizer"],
+    )  # fmt: skip
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            shard: Any = training.net.body.weight
+            shard._local_tensor.add_(1)
+    training.train(MORE, DONE)
+
+
+class Slow:
+    """Pulls the weights back to slow copies of them. Its state is that of the optimizer alone."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.state = {p: {"slow": p.detach().clone()} for p in parameters}
+        self.steps = 0
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def state_dict(self) -> Any:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.optimizer.load_state_dict(state)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.optimizer.step()
+        self.steps += 1
+        for parameter, state in self.state.items() if self.steps % 2 == 0 else ():
+            state["slow"].lerp_(parameter, 0.5)
+            parameter.copy_(state["slow"])
+
+
+def _slow(seed: int) -> Training:
+    training = Training(adam, seed)
+    training.optimizer = Slow(training.optimizer)
+    return training
+
+
+def _saves_slow(folder: Path) -> None:
+    training = _slow(0).train(DONE)
+    save(training.state(), folder / "checkpoint.pt")
+
+
+@form(_saves_slow, is_right=False)
+def state_around_the_optimizer_lost(folder: Path) -> None:
+    _slow(1).load(read(folder / "checkpoint.pt")).train(MORE, DONE)
+
+
+@form(_saves_slow)
+def state_around_the_optimizer_made_after_the_load(folder: Path) -> None:
+    """The save came right after a pull, so the weights are the slow ones."""
+    training = Training(seed=1).load(read(folder / "checkpoint.pt"))
+    training.optimizer = Slow(training.optimizer)
+    training.train(MORE, DONE)
+
+
+def main() -> None:
+    name, act, folder = sys.argv[1:]
+    dist.init_process_group("gloo")
+    FORMS[name][act == "resume"](Path(folder))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""Saves and loads are compared by sums of bits, on any number of ranks and in a later process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.rank.events.kinds import FilledState, Load, Place, Save
+from harness.rank.guard.checks.views import Alarm, Memory
+from harness.rank.guard.judge import judge
+from harness.rank.guard.parameters import Modules, watched
+from harness.rank.guard.posts import LAST, Post, packed, unpacked
+from harness.rank.guard.saved_states import NAME, SavedStates
+from harness.rank.guard.training_states import (
+    FILLED,
+    PARTED,
+    RESUMED,
+    SAVED,
+    WEIGHT,
+    WRITTEN,
+    Part,
+    States,
+    TrainingState,
+)
+
+Tensors = dict[tuple[str, str], Tensor]
+
+
+def tensors() -> Tensors:
+    """The weights and moments of a small model."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        (name, kind): torch.randn(6, 4, generator=generator)
+        for name in ("body", "norm", "head")
+        for kind in (WEIGHT, "exp_avg", "exp_avg_sq")
+    }
+
+
+def posts(values: Tensors, ranks: int = 1, **fields: object) -> list[Post]:
+    """What ranks post that have an equal part of each tensor."""
+    posts = []
+    for rank in range(ranks):
+        state = TrainingState(**{"event": SAVED, "step": 5, "count": 5.0, **fields})  # type: ignore[arg-type]
+        parts = {key: value.chunk(ranks)[rank] for key, value in values.items()}
+        state.parts = [
+            list(vars(Part(*key, f"{rank} of {ranks}", part.numel(), "float32", 4)).values())
+            for key, part in parts.items()
+        ]
+        sums = [part.view(torch.int32).sum(dtype=torch.int32).long() for part in parts.values()]
+        posts.append(Post(rank, 0, LAST, states=[asdict(state)]))
+        posts[-1].tensors["states"] = torch.stack(sums)
+    return [unpacked(packed(post)) for post in posts]
+
+
+def told(values: Tensors, memory: Memory, ranks: int = 1, **fields: object) -> list[Alarm]:
+    """The alarms of a load."""
+    return judge(posts(values, ranks, **{"event": RESUMED, "step": 0, **fields}), memory)
+
+
+def memory(ranks: int = 1, **fields: object) -> Memory:
+    """What is known after a save."""
+    memory = Memory()
+    assert judge(posts(tensors(), ranks, **fields), memory) == []
+    return memory
+
+
+@pytest.mark.parametrize(("ranks", "later"), [(1, 1), (1, 2), (3, 1), (3, 2)])
+def test_ranks_in_any_number_go_on_with_the_state_of_a_save(ranks: int, later: int) -> None:
+    known = memory(ranks)
+    assert told(tensors(), known, later) == []
+    assert known.compared["checkpoints"] == 9
+    changed = tensors()
+    changed["norm", "exp_avg"][1, 1] += 1
+    (alarm,) = told(changed, known, later)
+    assert (alarm.kind, alarm.parameters, alarm.ranks) == ("state", ["norm"], list(range(later)))
+
+
+def _lost_weight(values: Tensors) -> None:
+    values["head", WEIGHT].zero_()
+
+
+def _gone(values: Tensors) -> None:
+    del values["body", "exp_avg"], values["norm", "exp_avg"]
+
+
+def _other_weights(values: Tensors) -> None:
+    for name in ("body", "norm", "head"):
+        values[name, WEIGHT].add_(1)
+
+
+def _other_state(values: Tensors) -> None:
+    for name in ("body", "norm", "head"):
+        values[name, "exp_avg"].add_(1)
+        values[name, "exp_avg_sq"].add_(1)
+
+
+def _cut(values: Tensors) -> None:
+    values["head", WEIGHT] = values["head", WEIGHT][:2]
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [
+        (_lost_weight, ["weights"]),
+        (_gone, ["state"]),
+        (_other_weights, []),  # an average was saved
+        (_other_state, []),  # the state is that of another training
+        (_cut, []),
+    ],
+)
+def test_part_of_the_state_that_a_load_lost_is_told(
+    change: Callable[[Tensors], None], kinds: list[str]
+) -> None:
+    values = tensors()
+    change(values)
+    assert [alarm.kind for alarm in told(values, memory())] == kinds
+
+
+def test_state_that_is_new_after_the_load_of_an_engine_is_told_if_it_was_to_be_loaded() -> None:
+    known = memory(path="/checkpoint")
+    fresh = {key: value for key, value in tensors().items() if key[1] == WEIGHT}
+    assert told(fresh, known, path="/checkpoint") == []
+    assert told(fresh, known, path="/another", is_promised=True) == []
+    (alarm,) = told(fresh, known, path="/checkpoint", is_promised=True)
+    assert alarm.kind == "state"
+
+
+def test_ranks_that_save_files_of_their_own_save_one_state() -> None:
+    parts = posts(tensors(), 2)
+    for post in parts:
+        post.states[0]["path"] = f"/rank{post.rank}.pt"
+    known = Memory()
+    assert judge(parts, known) == []
+    (saved,) = known.saved
+    assert saved.ranks == [0, 1]
+
+
+def test_rank_with_another_copy_of_a_weight_is_named() -> None:
+    one, two = posts(tensors(), event=RESUMED), tensors()
+    two["head", WEIGHT].zero_()
+    second = posts(two, event=RESUMED)[0]
+    second.rank = 1
+    (alarm,) = judge([*one, second], memory())
+    assert (alarm.kind, alarm.ranks, alarm.parameters) == ("weights", [1], ["head"])
+
+
+def test_later_process_compares_with_what_an_earlier_one_saved(tmp_path: Path) -> None:
+    saved = SavedStates(str(tmp_path), print)
+    first = Memory(saved=saved.states)
+    judge(posts(tensors()), first)
+    saved.write()
+    second = Memory(saved=SavedStates(str(tmp_path), print).states)
+    assert told(tensors(), second) == []
+    assert second.compared["checkpoints"] == 9
+
+
+@pytest.mark.parametrize("content", ["", "[{}]", "[1]", '{"a": 1}'])
+def test_damaged_file_of_saved_states_is_no_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / NAME).write_text(content)
+    assert SavedStates(str(tmp_path), print).states == []
+
+
+def test_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
+    lines: list[str] = []
+    saved = SavedStates(str(tmp_path / "absent"), lines.append)
+    saved.write()
+    saved.write()
+    assert len(lines) == 1
+
+
+def _file_state(event: str, file: Path, weight: Tensor, rate: float, step: int = 3) -> list[Post]:
+    states = States()
+    content = {"model": {"weight": weight}, "groups": [{"lr": rate, "name": "all"}]}
+    states.note_file(event, step, str(file), content)
+    post = Post(0, 0, LAST)
+    post.states, post.tensors["states"] = states.take()  # type: ignore[assignment]
+    return [unpacked(packed(post))]
+
+
+@pytest.mark.parametrize(
+    ("weight", "rate", "kinds"), [(1.0, 0.5, []), (2.0, 0.5, ["file"]), (1.0, 0.1, ["numbers"])]
+)
+def test_what_is_filled_from_a_file_is_what_was_written(
+    tmp_path: Path, weight: float, rate: float, kinds: list[str]
+) -> None:
+    known = Memory()
+    judge(_file_state(WRITTEN, tmp_path, torch.ones(3), 0.5), known)
+    filled = _file_state(FILLED, tmp_path, torch.full((3,), weight), rate)
+    assert [alarm.kind for alarm in judge(filled, known)] == kinds
+
+
+def test_file_that_was_written_again_is_not_compared_by_a_later_process(tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint"
+    file.write_text("first")
+    saved = SavedStates(str(tmp_path), print)
+    judge(_file_state(WRITTEN, file, torch.ones(3), 0.5), Memory(saved=saved.states))
+    saved.write()
+
+    def alarms() -> list[Alarm]:
+        later = Memory(saved=SavedStates(str(tmp_path), print).states)
+        return judge(_file_state(FILLED, file, torch.zeros(3), 0.5), later)
+
+    assert [alarm.kind for alarm in alarms()] == ["file"]
+    file.write_text("the second")
+    assert alarms() == []
+
+
+def test_states_of_an_optimizer_and_of_one_around_it_are_noted() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+
+    class Outer:
+        def __init__(self) -> None:
+            self.optimizer = optimizer
+            self.state = {p: {"slow": p.detach().clone()} for p in model.parameters()}
+
+        def step(self) -> None: ...
+
+        def state_dict(self) -> None: ...
+
+    outer, states = Outer(), States()
+    states.save(1, optimizer, watched(optimizer, Modules(), set()), "")
+    states.save(1, optimizer, watched(optimizer, Modules(), set()), "")  # a second file
+    (state,), sums = states.take()
+    del outer
+    assert sums is not None
+    assert len(sums) == len(state["parts"])
+    kinds = {(part[0], part[1]) for part in state["parts"]}
+    assert kinds == {
+        (name, kind)
+        for name in ("weight", "bias")
+        for kind in (WEIGHT, "exp_avg", "exp_avg_sq", "Outer.slow")
+    }
+    assert state["count"] == 1
+    assert not states
+
+
+class Engine:
+    optimizer, global_steps = None, 7
+
+
+def test_events_say_which_file_is_saved_or_loaded(tmp_path: Path) -> None:
+    torch_save = Place("torch", "", "save")
+    assert Save(None, ({}, tmp_path / "a"), {}, torch_save).path == str(tmp_path / "a")
+    assert Save(None, ({}, open), {}, torch_save).path == ""
+    engine = Place("deepspeed.runtime.engine", "DeepSpeedEngine", "save_checkpoint")
+    assert Save(Engine(), (tmp_path,), {}, engine).path == str(tmp_path / "global_step7")
+    assert Save(Engine(), (tmp_path,), {"tag": "a"}, engine).path == str(tmp_path / "a")
+    filled = FilledState(None, (), {"state_dict": {}, "checkpoint_id": tmp_path / "b"})
+    assert filled.path == str(tmp_path / "b")
+    load = Load(Engine(), (tmp_path,), {"load_optimizer_states": False}, engine)
+    load.value = (str(tmp_path / "a" / "model_states.pt"), {})
+    assert (load.loaded, load.has_optimizer) == (str(tmp_path / "a"), False)
+    load.value = (None, None)
+    assert load.loaded == ""
+
+
+def _split(needed: int, ranks: int, savers: int) -> list[Post]:
+    posts = [Post(rank, 0, LAST) for rank in range(ranks)]
+    for post in posts[:savers]:
+        numbers = {"names": ["a", "b"], "ranks": needed}
+        post.states = [asdict(TrainingState(PARTED, 3, "/folder/model.pt", numbers=numbers))]
+        post.tensors["states"] = torch.zeros(1, dtype=torch.int64)
+    return [unpacked(packed(post)) for post in posts]
+
+
+@pytest.mark.parametrize(
+    ("needed", "ranks", "savers", "kinds"),
+    [(2, 2, 1, ["parts"]), (2, 2, 2, []), (2, 4, 2, []), (4, 4, 2, ["parts"]), (2, 1, 1, [])],
+)
+def test_file_that_gets_a_part_of_split_tensors_is_told(
+    needed: int, ranks: int, savers: int, kinds: list[str]
+) -> None:
+    """In a hybrid split some ranks have all parts together; and perhaps not all ranks have told."""
+    alarms = judge(_split(needed, ranks, savers), Memory())
+    assert [alarm.kind for alarm in alarms] == kinds
+
+
+def test_state_that_one_rank_has_gathered_is_compared_with_the_parts_of_others() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    states, entries = States(), watched(optimizer, Modules(), set())
+    moments = {n: optimizer.state[p] for n, p in model.named_parameters()}
+    content = {"model": model.state_dict(), "optimizer": {"state": moments, "param_groups": []}}
+    states.note_gathered(1, optimizer, entries, "", content)
+    post, known = Post(0, 0, LAST), Memory()
+    post.states, post.tensors["states"] = states.take()  # type: ignore[assignment]
+    assert judge([post], known) == []
+    values = {(n, WEIGHT): p.detach() for n, p in model.named_parameters()}
+    values |= {(n, k): moments[n][k] for n in moments for k in ("exp_avg", "exp_avg_sq")}
+    assert told(values, known, 2) == []
+    assert known.compared["checkpoints"] == 6
+    values["bias", WEIGHT] = torch.ones(2)
+    assert [alarm.parameters for alarm in told(values, known, 2)] == [["bias"]]
