@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,9 +55,9 @@ class Copies(TorchFunctionMode):
         return function(*arguments, **(keywords or {}))
 
 
-def rows(losses: Losses) -> list[list[float]]:
+def rows(losses: Losses, batches: int = 0) -> list[list[float]]:
     """Weight, count and scale of each micro-batch."""
-    tensor = losses.tensor()
+    tensor = losses.tensor(batches=batches)
     assert tensor is not None
     return [row[2:] for row in tensor.reshape(-1, 5).tolist()]
 
@@ -127,6 +128,76 @@ def test_loss_that_nobody_uses_does_not_count() -> None:
     cross_entropy(losses, scores(), TARGETS)
     backward(losses, cross_entropy(losses, scores(), TARGETS))
     assert rows(losses) == [[1.0, 1.0, 1.0]]
+
+
+def test_plain_means_of_batches_of_their_own_are_whole_losses() -> None:
+    losses = Losses()
+    backward(losses, scores().square().mean())
+    backward(losses, -scores().mean())
+    assert losses.tensor(batches=1) is None
+    assert losses.tensor(batches=2) is not None
+    assert losses.are_whole
+    assert rows(losses, batches=2) == [[1.0, 1.0, 1.0]] * 2
+
+
+def test_mean_that_the_loop_divides_is_unclear() -> None:
+    losses = Losses()
+    for _ in range(2):
+        backward(losses, scores().square().mean() / 2)
+    assert losses.tensor(batches=2) is None
+
+
+def test_loss_that_deepspeed_got_has_the_weight_that_arrives() -> None:
+    losses = Losses()
+    for _ in range(2):
+        loss = scores().square().sum() / 3
+        losses.hand(loss)
+        backward(losses, loss / 4)
+    assert rows(losses) == [[0.25, 1.0, 1.0]] * 2
+    assert losses.are_whole
+
+
+@pytest.mark.parametrize("is_output", [False, True])
+def test_hook_of_an_output_counts_for_losses_that_come_after_it(is_output: bool) -> None:
+    losses = Losses()
+
+    def divide(gradient: Tensor) -> Tensor:
+        losses.pass_on(gradient, gradient / 4)
+        return gradient / 4
+
+    outputs = scores() + 1
+    loss = outputs.square().mean()
+    (loss if is_output else outputs).register_hook(divide)
+    losses.hand(loss)
+    backward(losses, loss)
+    assert rows(losses) == [[0.25, 1.0, 1.0]]
+
+
+def test_stage_goes_on_with_what_hooks_make_of_a_gradient() -> None:
+    losses = Losses()
+    for factor in (1, 0.25):
+        outputs, gradient = scores() + 1, torch.ones(4, 3)
+        outputs.register_hook(lambda gradient, factor=factor: gradient * factor)
+        losses.backward(outputs, None, gradient)
+        outputs.backward(gradient)
+    ratios = losses.ratios()
+    assert ratios is not None
+    assert ratios.tolist() == [1.0, 0.25]
+    assert losses.go_on
+    assert losses.tensor() is None
+
+
+def test_targets_of_means_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = Losses()
+    backward(losses, cross_entropy(losses, scores(), TARGETS))
+    assert losses.targets() is None
+
+    losses.begin()
+    monkeypatch.setitem(sys.modules, "transformers.trainer", sys)
+    backward(losses, cross_entropy(losses, scores(), TARGETS))
+    targets = losses.targets()
+    assert targets is not None
+    assert targets.tolist() == [3.0, 4.0]
 
 
 class Shard(torch.Tensor):

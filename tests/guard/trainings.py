@@ -361,6 +361,7 @@ OPTIONS = {
     "no_shard": "FSDP1 shards nothing",
     "one_f_one_b": "a pipeline alternates forwards and backwards",
     "other_terms": "the loss has another term",
+    "own_loss": "the loss is a mean that the loop computes itself",
     "overflows": "the first gradients in fp16 overflow",
     "penalty": "a penalty on a gradient",
     "saves": "the optimizer's state is saved, and loaded later",
@@ -550,6 +551,8 @@ class Loop:
         scores, words = scores.float().reshape(-1, WORDS), rows[:, 1:].reshape(-1)
         if self.has("sum_loss"):
             return F.cross_entropy(scores, words, reduction="sum") / words.numel()
+        if self.has("own_loss"):
+            return -scores.log_softmax(-1).gather(1, words[:, None]).mean()
         loss = F.cross_entropy(scores, words)
         if self.has("other_terms"):
             loss = 0.5 * loss + 0.5 * scores.square().mean()

@@ -169,6 +169,22 @@ class Backward(Event):
 
 
 @dataclass
+class EngineBackward(Call):
+    """DeepSpeed's engine, the owner, gets a loss to divide by the number of micro-batches."""
+
+    places = (Place("deepspeed.runtime.engine", "DeepSpeedEngine", "backward"),)
+
+
+@dataclass
+class OutputGradient(Call):
+    """A hook of DeepSpeed's engine gets the gradient of an output, and returns another one."""
+
+    places = (
+        Place("deepspeed.runtime.engine", "DeepSpeedEngine", "_backward_prologue_per_tensor"),
+    )
+
+
+@dataclass
 class GraphBackward(Event):
     """``torch.autograd.backward`` is called, by ``Tensor.backward`` or by a stage of a pipeline.
 

@@ -24,6 +24,7 @@ from ..events import (
     Batch,
     Clip,
     DrawnIndex,
+    EngineBackward,
     EngineClip,
     Fetch,
     FilledState,
@@ -40,6 +41,7 @@ from ..events import (
     NewOptimizer,
     NewScaler,
     NewSchedule,
+    OutputGradient,
     PlannedLoad,
     PlannedSave,
     PreparedSchedule,
@@ -123,6 +125,8 @@ class Guard:
         on(GraphBackward, around=self._backward, when=self._alive)
         on(StageBackward, around=self._backward, when=self._alive)
         on(StageGradients, after=self._guarded(self._note_gradients), when=self._is_armed)
+        on(EngineBackward, before=self._guarded(self._hand), when=self._is_due)
+        on(OutputGradient, after=self._guarded(self._pass_on), when=self._is_armed)
         on(LossValue, after=self._guarded(self._loss), when=self._is_due)
         on(Gathered, before=self._guarded(self._gather), when=self._is_due)
         for kind in (Clip, EngineClip):
@@ -234,7 +238,7 @@ class Guard:
         if self._in_backward:  # one calls the other, and checkpoints are reentrant
             return call()
         self._in_backward = True
-        self._safely(self._begin_backward, event.owner, event.gradient is not None)
+        self._safely(self._begin_backward, event.owner, event.gradient)
         try:
             return call()
         finally:
@@ -251,13 +255,14 @@ class Guard:
             self._stop("two threads of this process train")
         return thread is self._thread
 
-    def _begin_backward(self, root: Any, goes_on: bool) -> None:
+    def _begin_backward(self, root: Any, gradient: Any) -> None:
         if not self._is_alone():
             return
         self.backwards += 1
         self.rows.backward()
         self._averaging.backward_begins()
-        self._arm(goes_on and not (isinstance(root, torch.Tensor) and root.numel() == 1))
+        is_scalar = isinstance(root, torch.Tensor) and root.numel() == 1
+        self._arm(gradient is not None and not is_scalar)
         for training in self.trainings:
             training.go_on()
         if self._is_armed():
@@ -265,7 +270,9 @@ class Guard:
             cleared = [one.begin_backward(place) for one in self.trainings if one.armed]
             if any(cleared):
                 self.losses.cleared()
-            self.losses.backward(root, self._scaler)
+            if isinstance(gradient, (list, tuple)) and len(gradient) == 1:
+                (gradient,) = gradient
+            self.losses.backward(root, self._scaler, gradient)
         elif any(one.skips.are_many for one in self.trainings):
             self.losses.note_root(root)
 
@@ -302,6 +309,17 @@ class Guard:
 
     def _loss(self, event: LossValue) -> None:
         self.losses.called(event.value, event.arguments, event.keywords, event.owner, event.name)
+
+    def _hand(self, event: EngineBackward) -> None:
+        engine, (loss, *_) = event.owner, event.values
+        divides = event.keywords.get("scale_wrt_gas", True)
+        divides = divides and not getattr(engine, "inside_no_sync_ctxt", False)
+        if divides and not engine.fp16_enabled():
+            self.losses.hand(loss)
+
+    def _pass_on(self, event: OutputGradient) -> None:
+        if event.value is not None and event.value is not event.arguments[0]:
+            self.losses.pass_on(event.arguments[0], event.value)
 
     def _gather(self, event: Gathered) -> None:
         self.losses.gathers = self.losses.gathers or not self._in_backward
@@ -475,8 +493,14 @@ class Guard:
 
     def _completed(self, post: Post, micro_batches: int) -> Post:
         """Add to a post what belongs to the process, not to one optimizer."""
-        losses = None if post.separate else self.losses.tensor(with_cleared=bool(post.dropped))
+        batches = self.rows.batches()
+        losses = None if post.separate else self.losses.tensor(bool(post.dropped), batches)
         post.squared, post.gathers = self.losses.are_squared, self.losses.gathers
+        post.whole_losses, post.goes_on = self.losses.are_whole, self.losses.go_on
+        post.factor = self.losses.factor
+        for name, tensor in (("targets", self.losses.targets()), ("passed", self.losses.ratios())):
+            if tensor is not None:
+                post.tensors[name] = tensor
         if losses is not None:
             post.tensors["losses"] = losses
         roots = self.losses.roots()

@@ -6,15 +6,17 @@ must be 1 by the number of micro-batches, whoever divides.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
+from .roots import at_arrival, factor_of_terms, plain_mean
 from .samples import on_device
 
 MOST_CALLS = 1000
@@ -33,6 +35,29 @@ class Loss:
     """The number of targets, if the value is a sum."""
     squared: bool = False
     weight: Any = None
+    targets: Any = None
+    """Of a mean: how many targets count, and how many there are."""
+    is_handed: bool = False
+    """Whether DeepSpeed's engine got it."""
+
+
+@dataclass
+class MicroBatch:
+    """What one backward began from."""
+
+    root: Any
+    """None if it is no loss."""
+    calls: list[Loss]
+    scale: Any
+    loss: Loss | None = None
+    """Its loss without what a package or the loop multiplies it by: what was handed to DeepSpeed,
+    or a mean that nothing multiplies."""
+    factor: float = 1.0
+    """By which number all terms of the loss are multiplied."""
+    goes_on: bool = False
+    """Whether it goes on with the gradient that another rank computed."""
+    ratios: list[Tensor] = field(default_factory=list)
+    """How many times that gradient hooks have made of it."""
 
 
 class Losses:
@@ -44,7 +69,10 @@ class Losses:
     def begin(self) -> None:
         """Forget the losses of the last step."""
         self._calls: deque[Loss] = deque(maxlen=MOST_CALLS)
-        self._micro: list[tuple[Any, list[Loss], Any]] = []
+        self._micro: list[MicroBatch] = []
+        self._handed: Loss | None = None
+        self.are_whole = False
+        """Whether the values of ``tensor`` are whole losses, not those of torch's functions."""
         self._roots: list[Tensor] = []
         self._cleared = 0
         self.gathers = False
@@ -57,7 +85,7 @@ class Losses:
 
     def spoil(self) -> None:
         """Make the losses of this step unclear."""
-        self._micro = [(None, [], 1.0)]
+        self._micro = [MicroBatch(None, [], 1.0)]
 
     def called(
         self,
@@ -75,22 +103,51 @@ class Losses:
         if smoother is not None:
             loss.count = _smoothed_count(smoother, *arguments, **keywords)
         elif keywords.get("reduction", "mean") == "sum" or keywords.get("size_average") is False:
-            target = arguments[1] if len(arguments) > 1 else keywords["target"]
-            ignored = keywords.get("ignore_index", IGNORED)
-            loss.count = target.numel() if target.is_floating_point() else (target != ignored).sum()
+            loss.count, _ = _targets(arguments, keywords)
+        elif "transformers.trainer" in sys.modules:
+            loss.targets = _targets(arguments, keywords)
         self._calls.append(loss)
-        value.register_hook(
-            unserializable_hook(lambda gradient: setattr(loss, "weight", gradient.detach()))
-        )
+        _weigh(loss, value)
 
-    def backward(self, root: Any, scaler: Any) -> None:
-        """Note that a backward begins from ``root``, with the scale of a loss scaler."""
+    def hand(self, value: Any) -> None:
+        """Note that a loss is handed to DeepSpeed's engine, which begins a backward with it."""
+        if _is_plain(value) and value.requires_grad and not value.dim():
+            self._handed = Loss(value.detach(), is_handed=True)
+            _weigh(self._handed, value)
+
+    def pass_on(self, before: Tensor, after: Tensor) -> None:
+        """Note what a hook of DeepSpeed makes of the gradient that arrives at an output. It counts
+        for the losses that were computed from it: their weights are known by then."""
+        if not self._micro:
+            return
+        micro = self._micro[-1]
+        ratio = after.detach().float().norm() / before.detach().float().norm()
+        for loss in (*micro.calls, micro.loss):
+            if loss is not None and loss.weight is not None:
+                loss.weight = loss.weight * ratio
+
+    def backward(self, root: Any, scaler: Any, gradient: Any = None) -> None:
+        """Note that a backward begins from ``root``, with the scale of a loss scaler, or with a
+        gradient that another rank computed."""
         calls = list(self._calls)
         self._calls.clear()
         is_loss = self.note_root(root)
         scale = getattr(scaler, "_scale", None) if scaler and scaler.is_enabled() else None
         scale = 1.0 if scale is None else scale.detach().clone()
-        self._micro.append((root.detach() if is_loss else None, calls, scale))
+        micro = MicroBatch(root.detach() if is_loss else None, calls, scale)
+        self._micro.append(micro)
+        micro.loss, self._handed = self._handed, None
+        if is_loss and root.requires_grad:
+            micro.factor = factor_of_terms(root)
+            mean = plain_mean(root)
+            if mean is not None and micro.loss is None:
+                micro.loss = loss = Loss(root.detach())
+                at_arrival(root, lambda weight: setattr(loss, "weight", weight.abs()), mean)
+        elif gradient is not None and not is_loss:
+            micro.goes_on = True
+            if isinstance(gradient, Tensor) and _is_plain(root) and _is_plain(gradient):
+                norm = gradient.detach().float().norm()
+                at_arrival(root, lambda one: micro.ratios.append(one.float().norm() / norm))
 
     def note_root(self, root: Any) -> bool:
         """Note what a backward begins from; returns whether it is a loss."""
@@ -106,23 +163,84 @@ class Losses:
     @property
     def are_squared(self) -> bool:
         """Whether the losses of this step are squared distances."""
-        calls = [call for _, calls, _ in self._micro for call in calls if call.weight is not None]
+        calls = [call for one in self._micro for call in one.calls if call.weight is not None]
         return bool(calls) and all(call.squared for call in calls)
 
-    def tensor(self, with_cleared: bool = True) -> Tensor | None:
+    @property
+    def go_on(self) -> bool:
+        """Whether all backwards of this step went on with gradients of other ranks."""
+        return bool(self._micro) and all(one.goes_on for one in self._micro)
+
+    @property
+    def factor(self) -> float:
+        """The number that multiplies all terms of each loss of this step; 1 without one."""
+        factors = {one.factor for one in self._micro}
+        return factors.pop() if len(factors) == 1 else 1.0
+
+    def tensor(self, with_cleared: bool = True, batches: int = 0) -> Tensor | None:
         """For each micro-batch: root, value, weight, count and scale. None if one is unclear: its
         loss is made of several calls, or of none. A call whose value nobody uses does not count,
-        and those of cleared gradients only if they are missing in the step."""
-        rows = []
-        for root, calls, scale in self._micro if with_cleared else self._micro[self._cleared :]:
-            weighted = [call for call in calls if call.weight is not None]
-            if root is None or len(weighted) != 1:
+        and those of cleared gradients only if they are missing in the step.
+
+        A loss of no call is its own value if DeepSpeed got it, or if it is a plain mean of one of
+        so many ``batches``: ``are_whole`` says so.
+        """
+        micro_batches = self._micro if with_cleared else self._micro[self._cleared :]
+        micro_batches = [micro for micro in micro_batches if not micro.goes_on]
+        # Without batches of their own, these may be losses of one batch, which are added.
+        have_batches = 2 * batches > len(micro_batches)
+        rows, whole_rows = [], []
+        for micro in micro_batches:
+            weighted = [call for call in micro.calls if call.weight is not None]
+            if micro.root is None:
                 return None
-            loss = weighted[0]
-            values = (root, loss.value, loss.weight, loss.count, scale)
-            device = loss.value.device
-            rows += [on_device(value, device) for value in values]
-        return torch.cat(rows) if rows else None
+            if len(weighted) == 1:
+                rows += _row(micro.root, weighted[0], micro.scale)
+            loss = micro.loss
+            if loss is None or loss.weight is None or weighted:
+                continue
+            if have_batches or loss.is_handed:
+                unit = Loss(torch.ones_like(loss.weight), weight=loss.weight)
+                whole_rows += _row(loss.weight, unit, micro.scale)
+        count = 5 * len(micro_batches)
+        self.are_whole = len(whole_rows) == count
+        rows = whole_rows if self.are_whole else rows
+        return torch.cat(rows) if rows and len(rows) == count else None
+
+    def targets(self) -> Tensor | None:
+        """How many targets count, and how many there are, of each micro-batch whose loss is a mean
+        over classes; None if one is not."""
+        calls = [[call for call in one.calls if call.weight is not None] for one in self._micro]
+        if not calls or any(len(each) != 1 or each[0].targets is None for each in calls):
+            return None
+        device = calls[0][0].value.device
+        pairs = [each[0].targets for each in calls]
+        return torch.cat([on_device(value, device) for pair in pairs for value in pair])
+
+    def ratios(self) -> Tensor | None:
+        """How many times the gradients of other ranks this one goes on with; None without any."""
+        ratios = [ratio for one in self._micro if one.goes_on for ratio in one.ratios]
+        return torch.cat([on_device(one, ratios[0].device) for one in ratios]) if ratios else None
+
+
+def _targets(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, int]:
+    """How many targets of a loss function count, and how many there are."""
+    target = arguments[1] if len(arguments) > 1 else keywords["target"]
+    ignored = keywords.get("ignore_index", IGNORED)
+    size = target.numel()
+    return (size if target.is_floating_point() else (target != ignored).sum()), size
+
+
+def _row(root: Tensor, loss: Loss, scale: Any) -> list[Tensor]:
+    values = (root, loss.value, loss.weight, loss.count, scale)
+    return [on_device(value, loss.value.device) for value in values]
+
+
+def _weigh(loss: Loss, value: Tensor) -> None:
+    """Note the gradient that arrives at a value."""
+    value.register_hook(
+        unserializable_hook(lambda gradient: setattr(loss, "weight", gradient.detach()))
+    )
 
 
 def _is_plain(value: Any) -> bool:

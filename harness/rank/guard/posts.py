@@ -171,6 +171,13 @@ class Post:
     """The epochs that have ended since the last post."""
     edited: bool = False
     """Whether the loop has written gradients after the last backward of the step."""
+    whole_losses: bool = False
+    """Whether the values of its losses are whole ones, not those of torch's functions."""
+    goes_on: bool = False
+    """Whether its backwards went on with gradients of other ranks, as a stage of a pipeline."""
+    factor: float = 1.0
+    """The number that multiplies a loss of classes and its other terms, of which only the former is
+    divided by a number."""
     squared: bool = False
     """Whether its losses are squared distances."""
     gathers: bool = False
@@ -212,12 +219,13 @@ class Post:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """``computed``, ``used``, ``updates``, ``weights``, ``bits``, ``first_bits``, ``losses``;
     ``outside``: whether weights changed since the last step ended; ``roots``: the losses with which
-    backwards began; ``norms``: of each gradient, before all of them were clipped; ``clipped``: by
-    which norm, and to which one; ``gradient_sizes``, ``sizes_before`` and ``weight_sizes``: the
-    largest absolute value of each used gradient, and of each weight before and after the step;
-    ``calls``: three such sizes of each call; ``unrounded``: by parameter how many of its values are
-    not those that the optimizer steps, rounded; ``states``: the bit sums of all parts of
-    ``states``."""
+    backwards began; ``targets``: of each micro-batch how many count, and how many there are;
+    ``passed``: how many times the gradients of other ranks a stage goes on with; ``norms``: of each
+    gradient, before all of them were clipped; ``clipped``: by which norm, and to which one;
+    ``gradient_sizes``, ``sizes_before`` and ``weight_sizes``: the largest absolute value of each
+    used gradient, and of each weight before and after the step; ``calls``: three such sizes of each
+    call; ``unrounded``: by parameter how many of its values are not those that the optimizer steps,
+    rounded; ``states``: the bit sums of all parts of ``states``."""
 
     form: str = ""
     """Posts of one form have the same header, beside what is of the rank alone, so that their

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .common import CLASSES, WIDTH, Net, Steps, Table, batches, loop, parallel
+from .common import CLASSES, WIDTH, Net, Steps, Table, batches, loop, parallel, weights_of
 
 
 def _by(loss_of: Any, data: Any = None, model: Any = None) -> Steps:
@@ -118,6 +119,96 @@ def two_backwards() -> Steps:
 @loop
 def two_backwards_of_two_loaders() -> Steps:
     return _two_backwards(separate_loaders=True)
+
+
+def _own_mean(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return -model(x).log_softmax(1).gather(1, y[:, None]).mean()
+
+
+@loop
+def tasks_in_one_place() -> Steps:
+    """Several losses of one batch, each a mean, have backwards in one line: they are added."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for x, y in batches():
+        optimizer.zero_grad()
+        for task in range(3):
+            loss = _own_mean(model, x.roll(task, 1), y)
+            loss.backward()
+        optimizer.step()
+        yield model, loss
+
+
+@loop
+def own_mean_of_micro_batches() -> Steps:
+    """It is multiplied by the number of micro-batches, and divided by it."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    data = batches()
+    while True:
+        optimizer.zero_grad()
+        for number in range(4):
+            with contextlib.nullcontext() if number == 3 else model.no_sync():
+                loss = 4.0 * _own_mean(model, *next(data)) / 4
+                loss.backward()
+        optimizer.step()
+        yield model, loss
+
+
+@loop
+def own_mean_whose_gradients_are_divided() -> Steps:
+    """The loop divides the gradients by the number of micro-batches."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    data = batches()
+    while True:
+        optimizer.zero_grad()
+        for _ in range(4):
+            loss = _own_mean(model, *next(data))
+            loss.backward()
+        for weight in weights_of(model):
+            dist.all_reduce(weight.grad)
+            weight.grad /= 4 * dist.get_world_size()
+        optimizer.step()
+        yield model, loss
+
+
+@loop
+def features_are_cached() -> Steps:
+    """A contrastive loss of several parts of a batch: their features get the gradients later."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for x, _ in batches(rows=8):
+        optimizer.zero_grad()
+        with torch.no_grad():
+            cached = torch.cat([model(part) for part in x.chunk(2)])
+        features = F.normalize(cached.requires_grad_())
+        targets = torch.arange(len(x)).roll(1)
+        loss = F.cross_entropy(features @ features.T / 0.1 - 10 * torch.eye(len(x)), targets)
+        loss.backward()
+        assert cached.grad is not None
+        parts = zip(x.chunk(2), cached.grad.chunk(2), strict=True)
+        for number, (part, gradient) in enumerate(parts):
+            with contextlib.nullcontext() if number else model.no_sync():
+                model(part).backward(gradient)
+        optimizer.step()
+        yield model, loss
+
+
+@loop
+def other_terms_of_all_ranks() -> Steps:
+    """A sum is divided by the targets of all ranks, and all terms are multiplied by the ranks: also
+    a penalty, which the loop has divided by them."""
+    ranks = dist.get_world_size()
+
+    def loss_of(model: Any, x: Tensor, y: Tensor, _: int) -> Tensor:
+        count = torch.tensor(len(y))
+        dist.all_reduce(count)
+        scores = model(x)
+        penalty = scores.square().sum() / count
+        return (F.cross_entropy(scores, y, reduction="sum") / count + 0.1 * penalty) * ranks
+
+    return _by(loss_of)
 
 
 @loop

@@ -73,6 +73,32 @@ def weighted() -> Steps:
     return _reading(DataLoader(table, 6, sampler=sampler))
 
 
+@loop
+def weighted_split() -> Steps:
+    """Each rank draws as many rows as a split would have."""
+    table = Table(48)
+    weights = [1.0 + (number % 3) for number in range(48)]
+    ranks = dist.get_world_size()
+    sampler = WeightedRandomSampler(weights, 48 // ranks, generator=_of_this_rank())
+    return _reading(DataLoader(table, 4, sampler=sampler))
+
+
+@loop
+def rank_0_evaluates_the_training_rows() -> Steps:
+    table = Table(48)
+    sampler: DistributedSampler[Any] = DistributedSampler(table)
+
+    def evaluate(model: Any) -> None:
+        if dist.get_rank() == 0:
+            with torch.no_grad():
+                for batch in DataLoader(Subset(table, range(24)), ROWS):
+                    classes_loss(model.module, batch)
+                for batch in DataLoader(table, ROWS, sampler=DistributedSampler(table)):
+                    classes_loss(model.module, batch)
+
+    return _reading(DataLoader(table, ROWS, sampler=sampler), sampler, evaluate)
+
+
 class Draws(Sampler[int]):
     """Draws rows for ever, as each rank likes."""
 

@@ -31,39 +31,58 @@ class LossCount:
     """Whether all losses are squares of distances: half of one is usual, too."""
     weighted: bool
     """Whether micro-batches, or ranks, have different weights."""
+    whole: bool
+    """Whether the losses are whole ones, of which a constant may be the user's own."""
+    has_terms: bool
+    """Whether the losses have other terms."""
 
 
 def loss_count(views: Sequence[View]) -> LossCount | None:
-    """How often a step counts the loss; None if that is not seen."""
-    totals, counts, summed, weights = [], set(), True, []
+    """How often a step counts the loss; None if that is not seen, or if it has other terms."""
+    count = _count_of_function(views)
+    return None if count is None or count.has_terms else count
+
+
+def _count_of_function(views: Sequence[View]) -> LossCount | None:
+    """How often a step counts the value of torch's function in its loss."""
+    totals, counts, summed, weights, has_terms = [], set(), True, [], False
     for view in views:
         losses = view.post.tensors.get("losses")
         if losses is None or not len(losses):
+            if view.post.goes_on:
+                continue  # another stage of the pipeline has the loss
             return None  # a loss that is not one of torch's functions alone
         root, value, weight, count, scale = losses.double().reshape(-1, 5).T
         root, weight = root / scale, weight / scale
         explained = (root - value * weight).abs() <= LOSS_NEAR * root.abs() + 1e-6
-        if not torch.isfinite(root).all() or not explained.all():
-            return None  # the loss has other terms
+        if not torch.isfinite(root).all():
+            return None
+        has_terms = has_terms or not bool(explained.all())
         totals.append(float((weight * count).sum()))
         weights += (weight * count).tolist()
         counts.add(len(root))
         summed = summed and bool((count > 1).all())
-    if len(counts) > 1:
+    if len(counts) != 1:
         return None
     squared = all(view.post.squared for view in views)
     weighted = max(weights) - min(weights) > LOSS_NEAR * max(weights)
-    return LossCount(sum(totals) / len(totals), counts.pop(), summed, squared, weighted)
+    whole = any(view.post.whole_losses for view in views)
+    total = sum(totals) / len(totals)
+    return LossCount(total, counts.pop(), summed, squared, weighted, whole, has_terms)
 
 
 def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """A step counts the loss of each micro-batch once, as a part of their mean."""
-    losses = loss_count(views)
+    yield from _stages(views)
+    losses = _count_of_function(views)
     if losses is None:
         return
     total, micro, summed = losses.total, losses.micro, losses.summed
     is_split = any(together.table(view).columns.is_split for view in views)
     ranks = 1 if is_split else len(views)
+    if losses.has_terms:
+        yield from _other_terms(views, losses, ranks)
+        return
     memory.compared["accumulation"] = micro
     memory.most_micro = max(memory.most_micro, micro)
     if micro < memory.most_micro:
@@ -71,7 +90,11 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     if losses.squared and abs(2 * total - 1) <= 2 * LOSS_NEAR:
         return  # half of a squared distance
     if any(abs(total * factor - 1) <= LOSS_NEAR for factor in (1, memory.factor)):
+        yield from _uneven(views, losses, memory)
         return  # a reduction by sum makes up for a loss that is divided by the ranks
+    is_of_package = losses.whole or any(view.post.goes_on for view in views)
+    if is_of_package and not (memory.has_factor and memory.compared.get("gradients")):
+        return  # it may divide the gradients later
     who = [view.rank for view in views]
     sentence = f"the step counts the loss {total:.4g} times instead of once"
     before, memory.loss_count = memory.loss_count, total
@@ -79,13 +102,18 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     stays = abs(total - before) <= LOSS_NEAR * total
     memory.steady = memory.steady + 1 if stays else 0
     is_sure = micro > 1 or memory.steady >= 2
-    for name, factor in _factors(micro, ranks).items():
-        if factor == ranks and any(view.post.gathers for view in views):
+    factors = _factors(micro, ranks)
+    if losses.whole:
+        factors = {name: factors[name] for name in WHOLE}
+    for name, factor in factors.items():
+        if factor == ranks and not losses.whole and any(view.post.gathers for view in views):
             continue  # with features of all ranks, each rank has a part of the gradient alone
         if factor != 1 and is_sure and abs(total - factor) <= 5 * LOSS_NEAR * factor:
             text = f"{sentence}: {name} ({micro} micro-batches, {ranks} ranks)"
             yield Alarm("accumulation", "weight", text, who, total)
             return
+    if losses.whole:
+        return
     # Another constant is the user's own weight of the loss. The Trainer divides sums itself.
     is_by_tokens = summed or memory.trainer or losses.weighted or micro > 1
     if (is_by_tokens and abs(total - 1) <= 0.1) or (memory.trainer and summed and 0.5 < total < 2):
@@ -96,6 +124,64 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         if memory.trainer and summed and factor < 1 and abs(total - factor) <= TOKENS_NEAR * factor:
             yield Alarm("accumulation", "weight", f"{sentence}: about {name}", who, total)
             return
+
+
+def _stages(views: Sequence[View]) -> Iterator[Alarm]:
+    """A stage of a pipeline goes on with the gradient that the next stage computed."""
+    ratios_by_rank = {}
+    for view in views:
+        ratios = view.post.tensors.get("passed")
+        if ratios is None or not torch.isfinite(ratios).all():
+            continue
+        if bool(((ratios - 1).abs() > LOSS_NEAR).all()):
+            ratios_by_rank[view.rank] = float(ratios.double().mean())
+    if ratios_by_rank:
+        ratio = min(ratios_by_rank.values())
+        text = (
+            f"stages go on with {ratio:.4g} times the gradient that the next stage computed: their "
+            "layers train at another rate than later ones"
+        )
+        yield Alarm("accumulation", "stages", text, sorted(ratios_by_rank), ratio)
+
+
+def _other_terms(views: Sequence[View], losses: LossCount, ranks: int) -> Iterator[Alarm]:
+    """What makes up for a sum that is divided by the tokens of all ranks multiplies it alone."""
+    is_by_tokens = losses.summed and abs(losses.total - 1) <= LOSS_NEAR
+    factors = {view.post.factor for view in views}
+    if is_by_tokens and ranks > 1 and factors == {float(ranks)}:
+        times = ranks * losses.micro
+        text = (
+            f"the step counts other terms of the loss {times} times: all of it is multiplied by "
+            f"{ranks} ranks, which makes up for the tokens of all ranks and of {losses.micro} "
+            "micro-batches by which one term alone is divided"
+        )
+        yield Alarm("accumulation", "terms", text, [view.rank for view in views], float(times))
+
+
+UNEVEN = 2.0
+"""How many times as much as another one a token counts that is told."""
+
+
+def _uneven(views: Sequence[View], losses: LossCount, memory: Memory) -> Iterator[Alarm]:
+    """Whoever trains with the Trainer does not choose how tokens of micro-batches are weighted."""
+    if not memory.trainer or losses.summed or losses.weighted:
+        return
+    shares = []
+    for view in views:
+        counts, sizes = view.post.tensors.get("targets", torch.ones(2)).double().reshape(-1, 2).T
+        has_ignored = bool((counts < sizes).any()) and bool((counts > 0).all())
+        shares.append(float(counts.max() / counts.min()) if has_ignored else 1.0)
+    memory.uneven = memory.uneven + 1 if max(shares) >= UNEVEN else 0
+    if memory.uneven == 2:
+        text = (
+            f"a token of one micro-batch counts {max(shares):.3g} times as much as one of another: "
+            "micro-batches count alike, however many tokens have a label"
+        )
+        yield Alarm("accumulation", "uneven", text, [view.rank for view in views], max(shares))
+
+
+WHOLE = ("as often as there are micro-batches", "divided by the number of micro-batches")
+"""The constants that are told of a whole loss."""
 
 
 def _factors(micro: int, ranks: int) -> dict[str, float]:

@@ -62,6 +62,7 @@ def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """The gradient that an optimizer uses is the mean of those that the ranks computed."""
     memory.unreduced = False
     lossy = next((view.post.lossy for view in views if view.post.lossy), "")
+    memory.has_factor = not lossy
     if lossy:
         memory.not_seen["gradients"] = f"gradients are not compared: {lossy} is no mean on purpose"
         return
@@ -113,6 +114,7 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
     ratio = float(gradient @ mean / (mean @ mean))
     error = float((gradient - ratio * mean).norm())
     if not gradient.any() or error > near * max(float(gradient.norm()), abs(ratio) * largest):
+        memory.has_factor = False
         if view.post.edited and not memory.dropped and _is_edit(pairs, near, memory):
             return None
         usual = _usual_ratio(pairs)

@@ -51,6 +51,8 @@ class Memory:
     """How often the last check found the loss counted, if that was not once, ..."""
     steady: int = 0
     """... and in how many checks before that it was the same."""
+    uneven: int = 0
+    """The checks in a row in which tokens of micro-batches counted unlike."""
     rows: set[int] = field(default_factory=set)
     """The rows that were read in checked steps."""
     row_values: dict[int, dict[int, int]] = field(default_factory=dict)
@@ -75,6 +77,8 @@ class Memory:
     """By name, whether gradients were compared in the last check that looked at them."""
     factor: float = 1.0
     """How many times the mean of the ranks' gradients an optimizer uses in this step."""
+    has_factor: bool = True
+    """Whether it does so, and not something else."""
     unreduced: bool = False
     """Whether in this step each rank uses the gradient that it computed itself, in a model of which
     no wrapper says that it is reduced, or was told to reduce nothing."""

@@ -1,0 +1,154 @@
+"""What the graph of a loss says of it before its backward: which numbers multiply its terms.
+
+Only numbers of the host are read, so nothing waits for a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+DEPTH = 64
+"""Operations between a loss and what it is made of."""
+
+SINK = "_DDPSink"
+"""What DDP makes of all outputs of a model, if some of its parameters may have no gradient."""
+
+SAME = ("Neg", "ToCopy", "Clone", "Alias", "Squeeze", "Unsqueeze", "View", "ReshapeAlias", SINK)
+"""Operations that change no size of a loss."""
+OF_CLASSES = ("NllLoss", "NllLoss2D")
+
+Edge = tuple[Any, int]
+"""An operation, and the number of its output."""
+
+
+@dataclass
+class Term:
+    """A part of a loss that is added to others."""
+
+    node: Any
+    """The operation that made it, below the numbers."""
+    divisors: list[Tensor] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        return _kind(self.node)
+
+
+def plain_mean(root: Any) -> Any:
+    """The operation of a loss that is the mean of something, and is multiplied by no other number
+    than 1; None for another loss."""
+    edge = root.grad_fn, root.output_nr
+    for _ in range(DEPTH):
+        node, _ = edge
+        if _kind(node) == "Mean":
+            return node
+        if node is None or not (_kind(node) in SAME or _number(node) == 1.0):
+            return None
+        edge = _next(edge)
+    return None
+
+
+def factor_of_terms(root: Any) -> float:
+    """The number that multiplies a loss of classes together with its other terms, if only the
+    former is divided by a number before, as by that of all tokens; 1 if there is no such number."""
+    factor, edge = 1.0, (root.grad_fn, root.output_nr)
+    for _ in range(DEPTH):
+        node, _ = edge
+        kind, number = _kind(node), _number(node)
+        if kind == "Add":
+            break
+        if node is None or not (kind in SAME or number is not None):
+            return 1.0
+        factor *= number if number is not None else 1.0
+        edge = _next(edge)
+    terms = _terms(edge)
+    of_classes = [term for term in terms if term.kind in OF_CLASSES]
+    others = [term for term in terms if term.kind not in OF_CLASSES]
+    if len(of_classes) != 1 or not others or not of_classes[0].divisors:
+        return 1.0
+    divisors = of_classes[0].divisors
+    is_shared = any(_is_same(a, b) for term in others for a in term.divisors for b in divisors)
+    return 1.0 if is_shared else factor
+
+
+def at_arrival(root: Any, handler: Callable[[Tensor], None], node: Any = None) -> None:
+    """Call a handler with the gradient that arrives at the operation that made ``root``, after all
+    hooks of it, or at another operation."""
+    place = 0 if node is not None else root.output_nr
+    node = root.grad_fn if node is None else node
+
+    def hook(gradients: Any) -> None:
+        with contextlib.suppress(Exception):  # it is called within the training's backward
+            handler(gradients[place].detach())
+
+    if node is not None:
+        node.register_prehook(hook)
+
+
+def _terms(edge: Edge) -> list[Term]:
+    terms: list[Term] = []
+    edges = [(edge, list[Tensor]())]
+    for _ in range(DEPTH):
+        if not edges:
+            break
+        edge, divisors = edges.pop()
+        node, _ = edge
+        kind = _kind(node)
+        if kind == "Add":
+            edges += [(summand, divisors) for summand in node.next_functions]
+        elif kind in SAME:
+            edges.append((_next(edge), divisors))
+        elif (operand := _operand(node)) is not None:
+            edges.append((_next(edge), [*divisors, operand] if kind == "Div" else divisors))
+        elif node is not None:
+            terms.append(Term(node, divisors))
+    return terms
+
+
+def _kind(node: Any) -> str:
+    """The name of an operation: ``Mean`` of ``MeanBackward0``."""
+    return node.name().partition("Backward")[0] if node is not None else ""
+
+
+def _next(edge: Edge) -> Edge:
+    node, place = edge
+    if _kind(node) == SINK:
+        return node.next_functions[place] if place < len(node.next_functions) else (None, 0)
+    return next((one for one in node.next_functions if one[0] is not None), (None, 0))
+
+
+def _number(node: Any) -> float | None:
+    """By which number of the host an operation multiplies; None if it does anything else."""
+    kind, operand = _kind(node), _operand(node)
+    if operand is None or operand.device.type != "cpu" or operand.numel() != 1:
+        return None
+    value = float(operand)
+    if kind == "Div":
+        return 1 / value if value else None
+    return value
+
+
+def _operand(node: Any) -> Tensor | None:
+    """What a loss is multiplied or divided by, if that has no gradient."""
+    if _kind(node) not in ("Mul", "Div"):
+        return None
+    is_first, is_second = (one is not None for one, _ in node.next_functions)
+    if is_first == is_second or (is_second and _kind(node) == "Div"):
+        return None
+    try:
+        operand = node._saved_other if is_first else node._saved_self
+    except (AttributeError, RuntimeError):  # it was written in place, or freed
+        return None
+    is_number = isinstance(operand, Tensor) and operand.numel() == 1
+    return operand if is_number and not hasattr(operand, "placements") else None
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    if one.device.type == other.device.type == "cpu":
+        return float(one) == float(other)
+    return one.data_ptr() == other.data_ptr()

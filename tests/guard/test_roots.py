@@ -1,0 +1,107 @@
+"""What the graph of a loss says of its terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.rank.guard.roots import at_arrival, factor_of_terms, plain_mean
+
+Make = Callable[[Tensor], Tensor]
+
+TARGETS = torch.tensor([1, 0, 2, -100])
+
+
+def scores() -> Tensor:
+    return torch.linspace(-1, 1, 12).reshape(4, 3).requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("make", "is_plain"),
+    [
+        (lambda x: x.mean(), True),
+        (lambda x: -x.square().sum(-1).mean(), True),
+        (lambda x: (x.mean() * 1.0).double() / torch.tensor(1.0), True),
+        (lambda x: x.mean() / 4, False),
+        (lambda x: 0.5 * x.mean(), False),
+        (lambda x: x.sum(), False),
+        (lambda x: x.mean() + x.square().mean(), False),
+        (lambda x: x.mean() * x.square().mean(), False),
+        (lambda x: x[0, 0], False),
+    ],
+)
+def test_plain_mean_is_multiplied_by_no_number(make: Make, is_plain: bool) -> None:
+    assert (plain_mean(make(scores())) is not None) == is_plain
+
+
+def of_classes(x: Tensor) -> Tensor:
+    return F.cross_entropy(x, TARGETS, reduction="sum")
+
+
+COUNT = torch.tensor(7)
+
+
+@pytest.mark.parametrize(
+    ("make", "factor"),
+    [
+        (lambda x: 2 * (of_classes(x) / COUNT + 0.1 * x.mean()), 2.0),
+        (lambda x: 2 * (of_classes(x) / 7 + 0.1 * x.mean() + x.square().mean()) * 3, 6.0),
+        (lambda x: 2 * (of_classes(x) / COUNT + 0.1 * x.square().sum() / COUNT), 1.0),
+        (lambda x: 2 * (of_classes(x) / 7 + 0.1 * x.square().sum() / 7), 1.0),
+        (lambda x: 2 * of_classes(x) / COUNT, 1.0),
+        (lambda x: 2 * of_classes(x) / COUNT + 0.1 * x.mean(), 1.0),
+        (lambda x: 2 * (of_classes(x) + 0.1 * x.mean()), 1.0),
+        (lambda x: 2 * (x.square().sum() / COUNT + 0.1 * x.mean()), 1.0),
+    ],
+)
+def test_factor_of_terms_is_that_of_all_if_one_is_divided_alone(make: Make, factor: float) -> None:
+    assert factor_of_terms(make(scores())) == factor
+
+
+def test_what_arrives_has_been_changed_by_hooks() -> None:
+    gradients: list[Tensor] = []
+    hidden = scores() * 2
+    loss = hidden.mean()
+    hidden.register_hook(lambda gradient: gradient / 4)
+    loss.register_hook(lambda gradient: gradient / 8)
+    at_arrival(hidden, gradients.append)
+    at_arrival(loss, gradients.append, plain_mean(loss))
+    loss.backward()
+
+    weight, gradient = gradients
+    assert float(weight) == 1 / 8
+    assert torch.allclose(gradient, torch.tensor(1 / 12 / 8 / 4))
+
+
+class _DDPSink(torch.autograd.Function):
+    """As DDP has it behind a model."""
+
+    @staticmethod
+    def forward(_: Any, state: Any, *outputs: Tensor) -> Any:
+        return outputs
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Any:
+        return None, *gradients
+
+
+def test_outputs_of_ddp_are_those_of_its_model() -> None:
+    x = scores()
+    _, plain, sum_of_terms = _DDPSink.apply(  # type: ignore[no-untyped-call]
+        None, x * 2, x.mean(), of_classes(x) / COUNT + 0.1 * x.mean()
+    )
+    assert plain_mean(plain) is not None
+    assert plain_mean(sum_of_terms) is None
+    assert factor_of_terms(sum_of_terms * 2) == 2.0
+
+
+def test_a_leaf_has_no_operation() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    at_arrival(leaf, print)
+    assert plain_mean(leaf) is None
+    assert factor_of_terms(leaf) == 1.0
