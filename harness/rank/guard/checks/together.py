@@ -116,7 +116,9 @@ def _right_gradients(views: Sequence[View], near: float) -> dict[str, bool] | No
     """The same for ranks with the same parameters."""
     columns, at = table(views[0]).columns, looked(views[0])
     numels = [columns.numels[number] for number in at.tolist()]
-    counts = torch.tensor([Positions.of(n, views[0].post.check).count for n in numels])
+    counts = torch.tensor(
+        [Positions.of(n, views[0].post.check).count for n in numels], dtype=torch.int64
+    )
     numbers = torch.stack([table(view).numbers for view in views])[:, :, at]
     is_held = (
         (numbers[:, OPTIMIZED] > 0)
