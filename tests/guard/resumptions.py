@@ -405,7 +405,7 @@ def rate_not_filled(folder: Path) -> None:
     """The load fills tensors, and the loop gives the optimizer its own rate again."""
     training = Training(seed=1)
     model, optimizer = get_state_dict(training.model, training.optimizer)
-    rate = optimizer["param_groups"][0]["lr"]  # type: ignore[index]
+    rate = optimizer["param_groups"][0]["lr"]  # type: ignore[index, call-overload]
     state: dict[str, Any] = {"model": model, "optimizer": optimizer}
     dcp.load(state, checkpoint_id=folder / "dcp")
     state["optimizer"]["param_groups"][0]["lr"] = rate

@@ -530,7 +530,7 @@ DISTRIBUTED = "torch.distributed.checkpoint"
 class Save(Checkpoint):
     """A checkpoint is saved."""
 
-    places = (
+    places: ClassVar[tuple[Place, ...]] = (
         Place("torch", "", "save"),
         Place(DISTRIBUTED, "", "save"),
         Place(DISTRIBUTED, "", "async_save"),
