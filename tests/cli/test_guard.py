@@ -25,7 +25,7 @@ Capture = pytest.CaptureFixture[str]
         ("--budget much true", ["--budget: much: write a number from"]),
         ("--budget nan true", ["--budget: nan: write a number from"]),
         ("--every 0 true", ["--every: 0: write a whole number from 1"]),
-        ("--checks replica true", ["no check 'replica': did you mean replicas?", "scaler."]),
+        ("--checks replica true", ["no check 'replica': did you mean replicas?", "checkpoints."]),
         ("--on-alarm shout true", ["no action 'shout'", "warn, stop, signal:NAME, command:WORDS"]),
         ("--on-alarm command: true", ["no action 'command:'"]),
         ("--on-alarm signal:USR9 true", ["no signal 'USR9': did you mean USR", "TERM"]),

@@ -23,7 +23,7 @@ RIGHT = [
     ("hsdp columns mixed", 4, ALL),
     ("fsdp1", 2, ALL),
     ("fsdp1 mixed accumulate", 2, ALL),
-    ("fsdp1 flat clip", 2, 3),
+    ("fsdp1 flat", 2, 3),
     ("fsdp1 no_shard", 2, ALL),
     ("fsdp1 shard_grad_op", 2, ALL),
     ("fsdp1 hybrid_shard", 4, ALL),
@@ -80,6 +80,7 @@ WRONG = [
     (Fault("fsdp1 hybrid_shard flipped", *COPIES, [3], OUT, FAULT_STEP), 4),
     # FSDP1 shards nothing among one rank, and forgets its copies (torch 2.15 still does).
     (Fault("fsdp1 hybrid_shard", *GRADIENTS, [0, 1], also=(COPIES,)), 2),
+    (Fault("fsdp1 flat clip", "gradients", "norm", [0, 1]), 2),
     (Fault("fsdp2_tensor_parallel same_rows", "samples", "shared", [0, 1, 2, 3]), 4),
     (Fault("pipeline called_twice", *GRADIENTS, [0, 1]), 2),
     (Fault("pipeline one_f_one_b called_twice", *GRADIENTS, [0, 1]), 2),

@@ -295,11 +295,14 @@ def _rate(saved: State, state: State) -> Iterator[Alarm]:
 def _likeness(saved: State, state: State) -> int:
     """How many tensors of a load are those of a save; 0 if it is a load of something else.
 
-    The optimizer's own state decides. Without one, as with SGD, the weights do.
+    The optimizer's own state decides. Without one, as with SGD, the weights do if the load was to
+    give back all: a new training may begin with some of them.
     """
     moments = [(old, new) for _, old, new in saved.pairs(state, _is_inner) if old.sum]
     weights = [(old, new) for _, old, new in saved.pairs(state, _is_weight) if old.sum]
     equal, equal_weights = _equal(moments), _equal(weights)
+    if not moments and not state.is_promised:
+        return 0
     decide, equals = (moments, equal) if moments else (weights, equal_weights)
     return equal + equal_weights if 2 * equals >= len(decide) > 0 else 0
 
