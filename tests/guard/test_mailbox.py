@@ -208,6 +208,35 @@ def test_posts_are_deleted_when_rank_0_has_read_them(pair: Pair) -> None:
     assert not any(store.check([mailbox._name(0, check, 1)]) for check in range(FIRST_CHECKS + 1))
 
 
+def test_checks_are_judged_in_order_if_posts_come_while_rank_0_looks_for_them(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, steps = pair.boxes[0]._store, []
+    look, judge = store.check, pair.boxes[0]._judge
+
+    def look_and_let_them_come(names: list[str]) -> bool:
+        is_there = look(names)
+        if not is_there:
+            monkeypatch.setattr(store, "check", look)
+            for check in (1, 2):
+                pair.send(1, check)
+                pair.turn(1)
+        return is_there
+
+    def judge_and_note(posts: list[Post]) -> None:
+        steps.append(posts[0].step)
+        judge(posts)
+
+    monkeypatch.setattr(pair.boxes[0], "_judge", judge_and_note)
+    pair.send(0, 1)
+    pair.turn(0)
+    monkeypatch.setattr(store, "check", look_and_let_them_come)
+    pair.send(0, 2)
+    for _ in range(2):  # both are open: the first look is in vain
+        pair.turn(0)
+    assert steps == [1, 2]
+
+
 def test_rank_that_posts_twice_is_judged_once(pair: Pair) -> None:
     pair.send(1)
     pair.send(1)

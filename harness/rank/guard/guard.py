@@ -711,7 +711,8 @@ class Guard:
         rank = self.mailbox.rank
         late = [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
         for memory in self._memories.values():
-            late += memory.held.values()
+            # The loop may have averaged since: then no check came to say so.
+            late += [] if self._averaging.reason else memory.held.values()
             memory.not_seen.pop("alone", None)
         return late + [one.pending for one in self._memories.values() if one.pending]
 

@@ -210,7 +210,10 @@ class Mailbox:
         return self._texts[digest]
 
     def _collect(self) -> None:
+        waiting: set[int] = set()
         for key, check in list(self._open.items()):
+            if key[0] in waiting:
+                continue  # an earlier check of the optimizer has what later ones build on
             names = {_name(*key, rank): rank for rank in range(1, self.world)}
             is_late = time.perf_counter() - check.since > LATEST
             if names and not self._store.check(list(names)):
@@ -221,6 +224,7 @@ class Mailbox:
                     self._has_stopped(rank)
                     raise RankStopped(f"rank {rank} posts no more")
                 if not is_late:
+                    waiting.add(key[0])
                     continue
                 present = self._store.present(list(names))
                 names = {name: rank for name, rank in names.items() if name in set(present)}
