@@ -134,8 +134,6 @@ class Loader:
             self._iterators += 1
         if epoch is not None and not epoch.training:
             self._begin_training(epoch)
-        if epoch is not None:
-            epoch.backwards += 1
         if epoch is not None and len(epoch.first) == FIRST_BATCHES and not epoch.has_begun:
             epoch.has_begun = True
             alarm = alarm or self._compare_order(epoch)
@@ -193,17 +191,15 @@ class Loader:
             self._open.remove(epoch)
             self._passes += 1
             if epoch.samplers and not self._repeats:
-                yield self._pass(self._passes, epoch, epoch.rows, epoch.sampled)
-
-    def begun(self) -> Iterator[Pass]:
-        """The epoch that trains now, in its middle."""
-        epoch = self._trained
-        trained = epoch.trained_rows() if epoch is not None and not self._repeats else None
-        if epoch is not None and trained is not None:
-            yield self._pass(self._passes + 1, epoch, *trained)
-
-    def _pass(self, number: int, epoch: Epoch, rows: int, sampled: list[int]) -> Pass:
-        return Pass(self.number, number, self._size, rows, epoch.largest, epoch.stuck, sampled)
+                yield Pass(
+                    self.number,
+                    self._passes,
+                    self._size,
+                    epoch.rows,
+                    epoch.largest,
+                    epoch.stuck,
+                    epoch.sampled,
+                )
 
 
 def _nothing() -> None:
@@ -324,10 +320,6 @@ class Rows:
     def passes(self) -> list[Pass]:
         """What rank 0 is to learn of epochs that are over."""
         return [one for loader in self.loaders for one in loader.passes()]
-
-    def begun(self) -> list[Pass]:
-        """The epochs that train now, of each loader, in their middle."""
-        return [one for loader in self.loaders for one in loader.begun()]
 
 
 def digests(batch: Any) -> list[int]:
