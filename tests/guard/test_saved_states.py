@@ -226,8 +226,8 @@ def test_states_of_an_optimizer_and_of_one_around_it_are_noted() -> None:
         def state_dict(self) -> None: ...
 
     outer, states = Outer(), States()
-    states.save(1, optimizer, watched(optimizer, Modules(), set()), "")
-    states.save(1, optimizer, watched(optimizer, Modules(), set()), "")  # a second file
+    states.save(1, optimizer, watched(optimizer, Modules(), set()), "", [])
+    states.save(1, optimizer, watched(optimizer, Modules(), set()), "", [])  # a second file
     (state,), sums = states.take()
     del outer
     assert sums is not None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from .samplers import EpochSampler
 from .splits import EpochRows
 
 FIRST_BATCHES = 4
 """The batches by which the order of two epochs is compared."""
+AHEAD = 16
+"""Batches that a loop may have read and not trained on."""
 
 
 class Epoch:
@@ -14,7 +18,7 @@ class Epoch:
 
     def __init__(self, number: int, length: int | None, samplers: list[EpochSampler]) -> None:
         self.number, self.length, self.samplers = number, length, samplers
-        self.batches = self.rows = self.largest = 0
+        self.batches = self.rows = self.largest = self.backwards = 0
         self.first: list[int] = []
         self.last_row = -1
         self.is_sorted = True
@@ -25,11 +29,15 @@ class Epoch:
         """The rows, if ranks split the dataset."""
         self.training = 0
         """Which of the epochs that train it is; 0 if it does not."""
+        self.goes_on = False
+        """Whether it may be the rest of an epoch that began before a save."""
         self.stuck = ""
         """The sampler that was not told of it."""
         self.seen: set[int] = set()
         self.sampled: list[int] = []
         """Those of its rows of which rank 0 learns."""
+        self._ends: deque[tuple[int, int, int]] = deque(maxlen=AHEAD)
+        """Of the last batches the number, and the counts of all rows and of sampled ones."""
 
     @property
     def is_over(self) -> bool:
@@ -44,10 +52,21 @@ class Epoch:
         self.sampled += sampled & set(rows)
         if self.part is not None and not self.is_over:
             self.part.add(rows)
+        self._ends.append((self.batches, self.rows, len(self.sampled)))
         if len(self.first) < FIRST_BATCHES:
             self.first.append(batch)
             self.is_sorted = self.is_sorted and sorted([self.last_row, *rows])[1:] == rows
             self.last_row = rows[-1]
+
+    def trained_rows(self) -> tuple[int, list[int]] | None:
+        """How many rows have trained, and the sampled ones; None if the epoch is not in its middle.
+        A loop may read batches ahead."""
+        trained = min(self.batches, self.backwards)
+        if self.length is None or not 0 < trained < self.length:
+            return None
+        ends = {batch: (rows, sampled) for batch, rows, sampled in self._ends}
+        rows, sampled = ends.get(trained, (0, 0))
+        return (rows, self.sampled[:sampled]) if rows else None
 
     def not_told(self, before: Epoch) -> str:
         """The name of a sampler that nobody has told of this epoch after the one before."""

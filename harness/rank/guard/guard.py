@@ -531,19 +531,24 @@ class Guard:
         training = self._of(event.owner)
         if training is not None:
             training.loaded(self.schedules.of)
-            self.rows.restart()
+            self.rows.restart(goes_on=True)
 
     def _note_filled(self, event: FilledState) -> None:
         note_filled(event, self.trainings)
 
     def _note_load(self, event: Load) -> None:
         note_load(event, self.trainings)
+        if event.loaded:
+            self.rows.restart(goes_on=True)
+
+    def _note_save(self, event: Save) -> None:
+        note_save(event, self.trainings, self.rows.begun())
 
     def _save(self, event: Save, call: Callable[[], Any]) -> Any:
         if self._is_saving or threading.current_thread() is not self._thread:
             return call()  # one calls the other, and a thread saves what was copied before
         self._is_saving = True
-        self._safely(note_save, event, self.trainings)
+        self._safely(self._note_save, event)
         try:
             return call()
         finally:

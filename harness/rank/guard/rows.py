@@ -38,7 +38,7 @@ PASSES = 3
 class Loader:
     """The order in which a dataset is read."""
 
-    def __init__(self, dataset: Any, number: int) -> None:
+    def __init__(self, dataset: Any, number: int, goes_on: bool) -> None:
         self.dataset = weakref.ref(dataset) if hasattr(dataset, "__weakref__") else lambda: dataset
         self.number = number
         self.trains = False
@@ -60,6 +60,8 @@ class Loader:
         """... and the one before."""
         self._open: list[Epoch] = []
         """The first epochs that train, of which rank 0 has not learned yet."""
+        self._goes_on = goes_on
+        """Whether the next one may be the rest of one that began before a save."""
         self._passes = 0
         """Those of which it has."""
         self._iterator: Callable[[], Any] = _nothing
@@ -77,8 +79,9 @@ class Loader:
         """What is told when a batch trains."""
         self._shuffles = self._told = False
 
-    def restart(self) -> None:
-        """Compare with no earlier epoch: another training begins, or this one goes back."""
+    def restart(self, goes_on: bool) -> None:
+        """Compare with no earlier epoch: another training begins, or one goes on after a load."""
+        self._goes_on = goes_on
         self._trained = self._before = None
         self._has_ended, self._open = False, []
         self._draws.restart()
@@ -134,6 +137,8 @@ class Loader:
             self._iterators += 1
         if epoch is not None and not epoch.training:
             self._begin_training(epoch)
+        if epoch is not None:
+            epoch.backwards += 1
         if epoch is not None and len(epoch.first) == FIRST_BATCHES and not epoch.has_begun:
             epoch.has_begun = True
             alarm = alarm or self._compare_order(epoch)
@@ -152,7 +157,8 @@ class Loader:
         if before is not None and before.part is not None:
             self._surprise += before.part.surprise
             self._splits = self._splits and not before.part.repeats
-        if self._passes + len(self._open) < PASSES:
+        epoch.goes_on, self._goes_on = self._goes_on, False
+        if epoch.goes_on or self._passes + len(self._open) < PASSES:
             self._open.append(epoch)
 
     def _compare_order(self, epoch: Epoch) -> LocalAlarm | None:
@@ -190,16 +196,18 @@ class Loader:
         for epoch in [epoch for epoch in self._open if epoch.is_over]:
             self._open.remove(epoch)
             self._passes += 1
-            if epoch.samplers and not self._repeats:
-                yield Pass(
-                    self.number,
-                    self._passes,
-                    self._size,
-                    epoch.rows,
-                    epoch.largest,
-                    epoch.stuck,
-                    epoch.sampled,
-                )
+            if (epoch.samplers or epoch.goes_on) and not self._repeats:
+                yield self._pass(self._passes, epoch, epoch.rows, epoch.sampled)
+
+    def begun(self) -> Iterator[Pass]:
+        """The epoch that trains now, in its middle."""
+        epoch = self._trained
+        trained = epoch.trained_rows() if epoch is not None and not self._repeats else None
+        if epoch is not None and trained is not None:
+            yield self._pass(self._passes + 1, epoch, *trained)
+
+    def _pass(self, number: int, epoch: Epoch, rows: int, sampled: list[int]) -> Pass:
+        return Pass(self.number, number, self._size, rows, epoch.largest, epoch.stuck, sampled)
 
 
 def _nothing() -> None:
@@ -241,6 +249,7 @@ class Rows:
         self.alarms: list[LocalAlarm] = []
         self.numbers = WorkerNumbers()
         self._rounds = Rounds()
+        self._goes_on = False
         self._count = 0
         self._indices: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
         self._last: tuple[Loader, Callable[[], Any]] | None = None
@@ -254,10 +263,12 @@ class Rows:
         self._values: dict[Loader, dict[int, int]] = {}
         """By the numbers of rows, their digests."""
 
-    def restart(self) -> None:
-        """Compare no epoch with those before: another training begins, or this one goes back."""
+    def restart(self, goes_on: bool = False) -> None:
+        """Compare no epoch with those before: another training begins, or one goes on after a
+        load."""
+        self._goes_on = goes_on
         for loader in self.loaders:
-            loader.restart()
+            loader.restart(goes_on)
 
     def batches(self) -> int:
         """The batches of this step: the most of a loader that trains."""
@@ -297,7 +308,7 @@ class Rows:
             if loader.dataset() is dataset:
                 return loader
         self.loaders = [one for one in self.loaders if one.dataset() is not None]
-        self.loaders.append(Loader(dataset, self._count))
+        self.loaders.append(Loader(dataset, self._count, self._goes_on))
         self._count += 1
         return self.loaders[-1]
 
@@ -320,6 +331,10 @@ class Rows:
     def passes(self) -> list[Pass]:
         """What rank 0 is to learn of epochs that are over."""
         return [one for loader in self.loaders for one in loader.passes()]
+
+    def begun(self) -> list[Pass]:
+        """The epochs that train now, of each loader, in their middle."""
+        return [one for loader in self.loaders for one in loader.begun()]
 
 
 def digests(batch: Any) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..events import FilledState, Load, Save
 from ..events.kinds import Checkpoint
+from .posts import Pass
 from .training import Training
 from .training_states import FILLED, WRITTEN
 
@@ -14,14 +15,14 @@ DEEP, WIDE = 4, 64
 """How far an object that is saved is searched."""
 
 
-def note_save(event: Save, trainings: Sequence[Training]) -> None:
+def note_save(event: Save, trainings: Sequence[Training], begun: Sequence[Pass]) -> None:
     """Note what is trained, and what is written, if it is a checkpoint with an optimizer."""
     if trainings and event.is_by_torch:
         trainings[0].states.note_parts(trainings[0].steps, event.path, event.state)
     if event.is_by_torch and not _has_optimizer(event.state):
         return
     for training in _concerned(event, trainings):
-        training.save(event.path, event.state if event.is_by_torch else None)
+        training.save(event.path, event.state if event.is_by_torch else None, begun)
     if event.is_distributed and trainings:
         states, step = trainings[0].states, trainings[0].steps
         states.note_file(WRITTEN, step, event.path, event.state)

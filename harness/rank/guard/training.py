@@ -25,7 +25,7 @@ from torch import Tensor
 from .budget import FIRST_CHECKS, Cost
 from .module_outputs import ModuleOutputs
 from .parameters import Modules, Watched, watched
-from .posts import LAST, Described, LocalAlarm, Post, Update
+from .posts import LAST, Described, LocalAlarm, Pass, Post, Update
 from .resumes import Resume
 from .rotation import chosen, turns
 from .samples import (
@@ -632,12 +632,12 @@ class Training:
         )
         return moments, views
 
-    def save(self, path: str, content: Any = None) -> None:
+    def save(self, path: str, content: Any, begun: Sequence[Pass]) -> None:
         """Note what is trained: a checkpoint is saved. ``content`` is what this rank writes alone,
-        perhaps for others."""
+        perhaps for others, and ``begun`` are the epochs in whose middle it is."""
         if self.steps and self._watched:
             optimizer = self.optimizer()
-            self.states.save(self.steps, optimizer, self._watched, path)
+            self.states.save(self.steps, optimizer, self._watched, path, begun)
             if content is not None and not self.is_complete:
                 self.states.note_gathered(self.steps, optimizer, self._watched, path, content)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .parameters import Watched
+from .posts import Pass
 from .resumes import rates, steps_of
 from .samples import INTEGERS, local
 
@@ -78,6 +79,8 @@ class TrainingState:
     """The learning rate of each group: at a save, or as it was loaded."""
     is_rate_kept: bool = False
     """Whether a load into a state that was there has left the rates as they were."""
+    begun: list[dict[str, Any]] = field(default_factory=list)
+    """At a save, the fields of a ``Pass`` for each loader in the middle of an epoch."""
     numbers: dict[str, Any] = field(default_factory=dict)
     """What is no tensor in a file."""
     parts: list[list[Any]] = field(default_factory=list)
@@ -119,13 +122,22 @@ class States:
             self.loaded.rates = rates(optimizer)
             self.loaded.is_rate_kept = self.is_filled and self.loaded.rates == self._rates_before
 
-    def save(self, step: int, optimizer: Any, watched: Sequence[Watched], path: str) -> None:
-        """Note the state of a training that is saved; in one step once."""
+    def save(
+        self,
+        step: int,
+        optimizer: Any,
+        watched: Sequence[Watched],
+        path: str,
+        begun: Sequence[Pass],
+    ) -> None:
+        """Note the state of a training that is saved, in the middle of these epochs; in one step
+        once."""
         for state, _ in self._states:
             if (state.event, state.step) == (SAVED, step):
                 state.path = path or state.path
                 return
         state = TrainingState(SAVED, step, path, rates=rates(optimizer))
+        state.begun = [asdict(one) for one in begun]
         self._note(state, optimizer, watched)
 
     def resume(self, optimizer: Any, watched: Sequence[Watched]) -> None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..posts import Post
+from ..posts import Pass, Post
 from ..training_states import (
     COPY,
     FILLED,
@@ -27,6 +27,7 @@ from ..training_states import (
     Part,
     TrainingState,
 )
+from .samples import of_ranks
 from .views import Alarm, Memory, View, named
 
 MOST_SAVED = 16
@@ -77,6 +78,8 @@ class State:
     """By the name of a parameter, and by kind."""
     ranks: list[int]
     is_of_this_process: bool = True
+    begun: list[dict[str, Any]] = field(default_factory=list)
+    """The fields of a ``Pass`` of all ranks, for each epoch that was in its middle."""
 
     def to_json(self) -> dict[str, Any]:
         wholes = {
@@ -189,7 +192,20 @@ def _merged(members: Sequence[Member]) -> State:
     }
     names = ("event", "step", "path", "stamp", "count", "is_promised", "rates", "is_rate_kept")
     fields = {name: getattr(first_state, name) for name in names}
-    return State(**fields, numbers=common, wholes=wholes, ranks=[rank for rank, *_ in members])
+    begun = _begun([[Pass(**one) for one in state.begun] for _, state, _ in members])
+    ranks = [rank for rank, *_ in members]
+    return State(**fields, numbers=common, wholes=wholes, ranks=ranks, begun=begun)
+
+
+def _begun(by_rank: Sequence[Sequence[Pass]]) -> list[dict[str, Any]]:
+    """The epochs in which the ranks were, if each rank was in one epoch of so many rows, and no row
+    came twice."""
+    by_size: dict[int, list[Pass]] = {}
+    for begun in by_rank:
+        for one in begun:
+            by_size.setdefault(one.size, []).append(one)
+    merged = [of_ranks(passes) for passes in by_size.values() if len(passes) == len(by_rank)]
+    return [asdict(one) for one in merged if len(set(one.sampled)) == len(one.sampled)]
 
 
 def _digest(value: Any) -> str:
@@ -257,6 +273,7 @@ def _resumed(state: State, memory: Memory) -> Iterator[Alarm]:
             )
         return
     memory.compared["checkpoints"] = sum(map(len, saved.wholes.values()))
+    memory.begun = [Pass(**one) for one in saved.begun]
     yield from _rate(saved, state)
     lost = saved.unequal(state, _is_state) if is_whole else []
     if lost:

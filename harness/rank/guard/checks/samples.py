@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 
 from ..posts import EpochSample, Pass, sampled_rows
@@ -19,6 +20,8 @@ ENOUGH = math.log(1e7)
 MOST_ROWS = 4096
 """Different rows that are remembered, as a measure of how many there are."""
 FEW = 4
+LEAST_AGAIN = 4
+"""So few rows may come again after a load: those of a step whose state was not saved."""
 MOST_PASSES = 16
 """Epochs that are remembered."""
 
@@ -112,6 +115,7 @@ def passes(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     for loader, number in sorted(posted):
         by_rank = memory.passes[loader, number]
         if len(by_rank) == len(views) and len({one.size for one in by_rank.values()}) == 1:
+            yield from _resumed(by_rank, memory)
             yield from _stuck(memory.passes.get((loader, number - 1), {}), by_rank)
     while len(memory.passes) > MOST_PASSES:
         del memory.passes[min(memory.passes, key=lambda key: key[1])]
@@ -120,6 +124,35 @@ def passes(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
 def _times(by_rank: Mapping[int, Pass]) -> Counter[int]:
     """How often all ranks together have read each row of which they tell."""
     return Counter(row for one in by_rank.values() for row in one.sampled)
+
+
+def of_ranks(passes: Iterable[Pass]) -> Pass:
+    """The parts of an epoch that several ranks have read. Its ``batch`` has the rows of all."""
+    parts = list(passes)
+    sampled = [row for one in parts for row in one.sampled]
+    counts = (sum(one.rows for one in parts), sum(one.batch for one in parts))
+    return replace(parts[0], rows=counts[0], batch=counts[1], sampled=sampled)
+
+
+def _resumed(by_rank: Mapping[int, Pass], memory: Memory) -> Iterator[Alarm]:
+    """The rest of an epoch has none of the rows that it had before the save. A loop that begins the
+    epoch again after a load reads all of its rows."""
+    rest = of_ranks(by_rank.values())
+    begun = [one for one in memory.begun if one.size == rest.size]
+    memory.begun = [one for one in memory.begun if one.size != rest.size]
+    spare = max([rest.batch, *(one.batch for one in begun)])
+    is_rest = len(begun) == 1 and abs(begun[0].rows + rest.rows - rest.size) <= spare
+    if not is_rest or len(set(rest.sampled)) < len(rest.sampled):
+        return
+    told = len(sampled_rows(rest.size))
+    common = len({*begun[0].sampled} & {*rest.sampled})
+    if common > max(LEAST_AGAIN, spare * told / rest.size):
+        text = (
+            f"{common / told:.0%} of the rows of an epoch were read before the save, and again in "
+            "the rest of the epoch after the load, and as many never: the loader goes on in "
+            "another order"
+        )
+        yield Alarm("samples", "resume", text, sorted(by_rank), float(common))
 
 
 def _stuck(before: Mapping[int, Pass], by_rank: Mapping[int, Pass]) -> Iterator[Alarm]:

@@ -59,6 +59,8 @@ class Memory:
     """By loader and number of a row, a number for its values."""
     varied: set[int] = field(default_factory=set)
     """Loaders of which ranks have other values for the same number."""
+    begun: list[Pass] = field(default_factory=list)
+    """After a load, the epochs of all ranks that were in their middle at its save."""
     passes: dict[tuple[int, int], dict[int, Pass]] = field(default_factory=dict)
     """By loader and epoch, the epochs of all ranks that are over."""
     surprises: dict[Any, float] = field(default_factory=dict)

@@ -1,0 +1,83 @@
+"""After a load, the rest of an epoch has none of the rows that came before the save."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from harness.rank.guard.checks.samples import samples
+from harness.rank.guard.checks.views import Memory, View
+from harness.rank.guard.posts import Pass, Post
+from harness.rank.guard.rows import Rows
+from tests.guard.test_rows import Numbers, OneOrder, read
+
+SIZE, BATCH = 24, 4
+
+
+def order(seed: int) -> list[int]:
+    return torch.randperm(SIZE, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def begun(rows: Rows, batches: int, ahead: int = 0) -> list[Pass]:
+    """The epoch that a training has begun when it saves, after so many batches."""
+    iterator = iter(DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(order(0))))
+    draws = iterator._next_index
+
+    def next_index() -> list[int]:
+        index: list[int] = draws()
+        rows.drawn(iterator, index)
+        return index
+
+    iterator._next_index = next_index  # type: ignore[method-assign]
+    waiting = []
+    for batch in islice(iterator, batches + ahead):
+        rows.batch(iterator, batch, False)
+        waiting.append(batch)
+        if len(waiting) > ahead:
+            rows.backward()
+    return rows.begun()
+
+
+def told_after(saved: Sequence[Pass], later: list[int], repeats: int = 1) -> list[str]:
+    """The kinds of alarms of a training that goes on with these rows."""
+    rows, memory = Rows(), Memory(begun=list(saved))
+    rows.restart(goes_on=True)
+    read(rows, DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(later)), epochs=repeats)
+    post = Post(0, 0, 1, passes=rows.passes())
+    return [alarm.kind for alarm in samples([View(post, [], None)], memory)]
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_rest_of_the_same_order_is_right(ahead: int) -> None:
+    saved = begun(Rows(), 2, ahead)
+    assert [one.rows for one in saved] == [2 * BATCH]
+    assert told_after(saved, order(0)[2 * BATCH :]) == []
+
+
+def test_rest_of_another_order_is_told() -> None:
+    assert told_after(begun(Rows(), 3), order(1)[3 * BATCH :]) == ["resume"]
+
+
+def test_step_that_was_not_saved_may_come_again() -> None:
+    assert told_after(begun(Rows(), 3), [*order(0)[:1], *order(0)[3 * BATCH + 1 :]]) == []
+    assert told_after(begun(Rows(), 3), order(0)[2 * BATCH :]) == []
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_epoch_may_begin_again_after_a_load(seed: int) -> None:
+    assert told_after(begun(Rows(), 3), order(seed)) == []
+
+
+def test_epoch_that_was_over_at_the_save_says_nothing() -> None:
+    assert begun(Rows(), SIZE // BATCH) == []
+    assert begun(Rows(), 0, 2) == []
+
+
+def test_sampler_that_repeats_rows_may_repeat_them() -> None:
+    saved = begun(Rows(), 3)
+    later = order(1)[3 * BATCH :]
+    assert told_after(saved, [later[0], *later[:-1]]) == []
