@@ -90,6 +90,40 @@ class _DDPSink(torch.autograd.Function):
         return None, *gradients
 
 
+class Mul(torch.autograd.Function):
+    """A user's operation that has the name of one of torch, and other operands."""
+
+    @staticmethod
+    def forward(_: Any, *terms: Tensor) -> Any:
+        return torch.stack(terms).sum()
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Any:
+        return gradients * 3
+
+
+def divided(loss: Tensor, number: float) -> Tensor:
+    """A loss as C++ divides it: the operation has one operand."""
+    result: Tensor = torch.ops.aten.div.Scalar(loss, number)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("make", "factor"),
+    [
+        (lambda x: F.cross_entropy(x, x.detach().softmax(-1)), 1.0),
+        (lambda x: divided(2 * (of_classes(x) / 7 + 0.1 * x.mean()), 4), 0.5),
+        (lambda x: 2 * (divided(of_classes(x), 7) + 0.1 * x.mean()), 2.0),
+        (lambda x: 2 * (divided(of_classes(x), 7) + divided(0.1 * x.square().sum(), 7)), 1.0),
+        (lambda x: Mul.apply(x.mean(), of_classes(x), x.sum()), 1.0),  # type: ignore[no-untyped-call]
+    ],
+)
+def test_operations_with_other_operands_are_read(make: Make, factor: float) -> None:
+    loss = make(scores())
+    assert plain_mean(loss) is None
+    assert factor_of_terms(loss) == factor
+
+
 def test_outputs_of_ddp_are_those_of_its_model() -> None:
     x = scores()
     _, plain, sum_of_terms = _DDPSink.apply(  # type: ignore[no-untyped-call]

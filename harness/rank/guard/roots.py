@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 DEPTH = 64
@@ -111,8 +112,9 @@ def _terms(edge: Edge) -> list[Term]:
 
 
 def _kind(node: Any) -> str:
-    """The name of an operation: ``Mean`` of ``MeanBackward0``."""
-    return node.name().partition("Backward")[0] if node is not None else ""
+    """The name of an operation of torch: ``Mean`` of ``MeanBackward0``."""
+    name, _, number = node.name().partition("Backward") if node is not None else ("", "", "")
+    return name if number or name == SINK else ""  # those of users have no number
 
 
 def _next(edge: Edge) -> Edge:
@@ -137,13 +139,15 @@ def _operand(node: Any) -> Tensor | None:
     """What a loss is multiplied or divided by, if that has no gradient."""
     if _kind(node) not in ("Mul", "Div"):
         return None
-    is_first, is_second = (one is not None for one, _ in node.next_functions)
-    if is_first == is_second or (is_second and _kind(node) == "Div"):
+    sides = [one is not None for one, _ in node.next_functions]
+    if sides.count(True) != 1 or len(sides) > 2 or (_kind(node) == "Div" and not sides[0]):
         return None
     try:
-        operand = node._saved_other if is_first else node._saved_self
-    except (AttributeError, RuntimeError):  # it was written in place, or freed
+        operand = node._saved_other if sides[0] else node._saved_self
+    except (AttributeError, RuntimeError):  # it was written in place, or freed, or is a user's
         return None
+    if len(sides) == 1 and isinstance(operand, (int, float)):  # torch's own losses divide so
+        return torch.tensor(operand, dtype=torch.float64)
     is_number = isinstance(operand, Tensor) and operand.numel() == 1
     return operand if is_number and not hasattr(operand, "placements") else None
 
