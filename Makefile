@@ -23,7 +23,7 @@ READY := $(VENV)/.ready
 # As many tests at once as there are cores, up to four.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: run test lint unit slow scenarios browser slurm pythons confirm test-ci test-all docker release site setup bench clean
+.PHONY: run test lint unit slow scenarios variants reports browser slurm pythons confirm test-ci test-all docker release site setup bench clean
 
 run: $(READY)
 	$(BIN)/python -m harness run scenario=$(SCENARIO)
@@ -47,8 +47,12 @@ slow: $(READY)
 VARIANTS := buggy or fixed or reproduced or (bf16_clip and (control or reference)) \
   or (tied_embedding_order and order_fix) or (clip_max_for_min and before) or alive or eight
 
-scenarios: $(READY)
+scenarios: variants reports
+
+variants: $(READY)
 	$(BIN)/python -m pytest -m "scenario and not exhaustive" --jobs 2 -k "$(VARIANTS)" --ignore tests/scenarios/test_reports.py
+
+reports: $(READY)
 	$(PYTEST) -m "scenario and not exhaustive" tests/scenarios/test_reports.py
 
 browser: $(READY)

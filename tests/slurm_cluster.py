@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from harness.system.ports import number, reserve_port
 from tests.sandbox import living
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")
@@ -225,16 +226,14 @@ def _name() -> str:
     return pwd.getpwuid(os.getuid()).pw_name
 
 
+_KEEPERS: list[socket.socket] = []
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback on which nothing listens."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for listener in sockets:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in sockets]
-    finally:
-        for listener in sockets:
-            listener.close()
+    """Ports of loopback that nobody else gets while this process lives."""
+    keepers = [reserve_port() for _ in range(count)]
+    _KEEPERS.extend(keepers)
+    return [number(keeper) for keeper in keepers]
 
 
 if __name__ == "__main__":

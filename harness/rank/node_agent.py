@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.rank import supervisor
+from harness.system.ports import number, reserve_port
 
 STACKS = b"stacks\n"
 """The order to dump the stacks of all ranks."""
@@ -38,7 +38,8 @@ def main(arguments: Sequence[str]) -> None:
     supervisor.keep(partial(_obey, _take_input()))
     node, name = int(os.environ["SLURM_PROCID"]), os.environ["SLURMD_NODENAME"]
     if node == 0:
-        Path(ENDPOINT).write_text(f"{_address(name)}:{_free_port()}")
+        keeper = reserve_port("")
+        Path(ENDPOINT).write_text(f"{_address(name)}:{number(keeper)}")
     endpoint = _endpoint()
     for variable in [v for v in os.environ if v.startswith("SLURM")]:
         del os.environ[variable]  # they would describe this agent, not its ranks
@@ -101,12 +102,6 @@ def _address(name: str) -> str:
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     match = re.search(r"\bNodeAddr=(\S+)", process.stdout)
     return match[1] if match else name
-
-
-def _free_port() -> int:
-    with socket.create_server(("", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 
+from harness.system.ports import number, reserve_port
 from tests.docker_nightly.engine import Unavailable, expect, last_line
 from tests.docker_nightly.image import NAME, ROOT
 from tests.docker_nightly.nightlies import Nightlies
@@ -24,7 +24,8 @@ class Compose:
     def __init__(self, nightlies: Nightlies) -> None:
         if nightlies.engine("compose", "version", check=False).returncode:
             raise Unavailable("no docker compose")
-        self.client, self.port = nightlies.engine.client, free_port()
+        self.client, self.keeper = nightlies.engine.client, reserve_port()
+        self.port = number(self.keeper)
         variables = {"IMAGE": NAME, "NIGHT_USER": nightlies.user, "REPORT": str(nightlies.report)}
         variables |= {"SITE_ADDRESS": f"127.0.0.1:{self.port}", "COMPOSE_PROJECT_NAME": PROJECT}
         self.environment = {**os.environ, **variables}
@@ -34,12 +35,6 @@ class Compose:
         return subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=1200
         )
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def runs_a_nightly(compose: Compose, *words: str) -> str:

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import runpy
-import socket
 import sys
 import time
 import traceback
@@ -26,6 +25,7 @@ from torch.optim import optimizer as optimizers
 from harness.rank import guard
 from harness.rank.guard.settings import Settings
 from harness.rank.probe import script_shims
+from harness.system.ports import number, reserve_port
 
 FAULT_STEP = 6
 LIMIT = 150.0
@@ -39,15 +39,14 @@ def main(file: str) -> None:
     folder = Path(file).parent
     torch.set_num_threads(1)
     script_shims.install(request["shims"], "cpu")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    ranks = {}
-    for rank in range(request["ranks"]):
-        child = os.fork()
-        if not child:
-            _become_rank(request, folder, rank, port)
-        ranks[child] = rank
-    (folder / "codes").write_text(json.dumps(_codes(ranks)))
+    with reserve_port() as keeper:
+        ranks = {}
+        for rank in range(request["ranks"]):
+            child = os.fork()
+            if not child:
+                _become_rank(request, folder, rank, number(keeper))
+            ranks[child] = rank
+        (folder / "codes").write_text(json.dumps(_codes(ranks)))
 
 
 def _codes(ranks: dict[int, int]) -> list[int]:

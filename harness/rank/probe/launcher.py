@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from harness.rank import supervisor
 from harness.rank.forks import Child, Children
 from harness.rank.probe import own_files
 from harness.rank.probe.exchange import Assignment
+from harness.system.ports import number, reserve_port
 
 RANK = Path(__file__).with_name("script.py")
 
@@ -34,18 +34,13 @@ def main(arguments: Sequence[str]) -> None:
     file = folder / "assignment.json"
     assignment = own_files.enter(Assignment(**json.loads(file.read_text())))
     file.write_text(json.dumps(asdict(assignment)))
-    port = _free_port()
-    with Children() as children:
+    with reserve_port() as keeper, Children() as children:
+        port = number(keeper)
         ranks = {_start(children, folder, rank, world, port): rank for rank in range(world)}
         for child, _ in children.hear():
             if child.code:
                 print(f"  rank      : {ranks[child]}\n  exitcode  : {child.code}", flush=True)
                 raise SystemExit(1)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _start(children: Children, folder: Path, rank: int, world: int, port: int) -> Child:
