@@ -176,7 +176,9 @@ def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             and int(view.first_bits[number]) == view.bits(number)
         ]
         if still:
-            verbs = "get gradients but never move" if still[1:] else "gets gradients but never moves"
+            verbs = "get gradients but never move"
+            if len(still) == 1:
+                verbs = "gets gradients but never moves"
             text = (
                 f"{named(still)} {verbs}: the optimizer holds "
                 f"{view.post.foreign} tensors that belong to no module and have no gradient"
