@@ -37,7 +37,7 @@ def test_the_injected_folder_has_plain_read_only_files_and_is_written_once(cache
     assert {
         "sitecustomize.py",
         f"{CODE}/rank/guard/judge.py",
-        f"{CODE}/rank/events/kinds.py",
+        f"{CODE}/rank/events/steps.py",
     } <= names
     assert all(path.suffix == ".py" for path in files)
     assert not any(path.stat().st_mode & 0o222 for path in (folder, *folder.rglob("*")))

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.rank.events.kinds import FilledState, Load, Place, Save
+from harness.rank.events import FilledState, Load, Save
+from harness.rank.events.event import Place
 from harness.rank.guard.checks.views import Alarm, Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.parameters import Modules, watched

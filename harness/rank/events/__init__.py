@@ -17,51 +17,49 @@ with a closure are here (``Gradients``) and in ``harness.detectors.sampling``, w
 without this package. All other code of the harness that runs in a rank subscribes here.
 """
 
-from .instrument import Instrument, Subscription, instrument
-from .kinds import (
-    AsyncSave,
+from .backwards import (
     Backward,
-    Batch,
-    Checkpoint,
-    Clip,
     Collective,
-    DrawnIndex,
     EngineBackward,
-    EngineClip,
-    Epoch,
-    Event,
-    Fetch,
-    FilledState,
     Gathered,
-    Gradients,
     GraphBackward,
-    Load,
-    LoadedState,
     LossValue,
-    MergedAdapter,
     ModuleCall,
     NewCommunication,
-    NewFetcher,
-    NewIterator,
+    OutputGradient,
+    StageBackward,
+    StageGradients,
+)
+from .batches import Batch, DrawnIndex, Epoch, Fetch, NewFetcher, NewIterator
+from .checkpoints import (
+    AsyncSave,
+    Checkpoint,
+    FilledState,
+    Load,
+    LoadedState,
+    MergedAdapter,
+    PlannedLoad,
+    PlannedSave,
+    Save,
+)
+from .event import Event
+from .instrument import Instrument, Subscription, instrument
+from .patches import Patches, calling_frame, compiler_question, replace_everywhere
+from .reports import Report, Written
+from .steps import (
+    Clip,
+    EngineClip,
+    Gradients,
     NewOptimizer,
     NewScaler,
     NewSchedule,
-    OutputGradient,
-    PlannedLoad,
-    PlannedSave,
     PreparedSchedule,
-    Report,
-    Save,
     ScalerStep,
-    StageBackward,
-    StageGradients,
     Step,
     TrainerStep,
     Unscale,
     WrapperStep,
     WrapperUnscale,
-    Written,
     ZeroGrad,
 )
-from .patches import Patches, calling_frame, compiler_question, replace_everywhere
 from .trainers import engine_of, is_engine, wrapper_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from .kinds import Event
+from .event import Event
 from .patches import Patches
 
 E = TypeVar("E", bound=Event)

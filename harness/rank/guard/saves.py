@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..events import FilledState, Load, Save
-from ..events.kinds import Checkpoint
+from ..events import Checkpoint, FilledState, Load, Save
 from .posts import Pass
 from .training import Training
 from .training_states import FILLED, WRITTEN
