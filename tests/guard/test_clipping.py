@@ -41,6 +41,27 @@ def told(
     return [rank for alarm in clipping(views, Memory()) for rank in alarm.ranks]
 
 
+@pytest.mark.parametrize(
+    ("norm", "limit", "scale", "ranks"),
+    [
+        (9e4, 1.0, 65536.0, [0, 1]),
+        (9e4, 0.1, 256.0, [0, 1]),
+        (9e4, 5e4, 65536.0, []),  # the limit is multiplied by the scale
+        (0.5, 1.0, 65536.0, []),  # nothing is clipped
+        (9.0, 1.0, 1.0, []),
+        (math.inf, 1.0, 65536.0, []),  # the step is skipped
+        (9.0, math.inf, 65536.0, []),  # the norm is only looked at
+    ],
+)
+def test_clipping_before_a_loss_scaler_divides_is_told(
+    norm: float, limit: float, scale: float, ranks: list[int]
+) -> None:
+    views = [view(rank, norm, described("weight"), norm, limit) for rank in range(2)]
+    for one in views:
+        one.post.tensors = {"scaled": torch.tensor([norm, limit, scale])}
+    assert [rank for alarm in clipping(views, Memory()) for rank in alarm.ranks] == ranks
+
+
 STAGES = described("first"), described("last")
 SHARDS = described("weight", 0, 4), described("weight", 4, 8)
 COPIES = described("weight"), described("weight")

@@ -105,6 +105,8 @@ WRONG_SLOW = [
     Fault("ddp compile never_reduced", *COPIES, [1], OUT, also=(GRADIENTS,)),
     Fault("ddp bf16 never_reduced", *COPIES, [1], OUT, also=(GRADIENTS,)),
     Fault("ddp fp16 never_reduced", *COPIES, [1], OUT, also=(GRADIENTS,)),
+    Fault("ddp fp16 clip clip_scaled", "gradients", "scale", [0, 1]),
+    Fault("ddp fp16 clip clip_scaled fused", "gradients", "scale", [0, 1]),
     Fault("ddp accumulate clip never_reduced", *COPIES, [1], OUT, also=(GRADIENTS,)),
     Fault("fsdp2 same_rows", "samples", "shared", [0, 1]),
     Fault("fsdp2 accumulate undivided", "accumulation", "weight", [0, 1]),

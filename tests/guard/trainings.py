@@ -389,6 +389,7 @@ FAULTS = {
     "nan_backward": "from step 12 on, the gradient of a module of rank 1 is nan",
     "inf_loss": "from step 12 on, the loss of rank 1 is infinite, and its gradients are finite",
     "nan_weight": "at step 12 a weight of rank 1 becomes nan",
+    "clip_scaled": "gradients are clipped before the loss scaler divides them",
     "never_reduced": "gradients are not averaged over the ranks",
     "summed": "gradients are summed over the ranks, not averaged",
     "perturbed": "at step 12 rank 1 moves a weight by 0.001",
@@ -593,7 +594,7 @@ class Loop:
                 )
 
     def _clip(self) -> None:
-        if self.has("clip", "clip_values"):
+        if self.has("clip", "clip_values") and not self.has("clip_scaled"):
             self.scaler.unscale_(self.optimizers[0])
         if self.has("clip"):
             nn.utils.clip_grad_norm_(self.parameters, 0.05)

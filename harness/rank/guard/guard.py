@@ -341,6 +341,7 @@ class Guard:
         training = self._of(event.values[0])
         if training is not None:
             training.take_used()
+            training.unscale(event.owner)
 
     def _unscale_group(self, event: WrapperUnscale) -> None:
         training = self._of(event.owner.optimizer)
@@ -391,6 +392,8 @@ class Guard:
     def _scaler_step(self, event: ScalerStep, call: Callable[[], Any]) -> Any:
         training = self._of(event.values[0])
         before = training.steps if training is not None else 0
+        if training is not None:  # a fused optimizer divides in its step
+            self._safely(training.unscale, event.owner)
         value = call()
         if training is not None and training.steps == before:
             self._safely(self._skip, training, self._scaler)

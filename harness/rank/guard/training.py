@@ -183,6 +183,11 @@ class Training:
         """How often gradients were clipped."""
         self._norms: Tensor | None = None
         self._clipped: Tensor | None = None
+        self._limits: list[Tensor] = []
+        """By which norm gradients were clipped last, and to which one."""
+        self._is_scaled = True
+        """Whether no loss scaler has divided the gradients yet."""
+        self._scaled: Tensor | None = None
         self._taken: set[int] = set()
         """The parameters whose gradients, as the optimizer uses them, were looked at."""
         self._places: list[tuple[int, int, int]] = []
@@ -509,6 +514,17 @@ class Training:
             device = self._norms.device
             values = [on_device(one, device) for one in (norm, limit)]
             self._clipped = torch.cat(values)
+        if type(norm) is Tensor and self._is_scaled:
+            self._limits = [on_device(one, norm.device) for one in (norm, limit)]
+
+    def unscale(self, scaler: Any) -> None:
+        """Note the scale by which a loss scaler divides the gradients, if they were clipped
+        before."""
+        scale = getattr(scaler, "_scale", None)  # it is on the device
+        if self.armed and self._is_scaled and self._limits and type(scale) is Tensor:
+            scale = on_device(scale, self._limits[0].device)
+            self._scaled = torch.cat([*self._limits, scale])
+        self._is_scaled = False
 
     def _note_without(self, number: int) -> None:
         """Note that the optimizer has no gradient of a parameter."""
@@ -729,6 +745,8 @@ class Training:
             tensors["outside"] = self._outside
         if self._norms is not None and self._clipped is not None:
             tensors["norms"], tensors["clipped"] = self._norms, self._clipped
+        if self._scaled is not None:
+            tensors["scaled"] = self._scaled
         if self._unrounded is not None:
             tensors["unrounded"] = self._unrounded
         self._last_bits = None if self._copied else tensors["bits"]

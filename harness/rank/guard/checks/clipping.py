@@ -1,4 +1,5 @@
-"""Gradients are clipped by the norm that those of all ranks have together.
+"""Gradients are clipped by the norm that those of all ranks have together, and after a loss scaler
+has divided them.
 
 Ranks that have parts of a model must add up the squares of all parts. Otherwise a step is longer
 than the limit, or the ranks shorten their parts by different factors.
@@ -16,11 +17,15 @@ NEAR = 2e-2
 MOST = 100_000
 """Gradients, of all ranks, that are looked at: more take too long, as each is looked at alone."""
 
+LARGE = 100.0
+"""How many times its limit a loss scale is at least that the limit forgets: some multiply it."""
+
 Piece = tuple[str, str, int, int]
 
 
 def clipping(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """Gradients are clipped by the norm that those of all ranks have together."""
+    yield from _scaled(views)
     looked = [view for view in views if "norms" in view.post.tensors]
     if len(looked) < len(views) or len(views) * len(views[0].numbers) > MOST:
         return  # some ranks have clipped otherwise
@@ -56,6 +61,24 @@ def clipping(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             f"have one of {right_norm:.4g}"
         )
         yield Alarm("gradients", "norm", text, ranks, norm / right_norm)
+
+
+def _scaled(views: Sequence[View]) -> Iterator[Alarm]:
+    """Gradients are clipped after a loss scaler has divided them."""
+    faults = []
+    for view in views:
+        if "scaled" in view.post.tensors:
+            norm, limit, scale = view.post.tensors["scaled"].tolist()
+            is_clipped = math.isfinite(norm) and norm > limit > 0
+            if is_clipped and scale >= LARGE * max(limit, 1.0):
+                faults.append((view.rank, limit, scale))
+    if faults:
+        _, limit, scale = faults[0]
+        text = (
+            f"the gradients are clipped to a norm of {limit:.4g} before the loss scaler divides "
+            f"them by {scale:.6g}: the step uses a norm of {limit / scale:.2g} (unscale_ before it)"
+        )
+        yield Alarm("gradients", "scale", text, [rank for rank, *_ in faults], scale)
 
 
 def _squares(view: View) -> dict[Piece, float]:
