@@ -2,7 +2,8 @@
 
 An alarm in a variant without the bug of its scenario can be right, because a release has many bugs.
 It is another bug's alarm if the detector gave the same alarm where it detected that bug, and if the
-variant's release has that bug.
+variant's release has that bug. It is not if the fixed variant does not give it, although its
+release has that bug, too.
 """
 
 from __future__ import annotations
@@ -155,6 +156,11 @@ def _kind(alarm: Alarm) -> str:
 
 def _judged(old_score: Score, texts_by_bug: Sequence[tuple[str, set[str]]]) -> Score:
     other_bugs: dict[str, None] = {}
+    fixed = [trial for trial in old_score.trials if trial.variant == "fixed"]
+    texts_by_bug = [
+        (bug, {text for text in texts if all(_would_give(one, bug, text) for one in fixed)})
+        for bug, texts in texts_by_bug
+    ]
     trials = [
         _without_alarms_of_others(trial, texts_by_bug, other_bugs) for trial in old_score.trials
     ]
@@ -166,6 +172,11 @@ def _judged(old_score: Score, texts_by_bug: Sequence[tuple[str, set[str]]]) -> S
         reason=judged.reason or f"alarms of {', '.join(other_bugs)}",
         trials=old_score.trials,
     )
+
+
+def _would_give(trial: Watched, bug: str, text: str) -> bool:
+    """Whether nothing in a trial says that an alarm is not that of a bug."""
+    return any(_kind(alarm) == text for alarm in trial.alarms) or not _has(bug, trial.releases)
 
 
 def _without_alarms_of_others(

@@ -367,6 +367,30 @@ def test_the_alarm_of_another_bug_is_right_where_the_release_has_it(
     assert [one.found for one in without_others(scores)] == [Detection.DETECTED, detection]
 
 
+@pytest.mark.parametrize(
+    ("fixed_alarms", "detection"), [(0, Detection.DETECTED), (1, Detection.MISSED)]
+)
+def test_alarm_is_not_another_bug_s_if_the_fixed_variant_has_that_bug_and_is_silent(
+    fixed_alarms: int, detection: Detection
+) -> None:
+    def alarms(word: str) -> list[dict[str, Any]]:
+        return [{"text": word, "step": 1, "where": ""}]
+
+    has = {"transformers": "4.46.2"}
+    fixed = [*alarms("tokens"), *(alarms("rows") * fixed_alarms)]
+    buggy = [*alarms("tokens"), *alarms("rows")]
+    scores = [
+        score("trainer_counts_first_label", "d", [watched("buggy", buggy), watched("control")]),
+        score(
+            "resume_replays_epoch",
+            "d",
+            [watched("buggy", buggy, releases=has), watched("fixed", fixed, releases=has)],
+        ),
+    ]
+    assert scores[1].found is Detection.FALSE_ALARM
+    assert [one.found for one in without_others(scores)] == [Detection.DETECTED, detection]
+
+
 ALARM = [{"text": "wrong", "step": 3, "where": ""}]
 
 
