@@ -6,6 +6,7 @@ is a number of batches.
 """
 
 import argparse
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -88,6 +89,6 @@ trainer = lightning.Trainer(
     enable_progress_bar=False,
     enable_model_summary=False,
 )
-file = f"{options.resume}/epoch=0-step=2.ckpt" if options.resume else None
+file = next(Path(options.resume).glob("epoch=0-*.ckpt")) if options.resume else None
 rows, held_out = DataLoader(data, options.batch_size, shuffle=True), DataLoader(data, 4)
 trainer.fit(Classifier(), rows, held_out, ckpt_path=file)

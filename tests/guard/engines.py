@@ -83,6 +83,10 @@ def _become_rank(request: dict[str, Any], folder: Path, rank: int, port: int) ->
     )
     guard.start(Settings(**request["settings"]))
     optimizers.register_optimizer_step_post_hook(_wait_for_rank_0)
+    # On CPUs with several ranks the Trainer loads tensors to ``cpu:0``, which torch does not know.
+    torch.serialization.register_package(
+        0, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None
+    )
     if request["fault"]:
         FAULTS[request["fault"]](rank)
     sys.argv = [request["script"], *request["arguments"]]
@@ -307,6 +311,25 @@ def _not_refreshed(rank: int) -> None:
         kind._restore_from_bit16_weights = lambda *_: None
 
 
+def _state_not_loaded(rank: int) -> None:
+    """No optimizer loads its state."""
+    torch.optim.Optimizer.load_state_dict = lambda *_, **__: None  # type: ignore[method-assign]
+
+
+def _weights_not_loaded(rank: int) -> None:
+    """No module loads its weights."""
+    keys = torch.nn.modules.module._IncompatibleKeys([], [])
+    torch.nn.Module.load_state_dict = lambda *_, **__: keys  # type: ignore[method-assign]
+
+
+def _schedule_not_loaded(rank: int) -> None:
+    """No schedule of torch loads its state."""
+    schedule: Any = torch.optim.lr_scheduler.LRScheduler
+    kinds = [schedule, *schedule.__subclasses__()]
+    for kind in [one for one in kinds if "load_state_dict" in vars(one)]:
+        kind.load_state_dict = lambda *_, **__: None
+
+
 def _untied(rank: int) -> None:
     """DeepSpeed's pipeline does not add the gradients of a weight that stages share."""
     from deepspeed.runtime.pipe.module import PipelineModule  # type: ignore[import-not-found]
@@ -342,6 +365,9 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "nan": _nan,
     "infinite": _infinite,
     "not_refreshed": _not_refreshed,
+    "state_not_loaded": _state_not_loaded,
+    "weights_not_loaded": _weights_not_loaded,
+    "schedule_not_loaded": _schedule_not_loaded,
     "untied": _untied,
     "untied_by_megatron": _untied_by_megatron,
     "unreduced_by_megatron": _unreduced_by_megatron,

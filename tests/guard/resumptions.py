@@ -222,6 +222,41 @@ def averaged_weights(folder: Path) -> None:
     Training(seed=1).load({**state, "model": state["raw"]}).train(MORE, DONE)
 
 
+def _averaged_without_names(folder: Path) -> None:
+    """The file has the weights themselves in a list."""
+    training = Training().train(DONE)
+    raw = [value.clone() for value in training.net.parameters()]
+    with torch.no_grad():
+        for value in training.net.parameters():
+            value.mul_(0.9)
+    save({**training.state(), "raw": raw}, folder / "checkpoint.pt")
+
+
+@form(_averaged_without_names)
+def averaged_weights_without_names(folder: Path) -> None:
+    state = read(folder / "checkpoint.pt")
+    training = Training(seed=1).load(state)
+    with torch.no_grad():
+        for value, raw in zip(training.net.parameters(), state["raw"], strict=True):
+            value.copy_(raw)
+    training.train(MORE, DONE)
+
+
+def _averaged_in_two_files(folder: Path) -> None:
+    training = Training().train(DONE)
+    save(training.net.state_dict(), folder / "raw.pt")
+    with torch.no_grad():
+        for value in training.net.parameters():
+            value.mul_(0.9)
+    save(training.state(), folder / "checkpoint.pt")
+
+
+@form(_averaged_in_two_files)
+def averaged_weights_in_two_files(folder: Path) -> None:
+    state = read(folder / "checkpoint.pt")
+    Training(seed=1).load({**state, "model": read(folder / "raw.pt")}).train(MORE, DONE)
+
+
 @form(_saves())
 def another_rate_on_purpose(folder: Path) -> None:
     state = read(folder / "checkpoint.pt")
@@ -398,6 +433,17 @@ def one_rank_lost_a_weight(folder: Path) -> None:
         with torch.no_grad():
             training.net.norm.weight[0] += 1
     training.train(MORE, DONE)
+
+
+def _saves_wrapped(folder: Path) -> None:
+    training = Training().train(DONE)
+    save({**training.state(), "model": training.model.state_dict()}, folder / "checkpoint.pt")
+
+
+@form(_saves_wrapped, is_right=False)
+def names_of_a_wrapper(folder: Path) -> None:
+    """The names in the file begin with ``module``, and a load that is not strict ignores them."""
+    Training(seed=1).load(read(folder / "checkpoint.pt"), strict=False).train(MORE, DONE)
 
 
 @form(_saves_distributed("ddp"), is_right=False)

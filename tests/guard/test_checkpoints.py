@@ -64,6 +64,7 @@ FAULTS = [
     ("moment_lost", "state", ["norm.weight"], [0, 1]),
     ("state_of_a_parameter_lost", "state", ["norm.weight"], [0, 1]),
     ("weight_not_saved", "weights", ["head.weight"], [0, 1]),
+    ("names_of_a_wrapper", "weights", None, [0, 1]),
     ("moments_in_another_order", "state", ["norm.weight", "norm.bias"], [0, 1]),
     ("one_rank_lost_a_weight", "weights", ["norm.weight"], [1]),
     ("rate_not_filled", "rate", [], [0, 1]),

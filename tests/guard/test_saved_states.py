@@ -100,6 +100,16 @@ def _other_state(values: Tensors) -> None:
         values[name, "exp_avg_sq"].add_(1)
 
 
+def _all_other(values: Tensors) -> None:
+    _other_state(values)
+    _other_weights(values)
+
+
+def _other_state_and_a_weight(values: Tensors) -> None:
+    _other_state(values)
+    _lost_weight(values)
+
+
 def _cut(values: Tensors) -> None:
     values["head", WEIGHT] = values["head", WEIGHT][:2]
 
@@ -126,9 +136,32 @@ def test_state_that_is_new_after_the_load_of_an_engine_is_told_if_it_was_to_be_l
     known = memory(path="/checkpoint")
     fresh = {key: value for key, value in tensors().items() if key[1] == WEIGHT}
     assert told(fresh, known, path="/checkpoint") == []
+    _other_weights(fresh)
     assert told(fresh, known, path="/another", is_promised=True) == []
-    (alarm,) = told(fresh, known, path="/checkpoint", is_promised=True)
-    assert alarm.kind == "state"
+    alarms = told(fresh, known, path="/checkpoint", is_promised=True)
+    assert [alarm.kind for alarm in alarms] == ["state", "weights"]
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "kinds"),
+    [
+        (_other_state, "", ["state"]),
+        (_other_state, "/folder", ["state"]),
+        (_other_weights, "", ["weights"]),
+        (_all_other, "/folder", ["state", "weights"]),
+        (_all_other, "/other", []),
+        (_other_state_and_a_weight, "", []),
+    ],
+)
+def test_package_that_loads_a_whole_training_gives_back_all_of_it(
+    change: Callable[[Tensors], None], path: str, kinds: list[str]
+) -> None:
+    """It is the save with these weights, or moments, or one of whose files is in its folder."""
+    known, values = memory(path="/folder/optimizer.bin"), tensors()
+    assert told(values, known, path=path, is_promised=True) == []
+    change(values)
+    alarms = told(values, known, path=path, is_promised=True)
+    assert [alarm.kind for alarm in alarms] == kinds
 
 
 def test_ranks_that_save_files_of_their_own_save_one_state() -> None:
@@ -243,6 +276,54 @@ def test_states_of_an_optimizer_and_of_one_around_it_are_noted() -> None:
     assert not states
 
 
+Weights = dict[str, Tensor]
+
+
+def _twice(weights: Weights) -> object:
+    return {"model": weights, "average": [value * 0.9 for value in weights.values()]}
+
+
+@pytest.mark.parametrize(
+    ("files", "is_in_files"),
+    [
+        (lambda weights: [{"model": weights}], True),
+        (lambda weights: [{f"module.{name}": value for name, value in weights.items()}], True),
+        (lambda weights: [{"weight": weights["weight"]}, {"bias": weights["bias"]}], True),
+        (lambda weights: [{"model": weights, "statistics": torch.ones(2)}], True),
+        (lambda weights: [], False),
+        (lambda weights: [{"weight": weights["weight"]}], False),
+        (lambda weights: [{name: value * 0.9 for name, value in weights.items()}], False),
+        (lambda weights: [weights, {name: value * 0.9 for name, value in weights.items()}], False),
+        (lambda weights: [_twice(weights)], False),
+        (lambda weights: [{name: value.bfloat16() for name, value in weights.items()}], False),
+    ],
+)
+def test_files_have_the_weights_that_are_trained_or_also_others(
+    files: Callable[[Weights], list[object]], is_in_files: bool
+) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    states, ids = States(), set(map(id, model.parameters()))
+    entries = [one for one in watched(optimizer, Modules(), set()) if id(one.parameter) in ids]
+    for content in files({name: value.detach() for name, value in model.named_parameters()}):
+        states.note_weights(1, optimizer, entries, [content, optimizer.state_dict()])
+    states.save(1, optimizer, entries, "", [])
+    post, known = Post(0, 0, LAST), Memory()
+    post.states, post.tensors["states"] = states.take()  # type: ignore[assignment]
+    assert judge([unpacked(packed(post))], known) == []
+    assert [one.is_in_files for one in known.saved] == [is_in_files]
+
+
+def test_weights_that_a_load_left_out_are_told_if_files_had_them_alone() -> None:
+    known, values = memory(), tensors()
+    _other_weights(values)
+    assert told(values, known) == []
+    known.saved[0].is_in_files = True
+    assert [alarm.kind for alarm in told(values, known)] == ["weights"]
+
+
 class Engine:
     optimizer, global_steps = None, 7
 
@@ -258,9 +339,17 @@ def test_events_say_which_file_is_saved_or_loaded(tmp_path: Path) -> None:
     assert filled.path == str(tmp_path / "b")
     load = Load(Engine(), (tmp_path,), {"load_optimizer_states": False}, engine)
     load.value = (str(tmp_path / "a" / "model_states.pt"), {})
-    assert (load.loaded, load.has_optimizer) == (str(tmp_path / "a"), False)
+    assert (load.path, load.has_loaded, load.has_optimizer) == (str(tmp_path / "a"), True, False)
     load.value = (None, None)
-    assert load.loaded == ""
+    assert (load.path, load.has_loaded) == ("", False)
+    accelerated = Place("accelerate.accelerator", "Accelerator", "load_state")
+    for arguments, path in (((tmp_path,), str(tmp_path)), ((), "")):
+        load = Load(None, arguments, {}, accelerated)
+        assert (load.path, load.has_loaded, load.has_optimizer) == (path, True, True)
+    trainer = Place("transformers.trainer", "Trainer", "_load_optimizer_and_scheduler")
+    for checkpoint, path in ((str(tmp_path), str(tmp_path)), (None, "")):
+        load = Load(None, (checkpoint,), {}, trainer)
+        assert (load.path, load.has_loaded) == (path, bool(path))
 
 
 def _split(needed: int, ranks: int, savers: int) -> list[Post]:

@@ -40,7 +40,9 @@ from .checkpoints import (
     MergedAdapter,
     PlannedLoad,
     PlannedSave,
+    RestoredTraining,
     Save,
+    SavedTensors,
 )
 from .event import Event
 from .instrument import Instrument, Subscription, instrument

@@ -98,6 +98,23 @@ class PlannedSave(Save):
 
 
 @dataclass
+class SavedTensors(Save):
+    """safetensors writes a file."""
+
+    places = (Place("safetensors.torch", "", "save_file"),)
+
+    @property
+    def state(self) -> Any:
+        """What it writes."""
+        return self.argument(0, "tensors")
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return path_of(self.argument(1, "filename"))
+
+
+@dataclass
 class PlannedLoad(Event):
     """torch plans to fill a state that is there."""
 
@@ -108,23 +125,59 @@ class PlannedLoad(Event):
 class Load(Checkpoint):
     """A checkpoint is loaded."""
 
-    places = (
+    places: ClassVar[tuple[Place, ...]] = (
         Place("deepspeed.runtime.engine", "DeepSpeedEngine", "load_checkpoint"),
         Place("accelerate.accelerator", "Accelerator", "load_state"),
         Place("transformers.trainer", "Trainer", "_load_optimizer_and_scheduler"),
     )
 
     @property
-    def loaded(self) -> str:
-        """The folder that DeepSpeed's engine has loaded; empty if it has loaded none."""
-        file = self.value[0] if self.of_engine and isinstance(self.value, tuple) else None
+    def has_loaded(self) -> bool:
+        """Whether there was a checkpoint to load."""
+        if self.of_engine:
+            return bool(self.path)
+        return not (self.place.kind == "Trainer" and self.argument(0, "checkpoint") is None)
+
+    @property
+    def path(self) -> str:
+        """The folder of the checkpoint, if that is known; otherwise empty."""
+        if not self.of_engine:
+            name = "checkpoint" if self.place.kind == "Trainer" else "input_dir"
+            return path_of(self.argument(0, name))
+        file = self.value[0] if isinstance(self.value, tuple) else None
         return path_of(os.path.dirname(file)) if isinstance(file, str) else ""
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether the engine was to load the optimizer's state, too."""
+        """Whether it was to load the optimizer's state, too."""
+        if not self.of_engine:
+            return True
         is_asked = self.argument(3, "load_optimizer_states", True)
         return bool(is_asked) and not self.argument(5, "load_module_only", False)
+
+
+@dataclass
+class RestoredTraining(Load):
+    """Lightning's Trainer has loaded a checkpoint; the owner is what restores it."""
+
+    places = tuple(
+        Place(
+            f"{package}.trainer.connectors.checkpoint_connector",
+            "_CheckpointConnector",
+            "restore_optimizers_and_schedulers",
+        )
+        for package in ("lightning.pytorch", "pytorch_lightning")
+    )
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether there was a checkpoint to load."""
+        return bool(getattr(self.owner, "_loaded_checkpoint", None))
+
+    @property
+    def path(self) -> str:
+        """The file, if that is known; otherwise empty."""
+        return path_of(getattr(getattr(self.owner, "trainer", None), "ckpt_path", None))
 
 
 @dataclass

@@ -45,7 +45,9 @@ from ..events import (
     PlannedLoad,
     PlannedSave,
     PreparedSchedule,
+    RestoredTraining,
     Save,
+    SavedTensors,
     ScalerStep,
     StageBackward,
     StageGradients,
@@ -150,8 +152,10 @@ class Guard:
         on(LoadedState, after=self._guarded(self._loaded), when=self._alive)
         on(FilledState, after=self._guarded(self._note_filled), when=self._alive)
         on(Load, after=self._guarded(self._note_load), when=self._alive)
+        on(RestoredTraining, after=self._guarded(self._note_load), when=self._alive)
         on(Save, around=self._save, when=self._alive)
         on(PlannedSave, around=self._save, when=self._alive)
+        on(SavedTensors, around=self._save, when=self._alive)
         on(PlannedLoad, after=self._guarded(self._note_planned_load), when=self._alive)
         on(MergedAdapter, around=self._merge, when=self._alive)
         on(DrawnIndex, after=self._guarded(self._drawn), when=self._alive)
@@ -541,7 +545,7 @@ class Guard:
 
     def _note_load(self, event: Load) -> None:
         note_load(event, self.trainings)
-        if event.loaded:
+        if event.has_loaded:
             self.rows.restart(goes_on=True)
 
     def _note_save(self, event: Save) -> None:

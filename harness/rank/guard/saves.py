@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..events import Checkpoint, FilledState, Load, Save
+from ..events import Checkpoint, FilledState, Load, Save, SavedTensors
 from .posts import Pass
 from .training import Training
 from .training_states import FILLED, WRITTEN
@@ -18,7 +18,10 @@ def note_save(event: Save, trainings: Sequence[Training], begun: Sequence[Pass])
     """Note what is trained, and what is written, if it is a checkpoint with an optimizer."""
     if trainings and event.is_by_torch:
         trainings[0].states.note_parts(trainings[0].steps, event.path, event.state)
-    if event.is_by_torch and not _has_optimizer(event.state):
+    if event.is_by_torch or isinstance(event, SavedTensors):
+        for training in trainings:
+            training.note_file(event.state)
+    if isinstance(event, SavedTensors) or (event.is_by_torch and not _has_optimizer(event.state)):
         return
     for training in _concerned(event, trainings):
         training.save(event.path, event.state if event.is_by_torch else None, begun)
@@ -35,10 +38,12 @@ def note_filled(event: FilledState, trainings: Sequence[Training]) -> None:
 
 
 def note_load(event: Load, trainings: Sequence[Training]) -> None:
-    """Note that DeepSpeed's engine has loaded a checkpoint."""
-    for training in _concerned(event, trainings) if event.loaded else ():
-        path, optimizer = event.loaded, training.optimizer()
-        training.states.load(training.steps, optimizer, path, event.has_optimizer)
+    """Note that a package has loaded a checkpoint of the whole training."""
+    for training in _concerned(event, trainings) if event.has_loaded else ():
+        loaded = training.states.loaded
+        if event.of_engine or loaded is None or not loaded.path:  # the engine knows it better
+            optimizer, promised = training.optimizer(), event.has_optimizer
+            training.states.load(training.steps, optimizer, event.path, promised)
 
 
 def _concerned(event: Checkpoint, trainings: Sequence[Training]) -> list[Training]:

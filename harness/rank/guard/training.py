@@ -657,6 +657,11 @@ class Training:
             if content is not None and not self.is_complete:
                 self.states.note_gathered(self.steps, optimizer, self._watched, path, content)
 
+    def note_file(self, content: Any) -> None:
+        """Note the weights that a file gets: a checkpoint may have several files."""
+        if self.steps and self._watched and self.is_complete:
+            self.states.note_weights(self.steps, self.optimizer(), self._watched, content)
+
     def go_on(self) -> None:
         """Note what is trained, if it was loaded since the last step."""
         if self.states.loaded is not None and self._watched:

@@ -28,6 +28,8 @@ WRITTEN, FILLED = "written", "filled"
 """What torch's distributed checkpoint is given to write, and what it has filled in a load."""
 GATHERED = "gathered"
 """What a rank saves that has gathered the tensors that ranks split."""
+FILED = "filed"
+"""The weights that a file gets of a training of which each rank has all."""
 PARTED = "parted"
 """What ``torch.save`` writes of tensors that ranks split."""
 SAVES = (SAVED, WRITTEN, GATHERED)
@@ -117,7 +119,7 @@ class States:
 
     def load(self, step: int, optimizer: Any, path: str = "", is_promised: bool = False) -> None:
         """Note that the optimizer, or what trains with it, has loaded a state."""
-        if self.loaded is None or path:
+        if self.loaded is None or path or is_promised:
             self.loaded = TrainingState(RESUMED, step, path, stamp(path), 0.0, is_promised)
             self.loaded.rates = rates(optimizer)
             self.loaded.is_rate_kept = self.is_filled and self.loaded.rates == self._rates_before
@@ -180,6 +182,29 @@ class States:
         if pairs:
             self._add(TrainingState(GATHERED, step, path, count=steps_of(optimizer)), pairs)
 
+    def note_weights(
+        self, step: int, optimizer: Any, watched: Sequence[Watched], content: Any
+    ) -> None:
+        """Note the weights in a file, by the names of parameters, and whether it has others of all
+        their sizes. Other optimizers than torch's may change weights in a mode of their own."""
+        if not type(optimizer).__module__.startswith("torch.optim"):
+            return
+        described = [one.described for one in watched if one.described.optimized]
+        numels = {one.name: one.numel for one in described}
+        others: set[int] = set()
+        pairs = []
+        for key, tensor in islice(_leaves(content, (), "param_groups"), MOST_LEAVES):
+            if isinstance(tensor, Tensor):
+                name = next((one for one in _endings(key) if one in numels), "")
+                if name and numels[name] == tensor.numel():
+                    pairs.append(_part(name, WEIGHT, "", local(tensor)))
+                else:
+                    others.add(tensor.numel())
+        has_others = others >= {*numels.values()}
+        if pairs or has_others:
+            numbers = {"others": True} if has_others else {}
+            self._add(TrainingState(FILED, step, numbers=numbers), pairs)
+
     def note_parts(self, step: int, path: str, content: Any) -> None:
         """Note what a file gets of tensors that ranks split."""
         leaves = islice(_leaves(content, ()), MOST_LEAVES)
@@ -230,10 +255,11 @@ def stamp(path: str) -> str:
     return " ".join(f"{one.st_size} {one.st_mtime_ns}" for one in status)
 
 
-def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """The tensors, numbers and texts in nested dicts and lists, by their path."""
+def _leaves(value: Any, path: tuple[str, ...], left_out: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors, numbers and texts in nested dicts and lists, by their path, but for those of
+    dicts with a key."""
     if isinstance(value, Mapping):
-        items: Iterable[tuple[Any, Any]] = value.items()
+        items: Iterable[tuple[Any, Any]] = () if left_out and left_out in value else value.items()
     elif isinstance(value, (list, tuple)):
         items = enumerate(value)
     else:
@@ -242,7 +268,7 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
             yield ".".join(path), value
         return
     for key, inner in items:
-        yield from _leaves(inner, (*path, str(key)))
+        yield from _leaves(inner, (*path, str(key)), left_out)
 
 
 def _endings(path: str) -> Iterator[str]:

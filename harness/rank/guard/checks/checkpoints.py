@@ -2,8 +2,9 @@
 
 Which of the saved states was loaded is seen by what the optimizer keeps: moments that are equal bit
 by bit are those of that save, wherever the file is and whatever wrote it. So a load of other
-weights, or of weights alone, is compared with none. Where DeepSpeed's engine loads a checkpoint, or
-torch fills a state from one, the folder says which one it is.
+weights, or of weights alone, is compared with none. If a package loads a checkpoint of the whole
+training, equal weights or its folder say which one it is, too, as does the folder from which torch
+fills a state.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from typing import Any
 from ..posts import Pass, Post
 from ..training_states import (
     COPY,
+    FILED,
     FILLED,
     OUTER,
     PARTED,
+    RESUMED,
     SAVED,
     SAVES,
     WEIGHT,
     WRITTEN,
     Part,
     TrainingState,
+    stamp,
 )
 from .samples import of_ranks
 from .views import Alarm, Memory, View, named
@@ -78,6 +82,8 @@ class State:
     """By the name of a parameter, and by kind."""
     ranks: list[int]
     is_of_this_process: bool = True
+    is_in_files: bool = False
+    """At a save, whether files got these weights, and no others."""
     begun: list[dict[str, Any]] = field(default_factory=list)
     """The fields of a ``Pass`` of all ranks, for each epoch that was in its middle."""
 
@@ -98,8 +104,10 @@ class State:
 
     def is_loaded_by(self, later: State) -> bool:
         """Whether a load reads the file that this save has written."""
-        is_same_file = self.is_of_this_process or (self.stamp and self.stamp == later.stamp)
-        return bool(is_same_file and later.path and self.path == later.path)
+        if not later.path or later.path not in (self.path, os.path.dirname(self.path)):
+            return False
+        stamps = later.stamp if later.path == self.path else stamp(self.path)
+        return self.is_of_this_process or bool(self.stamp and self.stamp == stamps)
 
     def pairs(
         self, later: State, is_kind: Callable[[str], bool]
@@ -128,16 +136,37 @@ def checkpoints(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """A training goes on with what was saved."""
     posts = [view.post for view in views]
     yield from _parted(posts)
-    for members in _events(posts):
-        state = _merged(members)
+    states = [_merged(members) for members in _events(posts)]
+    for state in states:
         if state.event in SAVES:
+            state.is_in_files = _is_in_files(state, states)
             memory.saved.append(state)
             del memory.saved[:-MOST_SAVED]
             memory.has_saved = True
         elif state.event == FILLED:
             yield from _filled(state, memory)
-        else:
+        elif state.event == RESUMED:
             yield from _resumed(state, memory)
+
+
+def _is_in_files(saved: State, states: Sequence[State]) -> bool:
+    """Whether the files that were written in the step of a save have the weights that are trained,
+    and no others: an average of the weights has their names or sizes, too."""
+    files = [one for one in states if (one.event, one.step) == (FILED, saved.step)]
+    trained = {name for name, whole, _ in saved.pairs(saved, _is_inner) if whole.sum}
+    filed = [
+        (saved.wholes.get(name, {}), kinds) for file in files for name, kinds in file.wholes.items()
+    ]
+    return (
+        bool(filed)
+        and trained <= {name for file in files for name in file.wholes}
+        and not any(file.numbers for file in files)
+        and all(
+            WEIGHT in old and old[WEIGHT].is_comparable(new) and old[WEIGHT].is_equal(new)
+            for old, kinds in filed
+            for new in kinds.values()
+        )
+    )
 
 
 Member = tuple[int, TrainingState, list[int]]
@@ -287,6 +316,13 @@ def _resumed(state: State, memory: Memory) -> Iterator[Alarm]:
         text = f"after the load {named(differing)} {verb} not what was {saved.when}"
         odd = {rank for _, _, now in weights if now is not None for rank in now.odd}
         yield Alarm("checkpoints", "weights", text, sorted(odd) or state.ranks, 1.0, differing)
+    elif (
+        differing
+        and (state.is_promised or saved.is_in_files)
+        and not _equal([(old, new) for _, old, new in weights])
+    ):
+        text = f"after the load no weight is what was {saved.when}"
+        yield Alarm("checkpoints", "weights", text, state.ranks, 1.0, differing)
     elif differing:
         memory.not_seen["checkpoints"] = (
             "the loaded weights are compared with none: they are not those of the training that "
@@ -312,8 +348,9 @@ def _rate(saved: State, state: State) -> Iterator[Alarm]:
 def _likeness(saved: State, state: State) -> int:
     """How many tensors of a load are those of a save; 0 if it is a load of something else.
 
-    The optimizer's own state decides. Without one, as with SGD, the weights do if the load was to
-    give back all: a new training may begin with some of them.
+    The optimizer's own state decides. If the load was to give back all, the weights do without one,
+    as with SGD, or if all that were trained are those of the save: a new training may begin with
+    some of them.
     """
     moments = [(old, new) for _, old, new in saved.pairs(state, _is_inner) if old.sum]
     weights = [(old, new) for _, old, new in saved.pairs(state, _is_weight) if old.sum]
@@ -321,7 +358,11 @@ def _likeness(saved: State, state: State) -> int:
     if not moments and not state.is_promised:
         return 0
     decide, equals = (moments, equal) if moments else (weights, equal_weights)
-    return equal + equal_weights if 2 * equals >= len(decide) > 0 else 0
+    if 2 * equals >= len(decide) > 0:
+        return equal + equal_weights
+    trained = {name for name, old, _ in saved.pairs(state, _is_inner) if old.sum}
+    pairs = [(old, new) for n, old, new in saved.pairs(state, WEIGHT.__eq__) if n in trained]
+    return equal_weights if state.is_promised and _equal(pairs) == len(pairs) > 0 else 0
 
 
 def _equal(pairs: Sequence[tuple[Whole, Whole | None]]) -> int:
