@@ -164,6 +164,21 @@ def test_package_that_loads_a_whole_training_gives_back_all_of_it(
     assert [alarm.kind for alarm in alarms] == kinds
 
 
+@pytest.mark.parametrize(("has_all_weights", "kinds"), [(True, ["state"]), (False, [])])
+def test_without_moments_all_weights_say_which_save_is_loaded(
+    has_all_weights: bool, kinds: list[str]
+) -> None:
+    """An optimizer around SGD keeps slow weights; a new training may begin with some weights."""
+    values = {key: value for key, value in tensors().items() if key[1] == WEIGHT}
+    values |= {(name, "Outer.slow"): value + 1 for (name, _), value in values.items()}
+    known = Memory()
+    judge(posts(values), known)
+    values["body", "Outer.slow"].zero_()
+    if not has_all_weights:
+        _lost_weight(values)
+    assert [alarm.kind for alarm in told(values, known)] == kinds
+
+
 def test_ranks_that_save_files_of_their_own_save_one_state() -> None:
     parts = posts(tensors(), 2)
     for post in parts:

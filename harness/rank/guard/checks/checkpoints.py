@@ -348,15 +348,15 @@ def _rate(saved: State, state: State) -> Iterator[Alarm]:
 def _likeness(saved: State, state: State) -> int:
     """How many tensors of a load are those of a save; 0 if it is a load of something else.
 
-    The optimizer's own state decides. If the load was to give back all, the weights do without one,
-    as with SGD, or if all that were trained are those of the save: a new training may begin with
-    some of them.
+    The optimizer's own state decides. If there is none, as with SGD, all weights do, or half of
+    them if the load was to give back all; so do all that were trained if their state is lost in
+    such a load. A new training may begin with some of the weights.
     """
     moments = [(old, new) for _, old, new in saved.pairs(state, _is_inner) if old.sum]
     weights = [(old, new) for _, old, new in saved.pairs(state, _is_weight) if old.sum]
     equal, equal_weights = _equal(moments), _equal(weights)
     if not moments and not state.is_promised:
-        return 0
+        return equal_weights if equal_weights == len(weights) else 0
     decide, equals = (moments, equal) if moments else (weights, equal_weights)
     if 2 * equals >= len(decide) > 0:
         return equal + equal_weights
