@@ -1,0 +1,224 @@
+"""The curriculum sampler's checkpoint lacks its generator: a resumed run sees other batches.
+
+DeepSpeed's data efficiency library draws batches with ``DeepSpeedDataSampler``. Its state is in the
+engine's checkpoints. After a resume the rows of the running epoch are complete, but the order in
+which they come, and all later epochs, are not those of a run without a stop: a resumed run repeats
+the random numbers that the first one began with. The load also sets the global generator of numpy,
+which other code may use.
+
+Root cause: the sampler draws from a generator of its own, ``self.np_rng``. But ``state_dict`` saves
+``np.random.get_state()``, the state of numpy's global generator, which the sampler never uses, and
+``load_state_dict`` restores that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.bugs import api
+from scenarios.common import continued
+
+
+@dataclass
+class Params(api.Knobs):
+    rows: int = api.knob(12, least=4, multiple=2, about="of the dataset")
+    done: int = api.knob(4, least=1, unit="steps", about="before the save")
+    more: int = api.knob(14, least=1, unit="steps", about="after it")
+    beside: bool = api.knob(
+        False, about="whether the state of the sampler's own generator is saved and loaded by hand"
+    )
+
+
+def own_saved(function: Any) -> api.Edits:
+    """The state of the sampler's own generator is saved."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    saved = m.Call(m.Attribute(attr=m.Name("get_state")))
+    for call in m.findall(function, saved):
+        yield call, cst.parse_expression("self.np_rng.bit_generator.state")
+
+
+def own_loaded(function: Any) -> api.Edits:
+    """The state of the sampler's own generator is loaded."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    for call in m.findall(function, m.Call(m.Attribute(attr=m.Name("set_state")))):
+        (state,) = cst.ensure_type(call, cst.Call).args
+        setting = cst.parse_expression("setattr(self.np_rng.bit_generator, 'state', _)")
+        yield call, setting.deep_replace(m.findall(setting, m.Name("_"))[0], state.value)
+
+
+FILE = "deepspeed/runtime/data_pipeline/data_sampling/data_sampler.py"
+REMEDY = (
+    api.Defect(
+        name="own_generator_saved",
+        upstream="deepspeed",
+        file=FILE,
+        scope="DeepSpeedDataSampler.state_dict",
+        edit=own_saved,
+        about="our remedy, with the effect of upstream's pull request 8406: the sampler's own "
+        "generator is saved",
+    ),
+    api.Defect(
+        name="own_generator_loaded",
+        upstream="deepspeed",
+        file=FILE,
+        scope="DeepSpeedDataSampler.load_state_dict",
+        edit=own_loaded,
+        about="our remedy, its other half: that generator is loaded",
+    ),
+)
+
+SCENARIO = api.Scenario(
+    report=(
+        "[BUG] Curriculum data sampler checkpoints the global numpy RNG, not its own, so resume "
+        "replays the sampling stream",
+        "https://github.com/deepspeedai/DeepSpeed/issues/8405",
+    ),
+    fix="https://github.com/deepspeedai/DeepSpeed/pull/8406 is in no release as of 0.19.8",
+    symptom="a resumed sampler goes back to the top of its own random numbers, and draws other "
+    "batches than without a stop",
+    trigger="curriculum learning of the data efficiency library, and a resume",
+    remedy="save data_sampler.np_rng.bit_generator.state beside the checkpoint, and set it after "
+    "the load",
+    pins={"deepspeed": "0.19.8"},
+    absent=(
+        api.Absent(
+            "deepspeed<0.8",
+            "the data efficiency library came with 0.8.0",
+            "https://github.com/deepspeedai/DeepSpeed/pull/2585",
+        ),
+    ),
+    harm="wrong resume",
+    visibility="silent",
+    settings={"code": api.by_code("curriculum learning of the data efficiency library is on")},
+    files=(FILE,),
+    launches=continued.LAUNCHES,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=REMEDY),
+        "control": api.control(
+            "0.19.8, with the generator saved and loaded by hand", params={"beside": True}
+        ),
+    },
+)
+
+
+def order_alone(
+    steps: Sequence[api.Record], whole: Sequence[api.Record], records: api.Records
+) -> bool:
+    """Until the end of the running epoch, both ranks together have the rows of the same step
+    without a stop. Each complete epoch after it has each row once."""
+    p, ranks = records.params, records.ranks
+    rest = -p.done % (p.rows // len(ranks))
+    launches = [
+        [continued.of(records, launch, rank)[start : start + rest] for rank in ranks]
+        for launch, start in ((continued.RESUMED, 0), (continued.WHOLE, p.done))
+    ]
+    together = [
+        [sorted(step["row"] for step in at_once) for at_once in zip(*of_ranks, strict=True)]
+        for of_ranks in launches
+    ]
+    return together[0] == together[1] and not any(insufficient_checks(records).values())
+
+
+oracle = continued.Continued(
+    order_alone,
+    facts=lambda at: {"row": api.COUNT},
+    fact="row",
+    noun="row",
+    unit="between the numbers of two rows",
+)
+
+
+def run(ctx: api.Context) -> None:
+    """Draw batches, save, and go on; or load, and draw the rest."""
+    import shutil
+    from copy import deepcopy
+
+    import deepspeed
+    import torch
+    import torch.distributed as dist
+
+    p = ctx.params
+    deepspeed.init_distributed(dist_backend=ctx.lane.backend)
+    clusters, saved = ctx.folder / "clusters", ctx.folder / "saved"
+    file, start = ctx.folder / f"state_{ctx.rank}.pt", 0
+    if ctx.launch == continued.RESUMED:
+        sampler, start = _sampler(ctx, str(saved)), p.done
+        state, generator = torch.load(file, weights_only=False)
+        sampler.load_state_dict(state)
+        if p.beside:
+            sampler.np_rng.bit_generator.state = generator
+    else:
+        sampler = _sampler(ctx, str(clusters))
+    batches = iter(sampler)
+    for step in range(start + 1, p.done + p.more + 1):
+        (row,) = next(batches)
+        ctx.record("step", step, row=int(row))
+        if ctx.launch == continued.WHOLE and step == p.done:
+            generator = sampler.np_rng.bit_generator.state
+            torch.save((deepcopy(sampler.state_dict()), generator), file)
+            if ctx.rank == 0:  # a copy, because the sampler rewrites its files in each epoch
+                shutil.copytree(clusters, saved)
+    dist.barrier()
+
+
+def _sampler(ctx: api.Context, folder: str) -> Any:
+    """DeepSpeed's sampler, one row for each rank and step, with one cluster of all rows."""
+    import deepspeed
+    from deepspeed.runtime.data_pipeline.data_sampling.data_sampler import DeepSpeedDataSampler
+
+    metric = {
+        "difficulty_type": "value",
+        "clustering_type": "single_cluster",
+        "min_difficulty": 1,
+        "max_difficulty": 10,
+        "schedule_type": "fixed_linear",
+        "schedule_config": {"total_curriculum_step": 100, "difficulty_step": 1},
+    }
+    learning = {
+        "enabled": True,
+        "data_cluster_path": folder,
+        "curriculum_metrics": {"length": metric},
+    }
+    config = {
+        "seed": ctx.seed + 1,
+        "data_sampling": {"enabled": True, "num_epochs": 10, "curriculum_learning": learning},
+    }
+    group = deepspeed.comm.new_group(list(range(ctx.world_size)))
+    return DeepSpeedDataSampler(
+        config, ctx.params.rows, 1, ctx.rank, ctx.world_size, group, 1, ctx.rank
+    )
+
+
+def _rows(records: api.Records) -> list[list[int]]:
+    """The rows of each complete epoch after the resume, of all ranks."""
+    p, ranks = records.params, records.ranks
+    length = p.rows // len(ranks)
+    steps = [
+        [continued.of(records, continued.RESUMED, rank)[n]["row"] for rank in ranks]
+        for n in range(-p.done % length, p.more)
+    ]
+    return [
+        [row for step in steps[start : start + length] for row in step]
+        for start in range(0, len(steps) - length + 1, length)
+    ]
+
+
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
+    """Each epoch after the resume has each row once."""
+    whole = [sorted(rows) == list(range(records.params.rows)) for rows in _rows(records)]
+    return {"an epoch after the resume has not each row once": not all(whole)}
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """The sampler's state alone was loaded after it had drawn."""
+    p = records.params
+    how = "with" if p.beside else "without"
+    text = f"the state after {p.done} steps was loaded {how} the generator"
+    return api.Exercise.of(not p.beside, text)

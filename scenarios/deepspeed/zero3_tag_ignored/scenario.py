@@ -1,0 +1,107 @@
+"""ZeRO-3 without optimizer states loads the newest checkpoint instead of the one that is asked for.
+
+``load_checkpoint(folder, tag="earlier", load_optimizer_states=False)`` is the way to evaluate an
+older checkpoint, to go back to one, or to begin a fine-tuning from one. At ZeRO stage 3 the path
+and the ``client_state`` that it returns are those of the tag. But the weights are those of the
+checkpoint that the file ``latest`` names. So an evaluation of ten checkpoints evaluates the last
+one ten times. If there is no ``latest``, the call raises.
+
+Root cause: at stage 3 the weights are put together from the optimizers' shards. The engine calls
+``get_fp32_state_dict_from_zero_checkpoint`` with the folder alone, and without a tag that function
+reads ``latest``. That came with 0.10.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.bugs import api
+from scenarios.common.call_edits import with_keyword
+from scenarios.deepspeed import _loaded_alone as alone
+
+
+@dataclass
+class Params(api.Knobs):
+    stage: int = api.knob(3, choices=(2, 3), about="of ZeRO")
+    optimizer: bool = api.knob(False, about="whether the optimizer's state is loaded as well")
+    steps: int = api.knob(5, least=1, about="of training before each of the two saves")
+    lr: float = api.knob(0.05, above=0, about="of Adam")
+
+
+def tag_passed_on(function: Any) -> api.Edits:
+    """The weights are put together from the checkpoint of the tag."""
+    yield from with_keyword(function, "get_fp32_state_dict_from_zero_checkpoint", "tag", "str(tag)")
+
+
+REMEDY = api.Defect(
+    upstream="deepspeed",
+    file="deepspeed/runtime/engine.py",
+    scope="DeepSpeedEngine._load_checkpoint",
+    edit=tag_passed_on,
+    about="our remedy, with the effect of upstream's pull request 8501: the tag is passed on",
+)
+
+SCENARIO = api.Scenario(
+    report=(
+        "[BUG] ZeRO-3 ignores checkpoint tag when load_optimizer_states=False",
+        "https://github.com/deepspeedai/DeepSpeed/issues/8499",
+    ),
+    fix="https://github.com/deepspeedai/DeepSpeed/pull/8501 is in no release as of 0.19.8",
+    symptom="the returned path and client_state refer to the requested checkpoint, but the model "
+    "parameters match the one that `latest` names",
+    trigger="ZeRO stage 3, and load_checkpoint with load_optimizer_states=False and a tag that is "
+    "not the newest",
+    remedy="write the tag into the file `latest` before the load, or load the optimizer's state",
+    pins={"deepspeed": "0.19.8"},
+    harm="wrong resume",
+    visibility="silent",
+    settings={
+        "zero_stage": 3,
+        "code": api.by_code("load_checkpoint has a tag and load_optimizer_states=False"),
+    },
+    files=("deepspeed/runtime/engine.py",),
+    launches=alone.LAUNCHES,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.10.1", about="0.10.1, before the bug came"),
+        "remedy": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
+        "control": api.control("0.19.8 at ZeRO stage 2", params={"stage": 2}),
+        "optimizer": api.control(
+            "0.19.8, the optimizer's state is loaded as well", params={"optimizer": True}
+        ),
+    },
+)
+
+plan = alone.plan
+
+
+def run(ctx: api.Context) -> None:
+    """Train and save twice; or load the earlier save by its tag."""
+    alone.run(ctx, alone.EARLIER, load_optimizer_states=ctx.params.optimizer)
+
+
+def detect(records: api.Records) -> api.Finding | None:
+    """The loaded weights are those of the later save, although the earlier was asked for."""
+    loaded = records.of("loaded")[0]
+    if loaded[alone.EARLIER] and not loaded[alone.FRESH]:
+        text = "the weights are those from before the load"
+        return api.Finding(text, documented=False, another="zero3_module_only")
+    newest = "they are those of the newest checkpoint"
+    return alone.otherwise(records, alone.EARLIER, alone.LATER, newest)
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """The stage was 3, the optimizer's state was not loaded, and the two saves differed."""
+    state = "with" if records.params.optimizer else "without"
+    how = api.Exercise.of(not records.params.optimizer, f"loaded {state} the optimizer's state")
+    return alone.at_stage_3(records) & how & alone.differed(records, alone.EARLIER, alone.LATER)
+
+
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
+    """The client_state is that of the tag, and the loss is that of a trained model."""
+    alarms = alone.client_state_wrong(records, alone.EARLIER)
+    return alarms | alone.first_loss_higher(records)
+
+
+picture = alone.distances
