@@ -34,12 +34,28 @@ def posts_of(step: int, reduced: bool = False, told: bool = True, averages: str 
     return posts
 
 
+def with_biases_of_one_direction(posts: list[Post]) -> list[Post]:
+    """As the bias of two classes has, or a gate of one value."""
+    for post in posts:
+        for name in ("computed", "used"):
+            post.tensors[name][-SIZES[1] :] = torch.tensor([1.0, -1.0, 0.0, 0.0]) * (post.rank + 1)
+    return posts
+
+
 def kinds(memory: Memory, posts: list[Post]) -> set[tuple[str, str]]:
     return {(alarm.check, alarm.kind) for alarm in judge(posts, memory)} & APART
 
 
 def test_ranks_that_ddp_leaves_alone_against_the_loops_words_are_told_at_once() -> None:
     assert kinds(Memory(), posts_of(1, told=False)) == APART
+
+
+def test_gradients_of_one_direction_do_not_say_whether_ranks_are_alone() -> None:
+    memory = Memory()
+    assert kinds(memory, with_biases_of_one_direction(posts_of(1))) == set()
+    assert set(memory.held) == APART
+    told = with_biases_of_one_direction(posts_of(1, told=False))
+    assert kinds(Memory(), told) == APART
 
 
 def test_ranks_that_the_loop_leaves_alone_are_told_after_many_steps_once() -> None:

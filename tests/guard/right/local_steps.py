@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import all_reduce
 
 from .common import Net, Steps, batches, classes_loss, loop, mean_over_ranks, parallel
@@ -63,6 +63,32 @@ def _gathered(weights: list[Any]) -> None:
 @loop
 def without_synchronisation() -> Steps:
     return _local(parallel(Net()), _each, 8)
+
+
+class Gated(Net):
+    """A gate of one value, and a bias of two classes, have gradients of one direction."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.gate = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate * super().forward(x)
+
+
+@loop
+def of_two_classes() -> Steps:
+    model = parallel(Gated())
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for step, (x, y) in enumerate(batches(), 1):
+        with model.no_sync():
+            loss = classes_loss(model, (x, y % 2))
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 6 == 0:
+            _each(list(model.parameters()))
+        yield model, loss
 
 
 @loop

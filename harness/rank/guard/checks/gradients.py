@@ -204,7 +204,7 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
                 key = described.name, group_of(view, described)
                 groups.setdefault(key, []).append((view, number))
     pairs: dict[int, list[Pair]] = {view.rank: [] for view in views}
-    alone: list[bool] = []
+    alone: list[bool | None] = []
     ties: dict[Any, list[Pair]] = {}
     compared, names = set(), set()
     for (name, *_), members in groups.items():
@@ -241,7 +241,7 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
         means = {pair.name: pair.mean for pair in tied}
         for pair in tied:
             pair.tied = [mean for name, mean in means.items() if name != pair.name]
-    memory.unreduced = bool(alone) and all(alone)
+    memory.unreduced = True in alone and False not in alone
     _note_compared({name: name in compared for name in names}, views, memory)
     for view in views:
         if pairs[view.rank]:
@@ -284,8 +284,10 @@ def _place_of_tie(view: View, number: int) -> Any:
     return bits, described.numel, described.begin, described.end
 
 
-def _is_alone(members: Sequence[tuple[View, int]]) -> bool:
-    """Whether each rank uses a multiple of the gradient that it computed, and these differ."""
+def _is_alone(members: Sequence[tuple[View, int]]) -> bool | None:
+    """Whether each rank uses a multiple of the gradient that it computed; None if that says
+    nothing, as those of all ranks have one direction: of a single value, or a bias of two classes.
+    """
     gradients = [view.computed(number) for view, number in members]
     gradients_by_rank = {view.rank: values for view, _, _, values in _used(members)}
     for computed, (view, _) in zip(gradients, members):
@@ -297,7 +299,7 @@ def _is_alone(members: Sequence[tuple[View, int]]) -> bool:
             or not _are_alike(computed, gradient)
         ):
             return False
-    return not all(_are_alike(computed, gradients[0]) for computed in gradients)
+    return None if all(_are_alike(computed, gradients[0]) for computed in gradients) else True
 
 
 def _are_alike(gradient: Tensor | None, second: Tensor | None) -> bool:
