@@ -336,6 +336,8 @@ def test_weights_that_a_load_left_out_are_told_if_files_had_them_alone() -> None
     _other_weights(values)
     assert told(values, known) == []
     known.saved[0].is_in_files = True
+    assert told(values, known) == []  # it went back to the best weights, with its last state
+    known.saved[0].is_of_this_process = False
     assert [alarm.kind for alarm in told(values, known)] == ["weights"]
 
 
