@@ -203,6 +203,7 @@ def test_one_parameter_with_another_gradient() -> None:
     alarm = the_alarm(judged(on_all(uses(1.5, slice(16, 20)))))
     assert (alarm.check, alarm.kind) == ("gradients", "mean")
     assert alarm.parameters == ["bias"]
+    assert "alone" not in alarm.text
 
 
 def test_gradient_of_this_rank_alone() -> None:
@@ -215,6 +216,7 @@ def test_gradient_of_this_rank_alone() -> None:
         ("gradients", "mean"),
         ("replicas", "differ"),
     }
+    assert "that of one rank alone" in next(one.text for one in alarms if one.kind == "mean")
 
 
 def test_gradient_of_zero() -> None:

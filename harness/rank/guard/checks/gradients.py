@@ -123,6 +123,8 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
         factor = min(1.0, usual) if usual > 0 else 1.0  # of a clipping, or of a loss scale
         size = float((gradient - usual * mean).norm()) / (factor * float(mean.norm()) or 1.0)
         how = f"it is off by {size:.0%} of it" if gradient.any() else "it is zero"
+        if _is_of_one_rank(pairs, near):
+            how = f"it uses that of one rank alone, which is off by {size:.0%} of it"
         text = (
             "the optimizer does not use the mean of the gradients that the ranks computed: "
             f"{how}, in {len(names) or 1} of {len(pairs)} parameters, most in {worst}"
@@ -142,6 +144,18 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
         )
         return Alarm("gradients", "longer", text, [view.rank], ratio)
     return None
+
+
+def _is_of_one_rank(pairs: Sequence[Pair], near: float) -> bool:
+    """Whether the gradients that are used are those that one of the ranks computed."""
+    for rank in range(len(pairs[0].parts)):
+        if any(rank >= len(pair.parts) for pair in pairs):
+            return False
+        used = torch.cat([pair.used for pair in pairs])
+        computed = torch.cat([pair.parts[rank] for pair in pairs])
+        if used.any() and float((used - computed).norm()) <= near * float(used.norm()):
+            return True
+    return False
 
 
 def _is_edit(pairs: Sequence[Pair], near: float, memory: Memory) -> bool:
