@@ -1,0 +1,134 @@
+"""get_optimizer_state_dict before the first step makes Adam's first updates too small.
+
+By its name, ``get_optimizer_state_dict`` of torch.distributed.checkpoint only reads a state. But if
+the optimizer has none yet, it takes an empty step to make one. So Adam's count is 1 before the
+training has begun, and 6 after 5 steps. Adam corrects its moments by a factor that depends on the
+count: the first update is 0.744 times the right one. This hits trainings that ask for the state at
+the start, for example to save a first checkpoint. The loss falls, and all ranks agree.
+
+Root cause: ``_init_optim_state`` sets all gradients to zero and all rates to 0, and calls the
+optimizer's ``step``. That leaves the weights and moments as they are, but not the count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.bugs import api
+from scenarios.common.line_edits import calling, followed
+from scenarios.deepspeed import _stepped_at_init as init
+
+TOLERANCE = 1e-3
+"""How far weights may be from plain torch's, in learning rates: Adam's step is about one."""
+FITS = "torch>=2.6"
+"""Releases whose function the remedy fits."""
+
+
+@dataclass
+class Params(api.Knobs):
+    asked: str = api.knob(
+        "before",
+        choices=("before", "after", "never"),
+        about="when the state is asked for: before or after the first step",
+    )
+    steps: int = api.knob(5, least=2, about="of training")
+    lr: float = api.knob(0.01, above=0, about="of Adam")
+    rows: int = api.knob(64, least=2, multiple=2, unit="rows", about="in a global batch")
+
+
+def counts_reset(function: Any) -> api.Edits:
+    """After the empty step, each count of steps is 0 again."""
+    counts = "[state['step'] for state in optim.state.values() if 'step' in state]"
+    yield from followed(calling(function, "step"), f"for count in {counts}: count.zero_()")
+
+
+REMEDY = api.Defect(
+    name="counts_reset",
+    upstream="torch",
+    file="torch/distributed/checkpoint/state_dict.py",
+    scope="_init_optim_state",
+    edit=counts_reset,
+    about="our remedy: the count of steps is 0 again after the empty step",
+    fits=FITS,
+)
+
+SCENARIO = api.Scenario(
+    report=(
+        "get_optimizer_state_dict modifies optimizer state",
+        "https://github.com/pytorch/pytorch/issues/164929",
+    ),
+    fix="none upstream as of torch 2.13.0",
+    symptom="after get_optimizer_state_dict of a new optimizer, the next step of AdamW gives other "
+    "weights than without the call",
+    trigger="get_optimizer_state_dict, get_state_dict or a load through them before the first "
+    "step of an optimizer that counts its steps, such as Adam",
+    remedy="ask for the state after the first step, or set each count of optimizer.state to 0",
+    pins={"torch": "2.13.0"},
+    releases=FITS,
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "code": api.by_code("get_optimizer_state_dict is called before the optimizer's first step")
+    },
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
+        "control": api.control(
+            "the release, and nobody asks for the state", params={"asked": "never"}
+        ),
+        "after": api.control(
+            "the release, with the state asked for after the first step", params={"asked": "after"}
+        ),
+    },
+)
+
+
+def ahead(step: api.Record) -> bool:
+    """Adam's count is one ahead, and the weights are those of an Adam that took an empty step."""
+    return init.ahead(step, TOLERANCE)
+
+
+oracle = init.Ahead(ahead, TOLERANCE)
+
+
+def run(ctx: api.Context) -> None:
+    """Fit a linear map with Adam under DDP; plain torch trains two copies, one a step ahead."""
+    from functools import partial
+    from types import SimpleNamespace
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+    from torch.nn.parallel import DistributedDataParallel
+
+    from scenarios.common import linear
+    from scenarios.deepspeed import _adamw_reference as reference
+
+    p = ctx.params
+    dist.init_process_group(ctx.lane.backend)
+    module = linear.model().to(ctx.device)
+    make = partial(torch.optim.Adam, lr=p.lr)
+    beside = reference.Beside(module, make)
+    model = DistributedDataParallel(module)
+    optimizer = make(model.parameters())
+    data = linear.batches(ctx, module, p.rows, distance=5.0, noise=0.1)
+    for step, rows in zip(api.each(p.steps), data, strict=False):
+        if (p.asked, step) in {("before", 1), ("after", 2)}:
+            get_optimizer_state_dict(model, optimizer)
+        beside.step(rows)
+        inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in rows)
+        optimizer.zero_grad()
+        loss = linear.loss(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        weights = dict(module.named_parameters())
+        facts = beside.facts(SimpleNamespace(optimizer=optimizer), weights, p.lr)
+        ctx.record("step", step, loss=float(loss.detach()), **facts)
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """The state was asked for before the first step."""
+    asked = records.params.asked
+    when = "never" if asked == "never" else f"{asked} the first step"
+    return api.Exercise.of(asked == "before", f"the optimizer's state was asked for {when}")
