@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
             is_to_stop=lambda: options.on_alarm == STOP and findings.has_alarm(),
         )
         if not ending.signal:
-            _say_what_was_not_reached(folder)
+            _say_what_was_not_reached(folder, ending.code)
         is_asked = options.on_alarm == STOP or options.fail
         is_fault = is_asked and (findings.has_alarm() or (options.fail and findings.has_bug()))
     if ending.stopped or (is_fault and not ending.code):
@@ -196,13 +196,20 @@ def _version(file: Path) -> tuple[int, ...] | None:
     return state.st_ino, state.st_size, state.st_mtime_ns
 
 
-def _say_what_was_not_reached(folder: Path) -> None:
+def _say_what_was_not_reached(folder: Path, code: int) -> None:
     if not (folder / injection.PYTHON).exists():
         print_errors(
             "guard: no Python of this command was reached: python -I, -S and -E, and commands that "
             f"set PYTHONPATH, leave guard out. One line in the script does the same: {IN_SCRIPT}"
         )
-    elif not (folder / injection.TRAINING).exists():
+    elif (folder / injection.TRAINING).exists():
+        return
+    elif code:
+        print_errors(
+            f"guard: no training was seen: the command ended with code {code} before an optimizer "
+            "of torch took a step"
+        )
+    else:
         print_errors(
             "guard: no training was seen: no optimizer of torch took a step. If one did, it was in "
             "a Python with -I, -S or -E, or with another PYTHONPATH: there one line in the script "

@@ -24,6 +24,7 @@ def test_a_command_keeps_its_code_and_output_and_no_training_was_seen(
     end = guard(sandbox, sys.executable, "-c", f"print('mine'); raise SystemExit({code})")
     assert (end.code, end.out) == (code, "mine\n")
     assert "guard: no training was seen" in end.err
+    assert ("ended with code 7 before" in end.err) == (code == 7)
 
 
 def test_arguments_of_the_command_are_not_ours(sandbox: Sandbox) -> None:

@@ -60,6 +60,7 @@ def test_fault_of_guard_is_one_line(
         (line,) = stops(run, rank)
         assert f"stopped on rank {rank}, the training goes on: " in line
     assert "made-up fault" in run.summary["error"]
+    assert "are not checked: guard had a fault" in run.summary["not_seen"][0]
     assert run.alarms == []
     assert_unchanged(under_guard, "ddp", run, results)
 

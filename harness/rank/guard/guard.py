@@ -216,6 +216,7 @@ class Guard:
         if self.error:
             return
         self.error = error
+        report_in("training")
         for training in self.trainings:
             training.disarm()
         say(f"stopped on rank {os.environ.get('RANK', 0)}, the training goes on: {error}")
@@ -692,6 +693,9 @@ class Guard:
     def _not_seen(self) -> list[str]:
         memories = self._memories.values()
         sentences = not_seen(self.trainings, memories, self._optimizers, MOST_OPTIMIZERS)
+        if self.error and self.trainings:
+            last = self._longest().steps
+            sentences.insert(0, f"steps after step {last} are not checked: guard had a fault")
         if self.report.checks:
             checks = self.settings.checks or CHECKS
             reasons = blind(merged(memories), self._facts, bool(self.rows.loaders))
