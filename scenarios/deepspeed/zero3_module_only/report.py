@@ -22,7 +22,7 @@ def engine(weight: float, stage: int) -> Any:
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(model.weight, weight)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    config = {"train_batch_size": 1, "zero_allow_untested_optimizer": True}
+    config: Any = {"train_batch_size": 1, "zero_allow_untested_optimizer": True}
     config["zero_optimization"] = {"stage": stage, "reduce_bucket_size": 10**6}
     return deepspeed.initialize(model=model, optimizer=sgd, config=config)[0]
 

@@ -15,7 +15,7 @@ import torch
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # do not compile it for this
 deepspeed.init_distributed("gloo")
-config = {"train_batch_size": 1, "zero_allow_untested_optimizer": True}
+config: Any = {"train_batch_size": 1, "zero_allow_untested_optimizer": True}
 config["zero_optimization"] = {"stage": 3, "reduce_bucket_size": 10**6}
 
 

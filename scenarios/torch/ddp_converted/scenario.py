@@ -23,7 +23,7 @@ from harness.bugs import api
 from scenarios.common import unreduced
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 FITS = "torch>=2.6"
 """Releases in which DDP makes its hooks as the remedy expects."""
@@ -158,7 +158,7 @@ def run(ctx: api.Context) -> None:
     unreduced.train(ctx, plain, module, torch.optim.SGD(module.parameters(), lr=p.lr), whole)
 
 
-def _accumulators(module: nn.Module) -> list[Any]:
+def _accumulators(module: Any) -> list[Any]:
     """Autograd's nodes that accumulate the gradients of the parameters."""
     return [p.expand_as(p).grad_fn.next_functions[0][0] for p in module.parameters()]
 
