@@ -10,6 +10,8 @@
     python -m harness probe --relation packing,padding,cache,buffers train.py
     python -m harness probe --launch gpu train.py --batch-size {rows} --accum {k}
     python -m harness probe patch=fix.diff train.py --batch-size {rows} --accum {k}
+    python -m harness probe --against .venv-new/bin/python train.py --batch-size {rows}
+    python -m harness probe --pins transformers=4.57.6,5.24.0 train.py --batch-size {rows}
 
 The script runs unchanged, on the CPU or on GPUs: on 1 rank (the reference), on several ranks, with
 several micro-batches, with both, and stopped and resumed. On the CPU, what it asks of CUDA is done
@@ -33,12 +35,16 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import date
 from itertools import islice
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
+from harness.bugs import pins
 from harness.bugs.api.spec import Lane
 from harness.bugs.lookup import why_affected
 from harness.check import environment, interpreter
@@ -51,7 +57,7 @@ from harness.probe.runner import Runner, room
 from harness.probe.signatures import known_bugs
 from harness.probe.target import Target, names, step_target, target
 from harness.rank.probe import constants
-from harness.releases import edits
+from harness.releases import edits, overlay
 from harness.releases.patches import packages
 from harness.run.server_pool import Pool
 from harness.system.errors import Inconclusive, UserError
@@ -82,6 +88,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args([*ours, *script])
     options.patches = changes
     options.python = _interpreter(options.python)
+    options.environments = _environments(options)
     settings = _settings(options)
     chosen = _target(options)
     _refuse_blind(chosen, settings)
@@ -192,6 +199,19 @@ def _parser() -> Arguments:
         help="gpu: over NCCL, a GPU for each rank",
     )
     option("--python", default=sys.executable, metavar="PATH", help="another interpreter")
+    option(
+        "--against",
+        default="",
+        metavar="PATH",
+        help="a second interpreter: does the script train the same in its environment?",
+    )
+    option(
+        "--pins",
+        action="append",
+        default=[],
+        metavar="NAME=A,B",
+        help="the same with two releases of a package; may be given several times",
+    )
     option("--timeout", type=seconds, default=120.0, help="seconds of a layout (default: 120)")
     option(
         "--json",
@@ -208,6 +228,48 @@ def _parser() -> Arguments:
 def _interpreter(name_or_path: str) -> str:
     """The interpreter of --python: the servers that start it have another working folder."""
     return os.path.abspath(interpreter.executable(Path(shutil.which(name_or_path) or name_or_path)))
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Packages in which a script is run."""
+
+    label: str
+    python: str
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """Releases that come before those of the interpreter."""
+
+
+def _environments(options: argparse.Namespace) -> list[Environment]:
+    """That of the reference, and the other one, if there is one."""
+    if options.against and options.pins:
+        raise UserError("--against and --pins name two environments each: give one of them")
+    if options.pins and options.python != os.path.abspath(sys.executable):
+        raise UserError("--pins needs the Python of this installation: leave --python out")
+    if options.against:
+        other = Environment(options.against, _interpreter(options.against))
+        return [Environment("", options.python), other]
+    first, second = _pins(options.pins)
+    ours = Environment(pins.describe(first), options.python, first)
+    if not second:
+        return [ours]
+    news = {name: version for name, version in second.items() if first[name] != version}
+    return [ours, Environment(pins.describe(news), options.python, second)]
+
+
+def _pins(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The releases of --pins, on both sides."""
+    sides: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    for word in words:
+        name, _, versions = word.partition("=")
+        pair = versions.split(",")
+        if not (name and all(pair)) or len(pair) > 2:
+            raise UserError(f"--pins {word}: write NAME=A,B, such as transformers=4.57.6,5.24.0")
+        for side, version in zip(sides, (pair[0], pair[-1]), strict=True):
+            side[canonicalize_name(name)] = version
+    if words and sides[0] == sides[1]:
+        raise UserError(f"--pins {' '.join(words)}: both sides have the same releases")
+    return sides
 
 
 def _settings(options: argparse.Namespace) -> Settings:
@@ -228,6 +290,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         options.reference_ranks,
         options.perturb,
         tuple(filter(None, options.relation.split(","))),
+        options.environments[1].label if options.environments[1:] else "",
     )
 
 
@@ -311,19 +374,43 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
         ) as folder,
         Progress(console) as progress,
         _gpus(settings, options) as numbers,
+        Pool() as pool,
+        ExitStack() as stack,
     ):
         progress.say(f"probing {chosen.step_file or chosen.script}")
-        key = hashlib.sha256(options.python.encode()).hexdigest()[:12]
-        extensions = own_folder(cache_folder(), "extensions") / f"probe-{key}"
-        with Pool() as pool:
-            where = Path(folder), extensions, options.python
-            limit = options.timeout
-            written = options.as_written
-            site = _patched(options, Path(folder) / "patched")
-            with Runner(
-                chosen, settings, *where, limit, pool, site, numbers, as_written=written
-            ) as runner:
-                return probe(runner, settings, lambda answer: progress.show(status(answer)))
+        patched = _patched(options, Path(folder) / "patched")
+        runners = []
+        for number, one in enumerate(options.environments):
+            own = Path(folder, str(number))
+            own.mkdir()
+            key = hashlib.sha256(one.python.encode()).hexdigest()[:12]
+            extensions = own_folder(cache_folder(), "extensions") / f"probe-{key}"
+            runner = Runner(
+                chosen,
+                settings,
+                own,
+                extensions,
+                one.python,
+                options.timeout,
+                pool,
+                os.pathsep.join(filter(None, [patched, stack.enter_context(_site(one))])),
+                numbers,
+                as_written=options.as_written,
+            )
+            runners.append(stack.enter_context(runner))
+        return probe(runners[0], settings, lambda one: progress.show(status(one)), *runners[1:])
+
+
+@contextmanager
+def _site(environment: Environment) -> Iterator[str]:
+    """The folder with the packages that an environment pins; empty without pins."""
+    if not environment.pins:
+        yield ""
+        return
+    today = date.today().isoformat()
+    stack = pins.Stack(environment.pins, today, *pins.here())
+    with overlay.borrow(stack, (), cache_folder()) as borrowed:
+        yield str(borrowed.site)
 
 
 def _patched(options: argparse.Namespace, folder: Path) -> str:

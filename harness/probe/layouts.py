@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from harness.system.errors import UserError
@@ -14,6 +14,8 @@ RANKS_RESUME = "ranks-resume"
 """Stop and resume on several ranks, compared with these ranks without a stop; only on request."""
 SEED = "seed"
 """Another seed on several ranks; needs the arguments that set it."""
+AGAINST = "against"
+"""A layout in the other environment."""
 LAYOUTS = (RANKS, ACCUMULATION, BOTH, RESUME, SEED, RANKS_RESUME)
 USUAL = LAYOUTS[:-1]
 
@@ -63,6 +65,9 @@ class Settings:
     """By how much of their size all layouts move the weights that they begin with."""
     relations: tuple[str, ...] = ()
     """Of RELATIONS; if no layouts are chosen, nothing but these is asked."""
+    against: str = ""
+    """The other environment in words. The reference runs there, too, and so do the layouts with
+    several ranks or micro-batches; if none are chosen, BOTH."""
 
     def __post_init__(self) -> None:
         parts = (1 if self.same_rows else self.ranks) * self.k
@@ -145,8 +150,6 @@ def reference(settings: Settings) -> Layout:
 
 def rounding(of: Layout) -> list[Layout]:
     """Runs of the same layout in which every value is perturbed by up to an ulp."""
-    from dataclasses import replace
-
     return [
         replace(of, name=f"{of.name}, perturbed {n}", perturb=n, epoch=False, relations=())
         for n in SEEDS
@@ -164,11 +167,19 @@ def compared(settings: Settings) -> list[Layout]:
         SEED: partial(_seeded, settings),
         RANKS_RESUME: partial(_resumed, settings, RANKS_RESUME, settings.ranks),
     }
-    return [layout for kind in _chosen(settings) for layout in makers[kind]()]
+    layouts = [layout for kind in _chosen(settings) for layout in makers[kind]()]
+    if settings.against:
+        undivided = replace(reference(settings), relations=(), base=settings.reference_ranks)
+        divided = [layout for layout in layouts if layout.kind in (RANKS, ACCUMULATION, BOTH)]
+        for layout in [undivided, *divided]:
+            name = f"{layout.name}, {settings.against}"
+            layouts.append(replace(layout, name=name, kind=AGAINST))
+    return layouts
 
 
 def _chosen(settings: Settings) -> Sequence[str]:
-    kinds = settings.layouts or (() if settings.relations else USUAL)
+    usual = (BOTH,) if settings.against else () if settings.relations else USUAL
+    kinds = settings.layouts or usual
     needed = {RESUME: settings.resume is not None, SEED: settings.other_seed}
     return [kind for kind in LAYOUTS if kind in kinds and needed.get(kind, True)]
 

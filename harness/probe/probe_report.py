@@ -14,7 +14,16 @@ from harness.probe.compare.comparison import Compared
 from harness.probe.compare.faults import several
 from harness.probe.compare.mistakes import in_words
 from harness.probe.compare.relations import BEGAN_AGAIN, BETWEEN
-from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RANKS_RESUME, RESUME, SEED, Layout
+from harness.probe.layouts import (
+    ACCUMULATION,
+    AGAINST,
+    BOTH,
+    RANKS,
+    RANKS_RESUME,
+    RESUME,
+    SEED,
+    Layout,
+)
 from harness.probe.questions import Answers
 from harness.rank.probe.own_files import Written
 from harness.system.errors import ExitCode
@@ -121,7 +130,9 @@ def headline(answers: Answers) -> str:
         for comparison in broken:
             faults[_fault(comparison)].append(where(comparison.layout))
         clauses = (f"{_listed(places)}, {fault}" for fault, places in faults.items())
-        return f"{answers.script} is not right: {'; '.join(clauses)}"
+        is_other = all(comparison.layout.kind == AGAINST for comparison in broken)
+        verdict = "does not train the same" if is_other else "is not right"
+        return f"{answers.script} {verdict}: {'; '.join(clauses)}"
     if wrong_relations := [n for n, (status_, _) in answers.relations.items() if status_ == WRONG]:
         names = _listed([RELATION_NAMES[name] for name in wrong_relations])
         return f"the model of {answers.script} is not right: {names}"
@@ -167,7 +178,14 @@ def where(layout: Layout) -> str:
         RESUME: "after a stop and resume",
         RANKS_RESUME: f"after a stop and resume {ranks}",
         SEED: "with another seed",
+        AGAINST: _in_other(layout),
     }.get(layout.kind, layout.name)
+
+
+def _in_other(layout: Layout) -> str:
+    divided, _, environment = layout.name.partition(", ")
+    on = f" on {divided}" if layout.world > layout.base or layout.k > 1 else ""
+    return f"with {environment}{on}"
 
 
 def _fault(comparison: Compared) -> str:

@@ -9,11 +9,13 @@ from pathlib import Path
 from harness.bugs.api.spec import Lane
 from harness.probe.compare import plausibility
 from harness.probe.compare.comparison import Compared, compare, refuse_unusable
+from harness.probe.compare.defaults import other_defaults
 from harness.probe.compare.faults import Broken, several
 from harness.probe.compare.reference import Reference, as_one, without_cleared
 from harness.probe.compare.whole_run import SCHEDULE, epoch, evaluation, schedule
 from harness.probe.layouts import (
     ACCUMULATION,
+    AGAINST,
     BOTH,
     RANKS,
     RANKS_RESUME,
@@ -51,6 +53,9 @@ class Answers:
     """By module, the release that the script has imported."""
     imported: frozenset[str] = frozenset()
     """The files of packages that the script has imported: ``transformers/trainer.py``."""
+    other_releases: Mapping[str, str] = field(default_factory=dict)
+    """The same in the other environment."""
+    other_imported: frozenset[str] = frozenset()
     unseen: bool = False
     """Whether the rows that the model is given were not seen, and must be."""
     decided: float = 1.0
@@ -78,14 +83,18 @@ VAIN = (
 
 @without_warnings
 def probe(
-    runner: Runner, settings: Settings, report: Callable[[Compared], None] = lambda _: None
+    runner: Runner,
+    settings: Settings,
+    report: Callable[[Compared], None] = lambda _: None,
+    other: Runner | None = None,
 ) -> Answers:
     """Run everything and compare it; ``report`` is called with each layout, as soon as it is
-    compared. Raises Inconclusive if the reference gives no answer."""
+    compared. ``other`` runs the script in the other environment, if there is one. Raises
+    Inconclusive if the reference gives no answer."""
     base = reference(settings)
     layouts = compared(settings)
     for layout in (base, *rounding(base), *layouts):
-        runner.start(layout)
+        _runner_of(layout, runner, other).start(layout)
     ranks = runner.start(base).result()
     reference_run = as_one(ranks, settings.same_rows)
     refuse_unusable(reference_run)
@@ -106,7 +115,8 @@ def probe(
         reference=base.name,
     )
     for layout in layouts:
-        run = without_cleared(runner.start(layout).result(), baseline.steps, settings.same_rows)
+        of_layout = _runner_of(layout, runner, other)
+        run = without_cleared(of_layout.start(layout).result(), baseline.steps, settings.same_rows)
         answers.seconds[layout.name] = run.seconds
         if layout.kind:
             if layout.kind == RANKS_RESUME:
@@ -117,7 +127,11 @@ def probe(
                     run, without_cleared(usual, baseline.steps, settings.same_rows)
                 )
             else:
-                comparison = _compared(runner, settings, run, baseline)
+                comparison = _compared(of_layout, settings, run, baseline)
+                if layout.kind == AGAINST and not run.failure:
+                    answers.other_releases = run.releases
+                    answers.other_imported = run.imported
+                    comparison = _against(of_layout, settings, comparison, run, baseline)
                 _compare_whole(comparison, settings, run, reference_run)
             if undecided and comparison.as_reference:
                 comparison.no_answer = VAIN
@@ -125,6 +139,8 @@ def probe(
             report(comparison)
             answers.notes += _notes(run, baseline)
     answers.written = runner.written
+    if other is not None:
+        answers.written.add(other.written)
     answers.notes += _notes_on(baseline, perturbed)
     answers.notes += _notes_on_slope(runner, settings, baseline, ends)
     answers.notes = relevant(dict.fromkeys(answers.notes), answers.layouts)
@@ -132,6 +148,37 @@ def probe(
     answers.unseen = not any(baseline.steps[0]["rows"]) and SAMPLES not in settings.without
     answers.not_tested = list(_not_tested(settings, runner.lane, reference_run, baseline, answers))
     return answers
+
+
+def _runner_of(layout: Layout, runner: Runner, other: Runner | None) -> Runner:
+    return other if other is not None and layout.kind == AGAINST else runner
+
+
+OTHER_DRAW = (
+    "draws other first weights ({names}). It was compared again, with the reference's first weights"
+)
+
+
+def _against(
+    runner: Runner, settings: Settings, comparison: Compared, run: Run, baseline: Reference
+) -> Compared:
+    """Compare the other environment; again with the reference's first weights, if it draws others.
+    Defaults that differ are noted."""
+    fault = next(iter(comparison.broken), None)
+    start, expected = run.ranks[0][0]["before"], baseline.steps[0]["before"]
+    same_shapes = start.keys() == expected.keys() and all(
+        start[name].shape == expected[name].shape for name in start
+    )
+    if fault is not None and fault.relation == "weights" and same_shapes:
+        shift = {name: expected[name] - start[name] for name in fault.parameters}
+        name = f"{run.layout.name}, with the first weights of the reference"
+        moved = replace(run.layout, name=name, shift=shift)
+        again = without_cleared(runner.start(moved).result(), baseline.steps, settings.same_rows)
+        comparison = _compared(runner, settings, again, baseline)
+        comparison.layout = run.layout
+        comparison.notes.append(OTHER_DRAW.format(names=several(fault.parameters)))
+    comparison.notes += other_defaults(run.ranks[0][0], baseline.steps[0])
+    return comparison
 
 
 def _last_compared(layouts: Sequence[Compared], baseline: Reference) -> int:

@@ -205,7 +205,7 @@ class Runner:
 
     def _folder(self, name: str) -> Path:
         """The folder of the run of this layout."""
-        return self.folder / name.replace(" ", "_").replace(",", "")
+        return self.folder / re.sub(r"[^\w.-]", "", name.replace(" ", "_").replace("/", "-"))
 
     @cached_property
     def _folders(self) -> list[str]:

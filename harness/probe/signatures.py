@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from harness.bugs import catalog
 from harness.bugs.api.spec import BUGGY, Scenario
 from harness.bugs.packages import import_name
 from harness.probe.compare import plausibility, whole_run
-from harness.probe.compare.comparison import OTHER_LOSS
+from harness.probe.compare.comparison import OTHER_LOSS, Compared
 from harness.probe.compare.mistakes import term
+from harness.probe.layouts import ACCUMULATION, AGAINST, BOTH, RANKS
 from harness.probe.prober import Loop
 from harness.probe.questions import Answers
 from harness.rank.models.answer import AnswerStatus
@@ -234,7 +235,33 @@ class KnownBug:
 
 
 def known_bugs(answers: Answers, affected: Affected) -> list[KnownBug]:
-    """The bugs of the imported releases whose signature matches the answers."""
+    """The bugs of the imported releases whose signature matches the answers, in one environment or
+    in the other."""
+    ours = [found for found in answers.layouts if found.layout.kind != AGAINST]
+    bugs = _known_bugs(replace(answers, layouts=ours), affected)
+    others = [_without_environment(one) for one in answers.layouts if one.layout.kind == AGAINST]
+    other_answers = replace(
+        answers,
+        layouts=[found for found in others if found.layout.kind],
+        notes=[],
+        relations={},
+        releases=answers.other_releases,
+        imported=answers.other_imported,
+    )
+    names = {bug.name for bug in bugs}
+    return bugs + [b for b in _known_bugs(other_answers, affected) if b.name not in names]
+
+
+def _without_environment(found: Compared) -> Compared:
+    """What a layout in the other environment shows, as the layout itself."""
+    several_ranks, accumulates = found.layout.rank_factor > 1, found.layout.k > 1
+    kind = {(True, False): RANKS, (False, True): ACCUMULATION, (True, True): BOTH}.get(
+        (several_ranks, accumulates), ""
+    )
+    return replace(found, layout=replace(found.layout, kind=kind))
+
+
+def _known_bugs(answers: Answers, affected: Affected) -> list[KnownBug]:
     compared = {found.layout.kind for found in answers.layouts if not found.no_answer}
     compared |= {MODEL} if answers.relations else set()
     news = signs_of(answers)

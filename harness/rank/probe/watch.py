@@ -236,10 +236,11 @@ class Watch:
         self.done()
 
 
-def _settings(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The settings that are numbers, if they are equal in all of an optimizer's groups."""
+def _settings(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings that are numbers, or pairs of them, if they are equal in all of an optimizer's
+    groups."""
     settings, *others = (
-        {n: v for n, v in group.items() if isinstance(v, (int, float))} for group in groups
+        {n: v for n, v in group.items() if isinstance(v, (int, float, tuple))} for group in groups
     )
     return {} if any(one != settings for one in others) else settings
 

@@ -1,0 +1,113 @@
+"""A script in two environments: probe says whether it trains the same."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from harness.bugs import catalog
+from harness.bugs.pins import complete
+from harness.cli import probe
+from harness.system.errors import UserError
+from harness.system.files import ROOT
+from tests.overlays import lent
+
+SCRIPT = """
+import argparse, os
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--rows", type=int)
+parser.add_argument("--accum", type=int, default=1)
+arguments = parser.parse_args()
+change = os.environ.get("CHANGE", "")
+torch.manual_seed(0)
+data = torch.randn(96, 4)
+torch.manual_seed(1 if change == "seed" else 0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+rate = 2e-3 if change == "rate" else 1e-3
+betas = (0.9, 0.5) if change == "betas" else (0.9, 0.999)
+optimizer = torch.optim.AdamW(model.parameters(), rate, betas=betas)
+factor = 2.0 if change == "loss" else 1.0
+for step in range(6):
+    for micro in range(arguments.accum):
+        start = (step * arguments.accum + micro) * arguments.rows
+        loss = model(data[start : start + arguments.rows]).square().mean() * factor
+        (loss / arguments.accum).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def in_other(folder: Path, change: str) -> tuple[int, Path]:
+    """The exit code of a probe of the script against an environment with a change."""
+    script, other = folder / "train.py", folder / "other"
+    script.write_text(SCRIPT)
+    other.write_text(f'#!/bin/sh\nCHANGE={change} exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    words = ["--layouts", "accumulation", "--against", str(other), str(script)]
+    return probe.main([*words, "--rows", "{rows}", "--accum", "{k}"]), other
+
+
+@pytest.mark.launch
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(
+    ("change", "code", "lines"),
+    [
+        ("", 0, ["1 rank, {other}  as the reference", "3 micro-batches, {other}  as the"]),
+        ("rate", 1, ["1 rank, {other}  BROKEN at step 1: learning rate", "0.002; the reference"]),
+        ("loss", 1, ["1 rank, {other}  BROKEN at step 1: gradient", "does not train the same"]),
+        ("betas", 1, ["betas is (0.9, 0.5); in the reference (0.9, 0.999)"]),
+        ("seed", 0, ["1 rank, {other}  as the reference", "draws other first weights ("]),
+    ],
+)
+def test_an_environment_that_trains_otherwise_is_told(
+    change: str, code: int, lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended, other = in_other(tmp_path, change)
+    text = capsys.readouterr().out
+    assert ended == code, text
+    for line in lines:
+        assert line.format(other=other) in text
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+@pytest.mark.usefixtures("command")
+def test_an_upgrade_to_a_release_with_a_bug_is_told_with_the_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of, sides = catalog.scenario("trainer_gas_twice"), ("fixed", "buggy")
+    first, second = (complete(of, of.pins_of(side)) for side in sides)
+    words = [word for name in first for word in ("--pins", f"{name}={first[name]},{second[name]}")]
+    with lent("trainer_gas_twice", *sides) as overlays:
+        sites = iter([str(overlays[side].site) for side in sides])
+        monkeypatch.setattr(probe, "_site", lambda _: nullcontext(next(sites)))
+        script = str(ROOT / "loops/trainer.py")
+        batch = ["--per_device_train_batch_size", "{rows}", "--gradient_accumulation_steps", "{k}"]
+        words += [script, "--output_dir", "{dir}", "--max_steps", "4", *batch]
+        assert probe.main(words) == 1
+    text = capsys.readouterr().out
+    assert "trainer.py does not train the same: with transformers" in text
+    assert "divided by the accumulation steps twice" in text
+    assert "trainer_gas_twice:" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--pins", "transformers"], "write NAME=A,B"),
+        (["--pins", "transformers=1,2,3"], "write NAME=A,B"),
+        (["--pins", "transformers=5.0.0,5.0.0"], "both sides have the same releases"),
+        (["--pins", "a=1,2", "--against", sys.executable], "give one of them"),
+        (["--pins", "a=1,2", "--python", "/usr/bin/python3"], "leave --python out"),
+        (["--against", "/nowhere/python"], "no interpreter /nowhere/python"),
+    ],
+)
+def test_environments_that_make_no_sense_are_refused(words: list[str], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        probe.main([*words, "train.py", "--rows", "{rows}"])
