@@ -43,6 +43,7 @@ from itertools import islice
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from harness.bugs import pins
 from harness.bugs.api.spec import Lane
@@ -74,6 +75,9 @@ OURS_ALONE = (
 """Options of ours that a script is not likely to have."""
 
 MOST_RANKS = 256
+
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+"""The name of a package."""
 
 FLAGS, ARGUMENTS = (
     ("--same-rows", "--epoch", "-m", "--as-written"),
@@ -248,6 +252,7 @@ def _environments(options: argparse.Namespace) -> list[Environment]:
         raise UserError("--pins needs the Python of this installation: leave --python out")
     if options.against:
         other = Environment(options.against, _interpreter(options.against))
+        _refuse_without_torch(options.against, other.python)
         return [Environment("", options.python), other]
     first, second = _pins(options.pins)
     ours = Environment(pins.describe(first), options.python, first)
@@ -257,14 +262,30 @@ def _environments(options: argparse.Namespace) -> list[Environment]:
     return [ours, Environment(pins.describe(news), options.python, second)]
 
 
+def _refuse_without_torch(label: str, python: str) -> None:
+    found = environment.of_interpreter(Path(python), ["torch"]).interpreter
+    if found is None or "torch" not in found.packages:
+        raise UserError(f"--against {label}: it has no torch")
+
+
+def _is_version(word: str) -> bool:
+    try:
+        Version(word)
+    except InvalidVersion:
+        return False
+    return True
+
+
 def _pins(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """The releases of --pins, on both sides."""
     sides: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for word in words:
         name, _, versions = word.partition("=")
         pair = versions.split(",")
-        if not (name and all(pair)) or len(pair) > 2:
+        if not (NAME.fullmatch(name) and all(map(_is_version, pair))) or len(pair) > 2:
             raise UserError(f"--pins {word}: write NAME=A,B, such as transformers=4.57.6,5.24.0")
+        if canonicalize_name(name) == pins.TORCH:
+            raise UserError("--pins cannot change torch: use --against, with another environment")
         for side, version in zip(sides, (pair[0], pair[-1]), strict=True):
             side[canonicalize_name(name)] = version
     if words and sides[0] == sides[1]:

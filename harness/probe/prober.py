@@ -6,6 +6,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,10 +67,12 @@ class Loop:
 
 @dataclass(frozen=True)
 class Prober:
-    """Probes scripts with the packages of ``site``, then those of this Python."""
+    """Probes scripts with the packages of ``site``, then those of this Python; and compares them
+    with those of ``other``, if there is one."""
 
     pool: Pool
     site: Path | None = None
+    other: Path | None = None
     timeout: float = TIMEOUT
 
     def __call__(self, loop: Loop, words: Sequence[str] = ()) -> Answers:
@@ -80,8 +83,20 @@ class Prober:
     def probe(self, target: Target, settings: Settings) -> Answers:
         """Probe any script. Raises Inconclusive without an answer."""
         extensions = own_folder(cache_folder(), "extensions") / "probe-loops"
-        with tempfile.TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True) as folder:
-            where = Path(folder), extensions, sys.executable
-            site = str(self.site or "")
-            with Runner(target, settings, *where, self.timeout, self.pool, site=site) as runner:
-                return probe(runner, settings)
+        with (
+            tempfile.TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True) as folder,
+            ExitStack() as runners,
+        ):
+
+            def runner(name: str, site: Path | None) -> Runner:
+                own = Path(folder, name)
+                own.mkdir()
+                where = own, extensions, sys.executable
+                packages = str(site or "")
+                return runners.enter_context(
+                    Runner(target, settings, *where, self.timeout, self.pool, site=packages)
+                )
+
+            first = runner("first", self.site)
+            other = runner("other", self.other) if self.other else None
+            return probe(first, settings, other=other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import venv
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -102,6 +103,9 @@ def test_an_upgrade_to_a_release_with_a_bug_is_told_with_the_bug(
     [
         (["--pins", "transformers"], "write NAME=A,B"),
         (["--pins", "transformers=1,2,3"], "write NAME=A,B"),
+        (["--pins", "transformers=4.57.6,new one"], "write NAME=A,B"),
+        (["--pins", "./here=1,2"], "write NAME=A,B"),
+        (["--pins", "torch=2.10.0,2.11.0"], "cannot change torch"),
         (["--pins", "transformers=5.0.0,5.0.0"], "both sides have the same releases"),
         (["--pins", "a=1,2", "--against", sys.executable], "give one of them"),
         (["--pins", "a=1,2", "--python", "/usr/bin/python3"], "leave --python out"),
@@ -111,3 +115,9 @@ def test_an_upgrade_to_a_release_with_a_bug_is_told_with_the_bug(
 def test_environments_that_make_no_sense_are_refused(words: list[str], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         probe.main([*words, "train.py", "--rows", "{rows}"])
+
+
+def test_an_environment_without_torch_is_refused(tmp_path: Path) -> None:
+    venv.create(tmp_path / "empty")
+    with pytest.raises(UserError, match="it has no torch"):
+        probe.main(["--against", str(tmp_path / "empty"), "train.py", "--rows", "{rows}"])
