@@ -63,8 +63,8 @@ def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Mem
     if memory.unreduced and any(view.post.outer for view in views):
         averages = "another optimizer has the same parameters, as with DiLoCo"
     memory.averages = memory.averages or averages
-    apart = [one for one in alarms if (one.check, one.kind) in APART]
-    others = [one for one in alarms if one not in apart]
+    apart = _merged([one for one in alarms if (one.check, one.kind) in APART])
+    others = [one for one in alarms if (one.check, one.kind) not in APART]
     if memory.averages:
         memory.held.clear()
         memory.not_seen.pop("alone", None)
