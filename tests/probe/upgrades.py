@@ -68,7 +68,16 @@ def main(names: list[str]) -> int:
             try:
                 answers = Prober(pool, *upgrade.sites).probe(upgrade.loop.target(), settings)
                 others = [one for one in answers.layouts if one.layout.kind == AGAINST]
-                broken = [one for one in others if one.broken]
+                before = {
+                    (one.layout.world, one.layout.k)
+                    for one in answers.layouts
+                    if one.broken and one not in others
+                }  # the first environment has a fault there, too
+                broken = [
+                    one
+                    for one in others
+                    if one.broken and (one.layout.world, one.layout.k) not in before
+                ]
                 told = "yes" if broken else "no"
                 cause = next((one.broken[0] for one in broken), None)
                 difference = f"{cause.relation}: {cause.text}" if cause else ""
