@@ -248,6 +248,8 @@ def _environments(options: argparse.Namespace) -> list[Environment]:
     """That of the reference, and the other one, if there is one."""
     if options.against and options.pins:
         raise UserError("--against and --pins name two environments each: give one of them")
+    if options.patches and (options.against or options.pins):
+        raise UserError("a patch would replace packages of both environments: leave it out")
     if options.pins and options.python != os.path.abspath(sys.executable):
         raise UserError("--pins needs the Python of this installation: leave --python out")
     if options.against:

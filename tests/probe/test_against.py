@@ -117,6 +117,14 @@ def test_environments_that_make_no_sense_are_refused(words: list[str], complaint
         probe.main([*words, "train.py", "--rows", "{rows}"])
 
 
+def test_a_patch_in_two_environments_is_refused(tmp_path: Path) -> None:
+    patch = tmp_path / "fix.diff"
+    patch.write_text("--- a/x/y.py\n+++ b/x/y.py\n@@ -1 +1 @@\n-1\n+2\n")
+    words = [f"patch={patch}", "--pins", "transformers=4.57.6,5.0.0"]
+    with pytest.raises(UserError, match="a patch would replace packages of both"):
+        probe.main([*words, "train.py", "--batch", "{rows}"])
+
+
 def test_an_environment_without_torch_is_refused(tmp_path: Path) -> None:
     venv.create(tmp_path / "empty")
     with pytest.raises(UserError, match="it has no torch"):
