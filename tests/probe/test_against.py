@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import venv
 from contextlib import nullcontext
@@ -48,7 +49,7 @@ def in_other(folder: Path, change: str) -> tuple[int, Path]:
     """The exit code of a probe of the script against an environment with a change."""
     script, other = folder / "train.py", folder / "other"
     script.write_text(SCRIPT)
-    other.write_text(f'#!/bin/sh\nCHANGE={change} exec {sys.executable} "$@"\n')
+    other.write_text(f'#!/bin/sh\nCHANGE={change} exec {shlex.quote(sys.executable)} "$@"\n')
     other.chmod(0o755)
     words = ["--layouts", "accumulation", "--against", str(other), str(script)]
     return probe.main([*words, "--rows", "{rows}", "--accum", "{k}"]), other
