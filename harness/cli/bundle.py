@@ -4,25 +4,29 @@
     BUNDLE/site.tar.xz       the harness and its dependencies, for that machine's Python; not torch
     BUNDLE/overlays.tar.xz   the overlays of all variants
     BUNDLE/bundle.json       its content and its commit
+    BUNDLE/run               runs all its scenarios on GPUs: bash BUNDLE/run NAME
 
 The machine provides Python and torch. The overlays are unpacked there once.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import RELEASED, Defect, Scenario
-from harness.cli import Arguments, pin
+from harness.cli import Arguments, _parts, pin
 from harness.releases import archive, overlay, resolution, uv
 from harness.releases.edits import DefectError
 from harness.releases.locks import PYTHONS
@@ -31,9 +35,9 @@ from harness.system import archives, machine
 from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError, unknown
 from harness.system.files import ROOT, folder_whole, refuse_unless_creatable, write_whole, writing
 from harness.system.machine import cache_folder
-from harness.system.terminal import terminal
+from harness.system.terminal import Progress, terminal
 
-FORMAT = 3
+FORMAT = 4
 """The format of bundles; others are refused."""
 
 ARCHIVE = "overlays.tar.xz"
@@ -65,9 +69,37 @@ python3 -W ignore -m harness.cli.bundle "$BUNDLE"
 """
 
 
+RUN = """\
+# bash BUNDLE/run NAME [OVERRIDE...] runs all variants of its scenarios on GPUs, and keeps their
+# trials under this name, such as h200x2, in one file in the folder where it was started.
+name=${1:?a name of these runs, such as h200x2}
+shift
+BUNDLE=$(cd "$(dirname "$0")" && pwd)
+part=$(basename "$BUNDLE")
+. "$BUNDLE/activate" || exit
+place=$PWD
+mkdir -p "$place/runs-$part" && cd "$place/runs-$part" || exit
+python3 -m harness run scenario=all variant=all lane=gpu runs=. "$@"
+code=$?
+python3 -m harness evidence ./*/ "$name" --out "$place/evidence-$part.jsonl"
+exit $code
+"""
+
+Overlays = dict[str, tuple[pins.Stack, Overlay]]
+"""Overlays that are in use, with their releases, by key."""
+
+
 def _parser() -> Arguments:
     parser = Arguments(__name__)
-    parser.add_argument("scenario", nargs="+")
+    parser.add_argument("scenario", nargs="*")
+    parser.add_argument("--all", action="store_true", help="all scenarios")
+    parser.add_argument(
+        "--parts",
+        type=_size,
+        metavar="60M",
+        help="bundles of at most this size, with the scenarios that share most files; a further "
+        "call keeps those that are there",
+    )
     parser.add_argument("--out", type=Path, required=True, help="the new folder")
     parser.add_argument(
         "--python", metavar="3.12", help="the Python of that machine (default: this one)"
@@ -87,44 +119,153 @@ def _parser() -> Arguments:
     return parser
 
 
+def _size(text: str) -> int:
+    """The bytes of ``60M`` or ``2G``."""
+    match = re.fullmatch(r"([0-9]+)([MG])", text)
+    if not match or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is no size: write 60M or 2G")
+    return int(match[1]) * {"M": 10**6, "G": 10**9}[match[2]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What bundles contain, and for which machine."""
+
+    releases: Mapping[str, Sequence[str]]
+    python: str
+    platform: str
+    source: Mapping[str, Any]
+    cache: Path
+
+
 def main(arguments: list[str]) -> int:
     """Make the folder, completely or not at all, and print the line that uses it."""
     options = _parser().parse_args(arguments)
+    if options.all == bool(options.scenario):
+        raise UserError("name the scenarios, or write --all")
+    scenarios = list(catalog.sound()) if options.all else options.scenario
     releases = {name: versions.split(",") for name, versions in map(pin, options.pins)}
-    scenarios, out, platform = options.scenario, options.out, options.platform
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    out = options.out
+    if out.exists() and not (out.is_dir() and (options.parts or not any(out.iterdir()))):
         raise UserError(f"{out} is not an empty folder: name a new one")
     refuse_unless_creatable(out)
     python = options.python or pins.here()[0]
     if python not in PYTHONS:
         raise UserError(unknown("Python", python, PYTHONS))
-    pins.platform_tag(platform)  # refuses an unknown one
+    pins.platform_tag(options.platform)  # refuses an unknown one
     source = machine.source()  # before this creates files
     _check_releases(scenarios, releases)
-    cache = cache_folder()
-    with ExitStack() as leases:
-        borrowed = {}
-        for stack, defects in _stacks(scenarios, releases, cache, python, platform):
+    request = Request(releases, python, options.platform, source, cache_folder())
+    if options.parts:
+        _make_parts(scenarios, request, out, options.parts)
+    else:
+        with _overlays(scenarios, request) as overlays:
+            everything = _together(overlays, scenarios)
+            _make(scenarios, request, everything, out)
+        _summarize(out, everything, python)
+    return ExitCode.AS_EXPECTED
+
+
+@contextmanager
+def _overlays(scenarios: Sequence[str], request: Request) -> Iterator[dict[str, Overlays]]:
+    """The overlays of each scenario, borrowed; several are built at the same time."""
+    choices = [(name, *choice) for name in scenarios for choice in _stacks(name, request)]
+    with ExitStack() as leases, overlay.builders() as pool, Progress(terminal()) as progress:
+
+        def lend(stack: pins.Stack, defects: tuple[Defect, ...]) -> Overlay:
+            return leases.enter_context(overlay.borrow(stack, defects, request.cache))
+
+        loans = [pool.submit(lend, stack, defects) for _, stack, defects in choices]
+        borrowed: dict[str, Overlays] = {name: {} for name in scenarios}
+        for number, (name, stack, _) in enumerate(choices, start=1):
             try:
-                borrowed_overlay = leases.enter_context(overlay.borrow(stack, defects, cache))
+                lent = loans[number - 1].result()
             except DefectError as error:
-                if not _is_extra(stack, releases):
+                if not _is_extra(stack, request.releases):
                     raise
                 terminal().print(f"not included, a release of --pins: {error}")
                 continue
-            borrowed[borrowed_overlay.key] = (stack, borrowed_overlay)
-        contents = {
-            "format": FORMAT,
-            "source": source,
-            "scenarios": scenarios,
-            "python": python,
-            "platform": platform,
-            "overlays": {key: stack.to_json() for key, (stack, _) in borrowed.items()},
-        }
-        with writing(out, "--out"), folder_whole(out) as aside:
-            _fill(aside, cache, borrowed, contents)
-    _summarize(out, borrowed, python)
-    return ExitCode.AS_EXPECTED
+            borrowed[name][lent.key] = (stack, lent)
+            progress.tally(f"{number} of {len(choices)} overlays")
+        yield borrowed
+
+
+def _together(overlays: Mapping[str, Overlays], scenarios: Iterable[str]) -> Overlays:
+    return {key: lent for name in scenarios for key, lent in overlays[name].items()}
+
+
+def _make_parts(scenarios: Sequence[str], request: Request, out: Path, limit: int) -> None:
+    """Make the parts that are not there yet, and print the line that runs one."""
+    with writing(out, "--out"):
+        out.mkdir(parents=True, exist_ok=True)
+    finished = _finished(out, request)
+    folders = (out / f"part-{number:02}" for number in count(1))
+    waiting = [name for name in scenarios if not any(name in part for part in finished.values())]
+    with _overlays(waiting, request) as overlays:
+        files = {name: _parts.contents(o for _, o in overlays[name].values()) for name in waiting}
+        folder = next(folder for folder in folders if folder not in finished)
+
+        def pack(part: Sequence[str]) -> int:
+            terminal().print(f"... {folder}: {len(part)} scenarios")
+            return _make(part, request, _together(overlays, part), folder, limit)
+
+        for part in _parts.divide(files, limit, pack):
+            finished[folder] = part
+            folder = next(folder for folder in folders if folder not in finished)
+    for folder, part in sorted(finished.items()):
+        terminal().print(f"{folder}: {len(part)} scenarios, {_bytes(folder) / 1e6:.0f} MB")
+    terminal().print(f"on the other machine:  bash {next(iter(sorted(finished)))}/run NAME")
+
+
+def _finished(out: Path, request: Request) -> dict[Path, tuple[str, ...]]:
+    """The parts that are there, with their scenarios. Raises UserError if one is of another
+    request."""
+    finished = {}
+    for file in sorted(out.glob("*/bundle.json")):
+        contents = json.loads(file.read_text(encoding="utf-8"))
+        if any(contents.get(name) != value for name, value in _of(request).items()):
+            raise UserError(f"{file.parent} is of another commit or Python: name a new folder")
+        finished[file.parent] = tuple(contents["scenarios"])
+    return finished
+
+
+def _of(request: Request) -> dict[str, Any]:
+    """What all parts of a request have in their bundle.json."""
+    return {
+        "format": FORMAT,
+        "source": request.source,
+        "python": request.python,
+        "platform": request.platform,
+        "pins": {name: list(versions) for name, versions in request.releases.items()},
+    }
+
+
+def _make(
+    scenarios: Sequence[str],
+    request: Request,
+    overlays: Overlays,
+    out: Path,
+    limit: float = math.inf,
+) -> int:
+    """Make a bundle, unless it is larger than ``limit``; returns its bytes."""
+    contents = _of(request) | {
+        "scenarios": list(scenarios),
+        "overlays": {key: stack.to_json() for key, (stack, _) in overlays.items()},
+    }
+    with suppress(_TooLarge), writing(out, "--out"), folder_whole(out) as aside:
+        _fill(aside, request.cache, overlays, contents)
+        size = _bytes(aside)
+        if size > limit:
+            raise _TooLarge
+    return size
+
+
+class _TooLarge(Exception):
+    """A bundle is larger than it may be, and is deleted."""
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _check_releases(scenarios: Sequence[str], releases: Mapping[str, Sequence[str]]) -> None:
@@ -144,24 +285,18 @@ def _is_extra(stack: pins.Stack, releases: Mapping[str, Sequence[str]]) -> bool:
     return any(stack.pins.get(name) in versions for name, versions in releases.items())
 
 
-def _stacks(
-    scenarios: Sequence[str],
-    releases: Mapping[str, Sequence[str]],
-    cache: Path,
-    python: str,
-    platform: str,
-) -> Iterator[tuple[pins.Stack, tuple[Defect, ...]]]:
-    """The stack and the defects of every variant of the scenarios, including ``released``."""
-    tag = pins.platform_tag(platform)
-    for name in scenarios:
-        scenario = catalog.scenario(name)
-        for choice in _choices(scenario, releases):
-            for variant in (*scenario.variants, RELEASED):
-                chosen = pins.complete(scenario, {**choice, **scenario.pins_of(variant)})
-                if pins.TORCH in chosen:
-                    continue  # that machine makes it, from its own torch
-                stack = resolution.stack(scenario, chosen, cache, python=python, platform=tag)
-                yield stack, scenario.variant(variant).defects
+def _stacks(name: str, request: Request) -> Iterator[tuple[pins.Stack, tuple[Defect, ...]]]:
+    """The stack and the defects of every variant of a scenario, including ``released``."""
+    scenario, tag = catalog.scenario(name), pins.platform_tag(request.platform)
+    for choice in _choices(scenario, request.releases):
+        for variant in (*scenario.variants, RELEASED):
+            chosen = pins.complete(scenario, {**choice, **scenario.pins_of(variant)})
+            if pins.TORCH in chosen:
+                continue  # that machine makes it, from its own torch
+            stack = resolution.stack(
+                scenario, chosen, request.cache, python=request.python, platform=tag
+            )
+            yield stack, scenario.variant(variant).defects
 
 
 def _choices(scenario: Scenario, releases: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
@@ -174,34 +309,34 @@ def _choices(scenario: Scenario, releases: Mapping[str, Sequence[str]]) -> Itera
             yield choice
 
 
-def _fill(
-    folder: Path,
-    cache: Path,
-    borrowed: Mapping[str, tuple[pins.Stack, Overlay]],
-    contents: Mapping[str, Any],
-) -> None:
+def _fill(folder: Path, cache: Path, overlays: Overlays, contents: Mapping[str, Any]) -> None:
     site = folder / "site"
     of_torch = any(pins.TORCH in catalog.scenario(name).pins for name in contents["scenarios"])
     needed = (*NEEDED, *(FOR_TORCH if of_torch else ()))
     _install_needed(needed, site, contents["python"], contents["platform"])
+    others = {catalog.folder(name) for name in catalog.names()}
+    others -= {catalog.folder(name) for name in contents["scenarios"]}
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        return {name for name in names if name == "__pycache__" or Path(folder, name) in others}
+
     for name in OURS:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(
-                source, site / name, ignore=shutil.ignore_patterns("__pycache__", "evidence")
-            )
+            shutil.copytree(source, site / name, ignore=left_out)
         elif source.exists():
             shutil.copy2(source, site / name)
     write_whole(site / "bundle.json", json.dumps(contents, indent=2) + "\n")
     shutil.copy2(site / "bundle.json", folder / "bundle.json")
     write_whole(folder / "activate", ACTIVATE)
+    write_whole(folder / "run", RUN)
     shutil.copy2(archives.__file__, folder / "archives.py")
     files = sorted(
         _files(site), key=lambda path: (path.suffix, path)
     )  # similar files together compress better
     archive.pack(folder / SITE, ((f"site/{path.relative_to(site)}", path) for path in files))
     shutil.rmtree(site)
-    archive.write(folder / ARCHIVE, borrowed, cache)
+    archive.write(folder / ARCHIVE, overlays, cache)
 
 
 def _install_needed(needed: Sequence[str], site: Path, python: str, platform: str) -> None:
@@ -225,11 +360,11 @@ def _files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _summarize(out: Path, borrowed: Mapping[str, tuple[pins.Stack, Overlay]], python: str) -> None:
+def _summarize(out: Path, overlays: Overlays, python: str) -> None:
     console = terminal()
-    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    console.print(f"{out}: {len(borrowed)} overlays for Python {python}, {size / 1e6:.0f} MB")
-    for stack in dict.fromkeys(str(stack) for stack, _ in borrowed.values() if stack.pins):
+    size = _bytes(out) / 1e6
+    console.print(f"{out}: {len(overlays)} overlays for Python {python}, {size:.0f} MB")
+    for stack in dict.fromkeys(str(stack) for stack, _ in overlays.values() if stack.pins):
         console.print(f"  {stack}")
     console.print(
         f"on the other machine:  . {out.name}/activate && "

@@ -68,7 +68,7 @@ def _members(
 def _packed(source: Overlay) -> Iterator[str]:
     """The files of an overlay to pack: code, which must be as it was built; data as it is now."""
     for path, entry in (source.files or {}).items():
-        if _is_bytecode(path):
+        if is_bytecode(path):
             continue
         if not overlay.CODE.search(path):
             if (source.site / path).is_file():
@@ -79,7 +79,7 @@ def _packed(source: Overlay) -> Iterator[str]:
             raise overlay.damaged(source, path)
 
 
-def _is_bytecode(path: str) -> bool:
+def is_bytecode(path: str) -> bool:
     """Whether a file is bytecode, which the other machine compiles itself."""
     return "__pycache__" in path.split("/")
 
@@ -174,7 +174,7 @@ def _read(folder: Path) -> dict[str, Any]:
     if (manifest["key"], manifest["format"]) != (folder.name, overlay.FORMAT):
         raise InvalidArchive(f"its overlay {folder.name} is another one, or has another format")
     files = manifest["files"]
-    code = (path for path in files if overlay.CODE.search(path) and not _is_bytecode(path))
+    code = (path for path in files if overlay.CODE.search(path) and not is_bytecode(path))
     if missing := [path for path in code if not (folder / overlay.SITE / path).is_file()]:
         raise InvalidArchive(f"it lacks {missing[0]} of overlay {folder.name}")
     return manifest

@@ -95,7 +95,7 @@ def room(config: RunConfig) -> int:
     ranks = catalog.scenario(config.scenario).ranks_of(RELEASED)
     if config.launch.nodes > 1:
         return 1
-    return job.room(lane_of(config) or Lane.CPU, ranks, config.launch.threads)
+    return job.room(lane_of(config) or Lane.CPU, ranks, config.launch)
 
 
 def make_overlay(config: RunConfig, *, again: bool = False) -> bool:

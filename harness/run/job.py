@@ -17,7 +17,7 @@ from harness.bugs.api.spec import Lane, Records, Scenario
 from harness.bugs.results import Result
 from harness.releases import locks, resolution
 from harness.releases.overlay import Overlay
-from harness.run.run_config import RunConfig
+from harness.run.run_config import LaunchConfig, RunConfig
 from harness.run.server_pool import Pool
 from harness.system import machine
 from harness.system.errors import Unsupported
@@ -153,8 +153,8 @@ def choose_lane(scenario: Scenario, ranks: int, requested: str, nodes: int = 1) 
     return lane
 
 
-def room(lane: Lane, ranks: int, threads: int) -> int:
+def room(lane: Lane, ranks: int, launch: LaunchConfig) -> int:
     """How many trials of ``ranks`` ranks this machine can run at once; at least 1."""
     if lane is Lane.GPU:
-        return max(1, len(machine.gpus()) // ranks)
-    return max(1, machine.cores() // (ranks * threads))
+        return max(1, len(machine.gpus()) // ranks * launch.sharing)
+    return max(1, machine.cores() // (ranks * launch.threads))

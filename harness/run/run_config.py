@@ -37,6 +37,8 @@ class LaunchConfig:
     """Seconds after which a trial is ended and its stacks are kept."""
     threads: int = 1
     """Threads of each rank on the CPU."""
+    sharing: int = 1
+    """How many trials may share a GPU at the same time, each with ranks on different GPUs."""
     warm: bool = True
     """Whether trials are forked from processes that have imported torch and upstream (Linux).
     False: each is a torchrun of its own."""
@@ -147,8 +149,8 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
     launch.warm = launch.warm and sys.platform == "linux"
     if launch.lane not in LANES:
         raise UserError(unknown("lane", launch.lane, LANES))
-    if not 0 < launch.timeout < math.inf or launch.threads < 1:
-        raise UserError("launch.timeout and launch.threads must be above 0 and finite")
+    if not 0 < launch.timeout < math.inf or launch.threads < 1 or launch.sharing < 1:
+        raise UserError("launch.timeout, threads and sharing must be above 0 and finite")
     if not 0 <= config.seed <= LARGEST_SEED:
         raise UserError(f"seed={config.seed}: choose one from 0 to {LARGEST_SEED}")
     if config.jobs is not None and config.jobs < 1:

@@ -144,7 +144,7 @@ def _make_overlays(config: RunConfig) -> bool:
 
 def _jobs(configs: Sequence[RunConfig]) -> int:
     """How many run at once: ``jobs``, otherwise one on the CPU or as many as there are GPUs."""
-    return configs[0].jobs or max(1, _gpus(configs))
+    return configs[0].jobs or max(1, _gpus(configs) * configs[0].launch.sharing)
 
 
 def _gpus(configs: Sequence[RunConfig]) -> int:

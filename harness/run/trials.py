@@ -91,7 +91,7 @@ def number_at_once(job: Job, ready: Prepared) -> int:
     if not ready.runnable or job.config.launch.nodes > 1:
         return 1
     most = max(job.scenario.ranks_of(variant) for variant in ready.runnable)
-    return min(room(ready.lane, most, job.config.launch.threads), len(ready.runnable))
+    return min(room(ready.lane, most, job.config.launch), len(ready.runnable))
 
 
 def _run(
@@ -120,7 +120,8 @@ def _devices(job: Job, lane: Lane, variant: str) -> Iterator[list[str]]:
         time.sleep(0.2)
 
     ranks = job.scenario.ranks_of(variant)
-    with machine.leased(ranks, machine.own_folder(job.cache, "gpus"), wait) as gpus:
+    folder, sharing = machine.own_folder(job.cache, "gpus"), job.config.launch.sharing
+    with machine.leased(ranks, folder, wait, sharing) as gpus:
         yield [gpu.number for gpu in gpus]
 
 

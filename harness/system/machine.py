@@ -73,8 +73,11 @@ def visible(rows: Sequence[Sequence[str]], setting: str | None) -> tuple[Gpu, ..
 
 
 @contextmanager
-def leased(count: int, folder: Path, wait: Callable[[], None]) -> Iterator[tuple[Gpu, ...]]:
-    """Lease ``count`` visible GPUs. No other run of any process uses them meanwhile.
+def leased(
+    count: int, folder: Path, wait: Callable[[], None], sharing: int = 1
+) -> Iterator[tuple[Gpu, ...]]:
+    """Lease ``count`` visible GPUs. At most ``sharing`` leases of any process share a GPU, and only
+    with leases that share it, too.
 
     A run gets all of them or none, so two runs never wait for each other. Runs get GPUs in the
     order in which they asked; otherwise a run that needs many GPUs could wait for ever. ``wait`` is
@@ -82,20 +85,24 @@ def leased(count: int, folder: Path, wait: Callable[[], None]) -> Iterator[tuple
     process ends."""
     with ExitStack() as locks:
         with _turn(folder, wait):
-            while len(free := _free(count, folder, locks)) < count:
+            while len(free := _free(count, folder, locks, sharing)) < count:
                 locks.close()
                 wait()
         yield free
 
 
-def _free(count: int, folder: Path, locks: ExitStack) -> tuple[Gpu, ...]:
-    """Up to ``count`` GPUs that are not leased, locked until ``locks`` is closed."""
-    free = (
-        gpu
-        for gpu in gpus()
-        if locks.enter_context(locked(folder / f"{gpu.uuid}.lock", wait=False))
-    )
-    return tuple(islice(free, count))
+def _free(count: int, folder: Path, locks: ExitStack, sharing: int) -> tuple[Gpu, ...]:
+    """Up to ``count`` GPUs that have room, locked until ``locks`` is closed."""
+
+    def lock(name: str, *, shared: bool = False) -> bool:
+        return locks.enter_context(locked(folder / f"{name}.lock", shared=shared, wait=False))
+
+    def has_room(gpu: Gpu) -> bool:
+        if not lock(gpu.uuid, shared=sharing > 1):
+            return False
+        return sharing == 1 or any(lock(f"{gpu.uuid}.{place}") for place in range(sharing))
+
+    return tuple(islice(filter(has_room, gpus()), count))
 
 
 @contextmanager

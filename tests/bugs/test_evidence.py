@@ -34,6 +34,47 @@ def test_a_run_is_kept_with_all_its_trials(recording: Recording, file: Path) -> 
     assert result_file.statuses("bf16_clip") == []
 
 
+def test_runs_come_from_another_machine_in_one_file(
+    recording: Recording, file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    lines = tmp_path / "evidence.jsonl"
+    assert main(["evidence", str(recording.folder), "h200x2", "--out", str(lines)]) == 0
+    assert not file.exists() or not file.read_text()
+    for _ in range(2):
+        assert main(["evidence", "--import", str(lines)]) == 0
+    (kept,) = kept_evidence("bf16_clip")
+    assert (kept.name, kept.verdict) == ("h200x2", Verdict.REPRODUCED)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("trials of 1 scenarios are new; 0 were there")
+    assert second.startswith("0 trials of 0 scenarios are new")
+
+
+def test_a_run_that_cannot_be_kept_does_not_keep_the_others_out(
+    recording: Recording, file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert main(["evidence", str(empty), str(recording.folder), "h200x2"]) == 3
+    assert file.read_text()
+    assert f"cannot read {empty}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name at least one run folder"),
+        (["h200x2"], "name at least one run folder"),
+        (["--import", "absent"], "absent is not a file"),
+        (["--import", "pyproject.toml"], "pyproject.toml is not a file of evidence --out"),
+        (["run", "h200x2", "--import", "pyproject.toml"], "leave the runs and --out out"),
+        (["run", "h200x2", "--out", "pyproject.toml"], "pyproject.toml exists: name a new file"),
+    ],
+)
+def test_mistakes_are_named(words: list[str], message: str, capsys: Capture) -> None:
+    assert main(["evidence", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_the_document_has_a_row_for_each_scenario_with_evidence() -> None:
     text = (ROOT / "docs" / "evidence.md").read_text()
     names = [name for name in catalog.sound() if result_file.kept_runs(name)]

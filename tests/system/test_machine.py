@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -170,3 +171,29 @@ def test_a_folder_that_another_user_made_first_is_not_trusted(shared: Path, trap
         user_folder.chmod(0o777)
     with as_nobody(_lease, cache, str(shared)) as message:
         assert message == f"{user_folder} is not private to this user: name another HARNESS_CACHE"
+
+
+def test_leases_share_gpus_only_with_leases_that_share_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = tuple(machine.Gpu(str(n), f"GPU-{n}", "H100") for n in range(2))
+    monkeypatch.setattr(machine, "gpus", lambda: cards)
+
+    class Full(Exception):
+        """The lease would have to wait."""
+
+    def wait() -> None:
+        raise Full
+
+    def lease(count: int, sharing: int) -> AbstractContextManager[tuple[machine.Gpu, ...]]:
+        return machine.leased(count, tmp_path, wait, sharing)
+
+    with lease(2, 2) as first, lease(1, 2) as second, lease(1, 2):
+        assert (first, second) == (cards, cards[:1])
+        with pytest.raises(Full), lease(1, 2):
+            pass
+    with lease(1, 2), lease(1, 1) as alone, pytest.raises(Full), lease(2, 2):
+        pass
+    assert alone == cards[1:]
+    with lease(2, 1) as both:
+        assert both == cards
