@@ -15,7 +15,7 @@ from harness.system.errors import UserError
 Contents = Mapping[str, int]
 """The bytes of each file, by the hash of its content."""
 
-RATIO = 0.2
+RATIO = 0.1
 """The packed size of overlays for each byte of different files, before the first part is made."""
 SITE_BYTES = 5_000_000
 """The size of the rest of a bundle: the harness and what it needs."""

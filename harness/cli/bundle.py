@@ -32,7 +32,14 @@ from harness.releases.edits import DefectError
 from harness.releases.locks import PYTHONS
 from harness.releases.overlay import Overlay
 from harness.system import archives, machine
-from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError, unknown
+from harness.system.errors import (
+    ExitCode,
+    HarnessError,
+    Inconclusive,
+    Unsupported,
+    UserError,
+    unknown,
+)
 from harness.system.files import ROOT, folder_whole, refuse_unless_creatable, write_whole, writing
 from harness.system.machine import cache_folder
 from harness.system.terminal import Progress, terminal
@@ -136,6 +143,8 @@ class Request:
     platform: str
     source: Mapping[str, Any]
     cache: Path
+    lenient: bool
+    """Whether a scenario that this Python cannot run is left out, and not refused."""
 
 
 def main(arguments: list[str]) -> int:
@@ -155,13 +164,15 @@ def main(arguments: list[str]) -> int:
     pins.platform_tag(options.platform)  # refuses an unknown one
     source = machine.source()  # before this creates files
     _check_releases(scenarios, releases)
-    request = Request(releases, python, options.platform, source, cache_folder())
+    request = Request(
+        releases, python, options.platform, source, cache_folder(), lenient=options.all
+    )
     if options.parts:
         _make_parts(scenarios, request, out, options.parts)
     else:
         with _overlays(scenarios, request) as overlays:
-            everything = _together(overlays, scenarios)
-            _make(scenarios, request, everything, out)
+            everything = _together(overlays, overlays)
+            _make(list(overlays), request, everything, out)
         _summarize(out, everything, python)
     return ExitCode.AS_EXPECTED
 
@@ -169,25 +180,47 @@ def main(arguments: list[str]) -> int:
 @contextmanager
 def _overlays(scenarios: Sequence[str], request: Request) -> Iterator[dict[str, Overlays]]:
     """The overlays of each scenario, borrowed; several are built at the same time."""
-    choices = [(name, *choice) for name in scenarios for choice in _stacks(name, request)]
+    choices: dict[str, list[tuple[pins.Stack, tuple[Defect, ...]]]] = {}
+    for name in scenarios:
+        try:
+            choices[name] = list(_stacks(name, request))
+        except Unsupported as error:
+            _leave_out(name, error, request)
     with ExitStack() as leases, overlay.builders() as pool, Progress(terminal()) as progress:
 
         def lend(stack: pins.Stack, defects: tuple[Defect, ...]) -> Overlay:
             return leases.enter_context(overlay.borrow(stack, defects, request.cache))
 
-        loans = [pool.submit(lend, stack, defects) for _, stack, defects in choices]
-        borrowed: dict[str, Overlays] = {name: {} for name in scenarios}
-        for number, (name, stack, _) in enumerate(choices, start=1):
+        loans = [
+            (name, stack, pool.submit(lend, stack, defects))
+            for name, stacks in choices.items()
+            for stack, defects in stacks
+        ]
+        borrowed: dict[str, Overlays] = {name: {} for name in choices}
+        for number, (name, stack, loan) in enumerate(loans, start=1):
+            if name not in borrowed:
+                continue  # left out
             try:
-                lent = loans[number - 1].result()
+                lent = loan.result()
+            except Unsupported as error:
+                _leave_out(name, error, request)
+                del borrowed[name]
+                continue
             except DefectError as error:
                 if not _is_extra(stack, request.releases):
                     raise
                 terminal().print(f"not included, a release of --pins: {error}")
                 continue
             borrowed[name][lent.key] = (stack, lent)
-            progress.tally(f"{number} of {len(choices)} overlays")
+            progress.tally(f"{number} of {len(loans)} overlays")
         yield borrowed
+
+
+def _leave_out(name: str, error: Unsupported, request: Request) -> None:
+    """Say that a scenario is not included. Raises the error for one that was asked for by name."""
+    if not request.lenient:
+        raise error
+    terminal().print(f"not included: {name}: {error}")
 
 
 def _together(overlays: Mapping[str, Overlays], scenarios: Iterable[str]) -> Overlays:
@@ -202,7 +235,10 @@ def _make_parts(scenarios: Sequence[str], request: Request, out: Path, limit: in
     folders = (out / f"part-{number:02}" for number in count(1))
     waiting = [name for name in scenarios if not any(name in part for part in finished.values())]
     with _overlays(waiting, request) as overlays:
-        files = {name: _parts.contents(o for _, o in overlays[name].values()) for name in waiting}
+        files = {
+            name: _parts.contents(lent for _, lent in lendings.values())
+            for name, lendings in overlays.items()
+        }
         folder = next(folder for folder in folders if folder not in finished)
 
         def pack(part: Sequence[str]) -> int:
