@@ -19,6 +19,7 @@ from harness.models.recorded import RecordedAnswers
 from harness.probe import signatures
 from harness.probe.compare.mistakes import MISTAKES
 from harness.probe.signatures import Sign, Signature
+from harness.publish.gpu_evidence import evidence
 from harness.rank.models.answer import Answer, AnswerStatus
 from harness.rank.models.heads import CAUSAL, HEADS, parsed
 from harness.rank.models.relations import QUESTIONS
@@ -236,6 +237,7 @@ def inconclusive() -> str:
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "../README.md": {"the numbers": _numbers},
     "bugs.md": {"the bugs": _bugs},
+    "evidence.md": {"the runs on GPUs": evidence},
     "probe_results.md": {"the bugs that probe finds": _found_by_probe},
     "ranges.md": {"ranges": _ranges},
     "trust.md": {"inferred": _inferred, "inconclusive": inconclusive},

@@ -12,6 +12,7 @@ import pytest
 from harness.__main__ import main
 from harness.bugs import catalog, result_file
 from harness.bugs.api.spec import Verdict
+from harness.publish import gpu_evidence
 from harness.publish.inputs import kept_evidence
 from harness.system.files import ROOT
 from tests.recording import Recording, changing
@@ -81,6 +82,10 @@ def test_the_document_has_a_row_for_each_scenario_with_evidence() -> None:
     rows = "".join(line for line in text.splitlines() if line.startswith("| "))
     assert [name for name in names if f"`{name}`" not in rows] == []
     assert f"{len(names)} scenarios ran on GPUs" in text
+
+
+def test_a_reason_stands_only_where_there_is_no_run() -> None:
+    assert [name for name in gpu_evidence.REASONS if result_file.kept_runs(name)] == []
 
 
 def test_a_full_disk_leaves_nothing(

@@ -41,6 +41,7 @@ SCENARIO = api.Scenario(
     pins={"datasets": "2.20.0"},
     harm="ruins training",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a shuffled streaming dataset is read by persistent workers")},
     files=("datasets/iterable_dataset.py",),
     ranks=1,

@@ -51,6 +51,7 @@ SCENARIO = api.Scenario(
     pins={"datasets": "4.8.5"},
     harm="ruins training",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a streaming dataset of Arrow tables skips a table or more")},
     files=("datasets/iterable_dataset.py",),
     ranks=1,

@@ -46,6 +46,7 @@ SCENARIO = api.Scenario(
     ),
     harm="ruins training",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={
         "ranks": api.above(1),
         "code": api.by_code("streaming datasets are split between ranks, and then concatenated"),

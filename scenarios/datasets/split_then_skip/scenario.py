@@ -47,6 +47,7 @@ SCENARIO = api.Scenario(
     ),
     harm="ruins training",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={
         "ranks": api.above(1),
         "code": api.by_code("a streaming dataset is split between ranks, and then skips rows"),

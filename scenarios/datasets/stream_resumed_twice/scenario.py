@@ -55,6 +55,7 @@ SCENARIO = api.Scenario(
     ),
     harm="wrong resume",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a streaming dataset is resumed twice")},
     files=("datasets/iterable_dataset.py",),
     releases="datasets>=2.20",  # older releases keep no state

@@ -51,6 +51,7 @@ SCENARIO = api.Scenario(
     pins={"datasets": "4.8.4"},
     harm="wrong resume",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a streaming dataset with map() is resumed")},
     files=("datasets/iterable_dataset.py",),
     releases="datasets>=2.20",  # older releases keep no state

@@ -41,6 +41,7 @@ SCENARIO = api.Scenario(
     pins={"grain": "0.2.18"},
     harm="loses data",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={"ranks": api.above(1), "code": api.by_code("a grain.DataLoader reads the data")},
     files=("grain/_src/python/data_loader.py",),
     ranks=3,

@@ -45,6 +45,7 @@ SCENARIO = api.Scenario(
     pins={"grain": "0.2.15"},
     harm="wrong resume",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a WindowShuffleIterDataset is resumed")},
     files=("grain/_src/python/dataset/transformations/shuffle.py",),
     variants={

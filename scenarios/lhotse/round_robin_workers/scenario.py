@@ -41,6 +41,7 @@ SCENARIO = api.Scenario(
     pins={"lhotse": "1.28.0"},
     harm="ruins training",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a RoundRobinSampler runs in more than one dataloading worker")},
     files=("lhotse/dataset/sampling/round_robin.py",),
     ranks=1,

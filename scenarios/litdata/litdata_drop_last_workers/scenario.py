@@ -42,6 +42,7 @@ SCENARIO = api.Scenario(
     pins={"litdata": "0.2.39"},
     harm="loses data",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a StreamingDataLoader has drop_last and several workers")},
     files=("litdata/utilities/shuffle.py",),
     variants={

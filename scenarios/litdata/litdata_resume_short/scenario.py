@@ -46,6 +46,7 @@ SCENARIO = api.Scenario(
     pins={"litdata": "0.2.23"},
     harm="loses data",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a StreamingDataLoader is resumed and read for several epochs")},
     files=("litdata/streaming/dataloader.py", "litdata/streaming/dataset.py"),
     variants={

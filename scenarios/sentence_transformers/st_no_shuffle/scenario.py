@@ -46,6 +46,7 @@ SCENARIO = api.Scenario(
     pins={"sentence-transformers": "3.3.1"},
     harm="ruins training",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("batch_sampler is BatchSamplers.NO_DUPLICATES")},
     seen={
         "sentence_transformers.trainer.SentenceTransformerTrainer": {

@@ -49,6 +49,7 @@ SCENARIO = api.Scenario(
     ),
     harm="loses data",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a StatefulDataLoader is saved at the end of an epoch")},
     files=("torchdata/stateful_dataloader/sampler.py",),
     ranks=1,

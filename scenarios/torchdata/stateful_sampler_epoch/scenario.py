@@ -84,6 +84,7 @@ SCENARIO = api.Scenario(
     ),
     harm="wrong resume",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a StatefulDistributedSampler is resumed within an epoch")},
     files=("torchdata/stateful_dataloader/sampler.py",),
     launches=("whole", "save", "resume"),

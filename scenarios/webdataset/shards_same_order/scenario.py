@@ -53,6 +53,7 @@ SCENARIO = api.Scenario(
     pins={"webdataset": "1.0.2"},
     harm="ruins training",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a WebDataset shuffles its shards, and is read several times")},
     files=("webdataset/compat.py",),
     ranks=1,

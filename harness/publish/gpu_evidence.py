@@ -1,0 +1,76 @@
+"""The table of the scenarios that ran on GPUs, for docs/evidence.md."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from harness.bugs import catalog, result_file
+from harness.bugs.api.spec import Lane, Scenario
+from harness.bugs.results import Result
+from harness.system.text import count, markdown_table
+
+REASONS: Mapping[str, str] = {
+    "pml_ddp_scale": "its release cannot be installed for the Python of that machine, 3.12",
+    "zero_bubble_shared_weight": "its edit does not fit the torch of that machine, 2.11",
+}
+"""Why scenarios that use a device have no result from GPUs."""
+
+NUMBERS = {1: "one", 2: "two", 4: "four"}
+
+
+def evidence() -> str:
+    """How many scenarios ran on GPUs, what disagrees with the CPU, and which did not run."""
+    runs = {name: result_file.kept_runs(name) for name in catalog.sound()}
+    newest = {name: next(iter(by_label.values())) for name, by_label in runs.items() if by_label}
+    trials = [trial for kept in newest.values() for trial in kept]
+    surprises = [trial for trial in trials if not trial.as_expected]
+    verdict = (
+        f"{len(newest)} scenarios ran on GPUs: {len(trials)} trials, of which "
+        f"{len(trials) - len(surprises)} have the outcome that they have on a CPU."
+    )
+    rows = sorted(_rows(newest))
+    parts = [
+        verdict,
+        *(_surprise(trial) for trial in surprises),
+        markdown_table(["GPUs", "package", "scenarios"], rows),
+        *_without(name for name in catalog.sound() if name not in newest),
+    ]
+    return "\n\n".join(parts)
+
+
+def _rows(newest: Mapping[str, list[Result]]) -> Iterator[list[str]]:
+    groups = defaultdict(list)
+    for name, trials in newest.items():
+        groups[_machine(trials[0]), catalog.subject(name)].append(name)
+    for (machine, package), names in groups.items():
+        yield [machine, package, ", ".join(f"`{name}`" for name in names)]
+
+
+def _machine(trial: Result) -> str:
+    gpus = trial.machine["gpus"]
+    return f"{NUMBERS.get(len(gpus), len(gpus))} {gpus[0].removeprefix('NVIDIA ').split()[0]}"
+
+
+def _surprise(trial: Result) -> str:
+    return (
+        f"`{trial.scenario}`, variant `{trial.variant}`: {trial.outcome} on {_machine(trial)}, "
+        f"{trial.expected} on a CPU: {trial.reason.splitlines()[0]}"
+    )
+
+
+def _without(names: Iterator[str]) -> Iterator[str]:
+    """Sentences about the scenarios without a result from GPUs, by the reason."""
+    reasons = defaultdict(list)
+    for name in names:
+        reasons[_reason(name, catalog.scenario(name))].append(f"`{name}`")
+    for reason, scenarios in sorted(reasons.items(), key=lambda group: -len(group[1])):
+        yield f"{count(len(scenarios), 'scenario')} without a result ({reason}): " + (
+            ", ".join(scenarios)
+        )
+
+
+def _reason(name: str, scenario: Scenario) -> str:
+    if Lane.GPU not in scenario.lanes:
+        return "nothing in it uses a device"
+    return REASONS.get(name, "not run yet")
