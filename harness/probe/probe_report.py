@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from harness.bugs.api.numbers import named
-from harness.probe.compare import whole_run
+from harness.probe.compare import optimizers, whole_run
 from harness.probe.compare.comparison import Compared
 from harness.probe.compare.faults import several
 from harness.probe.compare.mistakes import in_words
@@ -46,6 +46,7 @@ SHARED = (
 FAULTS = {
     "weights": "it begins with other weights",
     BETWEEN: "its weights change outside of optimizer.step",
+    optimizers.RELATION: "its optimizer does not have what it trains",
     "optimizer": "the optimizer's state is lost",
     "samples": "it trains on other samples",
     "stale gradients": "gradients of the step before are left",

@@ -18,7 +18,7 @@ from typing import Any
 from harness.bugs import catalog
 from harness.bugs.api.spec import BUGGY, Scenario
 from harness.bugs.packages import import_name
-from harness.probe.compare import plausibility, whole_run
+from harness.probe.compare import optimizers, plausibility, whole_run
 from harness.probe.compare.comparison import OTHER_LOSS, Compared
 from harness.probe.compare.mistakes import term
 from harness.probe.layouts import ACCUMULATION, AGAINST, BOTH, RANKS
@@ -41,6 +41,7 @@ SUSPECT = (
     plausibility.FALLS,
     plausibility.APPLIED_FIRST,
     plausibility.NOT_STEPPED,
+    optimizers.UNHELD,
     plausibility.CLIPPED,
     plausibility.LOST,
     plausibility.SAME_ORDER,

@@ -10,6 +10,7 @@ from harness.bugs.api.numbers import finite
 from harness.probe.compare import infinite
 from harness.probe.compare.faults import Broken, several
 from harness.probe.compare.gradients import excused_gradients, random_draws
+from harness.probe.compare.optimizers import unheld, why_nothing_is_trained
 from harness.probe.compare.reference import Moment, Reference, as_in, joined
 from harness.probe.compare.relations import broken, harmful, is_updated, mean_loss
 from harness.probe.layouts import Layout
@@ -117,6 +118,9 @@ def _compared(
         whole = joined([steps[step] for steps in ranks], expected)
         rank_steps = [_shaped(each, expected) for each in whole]
         moment = Moment(reference, start + step, rank_steps, run.layout, step == 0, same_rows)
+        if fault := unheld(moment):
+            comparison.broken, comparison.step = [fault], start + step + 1
+            return comparison
         if why := _incomparable(moment):
             comparison.no_answer = why
             return comparison
@@ -256,6 +260,8 @@ def refuse_unusable(reference: Run) -> None:
     if why := infinite.reason(reference.ranks[0][0]):
         raise _no_answer(reference, why)
     if not any(sizes):
+        if why := why_nothing_is_trained(reference.ranks[0][0]):
+            raise _no_answer(reference, why)
         raise _no_answer(
             reference,
             "its gradients are all 0, so no layout can differ; does its loss depend on its "

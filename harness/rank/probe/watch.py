@@ -19,6 +19,7 @@ from harness.rank.probe.exchange import Assignment
 from harness.rank.probe.gradients import Gradients
 from harness.rank.probe.micro_batches import MicroBatches
 from harness.rank.probe.noise import Noise
+from harness.rank.probe.optimizers import Optimizers
 from harness.rank.probe.parameters import Engine, Optimized, fill_memory
 from harness.rank.probe.record import Record
 from harness.rank.probe.samples import draw_one_order
@@ -48,6 +49,7 @@ class Watch:
         self.engine: Engine | None = None
         self.reported = losses.Reported()
         self.schedules = Schedules()
+        self.optimizers = Optimizers()
         self._saved_late = False
         """Whether an asynchronous save has begun."""
         self._left: dict[str, Any] = {}
@@ -58,6 +60,8 @@ class Watch:
     def records(self) -> dict[str, Any]:
         """What the rank writes to its file."""
         current = self.record.now
+        if self.record.steps and self.engine is None:
+            self.record.steps[0] |= self.optimizers.report()
         return {
             "steps": self.record.steps,
             "skipped": current["skipped"],
@@ -99,6 +103,7 @@ class Watch:
         compiled.install(eager, self.model.around_compiled)
         self.reported.install(lambda: len(self.record.seen) - 1)
         self.schedules.install()
+        self.optimizers.install()
         stops.install(self.record.note_stop)
 
     def _meet(self) -> None:
@@ -128,6 +133,7 @@ class Watch:
     def _ready(self, event: events.Gradients) -> None:
         begun = self.model.root is not None or self.record.now["parts"] or event.in_closure
         if self.engine is None and begun:  # otherwise DeepSpeed makes its optimizer's state
+            self.optimizers.look(self.model.names.items())
             self._look(self._optimized(event.owner))
 
     def _optimized(self, optimizer: Any) -> Optimized:
