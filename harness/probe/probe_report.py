@@ -247,6 +247,7 @@ def as_json(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> 
     return {
         "exit_code": exit_code(answers),
         "headline": headline(answers),
+        "text": "\n".join(text(answers, seconds, bugs)),
         "reference": answers.about,
         "on_cpu": dict(answers.on_cpu),
         "written": sorted(answers.written.files),
@@ -259,6 +260,7 @@ def as_json(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> 
         "notes": answers.notes,
         "not_tested": answers.not_tested,
         "known": [asdict(bug) for bug in bugs],
+        "loaded": sorted(answers.loaded),
         "updates_compared": answers.decided,
         "seconds": round(seconds, 2),
     }

@@ -53,6 +53,8 @@ class Answers:
     """By module, the release that the script has imported."""
     imported: frozenset[str] = frozenset()
     """The files of packages that the script has imported: ``transformers/trainer.py``."""
+    loaded: frozenset[str] = frozenset()
+    """The user's files that the script has loaded; in the working folder by their paths in it."""
     other_releases: Mapping[str, str] = field(default_factory=dict)
     """The same in the other environment."""
     other_imported: frozenset[str] = frozenset()
@@ -109,6 +111,7 @@ def probe(
         _about(reference_run),
         releases=reference_run.releases,
         imported=reference_run.imported,
+        loaded=reference_run.loaded,
         on_cpu=reference_run.on_cpu,
         relations=reference_run.relations,
         script=Path(runner.target.step_file or runner.target.script).name,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -31,6 +32,7 @@ from harness.rank.probe.unlike import (
 )
 
 SITE = "/site-packages/"
+PACKAGES = (SITE, "/dist-packages/")
 
 OUTSIDE = 1e-6
 """If something other than a step changes weights by more than this part of their size, it is
@@ -70,6 +72,7 @@ class Watch:
             "reported": self.reported.values,
             "releases": _releases(),
             "imported": _imported(),
+            "loaded": _loaded(self.assignment.cwd),
             "on_cpu": dict(cuda_calls.uses),
             "schedule": self._schedule(),
             "relations": self._relations(),
@@ -263,5 +266,22 @@ def _releases() -> dict[str, str]:
 
 def _imported() -> list[str]:
     """The files of packages that this process has imported: ``transformers/trainer.py``."""
-    files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
-    return [file.rpartition(SITE)[2] for file in files if SITE in file]
+    return [file.rpartition(SITE)[2] for file in _files() if SITE in file]
+
+
+def _loaded(cwd: str) -> list[str]:
+    """The files of modules that belong to neither Python nor a package. One in the working folder,
+    which may be a copy, has its path in it."""
+    python = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
+    files = {file for file in _files() if file.endswith(".py") and os.path.isabs(file)}
+    return [
+        file.removeprefix(f"{cwd}{os.sep}")
+        for file in sorted(map(os.path.normpath, files))
+        if not file.startswith(python) and not any(part in file for part in PACKAGES)
+    ]
+
+
+def _files() -> list[str]:
+    """The files of the modules of this process."""
+    modules = list(sys.modules.values())
+    return [str(getattr(module, "__file__", None) or "") for module in modules]
