@@ -440,6 +440,8 @@ def _notes(run: Run, baseline: Reference) -> Iterator[str]:
     """Notes on what is not wrong by itself."""
     if run.failure:
         return
+    for steps in run.ranks:
+        yield from plausibility.notes_on_workers(steps[0])
     drops = [steps[0]["drops"] for steps in run.ranks]
     if len(drops) > 1 and drops[0] and drops[0] == drops[1]:
         yield "dropout draws the same numbers on all ranks, for unlike rows"
@@ -451,6 +453,7 @@ def _notes(run: Run, baseline: Reference) -> Iterator[str]:
 
 def _notes_on(baseline: Reference, perturbed: list[Run]) -> Iterator[str]:
     yield from baseline.steps[0]["unlike"]
+    yield from plausibility.notes_on_workers(baseline.steps[0])
     yield from plausibility.notes_on_steps(baseline.steps)
     if compiler_note := plausibility.note_on_compiler(baseline):
         yield compiler_note

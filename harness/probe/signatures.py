@@ -47,6 +47,7 @@ SUSPECT = (
     plausibility.SAME_ORDER,
     plausibility.ALONG,
     OTHER_LOSS,
+    plausibility.WORKERS,
 )
 """How the notes begin that no right loop has."""
 

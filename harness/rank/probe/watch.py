@@ -30,6 +30,7 @@ from harness.rank.probe.unlike import (
     trainers_unlike_by_design,
     unlike_by_design,
 )
+from harness.rank.probe.workers import Workers
 
 SITE = "/site-packages/"
 PACKAGES = (SITE, "/dist-packages/")
@@ -51,7 +52,7 @@ class Watch:
         self.engine: Engine | None = None
         self.reported = losses.Reported()
         self.schedules = Schedules()
-        self.optimizers = Optimizers()
+        self.optimizers, self.workers = Optimizers(), Workers()
         self._saved_late = False
         """Whether an asynchronous save has begun."""
         self._left: dict[str, Any] = {}
@@ -64,6 +65,8 @@ class Watch:
         current = self.record.now
         if self.record.steps and self.engine is None:
             self.record.steps[0] |= self.optimizers.report()
+        if self.record.steps:
+            self.record.steps[0]["workers"] = self.workers.report()
         return {
             "steps": self.record.steps,
             "skipped": current["skipped"],
@@ -107,6 +110,7 @@ class Watch:
         self.reported.install(lambda: len(self.record.seen) - 1)
         self.schedules.install()
         self.optimizers.install()
+        self.workers.install()
         stops.install(self.record.note_stop)
 
     def _meet(self) -> None:
