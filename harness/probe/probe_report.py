@@ -25,6 +25,7 @@ from harness.probe.layouts import (
     Layout,
 )
 from harness.probe.questions import Answers
+from harness.probe.where.place import as_json as place_json
 from harness.rank.probe.own_files import Written
 from harness.system.errors import ExitCode
 from harness.system.text import count
@@ -97,6 +98,8 @@ def text(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> Ite
     reported: set[tuple[str, ...]] = set()
     for comparison in answers.layouts:
         yield from _layout(comparison, reported)
+        if answers.where is not None and answers.where.layout == comparison.layout.name:
+            yield f"    where: {answers.where.sentence}"
     for name, (status_, reason) in answers.relations.items():
         yield f"{RELATION_NAMES[name]:{WIDTH}}  {_in_capitals(status_)}{reason and ': '}{reason}"
     if files := _written(answers.written):
@@ -257,6 +260,7 @@ def as_json(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> 
             {"relation": name, "status": status_, "reason": reason}
             for name, (status_, reason) in answers.relations.items()
         ],
+        "where": answers.where and place_json(answers.where),
         "notes": answers.notes,
         "not_tested": answers.not_tested,
         "known": [asdict(bug) for bug in bugs],

@@ -30,6 +30,8 @@ from harness.probe.layouts import (
     without_a_stop,
 )
 from harness.probe.runner import Run, Runner, Step
+from harness.probe.where.locate import locate
+from harness.probe.where.place import Place
 from harness.rank.compare import without_warnings
 from harness.rank.probe import losses, unlike
 from harness.rank.probe.own_files import Written
@@ -72,6 +74,8 @@ class Answers:
     """How often the reference asked for what a CPU does not have, by kind."""
     written: Written = field(default_factory=Written)
     """What the runs wrote into the user's folders, or would have."""
+    where: Place | None = None
+    """Where the first BROKEN layout parts from the reference, if that is asked."""
 
 
 LEAST_DECIDED = 1e-3
@@ -141,6 +145,9 @@ def probe(
             answers.layouts.append(comparison)
             report(comparison)
             answers.notes += _notes(run, baseline)
+    first_broken = next((one for one in answers.layouts if one.broken), None)
+    if settings.where and first_broken is not None:
+        answers.where = locate(first_broken)
     answers.written = runner.written
     if other is not None:
         answers.written.add(other.written)

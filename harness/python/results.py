@@ -180,6 +180,33 @@ class KnownBug:
     why: str
 
 
+@dataclass(frozen=True)
+class Module:
+    """How far a module's output, and the gradient of its input, are from the reference's."""
+
+    name: str
+    kind: str
+    forward: float | None
+    backward: float | None
+    rounding: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the first broken layout parts from the reference."""
+
+    layout: str
+    stage: str | None
+    """None if the place is not determined; ``text`` says why."""
+    text: str
+    module: str | None
+    kind: str | None
+    """The class of the module."""
+    file: str | None
+    line: int | None
+    modules: tuple[Module, ...]
+
+
 @dataclass(frozen=True, repr=False)
 class ProbeResult(Report):
     """What ``probe`` returns."""
@@ -193,6 +220,7 @@ class ProbeResult(Report):
     removed: tuple[str, ...]
     layouts: tuple[Layout, ...]
     relations: tuple[Relation, ...]
+    where: Place | None
     notes: tuple[str, ...]
     not_tested: tuple[str, ...]
     known: tuple[KnownBug, ...]

@@ -48,6 +48,8 @@ class Compared:
     notes: list[str] = field(default_factory=list)
     no_answer: str = ""
     log: str = ""
+    moment: Moment | None = None
+    """The step at which a relation is broken, in the layout and in its reference."""
     worst: dict[str, float] = field(default_factory=dict)
     """The largest distances from the reference, in units of the spread of rounding."""
 
@@ -70,6 +72,7 @@ class LocalGradients:
 
     broken: list[Broken] = field(default_factory=list)
     step: int = 0
+    moment: Moment | None = None
     averaged: bool = False
 
     def without(self, moment: Moment, faults: list[Broken]) -> list[Broken]:
@@ -79,7 +82,7 @@ class LocalGradients:
             return faults
         self.averaged |= is_updated(moment, {name for one in excused for name in one.parameters})
         if not self.broken:
-            self.broken, self.step = faults, moment.number + 1
+            self.broken, self.step, self.moment = faults, moment.number + 1, moment
         return harmful(one for one in faults if one not in excused)
 
 
@@ -95,6 +98,7 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
             local_gradients.step,
             "",
         )
+        comparison.moment = local_gradients.moment
     return comparison
 
 
@@ -141,7 +145,7 @@ def _compared(
         if comparison.broken and (why := random_draws(moment, comparison.broken[0])):
             comparison.no_answer, comparison.broken = why, []
         elif comparison.broken:
-            comparison.step = start + step + 1
+            comparison.step, comparison.moment = start + step + 1, moment
         if comparison.broken or comparison.no_answer:
             return comparison
     if run.steps < len(reference.steps) - start:
