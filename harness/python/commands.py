@@ -69,12 +69,16 @@ def check(
 
 def probe(*words: PathLike) -> ProbeResult:
     """See ``distributed_bugs.probe``."""
+    return of_json(ProbeResult, content_of_probe(words))
+
+
+def content_of_probe(words: Sequence[PathLike]) -> dict[str, Any]:
+    """The JSON of a probe; raises Error if there is none."""
     texts = [_text("probe", word) for word in words]
     for option, instead in INSTEAD.items():
         if any(text == option or text.startswith(f"{option}=") for text in texts):
             raise Error(f"leave {option} out: use {instead}")
-    content, _ = _run(["probe", "--json", "-", *texts])
-    return of_json(ProbeResult, content)
+    return _run(["probe", "--json", "-", *texts])[0]
 
 
 def _source(
