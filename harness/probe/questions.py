@@ -125,6 +125,7 @@ def probe(
         of_layout = _runner_of(layout, runner, other)
         run = without_cleared(of_layout.start(layout).result(), baseline.steps, settings.same_rows)
         answers.seconds[layout.name] = run.seconds
+        answers.notes += _remarks(run)
         if layout.kind:
             if layout.kind == RANKS_RESUME:
                 comparison = _rank_by_rank(runner, settings, run)
@@ -151,7 +152,7 @@ def probe(
     answers.written = runner.written
     if other is not None:
         answers.written.add(other.written)
-    answers.notes += _notes_on(baseline, perturbed)
+    answers.notes += [*_remarks(reference_run), *_notes_on(baseline, perturbed)]
     answers.notes += _notes_on_slope(runner, settings, baseline, ends)
     answers.notes = relevant(dict.fromkeys(answers.notes), answers.layouts)
     answers.decided = baseline.decided(_last_compared(answers.layouts, baseline))
@@ -443,12 +444,15 @@ def _ordered(layout: Layout) -> Layout:
     return replace(layout, name=f"{layout.name}, in one order", one_order=True)
 
 
+def _remarks(run: Run) -> Iterator[str]:
+    """What the ranks themselves have noted."""
+    yield from (note for steps in run.ranks for step in steps[:1] for note in step["remarks"])
+
+
 def _notes(run: Run, baseline: Reference) -> Iterator[str]:
     """Notes on what is not wrong by itself."""
     if run.failure:
         return
-    for steps in run.ranks:
-        yield from plausibility.notes_on_workers(steps[0])
     drops = [steps[0]["drops"] for steps in run.ranks]
     if len(drops) > 1 and drops[0] and drops[0] == drops[1]:
         yield "dropout draws the same numbers on all ranks, for unlike rows"
@@ -460,7 +464,6 @@ def _notes(run: Run, baseline: Reference) -> Iterator[str]:
 
 def _notes_on(baseline: Reference, perturbed: list[Run]) -> Iterator[str]:
     yield from baseline.steps[0]["unlike"]
-    yield from plausibility.notes_on_workers(baseline.steps[0])
     yield from plausibility.notes_on_steps(baseline.steps)
     if compiler_note := plausibility.note_on_compiler(baseline):
         yield compiler_note

@@ -25,7 +25,7 @@ from harness.probe.layouts import ACCUMULATION, AGAINST, BOTH, RANKS
 from harness.probe.prober import Loop
 from harness.probe.questions import Answers
 from harness.rank.models.answer import AnswerStatus
-from harness.rank.probe import losses
+from harness.rank.probe import losses, saves, workers
 from harness.rank.probe.unlike import UNLIKE
 from harness.system.files import write_whole
 
@@ -47,7 +47,9 @@ SUSPECT = (
     plausibility.SAME_ORDER,
     plausibility.ALONG,
     OTHER_LOSS,
-    plausibility.WORKERS,
+    workers.WORKERS,
+    saves.SAVED,
+    saves.EVALUATED,
 )
 """How the notes begin that no right loop has."""
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.probe.compare.plausibility import WORKERS
 from harness.probe.layouts import RANKS, Settings
+from harness.rank.probe.workers import WORKERS
 from tests.probe.probing import Probing
 
 pytestmark = pytest.mark.launch

@@ -29,7 +29,6 @@ LOST, SAME_ORDER = "the steps moved only", "the second epoch has the rows of the
 NOT_STEPPED = "the model computes with other weights than it trains:"
 OUTSIDE = "weights change outside of optimizer.step"
 COMPILED = "compiled, the first gradient is"
-WORKERS = "rows of workers"
 """How the notes begin: by these words a recorded note is recognised, however it goes on."""
 
 JUMP = 1.5
@@ -55,11 +54,6 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     yield from _applied(steps[0])
     yield from _lost([step for step in steps if step["lr"][0]])
     yield from same_order([[row for micro in step["rows"] for row in micro] for step in steps])
-
-
-def notes_on_workers(step: Step) -> Iterator[str]:
-    """One line for each fault of the workers of a loader."""
-    yield from (f"{WORKERS}: {text}" for text in step.get("workers", ()))
 
 
 def note_on_compiler(baseline: Reference) -> str:

@@ -24,6 +24,7 @@ from harness.rank.probe.optimizers import Optimizers
 from harness.rank.probe.parameters import Engine, Optimized, fill_memory
 from harness.rank.probe.record import Record
 from harness.rank.probe.samples import draw_one_order
+from harness.rank.probe.saves import Saves
 from harness.rank.probe.schedules import Schedules
 from harness.rank.probe.unlike import (
     schedules_unlike_by_design,
@@ -53,6 +54,7 @@ class Watch:
         self.reported = losses.Reported()
         self.schedules = Schedules()
         self.optimizers, self.workers = Optimizers(), Workers()
+        self.saves = Saves(self.model.names)
         self._saved_late = False
         """Whether an asynchronous save has begun."""
         self._left: dict[str, Any] = {}
@@ -66,7 +68,7 @@ class Watch:
         if self.record.steps and self.engine is None:
             self.record.steps[0] |= self.optimizers.report()
         if self.record.steps:
-            self.record.steps[0]["workers"] = self.workers.report()
+            self.record.steps[0]["remarks"] = [*self.workers.report(), *self.saves.report()]
         return {
             "steps": self.record.steps,
             "skipped": current["skipped"],
@@ -111,6 +113,8 @@ class Watch:
         self.schedules.install()
         self.optimizers.install()
         self.workers.install()
+        self.saves.install()
+        self.model.on_evaluation = self.saves.evaluate
         stops.install(self.record.note_stop)
 
     def _meet(self) -> None:

@@ -4,7 +4,9 @@ probe."""
 from __future__ import annotations
 
 from harness.rank import events
-from harness.rank.guard.rows import Rows
+
+WORKERS = "rows of workers"
+"""How the notes begin: by these words a recorded note is recognised."""
 
 KINDS = ("unsplit", "workers", "numbers")
 """Guard's alarms that are about workers. Layouts show what else is wrong with rows."""
@@ -17,6 +19,8 @@ class Workers:
     """Whether workers read the same rows, or draw the same random numbers."""
 
     def __init__(self) -> None:
+        from harness.rank.guard.rows import Rows
+
         self._rows = Rows(ROUNDS)
 
     def install(self) -> None:
@@ -45,7 +49,7 @@ class Workers:
 
     def report(self) -> list[str]:
         """What is wrong with the workers, in a line for each fault."""
-        return [alarm.text for alarm in self._rows.alarms if alarm.kind in KINDS]
+        return [f"{WORKERS}: {alarm.text}" for alarm in self._rows.alarms if alarm.kind in KINDS]
 
 
 def _in_worker() -> bool:
