@@ -1,11 +1,47 @@
-"""The command ``distributed-bugs``, which is ``python -m harness``, and ``guard`` for scripts.
+"""The command ``distributed-bugs``, which is ``python -m harness``, and what scripts import.
 
 It is installed as ``distributed_bugs/__init__.py``. A wheel has the folders harness, scenarios and
 configs beside it; an editable install uses those of the checkout. A training script may import it:
-so it imports nothing, and each function what it needs.
+so it imports nothing, and each function what it needs. docs/python.md describes it.
 """
 
 from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+    from types import ModuleType
+    from typing import Any
+
+    from distributed_bugs.harness.python.commands import Error
+    from distributed_bugs.harness.python.results import CheckResult, ProbeResult
+
+__all__ = ("CheckResult", "Error", "ProbeResult", "check", "guard", "main", "probe")
+
+PLACES = {
+    "CheckResult": "results",
+    "Error": "commands",
+    "ProbeResult": "results",
+    "pytest_plugin": "",
+}
+"""By name, the module of what is imported when it is used; a module has none."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _module(f"python.{PLACES[name] or name}")
+    return getattr(module, name) if PLACES[name] else module
+
+
+def _module(name: str) -> ModuleType:
+    """A module of the harness, from the folder beside this file or from a checkout."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    package = f"{__package__}.harness"
+    return import_module(f"{package if find_spec(package) else 'harness'}.{name}")
 
 
 def main() -> None:
@@ -18,6 +54,47 @@ def main() -> None:
     runpy.run_module("harness", run_name="__main__")
 
 
+def check(
+    packages_or_file: str | os.PathLike[str] | Mapping[str, str] | Sequence[str] | None = None,
+    *,
+    python: str | os.PathLike[str] | None = None,
+    as_of: str | None = None,
+    deepspeed: str | os.PathLike[str] | None = None,
+    training_args: str | os.PathLike[str] | None = None,
+    accelerate: str | os.PathLike[str] | None = None,
+    accepted: str | os.PathLike[str] | None = None,
+    models: Sequence[str] = (),
+    scenarios: Sequence[str] = (),
+) -> CheckResult:
+    """The bugs that packages have: ``{"transformers": "5.2.0"}``, ``["torch>=2.6"]``, or those of a
+    file or a project's folder; without the argument, those of this Python.
+
+    The other arguments are the options of the command ``check``. It runs in a process of its own.
+    Raises Error, whose message is one line.
+    """
+    return _module("python.commands").check(
+        packages_or_file,
+        python=python,
+        as_of=as_of,
+        deepspeed=deepspeed,
+        training_args=training_args,
+        accelerate=accelerate,
+        accepted=accepted,
+        models=models,
+        scenarios=scenarios,
+    )
+
+
+def probe(*words: str | os.PathLike[str]) -> ProbeResult:
+    """Whether a script trains the same in several layouts: ``probe("train.py", "--batch-size",
+    "{rows}", "--accum", "{k}")``.
+
+    The words are those of the command ``probe``. It runs in a process of its own, in this working
+    folder. Raises Error, whose message is one line, also if the reference has no answer.
+    """
+    return _module("python.commands").probe(*words)
+
+
 def guard(
     budget: float = 1.0,
     every: int = 0,
@@ -28,24 +105,21 @@ def guard(
 ) -> None:
     """Watch what this process trains from now on, as the command ``guard`` does.
 
-    Call it on every rank, before the first step. Under the command, its options hold. The arguments
-    are the same options; ``out`` is a folder, which is made if it does not exist.
+    Call it on every rank, before the optimizer is made. Under the command, its options hold. The
+    arguments are the same options; ``out`` is a folder, which is made if it does not exist.
     """
     import os
     import sys
 
     if "distributed_bugs_guard.rank.guard" in sys.modules:
         return
-    try:
-        from distributed_bugs.harness.rank.guard import start
-        from distributed_bugs.harness.rank.guard.settings import VARIABLE, Settings, report_in
-    except ModuleNotFoundError:  # an editable install
-        from harness.rank.guard import start
-        from harness.rank.guard.settings import VARIABLE, Settings, report_in
-    if VARIABLE in os.environ:  # the command did not reach this Python, as under python -I
-        report_in("python")
+    start = _module("rank.guard").start
+    settings = _module("rank.guard.settings")
+    if settings.VARIABLE in os.environ:  # the command did not reach this Python, as under python -I
+        settings.report_in("python")
         start()
         return
     if out:
         os.makedirs(out, exist_ok=True)
-    start(Settings(budget, every, list(checks), on_alarm, out and os.path.abspath(out), quiet))
+    out = out and os.path.abspath(out)
+    start(settings.Settings(budget, every, list(checks), on_alarm, out, quiet))

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from harness.check.environment import Environment
 from harness.check.source import STDIN
 from harness.check.synonyms import named_in
 from harness.system.installation import as_typed
+from harness.system.terminal import terminal
 from harness.system.text import count, short, unbroken
 
 SCHEMA = 2
@@ -239,8 +241,11 @@ def as_json(
     features: Sequence[Features] = (),
 ) -> str:
     """The bugs as JSON; docs/check.md has its fields."""
+    report = StringIO()
+    print_text(terminal(report), environment, bugs, broken, settings, notes, features)
     content = {
         "schema": SCHEMA,
+        "text": report.getvalue().rstrip("\n"),
         "environment": {
             "where": environment.where,
             "complete": environment.complete,

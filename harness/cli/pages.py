@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from harness.bugs import catalog
 from harness.cli import Arguments
-from harness.publish import docs_tables, markdown_pages
+from harness.publish import docs_tables, field, markdown_pages
 from harness.system.documents import toml_of
 from harness.system.errors import ExitCode
 from harness.system.files import ROOT, write_whole
@@ -23,7 +23,11 @@ from harness.system.terminal import terminal
 PAGE = "README.md"
 """The page of a scenario, in its folder."""
 DOCS = ROOT / "docs"
-WHOLE = {"alive.md": markdown_pages.of_living, "models_table.md": docs_tables.models_page}
+WHOLE = {
+    "alive.md": markdown_pages.of_living,
+    "field.md": field.page,
+    "models_table.md": docs_tables.models_page,
+}
 """Pages of docs/ that are written as a whole."""
 ADDRESSED = [ROOT / "README.md", ROOT / "CITATION.cff", *sorted(DOCS.glob("*.md"))]
 """The documents that name the address of the repository."""

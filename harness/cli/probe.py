@@ -70,7 +70,7 @@ from harness.system.text import warn
 
 OURS_ALONE = (
     "--layouts", "--reference-ranks", "--same-rows", "--other-seed", "--as-written", "--junitxml",
-    "--without", "--perturb", "--relation", "--set", "--make",
+    "--without", "--perturb", "--no-where", "--relation", "--set", "--make",
 )  # fmt: skip
 """Options of ours that a script is not likely to have."""
 
@@ -80,7 +80,7 @@ NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 """The name of a package."""
 
 FLAGS, ARGUMENTS = (
-    ("--same-rows", "--epoch", "-m", "--as-written"),
+    ("--same-rows", "--epoch", "-m", "--as-written", "--where", "--no-where"),
     ("--save", "--resume", "--other-seed"),
 )
 """Our options without a value, and those whose value is arguments of the script."""
@@ -184,6 +184,12 @@ def _parser() -> Arguments:
     )
     option(
         "--epoch", action="store_true", help="the script ends after an epoch: count all its rows"
+    )
+    option(
+        "--where",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="name the place where the first BROKEN layout parts from the reference (default)",
     )
     option(
         "--as-written",
@@ -314,6 +320,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         options.perturb,
         tuple(filter(None, options.relation.split(","))),
         options.environments[1].label if options.environments[1:] else "",
+        options.where,
     )
 
 

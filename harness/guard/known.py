@@ -16,18 +16,29 @@ from typing import Any
 from harness.rank.guard.settings import VISIBLE
 from harness.system.files import ROOT, write_whole, writing
 
-SIGNATURES = {
-    "gradient": ("gradients",),
-    "weights": ("replicas",),
-    "samples": ("samples",),
-    "order of samples": ("samples",),
-    "update": ("updates",),
-    "stale gradients": ("gradients",),
-    "learning rate": ("schedule",),
+SIGNS = {
+    "gradient": "gradients/mean gradients/none",
+    "gradient, accumulation": "accumulation/stages accumulation/terms accumulation/tokens "
+    "accumulation/uneven",
+    "gradient, resume": "checkpoints/weights",
+    "stale gradients": "gradients/stale",
+    "update": "gradients/norm gradients/scale replicas/differ updates/formula updates/settings",
+    "weights": "replicas/differ",
+    "weights, resume": "checkpoints/file checkpoints/numbers checkpoints/parts checkpoints/state "
+    "checkpoints/weights",
+    "samples": "samples/again samples/shared",
+    "samples, accumulation": "accumulation/fewer",
+    "samples, resume": "samples/resume",
+    "order of samples": "samples/order samples/stuck",
+    "learning rate": "schedule/ahead schedule/first schedule/still",
+    "learning rate, resume": "checkpoints/rate schedule/again schedule/count schedule/other "
+    "schedule/resume schedule/state",
 }
-"""The checks that see what probe's relations see: by the relation that a bug breaks in a probe. A
-gradient that is wrong by the number of ranks or of micro-batches is also seen by ACCUMULATION."""
-ACCUMULATION = "accumulation"
+"""The alarms that see what breaks a relation of probe, by check and kind: in any layout, and in
+those that accumulate or resume. A resumed layout has none of the former, but for gradients."""
+
+TIMES = "accumulation/weight gradients/longer"
+"""The alarms that see a gradient which is a multiple of the right one."""
 
 DEPENDS_ON = ("scenario.py", "results.jsonl", "probe.json")
 
@@ -146,13 +157,23 @@ def _rule(condition: Any) -> dict[str, Any]:
 
 
 def _signature(file: Path) -> list[str]:
-    """The checks whose alarm goes with a bug, by what a probe of it has shown."""
+    """The alarms that go with a bug, by what a probe of it has shown."""
     if not file.is_file():
         return []
     recorded = json.loads(file.read_text(encoding="utf-8")).get("recorded", {})
     shown = recorded.get("buggy", {}).get("shown", [])
-    checks = set[str]()
-    for sign in (sign for sign in shown if not sign.get("note")):
-        checks.update(SIGNATURES.get(sign["relation"], ()))
-        checks |= {ACCUMULATION} if sign["relation"] == "gradient" and sign.get("times") else set()
-    return sorted(checks)
+    return sorted(set().union(*(_alarms(sign) for sign in shown if not sign.get("note"))))
+
+
+def _alarms(sign: Mapping[str, Any]) -> Iterator[str]:
+    """The alarms that see what a probe has shown in a layout."""
+    relation, layout = sign["relation"], sign["layout"]
+    if relation == "gradient" and sign["times"]:
+        yield from (f"{alarm}/{sign['times']}" for alarm in TIMES.split())
+        return
+    if "resume" in layout:
+        yield from SIGNS.get(f"{relation}, resume", "").split()
+    if "resume" not in layout or relation == "gradient":
+        yield from SIGNS.get(relation, "").split()
+    if layout in ("accumulation", "both"):
+        yield from SIGNS.get(f"{relation}, accumulation", "").split()

@@ -69,6 +69,9 @@ class Settings:
     """The other environment in words. The reference runs there, too, and so do the layouts with
     several ranks or micro-batches; if none are chosen, BOTH."""
 
+    where: bool = False
+    """Whether to find out where the first BROKEN layout parts from the reference."""
+
     def __post_init__(self) -> None:
         parts = (1 if self.same_rows else self.ranks) * self.k
         if self.rows % parts:

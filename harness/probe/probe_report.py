@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from harness.bugs.api.numbers import named
-from harness.probe.compare import whole_run
+from harness.probe.compare import optimizers, whole_run
 from harness.probe.compare.comparison import Compared
 from harness.probe.compare.faults import several
 from harness.probe.compare.mistakes import in_words
@@ -25,6 +25,7 @@ from harness.probe.layouts import (
     Layout,
 )
 from harness.probe.questions import Answers
+from harness.probe.where.place import as_json as place_json
 from harness.rank.probe.own_files import Written
 from harness.system.errors import ExitCode
 from harness.system.text import count
@@ -46,6 +47,7 @@ SHARED = (
 FAULTS = {
     "weights": "it begins with other weights",
     BETWEEN: "its weights change outside of optimizer.step",
+    optimizers.RELATION: "its optimizer does not have what it trains",
     "optimizer": "the optimizer's state is lost",
     "samples": "it trains on other samples",
     "stale gradients": "gradients of the step before are left",
@@ -96,6 +98,8 @@ def text(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> Ite
     reported: set[tuple[str, ...]] = set()
     for comparison in answers.layouts:
         yield from _layout(comparison, reported)
+        if answers.where is not None and answers.where.layout == comparison.layout.name:
+            yield f"    where: {answers.where.sentence}"
     for name, (status_, reason) in answers.relations.items():
         yield f"{RELATION_NAMES[name]:{WIDTH}}  {_in_capitals(status_)}{reason and ': '}{reason}"
     if files := _written(answers.written):
@@ -246,6 +250,7 @@ def as_json(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> 
     return {
         "exit_code": exit_code(answers),
         "headline": headline(answers),
+        "text": "\n".join(text(answers, seconds, bugs)),
         "reference": answers.about,
         "on_cpu": dict(answers.on_cpu),
         "written": sorted(answers.written.files),
@@ -255,9 +260,11 @@ def as_json(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> 
             {"relation": name, "status": status_, "reason": reason}
             for name, (status_, reason) in answers.relations.items()
         ],
+        "where": answers.where and place_json(answers.where),
         "notes": answers.notes,
         "not_tested": answers.not_tested,
         "known": [asdict(bug) for bug in bugs],
+        "loaded": sorted(answers.loaded),
         "updates_compared": answers.decided,
         "seconds": round(seconds, 2),
     }

@@ -30,6 +30,8 @@ from harness.probe.layouts import (
     without_a_stop,
 )
 from harness.probe.runner import Run, Runner, Step
+from harness.probe.where.locate import locate
+from harness.probe.where.place import Place
 from harness.rank.compare import without_warnings
 from harness.rank.probe import losses, unlike
 from harness.rank.probe.own_files import Written
@@ -53,6 +55,8 @@ class Answers:
     """By module, the release that the script has imported."""
     imported: frozenset[str] = frozenset()
     """The files of packages that the script has imported: ``transformers/trainer.py``."""
+    loaded: frozenset[str] = frozenset()
+    """The user's files that the script has loaded; in the working folder by their paths in it."""
     other_releases: Mapping[str, str] = field(default_factory=dict)
     """The same in the other environment."""
     other_imported: frozenset[str] = frozenset()
@@ -70,6 +74,8 @@ class Answers:
     """How often the reference asked for what a CPU does not have, by kind."""
     written: Written = field(default_factory=Written)
     """What the runs wrote into the user's folders, or would have."""
+    where: Place | None = None
+    """Where the first BROKEN layout parts from the reference, if that is asked."""
 
 
 LEAST_DECIDED = 1e-3
@@ -109,6 +115,7 @@ def probe(
         _about(reference_run),
         releases=reference_run.releases,
         imported=reference_run.imported,
+        loaded=reference_run.loaded,
         on_cpu=reference_run.on_cpu,
         relations=reference_run.relations,
         script=Path(runner.target.step_file or runner.target.script).name,
@@ -118,6 +125,7 @@ def probe(
         of_layout = _runner_of(layout, runner, other)
         run = without_cleared(of_layout.start(layout).result(), baseline.steps, settings.same_rows)
         answers.seconds[layout.name] = run.seconds
+        answers.notes += _remarks(run)
         if layout.kind:
             if layout.kind == RANKS_RESUME:
                 comparison = _rank_by_rank(runner, settings, run)
@@ -138,10 +146,13 @@ def probe(
             answers.layouts.append(comparison)
             report(comparison)
             answers.notes += _notes(run, baseline)
+    first_broken = next((one for one in answers.layouts if one.broken), None)
+    if settings.where and first_broken is not None:
+        answers.where = locate(first_broken)
     answers.written = runner.written
     if other is not None:
         answers.written.add(other.written)
-    answers.notes += _notes_on(baseline, perturbed)
+    answers.notes += [*_remarks(reference_run), *_notes_on(baseline, perturbed)]
     answers.notes += _notes_on_slope(runner, settings, baseline, ends)
     answers.notes = relevant(dict.fromkeys(answers.notes), answers.layouts)
     answers.decided = baseline.decided(_last_compared(answers.layouts, baseline))
@@ -431,6 +442,11 @@ def _in_one_order(runner: Runner, settings: Settings, layout: Layout) -> Compare
 
 def _ordered(layout: Layout) -> Layout:
     return replace(layout, name=f"{layout.name}, in one order", one_order=True)
+
+
+def _remarks(run: Run) -> Iterator[str]:
+    """What the ranks themselves have noted."""
+    yield from (note for steps in run.ranks for step in steps[:1] for note in step["remarks"])
 
 
 def _notes(run: Run, baseline: Reference) -> Iterator[str]:

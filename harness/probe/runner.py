@@ -108,9 +108,11 @@ class Run:
     """By rank, the losses of evaluations: after how many steps, under which name, which loss."""
 
     releases: Mapping[str, str] = field(default_factory=dict)
+    """By module, the release that rank 0 has imported."""
     imported: frozenset[str] = frozenset()
     """The files of packages that rank 0 has imported: ``transformers/trainer.py``."""
-    """By module, the release that rank 0 has imported."""
+    loaded: frozenset[str] = frozenset()
+    """The user's files that rank 0 has loaded; in the working folder by their paths in it."""
     on_cpu: Mapping[str, int] = field(default_factory=dict)
     """How often rank 0 asked for what a CPU does not have, by kind; it was done on the CPU."""
     relations: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -339,7 +341,19 @@ class Runner:
         if records:
             run.on_cpu, run.schedule = records[0]["on_cpu"], records[0]["schedule"]
             run.relations = records[0]["relations"]
+            run.loaded = frozenset(self._of_user(records[0]["loaded"]))
         return run
+
+    def _of_user(self, files: Sequence[str]) -> Iterator[str]:
+        """The script, and those of the loaded files that are not ours and of no package."""
+        ours = [ROOT / "harness", ROOT / "scenarios", self.folder, self.extensions, cache_folder()]
+        caches = [*own_files.caches(), *filter(None, self.site.split(os.pathsep))]
+        folders = [os.path.realpath(path) for path in (*map(str, ours), *caches)]
+        script = self.target.file
+        names = {*files, *([str(script.resolve())] if script else [])}
+        for name in names:
+            if not any(os.path.realpath(name).startswith(f"{one}{os.sep}") for one in folders):
+                yield name.removeprefix(f"{os.getcwd()}{os.sep}")
 
 
 PATH = re.compile(r"""(["'])((?:/|~/|\.\./)[^"'\s{}*]+)\1""")

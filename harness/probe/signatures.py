@@ -18,14 +18,14 @@ from typing import Any
 from harness.bugs import catalog
 from harness.bugs.api.spec import BUGGY, Scenario
 from harness.bugs.packages import import_name
-from harness.probe.compare import plausibility, whole_run
+from harness.probe.compare import optimizers, plausibility, whole_run
 from harness.probe.compare.comparison import OTHER_LOSS, Compared
 from harness.probe.compare.mistakes import term
 from harness.probe.layouts import ACCUMULATION, AGAINST, BOTH, RANKS
 from harness.probe.prober import Loop
 from harness.probe.questions import Answers
 from harness.rank.models.answer import AnswerStatus
-from harness.rank.probe import losses
+from harness.rank.probe import losses, saves, workers
 from harness.rank.probe.unlike import UNLIKE
 from harness.system.files import write_whole
 
@@ -41,11 +41,15 @@ SUSPECT = (
     plausibility.FALLS,
     plausibility.APPLIED_FIRST,
     plausibility.NOT_STEPPED,
+    optimizers.UNHELD,
     plausibility.CLIPPED,
     plausibility.LOST,
     plausibility.SAME_ORDER,
     plausibility.ALONG,
     OTHER_LOSS,
+    workers.WORKERS,
+    saves.SAVED,
+    saves.EVALUATED,
 )
 """How the notes begin that no right loop has."""
 

@@ -449,6 +449,30 @@ def test_weights_in_no_optimizer_that_never_move() -> None:
     assert alarm.text.startswith("weight and 1 more parameter get gradients but never move")
 
 
+def is_left(share: float) -> Change:
+    """The gradient of the step before is there when the step begins, and a share of it in the
+    gradient that the optimizer uses."""
+
+    def change(post: Post) -> None:
+        left = torch.linspace(-2, 1, sum(SIZES))
+        post.tensors["left"] = left
+        post.tensors["used"] += share * left
+        post.updates = []
+
+    return change
+
+
+@pytest.mark.parametrize(("share", "kind"), [(0.0, None), (1.0, "stale"), (0.7, "mean")])
+def test_gradient_of_the_step_before_is_told_if_the_rest_is_right(
+    share: float, kind: str | None
+) -> None:
+    alarms = judged(on_all(is_left(share)))
+    assert [alarm.kind for alarm in alarms] == ([kind] if kind else [])
+    if kind == "stale":
+        assert "zero_grad" in alarms[0].text
+        assert alarms[0].parameters == ["weight", "bias"]
+
+
 # -- accumulation --
 
 

@@ -14,10 +14,13 @@ import torch
 from harness.bugs import api
 from harness.guard import known
 from harness.rank.guard import facts
+from harness.rank.guard.checks.views import Alarm
 from harness.rank.guard.conditions import MISSING
 from harness.rank.guard.live_objects import attribute
 from harness.rank.guard.posts import Post
+from harness.rank.guard.report import Report
 from harness.rank.guard.sentences import known_bug
+from harness.rank.guard.settings import Settings
 from tests.guard.conftest import Trainer
 
 MODULE = "package_with_bugs"
@@ -189,6 +192,54 @@ def test_object_that_a_bug_needs_does_not_decide_it() -> None:
     assert not known._decides({"torch.distributed.tensor.DTensor": api.NEEDED})
     assert not known._decides({})
     assert known._decides({"open_clip.loss.ClipLoss": {"local_loss": True}})
+
+
+@pytest.mark.parametrize(
+    ("shown", "signs"),
+    [
+        ({"times": "k", "ratio": 3.0}, {"accumulation/weight/k", "gradients/longer/k"}),
+        ({"layout": "ranks"}, {"gradients/mean", "gradients/none"}),
+        ({"relation": "samples"}, {"samples/again", "samples/shared", "accumulation/fewer"}),
+        ({"relation": "samples", "layout": "resume"}, {"samples/resume"}),
+        ({"relation": "stale gradients"}, {"gradients/stale"}),
+        ({"relation": "buffers", "layout": "model"}, set()),
+        ({"note": True}, set()),
+    ],
+)
+def test_alarms_that_go_with_what_a_probe_has_shown(
+    shown: dict[str, Any], signs: set[str], tmp_path: Path
+) -> None:
+    usual = {"relation": "gradient", "layout": "both", "ratio": 0.9, "times": "", "note": False}
+    file = tmp_path / "probe.json"
+    file.write_text(json.dumps({"recorded": {"buggy": {"shown": [{**usual, **shown}]}}}))
+    assert set(known._signature(file)) == signs
+
+
+def test_signs_of_bugs_are_those_of_alarms() -> None:
+    """No check and no kind is misspelled."""
+    folder = Path(facts.__file__).parent
+    text = "".join(file.read_text() for file in folder.rglob("*.py"))
+    for sign in " ".join([*known.SIGNS.values(), known.TIMES]).split():
+        check, kind = sign.split("/")
+        assert f'Alarm("{check}", "{kind}", ' in text, sign
+
+
+@pytest.mark.parametrize(
+    ("sign", "expected"),
+    [
+        ("accumulation/weight/k", ["bug"]),
+        ("accumulation/weight/1/k", []),  # another factor
+        ("accumulation/tokens", []),  # another kind
+        ("accumulation", []),
+    ],
+)
+def test_alarm_names_bugs_with_its_kind_and_factor(sign: str, expected: list[str]) -> None:
+    report = Report(Settings(quiet=True))
+    report.bugs = [bug(name="bug", signature=[sign])]
+    alarm = Alarm("accumulation", "weight", "counted 3 times", [0, 1], 3.0, factors=["k"])
+    (line,) = report.tell(1, 0, [alarm])
+    assert report.faults[0, "accumulation", "weight"].bugs == expected
+    assert ("perhaps the bug bug" in line) == bool(expected)
 
 
 @pytest.mark.launch

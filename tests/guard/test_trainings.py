@@ -86,6 +86,7 @@ WRONG = [
     Fault("ddp flipped", *COPIES, [1], OUT, FAULT_STEP),
     Fault("ddp same_rows", "samples", "shared", [0, 1]),
     Fault("fsdp2 never_reduced", "gradients", "none", [0, 1], OUT),
+    Fault("ddp never_cleared", "gradients", "stale", [0, 1], "", 2),
     Fault("hsdp flipped", *COPIES, [1], OUT, FAULT_STEP),
 ]
 WRONG_SLOW = [
@@ -108,6 +109,10 @@ WRONG_SLOW = [
     Fault("ddp fp16 clip clip_scaled", "gradients", "scale", [0, 1]),
     Fault("ddp fp16 clip clip_scaled fused", "gradients", "scale", [0, 1]),
     Fault("ddp accumulate clip never_reduced", *COPIES, [1], OUT, also=(GRADIENTS,)),
+    Fault("fsdp2 never_cleared accumulate", "gradients", "stale", [0, 1], "", 2),
+    Fault("by_hand never_cleared clip", "gradients", "stale", [0, 1], "", 2),
+    Fault("ddp never_cleared fp16 clip", "gradients", "stale", [0, 1], "", 2),
+    Fault("ddp never_cleared bf16 bucket_view", "gradients", "stale", [0, 1], "", 2),
     Fault("fsdp2 same_rows", "samples", "shared", [0, 1]),
     Fault("fsdp2 accumulate undivided", "accumulation", "weight", [0, 1]),
 ]
@@ -142,3 +147,17 @@ def test_wrong_training_is_told_once(under_guard: Trainer, fault: Fault) -> None
 )
 def test_other_wrong_training_is_told_once(under_guard: Trainer, fault: Fault) -> None:
     assert_told(under_guard, fault)
+
+
+@pytest.mark.parametrize(
+    ("training", "told"), [("ddp asks_state sgd", []), ("ddp asks_state", [("updates", "counted")])]
+)
+def test_step_that_makes_a_state_is_no_step(
+    training: str, told: list[Any], under_guard: Trainer
+) -> None:
+    """Torch takes one, without gradients, when somebody asks for the state before the first step.
+    Adam counts it, which is a bug of torch."""
+    run = under_guard(training, steps=4)
+    assert run.told == told
+    assert run.summary["steps"] == 4
+    assert run.summary["checked"] == [1, 2, 3, 4]

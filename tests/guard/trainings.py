@@ -344,6 +344,7 @@ OPTIONS = {
     "compile": "the model is compiled",
     "diloco": "an outer optimizer moves the weights by the mean of what the inner ones did",
     "dropout": "with a dropout",
+    "asks_state": "the optimizer's state is read before the first step",
     "early": "an optimizer that nobody steps exists beside the one that trains",
     "epochs": "five epochs of a small dataset",
     "evaluates": "an evaluation each fifth step, on all rows",
@@ -404,6 +405,7 @@ FAULTS = {
     "rate_lost": "a load does not put back the learning rate",
     "fewer": "from step 12 on, steps have one micro-batch instead of four",
     "short_steps": "the learning rate is 20 times lower",
+    "never_cleared": "the gradients of a step are added to those of the steps before",
     "one_too_long": "the gradient of one parameter is 1.5 times too long",
 }
 
@@ -471,6 +473,10 @@ class Loop:
         if has("diloco"):
             self.outer = torch.optim.SGD(self.parameters, 0.7, momentum=0.9, nesterov=True)
             self.before = [parameter.detach().clone() for parameter in self.parameters]
+        if has("asks_state"):
+            from torch.distributed.checkpoint import state_dict
+
+            state_dict.get_optimizer_state_dict(self.model, self.optimizers[0])
         self.schedule = self._schedule(1 if not has("warm_up") else 0)
         scale = 2.0**24 if has("overflows") else 2.0**8
         self.scaler = torch.amp.GradScaler("cpu", scale, growth_interval=4, enabled=has("fp16"))
@@ -610,7 +616,8 @@ class Loop:
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
         self.scaler.update()
-        self._clear()
+        if not self.has("never_cleared"):
+            self._clear()
 
     def _step_with_closure(self) -> None:
         rows, optimizer = next(self.batches), self.optimizers[0]

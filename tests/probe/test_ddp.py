@@ -40,6 +40,7 @@ def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, opti
     [
         ("no all-reduce", "", RANKS, ("gradient", "")),
         ("summed over ranks", "", RANKS, ("gradient", SUMMED)),
+        ("summed over ranks", "--clip 0.1", RANKS, ("gradient", SUMMED)),
         ("never divided by k", "", ACCUMULATION, ("gradient", NEVER)),
         ("divided by k twice", "--clip 0.1", ACCUMULATION, ("gradient", TWICE)),
         ("schedule by micro-batch", "", ACCUMULATION, ("learning rate", "")),

@@ -91,7 +91,9 @@ def test_the_wheel_is_one_package_with_every_file_of_ours(wheel: Path) -> None:
         names = [Path(name) for name in archive.namelist()]
     info = {str(name) for name in names if name.parts[0].endswith(".dist-info")}
     ours = {f"distributed_bugs/{p}/{file}" for p in PLACES for file in files(ROOT / p)}
-    ours ^= {"distributed_bugs/harness/console_script.py", "distributed_bugs/__init__.py"}
+    moved = {"harness/console_script.py": "__init__.py", "harness/python/py.typed": "py.typed"}
+    for before, after in moved.items():
+        ours ^= {f"distributed_bugs/{before}", f"distributed_bugs/{after}"}
     assert {str(name) for name in names} - info == ours
     assert len(info) == 5
 
@@ -122,7 +124,7 @@ def test_an_editable_install_copies_the_script_and_uses_the_checkout(tmp_path: P
     run_uv("venv", "--quiet", tmp_path / "venv")
     run_uv("pip", "install", "--quiet", "--no-deps", "--python", python, "--editable", ROOT)
     (copied,) = tmp_path.glob("venv/lib/python*/site-packages/distributed_bugs")
-    assert list(files(copied)) == ["__init__.py"]
+    assert sorted(files(copied)) == ["__init__.py", "py.typed"]
     code = "import harness, scenarios; print(*harness.__path__, *scenarios.__path__, sep='|')"
     process = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert process.stdout.strip().split("|") == [str(ROOT / "harness"), str(ROOT / "scenarios")]
@@ -205,6 +207,30 @@ def test_guard_watches_trainings_of_another_interpreter(tool: Tool) -> None:
     )
     assert process.returncode == 0, process.stderr
     assert "guard: 3 steps, 3 checked" in process.stderr
+
+
+TYPED = """\
+import distributed_bugs
+for bug in distributed_bugs.check({"transformers": "5.2.0"}).affected:
+    reveal_type(bug.remedy)
+reveal_type(distributed_bugs.probe("train.py", "{rows}").layouts[0].broken[0].ratio)
+"""
+
+
+def test_results_have_types_and_can_be_used_beside_a_users_modules(tool: Tool) -> None:
+    (tool.cwd / "typed.py").write_text(TYPED)
+    python = tool.venv / "bin" / "python"
+    words = [sys.executable, "-m", "mypy", "--strict", f"--python-executable={python}", "typed.py"]
+    process = subprocess.run(words, cwd=tool.cwd, capture_output=True, text=True, check=False)
+    assert 'Revealed type is "builtins.str"' in process.stdout, process.stdout
+    assert "float" in process.stdout
+    assert "error" not in process.stdout
+    (tool.cwd / "harness.py").write_text("raise SystemExit('theirs')\n")
+    code = "import distributed_bugs; print(distributed_bugs.check({'transformers': '5.2.0'}))"
+    process = subprocess.run(
+        [python, "-c", code], cwd=tool.cwd, capture_output=True, text=True, check=False
+    )
+    assert process.stdout.startswith("standard input: transformers 5.2.0\n"), process.stderr
 
 
 def test_a_script_that_imports_the_package_imports_nothing_else(tool: Tool) -> None:

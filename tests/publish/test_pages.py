@@ -12,7 +12,7 @@ from harness.bugs import catalog
 from harness.bugs.api.spec import HARMS
 from harness.bugs.periods import alive
 from harness.cli import pages
-from harness.publish import docs_tables, markdown_pages
+from harness.publish import docs_tables, field, markdown_pages
 from harness.publish.alive import alive_bugs
 
 
@@ -32,6 +32,27 @@ def test_the_generated_part_of_a_page_is_up_to_date(name: str) -> None:
 @pytest.mark.parametrize("name", pages.WHOLE)
 def test_a_page_that_is_written_as_a_whole_is_up_to_date(name: str) -> None:
     assert (pages.DOCS / name).read_text() == pages.WHOLE[name](), "python -m harness pages"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[other]\nname = ''\nabout = ''\nbugs = []", "named_by has attest.*, not one of other"),
+        (
+            "[attest]\nname = ''\nabout = ''\nbugs = [{id = 'x/y#1', what = '', status = 'bad'}]",
+            "attest: x/y#1 is 'bad', not one of near, open",
+        ),
+    ],
+)
+def test_a_bug_of_another_list_has_a_scenario_or_a_status(
+    text: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "field.toml"
+    file.write_text(text)
+    monkeypatch.setattr(field, "FILE", file)
+    monkeypatch.setattr(field, "_answered", lambda: {"attest": {"a bug": ["bf16_clip"]}})
+    with pytest.raises(ValueError, match=complaint):
+        field.bug_lists()
 
 
 def test_the_page_of_ranges_has_both_ends_of_a_known_one() -> None:

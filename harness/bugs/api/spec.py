@@ -214,6 +214,9 @@ class Scenario:
     known_in_part: str = ""
     """What they know, if they know a part of it; ``known_upstream`` is False then, because the rest
     is to be reported. It is read after "in part: "."""
+    named_by: tuple[str, ...] = ()
+    """The lists of other projects that have this bug, and what they call it, such as ``traincheck:
+    pytorch/pytorch#104336``: docs/field.md, whose other bugs are in ``field.toml``."""
     title: str = ""
     """The wrong behaviour: the docstring's first sentence. The catalogue fills it in."""
     locks: Path | None = None

@@ -10,6 +10,7 @@ from harness.bugs.api.numbers import finite
 from harness.probe.compare import infinite
 from harness.probe.compare.faults import Broken, several
 from harness.probe.compare.gradients import excused_gradients, random_draws
+from harness.probe.compare.optimizers import unheld, why_nothing_is_trained
 from harness.probe.compare.reference import Moment, Reference, as_in, joined
 from harness.probe.compare.relations import broken, harmful, is_updated, mean_loss
 from harness.probe.layouts import Layout
@@ -47,6 +48,8 @@ class Compared:
     notes: list[str] = field(default_factory=list)
     no_answer: str = ""
     log: str = ""
+    moment: Moment | None = None
+    """The step at which a relation is broken, in the layout and in its reference."""
     worst: dict[str, float] = field(default_factory=dict)
     """The largest distances from the reference, in units of the spread of rounding."""
 
@@ -69,6 +72,7 @@ class LocalGradients:
 
     broken: list[Broken] = field(default_factory=list)
     step: int = 0
+    moment: Moment | None = None
     averaged: bool = False
 
     def without(self, moment: Moment, faults: list[Broken]) -> list[Broken]:
@@ -78,7 +82,7 @@ class LocalGradients:
             return faults
         self.averaged |= is_updated(moment, {name for one in excused for name in one.parameters})
         if not self.broken:
-            self.broken, self.step = faults, moment.number + 1
+            self.broken, self.step, self.moment = faults, moment.number + 1, moment
         return harmful(one for one in faults if one not in excused)
 
 
@@ -94,6 +98,7 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
             local_gradients.step,
             "",
         )
+        comparison.moment = local_gradients.moment
     return comparison
 
 
@@ -117,6 +122,9 @@ def _compared(
         whole = joined([steps[step] for steps in ranks], expected)
         rank_steps = [_shaped(each, expected) for each in whole]
         moment = Moment(reference, start + step, rank_steps, run.layout, step == 0, same_rows)
+        if fault := unheld(moment):
+            comparison.broken, comparison.step = [fault], start + step + 1
+            return comparison
         if why := _incomparable(moment):
             comparison.no_answer = why
             return comparison
@@ -137,7 +145,7 @@ def _compared(
         if comparison.broken and (why := random_draws(moment, comparison.broken[0])):
             comparison.no_answer, comparison.broken = why, []
         elif comparison.broken:
-            comparison.step = start + step + 1
+            comparison.step, comparison.moment = start + step + 1, moment
         if comparison.broken or comparison.no_answer:
             return comparison
     if run.steps < len(reference.steps) - start:
@@ -256,6 +264,8 @@ def refuse_unusable(reference: Run) -> None:
     if why := infinite.reason(reference.ranks[0][0]):
         raise _no_answer(reference, why)
     if not any(sizes):
+        if why := why_nothing_is_trained(reference.ranks[0][0]):
+            raise _no_answer(reference, why)
         raise _no_answer(
             reference,
             "its gradients are all 0, so no layout can differ; does its loss depend on its "

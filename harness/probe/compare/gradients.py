@@ -127,9 +127,11 @@ def excused_gradients(moment: Moment, faults: Iterable[Broken]) -> list[Broken]:
     updated = all(one.relation != "update" for one in faults)
     if not (excused and updated) or moment.layout.world == 1 or moment.same_rows:
         return []
-    expected = {name: moment.expected["grad"][name] for one in excused for name in one.parameters}
-    return (
-        []
-        if compare.astray(moment.mean("grad", expected), expected, moment.spread("grad"))
-        else excused
-    )
+    return [] if any(_mean_is_astray(moment, one) for one in excused) else excused
+
+
+def _mean_is_astray(moment: Moment, fault: Broken) -> bool:
+    quantity = "raw" if moment.clipping and fault.relation == "gradient" else "grad"
+    expected = {name: moment.expected[quantity][name] for name in fault.parameters}
+    mean = moment.mean(quantity, expected)
+    return bool(compare.astray(mean, expected, moment.spread(quantity)))

@@ -16,6 +16,7 @@ from harness.bugs.api.numbers import finite, near
 from harness.detectors.arithmetic import MOVED, begins_with_jump, count_moved, step_by_formula
 from harness.detectors.rows import have_same_order
 from harness.probe.compare.faults import several
+from harness.probe.compare.optimizers import note_on_unheld
 from harness.probe.compare.reference import Reference
 from harness.probe.layouts import Layout, Settings, reference
 from harness.probe.runner import Run, Step
@@ -46,6 +47,7 @@ COARSE = 1e-5
 def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     """One line for each thing that is odd in the reference's own steps."""
     yield from _unlike_copies(steps[0])
+    yield from note_on_unheld(steps[0])
     yield from _outside(steps)
     yield from _clipped_scaled(steps[0])
     yield from _jump([step["lr"][0] for step in steps])

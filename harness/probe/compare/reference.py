@@ -14,7 +14,7 @@ from harness.probe.runner import Run, Step
 from harness.rank import compare
 from harness.rank.compare import Array, Named, Spread
 
-BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "update")
+BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "unheld", "update")
 """The entries of a step that are by parameter; in a state, more words follow the name after a
 space."""
 

@@ -79,8 +79,11 @@ from .torch_shards import inner_optimizer
 from .trackers import News, Trackers
 from .training import Training, place_of_caller
 
-MAKING = "initialize_optimizer_states"
-"""The method of DeepSpeed's optimizers that makes the state."""
+MAKING = {
+    "initialize_optimizer_states": "deepspeed.",
+    "_init_optim_state": "torch.distributed.checkpoint.",
+}
+"""The functions that step an optimizer without gradients to make its state, and their packages."""
 MOST_OPTIMIZERS = 8
 """Optimizers that are checked: a loop that steps in its backward has one for each parameter."""
 
@@ -620,8 +623,7 @@ class Guard:
         self._send(lines)
         if posts[0].check == 1:
             is_first = self.report.checks == 1
-            for sentence in self._not_seen() if is_first else memory.not_seen.values():
-                self.report.say(f"not seen: {sentence}")
+            self.report.say_not_seen(self._not_seen() if is_first else memory.not_seen.values())
         if self._clock.is_due(self.report.checks, len(self.report.faults)):
             self._write(has_ended=False)
 
@@ -670,8 +672,7 @@ class Guard:
         self._send(lines, is_last=True)
         cost = training.cost(self.mailbox.seconds)
         self.report.say(line(training.steps, self.report, cost, _restarts()))
-        for sentence in self._not_seen():
-            self.report.say(f"not seen: {sentence}")
+        self.report.say_not_seen(self._not_seen())
         self._trackers.close()
         self._write(has_ended=True)
 
@@ -700,7 +701,7 @@ class Guard:
             checks = self.settings.checks or CHECKS
             reasons = blind(merged(memories), self._facts, bool(self.rows.loaders))
             sentences += [text for check, text in reasons.items() if check in checks]
-        return sentences
+        return list(dict.fromkeys(sentences))
 
     def _write(self, has_ended: bool) -> None:
         training = self._longest()
@@ -754,11 +755,11 @@ def _rank() -> int:
 
 
 def _makes_state() -> bool:
-    """Whether DeepSpeed steps the optimizer, before any training, to make its state."""
+    """Whether a package steps the optimizer, before any training, to make its state."""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
-        if frame.f_code.co_name == MAKING and module.startswith("deepspeed."):
+        package = MAKING.get(frame.f_code.co_name)
+        if package and str(frame.f_globals.get("__name__", "")).startswith(package):
             return True
         frame = frame.f_back
     return False

@@ -218,6 +218,7 @@ class Post:
     """Releases and settings, in the first post of rank 0."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """``computed``, ``used``, ``updates``, ``weights``, ``bits``, ``first_bits``, ``losses``;
+    ``left``: of ``used``, what was there when the step began, as the step before had left it;
     ``outside``: whether weights changed since the last step ended; ``roots``: the losses with which
     backwards began; ``targets``: of each micro-batch how many count, and how many there are;
     ``passed``: how many times the gradients of other ranks a stage goes on with; ``norms``: of each

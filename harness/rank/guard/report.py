@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -71,6 +72,8 @@ class Report:
         """One of how many is listed."""
         self.bugs: list[dict[str, Any]] = []
         """Known bugs of the catalogue that this run sets off."""
+        self._blind = set[str]()
+        """What was said not to be seen."""
 
     def note_check(self, step: int) -> None:
         """Count a check that was judged."""
@@ -92,7 +95,11 @@ class Report:
                 self.faults[key].last_step = step
                 continue
             step_of_fault = alarm.step or step
-            bugs = [bug["name"] for bug in self.bugs if alarm.check in bug.get("signature", ())]
+            bugs = [
+                bug["name"]
+                for bug in self.bugs
+                if not alarm.signs.isdisjoint(bug.get("signature", ()))
+            ]
             fault = Fault(step_of_fault, optimizer, alarm, last_step=step, bugs=bugs)
             self.faults[key] = fault
             text = alarm_in_words(step_of_fault, alarm.ranks, alarm.check, alarm.text, bugs)
@@ -111,6 +118,13 @@ class Report:
         """Print a line that is no alarm, unless ``quiet``."""
         if not self.settings.quiet:
             self.print(text)
+
+    def say_not_seen(self, sentences: Iterable[str]) -> None:
+        """Say what is not compared, each sentence once in a run."""
+        for sentence in sentences:
+            if sentence not in self._blind:
+                self._blind.add(sentence)
+                self.say(f"not seen: {sentence}")
 
     def _act(self, fault: Fault) -> None:
         action, _, argument = self.settings.on_alarm.partition(":")

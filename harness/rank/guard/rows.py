@@ -18,7 +18,7 @@ from .epochs import FIRST_BATCHES, Epoch
 from .posts import EpochSample, LocalAlarm, Pass, sampled_rows
 from .samplers import batches_of, draws_again, epoch_samplers, shuffles
 from .splits import EpochRows, sample_of_step, splits
-from .streams import Rounds
+from .streams import ROUNDS, Rounds
 from .workers import Draws, WorkerNumbers, is_stream
 
 MOST_ROWS = 512
@@ -242,13 +242,13 @@ def _world() -> int:
 
 
 class Rows:
-    """The rows that this rank has read."""
+    """The rows that this rank has read. ``rounds`` batches of each worker are compared."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: int = ROUNDS) -> None:
         self.loaders: list[Loader] = []
         self.alarms: list[LocalAlarm] = []
         self.numbers = WorkerNumbers()
-        self._rounds = Rounds()
+        self._rounds = Rounds(rounds)
         self._goes_on = False
         self._count = 0
         self._indices: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()

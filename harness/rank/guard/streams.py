@@ -9,7 +9,7 @@ from typing import Any
 from .posts import LocalAlarm
 
 ROUNDS = 3
-"""Batches of each worker that are compared."""
+"""Batches of each worker that are compared, as a rule."""
 MOST_WORKERS = 16
 MOST_ITERATORS = 8
 """Iterators of a process that are looked at."""
@@ -20,7 +20,8 @@ LEAST_ROWS = 2
 class Rounds:
     """The first batches of each worker of an iterator."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: int = ROUNDS) -> None:
+        self._rounds = rounds
         self._batches: weakref.WeakKeyDictionary[Any, list[tuple[int, ...]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -35,7 +36,7 @@ class Rounds:
         is_new = iterator not in self._batches
         if is_new and self._iterators == MOST_ITERATORS:
             return False
-        return is_new or len(self._batches[iterator]) < ROUNDS * workers
+        return is_new or len(self._batches[iterator]) < self._rounds * workers
 
     def read(self, iterator: Any, rows: Sequence[int]) -> LocalAlarm | None:
         """Note the rows of a batch, and compare the workers after the last one that counts."""
@@ -43,12 +44,14 @@ class Rounds:
         batches = self._batches.setdefault(iterator, [])
         batches.append(tuple(rows))
         workers = iterator._num_workers
-        if len(batches) < ROUNDS * workers:
+        if len(batches) < self._rounds * workers:
             return None
         rounds = [set(batches[at : at + workers]) for at in range(0, len(batches), workers)]
         is_alike = all(len(batches_of_round) == 1 for batches_of_round in rounds)
         different = {batch for batches_of_round in rounds for batch in batches_of_round}
-        if not is_alike or len(different) < ROUNDS or len({*rows}) < min(LEAST_ROWS, len(rows)):
+        if not is_alike or len(different) < self._rounds:
+            return None
+        if len({*rows}) < min(LEAST_ROWS, len(rows)):
             return None
         text = (
             f"each of the {workers} workers of a loader reads the same rows: the stream is not "

@@ -23,12 +23,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .budget import FIRST_CHECKS, Cost
+from .leftovers import Leftovers
 from .module_outputs import ModuleOutputs
 from .parameters import Modules, Watched, watched
 from .posts import LAST, Described, LocalAlarm, Pass, Post, Update
 from .resumes import Resume
 from .rotation import chosen, turns
 from .samples import (
+    SIZE,
     Positions,
     appended,
     bit_sum,
@@ -133,6 +135,7 @@ class Training:
         self._unrounded: Tensor | None = None
         self._outside: Tensor | None = None
         """Whether weights changed between that step and this one."""
+        self._leftovers = Leftovers()
         self.resume: Resume | None = None
         """The load after which the next step is one of the first; None without one."""
         self.states = States()
@@ -191,6 +194,11 @@ class Training:
         self._taken: set[int] = set()
         """The parameters whose gradients, as the optimizer uses them, were looked at."""
         self._places: list[tuple[int, int, int]] = []
+        self._left: dict[int, Tensor] = {}
+        """Samples of the gradients that were there when the step began, by the number of a
+        parameter."""
+        self._used_left: Tensor | None = None
+        """These samples, where ``_used`` has those of the same parameters."""
         self._updates: list[Update] = []
         self._sizes_before: Tensor | None = None
         self._before: Tensor | None = None
@@ -228,7 +236,7 @@ class Training:
             self._watched = watched(optimizer, self._modules, parameter_ids)
             self._trained, self._ids = trained, frozenset(map(id, parameters))
             self._described, self._first_bits, self._last_bits = False, None, None
-            self._notes = []
+            self._notes, self._leftovers = [], Leftovers()
             self.is_complete = _is_complete([one.described for one in self._watched])
             self.is_in_modules = not self._modules.names.keys().isdisjoint(self._ids)
             self.setup += time.perf_counter() - started
@@ -259,6 +267,9 @@ class Training:
             positions = Positions.of(entry.described.numel, self.check)
             self._positions[number], self._starts[number] = positions, self._size
             self._size += positions.count
+            left = self._leftovers.sample(number, entry, positions)
+            if left is not None:
+                self._left[number] = left
             if entry.hooked is not None and positions.count:
                 hook = guarded(functools.partial(self.sample_computed, number))
                 self._handles.append(entry.hooked.register_hook(hook))
@@ -484,6 +495,10 @@ class Training:
             self._places.append((number, begin_number, end_number))
             if parts > 1:
                 self._partial_used[number] = parts
+        if self._left and self.inner_steps is None:
+            empty = next(iter(self._left.values())).new_zeros(SIZE)  # on their device
+            left = [self._left.get(n, empty[: end - begin]) for n, begin, end in self._places]
+            self._used_left = joined(left)
         self._used = appended(self._used, views)
         if gradients:  # a wrapper's group may have none of this rank, or of this check
             sizes = largest([gradients.get(number) for number in self._numbers])
@@ -746,6 +761,8 @@ class Training:
             tensors["computed"] = self._computed
         if self._used is not None:
             tensors["used"] = self._used
+        if self._used_left is not None:
+            tensors["left"] = self._used_left
         if self._outside is not None:
             tensors["outside"] = self._outside
         if self._norms is not None and self._clipped is not None:
@@ -795,6 +812,7 @@ class Training:
         post.fused_scale = self._fused_scale
         post.alarms, self.alarms = alarms, []
         self._add_states(post)
+        self._leftovers.note(self._watched)
         self.next_step = self.steps + 1 if self.check < FIRST_CHECKS else None
         self._has_posted = True
         return post

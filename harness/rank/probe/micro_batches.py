@@ -46,6 +46,8 @@ class MicroBatches:
         self.names = NamedParameters()
         self.batch: Mapping[str, Any] = {}
         """The model's first inputs, by argument, if they are to be kept."""
+        self.on_evaluation: Callable[[], None] = lambda: None
+        """Is called when the model is called without training."""
         self._depth = 0
         self._evaluated: set[int] = set()
         """The ids of the modules that were called without training."""
@@ -76,6 +78,8 @@ class MicroBatches:
                 self._begin(module, event.arguments, event.keywords)
             elif outermost:
                 self._evaluated.add(id(module))
+                if id(next(module.parameters(), None)) in self.names.names:
+                    self.on_evaluation()
                 if not record.steps and _has_weights(module):
                     self._quiet |= set(rows(*bound(module, event.arguments, event.keywords)))
             watched = outermost and record.is_open() and bool(record.now["rows"])

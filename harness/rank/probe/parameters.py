@@ -251,6 +251,10 @@ class NamedParameters:
     def __contains__(self, module: Any) -> bool:
         return id(module) in self._prefixes
 
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """All parameters that were named, with their names."""
+        yield from ((self.names[id(each)], each) for each in self._parameters)
+
     def learn(self, module: Any) -> Iterator[tuple[str, Any]]:
         """Name the new parameters of a module and return them. After the first module only trained
         parameters count: a frozen module is no stage of the model."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,17 +20,21 @@ from harness.rank.probe.exchange import Assignment
 from harness.rank.probe.gradients import Gradients
 from harness.rank.probe.micro_batches import MicroBatches
 from harness.rank.probe.noise import Noise
+from harness.rank.probe.optimizers import Optimizers
 from harness.rank.probe.parameters import Engine, Optimized, fill_memory
 from harness.rank.probe.record import Record
 from harness.rank.probe.samples import draw_one_order
+from harness.rank.probe.saves import Saves
 from harness.rank.probe.schedules import Schedules
 from harness.rank.probe.unlike import (
     schedules_unlike_by_design,
     trainers_unlike_by_design,
     unlike_by_design,
 )
+from harness.rank.probe.workers import Workers
 
 SITE = "/site-packages/"
+PACKAGES = (SITE, "/dist-packages/")
 
 OUTSIDE = 1e-6
 """If something other than a step changes weights by more than this part of their size, it is
@@ -48,6 +53,8 @@ class Watch:
         self.engine: Engine | None = None
         self.reported = losses.Reported()
         self.schedules = Schedules()
+        self.optimizers, self.workers = Optimizers(), Workers()
+        self.saves = Saves(self.model.names)
         self._saved_late = False
         """Whether an asynchronous save has begun."""
         self._left: dict[str, Any] = {}
@@ -58,6 +65,10 @@ class Watch:
     def records(self) -> dict[str, Any]:
         """What the rank writes to its file."""
         current = self.record.now
+        if self.record.steps and self.engine is None:
+            self.record.steps[0] |= self.optimizers.report()
+        if self.record.steps:
+            self.record.steps[0]["remarks"] = [*self.workers.report(), *self.saves.report()]
         return {
             "steps": self.record.steps,
             "skipped": current["skipped"],
@@ -66,6 +77,7 @@ class Watch:
             "reported": self.reported.values,
             "releases": _releases(),
             "imported": _imported(),
+            "loaded": _loaded(self.assignment.cwd),
             "on_cpu": dict(cuda_calls.uses),
             "schedule": self._schedule(),
             "relations": self._relations(),
@@ -99,6 +111,10 @@ class Watch:
         compiled.install(eager, self.model.around_compiled)
         self.reported.install(lambda: len(self.record.seen) - 1)
         self.schedules.install()
+        self.optimizers.install()
+        self.workers.install()
+        self.saves.install()
+        self.model.on_evaluation = self.saves.evaluate
         stops.install(self.record.note_stop)
 
     def _meet(self) -> None:
@@ -128,6 +144,7 @@ class Watch:
     def _ready(self, event: events.Gradients) -> None:
         begun = self.model.root is not None or self.record.now["parts"] or event.in_closure
         if self.engine is None and begun:  # otherwise DeepSpeed makes its optimizer's state
+            self.optimizers.look(self.model.names.items())
             self._look(self._optimized(event.owner))
 
     def _optimized(self, optimizer: Any) -> Optimized:
@@ -257,5 +274,22 @@ def _releases() -> dict[str, str]:
 
 def _imported() -> list[str]:
     """The files of packages that this process has imported: ``transformers/trainer.py``."""
-    files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
-    return [file.rpartition(SITE)[2] for file in files if SITE in file]
+    return [file.rpartition(SITE)[2] for file in _files() if SITE in file]
+
+
+def _loaded(cwd: str) -> list[str]:
+    """The files of modules that belong to neither Python nor a package. One in the working folder,
+    which may be a copy, has its path in it."""
+    python = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
+    files = {file for file in _files() if file.endswith(".py") and os.path.isabs(file)}
+    return [
+        file.removeprefix(f"{cwd}{os.sep}")
+        for file in sorted(map(os.path.normpath, files))
+        if not file.startswith(python) and not any(part in file for part in PACKAGES)
+    ]
+
+
+def _files() -> list[str]:
+    """The files of the modules of this process."""
+    modules = list(sys.modules.values())
+    return [str(getattr(module, "__file__", None) or "") for module in modules]

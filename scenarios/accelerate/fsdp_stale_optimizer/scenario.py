@@ -47,6 +47,7 @@ SCENARIO = api.Scenario(
     "prepare()",
     remedy="set use_orig_params=True, or prepare the model before you make the optimizer",
     pins={"accelerate": "1.15.0"},
+    named_by=("traincheck: huggingface/accelerate#2665",),
     harm="ruins training",
     visibility="visible in the loss",
     settings={

@@ -110,6 +110,7 @@ SCENARIO = api.Scenario(
     remedy="use any published release of DeepSpeed; none has this bug",
     pins={"deepspeed": "0.19.8", "megatron-core": "0.16.1"},
     absent=(NEVER_TAKEN,),
+    named_by=("traincheck: deepspeedai/DeepSpeed#1801", "attest: deepspeedai/DeepSpeed#1801"),
     harm="ruins training",
     visibility="silent",
     settings={

@@ -93,6 +93,7 @@ SCENARIO = api.Scenario(
             "https://github.com/deepspeedai/DeepSpeed/pull/2585",
         ),
     ),
+    named_by=("reference: deepspeedai/DeepSpeed#8405",),
     harm="wrong resume",
     visibility="silent",
     settings={"code": api.by_code("curriculum learning of the data efficiency library is on")},

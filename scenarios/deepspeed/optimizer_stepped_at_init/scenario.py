@@ -43,6 +43,7 @@ SCENARIO = api.Scenario(
     "different result in parameter update",
     trigger="ZeRO with an optimizer that counts its steps, such as Adam",
     pins={"deepspeed": "0.13.1"},
+    named_by=("opguard: 30",),
     harm="ruins training",
     visibility="silent",
     settings={"zero_stage": (1, 2, 3), "code": api.by_code("the optimizer counts its steps")},

@@ -79,6 +79,7 @@ SCENARIO = api.Scenario(
             "https://github.com/deepspeedai/DeepSpeed/pull/7104",
         ),
     ),
+    named_by=("reference: deepspeedai/DeepSpeed#8347",),
     harm="loses data",
     visibility="silent",
     settings={"code": api.by_code("DeepSpeed packs rows into batches of variable size")},

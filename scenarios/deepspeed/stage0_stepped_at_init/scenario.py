@@ -62,6 +62,7 @@ SCENARIO = api.Scenario(
     trigger="fp16 or bf16 at ZeRO stage 0, with an optimizer that counts its steps, such as Adam",
     remedy="use ZeRO stage 1",
     pins={"deepspeed": "0.19.8"},
+    named_by=("opguard: 30",),
     harm="ruins training",
     visibility="silent",
     known_upstream=False,

@@ -104,6 +104,7 @@ SCENARIO = api.Scenario(
     trigger="the distributed optimizer, an embedding tied over pipeline stages, and data "
     "parallelism",
     pins={"megatron-core": "0.5.0"},
+    named_by=("ttrace: NVIDIA/Megatron-LM#656", "attest: NVIDIA/Megatron-LM#656"),
     harm="ruins training",
     visibility="silent",
     settings={

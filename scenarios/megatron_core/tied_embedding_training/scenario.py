@@ -86,6 +86,7 @@ SCENARIO = api.Scenario(
     "parallelism",
     remedy="use megatron-core 0.6.0 or later",
     pins={"megatron-core": "0.16.1"},
+    named_by=("ttrace: NVIDIA/Megatron-LM#656", "attest: NVIDIA/Megatron-LM#656"),
     harm="ruins training",
     visibility="silent",
     settings={

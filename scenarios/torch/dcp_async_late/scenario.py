@@ -70,6 +70,7 @@ SCENARIO = api.Scenario(
     remedy="wait for the result of async_save before the next step, or save a copy",
     pins={"torch": "2.13.0"},
     releases="torch>=2.6",
+    named_by=("attest: pytorch/pytorch#144657",),
     harm="wrong resume",
     visibility="silent",
     settings={"code": api.by_code("dcp.async_save gets tensors that are on the CPU")},

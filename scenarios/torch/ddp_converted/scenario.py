@@ -85,6 +85,7 @@ SCENARIO = api.Scenario(
     remedy="convert and move the module before you wrap it, or wrap it again",
     pins={"torch": "2.13.0"},
     releases=FITS,
+    named_by=("traincheck: pytorch/pytorch#104336",),
     harm="ruins training",
     visibility="silent",
     settings={

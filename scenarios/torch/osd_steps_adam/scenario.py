@@ -66,6 +66,7 @@ SCENARIO = api.Scenario(
     remedy="ask for the state after the first step, or set each count of optimizer.state to 0",
     pins={"torch": "2.13.0"},
     releases=FITS,
+    named_by=("attest: pytorch/pytorch#164929",),
     harm="ruins training",
     visibility="silent",
     settings={

@@ -45,6 +45,7 @@ SCENARIO = api.Scenario(
     companions=(OLD_ACCELERATE,),
     decided_by=("transformers",),
     absent=(BEFORE_COUNTING,),
+    named_by=("entangle: 6",),
     harm="ruins training",
     visibility="silent",
     settings={

@@ -48,6 +48,7 @@ SCENARIO = api.Scenario(
     pins={"transformers": "4.45.2", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     decided_by=("transformers",),
+    named_by=("entangle: 6",),
     harm="ruins training",
     visibility="silent",
     settings={

@@ -106,11 +106,12 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     if losses.whole:
         factors = {name: factors[name] for name in WHOLE}
     for name, factor in factors.items():
+        names = [other for other in factors if factors[other] == factor]
         if factor == ranks and not losses.whole and any(view.post.gathers for view in views):
             continue  # with features of all ranks, each rank has a part of the gradient alone
         if factor != 1 and is_sure and abs(total - factor) <= 5 * LOSS_NEAR * factor:
-            text = f"{sentence}: {name} ({micro} micro-batches, {ranks} ranks)"
-            yield Alarm("accumulation", "weight", text, who, total)
+            text = f"{sentence}: {IN_WORDS[name]} ({micro} micro-batches, {ranks} ranks)"
+            yield Alarm("accumulation", "weight", text, who, total, factors=names)
             return
     if losses.whole:
         return
@@ -122,7 +123,8 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         return
     for name, factor in _factors(micro, ranks).items():  # both at once, as in transformers 5.2
         if memory.trainer and summed and factor < 1 and abs(total - factor) <= TOKENS_NEAR * factor:
-            yield Alarm("accumulation", "weight", f"{sentence}: about {name}", who, total)
+            text = f"{sentence}: about {IN_WORDS[name]}"
+            yield Alarm("accumulation", "weight", text, who, total, factors=[name])
             return
 
 
@@ -180,17 +182,28 @@ def _uneven(views: Sequence[View], losses: LossCount, memory: Memory) -> Iterato
         yield Alarm("accumulation", "uneven", text, [view.rank for view in views], max(shares))
 
 
-WHOLE = ("as often as there are micro-batches", "divided by the number of micro-batches")
+IN_WORDS = {
+    "k": "as often as there are micro-batches",
+    "1/k": "divided by the number of micro-batches",
+    "ranks": "as often as there are ranks",
+    "1/ranks": "divided by the number of ranks",
+    "ranks*k": "as often as there are micro-batches on all ranks",
+    "1/(ranks*k)": "divided by the number of micro-batches on all ranks",
+    "1/k**2": "divided twice by the number of micro-batches",
+}
+"""Wrong constants of a loss: the names are those that ``probe`` writes."""
+
+WHOLE = ("k", "1/k")
 """The constants that are told of a whole loss."""
 
 
 def _factors(micro: int, ranks: int) -> dict[str, float]:
     return {
-        "as often as there are micro-batches": micro,
-        "divided by the number of micro-batches": 1 / micro,
-        "as often as there are ranks": ranks,
-        "divided by the number of ranks": 1 / ranks,
-        "as often as there are micro-batches on all ranks": micro * ranks,
-        "divided by the number of micro-batches on all ranks": 1 / (micro * ranks),
-        "divided twice by the number of micro-batches": 1 / micro**2,
+        "k": micro,
+        "1/k": 1 / micro,
+        "ranks": ranks,
+        "1/ranks": 1 / ranks,
+        "ranks*k": micro * ranks,
+        "1/(ranks*k)": 1 / (micro * ranks),
+        "1/k**2": 1 / micro**2,
     }

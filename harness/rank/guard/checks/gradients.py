@@ -36,6 +36,8 @@ class Pair:
     """The gradient of each rank."""
     common: bool = True
     """Whether all ranks use the same gradient, as far as they have the same part of it."""
+    left: Tensor | None = None
+    """The gradient that the step before had left there; None without one."""
     tied: list[Tensor] = field(default_factory=list)
     """The means of weights of other stages that were equal to this one at first: if these share a
     weight, as first and last embedding do, each uses the sum."""
@@ -110,6 +112,11 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
     if not torch.isfinite(gradient).all() or not mean.any():
         return None
     near = NEAR_IN_16_BITS if any(pair.coarse for pair in pairs) else NEAR
+    if any(pair.left is not None for pair in pairs):
+        alarm = _stale(view, pairs, near)
+        if alarm is not None:
+            memory.has_factor = False
+            return alarm
     largest = math.sqrt(sum(pair.largest**2 for pair in pairs))
     ratio = float(gradient @ mean / (mean @ mean))
     error = float((gradient - ratio * mean).norm())
@@ -142,8 +149,29 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
             f"the gradient that the optimizer uses is {ratio:.4g} times the mean of those that "
             "the ranks computed"
         )
-        return Alarm("gradients", "longer", text, [view.rank], ratio)
+        factors = ["ranks"] if abs(ratio - len(pairs[0].parts)) <= near * ratio else []
+        return Alarm("gradients", "longer", text, [view.rank], ratio, factors=factors)
     return None
+
+
+def _stale(view: View, pairs: Sequence[Pair], near: float) -> Alarm | None:
+    """The alarm if a step adds its gradient to the one that the step before has left."""
+    gradient = torch.cat([pair.used for pair in pairs])
+    mean = torch.cat([pair.mean for pair in pairs])
+    left = torch.cat([torch.zeros_like(p.used) if p.left is None else p.left for p in pairs])
+    size = float(gradient.norm())
+    if (
+        float((gradient - mean - left).norm()) > near * size
+        or float(left.norm()) <= 5 * near * size
+    ):
+        return None
+    names = [pair.name for pair in pairs if pair.left is not None and pair.left.any()]
+    text = (
+        "the optimizer uses the gradient of the step before a second time, as nobody has cleared "
+        f"it (zero_grad): in {len(names)} of {len(pairs)} parameters"
+    )
+    share = float(left.norm()) / (float(mean.norm()) or 1.0)
+    return Alarm("gradients", "stale", text, [view.rank], share, names)
 
 
 def _is_of_one_rank(pairs: Sequence[Pair], near: float) -> bool:
@@ -247,7 +275,7 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
             share = math.sqrt(len(used) / len(mean))
             pair = Pair(name, used, part, largest * share, view.is_coarse(number))
             pair.parts = [one[position : position + len(used)] for one in present]
-            pair.common = common
+            pair.common, pair.left = common, _left(view, number)
             pairs[view.rank].append(pair)
             if place := _place_of_tie(view, number):
                 ties.setdefault(place, []).append(pair)
@@ -286,6 +314,15 @@ def _used(members: Sequence[tuple[View, int]]) -> Iterator[tuple[View, int, int,
     elif len(gradients) == len(members) and not len(members) % parts:
         mean = torch.stack([values for *_, values in gradients]).sum(0) * parts / len(members)
         yield from ((view, number, position, mean) for view, number, position, _ in gradients)
+
+
+def _left(view: View, number: int) -> Tensor | None:
+    """What was in the used gradient of a parameter when the step began."""
+    gradients = view.post.tensors.get("left")
+    if gradients is None or view.post.partial_used:
+        return None
+    start, _, count = view.used_places[number]
+    return gradients[start : start + count].double()
 
 
 def _place_of_tie(view: View, number: int) -> Any:

@@ -25,6 +25,14 @@ class Alarm:
     parameters: list[str] = field(default_factory=list)
     step: int = 0
     """The step of the fault, if that is not the one of the posts."""
+    factors: list[str] = field(default_factory=list)
+    """What ``size`` may be in terms of ranks and micro-batches, such as ``k`` or ``1/ranks``."""
+
+    @property
+    def signs(self) -> set[str]:
+        """Names of the fault: bugs of the catalogue with the same sign may be its reason."""
+        sign = f"{self.check}/{self.kind}"
+        return {f"{sign}/{factor}" for factor in self.factors} or {sign}
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""Where a layout parts from the reference: a module, or a stage of the step."""

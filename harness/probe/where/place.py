@@ -1,0 +1,95 @@
+"""Where a layout parts from the reference, in words and for programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+WEIGHTS, LOADER, LOSS = "weights", "loader", "loss"
+FORWARD, BACKWARD = "forward", "backward"
+ACCUMULATION, REDUCTION, CLIPPING = "accumulation", "reduction", "clipping"
+OPTIMIZER, SCHEDULE, CHECKPOINT, EVALUATION = "optimizer", "schedule", "checkpoint", "evaluation"
+
+SENTENCES = {
+    WEIGHTS: "the weights that the ranks begin with",
+    LOADER: "the loader, or its sampler",
+    LOSS: "the loss, or the factor that it has before the backward",
+    ACCUMULATION: "the accumulation of the micro-batches' gradients",
+    REDUCTION: "the reduction of the gradients over the ranks",
+    CLIPPING: "the clipping of the gradients",
+    OPTIMIZER: "the step of the optimizer",
+    SCHEDULE: "the schedule of the learning rate",
+    CHECKPOINT: "the checkpoint: what is saved, or what is loaded",
+    EVALUATION: "the evaluation",
+}
+"""What a report says of a stage."""
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far a module of the layout is from the reference, as a part of the reference's size."""
+
+    module: str
+    """Its name in the model; empty for the model itself."""
+    kind: str
+    """Its class."""
+    forward: float | None = None
+    """Of its output; None if it could not be compared."""
+    backward: float | None = None
+    """Of the gradient of its input."""
+    unsure: float = 0.0
+    """The distance that rounding may make."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The first place where a layout parts from the reference."""
+
+    layout: str
+    """The name of the layout."""
+    stage: str = ""
+    """FORWARD, BACKWARD, or another stage; empty if it is not determined."""
+    text: str = ""
+    """The place in words; without one, why it is not determined."""
+    module: str = ""
+    kind: str = ""
+    file: str = ""
+    line: int = 0
+    distances: tuple[Distance, ...] = field(default=())
+    """Of the modules, in the order of their calls."""
+
+    @property
+    def sentence(self) -> str:
+        return self.text if self.stage else f"not determined, because {self.text}"
+
+
+def of_stage(layout: str, stage: str, remark: str = "") -> Place:
+    """A stage as a place. ``remark`` follows its name."""
+    return Place(layout, stage, SENTENCES[stage] + remark)
+
+
+def undetermined(layout: str, why: str) -> Place:
+    return Place(layout, text=why)
+
+
+def as_json(place: Place) -> dict[str, Any]:
+    """A place for programs."""
+    return {
+        "layout": place.layout,
+        "stage": place.stage or None,
+        "text": place.sentence,
+        "module": place.module if place.kind else None,
+        "kind": place.kind or None,
+        "file": place.file or None,
+        "line": place.line or None,
+        "modules": [
+            {
+                "name": one.module,
+                "kind": one.kind,
+                "forward": one.forward,
+                "backward": one.backward,
+                "rounding": one.unsure,
+            }
+            for one in place.distances
+        ],
+    }

@@ -1,0 +1,48 @@
+"""The fixture ``probe`` of pytest: docs/python.md.
+
+Every session of pytest imports this module, so it imports nothing that pytest has not: what the
+fixture needs is imported when a test uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .results import ProbeResult
+
+LINES = 15
+"""Lines of a report that a failure prints."""
+
+
+@pytest.fixture
+def probe(request: pytest.FixtureRequest) -> Callable[..., ProbeResult]:
+    """Run a training script in several layouts: ``probe("train.py", "--batch-size", "{rows}")``.
+
+    The words are those of the command ``probe``, and the result has what it reports: ``assert
+    report.right``. A script that has not changed is not run again.
+    """
+    from .commands import Error
+    from .probe_cache import ProbeCache
+
+    cache = ProbeCache(getattr(request.config, "cache", None))
+
+    def run(*words: str) -> ProbeResult:
+        mistake = ""
+        try:
+            report, day = cache.probe(words)
+        except Error as error:
+            mistake = str(error)
+        if mistake:  # outside of except: pytest would print both errors
+            pytest.fail(f"probe: {mistake}", pytrace=False)
+        lines = report.text.splitlines()
+        more = [f"... {len(lines) - LINES} more lines"] if len(lines) > LINES else []
+        if day:
+            more.append(f"This is the report of {day}: nothing has changed. --cache-clear runs it")
+        request.node.add_report_section("call", "probe", "\n".join([*lines[:LINES], *more]))
+        return report
+
+    return run

@@ -1,0 +1,254 @@
+"""What ``check`` and ``probe`` return: the content of the commands' JSON, with types.
+
+The fields have the names of the keys; docs/check.md and docs/probe_details.md describe them.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+PRESENT = ("affected", "possibly affected")
+"""The statuses of a bug that is there, or may be."""
+
+
+class Report:
+    """A result that is shown as the command's report."""
+
+    text: str
+    """The report, as the command prints it."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        """The report in a notebook."""
+        return f"<pre>{html.escape(self.text)}</pre>"
+
+
+@dataclass(frozen=True)
+class Package:
+    version: str
+    origin: str
+    newest_of: str
+    candidates: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Environment:
+    where: str
+    complete: bool
+    notes: tuple[str, ...]
+    packages: Mapping[str, Package]
+
+
+@dataclass(frozen=True)
+class Setting:
+    value: Any
+    note: str
+
+
+@dataclass(frozen=True)
+class Period:
+    """Affected releases, oldest first, and the unaffected ones before and after them."""
+
+    releases: tuple[str, ...]
+    before: str | None
+    after: str | None
+    alive: bool
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    bug: str
+    reason: str
+    until: str | None
+    file: str
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug of the catalogue, and whether the packages have it."""
+
+    name: str
+    status: str
+    """``affected``, ``possibly affected``, ``unknown``, ``not triggered``, ``not affected`` or
+    ``does not apply``."""
+    how: str
+    why: str
+    settings: str
+    releases: Mapping[str, str]
+    harm: str
+    visibility: str
+    title: str
+    symptom: str
+    trigger: str
+    remedy: str
+    periods: tuple[Period, ...]
+    command: str
+    accepted: Acceptance | None
+
+
+@dataclass(frozen=True)
+class Advice:
+    package: str
+    release: str
+    avoided: tuple[str, ...]
+    remaining: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What was recorded of a model of transformers."""
+
+    model: str
+    release: str
+    wrong: Mapping[str, str]
+    known: bool
+    untested: tuple[str, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class CheckResult(Report):
+    """What ``check`` returns."""
+
+    schema: int
+    exit_code: int
+    text: str
+    environment: Environment
+    settings: Mapping[str, Setting] | None
+    bugs: tuple[Bug, ...]
+    advice: tuple[Advice, ...]
+    notes: tuple[str, ...]
+    models: tuple[Model, ...]
+    broken: Mapping[str, str]
+
+    @property
+    def affected(self) -> tuple[Bug, ...]:
+        """The bugs that the packages have or may have, without those that you accept."""
+        return tuple(bug for bug in self.bugs if bug.status in PRESENT and bug.accepted is None)
+
+    def __repr__(self) -> str:
+        return f"<CheckResult of {self.environment.where}: {len(self.affected)} bugs>"
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A relation that does not hold."""
+
+    relation: str
+    text: str
+    ratio: float | str | None
+    meaning: str
+    parameters: tuple[str, ...]
+    ranks: tuple[int, ...]
+    details: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A way in which the script was run, and how it differs from the reference."""
+
+    name: str
+    kind: str
+    ranks: int
+    micro_batches: int
+    status: str
+    """``as the reference``, ``broken`` or ``no answer``."""
+    step: int | None
+    broken: tuple[Broken, ...]
+    notes: tuple[str, ...]
+    no_answer: str | None
+    spreads: Mapping[str, float | str | None]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Relation:
+    relation: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class KnownBug:
+    name: str
+    title: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Module:
+    """How far a module's output, and the gradient of its input, are from the reference's."""
+
+    name: str
+    kind: str
+    forward: float | None
+    backward: float | None
+    rounding: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the first broken layout parts from the reference."""
+
+    layout: str
+    stage: str | None
+    """None if the place is not determined; ``text`` says why."""
+    text: str
+    module: str | None
+    kind: str | None
+    """The class of the module."""
+    file: str | None
+    line: int | None
+    modules: tuple[Module, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class ProbeResult(Report):
+    """What ``probe`` returns."""
+
+    exit_code: int
+    headline: str
+    text: str
+    reference: str
+    on_cpu: Mapping[str, int]
+    written: tuple[str, ...]
+    removed: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+    relations: tuple[Relation, ...]
+    where: Place | None
+    notes: tuple[str, ...]
+    not_tested: tuple[str, ...]
+    known: tuple[KnownBug, ...]
+    loaded: tuple[str, ...]
+    """Your files that the script has loaded: the script, and modules outside of packages."""
+    updates_compared: float
+    seconds: float
+
+    @property
+    def right(self) -> bool:
+        """Whether every layout is as the reference."""
+        return self.exit_code == 0
+
+    def __repr__(self) -> str:
+        return f"<ProbeResult: {self.headline}>"
+
+
+def of_json(kind: Any, value: Any) -> Any:
+    """A value of JSON as a value of this type: a dataclass, a tuple, a mapping, or as it is."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{f.name: of_json(hints[f.name], value[f.name]) for f in fields(kind)})  # type: ignore[operator]
+    if value is None or not arguments:
+        return value
+    if origin is tuple:
+        return tuple(of_json(arguments[0], entry) for entry in value)
+    if origin is Mapping:
+        return {name: of_json(arguments[1], entry) for name, entry in value.items()}
+    dataclasses = [part for part in arguments if is_dataclass(part) or get_origin(part)]
+    return of_json(dataclasses[0], value) if dataclasses else value

@@ -1,0 +1,51 @@
+"""Gradients that a step leaves: if nobody clears them, the next step adds its own to them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .parameters import Watched
+from .samples import Positions, local, partial_ranks, version
+
+
+class Leftovers:
+    """The gradients that were there when a checked step had ended."""
+
+    def __init__(self) -> None:
+        self._notes: dict[int, tuple[Any, int]] = {}
+
+    def note(self, watched: Sequence[Watched]) -> None:
+        """Note the gradients that there are: a step has ended."""
+        gradients = ((number, _gradient(one)) for number, one in enumerate(watched))
+        self._notes = {
+            number: (weakref.ref(gradient), version(gradient))
+            for number, gradient in gradients
+            if gradient is not None
+        }
+
+    def sample(self, number: int, entry: Watched, positions: Positions) -> Tensor | None:
+        """The values of a gradient at the positions, if it is one that was noted, and nobody has
+        written it since."""
+        reference, noted_version = self._notes.get(number, (None, 0))
+        gradient = _gradient(entry) if reference is not None else None
+        if gradient is None or reference() is not gradient or version(gradient) != noted_version:
+            return None
+        begin, end = entry.described.begin, entry.described.end
+        begin_number, end_number = positions.within(begin, end)
+        if gradient.numel() != end - begin or end_number <= begin_number:
+            return None
+        return positions.part(gradient, begin, begin_number, end_number).float()
+
+
+def _gradient(entry: Watched) -> Any:
+    """The gradient of a parameter to which a backward adds; None without one."""
+    if entry.share.master or entry.share.used or entry.parameter.grad is None:
+        return None
+    gradient = local(entry.parameter.grad)
+    is_usual = gradient.layout is torch.strided and partial_ranks(entry.parameter.grad) == 1
+    return gradient if is_usual else None

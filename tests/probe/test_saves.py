@@ -1,0 +1,101 @@
+"""What is saved and evaluated is what was trained: in all layouts it may be something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.probe.layouts import RANKS, RESUME, Settings
+from harness.rank.probe.saves import EVALUATED, SAVED
+from tests.probe.probing import Probing, first_broken, refused
+
+pytestmark = pytest.mark.launch
+
+SCRIPT = """
+import copy, os, sys, torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+torch.manual_seed(0)
+torch.distributed.init_process_group("gloo")
+rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+data, labels = torch.randn(96, 4), torch.randn(96, 1)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+begin = copy.deepcopy(model.state_dict())
+torch.save(model.state_dict(), "first.pt")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+run, rows = nn.parallel.DistributedDataParallel(model), int(sys.argv[1])
+
+
+def exchange():  # as Lightning's EMAWeightAveraging does
+    for mean, p in zip(ema.module.parameters(), model.parameters()):
+        mean.data, p.data = p.data, mean.data
+
+
+def evaluate(model):
+    model.eval()
+    with torch.no_grad():
+        model(data[:8])
+    model.train()
+
+
+for step in range(6):
+    start = (step * world + rank) * rows
+    x, y = data[start :][:rows], labels[start :][:rows]
+    model.zero_grad()
+    nn.functional.mse_loss(run(x), y).backward()
+    optimizer.step()
+    HOW
+"""
+
+AVERAGES = """ema.update_parameters(model)
+    exchange(); evaluate(run); exchange(); evaluate(ema)
+    torch.save({"state_dict": ema.module.state_dict()}, "last.pt")"""
+BOTH = """torch.save({"model": model.state_dict(), "ema": ema.state_dict()}, "last.pt")
+    torch.save(begin, "reference.pt")"""
+HALF = "torch.save(copy.deepcopy(model).half().state_dict(), 'half.pt')"
+LIGHTNING = """exchange()
+    evaluate(model)
+    saved = {"state_dict": {f"model.{n}": p.clone() for n, p in model.state_dict().items()}}
+    exchange()
+    torch.save({**saved, "current_model_state": model.state_dict()}, "last.pt")"""
+
+
+def notes(probing: Probing, folder: Path, how: str) -> list[str]:
+    (folder / "train.py").write_text(SCRIPT.replace("HOW", how))
+    answers = probing(str(folder / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+    return [note for note in answers.notes if note.startswith((SAVED, EVALUATED))]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        BOTH,
+        pytest.param(AVERAGES, marks=pytest.mark.slow),
+        pytest.param(HALF, marks=pytest.mark.slow),
+    ],
+)
+def test_trained_weights_averages_and_references_are_right(
+    probing: Probing, tmp_path: Path, how: str
+) -> None:
+    assert notes(probing, tmp_path, how) == []
+
+
+def test_an_average_that_has_not_begun_is_noted(probing: Probing, tmp_path: Path) -> None:
+    """Lightning's EMAWeightAveraging does so, if a training ends before its start."""
+    saved, evaluated = notes(probing, tmp_path, LIGHTNING)
+    assert saved.startswith(f"{SAVED} (state_dict), although ")
+    assert evaluated.startswith(EVALUATED)
+
+
+def test_what_only_a_save_at_the_end_writes_is_seen(probing: Probing, tmp_path: Path) -> None:
+    how = "if step == 1 and sys.argv[2:]: torch.save({'model': begin}, sys.argv[2] + '/x.pt')"
+    (tmp_path / "train.py").write_text(SCRIPT.replace("HOW", how))
+    settings = Settings(save="{dir}", resume="{dir}", layouts=(RESUME,))
+    answers = probing(str(tmp_path / "train.py"), "{rows}", settings)
+    (note,) = [note for note in answers.notes if note.startswith(SAVED)]
+    assert note.startswith(f"{SAVED} (model), although 2 steps have moved them")

@@ -1,0 +1,84 @@
+"""The workers of a loader: all of them may read the same rows, in every layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.probe.layouts import RANKS, Settings
+from harness.rank.probe.workers import WORKERS
+from tests.probe.probing import Probing
+
+pytestmark = pytest.mark.launch
+
+SCRIPT = """
+import random, sys, numpy, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+torch.manual_seed(0)
+torch.distributed.init_process_group("gloo")
+rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+rows, data = int(sys.argv[1]), torch.randn(192, 4)
+seed = lambda worker: None
+
+
+class Stream(IterableDataset):
+    splits, shuffles = True, False
+
+    def __iter__(self):
+        order, worker = list(range(len(data)))[rank::world], get_worker_info()
+        if self.shuffles:
+            random.Random(0).shuffle(order)
+        return iter([data[n] for n in (order[worker.id :: 2] if self.splits else order)])
+
+
+class Noisy(Dataset):
+    def __len__(self):
+        return len(data) // world
+
+    def __getitem__(self, n):
+        return data[n * world + rank] + torch.tensor(numpy.random.rand(4) * NOISE).float()
+
+
+HOW
+model = nn.Linear(4, 1)
+run = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for x in DataLoader(dataset, rows, num_workers=2, worker_init_fn=seed):
+    optimizer.zero_grad()
+    run(x).square().mean().backward()
+    optimizer.step()
+"""
+
+ALIKE = "NOISE = 1e-3; dataset = Noisy(); seed = lambda worker: numpy.random.seed(0)"
+
+
+def notes(probing: Probing, folder: Path, how: str) -> list[str]:
+    (folder / "train.py").write_text(SCRIPT.replace("HOW", how))
+    answers = probing(str(folder / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+    return [note.removeprefix(WORKERS) for note in answers.notes if note.startswith(WORKERS)]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "dataset = Stream()",
+        pytest.param("Stream.shuffles = True; dataset = Stream()", marks=pytest.mark.slow),
+        pytest.param("NOISE = 1e-3; dataset = Noisy()", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_that_share_the_rows_are_right(probing: Probing, tmp_path: Path, how: str) -> None:
+    assert notes(probing, tmp_path, how) == []
+
+
+def test_a_stream_that_each_worker_reads_whole_is_noted(probing: Probing, tmp_path: Path) -> None:
+    (note,) = notes(probing, tmp_path, "Stream.splits = False; dataset = Stream()")
+    assert "each of the 2 workers of a loader reads the same rows" in note
+
+
+@pytest.mark.slow
+def test_workers_that_draw_the_same_numbers_are_noted(probing: Probing, tmp_path: Path) -> None:
+    (note,) = notes(probing, tmp_path, ALIKE)
+    assert "workers 0 and 1 of a loader draw the same random numbers: numpy's generator" in note

@@ -1,0 +1,129 @@
+"""Results for Python have what the commands' JSON has."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import console_script as distributed_bugs
+from harness.probe import probe_report
+from harness.probe.compare.comparison import Compared
+from harness.probe.compare.faults import Broken
+from harness.probe.layouts import RANKS, Layout
+from harness.probe.questions import Answers
+from harness.probe.signatures import KnownBug
+from harness.python import commands
+from harness.python.results import CheckResult, ProbeResult, of_json
+
+SCRIPT = Path(__file__).parents[2] / "loops/ddp.py"
+
+
+def other_keys(result: Any, content: Any, place: str = "") -> list[str]:
+    """The places where a result and JSON have different keys."""
+    if isinstance(result, tuple):
+        pairs = zip(result, content, strict=True)
+        return [key for one, entry in pairs for key in other_keys(one, entry, place)]
+    if isinstance(result, dict):
+        return [key for name in result for key in other_keys(result[name], content[name], place)]
+    if not is_dataclass(result):
+        return [] if result == content else [f"{place}: {result!r}, {content!r}"]
+    names = {one.name for one in fields(result)}
+    different = [f"{place}.{name}" for name in names ^ set(content)]
+    common = names & set(content)
+    return different + [
+        key
+        for name in common
+        for key in other_keys(getattr(result, name), content[name], f"{place}.{name}")
+    ]
+
+
+@pytest.fixture(scope="module")
+def checked() -> tuple[CheckResult, dict[str, Any]]:
+    """A result of check, and the JSON that it was read from."""
+    contents, run = list[dict[str, Any]](), commands._run
+
+    def noted(*arguments: Any) -> tuple[dict[str, Any], int]:
+        contents.append(run(*arguments)[0])
+        return contents[0], 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands, "_run", noted)
+        patch.setenv("UV_OFFLINE", "1")
+        result = distributed_bugs.check(["transformers==5.2.0", "accelerate==1.13.0"])
+    return result, contents[0]
+
+
+def test_result_of_check_has_every_key_of_the_json(
+    checked: tuple[CheckResult, dict[str, Any]],
+) -> None:
+    result, content = checked
+    assert other_keys(result, {**content, "exit_code": 1}) == []
+    assert result.exit_code == 1
+    bug = next(bug for bug in result.affected if bug.name == "trainer_gas_twice")
+    assert bug.remedy == "use transformers 5.5.4"
+    assert bug.periods[0].after == "5.5.4"
+    assert "1.13.0" in str(result).splitlines()[0]
+    assert repr(result) == f"<CheckResult of standard input: {len(result.affected)} bugs>"
+
+
+def test_result_of_probe_has_every_key_of_the_json() -> None:
+    layout = Layout("2 ranks", RANKS, 2)
+    broken = Broken("gradient", "0.5 times <the reference's>", float("nan"), "", ("w",), (0, 1))
+    answers = Answers("4 steps", [Compared(layout, broken=[broken], step=1)], script="train.py")
+    answers.relations = {"packing": ("right", "")}
+    answers.loaded = frozenset({"train.py"})
+    content = json.loads(
+        json.dumps(probe_report.as_json(answers, 1.0, [KnownBug("bug", "title", "why")]))
+    )
+    result = of_json(ProbeResult, content)
+    assert other_keys(result, content) == []
+    assert not result.right
+    assert repr(result) == f"<ProbeResult: {content['headline']}>"
+    assert str(result).splitlines()[0] == content["headline"]
+    assert "&lt;the reference" in result._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("transformers==5.2.0", "no file transformers==5.2.0: write packages as a list"),
+        ([], "packages_or_file is empty"),
+        ([3], "packages_or_file: 3 is no text: write '3'"),
+    ],
+)
+def test_mistake_in_the_packages_is_one_line(mistake: Any, message: str) -> None:
+    with pytest.raises(distributed_bugs.Error, match=message.replace("[", r"\[")) as raised:
+        distributed_bugs.check(mistake)
+    assert raised.value.exit_code == 2
+    assert "\n" not in str(raised.value)
+
+
+def test_error_of_a_command_is_raised_in_one_line() -> None:
+    with pytest.raises(distributed_bugs.Error) as raised:
+        distributed_bugs.probe("no_such_script.py", "{rows}")
+    assert str(raised.value) == "there is no script no_such_script.py"
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize("words", [("--json", "x"), ("--junitxml=x",), (3,)])
+def test_words_that_a_result_replaces_are_refused(words: Any) -> None:
+    with pytest.raises(distributed_bugs.Error):
+        distributed_bugs.probe(*words, SCRIPT)
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+def test_probe_runs_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = SCRIPT.read_text().replace("import argparse", "import argparse\nimport my_module", 1)
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "my_module.py").write_text("")
+    words = ["--layouts", "accumulation", "train.py", "--batch-size", "{rows}", "--accum", "{k}"]
+    result = distributed_bugs.probe(*words)
+    assert result.right, str(result)
+    assert result.loaded == ("my_module.py", "train.py")
+    assert not distributed_bugs.probe(*words, "--bug", "divided by k twice").right
