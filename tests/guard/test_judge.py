@@ -449,13 +449,13 @@ def test_weights_in_no_optimizer_that_never_move() -> None:
     assert alarm.text.startswith("weight and 1 more parameter get gradients but never move")
 
 
-def is_left(share: float) -> Change:
+def is_left(share: float, is_noted: bool = True) -> Change:
     """The gradient of the step before is there when the step begins, and a share of it in the
     gradient that the optimizer uses."""
 
     def change(post: Post) -> None:
         left = torch.linspace(-2, 1, sum(SIZES))
-        post.tensors["left"] = left
+        post.tensors["left"], post.stale = left, is_noted
         post.tensors["used"] += share * left
         post.updates = []
 
@@ -471,6 +471,11 @@ def test_gradient_of_the_step_before_is_told_if_the_rest_is_right(
     if kind == "stale":
         assert "zero_grad" in alarms[0].text
         assert alarms[0].parameters == ["weight", "bias"]
+
+
+def test_gradient_that_a_loop_writes_before_a_backward_is_not_of_the_step_before() -> None:
+    alarm = the_alarm(judged(on_all(is_left(1.0, is_noted=False))))
+    assert alarm.kind == "mean"
 
 
 # -- accumulation --

@@ -111,8 +111,7 @@ WRONG_SLOW = [
     Fault("ddp accumulate clip never_reduced", *COPIES, [1], OUT, also=(GRADIENTS,)),
     Fault("fsdp2 never_cleared accumulate", "gradients", "stale", [0, 1], "", 2),
     Fault("by_hand never_cleared clip", "gradients", "stale", [0, 1], "", 2),
-    Fault("ddp never_cleared fp16 clip", "gradients", "stale", [0, 1], "", 2),
-    Fault("ddp never_cleared bf16 bucket_view", "gradients", "stale", [0, 1], "", 2),
+    Fault("ddp never_cleared bf16", "gradients", "stale", [0, 1], "", 2),
     Fault("fsdp2 same_rows", "samples", "shared", [0, 1]),
     Fault("fsdp2 accumulate undivided", "accumulation", "weight", [0, 1]),
 ]

@@ -28,18 +28,24 @@ class Leftovers:
             if gradient is not None
         }
 
-    def sample(self, number: int, entry: Watched, positions: Positions) -> Tensor | None:
-        """The values of a gradient at the positions, if it is one that was noted, and nobody has
-        written it since."""
+    def is_noted(self, number: int, entry: Watched) -> bool:
+        """Whether a parameter has the gradient that was noted, and nobody has written it since."""
         reference, noted_version = self._notes.get(number, (None, 0))
-        gradient = _gradient(entry) if reference is not None else None
-        if gradient is None or reference() is not gradient or version(gradient) != noted_version:
+        gradient = _gradient(entry)
+        is_same = gradient is not None and reference is not None and reference() is gradient
+        return is_same and version(gradient) == noted_version
+
+    def sample(self, entry: Watched, positions: Positions) -> Tensor | None:
+        """The values at the positions of the gradient that a parameter has; None without one."""
+        gradient = _gradient(entry)
+        if gradient is None:
             return None
         begin, end = entry.described.begin, entry.described.end
         begin_number, end_number = positions.within(begin, end)
         if gradient.numel() != end - begin or end_number <= begin_number:
             return None
-        return positions.part(gradient, begin, begin_number, end_number).float()
+        values = positions.part(gradient, begin, begin_number, end_number)
+        return values.to(torch.float32, copy=True)  # the backward adds to the gradient
 
 
 def _gradient(entry: Watched) -> Any:

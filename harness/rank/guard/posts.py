@@ -171,6 +171,8 @@ class Post:
     """The epochs that have ended since the last post."""
     edited: bool = False
     """Whether the loop has written gradients after the last backward of the step."""
+    stale: bool = False
+    """Whether the step before left some gradients, and nobody has written them since."""
     whole_losses: bool = False
     """Whether the values of its losses are whole ones, not those of torch's functions."""
     goes_on: bool = False
@@ -218,7 +220,7 @@ class Post:
     """Releases and settings, in the first post of rank 0."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """``computed``, ``used``, ``updates``, ``weights``, ``bits``, ``first_bits``, ``losses``;
-    ``left``: of ``used``, what was there when the step began, as the step before had left it;
+    ``left``: of ``used``, what was there when the step began;
     ``outside``: whether weights changed since the last step ended; ``roots``: the losses with which
     backwards began; ``targets``: of each micro-batch how many count, and how many there are;
     ``passed``: how many times the gradients of other ranks a stage goes on with; ``norms``: of each

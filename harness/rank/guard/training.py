@@ -197,6 +197,8 @@ class Training:
         self._left: dict[int, Tensor] = {}
         """Samples of the gradients that were there when the step began, by the number of a
         parameter."""
+        self._is_stale = False
+        """Whether the step before left some of them, and nobody has written them since."""
         self._used_left: Tensor | None = None
         """These samples, where ``_used`` has those of the same parameters."""
         self._updates: list[Update] = []
@@ -267,9 +269,10 @@ class Training:
             positions = Positions.of(entry.described.numel, self.check)
             self._positions[number], self._starts[number] = positions, self._size
             self._size += positions.count
-            left = self._leftovers.sample(number, entry, positions)
+            left = self._leftovers.sample(entry, positions)
             if left is not None:
                 self._left[number] = left
+                self._is_stale = self._is_stale or self._leftovers.is_noted(number, entry)
             if entry.hooked is not None and positions.count:
                 hook = guarded(functools.partial(self.sample_computed, number))
                 self._handles.append(entry.hooked.register_hook(hook))
@@ -790,7 +793,7 @@ class Training:
         post.partial = {str(n): parts for n, parts in self._partial.items()}
         post.partial_used = {str(n): parts for n, parts in self._partial_used.items()}
         post.used, post.without_gradient = self._places, self._without
-        post.edited = self._is_edited
+        post.edited, post.stale = self._is_edited, self._is_stale
         post.hooked = has_own_hooks(optimizer)
         post.separate = self.has_separate_losses(self._step_batches)
         post.updates, post.dropped = self._updates, self._dropped

@@ -37,7 +37,7 @@ class Pair:
     common: bool = True
     """Whether all ranks use the same gradient, as far as they have the same part of it."""
     left: Tensor | None = None
-    """The gradient that the step before had left there; None without one."""
+    """The gradient that was there when the step began; None without one."""
     tied: list[Tensor] = field(default_factory=list)
     """The means of weights of other stages that were equal to this one at first: if these share a
     weight, as first and last embedding do, each uses the sum."""
@@ -112,10 +112,10 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
     if not torch.isfinite(gradient).all() or not mean.any():
         return None
     near = NEAR_IN_16_BITS if any(pair.coarse for pair in pairs) else NEAR
-    if any(pair.left is not None for pair in pairs):
+    if (view.post.stale or memory.stale) and any(pair.left is not None for pair in pairs):
         alarm = _stale(view, pairs, near)
         if alarm is not None:
-            memory.has_factor = False
+            memory.has_factor, memory.stale = False, True
             return alarm
     largest = math.sqrt(sum(pair.largest**2 for pair in pairs))
     ratio = float(gradient @ mean / (mean @ mean))

@@ -89,6 +89,8 @@ class Memory:
     """How many times the mean of the ranks' gradients an optimizer uses in this step."""
     has_factor: bool = True
     """Whether it does so, and not something else."""
+    stale: bool = False
+    """Whether gradients were used a second time: later ones are of several steps before."""
     unreduced: bool = False
     """Whether in this step each rank uses the gradient that it computed itself, in a model of which
     no wrapper says that it is reduced, or was told to reduce nothing."""
