@@ -30,11 +30,14 @@ class OfPairs:
 
 
 def features(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The features of the images and of the texts, each of length 1."""
+    """The features of the images and of the texts, each of length 1.
+
+    They are contiguous, as those of two encoders are: NCCL gathers no others, gloo does.
+    """
     import torch
 
     images, texts = torch.nn.functional.normalize(outputs, dim=-1).unbind(1)
-    return images, texts
+    return images.contiguous(), texts.contiguous()
 
 
 def train(ctx: api.Context, oracle: Any, **options: Any) -> None:
