@@ -11,7 +11,9 @@ from harness.bugs.results import Result
 from harness.system.text import count, markdown_table
 
 REASONS: Mapping[str, str] = {
+    "length_grouped_resume": "its fixed release cannot be imported beside packages of that machine",
     "pml_ddp_scale": "its release cannot be installed for the Python of that machine, 3.12",
+    "torchmetrics_minmax": "its fixed release cannot be imported beside packages of that machine",
     "zero_bubble_shared_weight": "its edit does not fit the torch of that machine, 2.11",
 }
 """Why scenarios that use a device have no result from GPUs."""

@@ -13,6 +13,7 @@ import os
 import shutil
 import tarfile
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -112,15 +113,18 @@ def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
 def _streams(file: int) -> Iterator[bytes]:
     """A file's content in xz, as several streams that are compressed in parallel."""
     size, count = os.fstat(file).st_size, min(STREAMS, os.cpu_count() or 1)
-    edges = [size * n // count for n in range(count + 1)]
+    edges, ended = [size * n // count for n in range(count + 1)], threading.Event()
     with ThreadPoolExecutor(count) as pool:  # lzma releases the GIL
-        yield from pool.map(partial(_stream, file), edges, edges[1:])
+        try:
+            yield from pool.map(partial(_stream, file, ended), edges, edges[1:])
+        finally:
+            ended.set()  # an interrupt need not wait for minutes
 
 
-def _stream(file: int, start: int, end: int) -> bytes:
+def _stream(file: int, ended: threading.Event, start: int, end: int) -> bytes:
     compressor = lzma.LZMACompressor(filters=list(COMPRESSION))
     at, packed = start, []
-    while at < end:
+    while at < end and not ended.is_set():
         read = os.pread(file, min(end - at, 1 << 22), at)
         packed.append(compressor.compress(read))
         at += len(read)
@@ -159,6 +163,7 @@ def _assemble(aside: Path, keys: Sequence[str], cache: Path) -> None:
     for key in keys:
         folder = aside / "overlays" / key
         manifest = _read(folder)
+        (folder / overlay.SITE).mkdir(exist_ok=True)  # an overlay without releases has no file
         _compile(folder / overlay.SITE, compiled)
         manifest["files"] = files = overlay.seal(folder / overlay.SITE)
         contents.share(folder / overlay.SITE, files, cache)

@@ -202,7 +202,7 @@ def folder(tmp_path: Path, packed: Path, originals: Lent) -> Path:
         (None, "is not a bundle"),
         ("{", "is not a bundle"),
         ("[]", "is not a bundle"),
-        ('{"overlays": {"../../x": {}}, "format": 3}', "names something that is not an overlay"),
+        ('{"overlays": {"../../x": {}}, "format": 4}', "names something that is not an overlay"),
         ('{"overlays": {}}', "is a bundle of another version: make it again"),
     ],
 )
@@ -230,3 +230,15 @@ def test_a_full_disk_leaves_nothing_behind(
     with pytest.raises(Inconclusive, match=f"no room on the disk for {cache}"):
         bundle.unpack(folder, cache)
     assert nothing_left(cache)
+
+
+def test_an_overlay_without_files_arrives(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolution, "install", lambda *_: None)
+    with borrow(STACK, (), tmp_path / "elsewhere") as empty:
+        archive.write(tmp_path / "archive", {empty.key: (STACK, empty)}, tmp_path / "elsewhere")
+    archive.unpack(tmp_path / "archive", [empty.key], cache)
+    with borrow(STACK, (), cache) as copy:
+        assert not copy.is_new
+        assert copy.site.is_dir()
