@@ -128,6 +128,8 @@ class Layout:
     """The ranks of the reference."""
     relations: tuple[str, ...] = ()
     """Of ``models``, asked of the model after the last step."""
+    places: bool = False
+    """Whether what the modules get and return in the last step is recorded."""
 
     @property
     def resumed(self) -> bool:

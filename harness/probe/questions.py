@@ -148,7 +148,8 @@ def probe(
             answers.notes += _notes(run, baseline)
     first_broken = next((one for one in answers.layouts if one.broken), None)
     if settings.where and first_broken is not None:
-        answers.where = locate(first_broken)
+        of_layout = _runner_of(first_broken.layout, runner, other)
+        answers.where = locate(first_broken, settings, runner.start, of_layout.start)
     answers.written = runner.written
     if other is not None:
         answers.written.add(other.written)

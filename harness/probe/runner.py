@@ -256,6 +256,7 @@ class Runner:
             move=0.0 if layout.resumed else settings.perturb,
             constants=self.target.filled_constants(values),
             relations=list(layout.relations),
+            places=layout.places,
             on_cpu=self.lane is Lane.CPU and not self.as_written,
             folders=self._folders,
             own=str(folder / WRITTEN),

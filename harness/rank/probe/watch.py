@@ -22,6 +22,7 @@ from harness.rank.probe.micro_batches import MicroBatches
 from harness.rank.probe.noise import Noise
 from harness.rank.probe.optimizers import Optimizers
 from harness.rank.probe.parameters import Engine, Optimized, fill_memory
+from harness.rank.probe.places import Places
 from harness.rank.probe.record import Record
 from harness.rank.probe.samples import draw_one_order
 from harness.rank.probe.saves import Saves
@@ -101,6 +102,8 @@ class Watch:
 
     def install(self) -> None:
         """Subscribe, before anything of the script runs."""
+        if self.assignment.places:  # within the calls that self.model records
+            Places(self.record, self.model, self.assignment.steps - 1).install()
         self.model.install()
         Gradients(self.record, self.model).install()
         events.instrument.on(events.Step, before=self._before_step, after=self._after_step)
