@@ -113,7 +113,8 @@ fill="{{ box.colour }}">\
 <tr><th>module</th><th>class</th><th>forward</th><th>backward</th><th>rounding</th></tr>
 {% for one in modules %}
 <tr><td>{{ one.module | plain }}</td><td>{{ one.kind | plain }}</td>\
-<td>{{ shown(one.forward) }}</td><td>{{ shown(one.backward) }}</td><td>{{ shown(one.unsure) }}</td></tr>
+<td>{{ shown(one.forward) }}</td><td>{{ shown(one.backward) }}</td>\
+<td>{{ shown(one.unsure) }}</td></tr>
 {% endfor %}
 </table></div>
 {% endif %}
