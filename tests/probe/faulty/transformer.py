@@ -3,6 +3,8 @@
 Each fault depends on how a batch is divided, so that the layouts of a probe differ.
 """
 
+# mypy: ignore-errors
+
 import argparse
 
 import torch
