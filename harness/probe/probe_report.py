@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from harness.bugs.api.numbers import named
+from harness.probe import modes
 from harness.probe.compare import optimizers, whole_run
 from harness.probe.compare.comparison import Compared
 from harness.probe.compare.faults import several
@@ -52,6 +53,7 @@ FAULTS = {
     "samples": "it trains on other samples",
     "stale gradients": "gradients of the step before are left",
     "gradient": "it has another gradient",
+    modes.WITH_DROPOUT: "it has another gradient with dropout",
     "clipped gradient": "clipping leaves another gradient",
     "loss": "it has another loss",
     "learning rate": "it has another learning rate",
