@@ -59,6 +59,7 @@ from ..events import (
     ZeroGrad,
 )
 from .averaging import Averaging
+from .callers import place_of_caller
 from .checks.views import Alarm, Memory
 from .facts import facts_of
 from .judge import judge
@@ -77,7 +78,7 @@ from .settings import CHECKS, Settings, report_in
 from .summary import Clock, blind, content, line, merged, not_seen, percent
 from .torch_shards import inner_optimizer
 from .trackers import News, Trackers
-from .training import Training, place_of_caller
+from .training import Training
 
 MAKING = {
     "initialize_optimizer_states": "deepspeed.",
@@ -526,7 +527,7 @@ class Guard:
         if post.check == 1 and post.optimizer == 0 and not _rank():
             started = time.perf_counter()
             post.facts = facts_of(post, micro_batches, self._scaler, self.settings.known)
-            self.trainings[0].setup += time.perf_counter() - started
+            self.trainings[0].costs.setup += time.perf_counter() - started
         return post
 
     def _load(self, event: LoadedState) -> None:
@@ -714,7 +715,7 @@ class Guard:
                 self._facts,
                 ended=has_ended,
                 restarts=_restarts(),
-                setup_s=sum(one.setup for one in self.trainings),
+                setup_s=sum(one.costs.setup for one in self.trainings),
                 not_seen=self._not_seen(),
                 notes=[*self.mailbox.notes, *self.trackers.notes],
                 error=self.error,
