@@ -20,6 +20,9 @@ class Clips:
         """How often gradients were clipped."""
         self.norms: Tensor | None = None
         """The norm of each gradient, before all of them were clipped."""
+        self.after: Tensor | None = None
+        """The norm of each of these gradients, after they were clipped."""
+        self._gradients: list[Tensor | None] = []
         self.clipped: Tensor | None = None
         """By which norm, and to which one, they were clipped."""
         self._limits: list[Tensor] = []
@@ -47,14 +50,16 @@ class Clips:
         gradients = list(with_gradient.values())
         if all(type(one) is Tensor and one.layout is torch.strided for one in gradients):
             parameters = [watched[number].parameter for number in numbers]
-            self.norms = norms([with_gradient.get(id(one)) for one in parameters], 2.0)
+            self._gradients = [with_gradient.get(id(one)) for one in parameters]
+            self.norms = norms(self._gradients, 2.0)
 
     def end(self, norm: Any, limit: Any) -> None:
         """Note by which norm, and to which one, these gradients were clipped."""
         if self.norms is not None and isinstance(norm, (float, Tensor)):
             device = self.norms.device
             values = [on_device(one, device) for one in (norm, limit)]
-            self.clipped = torch.cat(values)
+            self.clipped, self.after = torch.cat(values), norms(self._gradients, 2.0)
+        self._gradients = []
         if type(norm) is Tensor and self._is_scaled:
             self._limits = [on_device(one, norm.device) for one in (norm, limit)]
 

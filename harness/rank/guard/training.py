@@ -494,6 +494,7 @@ class Training:
             "outside": sums.outside,
             "norms": clips.norms if is_clipped else None,
             "clipped": clips.clipped if is_clipped else None,
+            "after": clips.after if is_clipped else None,
             "scaled": clips.scaled,
             "unrounded": sums.unrounded,
         }
