@@ -34,6 +34,9 @@ from harness.system.text import count
 if TYPE_CHECKING:
     from harness.probe.signatures import KnownBug
 
+SCHEMA = 1
+"""The version of the JSON, see docs/formats.md; it grows when a field changes or goes."""
+
 WIDTH = 26
 
 UNSEEN = "probe did not see which rows the model is given; --without samples accepts that"
@@ -250,6 +253,7 @@ def _layout(comparison: Compared, reported: set[tuple[str, ...]]) -> Iterator[st
 def as_json(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> dict[str, Any]:
     """The answers for programs; docs/probe_details.md describes the keys."""
     return {
+        "schema": SCHEMA,
         "exit_code": exit_code(answers),
         "headline": headline(answers),
         "text": "\n".join(text(answers, seconds, bugs)),

@@ -211,6 +211,7 @@ class Place:
 class ProbeResult(Report):
     """What ``probe`` returns."""
 
+    schema: int
     exit_code: int
     headline: str
     text: str
