@@ -225,7 +225,7 @@ def test_the_job_probes_a_script(ready: Job, words: str, expected: int) -> None:
     assert (code, ready.outputs["probe"]["exit-code"]) == (expected, str(expected)), printed
     stop, *_, begin = re.findall(r"^::(?:stop-commands::)?([0-9a-f]{32})(?:::)?$", printed, re.M)
     assert stop == begin
-    assert "\n    our loop.py is " in ready.summary
+    assert "\n    our loop.py " in ready.summary
     after = printed.partition(f"::{stop}::\n")[2]
     assert after.startswith("::error title=probe::our loop.py is not right") == bool(expected)
 
