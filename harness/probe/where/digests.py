@@ -176,4 +176,8 @@ def factors_of(key: Key, recorded: Recorded, reference: Recorded) -> dict[MicroB
         if square:
             product = sum(float((got * expected).sum()) for got, expected in pairs)
             factors[one.of] = product / square
+    if recorded.same_rows:  # a micro-batch goes through all ranks
+        by_number = {of.number: factor for of, factor in factors.items()}
+        ranks = range(len(recorded.run.ranks))
+        factors = {MicroBatch(r, n): factor for n, factor in by_number.items() for r in ranks}
     return factors

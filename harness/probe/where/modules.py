@@ -66,6 +66,14 @@ class Evidence:
             None,
         )
 
+    def is_from_another_rank(self, key: Key) -> bool:
+        """Whether a gradient comes from the next stage of a pipeline, on another rank."""
+        ranks = {one.of.rank for one in self.recorded.samples[key]}
+        earlier = self.recorded.in_order(gradient=True)
+        before = [k for k in earlier[: earlier.index(key)] if self.distance(k) is not None]
+        seen = {one.of.rank for other in before for one in self.recorded.samples[other]}
+        return self.recorded.same_rows and bool(before) and not ranks & seen
+
     def distance(self, key: Key) -> float | None:
         factors = self.factors if key.gradient else None
         return distance(key, self.recorded, self.reference, factors)
@@ -121,12 +129,17 @@ def _place(evidence: Evidence, key: Key) -> Place:
     parent = evidence.recorded.parents[name]
     direction = BACKWARD if key.gradient else FORWARD
     call = evidence.recorded.calls[name]
+    if key.gradient and not from_itself and evidence.is_from_another_rank(key):
+        text = f"{direction}, between two ranks: the gradient that {_called(*_title(call))} gets"
+        return Place(evidence.layout, direction, text, distances=tuple(distances(evidence)))
     if parent is None:
         text = f"{direction}, outside of the modules, at the call of {_called(*_title(call))}"
         return Place(evidence.layout, direction, text, distances=tuple(distances(evidence)))
     side = "after" if key.gradient and not key.is_input else "before"
     title = call["name"].removeprefix(f"{parent[0]}.") or call["kind"]
     how = "" if from_itself else f", {side} it {'called' if side == 'after' else 'calls'} {title}"
+    if how and side == "after":  # a hook or an auxiliary loss may have taken it elsewhere
+        how += ", or of what else uses its output"
     return _named(evidence, parent, direction, how, 0 if from_itself else call["line"])
 
 
