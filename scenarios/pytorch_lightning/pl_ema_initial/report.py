@@ -27,10 +27,11 @@ class Weight(pl.LightningModule):  # type: ignore[misc]
         self.trained.append(self.weight.item())
 
 
-model, rows = Weight(), DataLoader(torch.ones(5))  # type: ignore[arg-type]
+rows: Any = torch.ones(5)
+model = Weight()
 options: Any = {"callbacks": [EMAWeightAveraging(decay=0.9, update_starting_at_step=100)]}
 options |= {"default_root_dir": tempfile.mkdtemp(), "enable_progress_bar": False}
-pl.Trainer(accelerator="cpu", max_epochs=1, logger=False, **options).fit(model, rows)
+pl.Trainer(accelerator="cpu", max_epochs=1, logger=False, **options).fit(model, DataLoader(rows))
 left = model.weight.item()
 print(f"pytorch-lightning {pl.__version__}: the weight after each step: {model.trained}")
 print(f"after fit: {left:g}")
