@@ -15,13 +15,27 @@ if TYPE_CHECKING:
     from typing import Any
 
     from distributed_bugs.harness.python.commands import Error
+    from distributed_bugs.harness.python.lightning_callback import LightningGuardCallback
     from distributed_bugs.harness.python.results import CheckResult, ProbeResult
+    from distributed_bugs.harness.python.trainer_callback import GuardCallback
 
-__all__ = ("CheckResult", "Error", "ProbeResult", "check", "guard", "main", "probe")
+__all__ = (
+    "CheckResult",
+    "Error",
+    "GuardCallback",
+    "LightningGuardCallback",
+    "ProbeResult",
+    "check",
+    "guard",
+    "main",
+    "probe",
+)
 
 PLACES = {
     "CheckResult": "results",
     "Error": "commands",
+    "GuardCallback": "trainer_callback",
+    "LightningGuardCallback": "lightning_callback",
     "ProbeResult": "results",
     "pytest_plugin": "",
 }
@@ -107,6 +121,7 @@ def guard(
 
     Call it on every rank, before the optimizer is made. Under the command, its options hold. The
     arguments are the same options; ``out`` is a folder, which is made if it does not exist.
+    Raises ValueError for an option that it does not know.
     """
     import os
     import sys
@@ -119,7 +134,9 @@ def guard(
         settings.report_in("python")
         start()
         return
+    out = out and os.path.abspath(out)
+    requested = settings.Settings(budget, every, list(checks), on_alarm, out, quiet)
+    requested.refuse_mistakes()
     if out:
         os.makedirs(out, exist_ok=True)
-    out = out and os.path.abspath(out)
-    start(settings.Settings(budget, every, list(checks), on_alarm, out, quiet))
+    start(requested)

@@ -1,14 +1,12 @@
-"""What ``check`` prints: for people, as JSON, or as annotations of GitHub."""
+"""What ``check`` prints for people, and as JSON; other modules write its other formats."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,8 +15,6 @@ from harness.bugs import catalog
 from harness.bugs.api.settings import Setting
 from harness.check.bug_status import RAN, THERE, BugStatus, Checked, advice
 from harness.check.environment import Environment
-from harness.check.source import STDIN
-from harness.check.synonyms import named_in
 from harness.system.installation import as_typed
 from harness.system.terminal import terminal
 from harness.system.text import count, short, unbroken
@@ -46,10 +42,6 @@ STYLES = {BugStatus.AFFECTED: "bold red", BugStatus.POSSIBLY: "bold yellow"}
 LONGEST = 160
 """Characters of a reason that are printed; the JSON has it complete."""
 
-LEVELS = {BugStatus.AFFECTED: "error", BugStatus.POSSIBLY: "warning", BugStatus.UNKNOWN: "notice"}
-"""The levels of GitHub's annotations."""
-ACCEPTED_LEVEL = "notice"
-
 
 @dataclass(frozen=True)
 class Features:
@@ -75,23 +67,37 @@ class Features:
         return f"{self.model}: wrong in transformers {self.release}: {', '.join(self.wrong)}{gaps}"
 
 
-def print_text(
-    console: Console,
-    environment: Environment,
-    bugs: Sequence[Checked],
-    broken: Mapping[str, str],
-    settings: Mapping[str, Setting] | None,
-    notes: Sequence[str] = (),
-    features: Sequence[Features] = (),
-    *,
-    long: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class Report:
+    """What ``check`` found out."""
+
+    environment: Environment
+    bugs: Sequence[Checked]
+    """Of every scenario; most damaging first."""
+    broken: Mapping[str, str] = field(default_factory=dict)
+    """The scenarios that cannot be used, with the reason."""
+    settings: Mapping[str, Setting] | None = None
+    notes: Sequence[str] = ()
+    """Lines about the accepted bugs."""
+    features: Sequence[Features] = ()
+
+    @property
+    def remarks(self) -> list[str]:
+        """Lines about how the files were read, and about models."""
+        return [*self.environment.notes, *map(str, self.features)]
+
+    @property
+    def refusals(self) -> list[str]:
+        """Lines about the scenarios that cannot be used."""
+        return [f"{name} cannot be used: {why}" for name, why in self.broken.items()]
+
+
+def print_text(console: Console, report: Report, *, long: bool = False) -> None:
     """Print the number of bugs, then each bug that affects the user, then one line for each other
     bug. ``long`` prints every bug in full. The most damaging bugs come first.
-
-    ``notes`` are lines about the accepted bugs.
     """
-    _say(console, *_environment(environment), *(f"  {note}" for note in environment.notes))
+    environment, bugs, settings = report.environment, report.bugs, report.settings
+    _say(console, *releases_of(environment), *(f"  {note}" for note in environment.notes))
     open_bugs = [checked for checked in bugs if checked.counts]
     _say(console, "", headline(open_bugs, settings), style="bold")
     if long:
@@ -100,13 +106,13 @@ def print_text(
         _print_briefly(console, open_bugs, settings)
     if settings is None and any(needs_settings(checked, None) for checked in open_bugs):
         _say(console, "", NO_SETTINGS)
-    for name, why in broken.items():
-        _say(console, "", f"{name} cannot be used: {why}")
-    print_accepted(console, bugs, notes)
+    for refusal in report.refusals:
+        _say(console, "", refusal)
+    print_accepted(console, bugs, report.notes)
     for release in advice(bugs, settings):
         _say(console, "", str(release))
-    if features:
-        _say(console, "", "MODELS", *(f"  {model}" for model in features))
+    if report.features:
+        _say(console, "", "MODELS", *(f"  {model}" for model in report.features))
     _say(console, "", summary(bugs))
 
 
@@ -181,7 +187,7 @@ def print_accepted(console: Console, bugs: Sequence[Checked], notes: Sequence[st
         _say(console, "", note, style="yellow")
 
 
-def _environment(environment: Environment) -> list[str]:
+def releases_of(environment: Environment) -> list[str]:
     """The environment's name and its releases; a star marks one that no file names exactly."""
     packages = sorted(environment.packages.items())
     releases = [
@@ -214,6 +220,20 @@ def _whole(checked: Checked) -> list[str]:
     return ["", title, *lines]
 
 
+def sentences(checked: Checked) -> str:
+    """What happens, how that is known, what sets it off and what to do, in one paragraph."""
+    scenario = catalog.scenario(checked.scenario)
+    reason = str(checked.accepted) if checked.accepted else short(checked.why, LONGEST)
+    about = [f"{scenario.harm}: {scenario.title}", reason, checked.settings]
+    hints = [f"Only with {scenario.trigger}", f"Remedy: {checked.remedy}"]
+    return ". ".join(filter(None, [*about, *hints]))
+
+
+def status_in_words(checked: Checked) -> str:
+    """``affected``, or ``affected, accepted``."""
+    return f"{checked.status}, accepted" if checked.accepted else str(checked.status)
+
+
 def summary(bugs: Iterable[Checked]) -> str:
     """The number of bugs with each status, in words."""
     bugs = list(bugs)
@@ -232,20 +252,13 @@ def summary(bugs: Iterable[Checked]) -> str:
     return f"{count(len(bugs), 'bug')}: {', '.join(parts) or 'none'}"
 
 
-def as_json(
-    environment: Environment,
-    bugs: Sequence[Checked],
-    broken: Mapping[str, str],
-    settings: Mapping[str, Setting] | None,
-    notes: Sequence[str] = (),
-    features: Sequence[Features] = (),
-) -> str:
+def as_json(report: Report) -> str:
     """The bugs as JSON; docs/check.md has its fields."""
-    report = StringIO()
-    print_text(terminal(report), environment, bugs, broken, settings, notes, features)
+    environment, settings, text = report.environment, report.settings, StringIO()
+    print_text(terminal(text), report)
     content = {
         "schema": SCHEMA,
-        "text": report.getvalue().rstrip("\n"),
+        "text": text.getvalue().rstrip("\n"),
         "environment": {
             "where": environment.where,
             "complete": environment.complete,
@@ -253,11 +266,11 @@ def as_json(
             "packages": {n: asdict(p) for n, p in sorted(environment.packages.items())},
         },
         "settings": None if settings is None else _settings(settings),
-        "bugs": [_bug(checked) for checked in bugs],
-        "advice": [asdict(suggestion) for suggestion in advice(bugs, settings)],
-        "notes": list(notes),
-        "models": [asdict(model) for model in features],
-        "broken": dict(broken),
+        "bugs": [_bug(checked) for checked in report.bugs],
+        "advice": [asdict(suggestion) for suggestion in advice(report.bugs, settings)],
+        "notes": list(report.notes),
+        "models": [asdict(model) for model in report.features],
+        "broken": dict(report.broken),
     }
     return json.dumps(content, indent=2)
 
@@ -285,59 +298,3 @@ def _bug(checked: Checked) -> dict[str, Any]:
         "command": checked.command,
         "accepted": checked.accepted and asdict(checked.accepted),
     }
-
-
-def for_github(
-    bugs: Iterable[Checked],
-    file: str | None,
-    notes: Iterable[str] = (),
-    *,
-    environment: Environment | None = None,
-    more: Iterable[str] = (),
-) -> Iterator[str]:
-    """Write one annotation of GitHub Actions for each bug: at the line that names the package,
-    otherwise at ``file``, if any. An accepted bug becomes a notice.
-
-    The notes of the environment and ``more`` come first, as notices. ``notes`` are about accepted
-    bugs and come last, as warnings.
-    """
-    lines = environment.lines if environment else {}
-    for note in (*(environment.notes if environment else ()), *more):
-        place = re.match(r"(.+, line \d+): ", note)
-        yield f"::notice {_location(place[1] if place else '', file)}title=check::{_escaped(note)}"
-    for checked in bugs:
-        if checked.status in LEVELS:
-            scenario = catalog.scenario(checked.scenario)
-            status = f"{checked.status}, accepted" if checked.accepted else str(checked.status)
-            title = _escaped(f"{checked.scenario}: {status}", ":,")
-            reason = f"{checked.accepted}" if checked.accepted else short(checked.why, LONGEST)
-            level = ACCEPTED_LEVEL if checked.accepted else LEVELS[checked.status]
-            about = [f"{scenario.harm}: {scenario.title}", reason, checked.settings]
-            hints = [f"Only with {scenario.trigger}", f"Remedy: {checked.remedy}"]
-            text = _escaped(". ".join(filter(None, [*about, *hints])))
-            names = named_in([catalog.subject(checked.scenario)])
-            where = _location(next((lines[name] for name in names if name in lines), ""), file)
-            yield f"::{level} {where}title={title}::{text}"
-    for note in notes:
-        yield f"::warning {_location('', file)}title=accepted bugs::{_escaped(note)}"
-
-
-def _location(place: str, file: str | None) -> str:
-    """The file and the line of an annotation at ``requirements.txt, line 3`` or at
-    ``pyproject.toml, project.dependencies``; without a place, ``file``. GitHub needs paths
-    relative to the folder where the job runs."""
-    name, _, position = place.rpartition(", ")
-    if name == STDIN or not (file or name):
-        return ""
-    path = Path(name or file or "")
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    line = f"line={position.removeprefix('line ')}," if position.startswith("line ") else ""
-    return f"file={_escaped(str(path), ':,')},{line}"
-
-
-def _escaped(text: str, specials: str = "") -> str:
-    """Escape a text for GitHub's workflow commands."""
-    for character in "%\r\n" + specials:
-        text = text.replace(character, f"%{ord(character):02X}")
-    return text

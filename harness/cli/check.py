@@ -5,6 +5,7 @@
     python -m harness check -r requirements.txt          # or uv.lock, poetry.lock, pylock.toml
     pip freeze | python -m harness check -r -
     python -m harness check --deepspeed ds_config.json   # only what these settings can set off
+    python -m harness check -r uv.lock --format sarif:check.sarif --format github
     python -m harness check --run                        # runs each scenario instead
 
 The statuses come from recorded runs; a release that was not tested has the status of its neighbours
@@ -16,7 +17,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.bugs import catalog
@@ -24,6 +27,7 @@ from harness.bugs.api.settings import Setting
 from harness.check import check_report, settings_files
 from harness.check import environment as stacks
 from harness.check.accepted import read as read_accepted
+from harness.check.annotations import github_annotations
 from harness.check.bug_status import (
     BugStatus,
     Checked,
@@ -32,21 +36,31 @@ from harness.check.bug_status import (
     recorded,
     with_accepted,
 )
-from harness.check.check_report import Features
+from harness.check.check_report import Features, Report
 from harness.check.environment import Environment
+from harness.check.markdown_summary import as_markdown
+from harness.check.sarif import as_sarif
 from harness.check.source import read_file
 from harness.cli import Arguments
-from harness.cli._values import day
+from harness.cli._values import day, output_file
 from harness.models.recorded import all_recorded as recorded_models
 from harness.models.recorded import nearest, up_to
 from harness.rank.models.heads import SUBJECT, parsed
 from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
+from harness.system.files import write_whole, writing
 from harness.system.installation import as_typed
 from harness.system.terminal import Progress, terminal
 from harness.system.text import short
 
-FORMATS = ("text", "json", "github")
+FORMATS: dict[str, Callable[[Report], str]] = {
+    "json": lambda report: check_report.as_json(report) + "\n",
+    "github": lambda report: as_typed("".join(f"{line}\n" for line in github_annotations(report))),
+    "sarif": lambda report: as_typed(as_sarif(report)) + "\n",
+    "markdown": lambda report: as_typed(as_markdown(report)),
+}
+"""The formats besides text."""
+TEXT = "text"
 LONGEST = 400
 """Characters of the notes in an error."""
 
@@ -60,6 +74,7 @@ def main(arguments: list[str]) -> int:
         raise UserError("--unknown has an effect only with --run")
     if options.as_of and not options.requirements:
         raise UserError("--as-of has an effect only with -r")
+    _printed_format(options.format)  # refuses two
     models = [_model(word) for word in options.model]
     settings, accepted = _settings(options), read_accepted(options.accepted)
     environment = _environment(options, names)
@@ -71,7 +86,8 @@ def main(arguments: list[str]) -> int:
     bugs = with_accepted(bugs, accepted, today)
     notes = list(outdated(bugs, accepted, today))
     broken = {} if _scenarios(options.overrides) else catalog.broken()
-    _print(options, environment, bugs, broken, settings, notes, _features(models, environment))
+    features = _features(models, environment)
+    _write(Report(environment, bugs, broken, settings, notes, features), options)
     return exit_code(bugs, strict=options.strict or bool(broken))
 
 
@@ -118,15 +134,50 @@ def _parser() -> Arguments:
     )
     parser.add_argument("--long", action="store_true", help="print all that is known of each bug")
     parser.add_argument("--strict", action="store_true", help="exit with 3 if a status is unknown")
-    parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
+    parser.add_argument(
+        "--format",
+        action="append",
+        type=_report_output,
+        default=[],
+        metavar="FORMAT[:FILE]",
+        help=f"{', '.join([TEXT, *FORMATS])} (default: text); with :FILE, write the file and print "
+        "the text as well; repeatable",
+    )
     parser.add_argument(
         "--json",
-        action="store_const",
-        const="json",
+        action="append_const",
+        const=ReportOutput("json"),
         dest="format",
         help="the same as --format json",
     )
     return parser
+
+
+@dataclass(frozen=True)
+class ReportOutput:
+    """A format, and the file to write; without a file it is printed."""
+
+    format: str
+    file: Path | None = None
+
+
+def _report_output(text: str) -> ReportOutput:
+    name, colon, file = text.partition(":")
+    if name not in (TEXT, *FORMATS):
+        raise ArgumentTypeError(unknown("format", short(name), [TEXT, *FORMATS]))
+    if not colon:
+        return ReportOutput(name)
+    if name == TEXT:
+        raise ArgumentTypeError("text is printed: leave the file out")
+    return ReportOutput(name, output_file(file))
+
+
+def _printed_format(outputs: Iterable[ReportOutput]) -> str:
+    """The format that is printed."""
+    names = list(dict.fromkeys(output.format for output in outputs if output.file is None))
+    if len(names) > 1:
+        raise UserError(f"{names[0]} and {names[1]} are both printed: write {names[1]}:FILE")
+    return names[0] if names else TEXT
 
 
 def _scenarios(words: Sequence[str]) -> list[str]:
@@ -229,7 +280,7 @@ def _with_runs(
     selection = [checked for checked in bugs if checked.status in statuses]
     if not selection:
         return list(bugs)
-    console = terminal(None if options.format == "text" else sys.stderr)
+    console = terminal(None if _printed_format(options.format) == TEXT else sys.stderr)
     with Progress(console) as progress:
         fresh = live.statuses(selection, environment, overrides, progress)
     by_name = {checked.scenario: checked for checked in fresh}
@@ -240,31 +291,18 @@ RUN_AGAIN = (BugStatus.AFFECTED, BugStatus.POSSIBLY, BugStatus.UNKNOWN, BugStatu
 """The statuses that ``--run`` finds out again by a run."""
 
 
-def _print(
-    options: argparse.Namespace,
-    environment: Environment,
-    bugs: Sequence[Checked],
-    broken: Mapping[str, str],
-    settings: Mapping[str, Setting] | None,
-    notes: Sequence[str],
-    features: Sequence[Features],
-) -> None:
-    console = terminal()
-    if options.format == "json":
-        console.print(check_report.as_json(environment, bugs, broken, settings, notes, features))
-    elif options.format == "github":
-        remarks = [f"{name} cannot be used: {why}" for name, why in broken.items()]
-        remarks += map(str, features)
-        lines = check_report.for_github(
-            bugs, environment.file, notes, environment=environment, more=remarks
-        )
-        for line in lines:
-            console.print(as_typed(line))
-    else:
+def _write(report: Report, options: argparse.Namespace) -> None:
+    """Write the files, and print the format without a file."""
+    for output in options.format:
+        if output.file is not None:
+            with writing(output.file, f"--format {output.format}:FILE"):
+                write_whole(output.file, FORMATS[output.format](report))
+    console, printed = terminal(), _printed_format(options.format)
+    if printed == TEXT:
         long = options.long or bool(_scenarios(options.overrides))
-        check_report.print_text(
-            console, environment, bugs, broken, settings, notes, features, long=long
-        )
+        check_report.print_text(console, report, long=long)
+    else:
+        console.print(FORMATS[printed](report), end="")
 
 
 def exit_code(bugs: Sequence[Checked], *, strict: bool) -> int:

@@ -78,6 +78,7 @@ def _write_address() -> None:
 def _write_docs() -> None:
     """Write the pages of docs/ that are made from all scenarios."""
     for name, whole in WHOLE.items():
+        (DOCS / name).parent.mkdir(exist_ok=True)
         write_whole(DOCS / name, whole())
     folder = DOCS / "stories"
     folder.mkdir(exist_ok=True)

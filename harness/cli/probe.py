@@ -51,6 +51,7 @@ from harness.bugs.lookup import why_affected
 from harness.check import environment, interpreter
 from harness.cli import Arguments, patches
 from harness.cli._values import STANDARD_OUTPUT, number, output, output_file, seconds, whole_number
+from harness.probe import html_report
 from harness.probe.layouts import LAYOUTS, RELATIONS, Settings
 from harness.probe.probe_report import as_json, as_junit, exit_code, status, text
 from harness.probe.questions import Answers, probe
@@ -230,6 +231,7 @@ def _parser() -> Arguments:
         help="write the answers; - is standard output, without text",
     )
     option("--junitxml", type=output_file, metavar="FILE", help="write a test case for each layout")
+    option("--html", type=output_file, metavar="FILE", help="write a page with a picture, too")
     option("-m", action="store_true", help="the script is a module")
     option("script", nargs=argparse.REMAINDER, help="the script and its arguments")
     return parser
@@ -479,3 +481,6 @@ def _write(answers: Answers, began: float, options: argparse.Namespace) -> None:
     if options.junitxml:
         with writing(options.junitxml, "--junitxml"):
             write_whole(options.junitxml, as_junit(answers, seconds))
+    if options.html:
+        with writing(options.html, "--html"):
+            write_whole(options.html, html_report.page(answers, seconds, bugs))

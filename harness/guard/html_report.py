@@ -11,9 +11,10 @@ from jinja2 import Environment
 from harness.guard.report import Report, lines
 from harness.rank.guard.sentences import few
 from harness.rank.guard.settings import CHECKS
+from harness.system import html_page
 from harness.system.text import plain
 
-WIDTH, ROW, LEFT = 900, 26, 260
+WIDTH, ROW, LEFT = html_page.WIDTH, 26, 260
 """Of a picture, in pixels: its width, a row's height, and the room for names."""
 MOST_PARAMETERS = 40
 
@@ -54,7 +55,7 @@ def page(report: Report) -> str:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["plain"] = lambda value: plain(str(value))
     environment.filters["few"] = few
-    return environment.from_string(TEMPLATE).render(
+    body = environment.from_string(TEMPLATE).render(
         lines=[line for line in lines(report) if not line.startswith("ALARM: ")],
         faults=report.faults,
         lanes=lanes,
@@ -65,6 +66,7 @@ def page(report: Report) -> str:
         left=LEFT,
         row=ROW,
     )
+    return html_page.page("guard: report of a training", body)
 
 
 def _end(fault: Mapping[str, Any]) -> int:
@@ -106,27 +108,6 @@ def _named(fault: Mapping[str, Any]) -> int:
 
 
 TEMPLATE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>guard: report of a training</title>
-<style>
-:root { color-scheme: light dark }
-body { font: 15px/1.5 sans-serif; max-width: 940px; margin: 2em auto; padding: 0 1em }
-table { border-collapse: collapse }
-td, th { border-bottom: 1px solid #8884; padding: .2em .7em; text-align: left; vertical-align: top }
-svg text { font: 13px sans-serif; fill: currentColor }
-li { overflow-wrap: anywhere }
-.wide { overflow-x: auto }
-.wide table { min-width: 760px }
-svg { width: 100%; min-width: 620px; height: auto }
-.tick { stroke: #888; fill: none; opacity: .6 }
-.fault { stroke: #c22; fill: #c22 }
-</style>
-</head>
-<body>
 <h1>Report of guard</h1>
 <ul>
 {% for line in lines %}
@@ -181,6 +162,4 @@ aria-label="parameters by size of the fault">
 {% endfor %}
 </svg></div>
 {% endfor %}
-</body>
-</html>
 """

@@ -22,7 +22,8 @@ SIGNS = {
     "accumulation/uneven",
     "gradient, resume": "checkpoints/weights",
     "stale gradients": "gradients/stale",
-    "update": "gradients/norm gradients/scale replicas/differ updates/formula updates/settings",
+    "update": "gradients/clip gradients/norm gradients/scale replicas/differ updates/formula "
+    "updates/settings",
     "weights": "replicas/differ",
     "weights, resume": "checkpoints/file checkpoints/numbers checkpoints/parts checkpoints/state "
     "checkpoints/weights",

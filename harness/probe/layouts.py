@@ -16,8 +16,11 @@ SEED = "seed"
 """Another seed on several ranks; needs the arguments that set it."""
 AGAINST = "against"
 """A layout in the other environment."""
-LAYOUTS = (RANKS, ACCUMULATION, BOTH, RESUME, SEED, RANKS_RESUME)
-USUAL = LAYOUTS[:-1]
+COMPILE, CHECKPOINTING = "compile", "checkpointing"
+"""The script in another mode: compiled or not, with or without recomputation; only on request."""
+LAYOUTS = (RANKS, ACCUMULATION, BOTH, RESUME, SEED, RANKS_RESUME, COMPILE, CHECKPOINTING)
+USUAL = LAYOUTS[:5]
+MODES = LAYOUTS[6:]
 
 SEEDS = (1, 2)
 """The seeds of the perturbed reference runs: their spread is what rounding does."""
@@ -128,6 +131,12 @@ class Layout:
     """The ranks of the reference."""
     relations: tuple[str, ...] = ()
     """Of ``models``, asked of the model after the last step."""
+    places: bool = False
+    """Whether what the modules get and return in the last step is recorded."""
+    mode: str = ""
+    """Of ``rank/probe/modes``; empty for that of the script."""
+    dropout: bool = False
+    """Whether dropout stays on."""
 
     @property
     def resumed(self) -> bool:
@@ -184,7 +193,8 @@ def _chosen(settings: Settings) -> Sequence[str]:
     usual = (BOTH,) if settings.against else () if settings.relations else USUAL
     kinds = settings.layouts or usual
     needed = {RESUME: settings.resume is not None, SEED: settings.other_seed}
-    return [kind for kind in LAYOUTS if kind in kinds and needed.get(kind, True)]
+    layouts = (kind for kind in LAYOUTS if kind in kinds and kind not in MODES)
+    return [kind for kind in layouts if needed.get(kind, True)]
 
 
 def without_a_stop(settings: Settings) -> Layout:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from harness.bugs.api.numbers import named
+from harness.probe import modes
 from harness.probe.compare import optimizers, whole_run
 from harness.probe.compare.comparison import Compared
 from harness.probe.compare.faults import several
@@ -33,6 +34,9 @@ from harness.system.text import count
 if TYPE_CHECKING:
     from harness.probe.signatures import KnownBug
 
+SCHEMA = 1
+"""The version of the JSON, see docs/formats.md; it grows when a field changes or goes."""
+
 WIDTH = 26
 
 UNSEEN = "probe did not see which rows the model is given; --without samples accepts that"
@@ -52,6 +56,7 @@ FAULTS = {
     "samples": "it trains on other samples",
     "stale gradients": "gradients of the step before are left",
     "gradient": "it has another gradient",
+    modes.WITH_DROPOUT: "it has another gradient with dropout",
     "clipped gradient": "clipping leaves another gradient",
     "loss": "it has another loss",
     "learning rate": "it has another learning rate",
@@ -248,6 +253,7 @@ def _layout(comparison: Compared, reported: set[tuple[str, ...]]) -> Iterator[st
 def as_json(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> dict[str, Any]:
     """The answers for programs; docs/probe_details.md describes the keys."""
     return {
+        "schema": SCHEMA,
         "exit_code": exit_code(answers),
         "headline": headline(answers),
         "text": "\n".join(text(answers, seconds, bugs)),

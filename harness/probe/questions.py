@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from harness.bugs.api.spec import Lane
+from harness.probe import modes
 from harness.probe.compare import plausibility
 from harness.probe.compare.comparison import Compared, compare, refuse_unusable
 from harness.probe.compare.defaults import other_defaults
@@ -17,6 +19,9 @@ from harness.probe.layouts import (
     ACCUMULATION,
     AGAINST,
     BOTH,
+    CHECKPOINTING,
+    COMPILE,
+    MODES,
     RANKS,
     RANKS_RESUME,
     RESUME,
@@ -121,7 +126,10 @@ def probe(
         script=Path(runner.target.step_file or runner.target.script).name,
         reference=base.name,
     )
-    for layout in layouts:
+    in_modes = list(modes.layouts(settings, ranks))
+    for layout in in_modes:
+        runner.start(layout)
+    for layout in [*layouts, *in_modes]:
         of_layout = _runner_of(layout, runner, other)
         run = without_cleared(of_layout.start(layout).result(), baseline.steps, settings.same_rows)
         answers.seconds[layout.name] = run.seconds
@@ -129,6 +137,10 @@ def probe(
         if layout.kind:
             if layout.kind == RANKS_RESUME:
                 comparison = _rank_by_rank(runner, settings, run)
+            elif layout.kind in MODES:
+                comparison = modes.compared(
+                    runner, settings, run, partial(_against_reference, runner, settings, baseline)
+                )
             elif layout.kind == SEED:
                 usual = runner.start(without_a_stop(settings)).result()
                 comparison = _seeded(
@@ -148,12 +160,14 @@ def probe(
             answers.notes += _notes(run, baseline)
     first_broken = next((one for one in answers.layouts if one.broken), None)
     if settings.where and first_broken is not None:
-        answers.where = locate(first_broken)
+        of_layout = _runner_of(first_broken.layout, runner, other)
+        answers.where = locate(first_broken, settings, runner.start, of_layout.start)
     answers.written = runner.written
     if other is not None:
         answers.written.add(other.written)
     answers.notes += [*_remarks(reference_run), *_notes_on(baseline, perturbed)]
-    answers.notes += _notes_on_slope(runner, settings, baseline, ends)
+    if ends and (note := plausibility.note_on_slope(modes.slopes(runner, settings, baseline))):
+        answers.notes.append(note)
     answers.notes = relevant(dict.fromkeys(answers.notes), answers.layouts)
     answers.decided = baseline.decided(_last_compared(answers.layouts, baseline))
     answers.unseen = not any(baseline.steps[0]["rows"]) and SAMPLES not in settings.without
@@ -190,6 +204,13 @@ def _against(
         comparison.notes.append(OTHER_DRAW.format(names=several(fault.parameters)))
     comparison.notes += other_defaults(run.ranks[0][0], baseline.steps[0])
     return comparison
+
+
+def _against_reference(
+    runner: Runner, settings: Settings, baseline: Reference, run: Run
+) -> Compared:
+    without_rehearsal = without_cleared(run, baseline.steps, settings.same_rows)
+    return _compared(runner, settings, without_rehearsal, baseline)
 
 
 def _last_compared(layouts: Sequence[Compared], baseline: Reference) -> int:
@@ -483,26 +504,6 @@ def _notes_on(baseline: Reference, perturbed: list[Run]) -> Iterator[str]:
         yield "the reference itself has gradients left from the step before: is zero_grad missing?"
 
 
-def _notes_on_slope(
-    runner: Runner, settings: Settings, baseline: Reference, first_ends: list[Layout]
-) -> Iterator[str]:
-    """If the slope is not as the gradient says, measure it with smaller steps, too: over a large
-    step, a loss is not straight."""
-    largest, *smaller = plausibility.CHANGES
-    runs = [_result(runner, settings, each) for each in first_ends]
-    slopes = [plausibility.steep(baseline, runs, largest)]
-    if slopes[0] is None or slopes[0].is_right:
-        return
-    for change in smaller:
-        ends = plausibility.ends_of_slope(settings, baseline, change)
-        for layout in ends:
-            runner.start(layout)
-        runs = [_result(runner, settings, each) for each in ends]
-        slopes.append(plausibility.steep(baseline, runs, change))
-    if note := plausibility.note_on_slope(slopes):
-        yield note
-
-
 ALWAYS = (
     "faults that every layout has, as all are compared with the reference",
     "dropout (switched off while probing)",
@@ -521,6 +522,8 @@ def _not_tested(
         RESUME: "stop and resume",
         SEED: "the order of samples with another seed",
         RANKS_RESUME: "stop and resume on several ranks (--layouts ranks-resume)",
+        COMPILE: "with and without torch.compile (--layouts compile)",
+        CHECKPOINTING: "with and without recomputation (--layouts checkpointing)",
     }
     for kind, name in names.items():
         if kind not in kinds:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bugs.api.spec import Lane
-from harness.probe.layouts import Layout, Settings
+from harness.probe.layouts import COMPILE, Layout, Settings
 from harness.probe.target import Target
 from harness.rank.exits import Exit
 from harness.rank.probe import compiled, exchange, own_files
@@ -256,6 +256,9 @@ class Runner:
             move=0.0 if layout.resumed else settings.perturb,
             constants=self.target.filled_constants(values),
             relations=list(layout.relations),
+            places=layout.places,
+            mode=layout.mode,
+            dropout=layout.dropout,
             on_cpu=self.lane is Lane.CPU and not self.as_written,
             folders=self._folders,
             own=str(folder / WRITTEN),
@@ -304,7 +307,7 @@ class Runner:
         ]
         late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
         lines += imports("\n".join([script, *late]), beside)
-        if compiled.ASKED.search(words):
+        if compiled.ASKED.search(words) or COMPILE in self.settings.layouts:
             lines.append("from harness.rank.probe import compiled\ncompiled.warm_up()")
         text = "\n".join(lines) + "\n"
         name = f"imports_{hashlib.sha256(text.encode()).hexdigest()[:12]}"

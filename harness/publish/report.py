@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -17,7 +16,7 @@ from harness.publish.steps import Summary, to_json
 from harness.system.errors import ExitCode
 from harness.system.files import write_whole, writing
 from harness.system.terminal import table
-from harness.system.text import count, markdown_table, plain, short
+from harness.system.text import count, markdown_escaped, markdown_table, plain, short
 
 SCHEMA = 2
 """The version of the JSON; it rises when a key changes its name or meaning."""
@@ -138,7 +137,7 @@ def _section(summary: Summary) -> list[str]:
             lines += [f"### {title}", ""]
             lines += [line for text in messages(news) for line in (f"- {_paragraph(text)}", "")]
     for note in _notes(summary):
-        lines += [f"- {_escaped(note)}", ""]
+        lines += [f"- {markdown_escaped(note)}", ""]
     if rows := _rows(summary):
         lines += ["### Releases tested", "", _table(COLUMNS, rows), ""]
     if summary.scenarios:
@@ -150,19 +149,13 @@ def _section(summary: Summary) -> list[str]:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return markdown_table(columns, [[_escaped(cell) for cell in row] for row in rows])
-
-
-def _escaped(text: str) -> str:
-    """A text with its markup escaped: reasons contain text of upstream."""
-    line = " ".join(plain(text).split())
-    return re.sub(r"[\\`*<>\[\]]|\b_|_\b", lambda match: f"\\{match[0]}", line)
+    return markdown_table(columns, [[markdown_escaped(cell) for cell in row] for row in rows])
 
 
 def _paragraph(text: str) -> str:
     """The message of a change, with its command as code."""
     why, see, command = text.partition(changes.SEE)
-    return f"{_escaped(why)} {see.strip()} `{command}`" if see else _escaped(text)
+    return f"{markdown_escaped(why)} {see.strip()} `{command}`" if see else markdown_escaped(text)
 
 
 def junit(summaries: Sequence[Summary]) -> str:

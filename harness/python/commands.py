@@ -7,8 +7,10 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,7 @@ START = (
 )
 """The command, without the working folder on its path."""
 MISTAKE = 2
-INSTEAD = {"--json": "the fields of the result", "--junitxml": "the command"}
-"""What a user of Python takes instead of these options of ``probe``."""
+NO_JSON = "leave --json out: the result has its keys"
 PROGRESS, PREFIX = "... ", "harness: "
 
 PathLike = str | os.PathLike[str]
@@ -75,10 +76,14 @@ def probe(*words: PathLike) -> ProbeResult:
 def content_of_probe(words: Sequence[PathLike]) -> dict[str, Any]:
     """The JSON of a probe; raises Error if there is none."""
     texts = [_text("probe", word) for word in words]
-    for option, instead in INSTEAD.items():
-        if any(text == option or text.startswith(f"{option}=") for text in texts):
-            raise Error(f"leave {option} out: use {instead}")
-    return _run(["probe", "--json", "-", *texts])[0]
+    for text in takewhile(lambda text: not os.path.isfile(text), texts):  # before the script
+        if text.partition("=")[0] == "--json":
+            raise Error(NO_JSON)
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder, "page.html")
+        content, _ = _run(["probe", "--json", "-", "--html", str(page), *texts])
+        html = page.read_text(encoding="utf-8") if page.is_file() else ""  # another file is named
+    return {**content, "html": html}
 
 
 def _source(
@@ -137,4 +142,7 @@ def _run(words: Sequence[str], text: str = "") -> tuple[dict[str, Any], int]:
         raise Error("\n".join(messages) or f"exit code {process.returncode}", process.returncode)
     for message in messages:
         warnings.warn(message, stacklevel=4)
-    return json.loads(out), process.returncode
+    try:
+        return json.loads(out), process.returncode
+    except ValueError:
+        raise Error(NO_JSON) from None

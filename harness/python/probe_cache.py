@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from . import results
 from .commands import content_of_probe
 from .results import ProbeResult, of_json
 
@@ -40,7 +41,8 @@ class ProbeCache:
 
     def probe(self, words: Sequence[str]) -> tuple[ProbeResult, str]:
         """The result of a probe, and the day on which it ran if the cache had it."""
-        text = json.dumps([os.getcwd(), sys.executable, *map(str, words)])
+        kind = _digest(results.__file__)  # another one has other fields
+        text = json.dumps([os.getcwd(), sys.executable, kind, *map(str, words)])
         key = f"distributed_bugs/{hashlib.sha256(text.encode()).hexdigest()[:32]}"
         packages = _packages(words)
         entry = self._cache.get(key, None) if self._cache is not None else None

@@ -5,13 +5,14 @@ The fields have the names of the keys; docs/check.md and docs/probe_details.md d
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from html import escape
 from typing import Any, get_args, get_origin, get_type_hints
 
 PRESENT = ("affected", "possibly affected")
 """The statuses of a bug that is there, or may be."""
+FRAME = "width: 100%; height: 40em; border: 0"
 
 
 class Report:
@@ -24,8 +25,10 @@ class Report:
         return self.text
 
     def _repr_html_(self) -> str:
-        """The report in a notebook."""
-        return f"<pre>{html.escape(self.text)}</pre>"
+        """The report in a notebook: the page, in a frame of its own, or the text."""
+        if page := getattr(self, "html", ""):
+            return f'<iframe srcdoc="{escape(page)}" style="{FRAME}"></iframe>'
+        return f"<pre>{escape(self.text)}</pre>"
 
 
 @dataclass(frozen=True)
@@ -211,9 +214,12 @@ class Place:
 class ProbeResult(Report):
     """What ``probe`` returns."""
 
+    schema: int
     exit_code: int
     headline: str
     text: str
+    html: str
+    """The report as a page."""
     reference: str
     on_cpu: Mapping[str, int]
     written: tuple[str, ...]

@@ -85,6 +85,12 @@ def markdown(text: str) -> str:
     return re.sub(r"``([^`]+)``", r"`\1`", text)
 
 
+def markdown_escaped(text: str) -> str:
+    """A text from elsewhere as one line of Markdown, without markup."""
+    line = " ".join(plain(text).split())
+    return re.sub(r"[\\`*<>\[\]]|\b_|_\b", lambda match: f"\\{match[0]}", line)
+
+
 LINK = re.compile(r"https://[^\s)]+[^\s).,;]")
 """An address in a text, without the punctuation after it."""
 

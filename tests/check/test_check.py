@@ -9,14 +9,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.__main__ import main
 from harness.bugs import catalog
+from harness.check.annotations import github_annotations
 from harness.check.bug_status import BugStatus, Checked, recorded
-from harness.check.check_report import for_github, summary
+from harness.check.check_report import Report, summary
 from harness.check.environment import Environment
 from harness.check.installed import Installed
 from tests.check.test_bug_status import environment
@@ -84,9 +86,10 @@ def test_the_json_has_every_bug_and_the_version_of_its_schema(
 
 def test_annotations_of_github_are_one_line_each_and_escaped() -> None:
     bugs = recorded(["trainer_gas_twice", "bf16_clip"], environment({"deepspeed": "0.19.8"}))
-    assert list(for_github(bugs, None)) == []
+    assert list(github_annotations(Report(environment({}), bugs))) == []
     stack = environment({"transformers": "5.3.0", "accelerate": "1.13.0"})
-    (line,) = for_github(recorded(["trainer_gas_twice"], stack), "a,b:c%.txt")
+    stack = replace(stack, file="a,b:c%.txt")
+    (line,) = github_annotations(Report(stack, recorded(["trainer_gas_twice"], stack)))
     assert line.startswith("::error file=a%2Cb%3Ac%25.txt,title=trainer_gas_twice%3A affected::")
 
 
@@ -114,7 +117,7 @@ def test_annotations_begin_with_what_was_not_looked_up(
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        (".", "file=pyproject.toml,title="),
+        (".", "file=pyproject.toml,line=2,title="),
         ("pyproject.toml[train]", "file=more/base.txt,line=1,title="),
         ("more/base.txt", "file=more/base.txt,line=1,title="),
         ("more", "file=more/requirements.txt,line=1,title="),
@@ -179,7 +182,10 @@ def test_the_exit_code_says_whether_a_bug_is_there(
         (["--as-of", "2025-01-01"], "--as-of has an effect only with -r"),
         (["--as-of", "2025-01-01", "--python", "p"], "--as-of has an effect only with -r"),
         (["--deepspeed", "nowhere.json"], "cannot read nowhere.json"),
-        (["--format", "xml"], "invalid choice: 'xml'"),
+        (["--format", "xml"], "no format 'xml'. Choices: text, json, github, sarif, markdown"),
+        (["--format", "json", "--format", "github"], "write github:FILE"),
+        (["--format", "sarif:nowhere/a"], "nowhere"),
+        (["--format", "text:a"], "text is printed"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], message: str, capsys: Capture) -> None:
@@ -331,7 +337,7 @@ def test_a_package_from_git_is_unknown_in_every_format(
     assert "installed from git" in printed.out
 
 
-@pytest.mark.parametrize("format_", ["text", "github", "json"])
+@pytest.mark.parametrize("format_", ["text", "github", "json", "sarif", "markdown"])
 def test_a_line_break_of_a_user_begins_no_line(
     tmp_path: Path, capsys: Capture, format_: str
 ) -> None:

@@ -99,11 +99,11 @@ def main() -> None:
         result["hooks"].append(hooked)
     times, handlers = [], []
     for _ in range(TIMED_STEPS):
-        spent = guards[0].trainings[-1]._spent if guards else 0.0
+        spent = guards[0].trainings[-1].costs.spent if guards else 0.0
         began = time.thread_time()
         step()
         times.append(time.thread_time() - began)
-        handlers.append(guards[0].trainings[-1]._spent - spent if guards else 0.0)
+        handlers.append(guards[0].trainings[-1].costs.spent - spent if guards else 0.0)
     result["microseconds"] = 1e6 * min(times)
     if guards:
         result["handlers_microseconds"] = 1e6 * min(handlers)

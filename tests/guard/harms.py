@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from harness.rank.guard import guard, mailbox, training
+from harness.rank.guard import gradient_samples, guard, mailbox, training
 
 STEP = 7
 """The step before which something happens that happens once."""
@@ -41,7 +41,7 @@ def handler_fails_on_rank_1() -> BeforeStep:
 
 
 def hook_fails() -> BeforeStep:
-    training.Training.sample_computed = _fail  # type: ignore[method-assign]
+    gradient_samples.GradientSamples.add_computed = _fail  # type: ignore[method-assign]
     return _nothing
 
 

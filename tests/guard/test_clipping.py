@@ -107,6 +107,27 @@ def test_a_rank_that_clips_otherwise_ends_the_comparison() -> None:
     assert list(clipping(views, Memory())) == []
 
 
+@pytest.mark.parametrize(
+    ("norm", "limit", "factor", "is_told"),
+    [
+        (20.0, 1.0, 0.05, False),
+        (0.5, 1.0, 1.0, False),
+        (20.0, 1.0, 1.0, True),  # the larger of two factors is taken, not the smaller
+        (0.5, 1.0, 2.0, True),
+        (math.nan, 1.0, math.nan, False),
+        (0.0, 1.0, 1.0, False),
+        (2.0, math.inf, 1.0, False),
+    ],
+)
+def test_clipping_multiplies_by_the_limit_divided_by_the_norm(
+    norm: float, limit: float, factor: float, is_told: bool
+) -> None:
+    one = view(0, norm, STAGES[0], norm, limit)
+    one.post.tensors["after"] = factor * one.post.tensors["norms"]
+    alarms = [alarm for alarm in clipping([one], Memory()) if alarm.kind == "clip"]
+    assert [alarm.size for alarm in alarms] == ([pytest.approx(factor)] if is_told else [])
+
+
 def clipped(clip: Callable[[Training, list[nn.Parameter]], None]) -> Post:
     """The post of a step in which gradients are clipped so."""
     model = nn.Linear(3, 2)
@@ -136,6 +157,7 @@ def test_norms_are_those_before_the_clipping() -> None:
     assert limit == 0.5
     assert float(lengths.norm()) == pytest.approx(norm)
     assert norm == pytest.approx(math.sqrt(8))
+    assert float(post.tensors["after"].norm()) == pytest.approx(0.5)
 
 
 def test_a_part_of_the_gradients_and_other_norms_are_not_compared() -> None:

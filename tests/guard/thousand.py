@@ -25,7 +25,7 @@ from harness.rank.guard.mailbox import _name
 from harness.rank.guard.posts import Described, Post, Update, packed, unpacked
 from harness.rank.guard.samples import Positions
 from harness.rank.guard.stores import Store
-from harness.rank.guard.training import UPDATED
+from harness.rank.guard.update_samples import UPDATED
 
 RATE = 3e-4
 GROUP = {

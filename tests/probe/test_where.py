@@ -1,6 +1,8 @@
-"""A BROKEN layout has a place: the stage of the step in which it parts from the reference."""
+"""A BROKEN layout has a place: the module, or the stage, in which it parts from the reference."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +54,51 @@ def test_a_mistake_is_placed_in_its_stage(
 @pytest.mark.slow
 def test_a_right_loop_has_no_place(probing: Probing) -> None:
     assert probing("ddp.py", GIVEN, SHORT).where is None
+
+
+FORWARD, BACKWARD, LOSS = place.FORWARD, place.BACKWARD, place.LOSS
+FAULTY = Path(__file__).with_name("faulty") / "transformer.py"
+
+FAULTS = {
+    "heads swapped": (FORWARD, "layers.1.attn"),
+    "mask off by one": (FORWARD, "layers.0.attn"),
+    "scale by the batch": (FORWARD, "layers.1.attn"),
+    "softmax over the wrong dimension": (FORWARD, "layers.0.attn"),
+    "norm sums a row": (BACKWARD, "layers.0.norm2"),
+    "custom backward": (BACKWARD, "layers.1.mlp"),
+    "low precision": (FORWARD, "layers.0.mlp"),
+    "recomputed otherwise": (FORWARD, "layers.1.mlp"),
+    "dropout is not shared": (FORWARD, "layers.0.noise"),
+    "centres the batch": (FORWARD, "centre"),
+    "residual scale": (FORWARD, "layers.1"),
+    "residual is detached": (BACKWARD, "layers.0"),
+    "bias twice": (FORWARD, "head"),
+    "positions are shifted": (FORWARD, ""),
+    "gradient is scaled by a hook": (BACKWARD, ""),
+    "a token counts too much": (LOSS, ""),
+    "loss is summed": (LOSS, ""),
+}
+"""By the fault, its stage and its module."""
+
+CHEAP = ("heads swapped", "norm sums a row")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(name, marks=() if name in CHEAP else pytest.mark.slow) for name in FAULTS],
+)
+def test_a_fault_of_a_module_has_its_place(probing: Probing, fault: str) -> None:
+    settings = Settings(steps=2, at=1, where=True, layouts=(RANKS,))
+    answers = probing(str(FAULTY), [*GIVEN.split(), "--fault", fault], settings)
+    assert answers.where is not None
+    assert (answers.where.stage, answers.where.module) == FAULTS[fault], answers.where.sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["heads swapped", "custom backward", "loss is summed"])
+def test_a_place_in_bf16_is_no_other_one(probing: Probing, fault: str) -> None:
+    settings = Settings(steps=2, at=1, where=True, layouts=(ACCUMULATION,))
+    words = [*GIVEN.split(), "--dtype", "bfloat16", "--fault", fault]
+    answers = probing(str(FAULTY), words, settings)
+    assert answers.where is not None
+    assert (answers.where.stage, answers.where.module) == FAULTS[fault], answers.where.sentence

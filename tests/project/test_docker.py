@@ -261,13 +261,13 @@ def test_actionlint_accepts_the_workflow_and_rejects_a_mistake(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_has_read_permission_only_and_pins_its_actions(workflow: Path) -> None:
+def test_a_workflow_has_read_permission_by_default_and_pins_its_actions(workflow: Path) -> None:
     text = workflow.read_text()
     permissions = re.findall(r"^permissions:\n((?:  .*\n)+)", text, flags=re.MULTILINE)
     assert permissions == ["  contents: read\n"]
     actions = re.findall(r"uses: (\S+)", text)
     assert actions
-    assert all(re.search(r"@v\d+(\.\d+)*$", action) for action in actions)
+    assert all(re.search(r"^\./$|@v\d+(\.\d+)*$", action) for action in actions)
 
 
 def test_a_pull_request_runs_the_command_of_the_readme() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from harness.probe import probe_report
+from harness.probe.questions import Answers
 from harness.python import probe_cache
 from harness.python.probe_cache import ProbeCache
 from harness.system.documents import toml_of
@@ -19,21 +21,12 @@ from harness.system.files import ROOT
 OURS = {"distributed_bugs", "harness", "harness.python", "harness.python.pytest_plugin"}
 STANDARD = {"__future__", "importlib.util"}
 CONTENT: dict[str, Any] = {
+    **probe_report.as_json(Answers("4 steps"), 1.0),
     "exit_code": 1,
     "headline": "train.py is not right: on 2 ranks, it has another gradient",
     "text": "train.py is not right\n" + "\n".join(map(str, range(40))),
-    "reference": "4 steps",
-    "on_cpu": {},
-    "written": [],
-    "removed": [],
-    "layouts": [],
-    "relations": [],
-    "notes": [],
-    "not_tested": [],
-    "known": [],
+    "html": "",
     "loaded": ["train.py", "model.py"],
-    "updates_compared": 1.0,
-    "seconds": 1.0,
 }
 
 
@@ -88,6 +81,8 @@ def test_session_that_does_not_use_the_plugin_imports_small_modules_only(session
 
 
 FAKE = f"""\
+from harness.probe import probe_report
+from harness.probe.questions import Answers
 from harness.python import probe_cache
 def fake(words):
     with open("runs.txt", "a") as file:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +79,11 @@ def test_result_of_probe_has_every_key_of_the_json() -> None:
     content = json.loads(
         json.dumps(probe_report.as_json(answers, 1.0, [KnownBug("bug", "title", "why")]))
     )
+    content["html"] = ""
     result = of_json(ProbeResult, content)
     assert other_keys(result, content) == []
+    framed = replace(result, html='<p title="a">')
+    assert 'srcdoc="&lt;p title=&quot;a&quot;&gt;"' in framed._repr_html_()
     assert not result.right
     assert repr(result) == f"<ProbeResult: {content['headline']}>"
     assert str(result).splitlines()[0] == content["headline"]
@@ -109,7 +112,7 @@ def test_error_of_a_command_is_raised_in_one_line() -> None:
     assert raised.value.exit_code == 2
 
 
-@pytest.mark.parametrize("words", [("--json", "x"), ("--junitxml=x",), (3,)])
+@pytest.mark.parametrize("words", [("--json", "x"), ("--json=x",), (3,)])
 def test_words_that_a_result_replaces_are_refused(words: Any) -> None:
     with pytest.raises(distributed_bugs.Error):
         distributed_bugs.probe(*words, SCRIPT)
@@ -125,5 +128,6 @@ def test_probe_runs_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.Mo
     words = ["--layouts", "accumulation", "train.py", "--batch-size", "{rows}", "--accum", "{k}"]
     result = distributed_bugs.probe(*words)
     assert result.right, str(result)
+    assert "<!DOCTYPE html>" in result.html
     assert result.loaded == ("my_module.py", "train.py")
     assert not distributed_bugs.probe(*words, "--bug", "divided by k twice").right

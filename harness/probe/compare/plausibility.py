@@ -63,14 +63,14 @@ def note_on_compiler(baseline: Reference) -> str:
     if not step.get("compiled") or step["draws"] or len(written) < 2 or not norm(written[0]):
         return ""
     plain, again = written[:2]
-    if not _are_near(plain, again, NEAR_SLOPE) or _are_near(step["grad"], plain, NEAR_SLOPE):
+    if not are_near(plain, again, NEAR_SLOPE) or are_near(step["grad"], plain, NEAR_SLOPE):
         return ""
     part = share(step["grad"], plain)
     aside = f", {part.aside:.0%} of it in another direction" if not part.is_factor else ""
     return f"{COMPILED} {part.ratio:.4g} times that of the same loop without torch.compile{aside}"
 
 
-def _are_near(gradient: Named, twin: Named, share: float) -> bool:
+def are_near(gradient: Named, twin: Named, share: float) -> bool:
     """Whether two gradients differ by at most a part of their norm, in what both have."""
     common = {n: g for n, g in twin.items() if n in gradient and gradient[n].shape == g.shape}
     return norm({name: gradient[name] - g for name, g in common.items()}) <= share * norm(common)
@@ -230,14 +230,17 @@ def same_gradients(run: Run) -> bool:
     """Whether the ranks of the reference have the same gradients in the first step: otherwise the
     loss of all has no slope along the gradient of one."""
     gradient, *others = (steps[0]["grad"] or {} for steps in run.ranks)
-    return all(_are_near(gradient, twin, LIKE) for twin in others)
+    return all(are_near(gradient, twin, LIKE) for twin in others)
 
 
-def ends_of_slope(settings: Settings, baseline: Reference, change: float) -> list[Layout]:
-    """The two runs of one step whose weights are moved along the gradient, and against it."""
+def ends_of_slope(
+    settings: Settings, baseline: Reference, change: float, layout: Layout | None = None
+) -> list[Layout]:
+    """The two runs of one step whose weights are moved along the gradient, and against it: of the
+    reference, or of a layout of one step."""
     if not baseline.steps[0]["slopes"] or not (size := _size(baseline, change)):
         return []
-    base = replace(reference(settings), steps=1, epoch=False)
+    base = layout or replace(reference(settings), steps=1, epoch=False)
     return [
         replace(
             base,

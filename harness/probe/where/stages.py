@@ -84,13 +84,22 @@ def _clips_itself(moment: Moment | None) -> bool:
     return moment is not None and bool(moment.ranks[0].get("clipping"))
 
 
+def clips_too_often(moment: Moment) -> bool:
+    """Whether a step clips gradients more often than in the reference."""
+    often = max(len(one["clips"]) for one in moment.ranks)
+    return often > len(moment.expected["clips"])
+
+
+def quantity_of(moment: Moment) -> str:
+    """The gradients to look at: before clipping, if there is any."""
+    return "raw" if moment.clipping else "grad"
+
+
 def stage_of_gradients(moment: Moment) -> Place:
     """The stage in which a gradient becomes wrong, by those of the micro-batches."""
     name = moment.layout.name
-    quantity = "raw" if moment.clipping else "grad"
+    quantity = quantity_of(moment)
     expected = moment.expected[quantity]
-    if max(len(one["clips"]) for one in moment.ranks) > len(moment.expected["clips"]):
-        return of_stage(name, CLIPPING, ": a step clips them more often than in the reference")
     sums = [_sum(one["parts"], expected) for one in moment.ranks]
     if moment.same_rows and moment.layout.world > 1:
         return undetermined(name, "the ranks have parts of the model, not of the rows")
@@ -122,7 +131,7 @@ def after_backward(moment: Moment, name: str) -> Place:
         return of_stage(name, ACCUMULATION)
     if moment.layout.k == 1:
         return of_stage(name, REDUCTION)
-    quantity = "raw" if moment.clipping else "grad"
+    quantity = quantity_of(moment)
     weights = weights_in(moment, moment.ranks[0][quantity])
     ranks = [one for one in weights or () if len(one) > 1]
     if ranks and all(max(one) - min(one) <= LEVEL * max(map(abs, one)) for one in ranks):

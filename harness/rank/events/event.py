@@ -62,6 +62,12 @@ class Event:
         """The event of a call with these arguments."""
         return cls(arguments[0] if place.kind else None)
 
+    def bound(
+        self, original: Any, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> Callable[[], Any]:
+        """The call itself."""
+        return partial(original, *arguments, **keywords)
+
     @classmethod
     def install(cls, handlers: Handlers, patches: Patches, of: Any) -> None:
         """Make the handlers run at the calls of ``places``. ``of`` is the one object that somebody
@@ -96,14 +102,14 @@ def _running(kind: type[Event], place: Place, handlers: Handlers) -> Any:
         if not handlers.listens(kind, arguments[0] if place.kind else None):
             return original(*arguments, **keywords)
         event = kind.of_call(place, arguments, keywords)
-        return handlers.run(event, partial(original, *arguments, **keywords))
+        return handlers.run(event, event.bound(original, place, arguments, keywords))
 
     return around
 
 
 @dataclass
 class Call(Event):
-    """A call with its arguments."""
+    """A call with its arguments. A handler around it may replace them before it makes the call."""
 
     arguments: Sequence[Any]
     """Without the owner."""
@@ -118,3 +124,9 @@ class Call(Event):
     def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
         owner, others = (arguments[0], arguments[1:]) if place.kind else (None, arguments)
         return cls(owner, others, keywords)
+
+    def bound(
+        self, original: Any, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> Callable[[], Any]:
+        owner = arguments[:1] if place.kind else ()
+        return lambda: original(*owner, *self.arguments, **self.keywords)

@@ -59,6 +59,7 @@ from ..events import (
     ZeroGrad,
 )
 from .averaging import Averaging
+from .callers import place_of_caller
 from .checks.views import Alarm, Memory
 from .facts import facts_of
 from .judge import judge
@@ -77,7 +78,7 @@ from .settings import CHECKS, Settings, report_in
 from .summary import Clock, blind, content, line, merged, not_seen, percent
 from .torch_shards import inner_optimizer
 from .trackers import News, Trackers
-from .training import Training, place_of_caller
+from .training import Training
 
 MAKING = {
     "initialize_optimizer_states": "deepspeed.",
@@ -111,7 +112,7 @@ class Guard:
         """Why this process is watched no more."""
         self._memories: dict[int, Memory] = {}
         self._facts: dict[str, Any] = {}
-        self._clock, self._trackers = Clock(), Trackers()
+        self._clock, self.trackers = Clock(), Trackers()
         self._averaging = Averaging()
         self._dead = False
         """Whether this process is a worker that a training process forked."""
@@ -388,7 +389,7 @@ class Guard:
             self.losses.cleared()
 
     def _note_writer(self, event: Written) -> None:
-        self._trackers.wrote(event.owner)
+        self.trackers.wrote(event.owner)
 
     def _note_scaler(self, event: NewScaler) -> None:
         self._scaler = event.owner
@@ -492,7 +493,7 @@ class Guard:
             training.disarm()
             self.mailbox.send(training, post)
             if not self.mailbox.rank:
-                self._trackers.look()
+                self.trackers.look()
             if self.settings.check_only:
                 self._end_after_one_step()
         self._begin_step(training)
@@ -526,7 +527,7 @@ class Guard:
         if post.check == 1 and post.optimizer == 0 and not _rank():
             started = time.perf_counter()
             post.facts = facts_of(post, micro_batches, self._scaler, self.settings.known)
-            self.trainings[0].setup += time.perf_counter() - started
+            self.trainings[0].costs.setup += time.perf_counter() - started
         return post
 
     def _load(self, event: LoadedState) -> None:
@@ -673,7 +674,7 @@ class Guard:
         cost = training.cost(self.mailbox.seconds)
         self.report.say(line(training.steps, self.report, cost, _restarts()))
         self.report.say_not_seen(self._not_seen())
-        self._trackers.close()
+        self.trackers.close()
         self._write(has_ended=True)
 
     def _send(self, lines: list[str], is_last: bool = False) -> None:
@@ -685,7 +686,7 @@ class Guard:
             "guard/cost_percent": percent(cost),
             "guard/check_ms": 1000 * cost.each,
         }
-        self._trackers.send(News(training.steps, numbers, lines), is_last)
+        self.trackers.send(News(training.steps, numbers, lines), is_last)
 
     def _longest(self) -> Training:
         """The training with the most steps."""
@@ -714,9 +715,9 @@ class Guard:
                 self._facts,
                 ended=has_ended,
                 restarts=_restarts(),
-                setup_s=sum(one.setup for one in self.trainings),
+                setup_s=sum(one.costs.setup for one in self.trainings),
                 not_seen=self._not_seen(),
-                notes=[*self.mailbox.notes, *self._trackers.notes],
+                notes=[*self.mailbox.notes, *self.trackers.notes],
                 error=self.error,
             )
         )

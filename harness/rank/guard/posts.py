@@ -225,6 +225,7 @@ class Post:
     backwards began; ``targets``: of each micro-batch how many count, and how many there are;
     ``passed``: how many times the gradients of other ranks a stage goes on with; ``norms``: of each
     gradient, before all of them were clipped; ``clipped``: by which norm, and to which one;
+    ``after``: of each gradient after that;
     ``scaled``: both, if a loss scaler divided the gradients only later, and its scale;
     ``gradient_sizes``, ``sizes_before`` and ``weight_sizes``: the largest absolute value of each
     used gradient, and of each weight before and after the step; ``calls``: three such sizes of each

@@ -23,6 +23,9 @@ CHECKS = (
 )
 """What an option chooses, and what an alarm is about."""
 
+ACTIONS, ACTIONS_WITH = ("warn", "stop"), ("signal", "command")
+"""What an alarm does, without and with an argument."""
+
 VISIBLE = (
     "ranks",
     "gradient_accumulation_steps",
@@ -81,6 +84,18 @@ class Settings:
             return Settings()
         with open(path, encoding="utf-8") as file:
             return Settings(**json.load(file))
+
+    def refuse_mistakes(self) -> None:
+        """Raise ValueError for what no script can mean."""
+        for name in self.checks:
+            if name not in CHECKS:
+                raise ValueError(f"no check {name!r}. Choices: {', '.join(CHECKS)}")
+        action, _, argument = self.on_alarm.partition(":")
+        if self.on_alarm not in ACTIONS and not (action in ACTIONS_WITH and argument):
+            choices = [*ACTIONS, *(f"{name}:..." for name in ACTIONS_WITH)]
+            raise ValueError(f"no action {self.on_alarm!r}. Choices: {', '.join(choices)}")
+        if not 0 < self.budget <= 100:
+            raise ValueError(f"budget is {self.budget}: write percent, above 0 and up to 100")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"

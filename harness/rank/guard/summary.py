@@ -8,9 +8,10 @@ from typing import Any
 
 from .budget import FIRST_CHECKS, Cost
 from .checks.views import Memory
+from .optimizers import MOMENTS
 from .report import Report
 from .sentences import steps_in_words
-from .training import MOMENTS, Training
+from .training import Training
 
 PERIOD = 30.0
 """Seconds between two summaries of a training that runs."""

@@ -47,6 +47,8 @@ class Trackers:
         """The trackers that failed."""
         self._writer: Callable[[], Any] = lambda: None
         self._mlflow_run = ""
+        self._mlflow_client: Any = None
+        """That of the run; None: that of MLflow's own settings."""
         self._instruments: dict[str, Any] = {}
         self._jobs: queue.Queue[News | None] = queue.Queue(MOST_WAITING)
         self._thread: threading.Thread | None = None
@@ -67,6 +69,10 @@ class Trackers:
             self._mlflow_run = run.info.run_id if run is not None else self._mlflow_run
         except Exception as error:
             self._fail("MLflow", error)
+
+    def use_mlflow(self, client: Any, run_id: str) -> None:
+        """Send to a run that is not the active one of a thread, as that of Lightning's logger."""
+        self._mlflow_client, self._mlflow_run = client, run_id
 
     def send(self, news: News, is_last: bool = False) -> None:
         """Send alarms now, and numbers now and then. It never waits."""
@@ -156,7 +162,7 @@ class Trackers:
         mlflow, run = sys.modules.get("mlflow"), self._mlflow_run
         if mlflow is None or not run:
             return
-        client = mlflow.MlflowClient()
+        client = self._mlflow_client or mlflow.MlflowClient()
         for name, value in news.numbers.items():
             client.log_metric(run, name, value, step=news.step)
         total = int(news.numbers["guard/alarms"])

@@ -43,6 +43,12 @@ class Assignment:
     """By how much of their size to move the weights before the first step."""
     relations: list[str] = field(default_factory=list)
     """Relations of ``models`` to ask of the model after the last step."""
+    places: bool = False
+    """Whether what the modules get and return in the last step is recorded, and its gradients."""
+    mode: str = ""
+    """Of ``modes``; empty for that of the script."""
+    dropout: bool = False
+    """Whether dropout stays on."""
     on_cpu: bool = False
     """Whether what the script asks of CUDA is done on the CPU."""
     folders: list[str] = field(default_factory=list)

@@ -54,9 +54,11 @@ class MicroBatches:
         self._quiet: set[str] = set()
         """The rows on which the model ran without gradients before the first step."""
 
-    def install(self) -> None:
-        """Subscribe, before anything of the script runs."""
-        self._draws.install()
+    def install(self, dropout: bool = False) -> None:
+        """Subscribe, before anything of the script runs, and switch dropout off, if it is not to
+        stay on."""
+        if not dropout:
+            self._draws.install()
         events.instrument.on(events.ModuleCall, around=self._called)
 
     def parameters(self) -> Iterable[Any]:

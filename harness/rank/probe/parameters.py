@@ -268,6 +268,10 @@ class NamedParameters:
                 self._parameters.append(parameter)
                 yield self.names[id(parameter)], parameter
 
+    def prefix(self, module: Any) -> str | None:
+        """What precedes the names of a module's parameters; None if it is not learnt."""
+        return self._prefixes.get(id(module))
+
     def name(self, tensor: Any) -> str | None:
         """The name of an optimizer's tensor: of a parameter, or of a piece of one."""
         if id(tensor) not in self.names and id(tensor) not in self._asked:

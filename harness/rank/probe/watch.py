@@ -15,13 +15,14 @@ from typing import Any
 
 from harness.bugs.packages import IMPORTS
 from harness.rank import events
-from harness.rank.probe import compiled, cuda_calls, losses, script_shims, seeds, stops
+from harness.rank.probe import compiled, cuda_calls, losses, modes, script_shims, seeds, stops
 from harness.rank.probe.exchange import Assignment
 from harness.rank.probe.gradients import Gradients
 from harness.rank.probe.micro_batches import MicroBatches
 from harness.rank.probe.noise import Noise
 from harness.rank.probe.optimizers import Optimizers
 from harness.rank.probe.parameters import Engine, Optimized, fill_memory
+from harness.rank.probe.places import Places
 from harness.rank.probe.record import Record
 from harness.rank.probe.samples import draw_one_order
 from harness.rank.probe.saves import Saves
@@ -55,6 +56,7 @@ class Watch:
         self.schedules = Schedules()
         self.optimizers, self.workers = Optimizers(), Workers()
         self.saves = Saves(self.model.names)
+        self.mode = modes.Mode(assignment.mode)
         self._saved_late = False
         """Whether an asynchronous save has begun."""
         self._left: dict[str, Any] = {}
@@ -68,6 +70,7 @@ class Watch:
         if self.record.steps and self.engine is None:
             self.record.steps[0] |= self.optimizers.report()
         if self.record.steps:
+            self.record.steps[0]["checkpoints"] = self.mode.checkpoints
             self.record.steps[0]["remarks"] = [*self.workers.report(), *self.saves.report()]
         return {
             "steps": self.record.steps,
@@ -101,13 +104,18 @@ class Watch:
 
     def install(self) -> None:
         """Subscribe, before anything of the script runs."""
-        self.model.install()
+        if self.assignment.places:  # within the calls that self.model records
+            Places(self.record, self.model, self.assignment.steps - 1).install()
+        self.model.install(self.assignment.dropout)
+        self.mode.install()
         Gradients(self.record, self.model).install()
         events.instrument.on(events.Step, before=self._before_step, after=self._after_step)
         events.instrument.on(events.Gradients, before=self._ready, when=self.record.is_open)
         if self.assignment.one_order:
             draw_one_order()
-        eager = bool(self.assignment.shift) or self.noise.is_random
+        eager = self.assignment.mode == modes.EAGER or (
+            not self.assignment.mode and (bool(self.assignment.shift) or self.noise.is_random)
+        )
         compiled.install(eager, self.model.around_compiled)
         self.reported.install(lambda: len(self.record.seen) - 1)
         self.schedules.install()
@@ -119,6 +127,7 @@ class Watch:
 
     def _meet(self) -> None:
         """Prepare for the model, which is called for the first time."""
+        self.mode.meet(self.model.root)
         events.instrument.refresh()
         if (engine := self.model.engine) is not None:
             self.engine = Engine(engine)

@@ -144,6 +144,15 @@ POINTS = (
         stand_ins.whole_checkpoints,
     ),
     Point(
+        "mmengine.whole_checkpoints",
+        "mmengine",
+        "",
+        BOTH,
+        "torch 2.6 changed torch.load's default, and mmengine resumes with it from the log that it "
+        "saved itself",
+        stand_ins.whole_checkpoints,
+    ),
+    Point(
         "keras.on_torch",
         "keras",
         ">=3",

@@ -14,6 +14,8 @@ from .views import Alarm, Memory, View
 
 NEAR = 2e-2
 """How far (as a fraction) a norm may be from the right one: those in bf16 are rounded."""
+TINY = 1e-6
+"""What torch and DeepSpeed add to a norm before they divide by it."""
 MOST = 100_000
 """Gradients, of all ranks, that are looked at: more take too long, as each is looked at alone."""
 
@@ -26,6 +28,7 @@ Piece = tuple[str, str, int, int]
 def clipping(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """Gradients are clipped by the norm that those of all ranks have together."""
     yield from _scaled(views)
+    yield from _multiplied(views)
     looked = [view for view in views if "norms" in view.post.tensors]
     if len(looked) < len(views) or len(views) * len(views[0].numbers) > MOST:
         return  # some ranks have clipped otherwise
@@ -61,6 +64,32 @@ def clipping(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             f"have one of {right_norm:.4g}"
         )
         yield Alarm("gradients", "norm", text, ranks, norm / right_norm)
+
+
+def _multiplied(views: Sequence[View]) -> Iterator[Alarm]:
+    """Clipping multiplies gradients by the limit divided by their norm, and by no more than 1."""
+    faults = []
+    for view in views:
+        after = view.post.tensors.get("after")
+        if after is None:
+            continue
+        before = float(view.post.tensors["norms"].double().norm())
+        norm, limit = view.post.tensors["clipped"].tolist()
+        if not (before and norm > 0 < limit and math.isfinite(before + norm)):
+            continue
+        factor, right_factor = (
+            float(after.double().norm()) / before,
+            min(1.0, limit / (norm + TINY)),
+        )
+        if abs(factor - right_factor) > NEAR * right_factor:
+            faults.append((view.rank, norm, limit, factor, right_factor))
+    if faults:
+        _, norm, limit, factor, right_factor = faults[0]
+        text = (
+            f"clipping a norm of {norm:.4g} to {limit:.4g} multiplies the gradients by "
+            f"{factor:.4g} instead of {right_factor:.4g}"
+        )
+        yield Alarm("gradients", "clip", text, [rank for rank, *_ in faults], factor)
 
 
 def _scaled(views: Sequence[View]) -> Iterator[Alarm]:

@@ -1,0 +1,128 @@
+"""What ``check`` found as SARIF 2.1.0, which GitHub's code scanning and editors read.
+
+A rule is a bug; a result says that the environment has it or may have it. docs/check.md
+describes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote_from_bytes
+
+from harness.bugs import catalog
+from harness.check.bug_status import BugStatus, Checked
+from harness.check.check_report import Report, sentences, status_in_words
+from harness.check.places import Place, Places
+from harness.check.synonyms import named_in
+from harness.system.installation import SCRIPT, repository
+from harness.system.machine import release_of
+from harness.system.text import markdown
+
+SARIF = "2.1.0"
+"""The version of the format."""
+SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
+PROPERTIES = 1
+"""The version of what ``properties`` contain; it grows when a field changes or goes."""
+LEVELS = {BugStatus.AFFECTED: "error", BugStatus.POSSIBLY: "warning", BugStatus.UNKNOWN: "note"}
+SEVERITIES = {"error": "error", "warning": "warning", "note": "recommendation"}
+"""The words of code scanning for the levels."""
+
+Json = dict[str, Any]
+
+
+def as_sarif(report: Report) -> str:
+    """The bugs that the environment has or may have, as one run of SARIF."""
+    places = Places(report.environment)
+    bugs = [checked for checked in report.bugs if checked.status in LEVELS]
+    run = {
+        "tool": {"driver": _driver(bugs)},
+        "invocations": [
+            {"executionSuccessful": True, "toolExecutionNotifications": _notices(report, places)}
+        ],
+        "results": [_result(n, checked, places) for n, checked in enumerate(bugs)],
+        "properties": {"version": PROPERTIES, "where": report.environment.where},
+    }
+    return json.dumps({"$schema": SCHEMA, "version": SARIF, "runs": [run]}, indent=1)
+
+
+def _driver(bugs: Sequence[Checked]) -> Json:
+    address, version = repository(), release_of(SCRIPT)
+    return {
+        "name": SCRIPT,
+        **({"version": version} if version else {}),
+        **({"informationUri": address} if address else {}),
+        "rules": [_rule(checked) for checked in bugs],
+    }
+
+
+def _rule(checked: Checked) -> Json:
+    scenario = catalog.scenario(checked.scenario)
+    command = f"python -m harness show {checked.scenario}"
+    hint = f"Only with {markdown(scenario.trigger)}. More: {command}"
+    return {
+        "id": checked.scenario,
+        "shortDescription": {"text": scenario.title},
+        "fullDescription": {"text": f"{scenario.title}: {markdown(scenario.symptom)}"},
+        "help": {"text": hint},
+        "properties": {
+            "tags": [scenario.harm, scenario.visibility],
+            "precision": "very-high" if checked.how else "low",
+            "problem.severity": SEVERITIES[_level(checked)],
+        },
+    }
+
+
+def _level(checked: Checked) -> str:
+    return "note" if checked.accepted else LEVELS[checked.status]
+
+
+def _result(index: int, checked: Checked, places: Places) -> Json:
+    subject = catalog.subject(checked.scenario)
+    place = places.of_package(named_in([subject]))
+    accepted = checked.accepted
+    return {
+        "ruleId": checked.scenario,
+        "ruleIndex": index,
+        "level": _level(checked),
+        "message": {"text": sentences(checked)},
+        "locations": [_location(place)] if place else [],
+        "partialFingerprints": {"bugOfPackage/v1": f"{checked.scenario}:{subject}"},
+        "suppressions": (
+            [{"kind": "external", "status": "accepted", "justification": str(accepted)}]
+            if accepted
+            else []
+        ),
+        "properties": {
+            "status": status_in_words(checked),
+            "how": checked.how,
+            "releases": dict(checked.releases),
+            "remedy": checked.remedy,
+            "command": checked.command,
+        },
+    }
+
+
+def _location(place: Place) -> Json:
+    """A path inside the working folder is relative to it: code scanning needs that."""
+    path = quote_from_bytes(os.fsencode(place.file.as_posix()))
+    uri = f"file://{path}" if place.file.is_absolute() else path
+    region = {"region": {"startLine": place.line}} if place.line else {}
+    return {"physicalLocation": {"artifactLocation": {"uri": uri}, **region}}
+
+
+def _notices(report: Report, places: Places) -> list[Json]:
+    """What was not looked up, what cannot be used, and what is no longer accepted."""
+    lines = [
+        *(("note", note, places.of_note(note)) for note in report.remarks),
+        *(("error", refusal, None) for refusal in report.refusals),
+        *(("warning", note, places.of_package([])) for note in report.notes),
+    ]
+    return [
+        {"level": level, "message": {"text": text}, "locations": [_location(p)] if p else []}
+        for level, text, p in lines
+    ]

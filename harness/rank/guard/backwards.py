@@ -1,0 +1,57 @@
+"""The backwards of a step, and gradients that were cleared between them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from torch import Tensor
+
+from .parameters import Modules
+
+
+class Backwards:
+    """Where the backwards of a step begin, and what of them the step does not use."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        """How often gradients were cleared before a step used them."""
+        self.drops_parts = self._is_part = False
+        """Whether a wrapper had been told to reduce the cleared gradients, or those of the last
+        backward, later: in a step of which they are a part."""
+        self.dropped_sum: Tensor | None = None
+        """The gradients that were cleared before a step used them."""
+        self._places: list[Hashable] = []
+        self._dropped_places: set[Hashable] = set()
+        self.reduces = False
+        """Whether DDP reduces the gradients of a backward."""
+
+    def begin(self, place: Hashable, modules: Modules | None) -> None:
+        """Note that a backward begins at a place of the loop's code."""
+        self.reduces = self.reduces or modules is None or modules.reduces()
+        self._places.append(place)
+        self._is_part = modules is not None and modules.reduces_later()
+
+    def drop(self, computed: Tensor | None) -> None:
+        """Note that what the backwards so far have computed was cleared."""
+        self.dropped += 1
+        self.drops_parts = self.drops_parts or self._is_part
+        if computed is not None:
+            before = self.dropped_sum
+            self.dropped_sum = computed if before is None else before + computed
+        self._dropped_places.update(self._places)
+        self._places = []
+
+    def restart(self) -> None:
+        """Forget the backwards of a step that was skipped."""
+        self._places, self._is_part = [], False
+
+    def are_elsewhere(self, batches: int, backwards: int) -> bool:
+        """Whether other code computed the gradients that were cleared, from the same rows, by the
+        batches and the backwards of the step."""
+        return batches < backwards and self._dropped_places.isdisjoint(self._places)
+
+    def are_separate(self, batches: int) -> bool:
+        """Whether the backwards of this step are those of several losses of the same rows, by their
+        places in the code: they are no micro-batches."""
+        places = self._places
+        return batches < len(places) == len(set(places)) > 1

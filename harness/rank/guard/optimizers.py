@@ -1,0 +1,45 @@
+"""What is read of an optimizer: its class, its hooks, and the settings of its groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOMENTS = {"SGD": ("momentum_buffer",), "Adam": ("exp_avg", "exp_avg_sq")}
+MOMENTS["AdamW"] = MOMENTS["Adam"]
+
+
+def kind_of(optimizer: Any) -> str:
+    """The class of an optimizer: by its name alone only if it is one of torch, as the formulas are
+    known by these names."""
+    kind = type(optimizer)
+    is_of_torch = kind is getattr(torch.optim, kind.__name__, None)
+    return kind.__name__ if is_of_torch else f"{kind.__module__}.{kind.__name__}"
+
+
+def has_own_hooks(optimizer: Any) -> bool:
+    """Whether the loop has hooks around the optimizer's step, which may change all that it uses."""
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    return any(getattr(optimizer, name, None) for name in names)
+
+
+def is_on_device(value: Any) -> bool:
+    """Whether a value is a tensor of another device: to read it would wait."""
+    return isinstance(value, Tensor) and value.device.type != "cpu"
+
+
+def plain_settings(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a group that are numbers."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in group.items()
+        if name != "params" and _is_plain(value)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(isinstance(part, (int, float)) for part in value)
+    return isinstance(value, (int, float, bool))

@@ -1,0 +1,58 @@
+"""Runs a script in another mode than it is written for: eager or compiled, with or without
+recomputation (activation checkpointing)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.rank.events import Patches
+from harness.rank.probe import compiled
+
+EAGER, COMPILED = "eager", "compiled"
+"""Nothing is compiled; the model is compiled, also where weights are moved."""
+KEPT, RECOMPUTED = "kept", "recomputed"
+"""Activations are kept where the script recomputes them; the model is told to recompute them."""
+
+BACKEND = "aot_eager"
+"""Traces forward and backward, and divides them, as every backend does; it builds nothing."""
+
+OF_CHECKPOINT = {
+    "use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state",
+}  # fmt: skip
+"""The arguments of torch's ``checkpoint`` that are not those of the function."""
+
+NO_SWITCH = (
+    "the script calls no checkpoint of torch.utils.checkpoint, and its model has no "
+    "gradient_checkpointing_enable()"
+)
+
+
+class Mode:
+    """The mode of a run; empty for that of the script."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.checkpoints = 0
+        """How many calls were not recomputed."""
+
+    def install(self) -> None:
+        """Replace torch's ``checkpoint``, before anything of the script runs."""
+        if self._name == KEPT:
+            import torch.utils.checkpoint
+
+            Patches().wrap_everywhere(torch.utils.checkpoint.checkpoint, self._call, eager=True)
+
+    def _call(self, _: Any, /, function: Any, *arguments: Any, **keywords: Any) -> Any:
+        self.checkpoints += 1
+        others = {name: value for name, value in keywords.items() if name not in OF_CHECKPOINT}
+        return function(*arguments, **others)
+
+    def meet(self, model: Any) -> None:
+        """Change the model, which is called for the first time."""
+        inner = getattr(model, "module", model)
+        if self._name == COMPILED and not compiled.names:
+            inner.compile(backend=BACKEND)
+        if self._name == RECOMPUTED:
+            if not hasattr(inner, "gradient_checkpointing_enable"):
+                raise RuntimeError(NO_SWITCH)
+            inner.gradient_checkpointing_enable()

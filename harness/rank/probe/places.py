@@ -1,0 +1,209 @@
+"""Records what each module of the model gets and returns in one step, and the gradients of that.
+
+Tensors are recorded as digests by row: a few numbers that have about the same distances as the rows
+themselves, because they are projections on random directions, the same in each process.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from functools import cache, partial
+from typing import Any
+
+from harness.detectors.rows import leaves
+from harness.rank import events
+from harness.rank.probe.micro_batches import MicroBatches
+from harness.rank.probe.parameters import WRAPPERS, full, plain
+from harness.rank.probe.record import Record
+
+DIRECTIONS = 8
+"""Numbers of a digest."""
+
+SAMPLED = 65_536
+"""A longer row is represented by this many of its values."""
+
+Digest = dict[str, Any]
+"""``values`` with the projections of each row (rows x DIRECTIONS), ``rows`` with the dimension that
+has the rows (or ``flat`` or ``whole``), the ``shape`` of a row, and ``eps``, an ulp of 1."""
+
+
+class Places:
+    """The recorder of a rank. It writes ``places``, the calls of modules in order, into a step."""
+
+    def __init__(self, record: Record, model: MicroBatches, step: int) -> None:
+        self._record, self._model, self._step = record, model, step
+        self._names: dict[int, str] = {}
+        """By the id of a module, its name in the model."""
+        self._calls: list[tuple[Any, int]] = []
+        """The modules that are called now, with the numbers of their calls."""
+        self._time = 0
+
+    def install(self) -> None:
+        """Subscribe; before the model, whose handlers then are around these."""
+        events.instrument.on(events.ModuleCall, around=self._called)
+
+    def _called(self, event: events.ModuleCall, call: Callable[[], Any]) -> Any:
+        import torch
+
+        record = self._record
+        on = record.is_open() and len(record.steps) == self._step and record.now["rows"]
+        if not on or not torch.is_grad_enabled():
+            return call()
+        self._learn(event.owner)
+        name = self._names.get(id(event.owner))
+        if name is None or _is_wrapper(event.owner):
+            return call()
+        entry = self._begin(event.owner, name)
+        inputs = [*leaves(list(event.arguments)), *leaves(dict(event.keywords))]
+        self._look(entry, "in", inputs)
+        event.arguments = [self._watched(entry, value) for value in event.arguments]
+        event.keywords = {n: self._watched(entry, value) for n, value in event.keywords.items()}
+        self._calls.append((event.owner, entry["number"]))
+        try:
+            output = call()
+        finally:
+            self._calls.pop()
+        self._look(entry, "out", leaves(output, is_dataclass))
+        entry["left"] = self._tick()
+        for number, tensor in enumerate(_tensors(leaves(output, is_dataclass))):
+            if tensor.requires_grad and not hasattr(tensor, "full_tensor"):
+                tensor.register_hook(partial(self._back, entry, f"out {number}"))
+        # A hook of the script belongs to the code after the module: it comes before ours.
+        is_plain = isinstance(output, torch.Tensor) and output.requires_grad and not output.is_leaf
+        return output.view_as(output) if is_plain else output
+
+    def _tick(self) -> int:
+        self._time += 1
+        return self._time
+
+    def _learn(self, module: Any) -> None:
+        """Learn the names of the model's modules, or of those of a stage."""
+        prefix = None if id(module) in self._names else self._model.names.prefix(module)
+        if prefix is not None:
+            for name, part in module.named_modules():
+                self._names.setdefault(id(part), prefix + plain(name))
+
+    def _begin(self, module: Any, name: str) -> dict[str, Any]:
+        """Note a call that begins."""
+        step = self._record.now
+        calls = step.setdefault("places", [])
+        micro_batch = len(step["rows"]) - 1
+        earlier = [one for one in calls if one["name"] == name]
+        entry = {
+            "name": name,
+            "number": len(calls),
+            "often": sum(one["micro_batch"] == micro_batch for one in earlier),
+            "micro_batch": micro_batch,
+            "parent": self._calls[-1][1] if self._calls else None,
+            "line": _line(self._calls[-1][0]) if self._calls else 0,
+            "kind": type(module).__name__,
+            "source": _source(type(module)),  # type: ignore[arg-type]
+            "again": self._record.in_backward,
+            "entered": self._tick(),
+            "left": 0,
+            "digests": {},
+            "gradients": {},
+            "times": {},
+        }
+        calls.append(entry)
+        return entry
+
+    def _rows(self, entry: dict[str, Any]) -> int:
+        return len(self._record.now["rows"][entry["micro_batch"]])
+
+    def _look(self, entry: dict[str, Any], side: str, values: Any) -> None:
+        entry["rows"] = self._rows(entry)
+        for number, tensor in enumerate(_tensors(values)):
+            entry["digests"][f"{side} {number}"] = digest(tensor, entry["rows"])
+
+    def _watched(self, entry: dict[str, Any], value: Any) -> Any:
+        """The argument as a view of its own: what the module itself adds to the gradient of a
+        tensor is that of the view."""
+        import torch
+
+        if not isinstance(value, torch.Tensor) or not value.requires_grad or value.is_leaf:
+            return value
+        if hasattr(value, "full_tensor"):
+            return value
+        entry["views"] = entry.get("views", 0) + 1
+        view = value.view_as(value)
+        view.register_hook(partial(self._back, entry, f"in {entry['views'] - 1}"))
+        return view
+
+    def _back(self, entry: dict[str, Any], label: str, gradient: Any) -> None:
+        if gradient is not None:
+            entry["gradients"][label] = digest(gradient, entry["rows"])
+            entry["times"][label] = self._tick()
+
+
+def _is_wrapper(module: Any) -> bool:
+    return any(name in WRAPPERS for name, _ in module.named_children())
+
+
+def _tensors(values: Any) -> Iterator[Any]:
+    import torch
+
+    return (value for _, value in values if isinstance(value, torch.Tensor) and value.numel())
+
+
+def digest(tensor: Any, rows: int) -> Digest:
+    """The digest of a tensor of a micro-batch with so many rows."""
+    import torch
+
+    floats = tensor.is_floating_point()
+    eps = torch.finfo(tensor.dtype).eps if floats else 0.0
+    whole = full(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
+    shape = list(whole.shape)
+    if rows and shape[:1] == [rows]:
+        dimension, shape = "0", shape[1:]
+    elif rows and shape[1:2] == [rows]:
+        dimension, whole, shape = "1", whole.transpose(0, 1), [shape[0], *shape[2:]]
+    elif rows and shape and shape[0] % rows == 0:
+        dimension, shape = "flat", [shape[0] // rows, *shape[1:]]
+    else:
+        dimension, rows = "whole", 1
+    vectors = whole.reshape(rows, -1)
+    if vectors.shape[1] > SAMPLED:
+        vectors = vectors[:, _chosen(vectors.shape[1])]
+    values = vectors.double() @ _directions(vectors.shape[1])
+    return {"values": values, "rows": dimension, "shape": shape, "eps": eps}
+
+
+@cache
+def _chosen(count: int) -> Any:
+    """The numbers of the values that represent a row of this length."""
+    import torch
+
+    generator = torch.Generator().manual_seed(count)
+    return torch.randint(0, count, (SAMPLED,), generator=generator)
+
+
+@cache
+def _directions(count: int) -> Any:
+    """Random signs, divided so that projections have the length of the vector on average."""
+    import torch
+
+    generator = torch.Generator().manual_seed(count)
+    signs = torch.randint(0, 2, (count, DIRECTIONS), generator=generator)
+    return (2.0 * signs - 1).double() / DIRECTIONS**0.5
+
+
+@cache
+def _source(kind: type) -> list[Any]:
+    """The file and the line in which a class defines its forward."""
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)  # type: ignore[attr-defined]
+    return [code.co_filename, code.co_firstlineno] if code else ["", 0]
+
+
+def _line(caller: Any) -> int:
+    """The line that a module executes in its forward now; 0 if it is not known."""
+    code = getattr(inspect.unwrap(type(caller).forward), "__code__", None)
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            return frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return 0

@@ -1,0 +1,120 @@
+"""SARIF, Markdown and the lines of files that they name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from harness.check.places import line_of
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sarif_run(capsys: Capture, *words: str) -> Any:
+    main(["check", *words, "--format", "sarif"])
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    return run
+
+
+def test_sarif_has_a_rule_and_a_result_at_the_line_of_each_bug(capsys: Capture) -> None:
+    Path("our requirements.txt").write_text("\ndeepspeed==0.13.2\n./x y\n")
+    run = sarif_run(capsys, "-r", "our requirements.txt")
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert [result["ruleId"] for result in run["results"]] == rules
+    (result,) = [result for result in run["results"] if result["ruleId"] == "clip_max_for_min"]
+    assert (result["level"], result["suppressions"]) == ("error", [])
+    assert result["properties"]["releases"]["deepspeed"] == "0.13.2"
+    (location,) = (entry["physicalLocation"] for entry in result["locations"])
+    assert location["artifactLocation"]["uri"] == "our%20requirements.txt"
+    assert location["region"] == {"startLine": 2}
+    (invocation,) = run["invocations"]
+    assert any("line 3: " in n["message"]["text"] for n in invocation["toolExecutionNotifications"])
+
+
+def test_an_accepted_bug_is_suppressed_with_its_reason(capsys: Capture) -> None:
+    Path("requirements.txt").write_text("deepspeed==0.13.2\n")
+    text = '[[accepted]]\nbug = "clip_max_for_min"\nreason = "no clipping"\n'
+    Path("distributed-bugs.toml").write_text(text)
+    run = sarif_run(capsys, "-r", "requirements.txt", "scenario=clip_max_for_min")
+    (result,) = run["results"]
+    assert result["level"] == "note"
+    (suppression,) = result["suppressions"]
+    assert suppression["justification"] == "no clipping"
+
+
+def test_files_are_written_and_the_text_is_printed(capsys: Capture) -> None:
+    Path("requirements.txt").write_text("deepspeed==0.13.2\n")
+    words = ["--format", "sarif:a.sarif", "--format", "markdown:a.md", "--format", "json:a.json"]
+    assert main(["check", "-r", "requirements.txt", *words]) == 1
+    assert capsys.readouterr().out.startswith("requirements.txt: deepspeed 0.13.2")
+    names = {bug["name"] for bug in json.loads(Path("a.json").read_text())["bugs"]}
+    (run,) = json.loads(Path("a.sarif").read_text())["runs"]
+    assert {result["ruleId"] for result in run["results"]} <= names
+    text = Path("a.md").read_text()
+    assert text.startswith("## distributed-bugs: ")
+    assert "| clip_max_for_min | affected | ruins training | " in text
+    assert "requirements.txt, line 1 |" in text
+
+
+UV = """\
+[[package]]
+name = "accelerate"
+version = "1.13.0"
+source = { registry = "ours" }
+dependencies = [
+    { name = "torch" },
+]
+
+[[package]]
+name = "torch"
+version = "2.9.0"
+source = { registry = "ours" }
+"""
+CONDA = """\
+[
+  {
+    "name": "pytorch-lightning",
+    "version": "2.6.0"
+  }
+]
+"""
+PIPFILE = '{"default": {\n "torch": {"version": "==2.9.0"}}}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "package", "number"),
+    [
+        (UV, "torch", 10),
+        (UV, "accelerate", 2),
+        (UV, "transformers", 0),
+        (CONDA, "Pytorch_Lightning", 3),
+        (CONDA, "lightning", 0),
+        (PIPFILE, "torch", 2),
+        ("dependencies:\n- pytorch=2.1\n- conda-forge::transformers >=5\n", "transformers", 3),
+        ('[project]\n# torch\ndependencies = ["a", "torch>=2"]\n', "torch", 3),
+        ('[tool.poetry.dependencies]\ntorch-x = "1"\ntorch = "^2"\n', "torch", 3),
+        ("install_requires =\n    open_clip.torch\n", "open-clip-torch", 2),
+    ],
+)
+def test_the_line_of_a_package(text: str, package: str, number: int) -> None:
+    assert line_of(package, text.splitlines()) == number
+
+
+def test_a_bug_of_a_lock_file_is_at_the_entry_of_its_package(capsys: Capture) -> None:
+    entry = '[[package]]\nname = "deepspeed"\nversion = "0.13.2"\nsource = { registry = "ours" }\n'
+    Path("uv.lock").write_text(f"version = 1\n{UV}\n{entry}")
+    run = sarif_run(capsys, "-r", ".", "scenario=clip_max_for_min")
+    (location,) = (entry["physicalLocation"] for entry in run["results"][0]["locations"])
+    assert location == {"artifactLocation": {"uri": "uv.lock"}, "region": {"startLine": 16}}

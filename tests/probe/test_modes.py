@@ -1,0 +1,146 @@
+"""The layouts ``compile`` and ``checkpointing``: another mode, and dropout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.probe.layouts import CHECKPOINTING, COMPILE, Settings
+from harness.probe.modes import WITH_DROPOUT
+from harness.probe.questions import Answers
+from harness.rank.probe.modes import NO_SWITCH
+from tests.probe.probing import Probing, first_broken, layout, refused
+
+pytestmark = pytest.mark.launch
+
+SCRIPT = """
+import sys, torch, torch.utils.checkpoint
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
+
+torch.manual_seed(0)
+torch.distributed.init_process_group("gloo")
+data, labels = torch.randn(96, 16), torch.randn(96, 1)
+
+
+class Block(nn.Module):
+    how, recomputes = {"use_reentrant": False}, True
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop = nn.Linear(16, 16), nn.Dropout(0.3)
+
+    def inner(self, x):
+        return x + self.drop(torch.tanh(self.layer(x)))
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, **self.how) if self.recomputes else self.inner(x)
+
+    def gradient_checkpointing_enable(self):
+        self.recomputes = True
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.last = nn.ModuleList([Block(), Block(), Block()]), nn.Linear(16, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / 2
+
+
+def halved(graph, inputs):  # a compiler that halves the gradient of dropout
+    drops = any("dropout" in str(node.target) for node in graph.graph.nodes)
+    return lambda *given: [Halved.apply(x) if drops else x for x in graph(*given)]
+
+
+model = Model()
+run = DDP(model)
+HOW
+optimizer, rows = torch.optim.AdamW(model.parameters(), lr=1e-2), int(sys.argv[1])
+for step in range(8):
+    x, y = data[step * rows :][:rows], labels[step * rows :][:rows]
+    optimizer.zero_grad()
+    nn.functional.mse_loss(run(x), y).backward()
+    optimizer.step()
+"""
+
+FORGETFUL = 'Block.how = {"use_reentrant": False, "preserve_rng_state": False}'
+REENTRANT = 'Block.how = {"use_reentrant": True}; data.requires_grad_()'
+PLAIN = "Block.recomputes = False"
+SWITCHED = "model.gradient_checkpointing_enable = lambda: setattr(Block, 'recomputes', True)"
+EAGER = 'run = torch.compile(run, backend="aot_eager")'
+
+
+def probed(probing: Probing, folder: Path, how: str, kind: str) -> Answers:
+    (folder / "train.py").write_text(SCRIPT.replace("HOW", how))
+    return probing(str(folder / "train.py"), "{rows}", Settings(layouts=(kind,)))
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [
+        ("", "without checkpointing"),
+        pytest.param(REENTRANT, "without checkpointing", marks=pytest.mark.slow),
+        pytest.param(f"{PLAIN}; {SWITCHED}", "with checkpointing", marks=pytest.mark.slow),
+    ],
+)
+def test_a_recomputation_with_the_masks_of_the_forward_is_right(
+    probing: Probing, tmp_path: Path, how: str, name: str
+) -> None:
+    answers = probed(probing, tmp_path, how, CHECKPOINTING)
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+    assert layout(answers, CHECKPOINTING).layout.name == name
+
+
+@pytest.mark.parametrize(
+    "how", [FORGETFUL, pytest.param(f"{PLAIN}; {FORGETFUL}; {SWITCHED}", marks=pytest.mark.slow)]
+)
+def test_a_recomputation_that_draws_other_masks_is_found(
+    probing: Probing, tmp_path: Path, how: str
+) -> None:
+    answers = probed(probing, tmp_path, how, CHECKPOINTING)
+    assert first_broken(answers) == {CHECKPOINTING: (WITH_DROPOUT, "")}
+    assert "(preserve_rng_state)" in layout(answers, CHECKPOINTING).broken[0].text
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_recompute_has_no_answer(probing: Probing, tmp_path: Path) -> None:
+    (why,) = refused(probed(probing, tmp_path, PLAIN, CHECKPOINTING))
+    assert NO_SWITCH in why
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [("", "compiled"), (PLAIN, "compiled"), (f"{PLAIN}; {EAGER}", "without torch.compile")],
+)
+def test_a_right_compiler_is_right(probing: Probing, tmp_path: Path, how: str, name: str) -> None:
+    answers = probed(probing, tmp_path, how, COMPILE)
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+    assert layout(answers, COMPILE).layout.name == name
+
+
+@pytest.mark.slow
+def test_a_compiler_that_changes_gradients_with_dropout_is_found(
+    probing: Probing, tmp_path: Path
+) -> None:
+    how = f"{PLAIN}; run = torch.compile(run, backend=halved)"
+    answers = probed(probing, tmp_path, how, COMPILE)
+    assert first_broken(answers) == {COMPILE: (WITH_DROPOUT, "")}

@@ -1,0 +1,108 @@
+"""What the commands write for programs has the schemas of docs/schemas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+
+from harness.__main__ import main
+from harness.check import check_report, sarif
+from harness.probe import probe_report
+from harness.probe.compare.comparison import Compared
+from harness.probe.compare.faults import Broken
+from harness.probe.layouts import RANKS, Layout
+from harness.probe.questions import Answers
+from harness.probe.signatures import KnownBug
+from harness.system.files import ROOT
+
+SCHEMAS = ROOT / "docs" / "schemas"
+XSD = "{http://www.w3.org/2001/XMLSchema}"
+
+
+def complaints(name: str, content: Any) -> list[str]:
+    schema = json.loads((SCHEMAS / name).read_text())
+    kind = jsonschema.Draft202012Validator
+    kind.check_schema(schema)
+    return [f"{list(error.path)}: {error.message}" for error in kind(schema).iter_errors(content)]
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a stack of which much is known, and what check writes of it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    Path("a b:c.txt").write_text(
+        "transformers==5.2.0\ndeepspeed==0.13.2\naccelerate==99.0\n./x y\n"
+    )
+    Path("args.json").write_text('{"gradient_accumulation_steps": 4}')
+    accepted = '[[accepted]]\nbug = "{}"\nreason = "ours"\n'
+    names = ("clip_max_for_min", "keras_gas_ema")
+    Path("distributed-bugs.toml").write_text("".join(map(accepted.format, names)))
+    words = ["-r", "a b:c.txt", "--training-args", "args.json", "--model", "llama"]
+    formats = ["--format", "json:a.json", "--format", "sarif:a.sarif"]
+    assert main(["check", *words, *formats]) == 1
+    return tmp_path
+
+
+def test_check_writes_what_its_schemas_say(files: Path) -> None:
+    content = json.loads((files / "a.json").read_text())
+    assert complaints("check.json", content) == []
+    assert complaints("check.json", {**content, "more": 1})
+    content = json.loads((files / "a.sarif").read_text())
+    assert complaints("check.sarif.json", content) == []
+    (run,) = content["runs"]
+    assert {result["level"] for result in run["results"]} == {"error", "warning", "note"}
+    assert any(result["suppressions"] for result in run["results"])
+
+
+def answers() -> Answers:
+    broken = Broken("gradient", "half", float("nan"), "", ("w",), (0, 1))
+    layouts = [
+        Compared(Layout("2 ranks", RANKS, 2), broken=[broken], step=1),
+        Compared(Layout("4 ranks", RANKS, 4), no_answer="it ended"),
+    ]
+    return Answers("4 steps", layouts, script="train.py")
+
+
+def test_probe_writes_what_its_schemas_say() -> None:
+    known = [KnownBug("bug", "title", "why")]
+    content = json.loads(json.dumps(probe_report.as_json(answers(), 1.0, known)))
+    assert complaints("probe.json", content) == []
+    suite = ElementTree.fromstring(probe_report.as_junit(answers(), 1.0))
+    assert names_in(suite) <= names_of_the_schema()
+    assert len(names_in(suite)) > 10
+
+
+def names_in(element: ElementTree.Element) -> set[tuple[str, str]]:
+    """Each element of a document with each of its attributes."""
+    return {(e.tag, name) for e in element.iter() for name in ("", *e.attrib)}
+
+
+def names_of_the_schema() -> set[tuple[str, str]]:
+    """The elements of junit.xsd with their attributes."""
+    root = ElementTree.parse(SCHEMAS / "junit.xsd").getroot()
+    kinds = {kind.get("name"): kind for kind in root.findall(f"{XSD}complexType")}
+    names = set()
+    for element in root.iter(f"{XSD}element"):
+        name = element.get("name") or element.get("ref") or ""
+        names.add((name, ""))
+        inside = kinds.get(element.get("type"), element)
+        for kind in (inside, *inside.findall(f"{XSD}complexType")):
+            attributes = kind.findall(f"{XSD}attribute") + kind.findall(f".//{XSD}extension/*")
+            names |= {(name, attribute.get("name", "")) for attribute in attributes}
+    return names
+
+
+def test_the_page_has_the_version_of_each_format() -> None:
+    page = (ROOT / "docs" / "formats.md").read_text()
+    for words, version in (
+        ("check --format json:FILE` | the field `schema`, now", check_report.SCHEMA),
+        ("probe --json FILE` | the field `schema`, now", probe_report.SCHEMA),
+        ("`properties.version` of the run, now", sarif.PROPERTIES),
+    ):
+        assert f"{words} {version} |" in page
