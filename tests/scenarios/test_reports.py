@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,6 +29,8 @@ from tests.overlays import lent, lent_release
 UNKNOWN = [name for name in catalog.sound() if not catalog.scenario(name).known_upstream]
 SHIMMED = Path(__file__).with_name("shimmed")
 """A folder whose sitecustomize.py installs the shims that a release needs on this machine."""
+
+PORT = re.compile(r"\b29[0-9]{3}\b")
 
 
 def script(name: str) -> Path:
@@ -50,6 +54,12 @@ def test_no_script_needs_anything_of_this_project() -> None:
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             packages = {each.partition(".")[0] for each in names}
             assert packages.isdisjoint({"harness", "scenarios"}), name
+
+
+def test_each_script_has_a_port_of_its_own() -> None:
+    """Tests run several at once."""
+    ports = Counter(port for name in ALL for port in set(PORT.findall(script(name).read_text())))
+    assert [port for port, scripts in ports.items() if scripts > 1] == []
 
 
 def test_a_text_for_maintainers_has_all_parts() -> None:

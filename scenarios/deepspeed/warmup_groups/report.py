@@ -5,7 +5,7 @@ Needs torch and deepspeed, and no GPU. The exit code is 1 if the bug is there.""
 import os
 
 os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29606"}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29626"}
 
 import deepspeed
 import torch

@@ -8,7 +8,7 @@ import tempfile
 from typing import Any
 
 os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29608"}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29628"}
 
 import deepspeed
 import torch

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 def gradients(rank: int) -> Any:
     """Both ranks' gradients, without and with the cast. Alone rank 0 has 1, rank 1 has 3."""
-    torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29731", rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29790", rank=rank, world_size=2)
     by_cast: Any = {False: [None, None], True: [None, None]}
     for cast, of_ranks in by_cast.items():
         ddp = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
