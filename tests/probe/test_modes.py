@@ -88,7 +88,7 @@ EAGER = 'run = torch.compile(run, backend="aot_eager")'
 
 def probed(probing: Probing, folder: Path, how: str, kind: str) -> Answers:
     (folder / "train.py").write_text(SCRIPT.replace("HOW", how))
-    return probing(str(folder / "train.py"), "{rows}", Settings(layouts=(kind,)))
+    return probing(str(folder / "train.py"), "{rows}", Settings(layouts=(kind,), where=True))
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,8 @@ def test_a_recomputation_that_draws_other_masks_is_found(
     answers = probed(probing, tmp_path, how, CHECKPOINTING)
     assert first_broken(answers) == {CHECKPOINTING: (WITH_DROPOUT, "")}
     assert "(preserve_rng_state)" in layout(answers, CHECKPOINTING).broken[0].text
+    assert answers.where is not None
+    assert answers.where.stage == "backward"
 
 
 @pytest.mark.slow

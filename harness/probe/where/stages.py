@@ -15,8 +15,10 @@ from harness.probe.compare.micro_batch_weights import LEVEL, weights_in
 from harness.probe.compare.mistakes import NEAR
 from harness.probe.compare.reference import Moment
 from harness.probe.compare.relations import BETWEEN
+from harness.probe.modes import WITH_DROPOUT
 from harness.probe.where.place import (
     ACCUMULATION,
+    BACKWARD,
     CHECKPOINT,
     CLIPPING,
     EVALUATION,
@@ -45,6 +47,7 @@ OF_RELATION = {
     "learning rate": SCHEDULE,
     "schedule": SCHEDULE,
     "update": OPTIMIZER,
+    "optimizer's parameters": OPTIMIZER,
     "evaluation": EVALUATION,
 }
 """The stages of relations that have one."""
@@ -61,6 +64,9 @@ def stage_of_relation(comparison: Compared) -> Place | None:
         return Place(name, WEIGHTS, text)
     if fault.relation == "weights":
         return of_stage(name, CHECKPOINT if resumed else WEIGHTS)
+    if fault.relation == WITH_DROPOUT:
+        text = "the backward of what draws random numbers, such as dropout"
+        return Place(name, BACKWARD, text)
     stage = OF_RELATION.get(fault.relation)
     if stage is None:
         return undetermined(name, f"nothing is known about the stage of: {fault.relation}")
