@@ -11,6 +11,7 @@ import pkgutil
 import sys
 from collections import Counter, abc
 from collections.abc import Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,7 @@ from torch.distributed.pipelining import PipelineStage
 from harness.bugs import catalog
 from harness.bugs.api.spec import Lane
 from harness.rank import apex, cuda_on_cpu, shims
+from harness.rank.cuda_on_cpu import devices
 from harness.rank.cuda_on_cpu.functions import CLASSES, FACTORIES, FUNCTIONS
 from harness.rank.shims import megatron, stand_ins
 from scenarios.deepspeed.bf16_clip import fused as kernels
@@ -450,3 +452,14 @@ def test_a_transformers_from_elsewhere_is_hidden(
         assert uses[f"{upstream}.own_transformers"] == hidden
     finally:
         sys.modules.pop("transformers", None)
+
+
+def test_the_name_of_a_type_has_its_device_once() -> None:
+    substitute, counted = devices.name_type("cuda"), list[str]()
+
+    def twice(tensor: torch.Tensor) -> object:
+        return substitute(
+            counted.append, partial(substitute, counted.append, torch.Tensor.type), tensor
+        )
+
+    assert twice(torch.ones(1)) == "torch.cuda.FloatTensor"

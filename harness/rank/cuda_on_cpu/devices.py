@@ -77,7 +77,7 @@ def name_type(device: str) -> Substitute:
         if not isinstance(result, str):  # a cast
             return result
         count("type()")
-        return result.replace("torch.", f"torch.{device}.", 1)
+        return f"torch.{device}.{result.rpartition('.')[2]}"  # a shim and probe may both do it
 
     return substitute
 
