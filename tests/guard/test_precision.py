@@ -118,7 +118,7 @@ def test_another_optimizer_is_not_checked_and_that_is_said() -> None:
 def test_training_of_weights_in_16_bits(
     under_guard: Trainer, training: str, told: list[tuple[str, str]]
 ) -> None:
-    run = under_guard(training)
+    run = under_guard(training, steps=96)  # the shorter a step, the fewer are checked
 
     assert run.told == told
     assert run.codes == [0, 0]
