@@ -205,6 +205,14 @@ def upstreams() -> list[str]:
     return sorted({pin for name in sound() for pin in scenario(name).pins})
 
 
+def only_vehicles() -> set[str]:
+    """The packages that scenarios pin only to drive code of another one: no bug is theirs."""
+    vehicles = {pin for name in sound() for pin in scenario(name).vehicles}
+    return vehicles - {
+        pin for name in sound() for pin in scenario(name).pins if pin not in scenario(name).vehicles
+    }
+
+
 def proposal(name: str) -> tuple[Defect, ...]:
     """The edits that mend a bug as its report proposes: ``PROPOSAL`` of its module ``proposal``,
     otherwise those of ``fixed``; empty if it has neither."""

@@ -189,7 +189,8 @@ def print_accepted(console: Console, bugs: Sequence[Checked], notes: Sequence[st
 
 def releases_of(environment: Environment) -> list[str]:
     """The environment's name and its releases; a star marks one that no file names exactly."""
-    packages = sorted(environment.packages.items())
+    aside = catalog.only_vehicles()
+    packages = sorted(entry for entry in environment.packages.items() if entry[0] not in aside)
     releases = [
         f"{n} {package.version or '?'}{'*' if package.newest_of else ''}" for n, package in packages
     ]
