@@ -47,6 +47,7 @@ SCENARIO = api.Scenario(
     pins={"datasets": "4.3.0"},
     harm="ruins training",
     visibility="silent",
+    lanes=(api.Lane.CPU,),
     settings={
         "code": api.by_code(
             "streams are interleaved with probabilities, and read by several workers"
