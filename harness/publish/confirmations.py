@@ -164,7 +164,15 @@ def _git(*arguments: str) -> str:
     return process.stdout
 
 
+def _has_other_numbers(recorded: Result, rerun: Result) -> bool:
+    """Whether two results have the same status, for a reason with the same words."""
+    reasons = (NUMBER.split(_reason(result)) for result in (recorded, rerun))
+    return recorded.status is rerun.status and next(reasons) == next(reasons)
+
+
 OURS, THE_RECORDS, UNKNOWN = "ours", "the record's", "of unknown origin"
+THE_PROCESSORS = "the processor's"
+"""Only numbers differ, and the code that recorded them gives today's numbers here, too."""
 
 
 @dataclass(frozen=True)
@@ -176,14 +184,19 @@ class Confirmation:
     """None if it could not be run; ``why`` says why not."""
     difference: str = ""
     whose: str = ""
-    """Of a difference: ours, the record's, or of unknown origin."""
+    """Of a difference: ours, the record's, the processor's, or of unknown origin."""
     why: str = ""
 
     @property
     def exit_code(self) -> int:
         if self.found is None:
             return ExitCode.INCONCLUSIVE
-        return ExitCode.NOT_AS_EXPECTED if self.difference else ExitCode.AS_EXPECTED
+        return ExitCode.NOT_AS_EXPECTED if self.is_wrong else ExitCode.AS_EXPECTED
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether something is to be repaired: our code, or the record."""
+        return bool(self.difference) and self.whose != THE_PROCESSORS
 
     def __str__(self) -> str:
         name = f"{self.recorded.scenario}, {describe(self.recorded.pins)}"
@@ -244,9 +257,11 @@ def _origin(config: RunConfig, recorded: Result) -> tuple[str, str]:
         if not difference(recorded, again):
             return OURS, "a second run gave the recorded result, so ours cannot be repeated"
         commit = commit_of(recorded)
-        old_difference = difference(recorded, found_at(commit, recorded))
+        old = found_at(commit, recorded)
     except (Inconclusive, Fault) as error:
         return UNKNOWN, str(error)
-    if old_difference:
+    if _has_other_numbers(recorded, again) and not difference(old, again):
+        return THE_PROCESSORS, f"the code of {commit[:8]}, which recorded it, gives the same here"
+    if old_difference := difference(recorded, old):
         return THE_RECORDS, f"the code of {commit[:8]}, which recorded it, gives {old_difference}"
     return OURS, f"the code of {commit[:8]}, which recorded it, still gives the recorded result"

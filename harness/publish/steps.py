@@ -249,7 +249,7 @@ def confirm_recorded(watched: NightlyState) -> None:
                 watched.failed.append(str(confirmation))
                 continue
             history.add_confirmation(nightly, *confirmations.key(confirmation.recorded))
-            if confirmation.difference:
+            if confirmation.is_wrong:
                 earlier_changes = [change for _, change in history.changes(nightly.id)]
                 history.set_changes(nightly, [*earlier_changes, _unlike_its_record(confirmation)])
 

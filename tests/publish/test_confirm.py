@@ -15,6 +15,7 @@ from harness.bugs import catalog, result_file
 from harness.bugs.results import Result, Status
 from harness.publish import confirmations, steps
 from harness.publish.history import reading
+from harness.run import cells, executor
 from harness.system.errors import ExitCode, Inconclusive
 from tests.nightly_world import NO, SCENARIO, YES, World, cell, world
 from tests.sandbox import git
@@ -97,6 +98,21 @@ def test_a_difference_is_ours_if_the_code_of_the_record_still_gives_it(
     out = " ".join(capsys.readouterr().out.split())
     assert f"1 as recorded, 1 differ (1 {owner})" in out
     assert "deepspeed 0.13.0: not affected, recorded as affected" in out
+
+
+@pytest.mark.parametrize(("old", "code"), [("step 68", 0), ("step 94", 1), ("row 68", 1)])
+def test_numbers_that_the_code_of_the_record_has_here_too_are_the_processors(
+    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch, old: str, code: int
+) -> None:
+    record, today = (replace(cell("0.13.1", NO), reason=text) for text in ("step 94", "step 68"))
+    monkeypatch.setattr(result_file, "statuses", lambda name: [record] if name == SCENARIO else [])
+    monkeypatch.setattr(confirmations, "commit_of", lambda _: "abcdef0123")
+    monkeypatch.setattr(confirmations, "found_at", lambda *_: replace(record, reason=old))
+    monkeypatch.setattr(cells, "find", lambda *_, **__: today)
+    results = ((number, today) for number in [0])
+    monkeypatch.setattr(executor, "find_all", lambda *_, **__: results)
+    assert main(["confirm", f"scenario={SCENARIO}", "lane=cpu"]) == code
+    assert ("(1 the processor's)" in capsys.readouterr().out) is (code == 0)
 
 
 @pytest.mark.usefixtures("_recorded")
