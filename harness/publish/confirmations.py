@@ -171,7 +171,7 @@ def _has_other_numbers(recorded: Result, rerun: Result) -> bool:
 
 
 OURS, THE_RECORDS, UNKNOWN = "ours", "the record's", "of unknown origin"
-THE_PROCESSORS = "the processor's"
+THE_MACHINES = "the machine's"
 """Only numbers differ, and the code that recorded them gives today's numbers here, too."""
 
 
@@ -184,7 +184,7 @@ class Confirmation:
     """None if it could not be run; ``why`` says why not."""
     difference: str = ""
     whose: str = ""
-    """Of a difference: ours, the record's, the processor's, or of unknown origin."""
+    """Of a difference: ours, the record's, the machine's, or of unknown origin."""
     why: str = ""
 
     @property
@@ -196,7 +196,7 @@ class Confirmation:
     @property
     def is_wrong(self) -> bool:
         """Whether something is to be repaired: our code, or the record."""
-        return bool(self.difference) and self.whose != THE_PROCESSORS
+        return bool(self.difference) and self.whose != THE_MACHINES
 
     def __str__(self) -> str:
         name = f"{self.recorded.scenario}, {describe(self.recorded.pins)}"
@@ -261,7 +261,7 @@ def _origin(config: RunConfig, recorded: Result) -> tuple[str, str]:
     except (Inconclusive, Fault) as error:
         return UNKNOWN, str(error)
     if _has_other_numbers(recorded, again) and not difference(old, again):
-        return THE_PROCESSORS, f"the code of {commit[:8]}, which recorded it, gives the same here"
+        return THE_MACHINES, f"the code of {commit[:8]}, which recorded it, gives the same here"
     if old_difference := difference(recorded, old):
         return THE_RECORDS, f"the code of {commit[:8]}, which recorded it, gives {old_difference}"
     return OURS, f"the code of {commit[:8]}, which recorded it, still gives the recorded result"

@@ -101,7 +101,7 @@ def test_a_difference_is_ours_if_the_code_of_the_record_still_gives_it(
 
 
 @pytest.mark.parametrize(("old", "code"), [("step 68", 0), ("step 94", 1), ("row 68", 1)])
-def test_numbers_that_the_code_of_the_record_has_here_too_are_the_processors(
+def test_numbers_that_the_code_of_the_record_has_here_too_are_the_machines(
     world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch, old: str, code: int
 ) -> None:
     record, today = (replace(cell("0.13.1", NO), reason=text) for text in ("step 94", "step 68"))
@@ -112,7 +112,7 @@ def test_numbers_that_the_code_of_the_record_has_here_too_are_the_processors(
     results = ((number, today) for number in [0])
     monkeypatch.setattr(executor, "find_all", lambda *_, **__: results)
     assert main(["confirm", f"scenario={SCENARIO}", "lane=cpu"]) == code
-    assert ("(1 the processor's)" in capsys.readouterr().out) is (code == 0)
+    assert ("(1 the machine's)" in capsys.readouterr().out) is (code == 0)
 
 
 @pytest.mark.usefixtures("_recorded")
