@@ -54,6 +54,7 @@ from harness.cli._values import STANDARD_OUTPUT, number, output, output_file, se
 from harness.probe import html_report
 from harness.probe.layouts import LAYOUTS, RELATIONS, Settings
 from harness.probe.probe_report import as_json, as_junit, exit_code, status, text
+from harness.probe.prober import leased_gpus
 from harness.probe.questions import Answers, probe
 from harness.probe.runner import Runner, room
 from harness.probe.signatures import known_bugs
@@ -65,7 +66,7 @@ from harness.run.server_pool import Pool
 from harness.system.errors import Inconclusive, UserError
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
-from harness.system.machine import cache_folder, gpus, leased, own_folder
+from harness.system.machine import cache_folder, gpus, own_folder
 from harness.system.terminal import Progress, terminal
 from harness.system.text import warn
 
@@ -405,7 +406,7 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
             prefix="probe-", dir=room(chosen, settings), ignore_cleanup_errors=True
         ) as folder,
         Progress(console) as progress,
-        _gpus(settings, options) as numbers,
+        leased_gpus(0 if options.launch == Lane.CPU else settings.ranks) as numbers,
         Pool() as pool,
         ExitStack() as stack,
     ):
@@ -453,17 +454,6 @@ def _patched(options: argparse.Namespace, folder: Path) -> str:
     interpreter = environment.of_interpreter(Path(options.python), names).interpreter
     edits.patched_copies(options.patches, interpreter.packages if interpreter else {}, folder)
     return str(folder)
-
-
-@contextmanager
-def _gpus(settings: Settings, options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    """The numbers of GPUs that no other run of this harness uses; none for the CPU."""
-    if options.launch == Lane.CPU:
-        yield ()
-        return
-    folder = own_folder(cache_folder(), "gpus")
-    with leased(settings.ranks, folder, lambda: time.sleep(1)) as leased_gpus:
-        yield tuple(gpu.number for gpu in leased_gpus)
 
 
 def _write(answers: Answers, began: float, options: argparse.Namespace) -> None:

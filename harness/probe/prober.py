@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from harness.probe.questions import Answers, probe
 from harness.probe.runner import Runner
 from harness.probe.target import Target
 from harness.run.server_pool import Pool
-from harness.system.machine import cache_folder, own_folder
+from harness.system.machine import cache_folder, leased, own_folder
 
 TIMEOUT = 120.0
 """Seconds for one layout."""
@@ -68,12 +69,13 @@ class Loop:
 @dataclass(frozen=True)
 class Prober:
     """Probes scripts with the packages of ``site``, then those of this Python; and compares them
-    with those of ``other``, if there is one."""
+    with those of ``other``, if there is one. ``gpus`` are the numbers of those to use."""
 
     pool: Pool
     site: Path | None = None
     other: Path | None = None
     timeout: float = TIMEOUT
+    gpus: tuple[str, ...] = ()
 
     def __call__(self, loop: Loop, words: Sequence[str] = ()) -> Answers:
         """Probe a loop; ``words`` are further arguments. Raises Inconclusive without an answer."""
@@ -94,9 +96,20 @@ class Prober:
                 where = own, extensions, sys.executable
                 packages = str(site or "")
                 return runners.enter_context(
-                    Runner(target, settings, *where, self.timeout, self.pool, site=packages)
+                    Runner(target, settings, *where, self.timeout, self.pool, packages, self.gpus)
                 )
 
             first = runner("first", self.site)
             other = runner("other", self.other) if self.other else None
             return probe(first, settings, other=other)
+
+
+@contextmanager
+def leased_gpus(count: int) -> Iterator[tuple[str, ...]]:
+    """The numbers of GPUs that no other run of this harness uses; none if ``count`` is 0."""
+    if not count:
+        yield ()
+        return
+    folder = own_folder(cache_folder(), "gpus")
+    with leased(count, folder, lambda: time.sleep(1)) as gpus:
+        yield tuple(gpu.number for gpu in gpus)

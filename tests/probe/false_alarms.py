@@ -2,12 +2,13 @@
 
     python -m tests.probe.false_alarms --seeds 0:20
     python -m tests.probe.false_alarms --seeds 4000:4020 --seconds 4500 --write
+    python -m tests.probe.false_alarms --launch gpu --installed --kinds 'DDP, fp32;FSDP2, bf16'
 
 Stacks, optimizers, clipping, dropout or padding, micro-batches and ranks are crossed so that every
 two values of a stack meet; the seeds take turns. Seeds from 1000 on are for the final table: they
 must not be used while probe is changed; 1000 to 1019, 2000 to 2039 and 3000 to 3019 are used up.
 ``--write`` puts the table into docs/probe_results.md. A note that no right loop has counts as an
-alarm, too.
+alarm, too. ``--installed`` takes the packages of this Python, not their newest releases.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from itertools import islice
 from pathlib import Path
 
 from harness.bugs import pins
+from harness.bugs.api.spec import Lane
 from harness.probe.compare import plausibility
 from harness.probe.hunt import newest
-from harness.probe.prober import Loop, Prober
+from harness.probe.prober import Loop, Prober, leased_gpus
 from harness.probe.signatures import SUSPECT
 from harness.probe.stacks import crossed
 from harness.publish.docs_tables import with_part
@@ -36,7 +38,7 @@ from harness.releases import overlay
 from harness.run.server_pool import Pool
 from harness.system.errors import HarnessError
 from harness.system.files import ROOT, write_whole
-from harness.system.machine import cache_folder
+from harness.system.machine import cache_folder, cores
 from harness.system.text import markdown_table
 
 SPREADS = "the spreads"
@@ -249,6 +251,9 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:20", help="FROM:TO (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=600.0, help="no new probe after that")
     parser.add_argument("--kinds", default="", help="some of the kinds, between semicolons")
+    parser.add_argument("--launch", type=Lane, choices=list(Lane), default=Lane.CPU)
+    parser.add_argument("--ranks", type=int, default=2, help="the most that a loop has, on GPUs")
+    parser.add_argument("--installed", action="store_true", help="probe the installed releases")
     parser.add_argument("--write", action="store_true", help="put the table into the page")
     parser.add_argument("--json", type=Path, help="write what was found; goes on from this file")
     options = parser.parse_args()
@@ -261,18 +266,23 @@ def main() -> int:
         tallies |= {name: Tally(**tally) for name, tally in content.items()}
     probes = sum(tally.probes for tally in tallies.values())
     deadline, began = time.monotonic() + options.seconds, time.monotonic()
+    ranks = 0 if options.launch is Lane.CPU else options.ranks
     with Pool() as pool, ExitStack() as contexts:
         sites: dict[tuple[str, ...], Path | None] = {(): None}
-        for number, (kind, loop) in islice(enumerate(turns(kinds)), probes, None):
+        gpus = contexts.enter_context(leased_gpus(ranks))
+        for number, (kind, loop) in islice(enumerate(turns(kinds, ranks)), probes, None):
             if time.monotonic() > deadline:
                 break
             print(f"{number}: {kind.name}", file=sys.stderr, flush=True)
             if kind.packages not in sites:
-                sites[kind.packages] = newest_site(kind.packages, contexts)
+                installed = options.installed
+                sites[kind.packages] = None if installed else newest_site(kind.packages, contexts)
             seed = start + number % (end - start)
-            _probe(Prober(pool, sites[kind.packages]), loop, seed, tallies[kind.name])
+            prober = Prober(pool, sites[kind.packages], gpus=gpus)
+            _probe(prober, loop, seed, tallies[kind.name])
     seconds += time.monotonic() - began
-    text = table(tallies, start, end, seconds)
+    machine = f"{ranks} GPUs" if ranks else f"{cores()} cores"
+    text = table(tallies, start, end, seconds, machine)
     print(text)
     if options.write:
         write_whole(PAGE, with_part(PAGE.read_text(encoding="utf-8"), SPREADS, text))
@@ -282,10 +292,14 @@ def main() -> int:
     return int(any(tally.alarms for tally in tallies.values()))
 
 
-def turns(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, Loop]]:
+def turns(kinds: Sequence[Kind], most_ranks: int = 0) -> Iterator[tuple[Kind, Loop]]:
     """The loops of all kinds in turns: the first loop of each kind, then the second one, and so on.
-    A kind begins again after its last loop; the large model comes once."""
-    by_kind = {kind.name: kind.loops() for kind in kinds}
+    A kind begins again after its last loop; the large model comes once. Loops with more than
+    ``most_ranks`` are left out, unless that is 0."""
+    by_kind = {
+        kind.name: [loop for loop in kind.loops() if not most_ranks or loop.ranks <= most_ranks]
+        for kind in kinds
+    }
     for number in range(1000):
         for kind in kinds:
             loops = by_kind[kind.name]
@@ -330,7 +344,7 @@ def _probe(prober: Prober, loop: Loop, seed: int, tally: Tally) -> None:
             tally.update = max(tally.update, comparison.worst.get("update", 0.0) / SAFE)
 
 
-def table(tallies: Mapping[str, Tally], start: int, end: int, seconds: float) -> str:
+def table(tallies: Mapping[str, Tally], start: int, end: int, seconds: float, machine: str) -> str:
     """The table of spreads, in Markdown."""
     probes = sum(tally.probes for tally in tallies.values())
     layouts = sum(tally.layouts for tally in tallies.values())
@@ -353,7 +367,7 @@ def table(tallies: Mapping[str, Tally], start: int, end: int, seconds: float) ->
         [
             f"{probes} probes of right loops with seeds {start} to {end - 1}, {layouts} layouts: "
             f"{alarms or 'no'} {'alarm' if alarms in (0, 1) else 'alarms'}. Measured in "
-            f"{seconds / 60:.0f} minutes on 2 cores. The last columns: how much of the tolerance "
+            f"{seconds / 60:.0f} minutes on {machine}. The last columns: how much of the tolerance "
             "was used at worst.",
             markdown_table(columns, rows),
         ]
