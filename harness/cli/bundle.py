@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bugs import catalog, pins
-from harness.bugs.api.spec import RELEASED, Defect, Scenario
+from harness.bugs.api.spec import RELEASED, Defect, Lane, Scenario
 from harness.cli import Arguments, _parts, pin
 from harness.releases import archive, overlay, resolution, uv
 from harness.releases.edits import DefectError
@@ -99,7 +99,7 @@ Overlays = dict[str, tuple[pins.Stack, Overlay]]
 def _parser() -> Arguments:
     parser = Arguments(__name__)
     parser.add_argument("scenario", nargs="*")
-    parser.add_argument("--all", action="store_true", help="all scenarios")
+    parser.add_argument("--all", action="store_true", help="all scenarios that use a GPU")
     parser.add_argument(
         "--parts",
         type=_size,
@@ -152,7 +152,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.all == bool(options.scenario):
         raise UserError("name the scenarios, or write --all")
-    scenarios = list(catalog.sound()) if options.all else options.scenario
+    scenarios = _of_gpus() if options.all else options.scenario
     releases = {name: versions.split(",") for name, versions in map(pin, options.pins)}
     out = options.out
     if out.exists() and not (out.is_dir() and (options.parts or not any(out.iterdir()))):
@@ -175,6 +175,11 @@ def main(arguments: list[str]) -> int:
             _make(list(overlays), request, everything, out)
         _summarize(out, everything, python)
     return ExitCode.AS_EXPECTED
+
+
+def _of_gpus() -> list[str]:
+    """The scenarios that run on GPUs. The data of the others would fill several parts in vain."""
+    return [name for name in catalog.sound() if Lane.GPU in catalog.scenario(name).lanes]
 
 
 @contextmanager

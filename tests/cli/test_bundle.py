@@ -56,6 +56,22 @@ def test_a_bundle_contains_the_defects_that_fit_a_release_of_pins(
     assert main(["bundle", "tied_grad_reduce", "--out", str(tmp_path / "other")]) == 3
 
 
+def test_a_bundle_of_all_has_only_what_uses_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundled: list[str] = []
+
+    @contextmanager
+    def borrowed(stack: pins.Stack, *_: object) -> Iterator[Overlay]:
+        yield Overlay(str(stack.pins), tmp_path, "", "")
+
+    monkeypatch.setattr(catalog, "sound", lambda: ("split_then_skip", "tied_grad_reduce"))
+    monkeypatch.setattr(overlay, "borrow", borrowed)
+    monkeypatch.setattr(bundle, "_fill", lambda *words: bundled.extend(words[-1]["scenarios"]))
+    assert main(["bundle", "--all", "--out", str(tmp_path / "box")]) == 0
+    assert bundled == ["tied_grad_reduce"]
+
+
 @pytest.mark.launch
 @pytest.mark.slow
 def test_a_bundle_is_enough_to_run_a_scenario(
