@@ -43,8 +43,6 @@ from harness.check.sarif import as_sarif
 from harness.check.source import read_file
 from harness.cli import Arguments
 from harness.cli._values import day, output_file
-from harness.models.recorded import all_recorded as recorded_models
-from harness.models.recorded import nearest, up_to
 from harness.rank.models.heads import SUBJECT, parsed
 from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
@@ -52,6 +50,8 @@ from harness.system.files import write_whole, writing
 from harness.system.installation import as_typed
 from harness.system.terminal import Progress, terminal
 from harness.system.text import short
+from harness.training.models.recorded import all_recorded as recorded_models
+from harness.training.models.recorded import nearest, up_to
 
 FORMATS: dict[str, Callable[[Report], str]] = {
     "json": lambda report: check_report.as_json(report) + "\n",

@@ -25,12 +25,12 @@ from pathlib import Path
 
 from harness.cli import Arguments
 from harness.cli._values import number, whole_number
-from harness.guard import child, injection, known
 from harness.rank.guard.report_files import ALARMS, SUMMARY
 from harness.rank.guard.settings import CHECKS, VARIABLE, Settings
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import refuse_unless_creatable, writing
 from harness.system.text import one_line, print_errors
+from harness.training.guard import child, injection, known
 
 STOP = "stop"
 ACTIONS = ("warn", STOP, "signal:NAME", "command:WORDS")

@@ -19,14 +19,14 @@ from pathlib import Path
 
 from harness.cli import Arguments
 from harness.cli._values import output_file
-from harness.guard import html_report
-from harness.guard import report as reports
-from harness.guard.injection import SETTINGS
 from harness.rank.guard.settings import CHECKS
 from harness.system.errors import ExitCode, UserError
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.terminal import terminal
+from harness.training.guard import html_report
+from harness.training.guard import report as reports
+from harness.training.guard.injection import SETTINGS
 
 
 def main(arguments: list[str]) -> int:
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 def _judge(report: reports.Report) -> int:
     refuse_without_torch("guard-report --judge")
-    from harness.guard.judging import judged  # imports torch
+    from harness.training.guard.judging import judged  # imports torch
 
     judging = judged(report, _checks(report.folder))
     _print(judging.lines())

@@ -34,10 +34,6 @@ from harness.bugs import catalog
 from harness.bugs.api.spec import Lane
 from harness.cli import Arguments, patches, pin
 from harness.cli._values import STANDARD_OUTPUT, output
-from harness.models import recorded, stack, table
-from harness.models.answers import Asking, ask
-from harness.models.recorded import Changed
-from harness.models.stack import Releases
 from harness.rank.models import architectures
 from harness.rank.models.answer import AnswerStatus, Row
 from harness.rank.models.heads import CAUSAL, HEADS, SUBJECT, Word, parsed
@@ -49,6 +45,10 @@ from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.terminal import Progress, terminal
 from harness.system.text import count
+from harness.training.models import recorded, stack, table
+from harness.training.models.answers import Asking, ask
+from harness.training.models.recorded import Changed
+from harness.training.models.stack import Releases
 
 
 def main(arguments: list[str]) -> int:
@@ -228,7 +228,7 @@ def _ask_models(options: argparse.Namespace, asking: Asking, on: OnConfig) -> li
             progress.tally(f"{number}/{total} cells, {mistakes} wrong; {row.model} {row.relation}")
 
         if on.where == SLURM:
-            from harness.models import tasks  # submitit may not be installed
+            from harness.training.models import tasks  # submitit may not be installed
 
             return ask(asking, report_row, partial(tasks.rows, on=on, say=progress.tally))
         return ask(asking, report_row)

@@ -51,14 +51,6 @@ from harness.bugs.lookup import why_affected
 from harness.check import environment, interpreter
 from harness.cli import Arguments, patches
 from harness.cli._values import STANDARD_OUTPUT, number, output, output_file, seconds, whole_number
-from harness.probe import html_report
-from harness.probe.layouts import LAYOUTS, RELATIONS, Settings
-from harness.probe.probe_report import as_json, as_junit, exit_code, status, text
-from harness.probe.prober import leased_gpus
-from harness.probe.questions import Answers, probe
-from harness.probe.runner import Runner, room
-from harness.probe.signatures import known_bugs
-from harness.probe.target import Target, names, step_target, target
 from harness.rank.probe import constants
 from harness.releases import edits, overlay
 from harness.releases.patches import packages
@@ -69,6 +61,14 @@ from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder, gpus, own_folder
 from harness.system.terminal import Progress, terminal
 from harness.system.text import warn
+from harness.training.probe import html_report
+from harness.training.probe.layouts import LAYOUTS, RELATIONS, Settings
+from harness.training.probe.probe_report import as_json, as_junit, exit_code, status, text
+from harness.training.probe.prober import leased_gpus
+from harness.training.probe.questions import Answers, probe
+from harness.training.probe.runner import Runner, room
+from harness.training.probe.signatures import known_bugs
+from harness.training.probe.target import Target, names, step_target, target
 
 OURS_ALONE = (
     "--layouts", "--reference-ranks", "--same-rows", "--other-seed", "--as-written", "--junitxml",

@@ -41,9 +41,9 @@ from harness.cli import Arguments
 from harness.cli._values import output_file
 from harness.run import command_line
 from harness.run.run_config import DetectorConfig
-from harness.score import cost
-from harness.score.scores import Detection, Score, without_others
-from harness.score.scoring import Scoring, scored, steps_of, watched_variants
+from harness.run.score import cost
+from harness.run.score.scores import Detection, Score, without_others
+from harness.run.score.scoring import Scoring, scored, steps_of, watched_variants
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import write_whole, writing
 from harness.system.installation import install, refuse_without_torch

@@ -13,15 +13,15 @@ from datetime import date
 
 from harness.bugs import catalog, pins
 from harness.cli import Arguments
-from harness.probe import signatures
-from harness.probe.prober import Loop, Prober
-from harness.probe.signatures import ProbeResult
 from harness.releases import overlay, resolution
 from harness.run.server_pool import Pool
 from harness.system.errors import ExitCode, Inconclusive, UserError, unknown
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import Progress, terminal
+from harness.training.probe import signatures
+from harness.training.probe.prober import Loop, Prober
+from harness.training.probe.signatures import ProbeResult
 
 VARIANTS = ("buggy", "fixed")
 

@@ -32,9 +32,6 @@ from pathlib import Path
 from harness.bugs import catalog
 from harness.cli import Arguments, models
 from harness.cli._values import file_in_a_folder, output_file, seconds, whole_number
-from harness.probe import hunt
-from harness.probe.hunt import Hunter
-from harness.probe.stacks import STACKS, HuntedStack
 from harness.publish import report
 from harness.publish.history import History, writing
 from harness.publish.history_rows import NightlyKind
@@ -51,6 +48,9 @@ from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import Progress, terminal
 from harness.system.text import count
+from harness.training.probe import hunt
+from harness.training.probe.hunt import Hunter
+from harness.training.probe.stacks import STACKS, HuntedStack
 
 KEYS = (
     "scenario",

@@ -14,11 +14,6 @@ from harness.bugs.lookup import RIGHT, UNKNOWN, WRONG
 from harness.bugs.periods import Period, alive, newest, periods, tested
 from harness.bugs.pins import TORCH
 from harness.bugs.results import Status
-from harness.models import recorded
-from harness.models.recorded import RecordedAnswers
-from harness.probe import signatures
-from harness.probe.compare.mistakes import MISTAKES
-from harness.probe.signatures import Sign, Signature
 from harness.publish.gpu_evidence import evidence
 from harness.rank.models.answer import Answer, AnswerStatus
 from harness.rank.models.heads import CAUSAL, HEADS, parsed
@@ -26,6 +21,11 @@ from harness.rank.models.relations import QUESTIONS
 from harness.system.errors import Inconclusive
 from harness.system.installation import for_readers
 from harness.system.text import count, markdown, markdown_table
+from harness.training.models import recorded
+from harness.training.models.recorded import RecordedAnswers
+from harness.training.probe import signatures
+from harness.training.probe.compare.mistakes import MISTAKES
+from harness.training.probe.signatures import Sign, Signature
 
 INTRODUCTION = (
     "Every status is from a run of that release as published, by `matrix` or `bisect`, and so is "

@@ -26,11 +26,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness.probe import loops
-from harness.probe.prober import Loop
 from harness.system.files import ROOT
 from harness.system.machine import cache_folder, own_folder
 from harness.system.text import markdown_table
+from harness.training.probe import loops
+from harness.training.probe.prober import Loop
 from tests.guard import right
 from tests.guard.test_trainings import RIGHT, RIGHT_SLOW
 from tests.probe.false_alarms import KINDS, newest_site, turns

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.guard import child
+from harness.training.guard import child
 from tests.sandbox import ROOT, ended, hear_signals, living, within
 
 COMMAND = """\
@@ -39,7 +39,7 @@ sys.exit(5)
 
 RUN = """\
 import json, os, sys
-from harness.guard import child
+from harness.training.guard import child
 
 words, mark, constants, stops = json.loads(sys.argv[1])
 vars(child).update(constants)
@@ -134,7 +134,9 @@ def to_all_by_name(guarded: Guarded, number: int) -> None:
 
 def to_guard_by_name(guarded: Guarded, number: int) -> None:
     """As ``pkill -f`` does with the name of this tool."""
-    for process in living(lambda each: any("harness.guard" in part for part in each.cmdline())):
+    for process in living(
+        lambda each: any("harness.training.guard" in part for part in each.cmdline())
+    ):
         if process.environ().get("LEFT") == guarded.mark:
             process.send_signal(number)
 

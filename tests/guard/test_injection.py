@@ -17,11 +17,11 @@ import pytest
 from harness.bugs import catalog
 from harness.bugs.lookup import lookup
 from harness.bugs.results import Status
-from harness.guard import injection, known
-from harness.guard.injection import CODE, HARNESS, SETTINGS
 from harness.rank.guard.settings import CHECKS, VARIABLE, VISIBLE, Settings
 from harness.system.errors import Fault
 from harness.system.files import locked
+from harness.training.guard import injection, known
+from harness.training.guard.injection import CODE, HARNESS, SETTINGS
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from harness.bugs import api
-from harness.guard import known
 from harness.rank.guard import facts
 from harness.rank.guard.checks.views import Alarm
 from harness.rank.guard.conditions import MISSING
@@ -21,6 +20,7 @@ from harness.rank.guard.posts import Post
 from harness.rank.guard.report import Report
 from harness.rank.guard.sentences import known_bug
 from harness.rank.guard.settings import Settings
+from harness.training.guard import known
 from tests.guard.conftest import Trainer
 
 MODULE = "package_with_bugs"

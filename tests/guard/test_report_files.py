@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from harness.guard import report as reports
 from harness.rank.guard.budget import FIRST_CHECKS
 from harness.rank.guard.checks.views import Alarm
 from harness.rank.guard.report import MOST_PARAMETERS, MOST_STEPS, Report
 from harness.rank.guard.report_files import ReportFiles
 from harness.rank.guard.settings import Settings
 from harness.rank.guard.summary import Clock
+from harness.training.guard import report as reports
 from tests.guard.conftest import Trainer
 
 

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 
 from harness.cli import models as command
-from harness.models import answers, stack, table
-from harness.models.answers import Asking, ask
-from harness.models.stack import Releases
 from harness.rank.models import architectures
 from harness.rank.models.answer import Answer, AnswerStatus, Row
 from harness.rank.models.answer import answer_of as read_answer
@@ -24,6 +21,9 @@ from harness.rank.models.sizes import kinds
 from harness.rank.models.subject import Subject
 from harness.system.code import sources
 from harness.system.errors import UserError
+from harness.training.models import answers, stack, table
+from harness.training.models.answers import Asking, ask
+from harness.training.models.stack import Releases
 from tests import made_models
 from tests.made_models import Decoder
 

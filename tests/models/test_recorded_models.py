@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.models import recorded
-from harness.models.stack import Releases
 from harness.publish import docs_tables
 from harness.rank.models.answer import Answer, AnswerStatus, Row
+from harness.training.models import recorded
+from harness.training.models.stack import Releases
 from tests.sandbox import refused
 
 Capture = pytest.CaptureFixture[str]

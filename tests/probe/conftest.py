@@ -8,11 +8,11 @@ from contextlib import nullcontext
 import pytest
 
 from harness.cli import probe
-from harness.probe.layouts import Settings
-from harness.probe.prober import Prober
-from harness.probe.questions import Answers
-from harness.probe.target import target
 from harness.run.server_pool import Pool
+from harness.training.probe.layouts import Settings
+from harness.training.probe.prober import Prober
+from harness.training.probe.questions import Answers
+from harness.training.probe.target import target
 from tests.probe.probing import SCRIPTS, Probing
 
 

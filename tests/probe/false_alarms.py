@@ -26,11 +26,6 @@ from pathlib import Path
 
 from harness.bugs import pins
 from harness.bugs.api.spec import Lane
-from harness.probe.compare import plausibility
-from harness.probe.hunt import newest
-from harness.probe.prober import Loop, Prober, leased_gpus
-from harness.probe.signatures import SUSPECT
-from harness.probe.stacks import crossed
 from harness.publish.docs_tables import with_part
 from harness.rank.compare import SAFE
 from harness.rank.probe import losses
@@ -40,6 +35,11 @@ from harness.system.errors import HarnessError
 from harness.system.files import ROOT, write_whole
 from harness.system.machine import cache_folder, cores
 from harness.system.text import markdown_table
+from harness.training.probe.compare import plausibility
+from harness.training.probe.hunt import newest
+from harness.training.probe.prober import Loop, Prober, leased_gpus
+from harness.training.probe.signatures import SUSPECT
+from harness.training.probe.stacks import crossed
 
 SPREADS = "the spreads"
 """The part of the page that ``--write`` replaces."""

@@ -14,10 +14,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from harness.bugs import catalog
-from harness.probe import signatures
-from harness.probe.prober import Prober
 from harness.run.server_pool import Pool
 from harness.system.errors import HarnessError
+from harness.training.probe import signatures
+from harness.training.probe.prober import Prober
 from tests.overlays import lent
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from harness.probe import loops
-from harness.probe.compare.comparison import Compared
-from harness.probe.layouts import Settings
-from harness.probe.questions import Answers
+from harness.training.probe import loops
+from harness.training.probe.compare.comparison import Compared
+from harness.training.probe.layouts import Settings
+from harness.training.probe.questions import Answers
 
 SCRIPTS = loops.FOLDER
 SAVE, RESUMED = loops.SAVE, loops.RESUME

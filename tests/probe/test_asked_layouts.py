@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.probe.layouts import ACCUMULATION, RANKS, RANKS_RESUME, SEED, Settings
 from harness.system.errors import UserError
+from harness.training.probe.layouts import ACCUMULATION, RANKS, RANKS_RESUME, SEED, Settings
 from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, layout, refused
 
 GIVEN = "--batch-size {rows} --accum {k}"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.probe.compare.plausibility import COMPILED
-from harness.probe.layouts import RANKS, Settings
 from harness.rank.probe.compiled import ASKED
 from harness.system.files import ROOT
+from harness.training.probe.compare.plausibility import COMPILED
+from harness.training.probe.layouts import RANKS, Settings
 from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, refused
 
 SCRIPT = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RESUME, Settings
-from harness.probe.probe_report import exit_code
+from harness.training.probe.layouts import ACCUMULATION, BOTH, RANKS, RESUME, Settings
+from harness.training.probe.probe_report import exit_code
 from tests.probe.probing import RESUMED, SAVE, SCRIPTS, Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch

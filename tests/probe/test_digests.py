@@ -7,9 +7,9 @@ from typing import Any
 import numpy
 import pytest
 
-from harness.probe.layouts import Layout
-from harness.probe.runner import Run
-from harness.probe.where.digests import Key, MicroBatch, Recorded, distance, factors_of
+from harness.training.probe.layouts import Layout
+from harness.training.probe.runner import Run
+from harness.training.probe.where.digests import Key, MicroBatch, Recorded, distance, factors_of
 
 KEY = Key("head", 0, "out 0", True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.probe.runner import where_failed
+from harness.training.probe.runner import where_failed
 
 STACK = """Stack (most recent call first):
   File "/lib/python3.11/selectors.py", line 415 in select

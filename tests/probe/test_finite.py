@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from harness.probe.layouts import RANKS, Settings
 from harness.rank.probe.finite import Finite
 from harness.system.errors import Inconclusive
+from harness.training.probe.layouts import RANKS, Settings
 from tests.probe.probing import Probing, first_broken, refused
 
 FIRST = Settings(layouts=(RANKS,))

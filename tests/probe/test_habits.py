@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, Settings
+from harness.training.probe.layouts import ACCUMULATION, BOTH, RANKS, Settings
 from tests.probe.probing import Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from harness.probe.html_report import page, strip
-from harness.probe.questions import Answers
-from harness.probe.where.place import FORWARD, Distance, Place
+from harness.training.probe.html_report import page, strip
+from harness.training.probe.questions import Answers
+from harness.training.probe.where.place import FORWARD, Distance, Place
 
 MODULES = (
     Distance("embed", "Embedding", 0.0, None, 1e-6),

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.probe import hunt, loops
-from harness.probe.hunt import Breakage, Hunted, Hunter, Probed, first_with, related
-from harness.probe.prober import Loop
-from harness.probe.signatures import ProbeResult, Sign
-from harness.probe.stacks import STACKS, Choice, HuntedStack, flags
 from harness.run.server_pool import Pool
+from harness.training.probe import hunt, loops
+from harness.training.probe.hunt import Breakage, Hunted, Hunter, Probed, first_with, related
+from harness.training.probe.prober import Loop
+from harness.training.probe.signatures import ProbeResult, Sign
+from harness.training.probe.stacks import STACKS, Choice, HuntedStack, flags
 
 SUMMED = Sign("ranks", "gradient", 2.0, "ranks", 1)
 TIMES_K = Sign("accumulation", "gradient", 3.0, "k", 1)

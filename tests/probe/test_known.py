@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.bugs.lookup import why_affected
-from harness.probe.signatures import Sign, with_signature, without_numbers
 from harness.rank.probe.unlike import UNLIKE
+from harness.training.probe.signatures import Sign, with_signature, without_numbers
 
 ALL = {"ranks", "accumulation", "both", "resume"}
 TWICE = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.probe.compare.reference import as_in
+from harness.training.probe.compare.reference import as_in
 
 RIGHT = ("embedding.weight", "head.weight", "head.bias")
 

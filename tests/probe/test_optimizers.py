@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.probe.compare.optimizers import RELATION, STALE, UNHELD
-from harness.probe.layouts import RANKS, Settings
-from harness.probe.questions import Answers
 from harness.system.errors import Inconclusive
+from harness.training.probe.compare.optimizers import RELATION, STALE, UNHELD
+from harness.training.probe.layouts import RANKS, Settings
+from harness.training.probe.questions import Answers
 from tests.probe.probing import Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.probe.compare.comparison import OTHER_LOSS, uneven
-from harness.probe.layouts import RANKS, Settings
+from harness.training.probe.compare.comparison import OTHER_LOSS, uneven
+from harness.training.probe.layouts import RANKS, Settings
 from tests.probe.probing import Probing, layout
 
 

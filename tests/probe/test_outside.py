@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.probe.compare.plausibility import OUTSIDE
-from harness.probe.compare.relations import BETWEEN
-from harness.probe.layouts import ACCUMULATION, RANKS, RESUME, Settings
+from harness.training.probe.compare.plausibility import OUTSIDE
+from harness.training.probe.compare.relations import BETWEEN
+from harness.training.probe.layouts import ACCUMULATION, RANKS, RESUME, Settings
 from tests.probe.probing import RESUMED, SAVE, SCRIPTS, Probing, first_broken, refused
 
 pytestmark = pytest.mark.launch

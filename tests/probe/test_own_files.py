@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.probe.layouts import Settings
-from harness.probe.runner import folders
-from harness.probe.target import Target
 from harness.rank.probe import own_files
 from harness.rank.probe.own_files import Written
 from harness.system.files import ROOT
+from harness.training.probe.layouts import Settings
+from harness.training.probe.runner import folders
+from harness.training.probe.target import Target
 
 pytestmark = pytest.mark.launch
 

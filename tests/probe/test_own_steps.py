@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
-from harness.probe.compare.plausibility import NOT_STEPPED, notes_on_steps
+from harness.training.probe.compare.plausibility import NOT_STEPPED, notes_on_steps
 
 GRADIENT = {"weight": numpy.array([3.0, 4.0])}
 WEIGHTS = {"weight": numpy.array([1.0, 0.5])}

@@ -7,9 +7,9 @@ from typing import Any
 import numpy
 import pytest
 
-from harness.probe.compare.reference import Moment, Reference, joined
-from harness.probe.compare.relations import samples, weights
-from harness.probe.layouts import RANKS, Layout
+from harness.training.probe.compare.reference import Moment, Reference, joined
+from harness.training.probe.compare.relations import samples, weights
+from harness.training.probe.layouts import RANKS, Layout
 
 RIGHT = {"grad": {"embedding": numpy.arange(6.0).reshape(3, 2)}}
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from harness.bugs import catalog
-from harness.probe import signatures
-from harness.probe.prober import Prober
-from harness.probe.signatures import Signature
 from harness.run.server_pool import Pool
+from harness.training.probe import signatures
+from harness.training.probe.prober import Prober
+from harness.training.probe.signatures import Signature
 from tests.overlays import lent
 
 pytestmark = [pytest.mark.launch, pytest.mark.slow]

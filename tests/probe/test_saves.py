@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.probe.layouts import RANKS, RESUME, Settings
 from harness.rank.probe.saves import EVALUATED, SAVED
+from harness.training.probe.layouts import RANKS, RESUME, Settings
 from tests.probe.probing import Probing, first_broken, refused
 
 pytestmark = pytest.mark.launch

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.probe.compare.whole_run import schedule
-from harness.probe.layouts import Layout
 from harness.rank.probe.schedules import HALF, LOWEST, Schedules
+from harness.training.probe.compare.whole_run import schedule
+from harness.training.probe.layouts import Layout
 
 STEPS = 4
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.probe.compare.comparison import Compared, needs_ranks
-from harness.probe.compare.faults import Broken
-from harness.probe.layouts import ACCUMULATION, RANKS, RESUME, Settings, reference
-from harness.probe.questions import relevant
-from harness.probe.runner import LOG_LINES, NO_STEP, Run, last_lines
 from harness.rank.exits import Exit
 from harness.rank.probe.unlike import SCHEDULE
+from harness.training.probe.compare.comparison import Compared, needs_ranks
+from harness.training.probe.compare.faults import Broken
+from harness.training.probe.layouts import ACCUMULATION, RANKS, RESUME, Settings, reference
+from harness.training.probe.questions import relevant
+from harness.training.probe.runner import LOG_LINES, NO_STEP, Run, last_lines
 from tests.probe.probing import RESUMED, SAVE, SCRIPTS, Probing, layout
 
 GIVEN = "--batch-size {rows} --accum {k}"

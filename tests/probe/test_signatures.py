@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from harness.bugs import catalog
-from harness.probe import loops, signatures
-from harness.probe.compare.comparison import Compared
-from harness.probe.compare.faults import Broken
-from harness.probe.compare.mistakes import MISTAKES, meaning, term
-from harness.probe.layouts import ACCUMULATION, RANKS, Layout
-from harness.probe.questions import Answers
-from harness.probe.signatures import ProbeResult, Sign, Signature
+from harness.training.probe import loops, signatures
+from harness.training.probe.compare.comparison import Compared
+from harness.training.probe.compare.faults import Broken
+from harness.training.probe.compare.mistakes import MISTAKES, meaning, term
+from harness.training.probe.layouts import ACCUMULATION, RANKS, Layout
+from harness.training.probe.questions import Answers
+from harness.training.probe.signatures import ProbeResult, Sign, Signature
 
 KNOWN = [
     (name, found) for name in catalog.sound() if (found := signatures.read(catalog.folder(name)))

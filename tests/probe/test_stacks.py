@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.probe.layouts import ACCUMULATION, BOTH, RANKS
-from harness.probe.prober import Loop, Prober
-from harness.probe.questions import Answers
 from harness.run.server_pool import Pool
+from harness.training.probe.layouts import ACCUMULATION, BOTH, RANKS
+from harness.training.probe.prober import Loop, Prober
+from harness.training.probe.questions import Answers
 from tests.overlays import lent, lent_packages, lent_release
 from tests.probe.probing import first_broken, layout, refused
 

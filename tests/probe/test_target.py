@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.probe.layouts import Settings
-from harness.probe.target import Target, names, target
 from harness.system.errors import UserError
+from harness.training.probe.layouts import Settings
+from harness.training.probe.target import Target, names, target
 
 VALUES = {
     "rows": 4, "total": 24, "k": 3, "ranks": 2, "micro_batches": 6, "dir": "/checkpoints", "at": 2,

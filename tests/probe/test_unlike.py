@@ -10,10 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.probe.compare.comparison import Compared
-from harness.probe.compare.faults import Broken
-from harness.probe.layouts import Settings, reference
-from harness.probe.questions import relevant
 from harness.rank.probe.unlike import (
     BASELINE,
     SCHEDULE,
@@ -21,6 +17,10 @@ from harness.rank.probe.unlike import (
     trainers_unlike_by_design,
     unlike_by_design,
 )
+from harness.training.probe.compare.comparison import Compared
+from harness.training.probe.compare.faults import Broken
+from harness.training.probe.layouts import Settings, reference
+from harness.training.probe.questions import relevant
 from tests.probe.probing import SCRIPTS, Probing, first_broken, layout, refused
 
 MASKED = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.probe.layouts import ACCUMULATION, RANKS, Settings
-from harness.probe.where import place
+from harness.training.probe.layouts import ACCUMULATION, RANKS, Settings
+from harness.training.probe.where import place
 from tests.probe.probing import Probing
 
 pytestmark = pytest.mark.launch

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.probe.compare.faults import Broken
-from harness.probe.compare.whole_run import epoch, evaluation
-from harness.probe.layouts import RANKS, Layout
-from harness.probe.runner import Run
 from harness.rank.events import instrument
 from harness.rank.probe.losses import Reported
+from harness.training.probe.compare.faults import Broken
+from harness.training.probe.compare.whole_run import epoch, evaluation
+from harness.training.probe.layouts import RANKS, Layout
+from harness.training.probe.runner import Run
 
 TWO = Layout("2 ranks", RANKS, 2)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.probe.layouts import RANKS, Settings
 from harness.rank.probe.workers import WORKERS
+from harness.training.probe.layouts import RANKS, Settings
 from tests.probe.probing import Probing
 
 pytestmark = pytest.mark.launch

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from harness.bugs import catalog, pins
 from harness.bugs.pins import Stack, here
-from harness.probe import signatures
-from harness.probe.layouts import ACCUMULATION, AGAINST, BOTH, RANKS
-from harness.probe.prober import Loop, Prober
 from harness.releases import overlay
 from harness.run.server_pool import Pool
 from harness.system.errors import HarnessError
 from harness.system.machine import cache_folder
+from harness.training.probe import signatures
+from harness.training.probe.layouts import ACCUMULATION, AGAINST, BOTH, RANKS
+from harness.training.probe.prober import Loop, Prober
 from tests.overlays import lent
 
 DIVIDED = {RANKS, ACCUMULATION, BOTH}

@@ -12,13 +12,13 @@ import pytest
 
 from harness.__main__ import main
 from harness.check import check_report, sarif
-from harness.probe import probe_report
-from harness.probe.compare.comparison import Compared
-from harness.probe.compare.faults import Broken
-from harness.probe.layouts import RANKS, Layout
-from harness.probe.questions import Answers
-from harness.probe.signatures import KnownBug
 from harness.system.files import ROOT
+from harness.training.probe import probe_report
+from harness.training.probe.compare.comparison import Compared
+from harness.training.probe.compare.faults import Broken
+from harness.training.probe.layouts import RANKS, Layout
+from harness.training.probe.questions import Answers
+from harness.training.probe.signatures import KnownBug
 
 SCHEMAS = ROOT / "docs" / "schemas"
 XSD = "{http://www.w3.org/2001/XMLSchema}"

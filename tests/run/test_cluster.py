@@ -15,9 +15,6 @@ import pytest
 from harness.__main__ import main
 from harness.bugs.api.spec import Lane
 from harness.bugs.results import Status
-from harness.models import tasks as of_models
-from harness.models.answers import Asking, ask
-from harness.models.stack import Releases
 from harness.rank.models.answer import AnswerStatus as Answered
 from harness.run import cells, cluster, command_line, executor, suite
 from harness.run.batch import Lost, Work
@@ -27,6 +24,9 @@ from harness.system import machine, store
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.system.files import ROOT
 from harness.system.terminal import terminal
+from harness.training.models import tasks as of_models
+from harness.training.models.answers import Asking, ask
+from harness.training.models.stack import Releases
 from tests import made_models
 from tests.fake_slurm import Slurm, pretended
 from tests.made_up import Upstream

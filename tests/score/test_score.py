@@ -20,8 +20,8 @@ from harness.cli import score as command
 from harness.detectors import loss_scale
 from harness.rank import attachment
 from harness.rank.guard.budget import FIRST_CHECKS
-from harness.score.scores import Detection, Watched, score, without_others
-from harness.score.scoring import Scoring, judge, writes_traces
+from harness.run.score.scores import Detection, Watched, score, without_others
+from harness.run.score.scoring import Scoring, judge, writes_traces
 from harness.system.errors import UserError
 from tests.group import in_group
 

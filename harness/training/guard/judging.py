@@ -1,0 +1,78 @@
+"""Judges the posts of a training again, which guard kept, and compares the faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.rank.guard.checks.views import Memory
+from harness.rank.guard.judge import judge
+from harness.rank.guard.posts import Post, unpacked
+from harness.rank.guard.saved_states import SavedStates
+from harness.system.errors import Inconclusive, UserError
+from harness.system.text import one_line
+from harness.training.guard.report import POSTS, Report
+
+Fault = tuple[int, str, str]
+"""The number of an optimizer, and an alarm's check and kind."""
+
+
+@dataclass(frozen=True)
+class Judging:
+    """What the posts say now, beside what the report says."""
+
+    checks: int
+    """Judged checks of steps."""
+    now: Mapping[Fault, str]
+    """The text of the first alarm of each fault."""
+    before: Mapping[Fault, str]
+
+    @property
+    def is_same(self) -> bool:
+        return set(self.now) == set(self.before)
+
+    def lines(self) -> list[str]:
+        """The comparison as text."""
+        gone = [f"only in the report: {self.before[f]}" for f in self.before if f not in self.now]
+        new = [f"only now: {self.now[f]}" for f in self.now if f not in self.before]
+        same = f"the same {len(self.now)}" if self.is_same else f"{len(self.now)}"
+        heading = f"judged {self.checks} checks again: {same} faults"
+        return [one_line(line) for line in (heading, *gone, *new)]
+
+
+def judged(report: Report, checks: Iterable[str]) -> Judging:
+    """Judge the posts in the folder of a report. ``checks`` are those that the training had."""
+    posts = [_read(file) for file in sorted(report.folder.glob(POSTS))]
+    if not posts:
+        raise UserError(f"{report.folder} has no posts: guard keeps them with --keep-posts")
+    groups: dict[tuple[int, int], list[Post]] = {}
+    for post in posts:
+        groups.setdefault((post.optimizer, post.check), []).append(post)
+    saved = SavedStates(str(report.folder), print).states
+    memories: dict[int, Memory] = {}
+    now: dict[Fault, str] = {}
+    for (optimizer, _), group in sorted(groups.items()):
+        group.sort(key=lambda post: post.rank)
+        for alarm in judge(group, memories.setdefault(optimizer, Memory(saved=saved))):
+            if alarm.check in checks:
+                text = f"step {group[0].step}: {alarm.check}: {alarm.text}"
+                now.setdefault((optimizer, alarm.check, alarm.kind), text)
+    before = {_fault(fault): _text(fault) for fault in report.faults}
+    return Judging(len(groups), now, before)
+
+
+def _fault(fault: Mapping[str, Any]) -> Fault:
+    return int(fault["optimizer"]), str(fault["check"]), str(fault["kind"])
+
+
+def _text(fault: Mapping[str, Any]) -> str:
+    return f"step {fault['step']}: {fault['check']}: {fault['text']}"
+
+
+def _read(file: Path) -> Post:
+    try:
+        return unpacked(file.read_bytes())
+    except Exception as error:  # whatever its bytes make of the JSON and the tensors
+        raise Inconclusive(f"{file} is damaged: {one_line(str(error))}") from None

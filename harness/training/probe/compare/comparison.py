@@ -1,0 +1,286 @@
+"""Compares a layout with the reference, up to the first step that differs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from harness.bugs.api.numbers import finite
+from harness.rank.compare import SAFE, masked, norm, worst
+from harness.system.errors import Inconclusive
+from harness.system.text import QUOTED
+from harness.training.probe.compare import infinite
+from harness.training.probe.compare.faults import Broken, several
+from harness.training.probe.compare.gradients import excused_gradients, random_draws
+from harness.training.probe.compare.optimizers import unheld, why_nothing_is_trained
+from harness.training.probe.compare.reference import Moment, Reference, as_in, joined
+from harness.training.probe.compare.relations import broken, harmful, is_updated, mean_loss
+from harness.training.probe.layouts import Layout
+from harness.training.probe.runner import NO_STEP, Run, Step
+
+NEEDS_RANKS = re.compile(
+    r"world.?size|\bworld\b|nproc|num_?proc|\branks\b|\bgpus\b|\bdevices\b|even number|"
+    r"at least (2|two)|more than (1|one)\b|multi.?gpu",
+    re.IGNORECASE,
+)
+"""What a script says that needs several ranks."""
+
+DEMAND = re.compile(r"(\[rank\d+\]:)?\s*(assert|raise)\b")
+"""How a line of a traceback begins that demands something."""
+
+OTHER_LOSS = "the loss of the layout"
+"""How a note on it begins."""
+
+FEWER = "has fewer rows than the first"
+
+
+@dataclass
+class Compared:
+    """What the comparison of a layout showed."""
+
+    layout: Layout
+    seconds: float = 0.0
+    step: int | None = None
+    """The first step at which a relation is broken, from 1."""
+    broken: list[Broken] = field(default_factory=list)
+    """In the order of cause and effect."""
+    notes: list[str] = field(default_factory=list)
+    no_answer: str = ""
+    log: str = ""
+    moment: Moment | None = None
+    """The step at which a relation is broken, in the layout and in its reference."""
+    worst: dict[str, float] = field(default_factory=dict)
+    """The largest distances from the reference, in units of the spread of rounding."""
+
+    @property
+    def as_reference(self) -> bool:
+        return not (self.broken or self.no_answer)
+
+    @property
+    def status(self) -> str:
+        """``no answer``, ``broken`` or ``as the reference``."""
+        if self.no_answer:
+            return "no answer"
+        return "broken" if self.broken else "as the reference"
+
+
+@dataclass
+class LocalGradients:
+    """Gradients that differ between ranks: right if the optimizer averages them in its step. A step
+    with a rate of 0 does not show whether it does."""
+
+    broken: list[Broken] = field(default_factory=list)
+    step: int = 0
+    moment: Moment | None = None
+    averaged: bool = False
+
+    def without(self, moment: Moment, faults: list[Broken]) -> list[Broken]:
+        """The faults that remain without these gradients."""
+        excused = excused_gradients(moment, faults)
+        if not excused:
+            return faults
+        self.averaged |= is_updated(moment, {name for one in excused for name in one.parameters})
+        if not self.broken:
+            self.broken, self.step, self.moment = faults, moment.number + 1, moment
+        return harmful(one for one in faults if one not in excused)
+
+
+def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared:
+    """Compare the steps of a run until one differs from the reference's."""
+    comparison = Compared(run.layout, run.seconds, no_answer=run.failure, log=run.log)
+    local_gradients = LocalGradients()
+    if not run.failure:
+        comparison = _compared(comparison, run, reference, same_rows, local_gradients)
+    if local_gradients.broken and not local_gradients.averaged:
+        comparison.broken, comparison.step, comparison.no_answer = (
+            local_gradients.broken,
+            local_gradients.step,
+            "",
+        )
+        comparison.moment = local_gradients.moment
+    return comparison
+
+
+def _compared(
+    comparison: Compared,
+    run: Run,
+    reference: Reference,
+    same_rows: bool,
+    local_gradients: LocalGradients,
+) -> Compared:
+    start = run.layout.first
+    comparison.no_answer = _no_steps(run, reference)
+    if comparison.no_answer:
+        return comparison
+    ranks = [as_in(reference.steps[start], steps) for steps in run.ranks]
+    loss_ratios: list[tuple[float, float]] = []
+    for step in range(min(run.steps, len(reference.steps) - start)):
+        expected = reference.steps[start + step]
+        if why := infinite.reason(expected):
+            return _until(comparison, start + step, f"is not finite ({why})")
+        whole = joined([steps[step] for steps in ranks], expected)
+        rank_steps = [_shaped(each, expected) for each in whole]
+        moment = Moment(reference, start + step, rank_steps, run.layout, step == 0, same_rows)
+        if fault := unheld(moment):
+            comparison.broken, comparison.step = [fault], start + step + 1
+            return comparison
+        if why := _incomparable(moment):
+            comparison.no_answer = why
+            return comparison
+        if step == 0 and (parts := moment.parts_of(0)):
+            comparison.notes.append(
+                f"{len(parts)} parameters were not compared: a rank has parts of them "
+                f"({several(parts)})"
+            )
+        _measure(moment, comparison.worst)
+        comparison.broken = local_gradients.without(moment, broken(moment))
+        loss_ratios += _loss_ratios(moment)
+        if (
+            comparison.broken
+            and comparison.broken[0].relation == "samples"
+            and reference.ends(start + step)
+        ):
+            return _until(comparison, start + step)
+        if comparison.broken and (why := random_draws(moment, comparison.broken[0])):
+            comparison.no_answer, comparison.broken = why, []
+        elif comparison.broken:
+            comparison.step, comparison.moment = start + step + 1, moment
+        if comparison.broken or comparison.no_answer:
+            return comparison
+    if run.steps < len(reference.steps) - start:
+        if run.steps and reference.ends(start + run.steps):
+            return _until(comparison, start + run.steps)
+        text = f"{run.steps} steps; the reference took {len(reference.steps) - start}"
+        comparison.broken = [Broken("steps", text)]
+    else:
+        comparison.notes += uneven(loss_ratios)
+    return comparison
+
+
+def _loss_ratios(moment: Moment) -> Iterator[tuple[float, float]]:
+    """The lower and upper bound, by rounding, of the loss as a multiple of the reference's."""
+    expected_loss, rounding = (
+        moment.reference.loss(moment.number),
+        moment.reference.loss_spread(moment.number),
+    )
+    if expected_loss and finite(ratio := mean_loss(moment) / expected_loss):
+        away = SAFE * rounding / abs(expected_loss) * max(abs(ratio), 1)
+        yield ratio - away, ratio + away
+
+
+def uneven(ratios: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """A note if no factor explains the losses, although all gradients are right."""
+    least, most = [low for low, _ in ratios], [high for _, high in ratios]
+    if ratios and max(least) > min(most):
+        yield (
+            f"{OTHER_LOSS} is {min(most):.3g} to {max(least):.3g} times the reference's, while "
+            "the gradients are right: is a wrong loss logged? No fault if the loop weighs gradients"
+        )
+
+
+def _shaped(step: Step, expected: Step) -> Step:
+    """A step with the reference's shapes where sizes agree: FSDP1 flattens a parameter even where a
+    rank has all of it."""
+    shaped = dict(step)
+    for kind in {"before", "grad", "update"} & set(step) & set(expected):
+        shaped[kind] = dict(step[kind])
+        for name, expected_tensor in expected[kind].items():
+            tensor = step[kind].get(name)
+            if tensor is not None and tensor.size == expected_tensor.size:
+                shaped[kind][name] = tensor.reshape(expected_tensor.shape)
+    return shaped
+
+
+def _until(comparison: Compared, step: int, problem: str = FEWER) -> Compared:
+    """End the comparison before this step, as a rule the end of the data: a sampler may fill it up,
+    or skip it."""
+    comparison.broken = []
+    why = f"step {step + 1} of the reference {problem}"
+    if step == comparison.layout.first:
+        comparison.no_answer = why
+    else:
+        comparison.notes.append(f"{why}, so it and those after it were not compared")
+    return comparison
+
+
+def _no_steps(run: Run, reference: Reference) -> str:
+    """Why no steps of the reference match those of a resumed run; empty if they do."""
+    start = run.layout.first
+    if len(reference.steps) <= start:
+        return f"the reference took {len(reference.steps)} steps: none follows the stop"
+    if run.layout.resumed and any(step["skipped"] for step in reference.steps[: start + 1]):
+        return "the scaler of the loss skipped steps: let it begin with a smaller scale"
+    return ""
+
+
+def _incomparable(moment: Moment) -> str:
+    """Why a step cannot be compared: skipped steps shifted it, or the optimizer has shards that
+    cannot be put together. Empty if it can."""
+    for rank, step in enumerate(moment.ranks):
+        if step["skipped"] != moment.expected["skipped"]:
+            return (
+                f"the scaler of the loss skipped {step['skipped']} steps before step "
+                f"{moment.number + 1}, in the reference {moment.expected['skipped']}: let it begin "
+                "with a smaller scale"
+            )
+        owned = moment.owned(rank, moment.expected["grad"])
+        for name, gradient in owned.items():
+            tensor = step["grad"].get(name)
+            if tensor is not None and tensor.shape != gradient.shape:
+                shapes = f"{tuple(tensor.shape)}, in the reference {tuple(gradient.shape)}"
+                return f"{name} has the shape {shapes}: shards that probe cannot put together"
+        if len(moment.parts_of(rank)) == len(step["update"]):
+            return "the ranks have only parts of the parameters, which probe cannot put together"
+        if owned and not set(step["grad"]) & set(moment.expected["grad"]):
+            has, reference_has = several(step["grad"]), several(moment.expected["grad"])
+            return f"the optimizer has {has}; that of the reference has {reference_has}"
+    return ""
+
+
+def _measure(moment: Moment, largest: dict[str, float]) -> None:
+    """Keep the largest distances: they show how near a right loop comes to an alarm."""
+    keep = moment.reference.certain(moment.number)
+    for rank, step in enumerate(moment.ranks):
+        update = masked(moment.owned(rank, step["update"]), keep)
+        expected_update = moment.owned(rank, masked(moment.expected["update"], keep))
+        gradient = moment.owned(rank, moment.expected["grad"])
+        distances = {
+            "gradient": worst(step["grad"], gradient, moment.spread("grad")),
+            "update": worst(update, expected_update, moment.spread("update")),
+        }
+        for quantity, distance in distances.items():
+            largest[quantity] = max(largest.get(quantity, 0.0), distance)
+
+
+def refuse_unusable(reference: Run) -> None:
+    """Raise Inconclusive if the reference gives no answer, or nothing that could be compared."""
+    if reference.failure:
+        why = reference.failure
+        if reference.layout.world == 1 and needs_ranks(reference):
+            why += "; if the script needs several ranks, add --reference-ranks 2"
+        raise _no_answer(reference, why)
+    sizes = [norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
+    if why := infinite.reason(reference.ranks[0][0]):
+        raise _no_answer(reference, why)
+    if not any(sizes):
+        if why := why_nothing_is_trained(reference.ranks[0][0]):
+            raise _no_answer(reference, why)
+        raise _no_answer(
+            reference,
+            "its gradients are all 0, so no layout can differ; does its loss depend on its "
+            "parameters?",
+        )
+
+
+def needs_ranks(run: Run) -> bool:
+    """Whether a script that failed on one rank seems to need several."""
+    lines = run.log.splitlines()
+    if not run.failure.startswith(NO_STEP):  # otherwise it has printed why
+        lines = [line for line in lines if DEMAND.match(line)]
+    return any(map(NEEDS_RANKS.search, [run.failure.removeprefix(NO_STEP), *lines]))
+
+
+def _no_answer(reference: Run, why: str) -> Inconclusive:
+    text = f"the reference, {reference.layout.name}, gives no answer: {why}"
+    return Inconclusive(QUOTED.join([text, *reference.log.splitlines()]))

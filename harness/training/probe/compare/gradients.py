@@ -1,0 +1,137 @@
+"""The relations of gradients: every rank has the reference's, before clipping and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.detectors.arithmetic import Projection
+from harness.rank import compare
+from harness.rank.compare import Named
+from harness.training.probe.compare.faults import (
+    SHOWN,
+    Broken,
+    described,
+    meaning_of,
+    ratio_text,
+    several,
+    several_ranks,
+)
+from harness.training.probe.compare.micro_batch_weights import weights_of_micro_batches
+from harness.training.probe.compare.reference import Moment
+
+
+def gradient(moment: Moment) -> Broken | None:
+    """Every rank has the reference's gradient, before clipping if there is any."""
+    return _gradient(moment, "raw" if moment.clipping else "grad", "gradient")
+
+
+def clipped(moment: Moment) -> Broken | None:
+    """After clipping, the optimizer gets the reference's gradient."""
+    return _gradient(moment, "grad", "clipped gradient") if moment.clipping else None
+
+
+def _gradient(moment: Moment, quantity: str, relation: str) -> Broken | None:
+    """The gradients that are not the reference's. All wrong ranks are listed; the ratio and the
+    parameters are those of the first of them."""
+    off = moment.astray(quantity)
+    if not off:
+        return None
+    rank, names = next(iter(off.items()))
+    tensors, expected = moment.ranks[rank][quantity], moment.owned(rank, moment.expected[quantity])
+    part = compare.share(tensors, expected)
+    clips = len(moment.ranks[rank]["clips"]), len(moment.expected["clips"])
+    often = f"clipped {clips[0]} times a step, not {clips[1]}; " if clips[0] > clips[1] else ""
+    details = [_only_some(moment, tensors, expected, names, part), _unlike_ranks(moment, quantity)]
+    if quantity == "grad" and not moment.clipping and not any(details):
+        details.append(weights_of_micro_batches(moment, rank))
+    if moment.expected["clips"] or moment.ranks[0]["clips"]:
+        details.append(_clips(moment))
+    return Broken(
+        relation,
+        f"{several_ranks(off)}: {often}{described(moment, part)} the reference's",
+        part.ratio,
+        meaning_of(moment, part),
+        tuple(names),
+        tuple(off),
+        tuple(filter(None, details)),
+    )
+
+
+def _only_some(
+    moment: Moment, tensors: Named, expected: Named, off: Iterable[str], whole: Projection
+) -> str:
+    """Which parameters are wrong, if others are right."""
+    off = list(off)
+    if len(off) == len(expected) or not whole.right or whole.aside < 1e-3:
+        return ""
+    examples = several(
+        f"{n} {described(moment, compare.share(tensors, expected, [n]))}" for n in off
+    )
+    others = [name for name in expected if name not in off]
+    are = "is" if len(others) == 1 else "are"
+    few = several(others) if len(others) <= SHOWN else str(len(others))
+    return f"only {examples}; {few} {are} right"
+
+
+UNLIKE_RANKS = "the ranks have unlike gradients"
+
+
+def random_draws(moment: Moment, fault: Broken) -> str:
+    """Why this mismatch proves nothing: the model drew other random numbers in this layout. Ranks
+    that disagree with each other are still wrong."""
+    draws = moment.expected["draws"] and any(one["draws"] for one in moment.ranks)
+    unlike = any(detail.startswith(UNLIKE_RANKS) for detail in fault.details)
+    if not draws or unlike or fault.meaning or "gradient" not in fault.relation:
+        return ""
+    return (
+        "the model draws random numbers itself (masks, noise, dropped layers), others on each rank "
+        f"and in each micro-batch: switch that off. Its gradient: {fault.text}"
+    )
+
+
+def _unlike_ranks(moment: Moment, quantity: str) -> str:
+    """The message that ranks have unlike gradients, with their mean; empty if not."""
+    if moment.layout.world == 1 or moment.same_rows:
+        return ""
+    expected, rounding = moment.expected[quantity], moment.spread(quantity)
+    tensors, *others = (one[quantity] for one in moment.ranks)
+    if not any(
+        compare.astray(other, {**expected, **tensors}, {**dict.fromkeys(tensors, 0.0), **rounding})
+        for other in others
+    ):
+        return ""
+    mean = compare.share(moment.mean(quantity, expected), expected)
+    text = UNLIKE_RANKS
+    if mean.is_factor:
+        ratio = ratio_text(moment, mean.ratio)
+        text += f"; their mean is {ratio} the reference's: they are not averaged"
+    return text
+
+
+def _clips(moment: Moment) -> str:
+    norms = ", ".join(
+        f"{one['clips'][0][1]:.4g}" if one["clips"] else "none" for one in moment.ranks
+    )
+    expected_norm = f"{moment.expected['clips'][0][1]:.4g}" if moment.expected["clips"] else "none"
+    return f"clipping saw the norm {norms} (by rank), in the reference {expected_norm}"
+
+
+GRADIENTS = ("gradient", "clipped gradient")
+"""The relations of gradients that an optimizer may still average over the ranks."""
+
+
+def excused_gradients(moment: Moment, faults: Iterable[Broken]) -> list[Broken]:
+    """The faults that are excused: gradients may differ between ranks until the optimizer's step
+    averages them, if their mean is the reference's, and so is the update."""
+    excused = [one for one in faults if one.relation in GRADIENTS]
+    updated = all(one.relation != "update" for one in faults)
+    if not (excused and updated) or moment.layout.world == 1 or moment.same_rows:
+        return []
+    return [] if any(_mean_is_astray(moment, one) for one in excused) else excused
+
+
+def _mean_is_astray(moment: Moment, fault: Broken) -> bool:
+    quantity = "raw" if moment.clipping and fault.relation == "gradient" else "grad"
+    expected = {name: moment.expected[quantity][name] for name in fault.parameters}
+    mean = moment.mean(quantity, expected)
+    return bool(compare.astray(mean, expected, moment.spread(quantity)))

@@ -1,0 +1,291 @@
+"""Is the reference itself plausible? No comparison of layouts can show that.
+
+Some checks of its steps need no second run: a schedule does not begin with a jump; the first step
+is what the formula of SGD or Adam gives; weights in 16 bits move at all; and a second epoch has
+another order than the first. Finite differences along its gradient show whether the loss falls as
+the gradient says: they find a backward that does not match its forward. The results are only notes,
+because a model may stop gradients on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from harness.bugs.api.numbers import finite, near
+from harness.detectors.arithmetic import MOVED, begins_with_jump, count_moved, step_by_formula
+from harness.detectors.rows import have_same_order
+from harness.rank.compare import SAFE, Named, norm, share
+from harness.rank.probe.parameters import COPY
+from harness.training.probe.compare.faults import several
+from harness.training.probe.compare.optimizers import note_on_unheld
+from harness.training.probe.compare.reference import Reference
+from harness.training.probe.layouts import Layout, Settings, reference
+from harness.training.probe.runner import Run, Step
+
+FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
+CLIPPED = "clipping saw a gradient of norm"
+LOST, SAME_ORDER = "the steps moved only", "the second epoch has the rows of the first"
+NOT_STEPPED = "the model computes with other weights than it trains:"
+OUTSIDE = "weights change outside of optimizer.step"
+COMPILED = "compiled, the first gradient is"
+"""How the notes begin: by these words a recorded note is recognised, however it goes on."""
+
+JUMP = 1.5
+"""The largest ratio of the first rate to the second, if the third one is higher again."""
+
+APPLIED = 0.01
+"""How far (as a fraction) the first step may be from the formula's; bf16 included."""
+
+PLAIN = {"dampening": 0, "maximize": False, "nesterov": False, "correct_bias": True}
+"""The settings with which the first step of SGD or Adam is the formula's."""
+
+COARSE = 1e-5
+"""From this ulp of 1 on, weights are in 16 bits."""
+
+
+def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
+    """One line for each thing that is odd in the reference's own steps."""
+    yield from _unlike_copies(steps[0])
+    yield from note_on_unheld(steps[0])
+    yield from _outside(steps)
+    yield from _clipped_scaled(steps[0])
+    yield from _jump([step["lr"][0] for step in steps])
+    yield from _applied(steps[0])
+    yield from _lost([step for step in steps if step["lr"][0]])
+    yield from same_order([[row for micro in step["rows"] for row in micro] for step in steps])
+
+
+def note_on_compiler(baseline: Reference) -> str:
+    """A note if the first gradient of a compiled loop is not that of the same loop without a
+    compiler: the perturbed runs compile nothing."""
+    step, written = baseline.steps[0], [run[0]["grad"] for run in baseline.rounded if run]
+    if not step.get("compiled") or step["draws"] or len(written) < 2 or not norm(written[0]):
+        return ""
+    plain, again = written[:2]
+    if not are_near(plain, again, NEAR_SLOPE) or are_near(step["grad"], plain, NEAR_SLOPE):
+        return ""
+    part = share(step["grad"], plain)
+    aside = f", {part.aside:.0%} of it in another direction" if not part.is_factor else ""
+    return f"{COMPILED} {part.ratio:.4g} times that of the same loop without torch.compile{aside}"
+
+
+def are_near(gradient: Named, twin: Named, share: float) -> bool:
+    """Whether two gradients differ by at most a part of their norm, in what both have."""
+    common = {n: g for n, g in twin.items() if n in gradient and gradient[n].shape == g.shape}
+    return norm({name: gradient[name] - g for name, g in common.items()}) <= share * norm(common)
+
+
+def _unlike_copies(step: Step) -> Iterator[str]:
+    """A note if the model's weights in 16 bits are not the rounded weights that the optimizer
+    steps."""
+    pairs = {name: name.rpartition(COPY)[0] for name in step["before"] if COPY in name}
+    off = [
+        whole
+        for name, whole in pairs.items()
+        if norm({name: step["before"][name] - step["before"][whole]})
+        > step["eps"][name] * norm({name: step["before"][whole]})
+    ]
+    if off:
+        yield (
+            f"{NOT_STEPPED} {len(off)} of {len(pairs)} weights are not those that the optimizer "
+            f"steps, so the first step loses them ({several(off)}): were they loaded "
+            "without it?"
+        )
+
+
+def _outside(steps: Sequence[Step]) -> Iterator[str]:
+    """Weights that something other than the optimizer's step changes."""
+    number = next((n for n, step in enumerate(steps) if step["outside"]), 0)
+    if changed := steps[number]["outside"]:
+        yield (
+            f"{OUTSIDE}: between the steps {number} and {number + 1}, {several(changed)}, by "
+            f"{max(changed.values()):.2g} of their size. No fault if the loop clamps or normalises "
+            "them on purpose"
+        )
+
+
+def _clipped_scaled(step: Step) -> Iterator[str]:
+    """Clipping before the scaler of the loss has divided the gradients."""
+    if scale := step.get("clipped_scaled"):
+        ((most, saw), *_) = step["clips"]
+        yield (
+            f"{CLIPPED} {saw:.4g}, which a scaler still multiplied by {scale:.4g}, and "
+            f"left {most / scale:.2g} of it: call scaler.unscale_(optimizer) before"
+        )
+
+
+def _jump(rates: Sequence[float]) -> Iterator[str]:
+    """A warmup that begins with the second step."""
+    if begins_with_jump(rates, JUMP):
+        yield (
+            f"{FALLS} from {rates[0]:.4g} to {rates[1]:.4g} after the first step, and "
+            f"then rises to {rates[2]:.4g}: the first step was not taken with the schedule's rate"
+        )
+
+
+def _applied(step: Step) -> Iterator[str]:
+    """A first step that differs from what the optimizer's formula gives for its gradient."""
+    size = norm(step["grad"])
+    clipping, rate = step["clipping"], step["lr"][0]
+    is_computable = step["fresh"] and clipping is not None
+    if not (is_computable and rate and size):
+        return
+    clip_factor = min(1.0, clipping / size) if clipping else 1.0
+    expected = _formula(step, rate, clip_factor)
+    if expected is None or _drowned(step, expected):
+        return
+    ratio = share(step["update"], expected).ratio
+    if near(ratio, 1.0, share=APPLIED):
+        return
+    if step["optimizer"] != "SGD":
+        kind = step["optimizer"]
+        text = f"{ratio:.4g} times what {kind}'s formula gives for its gradient"
+    elif clipping:
+        text = f"{ratio * clip_factor:.4g} times the gradient of norm {size:.4g}; clipping to "
+        text += f"{clipping:.4g} leaves {clip_factor:.4g} times"
+    else:
+        text = f"{ratio:.4g} times the gradient, and nothing clips it"
+    yield f"{APPLIED_FIRST} {text}: all layouts have that"
+
+
+def _formula(step: Step, rate: float, clipped: float) -> Named | None:
+    """The first step of SGD, Adam and AdamW; None for others, or if its groups are not alike."""
+    group, kind = step["group"], step["optimizer"]
+    odd = any(group.get(name, value) != value for name, value in PLAIN.items())
+    if odd or not group:
+        return None
+    # Records have no betas. A first step does not depend on them, nor on the momentum.
+    settings = {**group, "lr": rate, "momentum": 0, "betas": (0.0, 0.0)}
+    updates = {
+        name: step_by_formula(
+            kind, settings, step["before"][name], clipped * gradient.astype(float), {}
+        )
+        for name, gradient in step["grad"].items()
+    }
+    return None if any(update is None for update in updates.values()) else updates
+
+
+def _drowned(step: Step, expected: Named) -> bool:
+    """Whether the rounding of the weights hides the step."""
+    rounded = sum((step["eps"][n] / 2 * norm({n: step["before"][n]})) ** 2 for n in expected)
+    return float(rounded**0.5) > APPLIED * norm(expected)
+
+
+def _lost(steps: Sequence[Step]) -> Iterator[str]:
+    """Weights in 16 bits whose updates are less than half an ulp of them."""
+    portion = 0.0
+    for step in steps:
+        coarse = [n for n in step["grad"] if step["eps"][n] > COARSE and n in step["update"]]
+        count, total = count_moved((step["update"][n] != 0, step["grad"][n] != 0) for n in coarse)
+        if not total:
+            return
+        portion = max(portion, count / total)
+    if steps and portion < MOVED:
+        yield (
+            f"{LOST} {portion:.0%} of the values of weights in 16 bits: the updates of the others "
+            "are less than their rounding, and no copy in fp32 keeps them"
+        )
+
+
+def same_order(steps: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A step later than the second that has the rows of the first, in the same order."""
+    again = (n for n, rows in enumerate(steps) if n > 1 and have_same_order(rows, steps[0]))
+    if (number := next(again, 0)) and steps[1] != steps[0]:
+        yield (
+            f"{SAME_ORDER} in the same order (step {number + 1} is as step 1): is set_epoch "
+            "missing? No fault if the order is fixed on purpose"
+        )
+
+
+ALONG = "along the reference's gradient"
+"""How the note begins: by these words a recorded note is recognised, however it goes on."""
+
+CHANGES = (3e-3, 3e-4, 3e-5)
+"""The parts of the loss by which a step along the gradient changes it."""
+
+NEAR_SLOPE = 0.05
+"""How far a slope may be from 1: a step is not infinitely small."""
+
+LIKE = 1e-2
+"""How far gradients of two ranks may be from each other, as a part of their norm."""
+
+ALIKE = 0.1
+"""How far slopes of smaller steps may be from each other, as a part of them."""
+
+
+@dataclass(frozen=True)
+class Steep:
+    """How much faster the loss falls than the gradient says, and how far rounding may move that."""
+
+    slope: float
+    unsure: float
+
+    @property
+    def is_right(self) -> bool:
+        return near(self.slope, 1.0, within=max(NEAR_SLOPE, self.unsure))
+
+
+def same_gradients(run: Run) -> bool:
+    """Whether the ranks of the reference have the same gradients in the first step: otherwise the
+    loss of all has no slope along the gradient of one."""
+    gradient, *others = (steps[0]["grad"] or {} for steps in run.ranks)
+    return all(are_near(gradient, twin, LIKE) for twin in others)
+
+
+def ends_of_slope(
+    settings: Settings, baseline: Reference, change: float, layout: Layout | None = None
+) -> list[Layout]:
+    """The two runs of one step whose weights are moved along the gradient, and against it: of the
+    reference, or of a layout of one step."""
+    if not baseline.steps[0]["slopes"] or not (size := _size(baseline, change)):
+        return []
+    base = layout or replace(reference(settings), steps=1, epoch=False)
+    return [
+        replace(
+            base,
+            name=f"{base.name}, moved {way} the gradient by {change:g}",
+            shift={name: sign * size * g for name, g in _gradient(baseline).items()},
+        )
+        for way, sign in (("along", 1), ("against", -1))
+    ]
+
+
+def steep(baseline: Reference, runs: Sequence[Run], change: float) -> Steep | None:
+    """How steep the loss is between two runs; None if they give no answer."""
+    if not runs or any(run.failure for run in runs):
+        return None
+    up, down = (sum(run.ranks[0][0]["losses"]) for run in runs)
+    slope = (up - down) / (2 * _size(baseline, change) * norm(_gradient(baseline)) ** 2)
+    unsure = SAFE * baseline.loss_spread(0) / (change * abs(baseline.loss(0)))
+    return Steep(slope, unsure) if finite(slope) else None
+
+
+def note_on_slope(slopes: Sequence[Steep | None]) -> str:
+    """A note on the slopes with smaller and smaller steps; empty unless all that rounding does not
+    decide agree that the loss does not fall as its gradient says."""
+    sure = [one for one in slopes if one is not None and one.unsure < ALIKE]
+    if len(sure) < 2 or any(one.is_right for one in sure):
+        return ""
+    slope = sure[-1].slope
+    if abs(slope) < NEAR_SLOPE:
+        return ""  # the loss stays where it is: its gradient is that of a surrogate, as in GRPO
+    if not all(near(one.slope, slope, within=ALIKE * abs(slope) + one.unsure) for one in sure):
+        return ""
+    return (
+        f"{ALONG}, its loss falls {slope:.3g} times as fast as the gradient says: a backward is "
+        "not that of its forward, unless a gradient is stopped on purpose"
+    )
+
+
+def _gradient(baseline: Reference) -> Named:
+    """The gradient of the first step, before clipping."""
+    gradient: Named = baseline.steps[0]["raw"] or baseline.steps[0]["grad"]
+    return gradient
+
+
+def _size(baseline: Reference, change: float) -> float:
+    """The length of the step, in gradients."""
+    square = norm(_gradient(baseline)) ** 2
+    loss = abs(baseline.loss(0))
+    return change * loss / square if finite(square) and square > 0 and finite(loss) else 0.0

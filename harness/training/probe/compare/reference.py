@@ -1,0 +1,329 @@
+"""The reference, one rank with one micro-batch per step, and how far rounding moves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from harness.bugs.api.numbers import finite
+from harness.rank import compare
+from harness.rank.compare import Array, Named, Spread
+from harness.training.probe.layouts import Layout
+from harness.training.probe.runner import Run, Step
+
+BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "unheld", "update")
+"""The entries of a step that are by parameter; in a state, more words follow the name after a
+space."""
+
+LOSS_LEAST = 1e-7
+"""The least spread of a loss, as a fraction of it."""
+
+
+def without_cleared(run: Run, expected: Sequence[Step] = (), same_rows: bool = False) -> Run:
+    """A run without the micro-batches of a rehearsal: their gradients were cleared before the step,
+    or no gradient came to them.
+
+    With the steps of a reference (``expected``), only where its step has as many rows as are left.
+    A loop that clears the gradients of each micro-batch is wrong, and has trained on all of them.
+    """
+    steps = list(zip(*run.ranks, strict=False))
+    gone = set()
+    for number, step in enumerate(steps):
+        if not any(one["cleared"] or one["unused"] for one in step):
+            continue
+        at = run.layout.first + number
+        rank_steps = [_without_cleared(one) for one in step]
+        if not expected or (
+            at < len(expected) and _count(rank_steps, same_rows) == _count([expected[at]], False)
+        ):
+            gone.add(number)
+    if not gone:
+        return run
+    ranks = [
+        [_without_cleared(one) if n in gone else one for n, one in enumerate(steps)]
+        for steps in run.ranks
+    ]
+    seen_rows = [
+        [[*chain(*rank[n]["rows"])] if n in gone else rows for n, rows in enumerate(of_rank)]
+        for of_rank, rank in zip(run.seen, ranks, strict=True)
+    ]
+    return replace(run, ranks=ranks, seen=seen_rows)
+
+
+def _without_cleared(step: Step) -> Step:
+    rows, unused = step["rows"], step["unused"]
+    cleared = step["cleared"].get("rows", 0)
+    micro_batches = [micro for n, micro in enumerate(rows) if n >= cleared and n not in unused]
+    remainders = {what: step[what][count:] for what, count in step["cleared"].items()}
+    return step | remainders | {"rows": micro_batches or rows[cleared:]}
+
+
+def _count(step: Sequence[Step], same_rows: bool) -> int:
+    """How many rows the ranks have in a step."""
+    counts = [sum(map(len, one["rows"])) for one in step]
+    return max(counts) if same_rows else sum(counts)
+
+
+def as_one(run: Run, same_rows: bool) -> Run:
+    """A run as one rank would have recorded it: with all rows, and with the parameters of all."""
+    run = without_cleared(run)
+    if len(run.ranks) < 2:
+        return run
+    steps = [_together([rank[n] for rank in run.ranks], same_rows) for n in range(run.steps)]
+    seen_rows = run.seen[:1]
+    if not same_rows:
+        seen_rows = [[[*chain(*rows)] for rows in zip(*run.seen, strict=False)]]
+    return replace(run, ranks=[steps], seen=seen_rows, reported=run.reported[:1])
+
+
+def _together(ranks: Sequence[Step], same_rows: bool) -> Step:
+    whole_step = dict(ranks[0])
+    for key in BY_NAME:
+        if any(one.get(key) for one in ranks):
+            every = [one.get(key) or {} for one in reversed(ranks)]
+            whole_step[key] = {n: v for one in every for n, v in one.items()}
+    losses = [sum(one["losses"]) for one in ranks if one["losses"]]
+    whole_step["losses"] = [sum(losses) / len(losses)] if losses else []
+    whole_step["stale"] = max(one["stale"] for one in ranks)
+    if not same_rows:
+        whole_step["rows"] = [micro for one in ranks for micro in one["rows"]]
+    return whole_step
+
+
+@dataclass
+class Reference:
+    """The steps of the reference, and those of its perturbed runs."""
+
+    steps: list[Step]
+    rounded: list[list[Step]]
+    _spreads: dict[tuple[int, str], dict[str, float]] = field(default_factory=dict)
+    _certain: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(run: Run, perturbed: Sequence[Run]) -> Reference:
+        return Reference(run.ranks[0], [each.ranks[0] for each in perturbed if each.ranks])
+
+    def spread(self, step: int, quantity: str) -> Spread:
+        """By parameter, how far rounding alone moves a quantity at a step, counted from 0. A single
+        value in 16 bits counts as moved by half an ulp: by chance, no perturbed run may move it."""
+        key = step, quantity
+        if key not in self._spreads:
+            expected = self._by_parameter(self.steps, step, quantity)
+            others = [
+                self._by_parameter(run, step, quantity) for run in self.rounded if step < len(run)
+            ]
+            spreads = compare.spread(others, expected)
+            if coarse := self.steps[step].get("coarse", 0.0) / 2:
+                single = {n: compare.length(v) for n, v in expected.items() if v.size == 1}
+                spreads |= {n: max(spreads[n], coarse * size) for n, size in single.items()}
+            if quantity in ("update", "before"):  # at least an ulp of the largest weight
+                eps, largest = self.steps[step]["eps"], self.steps[step]["largest"]
+                spreads = {n: max(s, eps[n] * largest[n]) for n, s in spreads.items()}
+            self._spreads[key] = spreads
+        return self._spreads[key]
+
+    def _by_parameter(self, steps: Sequence[Step], step: int, quantity: str) -> Any:
+        """A quantity of each parameter at a step; of updates, only the certain values."""
+        tensors = steps[step][quantity] or {}
+        return compare.masked(tensors, self.certain(step)) if quantity == "update" else tensors
+
+    def certain(self, step: int) -> dict[str, Any]:
+        """Which values had gradients above rounding in all steps until this one."""
+        if step not in self._certain:
+            masks = compare.certain(self.steps[step]["grad"], self.spread(step, "grad"))
+            for name, before in (self.certain(step - 1) if step else {}).items():
+                masks[name] = masks[name] & before if name in masks else before
+            self._certain[step] = masks
+        return self._certain[step]
+
+    def decided(self, step: int) -> float:
+        """The share (0 to 1) of the values whose updates are compared."""
+        masks = self.certain(step).values()
+        return sum(float(mask.sum()) for mask in masks) / max(sum(mask.size for mask in masks), 1)
+
+    @property
+    def dead(self) -> list[str]:
+        """The parameters that have a gradient of 0 in every step: they are equal in all layouts,
+        whatever these do with gradients."""
+        gradients = [step["grad"] for step in self.steps]
+        return [n for n in gradients[0] if not any(one[n].any() for one in gradients if n in one)]
+
+    def ends(self, step: int) -> bool:
+        """Whether a step ends the data: it has fewer rows than the first."""
+        first_size, last_size = (sum(map(len, self.steps[n]["rows"])) for n in (0, step))
+        return last_size < first_size
+
+    def loss(self, step: int) -> float:
+        return float(sum(self.steps[step]["losses"]))
+
+    def loss_spread(self, step: int) -> float:
+        expected = self.loss(step)
+        deviations = [
+            sum(run[step]["losses"]) - expected for run in self.rounded if step < len(run)
+        ]
+        size = max(abs(expected), self._of_summands(step))
+        return max([abs(f) for f in deviations if finite(f)] + [LOSS_LEAST * size])
+
+    def _of_summands(self, step: int) -> float:
+        """How large the summands of a loss may be if they cancel each other, as with advantages of
+        mean 0: the change of the loss if all weights moved along its gradient."""
+        first_step, gradient = self.steps[0], self.steps[step]["raw"] or self.steps[step]["grad"]
+        size = compare.norm(first_step.get("before", {})) * compare.norm(gradient)
+        return size if finite(size) else 0.0
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A step of a layout, and the same step of the reference."""
+
+    reference: Reference
+    number: int
+    """The step in the reference, from 0."""
+    ranks: list[Step]
+    """The step of each rank."""
+    layout: Layout
+    is_first: bool
+    """Whether it is the first step of the layout."""
+    same_rows: bool
+
+    @property
+    def expected(self) -> Step:
+        return self.reference.steps[self.number]
+
+    @property
+    def clipping(self) -> bool:
+        """Whether gradients were clipped where hooks see it, in both."""
+        return bool(self.expected["raw"]) and all(one["raw"] for one in self.ranks)
+
+    def owned(self, rank: int, by_name: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The entries of ``by_name`` whose parameter the rank has as a whole: a stage of a pipeline
+        has some parameters, a rank of tensor parallelism has parts of others.
+
+        A parameter that no rank has counts as every rank's: it is missing.
+        """
+        if not self.same_rows:
+            return by_name
+        names_of_ranks = [set(one["update"]) for one in self.ranks]
+        others = set().union(*names_of_ranks) - names_of_ranks[rank] | set(self.parts_of(rank))
+        return {name: one for name, one in by_name.items() if name.partition(" ")[0] not in others}
+
+    def parts_of(self, rank: int) -> list[str]:
+        """The parameters of which a rank has an unknown part."""
+        mine, expected = self.ranks[rank]["update"], self.expected["update"]
+        return [
+            name for name in mine if name in expected and mine[name].shape != expected[name].shape
+        ]
+
+    def spread(self, quantity: str) -> Spread:
+        return self.reference.spread(self.number, quantity)
+
+    def astray(self, quantity: str, keep: Mapping[str, Any] | None = None) -> dict[int, list[str]]:
+        """By rank, the parameters of which it has another quantity than the reference. ``keep`` has
+        masks of the values that are compared."""
+        keep = keep or {}
+        expected, rounding = compare.masked(self.expected[quantity], keep), self.spread(quantity)
+        off = {
+            rank: compare.astray(
+                compare.masked(self.owned(rank, one[quantity]), keep),
+                self.owned(rank, expected),
+                rounding,
+            )
+            for rank, one in enumerate(self.ranks)
+        }
+        return {rank: list(names) for rank, names in off.items() if names}
+
+    def mean(self, quantity: str, expected: Named) -> Named:
+        """The mean of a quantity over the ranks, with the names of ``expected``."""
+        return {
+            name: sum(one[quantity].get(name, tensor * 0) for one in self.ranks) / self.layout.world
+            for name, tensor in expected.items()
+        }
+
+
+OF_VALUES = ("before", "grad", "update")
+"""The entries of a step with a number for each value of a parameter."""
+
+Piece = tuple[int, Array]
+"""The number of its first value in the parameter, and its values."""
+
+
+def joined(ranks: Sequence[Step], expected: Step) -> list[Step]:
+    """A step of all ranks. A rank with a piece of a parameter gets the whole of it, if all pieces
+    are there; if several ranks have the same piece, each keeps its own."""
+    names = {name for step in ranks for name in step.get("starts", ())}
+    steps = [dict(step) for step in ranks]
+    for kind in OF_VALUES if names else ():
+        for step in steps:
+            step[kind] = dict(step.get(kind, {}))
+        for name in names & set(expected.get(kind, ())):
+            owners = [step for step in steps if name in step[kind]]
+            pieces = [(step["starts"].get(name, 0), step[kind][name].ravel()) for step in owners]
+            for step, piece in zip(owners, pieces, strict=True):
+                whole = _whole([*pieces, piece], expected[kind][name])
+                step[kind][name] = step[kind][name] if whole is None else whole
+    return steps
+
+
+def _whole(pieces: Sequence[Piece], like: Array) -> Array | None:
+    """The joined pieces; later ones overwrite earlier ones. None if values are missing."""
+    import numpy
+
+    whole, is_filled = numpy.zeros(like.size, like.dtype), numpy.zeros(like.size, bool)
+    for start, values in pieces:
+        whole[start : start + values.size] = values
+        is_filled[start : start + values.size] = True
+    return whole.reshape(like.shape) if is_filled.all() else None
+
+
+def as_in(expected: Step, steps: Sequence[Step]) -> list[Step]:
+    """A rank's steps with the names that the reference has for the same parameters."""
+    if not steps:
+        return []
+    names, targets = set(steps[0]["update"]), set(expected["update"])
+    rename = _numbered(steps[0].get("stage"), names, targets) or _renaming(names, targets)
+    return [_renamed(step, rename) for step in steps] if rename else list(steps)
+
+
+def _numbered(stage: int | None, names: set[str], targets: set[str]) -> Callable[[str], str] | None:
+    """Adds the number of a rank's first stage to the names of its parameters; None unless the
+    reference has all of these names."""
+
+    def with_stage(name: str) -> str:
+        return f"{stage}.{name}" if f"{stage}.{name}" in targets else name
+
+    labels = {with_stage(name) for name in names}
+    return with_stage if stage is not None and labels != names and labels <= targets else None
+
+
+def _renaming(names: set[str], targets: set[str]) -> Callable[[str], str] | None:
+    """Adds a prefix to names, or removes one, so that all are ``targets``; None without one."""
+    if not names or names & targets:
+        return None
+    first_name = min(names)
+    for target in targets:
+        for rename in (
+            partial(_without, first_name.removesuffix(target)),
+            partial(_with, target.removesuffix(first_name)),
+        ):
+            if {rename(name) for name in names} <= targets:
+                return rename
+    return None
+
+
+def _without(prefix: str, name: str) -> str:
+    return name.removeprefix(prefix) if prefix.endswith(".") else name
+
+
+def _with(prefix: str, name: str) -> str:
+    return prefix + name if prefix.endswith(".") else name
+
+
+def _renamed(step: Step, rename: Callable[[str], str]) -> Step:
+    def of(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {rename(name): value for name, value in values.items()}
+
+    quantities = {what: of(step[what]) for what in BY_NAME if step.get(what)}
+    return {**step, **quantities, "parts": [of(part) for part in step["parts"]]}

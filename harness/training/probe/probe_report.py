@@ -1,0 +1,328 @@
+"""The answers of a probe as text, JSON and JUnit's XML."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from harness.bugs.api.numbers import named
+from harness.rank.probe.own_files import Written
+from harness.system.errors import ExitCode
+from harness.system.text import count
+from harness.training.probe import modes
+from harness.training.probe.compare import optimizers, whole_run
+from harness.training.probe.compare.comparison import Compared
+from harness.training.probe.compare.faults import several
+from harness.training.probe.compare.mistakes import in_words
+from harness.training.probe.compare.relations import BEGAN_AGAIN, BETWEEN
+from harness.training.probe.layouts import (
+    ACCUMULATION,
+    AGAINST,
+    BOTH,
+    RANKS,
+    RANKS_RESUME,
+    RESUME,
+    SEED,
+    Layout,
+)
+from harness.training.probe.questions import Answers
+from harness.training.probe.where.place import as_json as place_json
+
+if TYPE_CHECKING:
+    from harness.training.probe.signatures import KnownBug
+
+SCHEMA = 1
+"""The version of the JSON, see docs/formats.md; it grows when a field changes or goes."""
+
+WIDTH = 26
+
+UNSEEN = "probe did not see which rows the model is given; --without samples accepts that"
+
+OWN_COPIES = "Each run had its own copy, which is deleted: your files are as they were"
+
+SHARED = (
+    "all runs shared them: a script that loads what it finds there goes on where another run "
+    "stopped. This machine allows no mounts of its own to a process"
+)
+
+FAULTS = {
+    "weights": "it begins with other weights",
+    BETWEEN: "its weights change outside of optimizer.step",
+    optimizers.RELATION: "its optimizer does not have what it trains",
+    "optimizer": "the optimizer's state is lost",
+    "samples": "it trains on other samples",
+    "stale gradients": "gradients of the step before are left",
+    "gradient": "it has another gradient",
+    modes.WITH_DROPOUT: "it has another gradient with dropout",
+    "clipped gradient": "clipping leaves another gradient",
+    "loss": "it has another loss",
+    "learning rate": "it has another learning rate",
+    "update": "its steps go elsewhere",
+    "steps": "it takes another number of steps",
+    "order of samples": "it draws the samples in the same order",
+    "evaluation": "an evaluation reports another loss",
+    "schedule": "the schedule of the learning rate has another length",
+}
+"""What a broken relation means."""
+
+RIGHT, WRONG, NO_ANSWER = "right", "wrong", "no answer"
+
+RELATION_NAMES = {
+    "packing": "packed rows",
+    "padding_right": "padding on the right",
+    "padding_left": "padding on the left",
+    "generation": "generated with a cache",
+    "buffers": "the buffers that no checkpoint has",
+}
+"""The names of the model's relations in a report."""
+
+SEPARATE = (whole_run.EVALUATION, whole_run.SCHEDULE, "learning rate", "optimizer", "samples")
+"""Relations that do not follow from another one: each has a line of its own."""
+
+
+def exit_code(answers: Answers) -> int:
+    """1 if a relation is broken; otherwise 3 if a layout gave no answer, if the model refused a
+    relation, or if the rows are not known; otherwise 0."""
+    statuses = [status for status, _ in answers.relations.values()]
+    if any(found.broken for found in answers.layouts) or WRONG in statuses:
+        return ExitCode.NOT_AS_EXPECTED
+    unclear = not (answers.layouts or statuses) or any(found.no_answer for found in answers.layouts)
+    unclear = unclear or answers.unseen or any(status != RIGHT for status in statuses)
+    return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED
+
+
+def text(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> Iterator[str]:
+    """The lines of the report."""
+    yield headline(answers)
+    yield f"{f'reference: {answers.reference}':{WIDTH}}  {answers.about}"
+    if answers.on_cpu:
+        yield f"{'done on the CPU':{WIDTH}}  {_counted(answers.on_cpu)}"
+    reported: set[tuple[str, ...]] = set()
+    for comparison in answers.layouts:
+        yield from _layout(comparison, reported)
+        if answers.where is not None and answers.where.layout == comparison.layout.name:
+            yield f"    where: {answers.where.sentence}"
+    for name, (status_, reason) in answers.relations.items():
+        yield f"{RELATION_NAMES[name]:{WIDTH}}  {_in_capitals(status_)}{reason and ': '}{reason}"
+    if files := _written(answers.written):
+        yield f"{'files written':{WIDTH}}  {files}"
+    if answers.unseen:
+        yield f"{'samples':{WIDTH}}  NO ANSWER: {UNSEEN}"
+    for note in answers.notes:
+        yield f"note: {note}"
+    yield "not tested:"
+    yield from (f"    {what}" for what in answers.not_tested)
+    if bugs:
+        yield "known bugs with the same signature that these releases have:"
+        yield from (f"    {bug.name}: {bug.title}. {bug.why}" for bug in bugs)
+    yield f"{seconds:.1f} s"
+
+
+def _written(written: Written) -> str:
+    """What the runs wrote, and where; empty if nothing."""
+    if written.refusal:
+        return f"into your folders, and {SHARED} ({written.refusal})"
+    parts = [several(sorted(written.files))] if written.files else []
+    if written.removed:
+        parts.append(f"removed: {several(sorted(written.removed))}")
+    return f"{'; '.join(parts)}. {OWN_COPIES}" if parts else ""
+
+
+def headline(answers: Answers) -> str:
+    """What was found, in one sentence."""
+    broken = [layout for layout in answers.layouts if layout.broken]
+    if broken:
+        faults: dict[str, list[str]] = {_fault(comparison): [] for comparison in broken}
+        for comparison in broken:
+            faults[_fault(comparison)].append(where(comparison.layout))
+        clauses = (f"{_listed(places)}, {fault}" for fault, places in faults.items())
+        is_other = all(comparison.layout.kind == AGAINST for comparison in broken)
+        verdict = "does not train the same" if is_other else "is not right"
+        return f"{answers.script} {verdict}: {'; '.join(clauses)}"
+    if wrong_relations := [n for n, (status_, _) in answers.relations.items() if status_ == WRONG]:
+        names = _listed([RELATION_NAMES[name] for name in wrong_relations])
+        return f"the model of {answers.script} is not right: {names}"
+    if answers.relations and not answers.layouts:
+        right_relations = [
+            RELATION_NAMES[n] for n, (s, _) in answers.relations.items() if s == RIGHT
+        ]
+        text_ = f" is right: {_listed(right_relations)}" if right_relations else ": no answer"
+        return f"the model of {answers.script}{text_}"
+    silent = [layout for layout in answers.layouts if layout.no_answer]
+    suspect = f". {count(len(answers.notes), 'note')} below" if answers.notes else ""
+    compared = _listed(
+        [where(comparison.layout) for comparison in answers.layouts if not comparison.no_answer]
+    )
+    agreement = f"{answers.script} trains the same {compared}" if compared else ""
+    if silent or not agreement:
+        gone = (
+            f"{answers.script}: no answer "
+            f"{_listed([where(comparison.layout) for comparison in silent])}"
+        )
+        return (f"{gone}; it trains the same {compared}" if agreement else gone) + suspect
+    unseen = ", as far as probe sees: not its samples" if answers.unseen else ""
+    return f"{agreement}{unseen}{suspect}"
+
+
+def status(comparison: Compared) -> str:
+    """A line about a layout that was just compared."""
+    if comparison.no_answer:
+        return f"{comparison.layout.name}: no answer"
+    return (
+        f"{comparison.layout.name}: "
+        f"{_fault(comparison) if comparison.broken else 'as the reference'}"
+    )
+
+
+def where(layout: Layout) -> str:
+    """A layout in the words of a user: ``on 2 ranks``."""
+    ranks = f"on {layout.world} ranks"
+    return {
+        RANKS: ranks,
+        ACCUMULATION: f"with {layout.k} micro-batches",
+        BOTH: f"{ranks} with {layout.k} micro-batches",
+        RESUME: "after a stop and resume",
+        RANKS_RESUME: f"after a stop and resume {ranks}",
+        SEED: "with another seed",
+        AGAINST: _in_other(layout),
+    }.get(layout.kind, layout.name)
+
+
+def _in_other(layout: Layout) -> str:
+    divided, _, environment = layout.name.partition(", ")
+    on = f" on {divided}" if layout.world > layout.base or layout.k > 1 else ""
+    return f"with {environment}{on}"
+
+
+def _fault(comparison: Compared) -> str:
+    """The first broken relation of a layout, in the words of a user."""
+    cause = comparison.broken[0]
+    if cause.text == BEGAN_AGAIN:
+        return "it begins again at step 1"
+    fault = FAULTS.get(cause.relation, cause.relation)
+    if cause.meaning and cause.ratio is not None:
+        ratio = in_words(
+            cause.ratio, comparison.layout.rank_factor, comparison.layout.k, " the right one"
+        )
+        return f"its {cause.relation} is {ratio}"
+    return fault
+
+
+def _in_capitals(status: str) -> str:
+    """A status of ``models``, in capitals unless it is right or refused."""
+    return {WRONG: "BROKEN", NO_ANSWER: "NO ANSWER"}.get(status, status)
+
+
+def _listed(words: Sequence[str]) -> str:
+    *most, last_word = words or [""]
+    return f"{', '.join(most)} and {last_word}" if most else last_word
+
+
+def _counted(requests: Mapping[str, int]) -> str:
+    """The requests, the most frequent first."""
+    return ", ".join(f"{what} ({often} x)" for what, often in Counter(requests).most_common())
+
+
+def _layout(comparison: Compared, reported: set[tuple[str, ...]]) -> Iterator[str]:
+    """The lines about a layout; shorter if an earlier one has the same fault."""
+    name = f"{comparison.layout.name:{WIDTH}}"
+    if comparison.no_answer:
+        yield f"{name}  NO ANSWER: {comparison.no_answer}"
+        yield from (f"    | {line}" for line in comparison.log.splitlines())
+    elif not comparison.broken:
+        yield f"{name}  as the reference  ({comparison.seconds:.1f} s)"
+    else:
+        cause, *others = comparison.broken
+        step = f" at step {comparison.step}" if comparison.step else ""
+        yield f"{name}  BROKEN{step}: {cause.relation}  ({comparison.seconds:.1f} s)"
+        fault = (cause.relation, cause.meaning, *cause.parameters)
+        yield f"    {cause.text}" + (", as above" if fault in reported else "")
+        if fault not in reported:
+            yield from (f"    {detail}" for detail in cause.details)
+        reported.add(fault)
+        results = [one.relation for one in others if one.relation not in SEPARATE]
+        if results:
+            yield f"    and as a result: {', '.join(results)}"
+        yield from (f"    {one.relation}: {one.text}" for one in others if one.relation in SEPARATE)
+    yield from (f"    note: {note}" for note in comparison.notes)
+
+
+def as_json(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> dict[str, Any]:
+    """The answers for programs; docs/probe_details.md describes the keys."""
+    return {
+        "schema": SCHEMA,
+        "exit_code": exit_code(answers),
+        "headline": headline(answers),
+        "text": "\n".join(text(answers, seconds, bugs)),
+        "reference": answers.about,
+        "on_cpu": dict(answers.on_cpu),
+        "written": sorted(answers.written.files),
+        "removed": sorted(answers.written.removed),
+        "layouts": [_layout_json(found) for found in answers.layouts],
+        "relations": [
+            {"relation": name, "status": status_, "reason": reason}
+            for name, (status_, reason) in answers.relations.items()
+        ],
+        "where": answers.where and place_json(answers.where),
+        "notes": answers.notes,
+        "not_tested": answers.not_tested,
+        "known": [asdict(bug) for bug in bugs],
+        "loaded": sorted(answers.loaded),
+        "updates_compared": answers.decided,
+        "seconds": round(seconds, 2),
+    }
+
+
+def _layout_json(comparison: Compared) -> dict[str, Any]:
+    broken = [{**asdict(one), "ratio": _number(one.ratio)} for one in comparison.broken]
+    return {
+        "name": comparison.layout.name,
+        "kind": comparison.layout.kind,
+        "ranks": comparison.layout.world,
+        "micro_batches": comparison.layout.k,
+        "status": comparison.status,
+        "step": comparison.step,
+        "broken": broken,
+        "notes": comparison.notes,
+        "no_answer": comparison.no_answer or None,
+        "spreads": {what: _number(times) for what, times in comparison.worst.items()},
+        "seconds": round(comparison.seconds, 2),
+    }
+
+
+def _number(value: float | None) -> float | str | None:
+    return None if value is None else named(value)
+
+
+def as_junit(answers: Answers, seconds: float) -> str:
+    """A test case for each layout: a broken relation fails it, no answer is an error."""
+    states = [comparison.status for comparison in answers.layouts]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="probe",
+        tests=str(len(states)),
+        failures=str(states.count("broken")),
+        errors=str(states.count("no answer")),
+        time=f"{seconds:.2f}",
+    )
+    for comparison in answers.layouts:
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            classname="probe",
+            name=comparison.layout.name,
+            time=f"{comparison.seconds:.2f}",
+        )
+        if comparison.no_answer:
+            ElementTree.SubElement(
+                case, "error", message=comparison.no_answer
+            ).text = comparison.log
+        elif comparison.broken:
+            cause = comparison.broken[0]
+            message = f"{cause.relation} at step {comparison.step}: {cause.text}"
+            lines = (f"{one.relation}: {one.text}" for one in comparison.broken)
+            ElementTree.SubElement(case, "failure", message=message).text = "\n".join(lines)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)

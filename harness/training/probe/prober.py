@@ -1,0 +1,115 @@
+"""Probes scripts, such as the loops of this project, with the packages of an overlay."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.run.server_pool import Pool
+from harness.system.machine import cache_folder, leased, own_folder
+from harness.training.probe import loops
+from harness.training.probe.layouts import Settings
+from harness.training.probe.questions import Answers, probe
+from harness.training.probe.runner import Runner
+from harness.training.probe.target import Target
+
+TIMEOUT = 120.0
+"""Seconds for one layout."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One of our loops with arguments of its own, and the layouts to run it in."""
+
+    script: str
+    arguments: str = ""
+    """Beside those that the script is always given."""
+    layouts: tuple[str, ...] = ()
+    """Empty for all; a resume only if the script can."""
+    relations: tuple[str, ...] = ()
+    """Of the script's model. Then no layouts are run, unless some are named."""
+    steps: int = 4
+    at: int = 2
+    ranks: int = 2
+    k: int = 3
+    rows: int = 12
+    other_seed: str = ""
+
+    def settings(self) -> Settings:
+        usual = loops.USUAL[self.script]
+        return Settings(
+            rows=self.rows,
+            ranks=self.ranks,
+            k=self.k,
+            steps=self.steps,
+            at=self.at,
+            save=usual.save or None,
+            resume=usual.resume or None,
+            same_rows=usual.same_rows,
+            layouts=self.layouts,
+            relations=self.relations,
+            other_seed=self.other_seed,
+        )
+
+    def target(self) -> Target:
+        arguments = f"{loops.USUAL[self.script].arguments} {self.arguments}"
+        return Target(loops.script(self.script), tuple(shlex.split(arguments)))
+
+    @property
+    def name(self) -> str:
+        return f"{self.script} {self.arguments}".strip()
+
+
+@dataclass(frozen=True)
+class Prober:
+    """Probes scripts with the packages of ``site``, then those of this Python; and compares them
+    with those of ``other``, if there is one. ``gpus`` are the numbers of those to use."""
+
+    pool: Pool
+    site: Path | None = None
+    other: Path | None = None
+    timeout: float = TIMEOUT
+    gpus: tuple[str, ...] = ()
+
+    def __call__(self, loop: Loop, words: Sequence[str] = ()) -> Answers:
+        """Probe a loop; ``words`` are further arguments. Raises Inconclusive without an answer."""
+        target = loop.target()
+        return self.probe(replace(target, arguments=(*target.arguments, *words)), loop.settings())
+
+    def probe(self, target: Target, settings: Settings) -> Answers:
+        """Probe any script. Raises Inconclusive without an answer."""
+        extensions = own_folder(cache_folder(), "extensions") / "probe-loops"
+        with (
+            tempfile.TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True) as folder,
+            ExitStack() as runners,
+        ):
+
+            def runner(name: str, site: Path | None) -> Runner:
+                own = Path(folder, name)
+                own.mkdir()
+                where = own, extensions, sys.executable
+                packages = str(site or "")
+                return runners.enter_context(
+                    Runner(target, settings, *where, self.timeout, self.pool, packages, self.gpus)
+                )
+
+            first = runner("first", self.site)
+            other = runner("other", self.other) if self.other else None
+            return probe(first, settings, other=other)
+
+
+@contextmanager
+def leased_gpus(count: int) -> Iterator[tuple[str, ...]]:
+    """The numbers of GPUs that no other run of this harness uses; none if ``count`` is 0."""
+    if not count:
+        yield ()
+        return
+    folder = own_folder(cache_folder(), "gpus")
+    with leased(count, folder, lambda: time.sleep(1)) as gpus:
+        yield tuple(gpu.number for gpu in gpus)

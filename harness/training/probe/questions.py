@@ -1,0 +1,552 @@
+"""The order of a probe: run the reference and all layouts, compare them, and add notes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from harness.bugs.api.spec import Lane
+from harness.rank.compare import without_warnings
+from harness.rank.probe import losses, unlike
+from harness.rank.probe.own_files import Written
+from harness.system.text import count
+from harness.training.probe import modes
+from harness.training.probe.compare import plausibility
+from harness.training.probe.compare.comparison import Compared, compare, refuse_unusable
+from harness.training.probe.compare.defaults import other_defaults
+from harness.training.probe.compare.faults import Broken, several
+from harness.training.probe.compare.reference import Reference, as_one, without_cleared
+from harness.training.probe.compare.whole_run import SCHEDULE, epoch, evaluation, schedule
+from harness.training.probe.layouts import (
+    ACCUMULATION,
+    AGAINST,
+    BOTH,
+    CHECKPOINTING,
+    COMPILE,
+    MODES,
+    RANKS,
+    RANKS_RESUME,
+    RESUME,
+    SAMPLES,
+    SEED,
+    Layout,
+    Settings,
+    compared,
+    reference,
+    rounding,
+    without_a_stop,
+)
+from harness.training.probe.runner import Run, Runner, Step
+from harness.training.probe.where.locate import locate
+from harness.training.probe.where.place import Place
+
+ORDER = "order of samples"
+
+
+@dataclass
+class Answers:
+    """What a probe of a script has found."""
+
+    about: str
+    """The reference, in a line."""
+    layouts: list[Compared] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    not_tested: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall seconds of each run."""
+    releases: Mapping[str, str] = field(default_factory=dict)
+    """By module, the release that the script has imported."""
+    imported: frozenset[str] = frozenset()
+    """The files of packages that the script has imported: ``transformers/trainer.py``."""
+    loaded: frozenset[str] = frozenset()
+    """The user's files that the script has loaded; in the working folder by their paths in it."""
+    other_releases: Mapping[str, str] = field(default_factory=dict)
+    """The same in the other environment."""
+    other_imported: frozenset[str] = frozenset()
+    unseen: bool = False
+    """Whether the rows that the model is given were not seen, and must be."""
+    decided: float = 1.0
+    """The share of the values whose updates were compared at the last step."""
+    script: str = "the script"
+    """The name of its file."""
+    reference: str = "1 rank"
+    """The name of the layout that the others are compared with."""
+    relations: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of the script's model, the status and the reason by relation of ``models``."""
+    on_cpu: Mapping[str, int] = field(default_factory=dict)
+    """How often the reference asked for what a CPU does not have, by kind."""
+    written: Written = field(default_factory=Written)
+    """What the runs wrote into the user's folders, or would have."""
+    where: Place | None = None
+    """Where the first BROKEN layout parts from the reference, if that is asked."""
+
+
+LEAST_DECIDED = 1e-3
+"""The share of the values whose gradients must be more than rounding in the first step."""
+
+VAIN = (
+    "hardly a gradient of the reference is more than rounding, so nothing can be compared: are "
+    "all its rows equal?"
+)
+
+
+@without_warnings
+def probe(
+    runner: Runner,
+    settings: Settings,
+    report: Callable[[Compared], None] = lambda _: None,
+    other: Runner | None = None,
+) -> Answers:
+    """Run everything and compare it; ``report`` is called with each layout, as soon as it is
+    compared. ``other`` runs the script in the other environment, if there is one. Raises
+    Inconclusive if the reference gives no answer."""
+    base = reference(settings)
+    layouts = compared(settings)
+    for layout in (base, *rounding(base), *layouts):
+        _runner_of(layout, runner, other).start(layout)
+    ranks = runner.start(base).result()
+    reference_run = as_one(ranks, settings.same_rows)
+    refuse_unusable(reference_run)
+    perturbed = [_result(runner, settings, each) for each in rounding(base)]
+    baseline = Reference.of(reference_run, perturbed)
+    undecided = baseline.decided(0) < LEAST_DECIDED
+    sloped = not undecided and plausibility.same_gradients(ranks)
+    ends = plausibility.ends_of_slope(settings, baseline, plausibility.CHANGES[0]) if sloped else []
+    for layout in ends:
+        runner.start(layout)
+    answers = Answers(
+        _about(reference_run),
+        releases=reference_run.releases,
+        imported=reference_run.imported,
+        loaded=reference_run.loaded,
+        on_cpu=reference_run.on_cpu,
+        relations=reference_run.relations,
+        script=Path(runner.target.step_file or runner.target.script).name,
+        reference=base.name,
+    )
+    in_modes = list(modes.layouts(settings, ranks))
+    for layout in in_modes:
+        runner.start(layout)
+    for layout in [*layouts, *in_modes]:
+        of_layout = _runner_of(layout, runner, other)
+        run = without_cleared(of_layout.start(layout).result(), baseline.steps, settings.same_rows)
+        answers.seconds[layout.name] = run.seconds
+        answers.notes += _remarks(run)
+        if layout.kind:
+            if layout.kind == RANKS_RESUME:
+                comparison = _rank_by_rank(runner, settings, run)
+            elif layout.kind in MODES:
+                comparison = modes.compared(
+                    runner, settings, run, partial(_against_reference, runner, settings, baseline)
+                )
+            elif layout.kind == SEED:
+                usual = runner.start(without_a_stop(settings)).result()
+                comparison = _seeded(
+                    run, without_cleared(usual, baseline.steps, settings.same_rows)
+                )
+            else:
+                comparison = _compared(of_layout, settings, run, baseline)
+                if layout.kind == AGAINST and not run.failure:
+                    answers.other_releases = run.releases
+                    answers.other_imported = run.imported
+                    comparison = _against(of_layout, settings, comparison, run, baseline)
+                _compare_whole(comparison, settings, run, reference_run)
+            if undecided and comparison.as_reference:
+                comparison.no_answer = VAIN
+            answers.layouts.append(comparison)
+            report(comparison)
+            answers.notes += _notes(run, baseline)
+    first_broken = next((one for one in answers.layouts if one.broken), None)
+    if settings.where and first_broken is not None:
+        of_layout = _runner_of(first_broken.layout, runner, other)
+        answers.where = locate(first_broken, settings, runner.start, of_layout.start)
+    answers.written = runner.written
+    if other is not None:
+        answers.written.add(other.written)
+    answers.notes += [*_remarks(reference_run), *_notes_on(baseline, perturbed)]
+    if ends and (note := plausibility.note_on_slope(modes.slopes(runner, settings, baseline))):
+        answers.notes.append(note)
+    answers.notes = relevant(dict.fromkeys(answers.notes), answers.layouts)
+    answers.decided = baseline.decided(_last_compared(answers.layouts, baseline))
+    answers.unseen = not any(baseline.steps[0]["rows"]) and SAMPLES not in settings.without
+    answers.not_tested = list(_not_tested(settings, runner.lane, reference_run, baseline, answers))
+    return answers
+
+
+def _runner_of(layout: Layout, runner: Runner, other: Runner | None) -> Runner:
+    return other if other is not None and layout.kind == AGAINST else runner
+
+
+OTHER_DRAW = (
+    "draws other first weights ({names}). It was compared again, with the reference's first weights"
+)
+
+
+def _against(
+    runner: Runner, settings: Settings, comparison: Compared, run: Run, baseline: Reference
+) -> Compared:
+    """Compare the other environment; again with the reference's first weights, if it draws others.
+    Defaults that differ are noted."""
+    fault = next(iter(comparison.broken), None)
+    start, expected = run.ranks[0][0]["before"], baseline.steps[0]["before"]
+    same_shapes = start.keys() == expected.keys() and all(
+        start[name].shape == expected[name].shape for name in start
+    )
+    if fault is not None and fault.relation == "weights" and same_shapes:
+        shift = {name: expected[name] - start[name] for name in fault.parameters}
+        name = f"{run.layout.name}, with the first weights of the reference"
+        moved = replace(run.layout, name=name, shift=shift)
+        again = without_cleared(runner.start(moved).result(), baseline.steps, settings.same_rows)
+        comparison = _compared(runner, settings, again, baseline)
+        comparison.layout = run.layout
+        comparison.notes.append(OTHER_DRAW.format(names=several(fault.parameters)))
+    comparison.notes += other_defaults(run.ranks[0][0], baseline.steps[0])
+    return comparison
+
+
+def _against_reference(
+    runner: Runner, settings: Settings, baseline: Reference, run: Run
+) -> Compared:
+    without_rehearsal = without_cleared(run, baseline.steps, settings.same_rows)
+    return _compared(runner, settings, without_rehearsal, baseline)
+
+
+def _last_compared(layouts: Sequence[Compared], baseline: Reference) -> int:
+    """The last step of the reference that a layout was compared with, from 0."""
+    last_step = len(baseline.steps) - 1
+    steps = [last_step if found.step is None else found.step - 1 for found in layouts]
+    return max(steps, default=last_step)
+
+
+def relevant(notes: Iterable[str], layouts: Iterable[Compared]) -> list[str]:
+    """The notes. unlike.SCHEDULE stays only if a layout on several ranks has another learning rate:
+    accelerate may step a constant schedule as often as it likes."""
+    rates = [
+        found.layout
+        for found in layouts
+        if any(one.relation in ("learning rate", SCHEDULE) for one in found.broken)
+    ]
+    if not any(layout.world > 1 for layout in rates):
+        return [note for note in notes if note != unlike.SCHEDULE]
+    others = [layout.name for layout in rates if layout.world == 1]
+    remark = f". That is no reason for the learning rate with {', '.join(others)}" if others else ""
+    return [note + remark if note == unlike.SCHEDULE else note for note in notes]
+
+
+def _result(runner: Runner, settings: Settings, layout: Layout) -> Run:
+    """A run of the reference, as if it had one rank."""
+    return as_one(runner.start(layout).result(), settings.same_rows)
+
+
+def _about(run: Run) -> str:
+    step = run.ranks[0][0]
+    rows, steps = sum(map(len, step["rows"])), len(run.ranks[0])
+    batch = f"{rows} rows" if rows else "rows that probe did not see"
+    return f"{steps} steps of {batch}, {step['optimizer']}, {len(step['grad'])} parameters"
+
+
+def _compared(runner: Runner, settings: Settings, run: Run, baseline: Reference) -> Compared:
+    """Compare a layout; again with every sampler in one order, if only its order differs."""
+    comparison = compare(run, baseline, settings.same_rows)
+    if not comparison.broken or comparison.broken[0].relation != SAMPLES:
+        return comparison
+    if run.layout.resumed:
+        cause = comparison.broken[0]
+        comparison.broken[0] = replace(cause, details=(*cause.details, _resumed(run, baseline)))
+        return comparison
+    if micro_batches := _micro_batches_of_its_own(runner, settings, run, baseline):
+        why = NO_K.format(own=f"{micro_batches} micro-batch" + ("" if micro_batches == 1 else "es"))
+        comparison.no_answer, comparison.broken, comparison.step = why, [], None
+        return comparison
+    again = ("" if settings.same_rows else _all_alike(run)) or _again(run, baseline)
+    if again := again or _same_epochs(run, baseline):
+        cause = comparison.broken[0]
+        comparison.broken[0] = replace(cause, details=(again, *cause.details))
+        return comparison
+    ordered = _in_one_order(runner, settings, run.layout)
+    if ordered is None or ordered.no_answer or _begins_with_samples(ordered.broken):
+        return _without_an_answer(comparison, run, baseline)
+    ordered.layout = run.layout
+    ordered.notes.append(
+        f"draws another order than the reference ({comparison.broken[0].text}); none comes twice. "
+        "It was compared again, with every sampler in one order"
+    )
+    return ordered
+
+
+def _resumed(run: Run, baseline: Reference) -> str:
+    """How many rows after a resume were trained before the stop, and how many are skipped."""
+    start = run.layout.first
+    before, after = (
+        {row for step in steps for micro in step["rows"] for row in micro}
+        for steps in (baseline.steps[:start], baseline.steps[start : start + run.steps])
+    )
+    rows = [row for one in run.ranks for t in one for micro in t["rows"] for row in micro]
+    again = sum(row in before - after for row in rows)
+    never = len(after - set(rows))
+    return (
+        f"of {count(len(rows), 'row')} after the resume, {again} come again that were trained "
+        f"before the stop; {never} that are trained without the stop do not come"
+    )
+
+
+NO_K = (
+    "each step came after {own}, as in the reference, and the command has no {{k}}: give it the "
+    "script's number of micro-batches, or use --layouts ranks"
+)
+
+
+def _micro_batches_of_its_own(
+    runner: Runner, settings: Settings, run: Run, baseline: Reference
+) -> int:
+    """The script's own number of micro-batches per step, if the command does not set one and the
+    reference has the same number; otherwise 0."""
+    if run.layout.k == 1 or runner.target.names_micro_batches:
+        return 0
+    together = 1 if settings.same_rows else settings.reference_ranks
+    counts = {len(step["rows"]) for steps in run.ranks for step in steps}
+    in_reference = {len(step["rows"]) // together for step in baseline.steps}
+    return counts.pop() if len(counts) == 1 and counts == in_reference else 0
+
+
+def _compare_whole(comparison: Compared, settings: Settings, run: Run, reference_run: Run) -> None:
+    """Compare whole runs: the rows of an epoch, schedules, and evaluations."""
+    if comparison.no_answer:
+        return
+    if settings.epoch and not comparison.broken:
+        over_all = epoch(run, reference_run, settings.same_rows)
+        comparison.broken += [over_all] if over_all else []
+    if not any(one.relation in (SAMPLES, "learning rate") for one in comparison.broken):
+        length = schedule(run.schedule, reference_run.schedule, run.layout)
+        comparison.broken += [length] if length else []
+    evaluated = evaluation(run, reference_run)
+    if isinstance(evaluated, Broken):
+        comparison.broken.append(evaluated)
+    elif evaluated and not comparison.broken:
+        comparison.notes.append(evaluated)
+
+
+def _seeded(run: Run, usual: Run) -> Compared:
+    """With another seed, the first step must have other rows."""
+    comparison = Compared(
+        run.layout, run.seconds, no_answer=run.failure or usual.failure, log=run.log
+    )
+    if comparison.no_answer:
+        return comparison
+    rows = [[one[0]["rows"] for one in each.ranks] for each in (run, usual)]
+    if rows[0] == rows[1] and any(map(any, rows[0])):
+        comparison.broken = [Broken(ORDER, "the first step has the same rows in the same order")]
+        comparison.step = 1
+    return comparison
+
+
+def _rank_by_rank(runner: Runner, settings: Settings, run: Run) -> Compared:
+    """Compare each rank of a resume with the same rank of a run without a stop, because it need not
+    have what one rank alone would have. The program is the same, so the tolerance is what a
+    repetition differs by."""
+    base = without_a_stop(settings)
+    again = replace(base, name=f"{base.name}, again")
+    whole, repeated = (
+        without_cleared(future.result()) for future in map(runner.start, (base, again))
+    )
+    if run.failure or whole.failure:
+        why = run.failure or f"{base.name}: {whole.failure}"
+        return Compared(run.layout, run.seconds, no_answer=why, log=run.log or whole.log)
+    comparisons = [_of_rank(rank, run, whole, repeated) for rank in range(len(run.ranks))]
+    if settings.same_rows:  # later stages of a pipeline are given activations
+        for comparison in comparisons[1:]:
+            comparison.broken = [one for one in comparison.broken if one.relation != SAMPLES]
+    broken = sorted((one for one in comparisons if one.broken), key=lambda one: one.step or 0)
+    return next(iter([*(one for one in comparisons if one.no_answer), *broken]), comparisons[0])
+
+
+def _of_rank(rank: int, run: Run, whole: Run, repeated: Run) -> Compared:
+    baseline = Reference(whole.ranks[rank], [each.ranks[rank] for each in [repeated] if each.ranks])
+    comparison = compare(replace(run, ranks=[run.ranks[rank]]), baseline)
+    comparison.broken = [
+        replace(one, text=one.text.replace("rank 0", f"rank {rank}"), ranks=(rank,))
+        for one in comparison.broken
+    ]
+    return comparison
+
+
+def _without_an_answer(comparison: Compared, run: Run, baseline: Reference) -> Compared:
+    """Report no answer, and no fault, if the layout has as many rows as the reference, none of them
+    twice: the script shuffles by itself, or draws at random."""
+    for number, step in enumerate(baseline.steps[: run.steps]):
+        row_count = sum(len(micro) for one in run.ranks for micro in one[number]["rows"])
+        if row_count != sum(map(len, step["rows"])):
+            return comparison
+    comparison.no_answer = (
+        "draws other rows than the reference, or changes them at random (masks, noise, crops), "
+        "also with every sampler in one order. None comes twice, but nothing can be compared"
+    )
+    if run.layout.world > 1 and not all(one[0]["seeded"] for one in run.ranks):
+        comparison.no_answer += ": the script sets no seed, so each rank draws or splits by itself"
+    elif run.layout.world == 1 and any(step["evaluated"] for step in run.ranks[0]):
+        comparison.no_answer += ": does an evaluation draw rows from the same generator?"
+    else:
+        comparison.no_answer += ": switch that off, or make it depend on the row"
+    comparison.broken, comparison.step = [], None
+    return comparison
+
+
+def _begins_with_samples(broken: list[Broken]) -> bool:
+    return bool(broken) and broken[0].relation == SAMPLES
+
+
+ALIKE = (
+    "all ranks are given the same rows: is a distributed sampler missing? Tensor parallelism needs "
+    "--same-rows"
+)
+
+
+def _all_alike(run: Run) -> str:
+    """The message that all ranks have the same rows; empty if they have not."""
+    rows, *others = (one[0]["rows"] for one in run.ranks)
+    alike = any(rows) and others and all(other == rows for other in others)
+    return ALIKE if alike else ""
+
+
+def _again(run: Run, baseline: Reference) -> str:
+    """How many rows come twice in the first epoch of the reference; empty for none.
+
+    The last step of the epoch is left out, because samplers repeat rows there on purpose.
+    """
+    steps = _steps_of_one_epoch(baseline)
+    rows = [row for one in run.ranks for t in one[:steps] for micro in t["rows"] for row in micro]
+    twice = len(rows) - len(set(rows))
+    return f"in {steps} steps {twice} of {len(rows)} rows come again" if twice else ""
+
+
+def _same_epochs(run: Run, baseline: Reference) -> str:
+    """The note that a layout's second epoch repeats its first; empty if the reference's does,
+    too."""
+    rows = ([_rows(step) for step in steps] for steps in (run.ranks[0], baseline.steps))
+    note, reference_note = (next(plausibility.same_order(steps), "") for steps in rows)
+    return "" if reference_note else note
+
+
+def _rows(step: Step) -> list[str]:
+    return [row for micro in step["rows"] for row in micro]
+
+
+def _steps_of_one_epoch(baseline: Reference) -> int:
+    earlier_rows: set[str] = set()
+    for number, step in enumerate(baseline.steps):
+        rows = [row for micro in step["rows"] for row in micro]
+        if earlier_rows & set(rows) or len(set(rows)) < len(rows):
+            return max(number - 1, 0)
+        earlier_rows |= set(rows)
+    return len(baseline.steps)
+
+
+def _in_one_order(runner: Runner, settings: Settings, layout: Layout) -> Compared | None:
+    """Compare a layout and a reference whose samplers draw in one order; None if that fails."""
+    base = _ordered(reference(settings))
+    layouts = [base, *rounding(base)]
+    for ordered_layout in (*layouts, _ordered(layout)):
+        runner.start(ordered_layout)
+    reference_run, *perturbed = (
+        _result(runner, settings, ordered_layout) for ordered_layout in layouts
+    )
+    baseline = Reference.of(reference_run, perturbed)
+    run = without_cleared(
+        runner.start(_ordered(layout)).result(), baseline.steps if reference_run.ranks else ()
+    )
+    if reference_run.failure:
+        return None
+    return compare(run, baseline, settings.same_rows)
+
+
+def _ordered(layout: Layout) -> Layout:
+    return replace(layout, name=f"{layout.name}, in one order", one_order=True)
+
+
+def _remarks(run: Run) -> Iterator[str]:
+    """What the ranks themselves have noted."""
+    yield from (note for steps in run.ranks for step in steps[:1] for note in step["remarks"])
+
+
+def _notes(run: Run, baseline: Reference) -> Iterator[str]:
+    """Notes on what is not wrong by itself."""
+    if run.failure:
+        return
+    drops = [steps[0]["drops"] for steps in run.ranks]
+    if len(drops) > 1 and drops[0] and drops[0] == drops[1]:
+        yield "dropout draws the same numbers on all ranks, for unlike rows"
+    if run.layout.resumed and run.layout.first < len(baseline.steps):
+        before = baseline.steps[run.layout.first]["drops"]
+        if before and drops[0] != before:
+            yield "after the resume, dropout draws other numbers than without the stop"
+
+
+def _notes_on(baseline: Reference, perturbed: list[Run]) -> Iterator[str]:
+    yield from baseline.steps[0]["unlike"]
+    yield from plausibility.notes_on_steps(baseline.steps)
+    if compiler_note := plausibility.note_on_compiler(baseline):
+        yield compiler_note
+    if shims := baseline.steps[0]["shims"]:
+        yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
+    if loss_note := losses.note_on_loss(baseline.steps[0]["own"]):
+        yield loss_note
+    if baseline.steps[0].get("shifted"):
+        yield losses.SHIFTED
+    if baseline.steps[0].get("endless"):
+        yield losses.ENDLESS
+    if any(run.failure for run in perturbed):
+        yield "a perturbed reference run gave no answer: tolerances may be too small"
+    if baseline.steps[0]["stale"]:
+        yield "the reference begins with gradients: something was differentiated before its loop"
+    if any(step["stale"] for step in baseline.steps[1:]):
+        yield "the reference itself has gradients left from the step before: is zero_grad missing?"
+
+
+ALWAYS = (
+    "faults that every layout has, as all are compared with the reference",
+    "dropout (switched off while probing)",
+)
+
+
+def _not_tested(
+    settings: Settings, lane: Lane, reference_run: Run, baseline: Reference, answers: Answers
+) -> Iterator[str]:
+    """What the probe did not test."""
+    kinds = {found.layout.kind for found in answers.layouts if not found.no_answer}
+    names = {
+        RANKS: "several ranks",
+        ACCUMULATION: "accumulated micro-batches",
+        BOTH: "ranks together with micro-batches",
+        RESUME: "stop and resume",
+        SEED: "the order of samples with another seed",
+        RANKS_RESUME: "stop and resume on several ranks (--layouts ranks-resume)",
+        COMPILE: "with and without torch.compile (--layouts compile)",
+        CHECKPOINTING: "with and without recomputation (--layouts checkpointing)",
+    }
+    for kind, name in names.items():
+        if kind not in kinds:
+            how = " (needs --save and --resume)" if kind == RESUME and settings.save is None else ""
+            how = " (needs --other-seed)" if kind == SEED and not settings.other_seed else how
+            yield name + how
+    if baseline.steps[0]["own"] is None:
+        yield "the size of the reference's own gradient: no logits and labels were seen"
+    if baseline.steps[0]["stops"]:
+        yield "whether the loss falls as its gradient says: the loop stops gradients on purpose"
+    if not any(baseline.steps[0]["rows"]):
+        yield "samples: no module with parameters was called with them"
+    elif not settings.epoch:
+        yield "rows that come twice or never later in an epoch (needs --epoch)"
+    if not reference_run.reported[0]:
+        yield "evaluation: no loss of one was reported"
+    if dead := baseline.dead:
+        yield f"{count(len(dead), 'parameter')} whose gradient is always 0: {several(dead)}"
+    if answers.decided < 0.99:
+        yield (
+            f"updates of {1 - answers.decided:.0%} of the values, whose gradients are hardly more "
+            "than rounding"
+        )
+    yield from ALWAYS
+    if lane is Lane.CPU:
+        yield "collectives of GPUs (needs --launch gpu)"

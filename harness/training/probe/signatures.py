@@ -1,0 +1,320 @@
+"""What probe shows of each bug of the catalogue, recorded in ``probe.json`` of its scenario.
+
+The file has a loop that meets the bug, written by hand, and the results that
+``python -m harness signatures`` recorded with the releases of ``buggy`` and ``fixed``. A bug that
+no loop can show has a reason instead of a loop. A probe compares its own results with these, and so
+names the known bugs of the installed releases that look like them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from harness.bugs import catalog
+from harness.bugs.api.spec import BUGGY, Scenario
+from harness.bugs.packages import import_name
+from harness.rank.models.answer import AnswerStatus
+from harness.rank.probe import losses, saves, workers
+from harness.rank.probe.unlike import UNLIKE
+from harness.system.files import write_whole
+from harness.training.probe.compare import optimizers, plausibility, whole_run
+from harness.training.probe.compare.comparison import OTHER_LOSS, Compared
+from harness.training.probe.compare.mistakes import term
+from harness.training.probe.layouts import ACCUMULATION, AGAINST, BOTH, RANKS
+from harness.training.probe.prober import Loop
+from harness.training.probe.questions import Answers
+
+FILE = "probe.json"
+"""In the folder of a scenario."""
+
+SUSPECT = (
+    losses.OWN,
+    plausibility.COMPILED,
+    plausibility.OUTSIDE,
+    losses.SHIFTED,
+    losses.ENDLESS,
+    plausibility.FALLS,
+    plausibility.APPLIED_FIRST,
+    plausibility.NOT_STEPPED,
+    optimizers.UNHELD,
+    plausibility.CLIPPED,
+    plausibility.LOST,
+    plausibility.SAME_ORDER,
+    plausibility.ALONG,
+    OTHER_LOSS,
+    workers.WORKERS,
+    saves.SAVED,
+    saves.EVALUATED,
+)
+"""How the notes begin that no right loop has."""
+
+MODEL = "model"
+"""Stands for a layout where a relation of the script's model is wrong."""
+
+NUMBERS = re.compile(r"-?\d[\d.]*(e-?\d+)?%?")
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a layout shows first."""
+
+    layout: str
+    """``ranks``, ``accumulation``, ``both``, ``resume``; empty for a note of the whole probe, and
+    MODEL for a relation of the model."""
+    relation: str
+    """The first broken relation, or the note."""
+    ratio: float | None = None
+    times: str = ""
+    """The ratio in terms of ranks and micro-batches, such as ``1/k``; empty if it is none."""
+    step: int | None = None
+    note: bool = False
+    """Whether it is only a note, with # for each number."""
+
+    @property
+    def is_news(self) -> bool:
+        """Whether no right loop shows it: a broken relation, or a note in SUSPECT."""
+        return not self.note or self.relation.startswith(SUSPECT)
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """Signs of the same kind are the same finding. Of a note in SUSPECT only the beginning
+        counts, so that its other words may change."""
+        begins = next((b for b in SUSPECT if self.note and self.relation.startswith(b)), "")
+        return self.layout, begins or self.relation, self.times
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What a probe of one variant showed."""
+
+    pins: Mapping[str, str]
+    torch: str
+    date: str
+    statuses: Mapping[str, str]
+    """By layout: as the reference, broken, no answer. By relation of the model: its status."""
+    shown: tuple[Sign, ...] = ()
+    no_answer: str = ""
+    """Why the reference gave none."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A scenario's loop, and what was recorded of it."""
+
+    loop: Loop | None = None
+    why: str = ""
+    """In one line, why probe does not find the bug, or why there is no loop."""
+    concerns_loops: bool = True
+    """Whether a training loop can have the bug at all."""
+    recorded: Mapping[str, ProbeResult] = field(default_factory=dict)
+    """By variant."""
+    needs: tuple[str, ...] = ()
+    """Arguments without which our loops do not have the bug: another fault may look the same."""
+
+    @property
+    def signs(self) -> list[Sign]:
+        """The signs that the release with the bug shows and the one without it does not."""
+        kinds_of_fixed = {one.kind for one in self._signs("fixed")}
+        return [
+            one for one in self._signs("buggy") if one.is_news and one.kind not in kinds_of_fixed
+        ]
+
+    @property
+    def parts(self) -> set[str]:
+        """The parts of a model, such as experts, that the loop has and the bug needs."""
+        return _parts(self._signs("buggy"))
+
+    @property
+    def silent(self) -> dict[str, list[str]]:
+        """By variant, why there is no answer, or the layouts without one.
+
+        If the bug breaks the samples of a layout, ``fixed`` may have no answer there: where ranks
+        read shards of a stream, their rows differ from the reference's step, so only rows that come
+        twice can be found.
+        """
+        samples = {one.layout for one in self._signs("buggy") if one.relation == "samples"}
+        by_variant = {}
+        for variant, record in self.recorded.items():
+            by_design = samples if variant == "fixed" else set()
+            silent = {kind for kind, status in record.statuses.items() if status == "no answer"}
+            by_variant[variant] = (
+                [record.no_answer] if record.no_answer else sorted(silent - by_design)
+            )
+        return {variant: reasons for variant, reasons in by_variant.items() if reasons}
+
+    @property
+    def false_alarms(self) -> list[Sign]:
+        """The relations that are broken in the release without the bug."""
+        return [one for one in self._signs("fixed") if not one.note]
+
+    def _signs(self, variant: str) -> tuple[Sign, ...]:
+        return self.recorded[variant].shown if variant in self.recorded else ()
+
+
+def without_numbers(note: str) -> str:
+    """A note with # for each number: its kind."""
+    return NUMBERS.sub("#", note)
+
+
+def signs_of(answers: Answers) -> tuple[Sign, ...]:
+    """The signs of a probe, to be compared with those of known bugs."""
+    signs = []
+    for answer in answers.layouts:
+        evaluations = [each for each in answer.broken[1:] if each.relation == whole_run.EVALUATION]
+        # An evaluation is not a result of the first fault.
+        for fault in [*answer.broken[:1], *evaluations]:
+            layout, ratio = answer.layout, None if fault.ratio is None else round(fault.ratio, 6)
+            has_meaning = fault.ratio is not None and fault.meaning
+            times = term(fault.ratio or 0.0, layout.rank_factor, layout.k) if has_meaning else ""
+            signs.append(Sign(layout.kind, fault.relation, ratio, times, answer.step))
+        signs += [
+            Sign(answer.layout.kind, without_numbers(note), note=True) for note in answer.notes
+        ]
+    signs += [Sign("", without_numbers(note), note=True) for note in answers.notes]
+    wrong_relations = [
+        name for name, (status, _) in answers.relations.items() if status == AnswerStatus.WRONG
+    ]
+    signs += [Sign(MODEL, name) for name in wrong_relations]
+    return tuple(signs)
+
+
+def recorded(answers: Answers, pins: Mapping[str, str], torch: str, date: str) -> ProbeResult:
+    statuses = {found.layout.kind: found.status for found in answers.layouts}
+    statuses |= {name: status for name, (status, _) in answers.relations.items()}
+    return ProbeResult(dict(pins), torch, date, statuses, signs_of(answers))
+
+
+def read(folder: Path) -> Signature | None:
+    """The signature in a scenario's folder; None if it has none."""
+    file = folder / FILE
+    if not file.is_file():
+        return None
+    content = json.loads(file.read_text(encoding="utf-8"))
+    loop = content.get("loop")
+    return Signature(
+        Loop(**{name: _fixed(value) for name, value in loop.items()}) if loop else None,
+        content.get("why", ""),
+        content.get("concerns_loops", True),
+        {variant: from_json(one) for variant, one in content.get("recorded", {}).items()},
+        tuple(content.get("needs", ())),
+    )
+
+
+def _fixed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def from_json(content: Mapping[str, Any]) -> ProbeResult:
+    """The result that ``dataclasses.asdict`` wrote."""
+    signs = tuple(Sign(**one) for one in content["shown"])
+    return ProbeResult(**{**content, "shown": signs})
+
+
+def write(folder: Path, by_variant: Mapping[str, ProbeResult]) -> None:
+    """Replace the recorded results; what was written by hand stays."""
+    file = folder / FILE
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["recorded"] = {variant: asdict(one) for variant, one in by_variant.items()}
+    write_whole(file, json.dumps(content, indent=1) + "\n")
+
+
+Affected = Callable[[str, Mapping[str, str]], str]
+"""Says why releases, by package, have a bug; returns "" if nothing shows it.
+``harness.bugs.lookup`` answers, which must not be imported here."""
+
+
+@dataclass(frozen=True)
+class KnownBug:
+    """A bug of the catalogue that may be the one that was found."""
+
+    name: str
+    title: str
+    why: str
+    """What says that the installed releases have it."""
+
+
+def known_bugs(answers: Answers, affected: Affected) -> list[KnownBug]:
+    """The bugs of the imported releases whose signature matches the answers, in one environment or
+    in the other."""
+    ours = [found for found in answers.layouts if found.layout.kind != AGAINST]
+    bugs = _known_bugs(replace(answers, layouts=ours), affected)
+    others = [_without_environment(one) for one in answers.layouts if one.layout.kind == AGAINST]
+    other_answers = replace(
+        answers,
+        layouts=[found for found in others if found.layout.kind],
+        notes=[],
+        relations={},
+        releases=answers.other_releases,
+        imported=answers.other_imported,
+    )
+    names = {bug.name for bug in bugs}
+    return bugs + [b for b in _known_bugs(other_answers, affected) if b.name not in names]
+
+
+def _without_environment(found: Compared) -> Compared:
+    """What a layout in the other environment shows, as the layout itself."""
+    several_ranks, accumulates = found.layout.rank_factor > 1, found.layout.k > 1
+    kind = {(True, False): RANKS, (False, True): ACCUMULATION, (True, True): BOTH}.get(
+        (several_ranks, accumulates), ""
+    )
+    return replace(found, layout=replace(found.layout, kind=kind))
+
+
+def _known_bugs(answers: Answers, affected: Affected) -> list[KnownBug]:
+    compared = {found.layout.kind for found in answers.layouts if not found.no_answer}
+    compared |= {MODEL} if answers.relations else set()
+    news = signs_of(answers)
+    return list(with_signature(news, compared, answers.releases, affected, answers.imported))
+
+
+def with_signature(
+    signs: Iterable[Sign],
+    layouts: set[str],
+    releases: Mapping[str, str],
+    affected: Affected,
+    imported: Set[str] = frozenset(),
+) -> Iterator[KnownBug]:
+    """The bugs that match these signs, that these releases have, and whose code the script
+    imported, if that is known. A bug of experts needs a model with experts.
+
+    ``layouts`` were compared; ``releases`` are by module. Only recorded results count: an unknown
+    status is no reason to suspect a bug.
+    """
+    signs = list(signs)
+    news = {one.kind for one in signs if one.is_news}
+    parts = _parts(signs)
+    for name in catalog.sound() if news else ():
+        signature = read(catalog.folder(name))
+        if signature is None or not _fits(signature, news, layouts):
+            continue
+        if not signature.parts <= parts:
+            continue
+        scenario = catalog.scenario(name)
+        if imported and not imported >= _files(scenario):
+            continue
+        have = {p: releases[import_name(p)] for p in scenario.pins if import_name(p) in releases}
+        if scenario.subject in have and (why := affected(name, have)):
+            yield KnownBug(name, scenario.title, why)
+
+
+def _fits(signature: Signature, news: set[tuple[str, str, str]], layouts: set[str]) -> bool:
+    """Whether everything that the bug shows in these layouts was found."""
+    kinds = {one.kind for one in signature.signs}
+    kinds_in_layouts = {kind for kind in kinds if kind[0] in ("", *layouts)}
+    return bool(kinds_in_layouts) and kinds_in_layouts <= news
+
+
+def _parts(signs: Iterable[Sign]) -> set[str]:
+    """The parts that differ between layouts by design, as the notes say."""
+    notes = [one.relation for one in signs if one.note]
+    return {why for why in map(without_numbers, UNLIKE.values()) if any(why in n for n in notes)}
+
+
+def _files(scenario: Scenario) -> set[str]:
+    """The files with a bug, relative to site-packages."""
+    return {*scenario.files, *(defect.file for defect in scenario.variant(BUGGY).defects)}

@@ -1,0 +1,270 @@
+"""The first module, in the order of a step, whose tensors are not those of the reference."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from harness.rank import compare
+from harness.rank.compare import SAFE, Named
+from harness.training.probe.compare.mistakes import NEAR
+from harness.training.probe.where.digests import (
+    WHOLE,
+    Factors,
+    Key,
+    Recorded,
+    distance,
+    factors_of,
+    is_comparable,
+    unsure,
+)
+from harness.training.probe.where.place import BACKWARD, FORWARD, LOSS, Distance, Place, of_stage
+
+MATERIAL = 0.01
+"""What is off by less than this part of what the gradient is off by is not its cause."""
+
+SITE = "site-packages" + os.sep
+
+OF_TORCH = os.path.join("torch", "nn", "modules") + os.sep
+"""Files whose lines say nothing about a user's model."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A step of a layout and of the reference, with what their modules did."""
+
+    layout: str
+    recorded: Recorded
+    reference: Recorded
+    perturbed: Recorded
+    off: float
+    """How far the gradient is from the reference's, as a part of it."""
+    _cache: dict[Key, bool] = field(default_factory=dict)
+
+    @cached_property
+    def factors(self) -> Factors | None:
+        """By micro-batch, how many times the reference's gradient it begins with; None if it is
+        not known."""
+        key = self.first_gradient
+        return factors_of(key, self.recorded, self.reference) if key is not None else None
+
+    @cached_property
+    def first_gradient(self) -> Key | None:
+        """The first gradient with rows, as the loss gives it."""
+        return next(
+            (
+                key
+                for key in self.recorded.in_order(gradient=True)
+                if is_comparable(key, self.recorded, self.reference)
+                and self.recorded.samples[key][0].digest["rows"] != WHOLE
+                and factors_of(key, self.recorded, self.reference)
+            ),
+            None,
+        )
+
+    def is_from_another_rank(self, key: Key) -> bool:
+        """Whether a gradient comes from the next stage of a pipeline, on another rank."""
+        ranks = {one.of.rank for one in self.recorded.samples[key]}
+        earlier = self.recorded.in_order(gradient=True)
+        before = [k for k in earlier[: earlier.index(key)] if self.distance(k) is not None]
+        seen = {one.of.rank for other in before for one in self.recorded.samples[other]}
+        return self.recorded.same_rows and bool(before) and not ranks & seen
+
+    def distance(self, key: Key) -> float | None:
+        factors = self.factors if key.gradient else None
+        return distance(key, self.recorded, self.reference, factors)
+
+    def tolerance(self, key: Key) -> float:
+        rounding = SAFE * unsure(key, self.perturbed, self.reference)
+        return max(rounding, MATERIAL * min(self.off, 1.0))
+
+    def is_wrong(self, key: Key) -> bool:
+        far = self.distance(key)
+        return far is not None and not far <= self.tolerance(key)
+
+
+def first_place(evidence: Evidence) -> Place | None:
+    """The module in whose forward, or else in whose backward, the layout parts from the reference.
+    None if all agree, or if nothing can be compared."""
+    for gradient in (False, True):
+        if gradient and (evidence.factors is None or _is_shapeless(evidence)):
+            return _loss(evidence) if evidence.factors is not None else None
+        wrong = (k for k in evidence.recorded.in_order(gradient) if evidence.is_wrong(k))
+        if (key := next(wrong, None)) is not None:
+            return _place(evidence, key)
+    return _of_parameters(evidence)
+
+
+def _is_shapeless(evidence: Evidence) -> bool:
+    """Whether the gradient that the loss gives is no multiple of the reference's."""
+    key = evidence.first_gradient
+    return key is not None and evidence.is_wrong(key)
+
+
+def _loss(evidence: Evidence) -> Place:
+    return of_stage(evidence.layout, LOSS, ": its gradient has another direction")
+
+
+def unlike_factors(evidence: Evidence) -> bool:
+    """Whether the micro-batches begin their backward with unlike factors."""
+    factors = [*(evidence.factors or {}).values()]
+    key = evidence.first_gradient
+    if not factors or key is None:
+        return False
+    within = max(NEAR, SAFE * unsure(key, evidence.perturbed, evidence.reference))
+    return max(factors) - min(factors) > within * max(map(abs, factors))
+
+
+def _place(evidence: Evidence, key: Key) -> Place:
+    """The module in whose own code a tensor becomes wrong, if it is the first one: what a module
+    returns comes from itself, what it is given from the module that calls it."""
+    name = key.module, key.often
+    from_itself = key.is_input == key.gradient
+    if from_itself and not _blind(evidence, key):
+        return _named(evidence, name, BACKWARD if key.gradient else FORWARD)
+    parent = evidence.recorded.parents[name]
+    direction = BACKWARD if key.gradient else FORWARD
+    call = evidence.recorded.calls[name]
+    if key.gradient and not from_itself and evidence.is_from_another_rank(key):
+        text = f"{direction}, between two ranks: the gradient that {_called(*_title(call))} gets"
+        return Place(evidence.layout, direction, text, distances=tuple(distances(evidence)))
+    if parent is None:
+        text = f"{direction}, outside of the modules, at the call of {_called(*_title(call))}"
+        return Place(evidence.layout, direction, text, distances=tuple(distances(evidence)))
+    side = "after" if key.gradient and not key.is_input else "before"
+    title = call["name"].removeprefix(f"{parent[0]}.") or call["kind"]
+    how = "" if from_itself else f", {side} it {'called' if side == 'after' else 'calls'} {title}"
+    if how and side == "after":  # a hook or an auxiliary loss may have taken it elsewhere
+        how += ", or of what else uses its output"
+    return _named(evidence, parent, direction, how, 0 if from_itself else call["line"])
+
+
+def _blind(evidence: Evidence, key: Key) -> bool:
+    """Whether nothing on the other side of a module can be compared, so that the fault may be in
+    what comes before it."""
+    other = "out " if key.is_input else "in "
+    sides = [
+        k
+        for k in evidence.recorded.samples
+        if k[:2] == key[:2] and k.gradient == key.gradient and k.label.startswith(other)
+    ]
+    known = (is_comparable(k, evidence.recorded, evidence.reference) for k in sides)
+    return bool(sides) and not any(known) and evidence.recorded.parents[key[:2]] is not None
+
+
+def _named(
+    evidence: Evidence, name: tuple[str, int], direction: str, how: str = "", line: int = 0
+) -> Place:
+    """A module as a place, with the line of its forward, or that of its call."""
+    call = evidence.recorded.calls[name]
+    file, own_line = call["source"]
+    parent = evidence.recorded.parents[name]
+    while OF_TORCH in file and parent is not None:  # the line of the call says more
+        above = evidence.recorded.calls[parent]
+        file, own_line, line = above["source"][0], _line_below(evidence, name, parent), 0
+        name, parent = parent, evidence.recorded.parents[parent]
+    title, kind = _title(call)
+    at = _source(file, line or own_line) if file and OF_TORCH not in file else ""
+    again = ", computed again for the backward," if call["again"] else ""
+    text = f"{direction}{again} of {_called(title, kind, at)}{how}"
+    return Place(
+        evidence.layout,
+        direction,
+        text,
+        call["name"],
+        kind,
+        file if at else "",
+        (line or own_line) if at else 0,
+        tuple(distances(evidence)),
+    )
+
+
+def _line_below(evidence: Evidence, name: tuple[str, int], parent: tuple[str, int]) -> int:
+    line: int = evidence.recorded.calls[name]["line"]
+    return line or evidence.recorded.calls[parent]["source"][1]
+
+
+def _title(call: Mapping[str, str]) -> tuple[str, str]:
+    return call["name"], call["kind"]
+
+
+def _called(title: str, kind: str, at: str = "") -> str:
+    known = ", ".join(filter(None, (kind if title else "", at)))
+    return f"{title or kind} ({known})" if known else title or kind
+
+
+def _source(file: str, line: int) -> str:
+    """A line of a file: of a package by its path in site-packages, otherwise by its name."""
+    short = file.rpartition(SITE)[2] if SITE in file else Path(file).name
+    return f"{short}:{line}" if line else short
+
+
+def _of_parameters(evidence: Evidence) -> Place | None:
+    """The module whose parameters get another gradient, though its inputs get the right one."""
+    expected = _gradients(evidence.reference, {})
+    if not expected or evidence.factors is None:
+        return None
+    got = _gradients(evidence.recorded, evidence.factors)
+    rounding = compare.spread([_gradients(evidence.perturbed, {})], expected)
+    off = compare.astray(got, expected, rounding)
+    if not off or 2 * len(off) > len(expected):
+        return None
+    order = [key.module for key in evidence.recorded.in_order(gradient=True)]
+    owners = {_owner(evidence, name): name for name in reversed(off)}
+    placed = sorted(owners, key=lambda name: order.index(name) if name in order else sys.maxsize)
+    if not placed or placed[0] not in order:
+        return None
+    parameter = owners[placed[0]].removeprefix(placed[0]).removeprefix(".")
+    number = next(often for name, often in evidence.recorded.calls if name == placed[0])
+    how = f": the gradient of {parameter}"
+    return _named(evidence, (placed[0], number), BACKWARD, how)
+
+
+def _owner(evidence: Evidence, parameter: str) -> str:
+    """The module that has a parameter."""
+    names = {name for name, _ in evidence.recorded.calls}
+    parts = parameter.split(".")
+    ends = (".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1))
+    return next((name for name in ends if name in names), "")
+
+
+def _gradients(recorded: Recorded, factors: Factors) -> Named:
+    """The sum of the micro-batches' gradients of each parameter, divided by their factors."""
+    sums: dict[str, compare.Array] = {}
+    for rank, steps in enumerate(recorded.run.ranks):
+        for number, part in enumerate(steps[-1]["parts"]):
+            factor = next((f for of, f in factors.items() if of == (rank, number)), 1.0)
+            for name, gradient in part.items():
+                sums[name] = sums.get(name, 0.0) + gradient.astype(float) / factor
+    return sums
+
+
+def distances(evidence: Evidence) -> Iterator[Distance]:
+    """How far each module's output, and the gradient of its input, are from the reference's."""
+    keys = {name: list[Key]() for name in evidence.recorded.calls}
+    for key in evidence.recorded.samples:
+        keys[key[:2]].append(key)
+    for (module, often), call in evidence.recorded.calls.items():
+        if often:
+            continue
+        forward, backward = (
+            [
+                (far, unsure(key, evidence.perturbed, evidence.reference))
+                for key in keys[module, often]
+                if key.gradient == gradient
+                and key.is_input == gradient
+                and (far := evidence.distance(key)) is not None
+            ]
+            for gradient in (False, True)
+        )
+        yield Distance(
+            module,
+            call["kind"],
+            max((far for far, _ in forward), default=None),
+            max((far for far, _ in backward), default=None),
+            max((SAFE * rounding for _, rounding in [*forward, *backward]), default=0.0),
+        )
