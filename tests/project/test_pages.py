@@ -1,0 +1,152 @@
+"""The commands of the pages in docs/ work as they stand, and print what the pages show."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.system.files import ROOT
+from tests.project.pages import commands, output_lines, printed_by, without_numbers
+from tests.project.test_action import TOOL
+
+PROJECT = """
+[project]
+name = "mine"
+version = "1"
+dependencies = ["accelerate==1.13.0"]
+optional-dependencies.train = ["transformers>=4.40"]
+"""
+LOCK = """
+version = 1
+[[package]]
+name = "deepspeed"
+version = "0.13.2"
+source = { registry = "ours" }
+"""
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_of_check_works_with_the_files_that_it_names(
+    tmp_path: Path, tool: str
+) -> None:
+    """Those with ``--run`` take minutes, and tests/check/test_live.py has them."""
+    page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
+    folder = tmp_path / "a project"
+    folder.mkdir()
+    (folder / ".venv").symlink_to(sys.prefix)
+    (settings,) = re.findall(r"^```json\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    for name, text in {
+        "requirements.txt": "transformers==5.2.0\n",
+        "args.json": '{"gradient_accumulation_steps": 4}',
+        "ds_config.json": settings,
+        "default_config.yaml": "distributed_type: MULTI_GPU\nmixed_precision: bf16\n",
+        "pyproject.toml": PROJECT,
+        "uv.lock": LOCK,
+    }.items():
+        (folder / name).write_text(text)
+    lines = [
+        line
+        for line in commands(page)
+        if line.startswith(("distributed-bugs", "pip freeze")) and " --run" not in line
+    ]
+    assert len(lines) == 12
+    printed_by(lines, folder, tool)
+    assert (folder / "check.sarif").is_file()
+    (command,) = re.findall(r"^`(distributed-bugs check [^`]*)` prints:$", page, re.MULTILINE)
+    printed = printed_by([command], folder, tool)
+    (output,) = re.findall(r"` prints:\n\n```\n(.*?)```", page, flags=re.DOTALL)
+    shown = [line.strip() for line in output.splitlines() if line.strip() != "..."]
+    assert [line for line in shown if line not in printed] == []
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+def test_the_commands_of_the_page_of_guard_work_with_the_loops_of_this_project(
+    tmp_path: Path, tool: str
+) -> None:
+    """The others need a user's script, or a cluster."""
+    page = (ROOT / "docs" / "guard.md").read_text(encoding="utf-8")
+    (tmp_path / "loops").symlink_to(ROOT / "loops")
+    lines = [line for line in commands(page) if " loops/" in line or "guard-report" in line]
+    assert len(lines) == 4
+    printed = printed_by(lines, tmp_path, tool)
+    assert [line for line in output_lines(page) if line not in printed] == []
+    assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+def test_the_commands_of_the_page_of_probe_print_what_it_shows(tmp_path: Path, tool: str) -> None:
+    page = (ROOT / "docs" / "probe.md").read_text(encoding="utf-8")
+    right = (ROOT / "loops" / "ddp.py").read_text(encoding="utf-8")
+    bug = 'add_argument("--bug", default="{}")'
+    wrong = right.replace(bug.format(""), bug.format("divided by k twice"))
+    assert wrong != right
+    (tmp_path / "train.py").write_text(wrong)
+    (tmp_path / "trainer.py").symlink_to(ROOT / "loops" / "trainer.py")
+    (tmp_path / ".venv-new").symlink_to(sys.prefix)
+    lines = [line for line in commands(page) if line.startswith("distributed-bugs")]
+    assert len(lines) == 4
+    printed = printed_by(lines, tmp_path, tool)
+    assert [line for line in output_lines(page) if line not in printed] == []
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+def test_the_commands_of_the_page_of_models_print_what_it_shows(tmp_path: Path, tool: str) -> None:
+    """Those with all models, all relations, or a cluster take minutes."""
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    (model,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_model.py").write_text(model)
+    config = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "requirements.txt").write_text("transformers==5.23.0\n")
+    words = (
+        "my_model.py:make",
+        "qwen3 --relations packing",
+        "config.json",
+        "sequence_classification",
+    )
+    lines = [line for line in commands(page) if any(word in line for word in words)]
+    assert len(lines) == 6
+    printed = printed_by(lines, tmp_path, tool)
+    assert [line for line in output_lines(page) if line not in printed] == []
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+def test_the_commands_of_the_page_of_detectors_print_what_it_shows(
+    tmp_path: Path, tool: str
+) -> None:
+    """Those with all scenarios take an hour: here one scenario stands for them."""
+    page = (ROOT / "docs" / "detectors.md").read_text(encoding="utf-8")
+    classes = re.findall(r"^```python\n(class Detector.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_detector.py").write_text(classes[0])
+    lines = [
+        line if "scenario=" in line else f"{line} scenario=sequential_lr_resume"
+        for line in commands(page)
+        if line.startswith("distributed-bugs score") and "--list" not in line
+    ]
+    (example,) = re.findall(r"`(distributed-bugs score replicas [^`]*)`", page)
+    assert len(lines) == 5
+    lines = [line.replace("scenario=torch seed=0,1,2", "scenario=ddp_converted") for line in lines]
+    printed = printed_by([*lines, "distributed-bugs score --list", example], tmp_path, tool)
+    assert (tmp_path / "scores.json").is_file()
+    answers = set(map(without_numbers, printed))
+    assert [line for line in output_lines(page) if without_numbers(line) not in answers] == []
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> str:
+    """The PATH of a user who has installed this checkout."""
+    program = tmp_path / "bin" / "distributed-bugs"
+    program.parent.mkdir()
+    program.write_text(TOOL.format(python=shlex.quote(sys.executable), root=ROOT))
+    program.chmod(0o755)
+    return f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
