@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from harness.bugs import catalog
 from harness.cli import Arguments
 from harness.publish import docs_tables, field, markdown_pages
+from harness.python import schemas
 from harness.system.documents import toml_of
 from harness.system.errors import ExitCode
 from harness.system.files import ROOT, write_whole
@@ -27,8 +28,12 @@ WHOLE = {
     "alive.md": markdown_pages.of_living,
     "field.md": field.page,
     "models_table.md": docs_tables.models_page,
+    "schemas/check.json": schemas.check_schema,
+    "schemas/models.json": schemas.models_schema,
+    "schemas/probe.json": schemas.probe_schema,
+    "schemas/score.json": schemas.score_schema,
 }
-"""Pages of docs/ that are written as a whole."""
+"""Files of docs/ that are written as a whole."""
 ADDRESSED = [ROOT / "README.md", ROOT / "CITATION.cff", *sorted(DOCS.glob("*.md"))]
 """The documents that name the address of the repository."""
 BY_HAND, END = "<!-- by hand -->", "<!-- end of by hand -->"

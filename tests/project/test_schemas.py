@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,7 +13,12 @@ import pytest
 
 from harness.__main__ import main
 from harness.check import check_report, sarif
+from harness.rank.models.answer import Answer, AnswerStatus, Row
+from harness.run.score.scores import Watched, score
 from harness.system.files import ROOT
+from harness.training.models import table
+from harness.training.models.recorded import Changed, RecordedAnswers
+from harness.training.models.stack import Releases
 from harness.training.probe import probe_report
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
@@ -78,6 +84,28 @@ def test_probe_writes_what_its_schemas_say() -> None:
     assert len(names_in(suite)) > 10
 
 
+def test_models_writes_what_its_schema_says(tmp_path: Path) -> None:
+    row = Row("llama", "packing", Answer(AnswerStatus.WRONG, "off by 1 %"))
+    recorded = RecordedAnswers({"transformers": "5.22.0"}, "2026-11-01", {})
+    releases = Releases(tmp_path, {"transformers": "5.23.0"})
+    for changed in (None, Changed(recorded, (row,), (), ())):
+        content = json.loads(json.dumps(table.as_json([row], releases, 1.0, changed)))
+        assert complaints("models.json", content) == []
+        assert ("changes" in content) is bool(changed)
+    assert complaints("models.json", {**content, "rows": [{"model": "llama"}]})
+
+
+def test_score_writes_what_its_schema_says() -> None:
+    alarm = {"step": 2, "text": "the copies differ", "where": "w"}
+    right = Watched("fixed", 0, False, None, 1)
+    wrong = Watched("buggy", 0, True, 1, 1, [alarm], releases={"deepspeed": "0.13.2"})
+    scores = [score("bug", "ours", [right, wrong]), score("bug", "ours", [right])]
+    content = json.loads(json.dumps([asdict(verdict) for verdict in scores]))
+    assert [verdict["found"] for verdict in content] == ["detected", "no answer"]
+    assert complaints("score.json", content) == []
+    assert complaints("score.json", [{**content[0], "found": "perhaps"}])
+
+
 def names_in(element: ElementTree.Element) -> set[tuple[str, str]]:
     """Each element of a document with each of its attributes."""
     return {(e.tag, name) for e in element.iter() for name in ("", *e.attrib)}
@@ -103,6 +131,7 @@ def test_the_page_has_the_version_of_each_format() -> None:
     for words, version in (
         ("check --format json:FILE` | the field `schema`, now", check_report.SCHEMA),
         ("probe --json FILE` | the field `schema`, now", probe_report.SCHEMA),
+        ("models --json FILE` | the field `schema`, now", table.SCHEMA),
         ("`properties.version` of the run, now", sarif.PROPERTIES),
     ):
         assert f"{words} {version} |" in page

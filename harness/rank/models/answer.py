@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from harness.system.text import StrEnum, complaint
 
@@ -34,6 +34,16 @@ class Answer:
         return {"status": status, "reason": reason, "repeatable": self.repeatable}
 
 
+class RowJson(TypedDict):
+    """The answer of one model to one relation, as plain values."""
+
+    model: str
+    relation: str
+    status: str
+    reason: str
+    stored: bool
+
+
 @dataclass(frozen=True)
 class Row:
     """The answer of one model to one relation."""
@@ -44,7 +54,7 @@ class Row:
     stored: bool = False
     """Whether it was read from the cache."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> RowJson:
         return {
             "model": self.model,
             "relation": self.relation,

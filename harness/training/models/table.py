@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypedDict
 
-from harness.rank.models.answer import AnswerStatus, Row
+from harness.rank.models.answer import AnswerStatus, Row, RowJson
 from harness.system import machine
 from harness.system.errors import ExitCode
 from harness.system.text import count, short
 from harness.training.models.recorded import Changed
 from harness.training.models.stack import Releases
+
+
+class Changes(TypedDict):
+    """The cells, each a model and a relation, that differ from a recorded release."""
+
+    before: dict[str, str]
+    broken: list[list[str]]
+    new: list[list[str]]
+    mended: list[list[str]]
+
+
+class TableWithoutChanges(TypedDict):
+    """What ``models --json`` writes."""
+
+    schema: int
+    releases: dict[str, str]
+    torch: str
+    python: str
+    seconds: float
+    counts: dict[str, dict[str, int]]
+    """By relation, how many cells have each status."""
+    rows: list[RowJson]
+
+
+class Table(TableWithoutChanges, total=False):
+    """The same; ``changes`` only with ``--changes``."""
+
+    changes: Changes
+
+
+SCHEMA = 1
+"""The version of what ``models --json`` writes."""
 
 REASON = 160
 """Characters of a reason in a line."""
@@ -70,28 +102,33 @@ def counted(rows: Sequence[Row], seconds: float) -> str:
 
 def as_json(
     rows: Sequence[Row], releases: Releases, seconds: float, changed: Changed | None = None
-) -> dict[str, Any]:
+) -> Table:
     """The header and the rows."""
     facts = machine.facts()
-    since = {"changes": _changes(changed)} if changed else {}
-    return {
+    table: Table = {
+        "schema": SCHEMA,
         "releases": dict(releases.packages),
         "torch": facts["torch"],
         "python": facts["python"],
         "seconds": round(seconds, 1),
         "counts": _by_relation(rows),
-        **since,
         "rows": [row.to_json() for row in rows],
     }
+    if changed:
+        table["changes"] = {
+            "before": dict(changed.before.packages),
+            "broken": _names(changed.broken),
+            "new": _names(changed.new),
+            "mended": _names(changed.mended),
+        }
+    return table
 
 
-def _changes(changed: Changed) -> dict[str, Any]:
-    kinds = {"broken": changed.broken, "new": changed.new, "mended": changed.mended}
-    cells = {kind: [[row.model, row.relation] for row in rows] for kind, rows in kinds.items()}
-    return {"before": dict(changed.before.packages), **cells}
+def _names(rows: Iterable[Row]) -> list[list[str]]:
+    return [[row.model, row.relation] for row in rows]
 
 
-def _by_relation(rows: Sequence[Row]) -> Mapping[str, Mapping[str, int]]:
+def _by_relation(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
     """By relation, how many cells have each status."""
     counts_by_relation: dict[str, dict[str, int]] = {}
     for row in rows:
