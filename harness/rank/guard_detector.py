@@ -11,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from torch.nn.parallel import DistributedDataParallel
+
 from harness.rank.events.trainers import is_engine
 from harness.rank.guard.guard import Guard
 from harness.rank.guard.settings import Settings
@@ -27,6 +29,7 @@ class Detector:
     def record(self, path: Path) -> None:
         """Watch this process from now on. ``path`` is the folder of the report."""
         self._path, self._engines, self._optimizers = path, list[Any](), list[Any]()
+        self._reduced: set[int] = set()
         folders = {"out": str(path), "saves": str(path.parent)}  # launches share what was saved
         self._guard = Guard(Settings(**{**vars(self.settings), **folders}))
         self._guard.install()
@@ -37,6 +40,8 @@ class Detector:
             self._engines.append(model)
         else:
             self._optimizers.append(optimizer)
+        if isinstance(model, DistributedDataParallel):
+            self._reduced |= {id(parameter) for parameter in model.parameters()}
 
     def close(self) -> None:
         """Wait for open checks, and write the summary, and which optimizers are references."""
@@ -46,12 +51,17 @@ class Detector:
 
     def _is_reference(self, training: Training) -> bool:
         """Whether a scenario compares with this optimizer: it is of plain torch, and DeepSpeed's
-        engine trains, or it trains copies that are in no module. It follows one rank."""
+        engine trains, or DDP reduces the gradients of other parameters alone, or it trains copies
+        that are in no module. It follows one rank."""
         trained = {id(one) for engine in self._engines for one in _chain(engine.optimizer)}
         others = {id(one) for outer in self._optimizers for one in _chain(outer)}
         optimizer = training.optimizer()
         if id(optimizer) in trained or not trained | others:
             return False
+        if self._reduced and optimizer is not None:
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if held.isdisjoint(self._reduced):
+                return True
         has_copies = not training.is_in_modules and not training.foreign
         return bool(trained) or (id(optimizer) not in others and has_copies)
 

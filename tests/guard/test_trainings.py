@@ -112,6 +112,7 @@ WRONG_SLOW = [
     Fault("fsdp2 never_cleared accumulate", "gradients", "stale", [0, 1], "", 2),
     Fault("by_hand never_cleared clip", "gradients", "stale", [0, 1], "", 2),
     Fault("ddp never_cleared bf16", "gradients", "stale", [0, 1], "", 2),
+    Fault("ddp never_cleared bucket_view", "gradients", "stale", [0, 1], "", 2),
     Fault("fsdp2 same_rows", "samples", "shared", [0, 1]),
     Fault("fsdp2 accumulate undivided", "accumulation", "weight", [0, 1]),
 ]

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import gc
 import sys
+from dataclasses import dataclass
 from typing import Any
+
+from .event import Event, Place
+
+
+@dataclass
+class TrainerRun(Event):
+    """transformers' Trainer trains; the owner is the Trainer."""
+
+    places = (Place("transformers.trainer", "Trainer", "train"),)
 
 
 def is_engine(module: Any) -> bool:

@@ -52,6 +52,7 @@ from ..events import (
     StageBackward,
     StageGradients,
     Step,
+    TrainerRun,
     Unscale,
     WrapperStep,
     WrapperUnscale,
@@ -62,12 +63,13 @@ from .averaging import Averaging
 from .callers import place_of_caller
 from .checks.views import Alarm, Memory
 from .facts import facts_of
-from .judge import judge
+from .judge import LOCAL_STEPS, judge
 from .losses import Losses
 from .mailbox import Mailbox
 from .merges import Merge
 from .parameters import Modules
 from .posts import LAST, LocalAlarm, Post
+from .process_groups import ProcessGroups
 from .report import Report, say, short
 from .rows import Rows
 from .saved_states import SavedStates
@@ -78,6 +80,7 @@ from .settings import CHECKS, Settings, report_in
 from .summary import Clock, blind, content, line, merged, not_seen, percent
 from .torch_shards import inner_optimizer
 from .trackers import News, Trackers
+from .trainer_epochs import missing_epochs
 from .training import Training
 
 MAKING = {
@@ -113,7 +116,7 @@ class Guard:
         self._memories: dict[int, Memory] = {}
         self._facts: dict[str, Any] = {}
         self._clock, self.trackers = Clock(), Trackers()
-        self._averaging = Averaging()
+        self._averaging, self._groups = Averaging(), ProcessGroups()
         self._dead = False
         """Whether this process is a worker that a training process forked."""
         self._thread: Any = None
@@ -168,6 +171,7 @@ class Guard:
         on(NewFetcher, before=_quietly(self._worker_begins), when=_is_worker)
         on(Fetch, after=_quietly(self._worker_has_read), when=_is_worker)
         on(Written, before=self._guarded(self._note_writer), when=self._alive)
+        on(TrainerRun, after=self._guarded(self._end_of_trainer), when=self._alive)
         on(NewCommunication, before=self._guarded(self._communicates), when=self._alive)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
@@ -388,6 +392,9 @@ class Guard:
         if any(had_gradients) or is_open:
             self.losses.cleared()
 
+    def _end_of_trainer(self, event: TrainerRun) -> None:
+        self.rows.alarms += list(missing_epochs(event.owner))
+
     def _note_writer(self, event: Written) -> None:
         self.trackers.wrote(event.owner)
 
@@ -477,6 +484,10 @@ class Guard:
 
     def _end_step(self, training: Training) -> None:
         """Note that a step has ended: all ranks have its weights."""
+        self._groups.step_ended()
+        alarm = self._groups.alarm() if training.steps >= LOCAL_STEPS else None
+        if alarm is not None:
+            self._tell(training, alarm)
         self.schedules.step(training.optimizer(), _world())
         if training.may_be_alone and _world() > 1:
             groups = training.optimizer().param_groups
@@ -726,6 +737,7 @@ class Guard:
         """What this rank noticed after its last check."""
         alarms = [*self.rows.alarms, *self.schedules.alarms]
         alarms += [one for each in self.trainings for one in each.alarms]
+        alarms += filter(None, [self._groups.alarm()])
         rank = self.mailbox.rank
         late = [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
         for memory in self._memories.values():

@@ -29,11 +29,15 @@ class Leftovers:
         }
 
     def is_noted(self, number: int, entry: Watched) -> bool:
-        """Whether a parameter has the gradient that was noted, and nobody has written it since."""
+        """Whether a parameter has the gradient that was noted, and nobody has written it since.
+        DDP may have moved it into a bucket."""
         reference, noted_version = self._notes.get(number, (None, 0))
         gradient = _gradient(entry)
-        is_same = gradient is not None and reference is not None and reference() is gradient
-        return is_same and version(gradient) == noted_version
+        if gradient is None or reference is None:
+            return False
+        if reference() is gradient:
+            return bool(version(gradient) == noted_version)
+        return _is_part(gradient)
 
     def sample(self, entry: Watched, positions: Positions) -> Tensor | None:
         """The values at the positions of the gradient that a parameter has; None without one."""
@@ -46,6 +50,12 @@ class Leftovers:
             return None
         values = positions.part(gradient, begin, begin_number, end_number)
         return values.to(torch.float32, copy=True)  # the backward adds to the gradient
+
+
+def _is_part(gradient: Any) -> bool:
+    """Whether a gradient is a part of a larger tensor."""
+    whole = gradient.untyped_storage().nbytes()
+    return bool(whole > gradient.numel() * gradient.element_size())
 
 
 def _gradient(entry: Watched) -> Any:

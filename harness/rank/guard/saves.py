@@ -18,10 +18,11 @@ def note_save(event: Save, trainings: Sequence[Training], begun: Sequence[Pass])
     """Note what is trained, and what is written, if it is a checkpoint with an optimizer."""
     if trainings and event.is_by_torch:
         trainings[0].states.note_parts(trainings[0].steps, event.path, event.state)
+    has_optimizer = not event.is_by_torch or _has_optimizer(event.state)
     if event.is_by_torch or isinstance(event, SavedTensors):
         for training in trainings:
-            training.note_file(event.state)
-    if isinstance(event, SavedTensors) or (event.is_by_torch and not _has_optimizer(event.state)):
+            training.note_file(event.path, event.state, event.is_by_torch and has_optimizer)
+    if isinstance(event, SavedTensors) or not has_optimizer:
         return
     for training in _concerned(event, trainings):
         training.save(event.path, event.state if event.is_by_torch else None, begun)

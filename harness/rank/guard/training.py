@@ -32,9 +32,10 @@ from .resumes import Resume
 from .rotation import chosen
 from .samples import Positions, joined, largest, local, version
 from .skips import Skips
-from .training_states import States
+from .training_states import MODEL, States
 from .update_samples import UpdateSamples
 from .weight_sums import WeightSums
+from .written_weights import written_weights
 
 LOOKED_AT = 8
 """Weights whose versions say whether a loop moves weights within a step."""
@@ -366,10 +367,18 @@ class Training:
             if content is not None and not self.is_complete:
                 self.states.note_gathered(self.steps, optimizer, self._watched, path, content)
 
-    def note_file(self, content: Any) -> None:
-        """Note the weights that a file gets: a checkpoint may have several files."""
-        if self.steps and self._watched and self.is_complete:
+    def note_file(self, path: str, content: Any, has_optimizer: bool) -> None:
+        """Note the weights that a file gets, perhaps with an optimizer's state: a checkpoint may
+        have several files."""
+        if not self.steps or not self._watched or self._sums is None:
+            return
+        if self.is_complete:
             self.states.note_weights(self.steps, self.optimizer(), self._watched, content)
+        # A file of weights alone may be one of the beginning on purpose, to go back to them.
+        first = self._sums.first if self.is_complete and has_optimizer else torch.zeros(0)
+        weights = written_weights(MODEL, self.steps, path, self._watched, first, content)
+        if weights is not None:
+            self.states.add(*weights)
 
     def go_on(self) -> None:
         """Note what is trained, if it was loaded since the last step."""

@@ -32,6 +32,8 @@ FILED = "filed"
 """The weights that a file gets of a training of which each rank has all."""
 PARTED = "parted"
 """What ``torch.save`` writes of tensors that ranks split."""
+MODEL = "model"
+"""What a file gets as the weights of the whole model."""
 SAVES = (SAVED, WRITTEN, GATHERED)
 
 WEIGHT, COPY = "weight", "copy"
@@ -152,16 +154,16 @@ class States:
         if self._watched is not watched:
             self._watched, self._outer = watched, outer_optimizers(optimizer)
         state.count = steps_of(optimizer)
-        self._add(state, list(_parts(optimizer, watched, self._outer)))
+        self.add(state, list(_parts(optimizer, watched, self._outer)))
 
     def note_file(self, event: str, step: int, path: str, content: Any) -> None:
         """Note what is written to a distributed checkpoint, or was filled from it."""
         state = TrainingState(event, step, path, stamp(path) if event == FILLED else "")
-        leaves = dict(islice(_leaves(content, ()), MOST_LEAVES))
-        numbers = ((key, one) for key, one in leaves.items() if not isinstance(one, Tensor))
+        values = dict(islice(leaves(content, ()), MOST_LEAVES))
+        numbers = ((key, one) for key, one in values.items() if not isinstance(one, Tensor))
         state.numbers = dict(islice(numbers, MOST_NUMBERS))
-        tensors = [(key, one) for key, one in leaves.items() if isinstance(one, Tensor)]
-        self._add(state, [_part(key, "", _place(one), local(one)) for key, one in tensors])
+        tensors = [(key, one) for key, one in values.items() if isinstance(one, Tensor)]
+        self.add(state, [_part(key, "", _place(one), local(one)) for key, one in tensors])
 
     def note_gathered(
         self, step: int, optimizer: Any, watched: Sequence[Watched], path: str, content: Any
@@ -171,7 +173,7 @@ class States:
         numels = {one.name: one.numel for one in described}
         kinds = {str(name) for state in optimizer.state.values() for name in state} - {"step"}
         pairs = []
-        for key, tensor in islice(_leaves(content, ()), MOST_LEAVES):
+        for key, tensor in islice(leaves(content, ()), MOST_LEAVES):
             if not isinstance(tensor, Tensor) or _ranks_of_split(tensor) > 1:
                 continue
             outer, _, last = key.rpartition(".")
@@ -180,7 +182,7 @@ class States:
             if name and numels[name] == tensor.numel():
                 pairs.append(_part(name, kind, "", local(tensor)))
         if pairs:
-            self._add(TrainingState(GATHERED, step, path, count=steps_of(optimizer)), pairs)
+            self.add(TrainingState(GATHERED, step, path, count=steps_of(optimizer)), pairs)
 
     def note_weights(
         self, step: int, optimizer: Any, watched: Sequence[Watched], content: Any
@@ -193,7 +195,7 @@ class States:
         numels = {one.name: one.numel for one in described}
         others: set[int] = set()
         pairs = []
-        for key, tensor in islice(_leaves(content, (), "param_groups"), MOST_LEAVES):
+        for key, tensor in islice(leaves(content, (), "param_groups"), MOST_LEAVES):
             if isinstance(tensor, Tensor):
                 name = next((one for one in _endings(key) if one in numels), "")
                 if name and numels[name] == tensor.numel():
@@ -203,18 +205,19 @@ class States:
         has_others = others >= {*numels.values()}
         if pairs or has_others:
             numbers = {"others": True} if has_others else {}
-            self._add(TrainingState(FILED, step, numbers=numbers), pairs)
+            self.add(TrainingState(FILED, step, numbers=numbers), pairs)
 
     def note_parts(self, step: int, path: str, content: Any) -> None:
         """Note what a file gets of tensors that ranks split."""
-        leaves = islice(_leaves(content, ()), MOST_LEAVES)
-        shares = {key: _ranks_of_split(one) for key, one in leaves if isinstance(one, Tensor)}
+        values = islice(leaves(content, ()), MOST_LEAVES)
+        shares = {key: _ranks_of_split(one) for key, one in values if isinstance(one, Tensor)}
         split = [key for key, ranks in shares.items() if ranks > 1]
         if split:
             numbers = {"names": split[:MOST_NAMES], "ranks": max(shares.values())}
-            self._add(TrainingState(PARTED, step, path, numbers=numbers), [])
+            self.add(TrainingState(PARTED, step, path, numbers=numbers), [])
 
-    def _add(self, state: TrainingState, pairs: Sequence[tuple[Part, Tensor]]) -> None:
+    def add(self, state: TrainingState, pairs: Sequence[tuple[Part, Tensor]]) -> None:
+        """Note a state, with the tensors of its parts."""
         sums: list[Tensor] = []
         for part, tensor in pairs:
             try:
@@ -255,9 +258,9 @@ def stamp(path: str) -> str:
     return " ".join(f"{one.st_size} {one.st_mtime_ns}" for one in status)
 
 
-def _leaves(value: Any, path: tuple[str, ...], left_out: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: tuple[str, ...], left_out: str = "") -> Iterator[tuple[str, Any]]:
     """The tensors, numbers and texts in nested dicts and lists, by their path, but for those of
-    dicts with a key."""
+    dicts with the key ``left_out``."""
     if isinstance(value, Mapping):
         items: Iterable[tuple[Any, Any]] = () if left_out and left_out in value else value.items()
     elif isinstance(value, (list, tuple)):
@@ -268,7 +271,7 @@ def _leaves(value: Any, path: tuple[str, ...], left_out: str = "") -> Iterator[t
             yield ".".join(path), value
         return
     for key, inner in items:
-        yield from _leaves(inner, (*path, str(key)), left_out)
+        yield from leaves(inner, (*path, str(key)), left_out)
 
 
 def _endings(path: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ from ..training_states import (
     COPY,
     FILED,
     FILLED,
+    MODEL,
     OUTER,
     PARTED,
     RESUMED,
@@ -31,6 +32,7 @@ from ..training_states import (
     TrainingState,
     stamp,
 )
+from .files import files
 from .samples import of_ranks
 from .views import Alarm, Memory, View, named
 
@@ -147,6 +149,9 @@ def checkpoints(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             yield from _filled(state, memory)
         elif state.event == RESUMED:
             yield from _resumed(state, memory)
+    for state in states:
+        if state.event == MODEL:
+            yield from files(state, memory)
 
 
 def _is_in_files(saved: State, states: Sequence[State]) -> bool:

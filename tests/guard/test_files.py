@@ -1,0 +1,77 @@
+"""A file gets the weights that were trained, not those of the beginning, and not empty ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.rank.guard.checks.views import Memory
+from harness.rank.guard.judge import judge
+from harness.rank.guard.parameters import Modules
+from harness.rank.guard.posts import LAST, packed, unpacked
+from harness.rank.guard.training import Training
+
+Weights = dict[str, Tensor]
+
+
+def told(content: Callable[[Weights, Weights], Any], has_optimizer: bool = True) -> list[str]:
+    """The kinds of alarms of a training that saves a state. The function makes it of the weights of
+    the beginning and of those that are trained."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    first = {name: value.clone() for name, value in model.state_dict().items()}
+    training = Training(optimizer, 0)
+    training.arm(set(), Modules, lambda handler: handler)
+    training.begin_backward("")
+    model(torch.ones(1, 3)).sum().backward()
+    training.end_backward()
+    training.before_step()
+    optimizer.step()
+    training.after_step(1, 1)
+    training.post(0)
+    training.disarm()
+    training.is_complete = True  # other tests of this process may have a group
+    state = content(first, model.state_dict())
+    training.note_file("/folder/last.ckpt", state, has_optimizer)
+    training.save("/folder/last.ckpt", None, [])
+    post = training.last_post(0)
+    assert post.check == LAST
+    return [alarm.kind for alarm in judge([unpacked(packed(post))], Memory())]
+
+
+def moved(weights: Weights) -> Weights:
+    return {name: value.lerp(torch.ones_like(value), 0.5) for name, value in weights.items()}
+
+
+def filled(weights: Weights, value: float) -> Weights:
+    return {name: torch.full_like(weight, value) for name, weight in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("content", "kinds"),
+    [
+        (lambda first, now: {"state_dict": first}, ["began"]),
+        (lambda first, now: first, ["began"]),
+        (lambda first, now: {"state_dict": first, "current_model_state": now}, ["began"]),
+        (lambda first, now: {"model": filled(now, 0.0)}, ["empty"]),
+        (lambda first, now: filled(now, torch.nan), ["empty"]),
+        (lambda first, now: {"model": now}, []),
+        (lambda first, now: {"model": {n: v.clone() for n, v in now.items()}}, []),
+        (lambda first, now: {"model": now, "reference": first}, []),
+        (lambda first, now: {"model": moved(now)}, []),  # an average
+        (lambda first, now: {"model": {**now, "bias": first["bias"]}}, []),
+        (lambda first, now: {"weight": first["weight"]}, []),
+        (lambda first, now: {"model": {n: v.bfloat16() for n, v in first.items()}}, []),
+    ],
+)
+def test_file_with_other_weights_is_told(content: Any, kinds: list[str]) -> None:
+    assert told(content) == kinds
+
+
+def test_weights_alone_may_be_those_of_the_beginning() -> None:
+    assert told(lambda first, now: {"model": first}, has_optimizer=False) == []

@@ -1,0 +1,57 @@
+"""Ranks of a launcher that have no process group train alone."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch.distributed as dist
+
+from harness.rank.guard.process_groups import ProcessGroups
+from tests.guard.conftest import Trainer
+
+
+def test_rank_without_a_process_group_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    groups = ProcessGroups()
+    groups.step_ended()
+    alarms = [groups.alarm(), groups.alarm()]
+    assert [alarm and alarm.kind for alarm in alarms] == ["alone", None]
+
+
+def test_rank_that_has_had_a_group_or_another_package_is_not_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = ProcessGroups()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert groups.alarm() is None
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with monkeypatch.context() as context:
+        context.setitem(sys.modules, "horovod", ModuleType("horovod"))
+        assert groups.alarm() is None
+    with monkeypatch.context() as context:
+        context.setattr(dist, "is_initialized", lambda: True)
+        groups.step_ended()
+    assert groups.alarm() is None
+
+
+ALONE = """\
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(6):
+    model(torch.randn(3, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.launch
+def test_ranks_that_train_alone_are_told_at_the_end(under_guard: Trainer) -> None:
+    script = under_guard.folder / "alone.py"
+    script.write_text(ALONE)
+    run = under_guard(script=str(script))
+    assert (run.told, run.codes) == ([("gradients", "alone")], [0, 0])
+    assert run.logs[0].count("guard: ALARM: step 6, rank 0: gradients: the launcher started 2") == 1
+    assert "guard" not in run.logs[1]
