@@ -410,6 +410,8 @@ def watched(variant: str, alarms: Any = (), **more: Any) -> Watched:
         ([watched("buggy", ALARM), watched("control", ALARM)], Detection.FALSE_ALARM),
         ([watched("buggy"), watched("fixed", ALARM)], Detection.FALSE_ALARM),
         ([watched("buggy", attached=0), watched("control")], Detection.NOT_APPLICABLE),
+        ([watched("buggy", ALARM, attached=0), watched("control")], Detection.DETECTED),
+        ([watched("buggy", attached=0), watched("fixed", ALARM)], Detection.FALSE_ALARM),
         ([watched("buggy", ALARM, changed="weights"), watched("control")], Detection.DISTURBS),
         ([watched("buggy", error="a\nb"), watched("control")], Detection.NO_ANSWER),
         ([watched("buggy", ALARM)], Detection.NO_ANSWER),

@@ -95,7 +95,7 @@ def score(
         return judged(
             Detection.NO_ANSWER, _first_nonempty(failures) or f"no variant showed {missing}"
         )
-    if not any(one.attached for one in buggy):
+    if not any(one.attached for one in buggy) and not any(one.alarms for one in trials):
         return judged(Detection.NOT_APPLICABLE)
     if changed := _first_nonempty(one.changed for one in trials):
         return judged(Detection.DISTURBS, changed)
