@@ -45,10 +45,12 @@ def written_weights(
 
 def _has_all(found: Mapping[str, Any], place: str, names: Any) -> bool:
     """Whether there are tensors of all sizes under the names behind a place."""
-    tensors = ((found.get(place + one.name), one.numel) for one in names)
-    return all(
-        type(one) in (Tensor, torch.nn.Parameter) and one.numel() == numel for one, numel in tensors
-    )
+    return all(_is_whole(found.get(place + one.name), one.numel) for one in names)
+
+
+def _is_whole(value: Any, numel: int) -> bool:
+    is_usual = type(value) in (Tensor, torch.nn.Parameter)
+    return is_usual and bool(value.numel() == numel)
 
 
 def _values(tensor: Tensor) -> Tensor:
