@@ -73,10 +73,10 @@ NO_RELEASE = re.compile(r"no versions? of ([\w.-]+)")
 UNUSABLE = re.compile(
     r"Wheels are required for `([\w.-]+)`|"
     r"(?<![^\s`(])([\w.-]+)(?:[=<>!~]=?\S+)? has no (?:usable )?wheels|"
-    rf"(?<!\S)(\S+) was not found in the package registry|{NO_RELEASE.pattern}"
+    r"(?<!\S)(\S+) was not found in the package registry"
 )
-"""What uv says of a package that cannot be used. A search begins only where a word does, as some
-words are long."""
+"""What uv says of a package without a release that is asked for, and of one without wheels. A
+search begins only where a word does, as some words are long."""
 SILENT_INDEX = re.compile(r"error sending request|dns error|network was disabled|Request failed")
 
 
@@ -251,11 +251,12 @@ def _choose_versions(
             return chosen_versions, list(_omission_notes(content, omissions, may_lack_release, day))
         if SILENT_INDEX.search(errors):
             raise _NoAnswer("the package index does not respond")
-        unusable = set(_unusable_packages(errors)) - omissions
+        without_release = set(_without_release(errors, required)) - omissions
+        unusable = {*_named_packages(UNUSABLE, errors), *without_release} - omissions
         if not unusable:
             break
         omissions |= unusable
-        may_lack_release |= unusable & set(_unusable_packages(errors, NO_RELEASE))
+        may_lack_release |= without_release
     raise _NotResolved(short(one_line(errors.removeprefix("error: ")), LONGEST))
 
 
@@ -264,8 +265,19 @@ def _first_omissions(content: Requirements) -> set[str]:
     return {*NO_WHEELS, *(n for n, package in content.direct.items() if not package.version)}
 
 
-def _unusable_packages(errors: str, pattern: re.Pattern[str] = UNUSABLE) -> Iterator[str]:
-    """The packages that uv cannot use, according to its errors."""
+def _without_release(errors: str, required: Collection[str]) -> Iterator[str]:
+    """The packages that have no such release, according to uv's errors.
+
+    A package that is required, too, has others. If only what another package needs is missing, the
+    requirements contradict each other: ``there is no version of down==7 and up==3 depends on it``.
+    """
+    for name in _named_packages(NO_RELEASE, errors):
+        if name not in required or re.search(rf"you require {re.escape(name)}(?![\w.-])", errors):
+            yield name
+
+
+def _named_packages(pattern: re.Pattern[str], errors: str) -> Iterator[str]:
+    """The packages that uv names in this way in its errors."""
     for match in pattern.finditer(errors):
         with suppress(InvalidName):
             name = "".join(filter(None, match.groups()))

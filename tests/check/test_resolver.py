@@ -77,6 +77,22 @@ def test_requirements_that_contradict_each_other_are_looked_up_alone(
     assert "no releases were found that fit together" in stack.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [("up==3.0\ndown", "no releases were found that fit together"), ("up==3.0", "")],
+)
+def test_a_release_that_only_another_package_needs_is_a_contradiction(
+    published: type[Handler], tmp_path: Path, text: str, note: str
+) -> None:
+    """The index has wheels of down, so nobody may say that it has none."""
+    publish(published, "up", "3.0", "down==7", day="2024-08-01")
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"{text}\n")
+    notes = environment.of_files([str(file)], ["up", "down"]).notes
+    assert "no index has their wheels" not in " ".join(notes)
+    assert [*notes, ""][0].startswith(note)
+
+
 @pytest.mark.usefixtures("no_network")
 def test_without_a_network_the_newest_tested_releases_are_taken(tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
