@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from harness.rank.guard import gradient_samples, guard, mailbox, training
+from harness.rank.guard import account, gradient_samples, mailbox, training
 
 STEP = 7
 """The step before which something happens that happens once."""
@@ -51,12 +51,12 @@ def arming_fails() -> BeforeStep:
 
 
 def judge_fails() -> BeforeStep:
-    vars(guard)["judge"] = _fail
+    vars(account)["judge"] = _fail
     return _nothing
 
 
 def report_fails() -> BeforeStep:
-    guard.Guard._finish = _fail  # type: ignore[method-assign]
+    account.Account._finish = _fail  # type: ignore[method-assign]
     return _nothing
 
 

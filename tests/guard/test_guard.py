@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from harness.rank import events
-from harness.rank.guard.guard import _makes_state
 from harness.rank.guard.parameters import Modules
+from harness.rank.guard.process import makes_state
 from harness.rank.guard.training import Training
 
 
@@ -89,7 +89,7 @@ def test_model_is_freed_with_its_optimizer() -> None:
 
 def test_a_step_by_which_deepspeed_makes_the_state_is_known_by_its_caller() -> None:
     for package, is_known in (("deepspeed.runtime.zero", True), ("mine", False)):
-        space: dict[str, Any] = {"__name__": package, "question": _makes_state}
+        space: dict[str, Any] = {"__name__": package, "question": makes_state}
         exec("def initialize_optimizer_states(): return question()", space)
         assert space["initialize_optimizer_states"]() is is_known
-    assert not _makes_state()
+    assert not makes_state()

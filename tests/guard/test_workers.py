@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from harness.rank import events
-from harness.rank.guard.guard import _is_worker
+from harness.rank.guard.process import is_worker
 from harness.rank.guard.rows import Rows
 from harness.rank.guard.workers import has_drawn, state_of
 
@@ -82,12 +82,12 @@ def rows() -> Iterator[Rows]:
         on(
             events.NewFetcher,
             before=lambda event: numbers.worker_begins(event.dataset),
-            when=_is_worker,
+            when=is_worker,
         ),
         on(
             events.Fetch,
             after=lambda event: numbers.worker_has_read(event.owner.dataset),
-            when=_is_worker,
+            when=is_worker,
         ),
         on(
             events.Batch,

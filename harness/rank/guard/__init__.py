@@ -2,7 +2,7 @@
 
 ``start`` subscribes to what torch does (``..events``). In checked steps each rank samples its
 weights and gradients (``training``), a thread posts the samples through the store of the rendezvous
-(``mailbox``), and rank 0 judges them (``judge``) and tells each fault once (``report``).
+(``mailbox``), and rank 0 judges them (``judge``) and tells each fault once (``account``).
 
 The package needs the standard library and torch, and runs in the user's interpreter, from Python
 3.9 on: it is copied, beside ``events``, into a folder on that interpreter's path.
@@ -30,7 +30,7 @@ def start(settings: Settings | None = None) -> None:
         try:
             guard.install()
         except Exception as error:
-            guard.error = repr(error)  # what it has subscribed to does nothing then
+            guard.fence.error = repr(error)  # what it has subscribed to does nothing then
             raise
         _guards.append(guard)
     except Exception as error:
@@ -40,4 +40,4 @@ def start(settings: Settings | None = None) -> None:
 def log_to_mlflow(client: Any, run_id: str) -> None:
     """Send alarms to a run of MLflow that is not the active one of the thread that trains."""
     for guard in _guards:
-        guard.trackers.use_mlflow(client, run_id)
+        guard.account.trackers.use_mlflow(client, run_id)

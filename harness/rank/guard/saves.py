@@ -2,16 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..events import Checkpoint, FilledState, Load, Save, SavedTensors
+from ..events import (
+    Checkpoint,
+    FilledState,
+    Load,
+    LoadedState,
+    PlannedLoad,
+    PlannedSave,
+    RestoredTraining,
+    Save,
+    SavedTensors,
+    instrument,
+)
+from .fence import Fence
 from .posts import Pass
-from .training import Training
+from .rows import Rows
+from .schedules import Schedules
+from .training import Training, training_of
 from .training_states import FILLED, WRITTEN
 
 DEEP, WIDE = 4, 64
 """How far an object that is saved is searched."""
+
+
+class Checkpoints:
+    """Follows the saves and loads of a process."""
+
+    def __init__(
+        self, trainings: list[Training], fence: Fence, rows: Rows, schedules: Schedules
+    ) -> None:
+        self.trainings, self._fence = trainings, fence
+        self.rows, self.schedules = rows, schedules
+        self._is_saving = False
+
+    def subscribe(self) -> None:
+        """Subscribe to what loads and saves."""
+        on, guarded, is_alive = instrument.on, self._fence.guarded, self._fence.is_alive
+        on(LoadedState, before=guarded(self._load), when=is_alive)
+        on(LoadedState, after=guarded(self._loaded), when=is_alive)
+        on(FilledState, after=guarded(self._note_filled), when=is_alive)
+        on(Load, after=guarded(self._note_load), when=is_alive)
+        on(RestoredTraining, after=guarded(self._note_load), when=is_alive)
+        on(Save, around=self._save, when=is_alive)
+        on(PlannedSave, around=self._save, when=is_alive)
+        on(SavedTensors, around=self._save, when=is_alive)
+        on(PlannedLoad, after=guarded(self._note_planned_load), when=is_alive)
+
+    def _load(self, event: LoadedState) -> None:
+        training = training_of(event.owner, self.trainings)
+        if training is not None:
+            training.states.begin_load(event.owner)
+
+    def _note_planned_load(self, event: PlannedLoad) -> None:
+        for training in self.trainings:
+            training.states.is_filled = True
+
+    def _loaded(self, event: LoadedState) -> None:
+        training = training_of(event.owner, self.trainings)
+        if training is not None:
+            training.loaded(self.schedules.of)
+            self.rows.restart(goes_on=True)
+
+    def _note_filled(self, event: FilledState) -> None:
+        note_filled(event, self.trainings)
+
+    def _note_load(self, event: Load) -> None:
+        note_load(event, self.trainings)
+        if event.has_loaded:
+            self.rows.restart(goes_on=True)
+
+    def _note_save(self, event: Save) -> None:
+        note_save(event, self.trainings, self.rows.begun())
+
+    def _save(self, event: Save, call: Callable[[], Any]) -> Any:
+        if self._is_saving or threading.current_thread() is not self._fence.thread:
+            return call()  # one calls the other, and a thread saves what was copied before
+        self._is_saving = True
+        self._fence.call(self._note_save, event)
+        try:
+            return call()
+        finally:
+            self._is_saving = False
 
 
 def note_save(event: Save, trainings: Sequence[Training], begun: Sequence[Pass]) -> None:

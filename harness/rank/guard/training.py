@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -547,3 +547,8 @@ def _is_complete(described: Sequence[Described]) -> bool:
         for one in described
         if one.optimized
     )
+
+
+def training_of(optimizer: Any, trainings: Iterable[Training]) -> Training | None:
+    """The training of an optimizer, if it is watched."""
+    return next((one for one in trainings if one.optimizer() is optimizer), None)

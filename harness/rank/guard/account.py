@@ -1,0 +1,184 @@
+"""What rank 0 knows of the trainings of this process, judges and tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .averaging import Averaging
+from .checks.views import Alarm, Memory
+from .fence import Fence
+from .judge import judge
+from .mailbox import Mailbox
+from .posts import LAST, LocalAlarm, Post
+from .process import restarts
+from .process_groups import ProcessGroups
+from .report import Report
+from .rows import Rows
+from .saved_states import SavedStates
+from .schedules import Schedules
+from .sentences import known_bug, watched_run
+from .settings import CHECKS, Settings
+from .summary import Clock, blind, content, line, merged, not_seen, percent
+from .trackers import News, Trackers
+from .training import Training
+
+MOST_OPTIMIZERS = 8
+"""Optimizers that are checked: a loop that steps in its backward has one for each parameter."""
+
+
+class Account:
+    """The trainings of a process, what was judged of them, and what was told."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        trainings: list[Training],
+        fence: Fence,
+        rows: Rows,
+        schedules: Schedules,
+        averaging: Averaging,
+        groups: ProcessGroups,
+    ) -> None:
+        self.settings, self.trainings, self.fence = settings, trainings, fence
+        self.rows, self.schedules = rows, schedules
+        self._averaging, self._groups = averaging, groups
+        self.optimizers = 0
+        """How many were constructed."""
+        self.report = Report(settings)
+        self.trackers = Trackers()
+        self._saves = SavedStates(settings.saves or settings.out, self.report.print)
+        keep = settings.out if settings.keep_posts else ""
+        self.mailbox = Mailbox(self._judge, settings.budget / 100, settings.every, keep)
+        self._memories: dict[int, Memory] = {}
+        self._facts: dict[str, Any] = {}
+        self._clock = Clock()
+
+    def end(self) -> None:
+        """Judge what is left, and tell the summary: the training is over."""
+        posts = list(self._last_posts()) if self.mailbox.has_begun else []
+        for unjudged in [*self.mailbox.close(), *posts]:
+            self._judge(unjudged)
+        if not self.mailbox.rank:
+            self._finish()
+
+    def tell(self, training: Training, alarm: LocalAlarm) -> None:
+        """Tell an alarm now, on rank 0: a training that takes no step has no check either."""
+        if self.mailbox.rank:
+            training.alarms.append(alarm)
+            return
+        alarms = [Alarm(alarm.check, alarm.kind, alarm.text, [0], alarm.size)]
+        self.mailbox.call(lambda: self.tell_now(training, alarms))
+
+    def tell_now(self, training: Training, alarms: list[Alarm]) -> None:
+        """Tell alarms in the thread that judges."""
+        self._send(self.report.tell(training.steps, training.number, alarms))
+        self._write(has_ended=False)
+
+    def _last_posts(self) -> Iterator[list[Post]]:
+        """Send what rank 0 does not know yet; yields that of a rank that has all of a training."""
+        rank = self.mailbox.rank
+        for training in self.trainings:
+            if training.is_complete and not rank and training.states:
+                yield [training.last_post(rank)]
+            elif not training.is_complete and (rank or training.states):
+                self.mailbox.send(training, training.last_post(rank))
+
+    # -- judging, in the thread of rank 0 --
+
+    def _judge(self, posts: list[Post]) -> None:
+        memory = self._memories.setdefault(posts[0].optimizer, Memory(saved=self._saves.states))
+        if posts[0].check != LAST:
+            self.report.note_check(posts[0].step)
+        if posts[0].facts:
+            self._tell_facts(posts[0].facts)
+        alarms = judge(posts, memory)
+        if memory.has_saved:
+            self._saves.write()
+            memory.has_saved = False
+        lines = self.report.tell(posts[0].step, posts[0].optimizer, alarms)
+        self._send(lines)
+        if posts[0].check == 1:
+            is_first = self.report.checks == 1
+            self.report.say_not_seen(self._not_seen() if is_first else memory.not_seen.values())
+        if self._clock.is_due(self.report.checks, len(self.report.faults)):
+            self._write(has_ended=False)
+
+    def _tell_facts(self, facts: dict[str, Any]) -> None:
+        self.report.say(watched_run(facts["releases"], facts["settings"]))
+        self.report.bugs = facts.pop("known_bugs")
+        for bug in self.report.bugs:
+            if bug["certain"]:  # an alarm names the others, if it has the signature
+                self.report.print(known_bug(bug))
+        self._facts = facts
+
+    # -- telling --
+
+    def _finish(self) -> None:
+        """Tell the summary, on rank 0, and write it for the last time."""
+        training = self._longest()
+        lines = self.report.tell(training.steps, 0, self._late_alarms())
+        self._send(lines, is_last=True)
+        cost = training.cost(self.mailbox.seconds)
+        self.report.say(line(training.steps, self.report, cost, restarts()))
+        self.report.say_not_seen(self._not_seen())
+        self.trackers.close()
+        self._write(has_ended=True)
+
+    def _send(self, lines: list[str], is_last: bool = False) -> None:
+        """Send what the user's trackers get."""
+        training = self._longest()
+        cost = training.cost(self.mailbox.seconds)
+        numbers = {
+            "guard/alarms": float(len(self.report.faults)),
+            "guard/cost_percent": percent(cost),
+            "guard/check_ms": 1000 * cost.each,
+        }
+        self.trackers.send(News(training.steps, numbers, lines), is_last)
+
+    def _longest(self) -> Training:
+        """The training with the most steps."""
+        return max(self.trainings, key=lambda one: one.steps)
+
+    def _not_seen(self) -> list[str]:
+        memories = self._memories.values()
+        sentences = not_seen(self.trainings, memories, self.optimizers, MOST_OPTIMIZERS)
+        if self.fence.error and self.trainings:
+            last = self._longest().steps
+            sentences.insert(0, f"steps after step {last} are not checked: guard had a fault")
+        if self.report.checks:
+            checks = self.settings.checks or CHECKS
+            reasons = blind(merged(memories), self._facts, bool(self.rows.loaders))
+            sentences += [text for check, text in reasons.items() if check in checks]
+        return list(dict.fromkeys(sentences))
+
+    def _write(self, has_ended: bool) -> None:
+        training = self._longest()
+        self.report.files.write(
+            content(
+                training.steps,
+                self.report,
+                training.cost(self.mailbox.seconds),
+                list(self._memories.values()),
+                self._facts,
+                ended=has_ended,
+                restarts=restarts(),
+                setup_s=sum(one.costs.setup for one in self.trainings),
+                not_seen=self._not_seen(),
+                notes=[*self.mailbox.notes, *self.trackers.notes],
+                error=self.fence.error,
+            )
+        )
+
+    def _late_alarms(self) -> list[Alarm]:
+        """What this rank noticed after its last check."""
+        alarms = [*self.rows.alarms, *self.schedules.alarms]
+        alarms += [one for each in self.trainings for one in each.alarms]
+        alarms += filter(None, [self._groups.alarm()])
+        rank = self.mailbox.rank
+        late = [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
+        for memory in self._memories.values():
+            # The loop may have averaged since: then no check came to say so.
+            late += [] if self._averaging.reason else memory.held.values()
+            memory.not_seen.pop("alone", None)
+        return late + [one.pending for one in self._memories.values() if one.pending]
