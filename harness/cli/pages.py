@@ -14,8 +14,8 @@ from collections.abc import Iterable
 
 from harness.bugs import catalog
 from harness.cli import Arguments
+from harness.cli import _schemas as schemas
 from harness.publish import docs_tables, field, markdown_pages
-from harness.python import schemas
 from harness.system.documents import toml_of
 from harness.system.errors import ExitCode
 from harness.system.files import ROOT, write_whole
