@@ -17,11 +17,13 @@ class ProcessGroups:
     """Whether this process has had a process group since it began to train."""
 
     def __init__(self) -> None:
+        self._has_stepped = False
         self._is_joined = False
         self._was_told = False
 
     def step_ended(self) -> None:
         """Look whether there is one now."""
+        self._has_stepped = True
         self._is_joined = self._is_joined or (dist.is_available() and dist.is_initialized())
 
     def alarm(self) -> LocalAlarm | None:
@@ -29,6 +31,7 @@ class ProcessGroups:
         ranks = int(os.environ.get("WORLD_SIZE") or 1)
         if (
             ranks == 1
+            or not self._has_stepped  # nothing is known if guard failed before
             or self._is_joined
             or self._was_told
             or not sys.modules.keys().isdisjoint(OTHERS)
