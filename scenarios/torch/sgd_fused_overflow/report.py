@@ -1,4 +1,4 @@
-"""Skip the first step of SGD, as GradScaler does at its first scale: is the next step the right one?
+"""Skip the first step of SGD, as GradScaler does at first: is the next step the right one?
 
 Needs torch, and no GPU. The exit code is 1 if the bug is there."""
 
@@ -22,5 +22,5 @@ def weight_after(fused: bool) -> float:
 print(f"torch {torch.__version__}: the first step is skipped, the second one should give -1")
 torch.use_deterministic_algorithms(True)  # fills memory that nobody initialises with NaN
 plain, fused = weight_after(False), weight_after(True)
-print("right: both give -1" if fused == plain else "WRONG: memory was added that nobody initialised")
+print("right: both give -1" if fused == plain else "WRONG: old memory was added")
 raise SystemExit(fused != plain)
