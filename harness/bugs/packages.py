@@ -4,6 +4,8 @@ from __future__ import annotations
 
 IMPORTS = {
     "megatron-core": "megatron.core",
+    "mosaicml": "composer",
+    "mosaicml-streaming": "streaming",
     "open-clip-torch": "open_clip",
     "pytorch-ignite": "ignite",
 }
