@@ -19,8 +19,10 @@ FILE = "commits.json"
 
 REPOSITORIES = {
     "accelerate": "huggingface/accelerate",
+    "ai2-olmo-core": "allenai/OLMo-core",
     "datasets": "huggingface/datasets",
     "deepspeed": "deepspeedai/DeepSpeed",
+    "ema-pytorch": "lucidrains/ema-pytorch",
     "grain": "google/grain",
     "heavyball": "HomebrewML/HeavyBall",
     "keras": "keras-team/keras",
@@ -31,6 +33,7 @@ REPOSITORIES = {
     "megatron-core": "NVIDIA/Megatron-LM",
     "mosaicml": "mosaicml/composer",
     "mosaicml-streaming": "mosaicml/streaming",
+    "opacus": "pytorch/opacus",
     "open-clip-torch": "mlfoundations/open_clip",
     "peft": "huggingface/peft",
     "prodigyopt": "konstmish/prodigy",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 IMPORTS = {
+    "ai2-olmo-core": "olmo_core",
     "megatron-core": "megatron.core",
     "mosaicml": "composer",
     "mosaicml-streaming": "streaming",

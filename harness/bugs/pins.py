@@ -48,6 +48,15 @@ CONSTRAINTS = {
 """Dependencies that a release should have declared: a bound, as a later release breaks it, or a
 package that it needs."""
 
+UNUSED = {
+    "mosaicml-streaming": (
+        *("azure-identity", "azure-storage-blob", "azure-storage-file-datalake", "boto3"),
+        *("google-cloud-storage", "matplotlib", "oci", "paramiko"),
+    )
+}
+"""What a package requires and imports only when it is used, such as the clients of object stores:
+overlays leave it out. One of these has no wheel, and together they are larger than the rest."""
+
 WHEELS_OF = {"megatron-core<0.5": ("3.10",), "megatron-core<0.10": ("3.10", "3.11")}
 """Releases without sources, and the only Pythons that they have wheels for.
 

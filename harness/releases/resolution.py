@@ -110,6 +110,7 @@ def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
     if not requirements:
         return ""
     base = set(BASE) - {Requirement(bound).name for bound in bounds}
+    unused = {name for package in stack.packages for name in pins.UNUSED.get(package, ())}
     return uv.run(
         [
             *("pip", "compile", "-", "--no-header", "--no-annotate"),
@@ -121,7 +122,7 @@ def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
         ],
         stdin="\n".join(requirements) + "\n",
         pins=stack.pins,
-        lists={"--override": uv.left_out(base)},
+        lists={"--override": uv.left_out(base | unused)},
     )
 
 

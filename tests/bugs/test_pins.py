@@ -271,6 +271,12 @@ def test_a_lock_is_for_the_day_and_without_torch(fake_uv: Uv) -> None:
     assert fake_uv.calls == [], "a lock was resolved again"
 
 
+def test_a_lock_leaves_out_what_the_package_imports_only_when_it_is_used(fake_uv: Uv) -> None:
+    resolution.lock(replace(STACK, pins={"mosaicml-streaming": "0.13.0"}))
+    left_out = {line.split()[0] for line in fake_uv.overrides.splitlines()}
+    assert left_out == {*resolution.BASE, *pins.UNUSED["mosaicml-streaming"]}
+
+
 @pytest.mark.parametrize(
     ("stack_pins", "python", "lines"),
     [

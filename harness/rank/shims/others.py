@@ -206,6 +206,11 @@ POINTS = (
             "them",
             _torchvision_operators,
         )
-        for package, releases in (("lightly", ""), ("litdata", "<0.2.3"), ("open-clip-torch", ""))
+        for package, releases in (
+            ("lightly", ""),
+            ("litdata", "<0.2.3"),
+            ("mosaicml-streaming", ""),
+            ("open-clip-torch", ""),
+        )
     ),
 )
