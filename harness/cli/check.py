@@ -36,7 +36,7 @@ from harness.check.bug_status import (
     recorded,
     with_accepted,
 )
-from harness.check.check_report import Features, Report
+from harness.check.check_report import Features, Report, needs_settings
 from harness.check.environment import Environment
 from harness.check.markdown_summary import as_markdown
 from harness.check.sarif import as_sarif
@@ -61,6 +61,8 @@ FORMATS: dict[str, Callable[[Report], str]] = {
 }
 """The formats besides text."""
 TEXT = "text"
+ANY, CERTAIN = "any", "certain"
+"""Which bugs make the exit code 1."""
 LONGEST = 400
 """Characters of the notes in an error."""
 
@@ -88,7 +90,8 @@ def main(arguments: list[str]) -> int:
     broken = {} if _scenarios(options.overrides) else catalog.broken()
     features = _features(models, environment)
     _write(Report(environment, bugs, broken, settings, notes, features), options)
-    return exit_code(bugs, strict=options.strict or bool(broken))
+    failing = [c for c in bugs if options.fail_on == ANY or not needs_settings(c, settings)]
+    return exit_code(failing, strict=options.strict or bool(broken))
 
 
 def _parser() -> Arguments:
@@ -133,6 +136,13 @@ def _parser() -> Arguments:
         "--unknown", action="store_true", help="with --run: only where it is unknown"
     )
     parser.add_argument("--long", action="store_true", help="print all that is known of each bug")
+    parser.add_argument(
+        "--fail-on",
+        choices=(ANY, CERTAIN),
+        default=ANY,
+        help="which bugs make the exit code 1; certain: not those that depend on settings that are "
+        "not known (default: %(default)s)",
+    )
     parser.add_argument("--strict", action="store_true", help="exit with 3 if a status is unknown")
     parser.add_argument(
         "--format",

@@ -158,6 +158,9 @@ def test_the_summary_counts_every_answer() -> None:
         ("deepspeed==99.0", [], 0),
         ("deepspeed==99.0", ["--strict"], 3),
         ("deepspeed==0.13.2", ["--deepspeed", "ds.json"], 0),
+        ("deepspeed==0.13.2", ["--fail-on", "certain"], 0),
+        ("deepspeed==0.13.2", ["--fail-on", "certain", "--deepspeed", "clips.json"], 1),
+        ("deepspeed==99.0", ["--fail-on", "certain", "--strict"], 3),
     ],
 )
 def test_the_exit_code_says_whether_a_bug_is_there(
@@ -165,6 +168,7 @@ def test_the_exit_code_says_whether_a_bug_is_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("ds.json").write_text('{"gradient_clipping": 0}')
+    Path("clips.json").write_text('{"gradient_clipping": 1.0}')
     words = ["check", "scenario=clip_max_for_min", "-r", file(tmp_path, line), *options]
     assert main(words) == code
 
