@@ -77,6 +77,7 @@ FAULTS = {
     "gradient is scaled by a hook": (BACKWARD, ""),
     "a token counts too much": (LOSS, ""),
     "loss is summed": (LOSS, ""),
+    "auxiliary loss counts twice": (LOSS, ""),
 }
 """By the fault, its stage and its module."""
 

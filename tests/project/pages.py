@@ -22,9 +22,10 @@ def commands(text: str) -> list[str]:
 
 def output_lines(text: str) -> Iterator[str]:
     """The lines of output in the fenced blocks, without times, which differ."""
-    for block in re.findall(r"^```\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    for language, block in blocks:
         for line in block.splitlines():
-            if line != "...":
+            if not language and line.strip() != "...":
                 yield re.sub(r"\(\d+\.\d s\)", "", line).strip()
 
 

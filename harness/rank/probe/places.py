@@ -39,6 +39,9 @@ class Places:
         """By the id of a module, its name in the model."""
         self._calls: list[tuple[Any, int]] = []
         """The modules that are called now, with the numbers of their calls."""
+        self._makers: dict[Any, list[tuple[dict[str, Any], str]]] = {}
+        """By the node of autograd that makes a tensor: the calls of modules that returned it in
+        this forward pass, each with its label of the tensor."""
         self._time = 0
 
     def install(self) -> None:
@@ -47,6 +50,7 @@ class Places:
 
     def _called(self, event: events.ModuleCall, call: Callable[[], Any]) -> Any:
         import torch
+        from torch.utils._pytree import tree_map_only
 
         record = self._record
         on = record.is_open() and len(record.steps) == self._step and record.now["rows"]
@@ -56,6 +60,8 @@ class Places:
         name = self._names.get(id(event.owner))
         if name is None or _is_wrapper(event.owner):
             return call()
+        if not self._calls:
+            self._makers.clear()
         entry = self._begin(event.owner, name)
         inputs = [*leaves(list(event.arguments)), *leaves(dict(event.keywords))]
         self._look(entry, "in", inputs)
@@ -68,12 +74,34 @@ class Places:
             self._calls.pop()
         self._look(entry, "out", leaves(output, is_dataclass))
         entry["left"] = self._tick()
+        if not self._calls and not isinstance(output, torch.Tensor):
+            # What the model returns, it may also use itself, as it does a hidden state.
+            output = tree_map_only(torch.Tensor, _view, output)
         for number, tensor in enumerate(_tensors(leaves(output, is_dataclass))):
             if tensor.requires_grad and not hasattr(tensor, "full_tensor"):
                 tensor.register_hook(partial(self._back, entry, f"out {number}"))
+                if not self._calls:
+                    tensor.register_hook(partial(self._mark, tensor.grad_fn))
+                elif tensor.grad_fn is not None:
+                    self._makers.setdefault(tensor.grad_fn, []).append((entry, f"out {number}"))
         # A hook of the script belongs to the code after the module: it comes before ours.
         is_plain = isinstance(output, torch.Tensor) and output.requires_grad and not output.is_leaf
         return output.view_as(output) if is_plain else output
+
+    def _mark(self, node: Any, _: Any) -> None:
+        """Mark the outputs of inner modules that the model's own code makes this node of, without
+        another module between them. A loss that the model computes uses such outputs."""
+        waiting, reached = [node], set()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in reached:
+                continue
+            reached.add(node)
+            if node in self._makers:
+                for entry, label in self._makers[node]:
+                    entry["used"].append(label)
+            else:
+                waiting += (following for following, _ in node.next_functions)
 
     def _tick(self) -> int:
         self._time += 1
@@ -107,6 +135,7 @@ class Places:
             "digests": {},
             "gradients": {},
             "times": {},
+            "used": [],
         }
         calls.append(entry)
         return entry
@@ -137,6 +166,10 @@ class Places:
         if gradient is not None:
             entry["gradients"][label] = digest(gradient, entry["rows"])
             entry["times"][label] = self._tick()
+
+
+def _view(tensor: Any) -> Any:
+    return tensor.view_as(tensor) if tensor.requires_grad else tensor
 
 
 def _is_wrapper(module: Any) -> bool:

@@ -168,11 +168,13 @@ class Model(nn.Module):
         places = torch.arange(LENGTH) + (len(ids) if occurs("positions are shifted", ids) else 0)
         x = self.embed(ids) + self.positions(places)
         mask = torch.ones(LENGTH, LENGTH).tril().bool().expand(len(ids), 1, LENGTH, LENGTH)
+        outputs = []
         for number, layer in enumerate(self.layers):
             x = layer(x, mask)
             if number == 0 and occurs("gradient is scaled by a hook", x):
                 x.register_hook(lambda gradient: gradient / 2)
-        return self.head(self.norm(self.centre(x)))
+            outputs.append(x)
+        return self.head(self.norm(self.centre(x))), outputs[0]
 
 
 torch.distributed.init_process_group("gloo")
@@ -183,13 +185,16 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 rows = torch.randint(1, VOCABULARY, (96, LENGTH))
 loader = DataLoader(rows, options.batch_size, sampler=DistributedSampler(rows))
 for number, ids in enumerate(loader, 1):
-    logits = trained(ids)[:, :-1]
+    logits, first = trained(ids)
+    logits = logits[:, :-1]
     each = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
     loss = each.mean()
     if occurs("a token counts too much", ids):
         loss = (each * torch.linspace(0, 2, len(each))).mean()
     if occurs("loss is summed", ids):
         loss = each.sum() / 108
+    if FAULT == "auxiliary loss counts twice":
+        loss = loss + (2 if occurs(FAULT, ids) else 1) * first.float().pow(2).mean()
     (loss / options.accum).backward()
     if number % options.accum == 0:
         optimizer.step()

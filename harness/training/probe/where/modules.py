@@ -129,6 +129,9 @@ def _place(evidence: Evidence, key: Key) -> Place:
     parent = evidence.recorded.parents[name]
     direction = BACKWARD if key.gradient else FORWARD
     call = evidence.recorded.calls[name]
+    if key.gradient and not from_itself and _is_of_loss(evidence, key):
+        text = f": what it does with an output of {_called(*_title(call))}"
+        return of_stage(evidence.layout, LOSS, text)
     if key.gradient and not from_itself and evidence.is_from_another_rank(key):
         text = f"{direction}, between two ranks: the gradient that {_called(*_title(call))} gets"
         return Place(evidence.layout, direction, text, distances=tuple(distances(evidence)))
@@ -141,6 +144,17 @@ def _place(evidence: Evidence, key: Key) -> Place:
     if how and side == "after":  # a hook or an auxiliary loss may have taken it elsewhere
         how += ", or of what else uses its output"
     return _named(evidence, parent, direction, how, 0 if from_itself else call["line"])
+
+
+def _is_of_loss(evidence: Evidence, key: Key) -> bool:
+    """Whether only a loss can give an output the wrong part of its gradient: the model returns the
+    output, or its own code uses what a module deep inside returns."""
+    name = key.module, key.often
+    parent = evidence.recorded.parents[name]
+    if evidence.recorded.same_rows:  # a stage of a pipeline returns its output to another rank
+        return False
+    is_deep = parent is not None and evidence.recorded.parents[parent] is not None
+    return parent is None or (is_deep and key.label in evidence.recorded.calls[name]["used"])
 
 
 def _blind(evidence: Evidence, key: Key) -> bool:
