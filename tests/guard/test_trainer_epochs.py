@@ -24,8 +24,6 @@ from harness.rank.guard.trainer_epochs import missing_epochs
 def test_trainer_that_planned_too_few_steps_is_told(
     asked: float, most_steps: int, epoch: float, step: int, planned: int, is_told: bool
 ) -> None:
-    trainer = SimpleNamespace(
-        args=SimpleNamespace(num_train_epochs=asked, max_steps=most_steps),
-        state=SimpleNamespace(epoch=epoch, global_step=step, max_steps=planned),
-    )
-    assert [one.kind for one in missing_epochs(trainer)] == ["short"] * is_told
+    settings = SimpleNamespace(num_train_epochs=asked, max_steps=most_steps)
+    state = SimpleNamespace(epoch=epoch, global_step=step, max_steps=planned)
+    assert [one.kind for one in missing_epochs(settings, state)] == ["short"] * is_told

@@ -64,4 +64,4 @@ from .steps import (
     WrapperUnscale,
     ZeroGrad,
 )
-from .trainers import TrainerRun, engine_of, is_engine, wrapper_of
+from .trainers import TrainerEnd, engine_of, is_engine, wrapper_of

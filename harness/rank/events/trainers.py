@@ -7,14 +7,14 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from .event import Event, Place
+from .event import Call, Place
 
 
 @dataclass
-class TrainerRun(Event):
-    """transformers' Trainer trains; the owner is the Trainer."""
+class TrainerEnd(Call):
+    """transformers' Trainer has trained; the arguments are its settings, its state, and others."""
 
-    places = (Place("transformers.trainer", "Trainer", "train"),)
+    places = (Place("transformers.trainer_callback", "CallbackHandler", "on_train_end"),)
 
 
 def is_engine(module: Any) -> bool:

@@ -39,7 +39,7 @@ from ..events import (
     StageBackward,
     StageGradients,
     Step,
-    TrainerRun,
+    TrainerEnd,
     Unscale,
     WrapperStep,
     WrapperUnscale,
@@ -130,7 +130,7 @@ class Guard:
         on(NewFetcher, before=quietly(self._worker_begins), when=is_worker)
         on(Fetch, after=quietly(self._worker_has_read), when=is_worker)
         on(Written, before=guarded(self._note_writer), when=is_alive)
-        on(TrainerRun, after=guarded(self._end_of_trainer), when=is_alive)
+        on(TrainerEnd, after=guarded(self._end_of_trainer), when=is_alive)
         on(NewCommunication, before=guarded(self._communicates), when=is_alive)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self.fence.note_fork)
@@ -289,8 +289,8 @@ class Guard:
         if any(had_gradients) or is_open:
             self.losses.cleared()
 
-    def _end_of_trainer(self, event: TrainerRun) -> None:
-        self.rows.alarms += list(missing_epochs(event.owner))
+    def _end_of_trainer(self, event: TrainerEnd) -> None:
+        self.rows.alarms += list(missing_epochs(*event.values[:2]))
 
     def _note_writer(self, event: Written) -> None:
         self.account.trackers.wrote(event.owner)

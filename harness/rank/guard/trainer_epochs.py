@@ -12,11 +12,12 @@ LEAST_MISSING = 0.05
 """The part of the epochs that is missing: less may be the rest of an epoch, which is dropped."""
 
 
-def missing_epochs(trainer: Any) -> Iterator[LocalAlarm]:
-    """An alarm if a Trainer that has made all steps that it planned trained fewer epochs than it
-    was asked for. A callback may stop it before, and a number of steps may be asked for instead."""
-    names = ("args.num_train_epochs", "args.max_steps", "state.epoch", "state.global_step")
-    values = [attribute(trainer, name) for name in (*names, "state.max_steps")]
+def missing_epochs(settings: Any, state: Any) -> Iterator[LocalAlarm]:
+    """An alarm if a Trainer with these settings that has made all steps that it planned trained
+    fewer epochs than it was asked for. A callback may stop it before, and a number of steps may be
+    asked for instead."""
+    values = [attribute(settings, name) for name in ("num_train_epochs", "max_steps")]
+    values += [attribute(state, name) for name in ("epoch", "global_step", "max_steps")]
     if not all(type(one) in (int, float) for one in values):
         return
     asked, most_steps, epoch, step, planned = values
