@@ -39,9 +39,11 @@ CONSTRAINTS = {
     "litdata<0.2.14": "numpy<2",
     "litdata<0.2.64": "setuptools<81",  # for pkg_resources
     "megatron-core<0.10": "numpy",
+    "mosaicml<0.24": "setuptools<81",  # for pkg_resources
     "pytorch-lightning<2.4": "setuptools<81",  # for pkg_resources
     "open-clip-torch<1": "tqdm",
     "torchmetrics<1.4.1": "setuptools<81",  # for pkg_resources
+    "torchtune<0.7": "torchao",
     "trl<0.12": "transformers<4.46",  # whose Trainer has a method of the same name as DPOTrainer
     "trl>=0.12,<0.12.2": "transformers<4.47",  # whose Trainer gives log() another argument
 }

@@ -55,6 +55,17 @@ def _sampler_argument(count: Count) -> None:
     replace(Sampler, "__init__", lambda *_, **__: count(), from_package("lhotse"))
 
 
+def _old_name(count: Count) -> None:
+    """Give a function of torch's gradient scaler its name of before torch 2.3 again."""
+    import torch.amp.grad_scaler
+    import torch.cuda.amp.grad_scaler
+
+    torch.cuda.amp.grad_scaler._refresh_per_optimizer_state = (  # type: ignore[attr-defined]
+        torch.amp.grad_scaler._refresh_per_optimizer_state
+    )
+    count()
+
+
 def _whole_batches(count: Count) -> None:
     """Turn a batch of sends and receives into one operation, which ends with the last of them."""
     import torch.distributed
@@ -170,6 +181,14 @@ POINTS = (
         _sampler_argument,
     ),
     Point(
+        "mosaicml.scaler_name",
+        "mosaicml",
+        "<0.22",
+        BOTH,
+        "it imports a function of torch's gradient scaler from the module that had it before 2.3",
+        _old_name,
+    ),
+    Point(
         "prodigyopt.tensor_cuda",
         "prodigyopt",
         "",
@@ -209,6 +228,7 @@ POINTS = (
         for package, releases in (
             ("lightly", ""),
             ("litdata", "<0.2.3"),
+            ("mosaicml", ""),
             ("mosaicml-streaming", ""),
             ("open-clip-torch", ""),
         )
