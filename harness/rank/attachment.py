@@ -108,6 +108,9 @@ class Attachment:
                 detector.call("close", training.steps)
         for reading in self.readings:
             reading.call("close")
+        for detector in () if self.trainings else self._tracing.values():
+            if hasattr(detector, "close"):
+                detector.close()  # it has found its trainings itself
 
     def begin(self, trial: Path, process: str) -> None:
         """Make the detectors that write a trace: one of each kind for the process."""
