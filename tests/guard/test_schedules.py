@@ -119,3 +119,39 @@ def test_groups_that_step_in_turn_have_their_own_rates() -> None:
             optimizing.param_groups = [group]
             schedules.step(optimizing, 1)
     assert kinds(schedules) == []
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Wraps an optimizer as Opacus does: it keeps its groups, or asks for them."""
+
+    def __init__(self, inner: torch.optim.Optimizer, keeps: bool) -> None:
+        self.original_optimizer = inner
+        self.keeps, self.kept = keeps, inner.param_groups
+        self.defaults = inner.defaults
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.kept if self.keeps else self.original_optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.original_optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("keeps", "is_loaded", "faults"),
+    [(True, True, ["apart"]), (False, True, []), (True, False, [])],
+)
+def test_schedule_that_sets_groups_which_nobody_steps_is_a_fault(
+    keeps: bool, is_loaded: bool, faults: list[str]
+) -> None:
+    schedules, inner = Schedules(), optimizer()
+    wrapper = Wrapper(inner, keeps)
+    schedule = cosine(wrapper)
+    schedules.new(schedule)
+    if is_loaded:
+        inner.load_state_dict(inner.state_dict())
+    for _ in range(5):
+        inner.step()
+        schedules.step(inner, 1)
+        schedule.step()
+    assert kinds(schedules) == faults

@@ -14,6 +14,8 @@ from .posts import LocalAlarm
 
 PATIENCE = 4
 """Steps in a row that make a fault: when a loss scaler skips a step, its schedule may go on."""
+OTHERS = 2
+"""Steps in a row in which a schedule sets rates that no step uses, and that make a fault."""
 JUMP = 1.5
 """How many times the second rate the first one is, if the schedule did not set it."""
 FIRST_RATES = 3
@@ -35,11 +37,13 @@ class Schedule:
         self.name = type(scheduler).__name__
         self._count: Any = None
         self._rates: list[float] = []
-        self._ahead = self._still = 0
+        self._ahead = self._still = self._apart = 0
 
-    def step(self, rates: list[float], per_step: set[int]) -> LocalAlarm | None:
-        """Note a step of the optimizer with these rates. ``per_step`` are the numbers of steps that
-        the schedule may take in it; if it is empty, any."""
+    def step(
+        self, rates: list[float], per_step: set[int], groups: list[dict[str, Any]]
+    ) -> LocalAlarm | None:
+        """Note a step of the optimizer with these rates and groups. ``per_step`` are the numbers of
+        steps that the schedule may take in it; if it is empty, any."""
         scheduler = self.scheduler()
         before, self._count = self._count, getattr(scheduler, "last_epoch", None)
         rates_before, self._rates = self._rates, rates
@@ -48,8 +52,17 @@ class Schedule:
         steps = self._count - before
         self._ahead = self._ahead + 1 if per_step and steps not in per_step else 0
         moves = self.name in MOVING and MOVING[self.name](scheduler)
+        is_apart = self._sets_others(rates, groups)
+        self._apart = self._apart + 1 if is_apart else 0
         is_still = moves and steps > 0 and any(rates) and rates == rates_before
-        self._still = self._still + 1 if is_still else 0
+        self._still = self._still + 1 if is_still and not is_apart else 0
+        if self._apart == OTHERS:
+            text = (
+                f"{self.name} sets the learning rate {scheduler.get_last_lr()[0]:.4g} of other "
+                f"groups than those that the optimizer steps, with {rates[0]:.4g}: what wraps the "
+                "optimizer kept groups that a load has replaced"
+            )
+            return LocalAlarm("schedule", "apart", text)
         if self._ahead == PATIENCE:
             text = f"the schedule goes on by {steps} steps with each step of the optimizer"
             return LocalAlarm("schedule", "ahead", text, float(steps))
@@ -57,6 +70,20 @@ class Schedule:
             text = f"{self.name} goes on, and the learning rate stays {rates[0]:.4g}"
             return LocalAlarm("schedule", "still", text)
         return None
+
+    def _sets_others(self, rates: list[float], groups: list[dict[str, Any]]) -> bool:
+        """Whether the schedule sets rates of a wrapper's groups that the optimizer has not."""
+        scheduler = self.scheduler()
+        held = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
+        set_rates = getattr(scheduler, "_last_lr", None)
+        if type(held) is not list or type(set_rates) is not list or not rates:
+            return False
+        is_apart = len(held) == len(groups) == len(rates) == len(set_rates) and not any(
+            one is other for one, other in zip(held, groups)
+        )
+        return is_apart and all(
+            type(one) is float and one != rate for one, rate in zip(set_rates, rates)
+        )
 
 
 class Schedules:
@@ -74,7 +101,8 @@ class Schedules:
     def new(self, scheduler: Any) -> None:
         """Note a schedule, when it was constructed."""
         optimizer = getattr(scheduler, "optimizer", None)
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps that of torch
+        for name in ("optimizer", "original_optimizer"):  # accelerate and Opacus wrap that of torch
+            optimizer = getattr(optimizer, name, optimizer)
         if optimizer is not None:
             self._of.setdefault(optimizer, []).append(Schedule(scheduler))
 
@@ -95,7 +123,9 @@ class Schedules:
         for schedule in schedules:
             is_prepared = schedule.scheduler() in self._prepared
             alarm = schedule.step(
-                rates if len(schedules) == 1 else [], {0, 1, ranks} if is_prepared else set()
+                rates if len(schedules) == 1 else [],
+                {0, 1, ranks} if is_prepared else set(),
+                groups,
             )
             self.alarms += [alarm] if alarm else []
         self._begin(optimizer, groups)
