@@ -4,6 +4,7 @@ from __future__ import annotations
 
 IMPORTS = {
     "ai2-olmo-core": "olmo_core",
+    "fla-core": "fla",
     "megatron-core": "megatron.core",
     "mosaicml": "composer",
     "mosaicml-streaming": "streaming",

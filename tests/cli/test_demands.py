@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.bugs import catalog
-from harness.bugs.api.spec import Outcome, Scenario, Variant, Verdict
+from harness.bugs import catalog, result_file
+from harness.bugs.api.spec import Lane, Outcome, Scenario, Variant, Verdict
 from harness.bugs.results import RunResult
 from harness.cli import admit
 from harness.cli.admit import DEMANDS, Missing, checked
@@ -23,7 +23,11 @@ NAME = "sampler_shards"
 
 @pytest.mark.parametrize("name", catalog.names())
 def test_a_scenario_meets_every_demand(name: str) -> None:
-    assert [f"{what}: {why}" for what, met, why in checked(name) if not met] == []
+    """A bug for GPUs that no GPU has run yet has no results."""
+    waits = catalog.scenario(name).lanes == (Lane.GPU,) and not result_file.read(name)
+    later = {admit.text(admit.recorded_run), admit.text(admit.statuses)} if waits else set()
+    unmet = {what: why for what, met, why in checked(name) if not met}
+    assert unmet.keys() == later, unmet
 
 
 def test_contributing_lists_the_demands() -> None:

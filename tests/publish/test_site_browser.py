@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness.bugs import catalog
+from harness.bugs.api.spec import Lane
 from harness.system.files import ROOT
 from tests.chromium import MISSING, executable
 from tests.made_site import a_bare_site, a_site
@@ -37,6 +38,10 @@ ON_PHONES = [
     for name in PAGES
 ]
 """All pages of bugs have one template."""
+
+
+def runs_on_cpu(bug: str) -> bool:
+    return Lane.CPU in catalog.scenario(bug).lanes
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +124,7 @@ def test_a_page_draws_its_charts_without_an_error_and_without_a_network(
         assert box["width"] > 200
         assert box["height"] > 40
     bug = Path(name).stem
-    if bug in catalog.names() and hasattr(catalog.load(bug), "picture") and bug != "device_math":
+    if bug in catalog.names() and hasattr(catalog.load(bug), "picture") and runs_on_cpu(bug):
         assert page.locator("#picture + figure .chart svg").count(), "no picture of a recorded run"
     assert tab.errors == []
     assert all(re.match("(file|data|blob):", address) for address in tab.requests), tab.requests
@@ -231,7 +236,7 @@ def test_an_advisory_opens_as_json(chromium: Any, recorded: Path) -> None:
 
 
 def test_an_address_may_name_a_lane_and_unknown_choices_are_ignored(tab: Tab) -> None:
-    on_cpu = [name for name in catalog.names() if name != "device_math"]
+    on_cpu = [name for name in catalog.names() if runs_on_cpu(name)]
     for address, names in (("lane=cpu", on_cpu), ("upstream=x&lane=tpu", list(catalog.names()))):
         tab.page.goto("about:blank")
         assert visible_bugs(tab.open(f"index.html#{address}")) == names

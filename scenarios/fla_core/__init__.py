@@ -1,0 +1,1 @@
+"""Bugs of flash-linear-attention, whose kernels are in its package fla-core."""

@@ -1,0 +1,123 @@
+"""The fused norm, gate and projection computes the projection's gradient without the gate.
+
+``FusedRMSNormSwishGateLinear`` and ``FusedLayerNormSwishGateLinear`` join three layers that follow
+linear attention: a norm, a gate by ``silu``, and a linear layer. The outputs are right, and so are
+the gradients of the input, of the gate and of the norm. But the gradient of the linear layer's
+weight is computed from the normed values before the gate. So the weight is trained for inputs that
+it never has: it learns most from what the gate lets through least. The reported gradient has
+about the right size, so that neither the loss nor the gradient norm looks wrong.
+
+Root cause: to save memory, the backward pass computes the input of the linear layer again. The
+kernel ``layer_norm_gated_bwd_kernel`` stores it before it multiplies by the gate. Since 0.6.0 it
+stores the gated value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.bugs import api
+from scenarios.common import kernels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass
+class Params(api.Knobs):
+    steps: int = api.knob(2, least=1, about="each with other numbers")
+    rows: int = api.knob(16, least=4, about="of a step")
+    fused: bool = api.knob(True, about="whether the linear layer is a part of the fused function")
+
+
+WIDTH, OUT, EPSILON = 32, 16, 1e-5
+
+SCENARIO = api.Scenario(
+    report=(
+        "Gate the recomputed output in layer_norm_gated backward",
+        "https://github.com/fla-org/flash-linear-attention/pull/1071",
+    ),
+    fix="https://github.com/fla-org/flash-linear-attention/pull/1071",
+    symptom="the fused layers with a norm, a gate and a linear layer produce a wrong gradient for "
+    "the linear weight; the forward pass is correct",
+    trigger="FusedRMSNormSwishGateLinear, FusedLayerNormSwishGateLinear, or their functions",
+    remedy="use FusedRMSNormGated and a linear layer of torch",
+    pins={"fla-core": "0.5.2"},
+    releases="fla-core>=0.3.2",
+    harm="ruins training",
+    visibility="silent",
+    settings={"code": api.by_code("a fused norm, gate and linear layer of fla is trained")},
+    files=("fla/modules/fused_norm_gate.py",),
+    ranks=1,
+    lanes=(api.Lane.GPU,),
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.6.0"),
+        "control": api.control(
+            "0.5.2, the linear layer is torch's, after the fused norm and gate",
+            params={"fused": False},
+        ),
+    },
+)
+
+
+def normed(x: Tensor, norm: Tensor) -> Tensor:
+    """Plain torch's RMS norm."""
+    return x * (x.square().mean(-1, keepdim=True) + EPSILON).rsqrt() * norm
+
+
+def plain(x: Tensor, gate: Tensor, norm: Tensor, linear: Tensor) -> Tensor:
+    """The three layers in plain torch."""
+    import torch
+
+    return (normed(x, norm) * torch.nn.functional.silu(gate)) @ linear.T
+
+
+def without_gate(inputs: dict[str, Tensor], gradient: Tensor) -> kernels.Results:
+    """Only the gradient of the linear weight is wrong: it is the one for inputs that did not pass
+    the gate."""
+    return {"linear": gradient.T @ normed(inputs["x"], inputs["norm"])}
+
+
+oracle = kernels.Kernel(
+    without_gate, "exactly that follows if the gate is left out of the linear layer's input"
+)
+
+
+def run(ctx: api.Context) -> None:
+    """Compute the layers, and the gradients of a weighted sum of their outputs."""
+    from fla.modules import fused_norm_gate as upstream
+
+    p = ctx.params
+
+    def fused(x: Tensor, gate: Tensor, norm: Tensor, linear: Tensor) -> Any:
+        if p.fused:
+            return upstream.rms_norm_swish_gate_linear(
+                x, gate, norm, None, linear, None, eps=EPSILON
+            )
+        return upstream.rms_norm_gated(x, gate, norm, None, eps=EPSILON) @ linear.T
+
+    sizes = {
+        "x": (p.rows, WIDTH),
+        "gate": (p.rows, WIDTH),
+        "norm": (WIDTH,),
+        "linear": (OUT, WIDTH),
+    }
+    for step in api.each(p.steps):
+        inputs = kernels.random(ctx, step, **sizes)
+        weights = kernels.random(ctx, -step, y=(p.rows, OUT))["y"]
+        kernels.record(
+            ctx,
+            step,
+            computed=kernels.results(fused, inputs, weights),
+            right=kernels.results(plain, inputs, weights),
+            documented=without_gate(inputs, weights),
+        )
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """The linear layer was a part of the fused function."""
+    return api.Exercise.of(
+        records.params.fused, "the linear layer was fused", "the linear layer was torch's"
+    )
