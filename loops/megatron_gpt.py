@@ -30,6 +30,7 @@ parser.add_argument("--stages", type=int, default=1)
 parser.add_argument("--replicas", type=int, default=1)
 parser.add_argument("--tied", action="store_true", help="the embedding to the output layer")
 parser.add_argument("--sharded", action="store_true", help="megatron-core's distributed optimizer")
+parser.add_argument("--gathered", action="store_true", help="the logits, from all ranks")
 parser.add_argument("--smoothing", type=float, default=0.0, help="of labels")
 parser.add_argument("--sinks", action="store_true", help="learnable ones in each head")
 parser.add_argument("--frozen", action="store_true", help="all but the sinks and the norms")
@@ -85,6 +86,7 @@ model = GPTModel(
     pre_process=parallel_state.is_pipeline_first_stage(),
     post_process=parallel_state.is_pipeline_last_stage(),
     share_embeddings_and_output_weights=options.tied,
+    parallel_output=parts == 1 or not options.gathered,
 ).to(device)
 for name, parameter in model.named_parameters():
     parameter.requires_grad_(not options.frozen or "layernorm" in name or "softmax" in name)

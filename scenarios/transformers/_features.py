@@ -120,9 +120,10 @@ def record(
     actual: Gradients,
     expected: Gradients,
     documented: Gradients,
+    **more: float,
 ) -> None:
     """Record a step: its loss, and how its gradients compare with ``expected`` and ``documented``.
-    All gradients are by name of the parameter."""
+    All gradients are by name of the parameter. ``more`` are other facts of the step."""
     norms = {name: float(gradient.double().norm()) for name, gradient in expected.items()}
     floor = FLOOR * math.hypot(*norms.values())
 
@@ -130,7 +131,7 @@ def record(
         return float((actual[name] - gradients[name]).double().norm()) / max(norms[name], floor)
 
     facts = {n: [norm, off(n, expected), off(n, documented)] for n, norm in norms.items()}
-    ctx.record("step", step, loss=float(loss.detach()), gradients=facts)
+    ctx.record("step", step, loss=float(loss.detach()), gradients=facts, **more)
 
 
 def gradients(model: Any) -> dict[str, Tensor]:
