@@ -103,7 +103,7 @@ class Step(features.Step):
 class Gathered(features.Feature):
     """The losses are judged, too."""
 
-    step = Step
+    step: Any = Step
 
     def plan(self, at: api.Position) -> api.Plan:
         facts = Step.shapes(

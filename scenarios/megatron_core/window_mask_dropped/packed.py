@@ -26,15 +26,15 @@ def train(ctx: api.Context) -> None:
     row = gpt.after(packed_length, ctx.device)
     document = torch.arange(packed_length, device=ctx.device) // gpt.LENGTH
     others = document[:, None] != document
-    batch = gpt.text(ctx, p.documents * p.rows)
-    packed = [ids.reshape(p.rows, packed_length) for ids in batch]
+    alone = gpt.text(ctx, p.documents * p.rows)
+    tokens, labels = (ids.reshape(p.rows, packed_length) for ids in alone)
     for step in range(1, p.steps + 1):
         expected = features.of_losses(
-            model, [_loss(model, *batch, gpt.after(gpt.LENGTH, ctx.device))]
+            model, [_loss(model, *alone, gpt.after(gpt.LENGTH, ctx.device))]
         )
-        documented = features.of_losses(model, [_loss(model, *packed, row)])
+        documented = features.of_losses(model, [_loss(model, tokens, labels, row)])
         optimizer.zero_grad()
-        loss = _loss(model, *packed, row | others)
+        loss = _loss(model, tokens, labels, row | others)
         loss.backward()
         actual = features.gradients(model)
         features.record(ctx, step, loss, actual, expected, documented)
