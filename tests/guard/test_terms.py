@@ -143,3 +143,14 @@ def test_tokens_of_micro_batches_count_alike_in_the_trainer(
     targets: tuple[tuple[int, int], ...], checks: int, trainer: bool, kinds: list[str]
 ) -> None:
     assert [alarm.kind for alarm in told(with_targets(*targets), checks, trainer)] == kinds
+
+
+def test_term_that_becomes_almost_0_is_still_a_term() -> None:
+    """Half of a loss of classes and half of another one: the other one vanishes in the training."""
+    memory = Memory()
+    for check in range(1, 8):
+        posts = made_posts(dict.fromkeys(range(2), with_losses(0.5)))
+        for post in posts:
+            post.check = check
+            post.tensors["losses"][0] += 0.3 if check == 1 else 1e-4
+        assert judge(posts, memory) == []

@@ -80,7 +80,8 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     total, micro, summed = losses.total, losses.micro, losses.summed
     is_split = any(together.table(view).columns.is_split for view in views)
     ranks = 1 if is_split else len(views)
-    if losses.has_terms:
+    memory.has_terms = memory.has_terms or losses.has_terms
+    if memory.has_terms:  # a term that is almost 0 in this step is one, too
         yield from _other_terms(views, losses, ranks)
         return
     memory.compared["accumulation"] = micro

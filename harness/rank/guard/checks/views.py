@@ -59,6 +59,8 @@ class Memory:
     """How often the last check found the loss counted, if that was not once, ..."""
     steady: int = 0
     """... and in how many checks before that it was the same."""
+    has_terms: bool = False
+    """Whether the loss of a step had other terms than the value of torch's function."""
     uneven: int = 0
     """The checks in a row in which tokens of micro-batches counted unlike."""
     rows: set[int] = field(default_factory=set)
