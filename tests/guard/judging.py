@@ -1,0 +1,57 @@
+"""What the judge says of changed posts."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import torch
+
+from harness.rank.guard.checks import together
+from harness.rank.guard.checks.views import Alarm, Memory
+from harness.rank.guard.judge import judge
+from harness.rank.guard.posts import Post, packed, unpacked
+from tests.guard.made_posts import Change, made_posts, sums
+
+
+def judged(changes: dict[int, Change] | None = None, ranks: int = 2) -> list[Alarm]:
+    """The alarms of changed posts: the same after the posts were bytes, and without what looks at
+    all ranks together."""
+    posts = made_posts(changes, ranks)
+    alarms = judge(posts, Memory())
+    sent = [unpacked(packed(post)) for post in posts]
+    assert judge(sent, Memory()) == alarms
+    with mock.patch.object(together, "LEAST", ranks + 1):
+        assert judge(sent, Memory()) == alarms
+    return alarms
+
+
+def on_all(change: Change, ranks: int = 2) -> dict[int, Change]:
+    return dict.fromkeys(range(ranks), change)
+
+
+def the_alarm(alarms: list[Alarm]) -> Alarm:
+    assert len(alarms) == 1, alarms
+    return alarms[0]
+
+
+def moves_weight(by: float) -> Change:
+    def change(post: Post) -> None:
+        post.tensors["weights"][3] += by
+        post.tensors["bits"] = sums(post.tensors["weights"])
+
+    return change
+
+
+def uses(factor: float, part: slice = slice(None)) -> Change:
+    """The optimizer uses another gradient, and moves the weights by it."""
+
+    def change(post: Post) -> None:
+        used = post.tensors["used"]
+        used[part] *= factor
+        post.tensors["updates"][16:32] = used[:16]
+        post.tensors["updates"][36:40] = used[16:]
+        before = torch.cat([post.tensors["updates"][:16], post.tensors["updates"][32:36]])
+        post.tensors["weights"] = before - 0.1 * used
+        post.tensors["bits"] = sums(post.tensors["weights"])
+
+    return change
