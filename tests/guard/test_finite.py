@@ -18,7 +18,7 @@ from harness.rank.guard.posts import Post, packed, unpacked
 from harness.rank.guard.samples import largest
 from tests.guard.conftest import Trainer
 from tests.guard.made_posts import SIZES, Change, made_posts
-from tests.guard.trainings import FAULT_STEP
+from tests.guard.word_models import FAULT_STEP
 
 NAN, INF = torch.nan, torch.inf
 

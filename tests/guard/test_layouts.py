@@ -6,7 +6,7 @@ import pytest
 
 from tests.guard.conftest import Trainer
 from tests.guard.test_trainings import COPIES, GRADIENTS, OUT, Fault, assert_told
-from tests.guard.trainings import FAULT_STEP
+from tests.guard.word_models import FAULT_STEP
 
 pytestmark = [pytest.mark.launch, pytest.mark.slow]
 

@@ -10,7 +10,7 @@ from harness.rank.guard.parameters import Modules
 from harness.rank.guard.rotation import MOST, chosen, turns
 from harness.rank.guard.training import Training
 from tests.guard.conftest import Trainer
-from tests.guard.trainings import FAULT_STEP
+from tests.guard.word_models import FAULT_STEP
 
 NAMES = [f"layers.{layer}.{name}" for layer in range(80) for name in ("up", "down", "norm")]
 

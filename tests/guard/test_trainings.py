@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.guard.conftest import Trainer
-from tests.guard.trainings import FAULT_STEP
+from tests.guard.word_models import FAULT_STEP
 
 pytestmark = pytest.mark.launch
 
