@@ -62,10 +62,11 @@ from harness.system.machine import cache_folder, gpus, own_folder
 from harness.system.terminal import Progress, terminal
 from harness.system.text import warn
 from harness.training.probe import html_report
+from harness.training.probe.answers import Answers
 from harness.training.probe.layouts import LAYOUTS, RELATIONS, Settings
 from harness.training.probe.probe_report import as_json, as_junit, exit_code, status, text
 from harness.training.probe.prober import leased_gpus
-from harness.training.probe.questions import Answers, probe
+from harness.training.probe.questions import probe
 from harness.training.probe.runner import Runner, room
 from harness.training.probe.signatures import known_bugs
 from harness.training.probe.target import Target, names, step_target, target

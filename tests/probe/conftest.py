@@ -9,9 +9,9 @@ import pytest
 
 from harness.cli import probe
 from harness.run.server_pool import Pool
+from harness.training.probe.answers import Answers
 from harness.training.probe.layouts import Settings
 from harness.training.probe.prober import Prober
-from harness.training.probe.questions import Answers
 from harness.training.probe.target import target
 from tests.probe.probing import SCRIPTS, Probing
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.training.probe import loops
+from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.layouts import Settings
-from harness.training.probe.questions import Answers
 
 SCRIPTS = loops.FOLDER
 SAVE, RESUMED = loops.SAVE, loops.RESUME

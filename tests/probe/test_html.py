@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
+from harness.training.probe.answers import Answers
 from harness.training.probe.html_report import page, strip
-from harness.training.probe.questions import Answers
 from harness.training.probe.where.place import FORWARD, Distance, Place
 
 MODULES = (

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.rank.probe.modes import NO_SWITCH
+from harness.training.probe.answers import Answers
 from harness.training.probe.layouts import CHECKPOINTING, COMPILE, Settings
 from harness.training.probe.modes import WITH_DROPOUT
-from harness.training.probe.questions import Answers
 from tests.probe.probing import Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.system.errors import Inconclusive
+from harness.training.probe.answers import Answers
 from harness.training.probe.compare.optimizers import RELATION, STALE, UNHELD
 from harness.training.probe.layouts import RANKS, Settings
-from harness.training.probe.questions import Answers
 from tests.probe.probing import Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch

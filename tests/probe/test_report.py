@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.relations import BEGAN_AGAIN, shown_rate
 from harness.training.probe.layouts import Layout, Settings, reference
 from harness.training.probe.probe_report import exit_code, text
-from harness.training.probe.questions import Answers
 
 LAYOUT: Layout = reference(Settings())
 

@@ -13,7 +13,7 @@ from harness.rank.probe.unlike import SCHEDULE
 from harness.training.probe.compare.comparison import Compared, needs_ranks
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.layouts import ACCUMULATION, RANKS, RESUME, Settings, reference
-from harness.training.probe.questions import relevant
+from harness.training.probe.notes import relevant
 from harness.training.probe.runner import LOG_LINES, NO_STEP, Run, last_lines
 from tests.probe.probing import RESUMED, SAVE, SCRIPTS, Probing, layout
 

@@ -10,11 +10,11 @@ import pytest
 
 from harness.bugs import catalog
 from harness.training.probe import loops, signatures
+from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.mistakes import MISTAKES, meaning, term
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Layout
-from harness.training.probe.questions import Answers
 from harness.training.probe.signatures import ProbeResult, Sign, Signature
 
 KNOWN = [

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from harness.run.server_pool import Pool
+from harness.training.probe.answers import Answers
 from harness.training.probe.layouts import ACCUMULATION, BOTH, RANKS
 from harness.training.probe.prober import Loop, Prober
-from harness.training.probe.questions import Answers
 from tests.overlays import lent, lent_packages, lent_release
 from tests.probe.probing import first_broken, layout, refused
 

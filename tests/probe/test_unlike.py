@@ -20,7 +20,7 @@ from harness.rank.probe.unlike import (
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.layouts import Settings, reference
-from harness.training.probe.questions import relevant
+from harness.training.probe.notes import relevant
 from tests.probe.probing import SCRIPTS, Probing, first_broken, layout, refused
 
 MASKED = """

@@ -20,10 +20,10 @@ from harness.training.models import table
 from harness.training.models.recorded import Changed, RecordedAnswers
 from harness.training.models.stack import Releases
 from harness.training.probe import probe_report
+from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.layouts import RANKS, Layout
-from harness.training.probe.questions import Answers
 from harness.training.probe.signatures import KnownBug
 
 SCHEMAS = ROOT / "docs" / "schemas"

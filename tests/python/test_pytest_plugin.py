@@ -16,7 +16,7 @@ from harness.python.probe_cache import ProbeCache
 from harness.system.documents import toml_of
 from harness.system.files import ROOT
 from harness.training.probe import probe_report
-from harness.training.probe.questions import Answers
+from harness.training.probe.answers import Answers
 
 OURS = {"distributed_bugs", "harness", "harness.python", "harness.python.pytest_plugin"}
 STANDARD = {"__future__", "importlib.util"}
@@ -82,7 +82,7 @@ def test_session_that_does_not_use_the_plugin_imports_small_modules_only(session
 
 FAKE = f"""\
 from harness.training.probe import probe_report
-from harness.training.probe.questions import Answers
+from harness.training.probe.answers import Answers
 from harness.python import probe_cache
 def fake(words):
     with open("runs.txt", "a") as file:

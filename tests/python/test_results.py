@@ -13,10 +13,10 @@ from harness import console_script as distributed_bugs
 from harness.python import commands
 from harness.python.results import CheckResult, ProbeResult, of_json
 from harness.training.probe import probe_report
+from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.layouts import RANKS, Layout
-from harness.training.probe.questions import Answers
 from harness.training.probe.signatures import KnownBug
 
 SCRIPT = Path(__file__).parents[2] / "loops/ddp.py"

@@ -10,8 +10,8 @@ from jinja2 import Environment
 
 from harness.system import html_page
 from harness.system.text import plain
+from harness.training.probe.answers import Answers
 from harness.training.probe.probe_report import headline, text
-from harness.training.probe.questions import Answers
 from harness.training.probe.signatures import KnownBug
 from harness.training.probe.where.place import Distance, Place
 

@@ -13,6 +13,7 @@ from harness.rank.probe.own_files import Written
 from harness.system.errors import ExitCode
 from harness.system.text import count
 from harness.training.probe import modes
+from harness.training.probe.answers import Answers
 from harness.training.probe.compare import optimizers, whole_run
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import several
@@ -28,7 +29,6 @@ from harness.training.probe.layouts import (
     SEED,
     Layout,
 )
-from harness.training.probe.questions import Answers
 from harness.training.probe.where.place import as_json as place_json
 
 if TYPE_CHECKING:

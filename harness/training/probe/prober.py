@@ -14,8 +14,9 @@ from pathlib import Path
 from harness.run.server_pool import Pool
 from harness.system.machine import cache_folder, leased, own_folder
 from harness.training.probe import loops
+from harness.training.probe.answers import Answers
 from harness.training.probe.layouts import Settings
-from harness.training.probe.questions import Answers, probe
+from harness.training.probe.questions import probe
 from harness.training.probe.runner import Runner
 from harness.training.probe.target import Target
 

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from harness.bugs.api.spec import Lane
 from harness.rank.compare import without_warnings
-from harness.rank.probe import losses, unlike
-from harness.rank.probe.own_files import Written
 from harness.system.text import count
 from harness.training.probe import modes
+from harness.training.probe.answers import Answers
 from harness.training.probe.compare import plausibility
 from harness.training.probe.compare.comparison import Compared, compare, refuse_unusable
 from harness.training.probe.compare.defaults import other_defaults
 from harness.training.probe.compare.faults import Broken, several
 from harness.training.probe.compare.reference import Reference, as_one, without_cleared
-from harness.training.probe.compare.whole_run import SCHEDULE, epoch, evaluation, schedule
+from harness.training.probe.compare.whole_run import epoch, evaluation, schedule
 from harness.training.probe.layouts import (
-    ACCUMULATION,
     AGAINST,
-    BOTH,
-    CHECKPOINTING,
-    COMPILE,
     MODES,
-    RANKS,
     RANKS_RESUME,
-    RESUME,
     SAMPLES,
     SEED,
     Layout,
@@ -38,50 +30,18 @@ from harness.training.probe.layouts import (
     rounding,
     without_a_stop,
 )
-from harness.training.probe.runner import Run, Runner, Step
+from harness.training.probe.notes import (
+    not_tested,
+    notes_on_reference,
+    notes_on_run,
+    relevant,
+    remarks,
+)
+from harness.training.probe.runner import Run, Runner
+from harness.training.probe.samples import all_alike, rows_again, same_epochs
 from harness.training.probe.where.locate import locate
-from harness.training.probe.where.place import Place
 
 ORDER = "order of samples"
-
-
-@dataclass
-class Answers:
-    """What a probe of a script has found."""
-
-    about: str
-    """The reference, in a line."""
-    layouts: list[Compared] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    not_tested: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Wall seconds of each run."""
-    releases: Mapping[str, str] = field(default_factory=dict)
-    """By module, the release that the script has imported."""
-    imported: frozenset[str] = frozenset()
-    """The files of packages that the script has imported: ``transformers/trainer.py``."""
-    loaded: frozenset[str] = frozenset()
-    """The user's files that the script has loaded; in the working folder by their paths in it."""
-    other_releases: Mapping[str, str] = field(default_factory=dict)
-    """The same in the other environment."""
-    other_imported: frozenset[str] = frozenset()
-    unseen: bool = False
-    """Whether the rows that the model is given were not seen, and must be."""
-    decided: float = 1.0
-    """The share of the values whose updates were compared at the last step."""
-    script: str = "the script"
-    """The name of its file."""
-    reference: str = "1 rank"
-    """The name of the layout that the others are compared with."""
-    relations: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of the script's model, the status and the reason by relation of ``models``."""
-    on_cpu: Mapping[str, int] = field(default_factory=dict)
-    """How often the reference asked for what a CPU does not have, by kind."""
-    written: Written = field(default_factory=Written)
-    """What the runs wrote into the user's folders, or would have."""
-    where: Place | None = None
-    """Where the first BROKEN layout parts from the reference, if that is asked."""
-
 
 LEAST_DECIDED = 1e-3
 """The share of the values whose gradients must be more than rounding in the first step."""
@@ -133,7 +93,7 @@ def probe(
         of_layout = _runner_of(layout, runner, other)
         run = without_cleared(of_layout.start(layout).result(), baseline.steps, settings.same_rows)
         answers.seconds[layout.name] = run.seconds
-        answers.notes += _remarks(run)
+        answers.notes += remarks(run)
         if layout.kind:
             if layout.kind == RANKS_RESUME:
                 comparison = _rank_by_rank(runner, settings, run)
@@ -157,7 +117,7 @@ def probe(
                 comparison.no_answer = VAIN
             answers.layouts.append(comparison)
             report(comparison)
-            answers.notes += _notes(run, baseline)
+            answers.notes += notes_on_run(run, baseline)
     first_broken = next((one for one in answers.layouts if one.broken), None)
     if settings.where and first_broken is not None:
         of_layout = _runner_of(first_broken.layout, runner, other)
@@ -165,13 +125,13 @@ def probe(
     answers.written = runner.written
     if other is not None:
         answers.written.add(other.written)
-    answers.notes += [*_remarks(reference_run), *_notes_on(baseline, perturbed)]
+    answers.notes += [*remarks(reference_run), *notes_on_reference(baseline, perturbed)]
     if ends and (note := plausibility.note_on_slope(modes.slopes(runner, settings, baseline))):
         answers.notes.append(note)
     answers.notes = relevant(dict.fromkeys(answers.notes), answers.layouts)
     answers.decided = baseline.decided(_last_compared(answers.layouts, baseline))
     answers.unseen = not any(baseline.steps[0]["rows"]) and SAMPLES not in settings.without
-    answers.not_tested = list(_not_tested(settings, runner.lane, reference_run, baseline, answers))
+    answers.not_tested = list(not_tested(settings, runner.lane, reference_run, baseline, answers))
     return answers
 
 
@@ -220,21 +180,6 @@ def _last_compared(layouts: Sequence[Compared], baseline: Reference) -> int:
     return max(steps, default=last_step)
 
 
-def relevant(notes: Iterable[str], layouts: Iterable[Compared]) -> list[str]:
-    """The notes. unlike.SCHEDULE stays only if a layout on several ranks has another learning rate:
-    accelerate may step a constant schedule as often as it likes."""
-    rates = [
-        found.layout
-        for found in layouts
-        if any(one.relation in ("learning rate", SCHEDULE) for one in found.broken)
-    ]
-    if not any(layout.world > 1 for layout in rates):
-        return [note for note in notes if note != unlike.SCHEDULE]
-    others = [layout.name for layout in rates if layout.world == 1]
-    remark = f". That is no reason for the learning rate with {', '.join(others)}" if others else ""
-    return [note + remark if note == unlike.SCHEDULE else note for note in notes]
-
-
 def _result(runner: Runner, settings: Settings, layout: Layout) -> Run:
     """A run of the reference, as if it had one rank."""
     return as_one(runner.start(layout).result(), settings.same_rows)
@@ -260,8 +205,8 @@ def _compared(runner: Runner, settings: Settings, run: Run, baseline: Reference)
         why = NO_K.format(own=f"{micro_batches} micro-batch" + ("" if micro_batches == 1 else "es"))
         comparison.no_answer, comparison.broken, comparison.step = why, [], None
         return comparison
-    again = ("" if settings.same_rows else _all_alike(run)) or _again(run, baseline)
-    if again := again or _same_epochs(run, baseline):
+    again = ("" if settings.same_rows else all_alike(run)) or rows_again(run, baseline)
+    if again := again or same_epochs(run, baseline):
         cause = comparison.broken[0]
         comparison.broken[0] = replace(cause, details=(again, *cause.details))
         return comparison
@@ -397,52 +342,6 @@ def _begins_with_samples(broken: list[Broken]) -> bool:
     return bool(broken) and broken[0].relation == SAMPLES
 
 
-ALIKE = (
-    "all ranks are given the same rows: is a distributed sampler missing? Tensor parallelism needs "
-    "--same-rows"
-)
-
-
-def _all_alike(run: Run) -> str:
-    """The message that all ranks have the same rows; empty if they have not."""
-    rows, *others = (one[0]["rows"] for one in run.ranks)
-    alike = any(rows) and others and all(other == rows for other in others)
-    return ALIKE if alike else ""
-
-
-def _again(run: Run, baseline: Reference) -> str:
-    """How many rows come twice in the first epoch of the reference; empty for none.
-
-    The last step of the epoch is left out, because samplers repeat rows there on purpose.
-    """
-    steps = _steps_of_one_epoch(baseline)
-    rows = [row for one in run.ranks for t in one[:steps] for micro in t["rows"] for row in micro]
-    twice = len(rows) - len(set(rows))
-    return f"in {steps} steps {twice} of {len(rows)} rows come again" if twice else ""
-
-
-def _same_epochs(run: Run, baseline: Reference) -> str:
-    """The note that a layout's second epoch repeats its first; empty if the reference's does,
-    too."""
-    rows = ([_rows(step) for step in steps] for steps in (run.ranks[0], baseline.steps))
-    note, reference_note = (next(plausibility.same_order(steps), "") for steps in rows)
-    return "" if reference_note else note
-
-
-def _rows(step: Step) -> list[str]:
-    return [row for micro in step["rows"] for row in micro]
-
-
-def _steps_of_one_epoch(baseline: Reference) -> int:
-    earlier_rows: set[str] = set()
-    for number, step in enumerate(baseline.steps):
-        rows = [row for micro in step["rows"] for row in micro]
-        if earlier_rows & set(rows) or len(set(rows)) < len(rows):
-            return max(number - 1, 0)
-        earlier_rows |= set(rows)
-    return len(baseline.steps)
-
-
 def _in_one_order(runner: Runner, settings: Settings, layout: Layout) -> Compared | None:
     """Compare a layout and a reference whose samplers draw in one order; None if that fails."""
     base = _ordered(reference(settings))
@@ -463,90 +362,3 @@ def _in_one_order(runner: Runner, settings: Settings, layout: Layout) -> Compare
 
 def _ordered(layout: Layout) -> Layout:
     return replace(layout, name=f"{layout.name}, in one order", one_order=True)
-
-
-def _remarks(run: Run) -> Iterator[str]:
-    """What the ranks themselves have noted."""
-    yield from (note for steps in run.ranks for step in steps[:1] for note in step["remarks"])
-
-
-def _notes(run: Run, baseline: Reference) -> Iterator[str]:
-    """Notes on what is not wrong by itself."""
-    if run.failure:
-        return
-    drops = [steps[0]["drops"] for steps in run.ranks]
-    if len(drops) > 1 and drops[0] and drops[0] == drops[1]:
-        yield "dropout draws the same numbers on all ranks, for unlike rows"
-    if run.layout.resumed and run.layout.first < len(baseline.steps):
-        before = baseline.steps[run.layout.first]["drops"]
-        if before and drops[0] != before:
-            yield "after the resume, dropout draws other numbers than without the stop"
-
-
-def _notes_on(baseline: Reference, perturbed: list[Run]) -> Iterator[str]:
-    yield from baseline.steps[0]["unlike"]
-    yield from plausibility.notes_on_steps(baseline.steps)
-    if compiler_note := plausibility.note_on_compiler(baseline):
-        yield compiler_note
-    if shims := baseline.steps[0]["shims"]:
-        yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
-    if loss_note := losses.note_on_loss(baseline.steps[0]["own"]):
-        yield loss_note
-    if baseline.steps[0].get("shifted"):
-        yield losses.SHIFTED
-    if baseline.steps[0].get("endless"):
-        yield losses.ENDLESS
-    if any(run.failure for run in perturbed):
-        yield "a perturbed reference run gave no answer: tolerances may be too small"
-    if baseline.steps[0]["stale"]:
-        yield "the reference begins with gradients: something was differentiated before its loop"
-    if any(step["stale"] for step in baseline.steps[1:]):
-        yield "the reference itself has gradients left from the step before: is zero_grad missing?"
-
-
-ALWAYS = (
-    "faults that every layout has, as all are compared with the reference",
-    "dropout (switched off while probing)",
-)
-
-
-def _not_tested(
-    settings: Settings, lane: Lane, reference_run: Run, baseline: Reference, answers: Answers
-) -> Iterator[str]:
-    """What the probe did not test."""
-    kinds = {found.layout.kind for found in answers.layouts if not found.no_answer}
-    names = {
-        RANKS: "several ranks",
-        ACCUMULATION: "accumulated micro-batches",
-        BOTH: "ranks together with micro-batches",
-        RESUME: "stop and resume",
-        SEED: "the order of samples with another seed",
-        RANKS_RESUME: "stop and resume on several ranks (--layouts ranks-resume)",
-        COMPILE: "with and without torch.compile (--layouts compile)",
-        CHECKPOINTING: "with and without recomputation (--layouts checkpointing)",
-    }
-    for kind, name in names.items():
-        if kind not in kinds:
-            how = " (needs --save and --resume)" if kind == RESUME and settings.save is None else ""
-            how = " (needs --other-seed)" if kind == SEED and not settings.other_seed else how
-            yield name + how
-    if baseline.steps[0]["own"] is None:
-        yield "the size of the reference's own gradient: no logits and labels were seen"
-    if baseline.steps[0]["stops"]:
-        yield "whether the loss falls as its gradient says: the loop stops gradients on purpose"
-    if not any(baseline.steps[0]["rows"]):
-        yield "samples: no module with parameters was called with them"
-    elif not settings.epoch:
-        yield "rows that come twice or never later in an epoch (needs --epoch)"
-    if not reference_run.reported[0]:
-        yield "evaluation: no loss of one was reported"
-    if dead := baseline.dead:
-        yield f"{count(len(dead), 'parameter')} whose gradient is always 0: {several(dead)}"
-    if answers.decided < 0.99:
-        yield (
-            f"updates of {1 - answers.decided:.0%} of the values, whose gradients are hardly more "
-            "than rounding"
-        )
-    yield from ALWAYS
-    if lane is Lane.CPU:
-        yield "collectives of GPUs (needs --launch gpu)"

@@ -22,12 +22,12 @@ from harness.rank.models.answer import AnswerStatus
 from harness.rank.probe import losses, saves, workers
 from harness.rank.probe.unlike import UNLIKE
 from harness.system.files import write_whole
+from harness.training.probe.answers import Answers
 from harness.training.probe.compare import optimizers, plausibility, whole_run
 from harness.training.probe.compare.comparison import OTHER_LOSS, Compared
 from harness.training.probe.compare.mistakes import term
 from harness.training.probe.layouts import ACCUMULATION, AGAINST, BOTH, RANKS
 from harness.training.probe.prober import Loop
-from harness.training.probe.questions import Answers
 
 FILE = "probe.json"
 """In the folder of a scenario."""

@@ -1,0 +1,48 @@
+"""What a probe of a script has found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harness.rank.probe.own_files import Written
+from harness.training.probe.compare.comparison import Compared
+from harness.training.probe.where.place import Place
+
+
+@dataclass
+class Answers:
+    """What a probe of a script has found."""
+
+    about: str
+    """The reference, in a line."""
+    layouts: list[Compared] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    not_tested: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall seconds of each run."""
+    releases: Mapping[str, str] = field(default_factory=dict)
+    """By module, the release that the script has imported."""
+    imported: frozenset[str] = frozenset()
+    """The files of packages that the script has imported: ``transformers/trainer.py``."""
+    loaded: frozenset[str] = frozenset()
+    """The user's files that the script has loaded; in the working folder by their paths in it."""
+    other_releases: Mapping[str, str] = field(default_factory=dict)
+    """The same in the other environment."""
+    other_imported: frozenset[str] = frozenset()
+    unseen: bool = False
+    """Whether the rows that the model is given were not seen, and must be."""
+    decided: float = 1.0
+    """The share of the values whose updates were compared at the last step."""
+    script: str = "the script"
+    """The name of its file."""
+    reference: str = "1 rank"
+    """The name of the layout that the others are compared with."""
+    relations: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of the script's model, the status and the reason by relation of ``models``."""
+    on_cpu: Mapping[str, int] = field(default_factory=dict)
+    """How often the reference asked for what a CPU does not have, by kind."""
+    written: Written = field(default_factory=Written)
+    """What the runs wrote into the user's folders, or would have."""
+    where: Place | None = None
+    """Where the first BROKEN layout parts from the reference, if that is asked."""

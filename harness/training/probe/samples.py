@@ -1,0 +1,52 @@
+"""The rows of a run by themselves: those that come twice, on all ranks, or in one order."""
+
+from __future__ import annotations
+
+from harness.training.probe.compare import plausibility
+from harness.training.probe.compare.reference import Reference
+from harness.training.probe.runner import Run, Step
+
+ALIKE = (
+    "all ranks are given the same rows: is a distributed sampler missing? Tensor parallelism needs "
+    "--same-rows"
+)
+
+
+def all_alike(run: Run) -> str:
+    """The message that all ranks have the same rows; empty if they have not."""
+    rows, *others = (one[0]["rows"] for one in run.ranks)
+    alike = any(rows) and others and all(other == rows for other in others)
+    return ALIKE if alike else ""
+
+
+def rows_again(run: Run, baseline: Reference) -> str:
+    """How many rows come twice in the first epoch of the reference; empty for none.
+
+    The last step of the epoch is left out, because samplers repeat rows there on purpose.
+    """
+    steps = _steps_of_one_epoch(baseline)
+    rows = [row for one in run.ranks for t in one[:steps] for micro in t["rows"] for row in micro]
+    twice = len(rows) - len(set(rows))
+    return f"in {steps} steps {twice} of {len(rows)} rows come again" if twice else ""
+
+
+def same_epochs(run: Run, baseline: Reference) -> str:
+    """The note that a layout's second epoch repeats its first; empty if the reference's does,
+    too."""
+    rows = ([_rows(step) for step in steps] for steps in (run.ranks[0], baseline.steps))
+    note, reference_note = (next(plausibility.same_order(steps), "") for steps in rows)
+    return "" if reference_note else note
+
+
+def _rows(step: Step) -> list[str]:
+    return [row for micro in step["rows"] for row in micro]
+
+
+def _steps_of_one_epoch(baseline: Reference) -> int:
+    earlier_rows: set[str] = set()
+    for number, step in enumerate(baseline.steps):
+        rows = [row for micro in step["rows"] for row in micro]
+        if earlier_rows & set(rows) or len(set(rows)) < len(rows):
+            return max(number - 1, 0)
+        earlier_rows |= set(rows)
+    return len(baseline.steps)
