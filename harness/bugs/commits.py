@@ -20,8 +20,10 @@ FILE = "commits.json"
 REPOSITORIES = {
     "accelerate": "huggingface/accelerate",
     "ai2-olmo-core": "allenai/OLMo-core",
+    "albumentations": "albumentations-team/albumentations",
     "datasets": "huggingface/datasets",
     "deepspeed": "deepspeedai/DeepSpeed",
+    "diffusers": "huggingface/diffusers",
     "ema-pytorch": "lucidrains/ema-pytorch",
     "fla-core": "fla-org/flash-linear-attention",
     "grain": "google/grain",
@@ -44,6 +46,7 @@ REPOSITORIES = {
     "pytorch-optimizer": "kozistr/pytorch_optimizer",
     "sentence-transformers": "UKPLab/sentence-transformers",
     "torch": "pytorch/pytorch",
+    "torchao": "pytorch/ao",
     "torchdata": "meta-pytorch/data",
     "torchmetrics": "Lightning-AI/torchmetrics",
     "torchtune": "meta-pytorch/torchtune",
