@@ -1,0 +1,127 @@
+"""With gradient checkpointing, FLUX ignores the mask that hides the padding of a text.
+
+This affected trainings of diffusers' ``FluxTransformer2DModel``, full or LoRA, that pass
+``joint_attention_kwargs`` and save memory by gradient checkpointing, as nearly all do. The
+arguments never reach the blocks: an attention mask hides nothing, and the images attend to the
+padding of short texts. Inference, which has no gradients and so no checkpointing, uses the mask.
+The model is trained in one way and used in another, and no error is raised. The same holds for the
+arguments of custom attention processors, such as those of IP-Adapter.
+
+Root cause: the branch of the forward pass that recomputes the blocks lists their arguments by
+position, and ends before ``joint_attention_kwargs``. The other branch passes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.bugs import api
+from scenarios.transformers import _features as features
+
+TEXT, IMAGE, WIDTH, CHANNELS = 6, 16, 32, 4
+"""Tokens of a text and of an image, and the size of each."""
+
+
+@dataclass
+class Params(api.Knobs):
+    steps: int = api.knob(3, least=1, about="of training")
+    hidden: int = api.knob(3, least=0, most=TEXT - 1, unit="tokens", about="of padding in a text")
+    checkpointing: bool = api.knob(True, about="whether the blocks are recomputed")
+    lr: float = api.knob(0.1, above=0, about="of SGD")
+
+
+SCENARIO = api.Scenario(
+    report=(
+        "Flux: pass joint_attention_kwargs when using gradient_checkpointing",
+        "https://github.com/huggingface/diffusers/pull/11814",
+    ),
+    fix="https://github.com/huggingface/diffusers/pull/11814",
+    symptom="joint_attention_kwargs is not passed to the blocks with gradient_checkpointing",
+    trigger="FLUX, gradient checkpointing, and joint_attention_kwargs that the blocks use",
+    remedy="train without gradient checkpointing, or leave out the padding",
+    pins={"diffusers": "0.34.0"},
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "code": api.by_code(
+            "FluxTransformer2DModel is trained with gradient checkpointing and "
+            "joint_attention_kwargs"
+        )
+    },
+    files=("diffusers/models/transformers/transformer_flux.py",),
+    releases="diffusers>=0.32",  # the first whose blocks use the mask
+    ranks=1,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.35.0"),
+        "control": api.control(
+            "0.34.0 without gradient checkpointing", params={"checkpointing": False}
+        ),
+        "unpadded": api.control("0.34.0 without padding", params={"hidden": 0}),
+    },
+)
+
+
+oracle = features.Feature("with gradient checkpointing the blocks do not get the mask")
+
+
+def run(ctx: api.Context) -> None:
+    """Train on noise and padded texts; compare with the same model without checkpointing, with the
+    mask and without it."""
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    p = ctx.params
+    torch.manual_seed(ctx.seed)
+    sizes = {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 2}
+    model = FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=CHANNELS,
+        attention_head_dim=WIDTH // 2,
+        joint_attention_dim=WIDTH,
+        pooled_projection_dim=WIDTH,
+        axes_dims_rope=[4, 4, 8],
+        **sizes,
+    ).to(ctx.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
+    seen = torch.ones(2, 1, 1, TEXT + IMAGE, dtype=torch.bool, device=ctx.device)
+    seen[..., TEXT - p.hidden : TEXT] = False
+    for step in api.each(p.steps):
+        inputs, target = _inputs(ctx.device), torch.randn(2, IMAGE, CHANNELS, device=ctx.device)
+
+        def loss(mask: Any, inputs: Any = inputs, target: Any = target) -> Any:
+            noise = model(**inputs, joint_attention_kwargs={"attention_mask": mask}).sample
+            return torch.nn.functional.mse_loss(noise, target)
+
+        model.disable_gradient_checkpointing()
+        expected, documented = (features.of_losses(model, [loss(mask)]) for mask in (seen, None))
+        if p.checkpointing:
+            model.enable_gradient_checkpointing()
+        optimizer.zero_grad()
+        applied = loss(seen)
+        applied.backward()
+        features.record(ctx, step, applied, features.gradients(model), expected, documented)
+        optimizer.step()
+
+
+def _inputs(device: Any) -> dict[str, Any]:
+    """Two noisy images, and two texts."""
+    import torch
+
+    random = {
+        "hidden_states": torch.randn(2, IMAGE, CHANNELS),
+        "encoder_hidden_states": torch.randn(2, TEXT, WIDTH),
+        "pooled_projections": torch.randn(2, WIDTH),
+        "timestep": torch.rand(2),
+    }
+    places = {"img_ids": torch.zeros(IMAGE, 3), "txt_ids": torch.zeros(TEXT, 3)}
+    return {name: value.to(device) for name, value in (random | places).items()}
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """Blocks were recomputed, and the mask hid tokens."""
+    p = records.params
+    text = f"{p.hidden} of {TEXT} tokens are padding; "
+    text += "the blocks are recomputed" if p.checkpointing else "nothing is recomputed"
+    return api.Exercise(p.checkpointing and p.hidden > 0, text)
