@@ -33,6 +33,26 @@ class Params(api.Knobs):
 
 WIDTH, OUT, EPSILON = 32, 16, 1e-5
 
+
+def gated_values(kernel: Any) -> api.Edits:
+    """Multiply the values that the kernel stores for the linear layer by the gate."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    stored = m.Arg(m.Call(m.Attribute(m.Name("b_y"), m.Name("to"))))
+    for argument in m.findall(kernel, stored):
+        gated = "(b_y * b_g * tl.sigmoid(b_g)).to(p_y.dtype.element_ty)"
+        yield argument, argument.with_changes(value=cst.parse_expression(gated))
+
+
+GATED = api.Defect(
+    upstream="fla-core",
+    file="fla/modules/fused_norm_gate.py",
+    scope="layer_norm_gated_bwd_kernel",
+    edit=gated_values,
+    about="stores the values after the gate, as 0.6.0 does",
+)
+
 SCENARIO = api.Scenario(
     report=(
         "Gate the recomputed output in layer_norm_gated backward",
@@ -53,7 +73,7 @@ SCENARIO = api.Scenario(
     lanes=(api.Lane.GPU,),
     variants={
         "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.6.0"),
+        "fixed": api.expect_clean(about="0.5.2, stores the gated values", defects=(GATED,)),
         "control": api.control(
             "0.5.2, the linear layer is torch's, after the fused norm and gate",
             params={"fused": False},
