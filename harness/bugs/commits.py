@@ -45,6 +45,7 @@ REPOSITORIES = {
     "pytorch-metric-learning": "KevinMusgrave/pytorch-metric-learning",
     "pytorch-optimizer": "kozistr/pytorch_optimizer",
     "sentence-transformers": "UKPLab/sentence-transformers",
+    "timm": "huggingface/pytorch-image-models",
     "torch": "pytorch/pytorch",
     "torchao": "pytorch/ao",
     "torchdata": "meta-pytorch/data",

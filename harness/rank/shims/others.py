@@ -231,6 +231,7 @@ POINTS = (
             ("mosaicml", ""),
             ("mosaicml-streaming", ""),
             ("open-clip-torch", ""),
+            ("timm", ""),
         )
     ),
 )
