@@ -263,9 +263,9 @@ def _environments(options: argparse.Namespace) -> list[Environment]:
     if options.pins and options.python != os.path.abspath(sys.executable):
         raise UserError("--pins needs the Python of this installation: leave --python out")
     if options.against:
-        other = Environment(options.against, _interpreter(options.against))
-        _refuse_without_torch(options.against, other.python)
-        return [Environment("", options.python), other]
+        against = Environment(options.against, _interpreter(options.against))
+        _refuse_without_torch(options.against, against.python)
+        return [Environment("", options.python), against]
     first, second = _pins(options.pins)
     ours = Environment(pins.describe(first), options.python, first)
     if not second:
@@ -275,8 +275,8 @@ def _environments(options: argparse.Namespace) -> list[Environment]:
 
 
 def _refuse_without_torch(label: str, python: str) -> None:
-    found = environment.of_interpreter(Path(python), ["torch"]).interpreter
-    if found is None or "torch" not in found.packages:
+    python_facts = environment.of_interpreter(Path(python), ["torch"]).interpreter
+    if python_facts is None or "torch" not in python_facts.packages:
         raise UserError(f"--against {label}: it has no torch")
 
 

@@ -66,19 +66,19 @@ def epoch_samplers(iterator: Any) -> list[EpochSampler]:
 
 
 def _epoch_samplers(iterator: Any) -> list[EpochSampler]:
-    waiting, seen = deque(chain(iterator)), {id(getattr(iterator, "_dataset", None))}
+    waiting, visited = deque(chain(iterator)), {id(getattr(iterator, "_dataset", None))}
     samplers = []
-    while waiting and len(seen) < MOST_OBJECTS:
+    while waiting and len(visited) < MOST_OBJECTS:
         owner = waiting.popleft()
         attributes = getattr(owner, "__dict__", None)
-        if id(owner) in seen or isinstance(owner, OTHERS) or not isinstance(attributes, dict):
+        if id(owner) in visited or isinstance(owner, OTHERS) or not isinstance(attributes, dict):
             continue
-        seen.add(id(owner))
+        visited.add(id(owner))
         if _is_in_order(attributes):
             return []
-        told = [(name, attributes.get(name)) for name in sorted(names_of_epoch(type(owner)))]
-        if told and all(value is None or isinstance(value, PLAIN) for _, value in told):
-            samplers.append(EpochSampler(type(owner).__name__, tuple(told)))
+        values = [(name, attributes.get(name)) for name in sorted(names_of_epoch(type(owner)))]
+        if values and all(value is None or isinstance(value, PLAIN) for _, value in values):
+            samplers.append(EpochSampler(type(owner).__name__, tuple(values)))
         waiting += attributes.values()
     return samplers
 
@@ -99,12 +99,12 @@ def names_of_epoch(kind: type) -> frozenset[str]:
         if instruction.opname == "STORE_ATTR"
     }
     read: set[str] = set()
-    waiting, seen = [iteration], {"set_epoch", "__iter__"}
+    waiting, visited = [iteration], {"set_epoch", "__iter__"}
     while waiting:
         for code in _codes(waiting.pop()):
             read.update(code.co_names)
-        for name in read - seen:
-            seen.add(name)
+        for name in read - visited:
+            visited.add(name)
             method = getattr(kind, name, None)
             method = getattr(method, "fget", None) or method
             if hasattr(method, "__code__"):

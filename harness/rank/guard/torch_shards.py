@@ -194,21 +194,21 @@ class Fsdp1(Layout):
             return Share()
         described.ranks = _fsdp1_ranks(state)
         if not handle.uses_sharded_strategy:
-            shard, first, last = 0, 0, flat._unpadded_unsharded_size.numel()
+            shard, begin, end = 0, 0, flat._unpadded_unsharded_size.numel()
         else:
             padded = flat._sharded_size.numel()
-            first, last = handle.rank * padded, (handle.rank + 1) * padded
+            begin, end = handle.rank * padded, (handle.rank + 1) * padded
         if number is None:
             described.numel = flat._unpadded_unsharded_size.numel()
-            described.begin = min(first, described.numel)
-            described.end = min(last, described.numel)
+            described.begin = min(begin, described.numel)
+            described.end = min(end, described.numel)
             weight = partial(getattr, flat, "_local_shard")
-            used = partial(_flat_gradient, flat, described.end - described.begin)
-            return Share(f"shard {shard}", flat, used=used, weight=weight)
+            read_gradient = partial(_flat_gradient, flat, described.end - described.begin)
+            return Share(f"shard {shard}", flat, used=read_gradient, weight=weight)
         described.numel = count = flat._numels[number]
-        described.begin = min(max(first - offset, 0), count)
-        described.end = max(described.begin, min(last - offset, count))
-        start = max(offset - first, 0)
+        described.begin = min(max(begin - offset, 0), count)
+        described.end = max(described.begin, min(end - offset, count))
+        start = max(offset - begin, 0)
         weight = partial(_range_of_shard, flat, start, described.end - described.begin)
         computed = partial(_range, offset, count)
         return Share(f"shard {shard}", flat, computed, weight=weight)
@@ -249,8 +249,8 @@ def _fsdp1_ranks(state: Any) -> list[int]:
     others = getattr(state, "_inter_node_pg", None)  # only with a hybrid strategy, which FSDP drops
     if others is None:  # if it has nothing to shard
         return ranks
-    this = dist.get_rank()
-    distances = [other - this for other in dist.get_process_group_ranks(others)]
+    own_rank = dist.get_rank()
+    distances = [other - own_rank for other in dist.get_process_group_ranks(others)]
     return sorted(rank + distance for rank in ranks for distance in distances)
 
 

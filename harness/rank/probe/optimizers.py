@@ -38,15 +38,15 @@ class Optimizers:
 
     def look(self, parameters: Named) -> None:
         """Note the parameters with a gradient that no optimizer has, before a step."""
-        named = list(parameters)
-        self._known |= {id(parameter) for _, parameter in named}
+        pairs = list(parameters)
+        self._known |= {id(parameter) for _, parameter in pairs}
         tensors = list(self._tensors())
-        held = {id(tensor) for tensor in tensors}
+        held_ids = {id(tensor) for tensor in tensors}
         others = [each for each in tensors if id(each) not in self._known]
         copies = max((each.numel() for each in others if each.grad is not None), default=0)
-        for name, parameter in named:
+        for name, parameter in pairs:
             key, gradient = id(parameter), parameter.grad
-            if key in held or key in self._first or gradient is None:
+            if key in held_ids or key in self._first or gradient is None:
                 continue
             if parameter.numel() <= copies:
                 continue  # a copy of it may be stepped, or many copies in one tensor
@@ -60,11 +60,11 @@ class Optimizers:
         import torch
 
         tensors = list(self._tensors())
-        held = {id(tensor) for tensor in tensors}
+        held_ids = {id(tensor) for tensor in tensors}
         unheld = {
             name: parameter.numel()
             for key, (name, parameter, first) in self._first.items()
-            if key not in held and torch.equal(local(parameter).detach(), first)
+            if key not in held_ids and torch.equal(local(parameter).detach(), first)
         }
         strangers = [each for each in tensors if id(each) not in self._known and each.grad is None]
         return {"unheld": unheld, "strangers": len(strangers), "empty": not tensors}

@@ -53,13 +53,13 @@ class Saves:
 
     def report(self) -> list[str]:
         """A line on the last checkpoint, and a line on an evaluation, if they are wrong."""
-        last = max((steps for steps, _ in self._files.values()), default=0)
-        places = [place for steps, place in self._files.values() if steps == last]
+        count = max((steps for steps, _ in self._files.values()), default=0)
+        places = [place for steps, place in self._files.values() if steps == count]
         if places and all(places):
             self._notes.insert(
                 0,
-                f"{SAVED} ({places[0]}), although {last} steps have moved them: has an average not "
-                "begun? No fault if it is to have the weights of the beginning",
+                f"{SAVED} ({places[0]}), although {count} steps have moved them: has an average "
+                "not begun? No fault if it is to have the weights of the beginning",
             )
         return self._notes
 
@@ -70,8 +70,8 @@ class Saves:
         self._evaluated = self._steps
         if self._is_of_beginning(dict(self._trained())):
             self._notes.append(
-                f"{EVALUATED}, although {self._steps} steps have moved them: has an average not "
-                "begun? No fault if it is to have the weights of the beginning"
+                f"{EVALUATED}, although {self._steps} steps have moved them: has an average "
+                "not begun? No fault if it is to have the weights of the beginning"
             )
 
     def _before_step(self, event: events.Gradients) -> None:
@@ -95,14 +95,16 @@ class Saves:
             if (weights := _matching(mapping, self._last))
         }
         if places:
-            first = (where for where, is_first in places.items() if is_first)
-            unnamed = (where for where in first if not OTHERS.search(where))
+            first_places = (where for where, is_first in places.items() if is_first)
+            unnamed = (where for where in first_places if not OTHERS.search(where))
             self._files[event.path or f"file {len(self._files)}"] = self._steps, next(unnamed, "")
 
     def _is_of_beginning(self, weights: Weights) -> bool:
         """Whether weights are those before the first step, and were moved since."""
-        moved = [name for name in self._last if not _are_equal(self._last[name], self._first[name])]
-        weights = {name: weights[name] for name in moved if name in weights}
+        moved_names = [
+            name for name in self._last if not _are_equal(self._last[name], self._first[name])
+        ]
+        weights = {name: weights[name] for name in moved_names if name in weights}
         return bool(weights) and all(
             _are_equal(local(weight), self._first[name]) for name, weight in weights.items()
         )

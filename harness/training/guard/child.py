@@ -205,15 +205,15 @@ def _end(child: Child, number: int, signals: set[int], has_group: bool = False) 
     """End what is left of a command, such as children of a shell that has ended: by the same
     signal, unless the whole group has got it, and in the end by force. A second signal shortens the
     time for it."""
-    told = set[int]()
+    notified = set[int]()
     if has_group:
-        told = {process.pid for process in child.beside()}
+        notified = {process.pid for process in child.beside()}
     deadline = time.monotonic() + GRACE
-    while left := child.processes():
+    while survivors := child.processes():
         is_late = time.monotonic() > deadline
-        for process in left:
-            if is_late or process.pid not in told:
-                told.add(process.pid)
+        for process in survivors:
+            if is_late or process.pid not in notified:
+                notified.add(process.pid)
                 with suppress(psutil.Error):
                     process.send_signal(signal.SIGKILL if is_late else number)
         information = signal.sigtimedwait(signals, LOOK)

@@ -37,8 +37,8 @@ class Judging:
         """The comparison as text."""
         gone = [f"only in the report: {self.before[f]}" for f in self.before if f not in self.now]
         new = [f"only now: {self.now[f]}" for f in self.now if f not in self.before]
-        same = f"the same {len(self.now)}" if self.is_same else f"{len(self.now)}"
-        heading = f"judged {self.checks} checks again: {same} faults"
+        summary = f"the same {len(self.now)}" if self.is_same else f"{len(self.now)}"
+        heading = f"judged {self.checks} checks again: {summary} faults"
         return [one_line(line) for line in (heading, *gone, *new)]
 
 
@@ -52,15 +52,15 @@ def judged(report: Report, checks: Iterable[str]) -> Judging:
         groups.setdefault((post.optimizer, post.check), []).append(post)
     saved = SavedStates(str(report.folder), print).states
     memories: dict[int, Memory] = {}
-    now: dict[Fault, str] = {}
+    faults_now: dict[Fault, str] = {}
     for (optimizer, _), group in sorted(groups.items()):
         group.sort(key=lambda post: post.rank)
         for alarm in judge(group, memories.setdefault(optimizer, Memory(saved=saved))):
             if alarm.check in checks:
                 text = f"step {group[0].step}: {alarm.check}: {alarm.text}"
-                now.setdefault((optimizer, alarm.check, alarm.kind), text)
+                faults_now.setdefault((optimizer, alarm.check, alarm.kind), text)
     before = {_fault(fault): _text(fault) for fault in report.faults}
-    return Judging(len(groups), now, before)
+    return Judging(len(groups), faults_now, before)
 
 
 def _fault(fault: Mapping[str, Any]) -> Fault:

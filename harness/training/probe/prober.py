@@ -92,17 +92,17 @@ class Prober:
         ):
 
             def runner(name: str, site: Path | None) -> Runner:
-                own = Path(folder, name)
-                own.mkdir()
-                where = own, extensions, sys.executable
+                place = Path(folder, name)
+                place.mkdir()
+                where = place, extensions, sys.executable
                 packages = str(site or "")
                 return runners.enter_context(
                     Runner(target, settings, *where, self.timeout, self.pool, packages, self.gpus)
                 )
 
-            first = runner("first", self.site)
-            other = runner("other", self.other) if self.other else None
-            return probe(first, settings, other=other)
+            base_runner = runner("first", self.site)
+            other_runner = runner("other", self.other) if self.other else None
+            return probe(base_runner, settings, other=other_runner)
 
 
 @contextmanager

@@ -157,8 +157,10 @@ def _against(
     if fault is not None and fault.relation == "weights" and same_shapes:
         shift = {name: expected[name] - start[name] for name in fault.parameters}
         name = f"{run.layout.name}, with the first weights of the reference"
-        moved = replace(run.layout, name=name, shift=shift)
-        again = without_cleared(runner.start(moved).result(), baseline.steps, settings.same_rows)
+        shifted_layout = replace(run.layout, name=name, shift=shift)
+        again = without_cleared(
+            runner.start(shifted_layout).result(), baseline.steps, settings.same_rows
+        )
         comparison = _compared(runner, settings, again, baseline)
         comparison.layout = run.layout
         comparison.notes.append(OTHER_DRAW.format(names=several(fault.parameters)))

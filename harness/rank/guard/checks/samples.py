@@ -137,18 +137,18 @@ def of_ranks(passes: Iterable[Pass]) -> Pass:
 def _resumed(by_rank: Mapping[int, Pass], memory: Memory) -> Iterator[Alarm]:
     """The rest of an epoch has none of the rows that it had before the save. A loop that begins the
     epoch again after a load reads all of its rows."""
-    rest = of_ranks(by_rank.values())
-    begun = [one for one in memory.begun if one.size == rest.size]
-    memory.begun = [one for one in memory.begun if one.size != rest.size]
-    spare = max([rest.batch, *(one.batch for one in begun)])
-    is_rest = len(begun) == 1 and abs(begun[0].rows + rest.rows - rest.size) <= spare
-    if not is_rest or len(set(rest.sampled)) < len(rest.sampled):
+    remainder = of_ranks(by_rank.values())
+    begun = [one for one in memory.begun if one.size == remainder.size]
+    memory.begun = [one for one in memory.begun if one.size != remainder.size]
+    spare = max([remainder.batch, *(one.batch for one in begun)])
+    is_rest = len(begun) == 1 and abs(begun[0].rows + remainder.rows - remainder.size) <= spare
+    if not is_rest or len(set(remainder.sampled)) < len(remainder.sampled):
         return
-    told = len(sampled_rows(rest.size))
-    common = len({*begun[0].sampled} & {*rest.sampled})
-    if common > max(LEAST_AGAIN, spare * told / rest.size):
+    total = len(sampled_rows(remainder.size))
+    common = len({*begun[0].sampled} & {*remainder.sampled})
+    if common > max(LEAST_AGAIN, spare * total / remainder.size):
         text = (
-            f"{common / told:.0%} of the rows of an epoch were read before the save, and again in "
+            f"{common / total:.0%} of the rows of an epoch were read before the save, and again in "
             "the rest of the epoch after the load, and as many never: the loader goes on in "
             "another order"
         )
@@ -159,14 +159,14 @@ def _stuck(before: Mapping[int, Pass], by_rank: Mapping[int, Pass]) -> Iterator[
     names = {one.stuck for one in by_rank.values()}
     times = _times(by_rank)
     (size,) = {one.size for one in by_rank.values()}
-    told = len(sampled_rows(size))
-    if "" in names or len(before) < len(by_rank) or _times(before) != times or len(times) >= told:
+    total = len(sampled_rows(size))
+    if "" in names or len(before) < len(by_rank) or _times(before) != times or len(times) >= total:
         return
     text = (
-        f"an epoch has the same {len(times) / told:.0%} of the rows as the one before, and no "
+        f"an epoch has the same {len(times) / total:.0%} of the rows as the one before, and no "
         f"other: nobody calls set_epoch of {min(names)}, on which its rows depend"
     )
-    yield Alarm("samples", "stuck", text, sorted(by_rank), float(told - len(times)))
+    yield Alarm("samples", "stuck", text, sorted(by_rank), float(total - len(times)))
 
 
 def _surprise(

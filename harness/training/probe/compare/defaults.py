@@ -16,13 +16,13 @@ def other_defaults(step: Step, expected: Step) -> Iterator[str]:
         yield f"the optimizer is {step['optimizer']}; in the reference {expected['optimizer']}"
     settings, others = _settings(step), _settings(expected)
     for name in dict.fromkeys([*others, *settings]):
-        value, other = settings.get(name, ABSENT), others.get(name, ABSENT)
-        if value != other and ABSENT not in (value, other):
-            yield f"{name} is {value}; in the reference {other}"
+        value, reference_value = settings.get(name, ABSENT), others.get(name, ABSENT)
+        if value != reference_value and ABSENT not in (value, reference_value):
+            yield f"{name} is {value}; in the reference {reference_value}"
     coarse = bool(step.get("coarse")), bool(expected.get("coarse"))
     if coarse[0] != coarse[1]:
-        here, there = ("in 16 bits" if each else "not in 16 bits" for each in coarse)
-        yield f"the model computes {here}; in the reference {there}"
+        kind, reference_kind = ("in 16 bits" if each else "not in 16 bits" for each in coarse)
+        yield f"the model computes {kind}; in the reference {reference_kind}"
 
 
 def _settings(step: Step) -> dict[str, Any]:

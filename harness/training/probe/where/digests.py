@@ -145,11 +145,11 @@ def _pairs(
         expected = reference.samples[key]
         if not key.gradient:
             return [(one.values, expected[0].values) for one in samples]
-        got, right = (
+        got, expected_mean = (
             sum((one.values / by.get(one.of, 1.0) for one in each), each[0].values * 0)
             for each, by in ((samples, factors), (expected, {}))
         )
-        return [(got, right)]
+        return [(got, expected_mean)]
     of_rows = reference.by_row[key]
     return [
         (got / factors.get(one.of, 1.0), of_rows[row])

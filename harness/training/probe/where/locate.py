@@ -76,7 +76,7 @@ def _record(
         relations=(),
         places=True,
     )
-    moved = replace(base, name=f"{base.name}, moved by rounding", perturb=SEEDS[0])
+    shifted_layout = replace(base, name=f"{base.name}, moved by rounding", perturb=SEEDS[0])
     watched = replace(
         actual,
         name=f"{actual.name}, watched",
@@ -84,7 +84,7 @@ def _record(
         epoch=False,
         places=True,
     )
-    starts = [of_reference(base), of_reference(moved), of_layout(watched)]
+    starts = [of_reference(base), of_reference(shifted_layout), of_layout(watched)]
     return [start.result() for start in starts]
 
 

@@ -71,8 +71,8 @@ class Evidence:
         ranks = {one.of.rank for one in self.recorded.samples[key]}
         earlier = self.recorded.in_order(gradient=True)
         before = [k for k in earlier[: earlier.index(key)] if self.distance(k) is not None]
-        seen = {one.of.rank for other in before for one in self.recorded.samples[other]}
-        return self.recorded.same_rows and bool(before) and not ranks & seen
+        ranks_before = {one.of.rank for key in before for one in self.recorded.samples[key]}
+        return self.recorded.same_rows and bool(before) and not ranks & ranks_before
 
     def distance(self, key: Key) -> float | None:
         factors = self.factors if key.gradient else None
@@ -93,8 +93,8 @@ def first_place(evidence: Evidence) -> Place | None:
     for gradient in (False, True):
         if gradient and (evidence.factors is None or _is_shapeless(evidence)):
             return _loss(evidence) if evidence.factors is not None else None
-        wrong = (k for k in evidence.recorded.in_order(gradient) if evidence.is_wrong(k))
-        if (key := next(wrong, None)) is not None:
+        wrong_keys = (k for k in evidence.recorded.in_order(gradient) if evidence.is_wrong(k))
+        if (key := next(wrong_keys, None)) is not None:
             return _place(evidence, key)
     return _of_parameters(evidence)
 
@@ -160,14 +160,14 @@ def _is_of_loss(evidence: Evidence, key: Key) -> bool:
 def _blind(evidence: Evidence, key: Key) -> bool:
     """Whether nothing on the other side of a module can be compared, so that the fault may be in
     what comes before it."""
-    other = "out " if key.is_input else "in "
+    prefix = "out " if key.is_input else "in "
     sides = [
         k
         for k in evidence.recorded.samples
-        if k[:2] == key[:2] and k.gradient == key.gradient and k.label.startswith(other)
+        if k[:2] == key[:2] and k.gradient == key.gradient and k.label.startswith(prefix)
     ]
-    known = (is_comparable(k, evidence.recorded, evidence.reference) for k in sides)
-    return bool(sides) and not any(known) and evidence.recorded.parents[key[:2]] is not None
+    comparable = (is_comparable(k, evidence.recorded, evidence.reference) for k in sides)
+    return bool(sides) and not any(comparable) and evidence.recorded.parents[key[:2]] is not None
 
 
 def _named(
@@ -207,8 +207,8 @@ def _title(call: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _called(title: str, kind: str, at: str = "") -> str:
-    known = ", ".join(filter(None, (kind if title else "", at)))
-    return f"{title or kind} ({known})" if known else title or kind
+    remark = ", ".join(filter(None, (kind if title else "", at)))
+    return f"{title or kind} ({remark})" if remark else title or kind
 
 
 def _source(file: str, line: int) -> str:
@@ -222,9 +222,9 @@ def _of_parameters(evidence: Evidence) -> Place | None:
     expected = _gradients(evidence.reference, {})
     if not expected or evidence.factors is None:
         return None
-    got = _gradients(evidence.recorded, evidence.factors)
+    actual = _gradients(evidence.recorded, evidence.factors)
     rounding = compare.spread([_gradients(evidence.perturbed, {})], expected)
-    off = compare.astray(got, expected, rounding)
+    off = compare.astray(actual, expected, rounding)
     if not off or 2 * len(off) > len(expected):
         return None
     order = [key.module for key in evidence.recorded.in_order(gradient=True)]
