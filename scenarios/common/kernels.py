@@ -8,6 +8,7 @@ each is off by up to 1e-3, and a difference of such products by more.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -77,6 +78,21 @@ def random(ctx: api.Context, step: int, **sizes: Sequence[int]) -> dict[str, Ten
     return {
         name: torch.randn(*size, generator=generator).to(ctx.device) for name, size in sizes.items()
     }
+
+
+def keep_one_configuration(package: str) -> None:
+    """Keep the first of the configurations that each autotuned kernel of a package may have.
+
+    They differ in speed only: to compile and to time up to 108 of them takes minutes. Call this
+    after the import of the kernels.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == package:
+            for kernel in list(vars(module).values()):
+                while hasattr(kernel, "fn"):  # decorators of Triton, around the function
+                    if hasattr(kernel, "configs"):
+                        kernel.configs = kernel.configs[:1]
+                    kernel = kernel.fn
 
 
 def _distance(computed: Tensor, reference: Tensor, right: Tensor) -> float:

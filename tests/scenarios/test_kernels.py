@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -81,3 +83,22 @@ def test_results_near_those_of_the_documented_fault_are_the_symptom() -> None:
 def test_other_wrong_results_are_not_documented_and_right_ones_are_no_finding() -> None:
     assert not judged(WRONG, WRONG).documented
     assert judged(RIGHT, WRONG) is None
+
+
+def test_an_autotuned_kernel_keeps_one_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of another package keeps all."""
+
+    class Decorated:
+        def __init__(self, fn: Any, configs: list[int] | None = None) -> None:
+            self.fn = fn
+            if configs:
+                self.configs = configs
+
+    tuned, other = Decorated(len, [1, 2, 3]), Decorated(len, [1, 2])
+    for name, kernel in (("made_up.ops", Decorated(tuned)), ("made_up_too", other)):
+        module = ModuleType(name)
+        vars(module)["kernel"] = kernel
+        monkeypatch.setitem(sys.modules, name, module)
+    kernels.keep_one_configuration("made_up")
+    assert tuned.configs == [1]
+    assert other.configs == [1, 2]
