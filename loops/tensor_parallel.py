@@ -78,9 +78,11 @@ else:
 model.to(device)
 parallelize_module(model, mesh, plan)
 if options.optimizer == "adamw":
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, foreach=False
+    )  # not all are DTensors
 else:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
 loader = DataLoader(
     data, options.batch_size, shuffle=True, generator=torch.Generator().manual_seed(0)
 )

@@ -49,8 +49,8 @@ FORMAT = 4
 
 ARCHIVE = "overlays.tar.xz"
 SITE = "site.tar.xz"
-OURS = ("harness", "scenarios", "configs", "tests", "conftest.py", "pyproject.toml")
-NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "rich", "unidiff")
+OURS = ("harness", "scenarios", "configs", "loops", "tests", "conftest.py", "pyproject.toml")
+NEEDED = ("hydra-core", "packaging", "psutil", "pypi-simple", "pytest", "rich", "unidiff")
 """What a run needs. Making overlays needs more: uv and LibCST."""
 
 FOR_TORCH = ("libcst",)

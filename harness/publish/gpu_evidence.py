@@ -29,7 +29,7 @@ def evidence() -> str:
     surprises = [trial for trial in trials if not trial.as_expected]
     verdict = (
         f"{len(newest)} scenarios ran on GPUs: {len(trials)} trials, of which "
-        f"{len(trials) - len(surprises)} have the outcome that they have on a CPU."
+        f"{len(trials) - len(surprises)} have the expected outcome."
     )
     rows = sorted(_rows(newest))
     parts = [
