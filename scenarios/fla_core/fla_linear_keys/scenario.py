@@ -44,7 +44,7 @@ SCENARIO = api.Scenario(
     trigger="linear attention with normalize=True, the default of chunk_linear_attn",
     remedy="call it with normalize=False and divide its output in plain torch",
     pins={"fla-core": "0.5.0"},
-    releases="fla-core>=0.3.2",
+    releases="fla-core>=0.4",  # 0.3.2 has fla_linear_heads in the same file
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("fla's linear attention normalises its output")},
