@@ -151,7 +151,7 @@ def states_in_8_bits() -> Steps:
 
 
 class Blocks(torch.optim.Optimizer):
-    """Moves one of its parameters in a step, and another one after twenty steps."""
+    """Moves one of its parameters in a step, and another one after sixty steps."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -160,7 +160,7 @@ class Blocks(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         weights = self.param_groups[0]["params"]
-        weight = weights[self.count // 20 % len(weights)]
+        weight = weights[self.count // 60 % len(weights)]
         weight.sub_(weight.grad.sign(), alpha=self.param_groups[0]["lr"])
         self.count += 1
 

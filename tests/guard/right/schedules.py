@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim import lr_scheduler
 
 from .common import Net, Steps, batches, classes_loss, loop, parallel
@@ -22,7 +23,9 @@ def _by(make: Any, kind: Any = None, each: int = 1) -> Steps:
         optimizer.step()
         if step % each == 0:
             if isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
-                schedule.step(float(loss))
+                mean = loss.detach().clone()  # with a loss of each rank, the rates would part
+                dist.all_reduce(mean)
+                schedule.step(float(mean))
             else:
                 schedule.step()
         yield model, loss

@@ -133,17 +133,21 @@ def sampled_updates(view: View) -> Iterator[SampledUpdate]:
 
 
 def _updates(view: View) -> Iterator[Moved]:
-    for update in sampled_updates(view):
+    samples = list(sampled_updates(view))
+    waiting = [update for update in samples if _waits(view, update)]
+    in_turns = 2 * len(waiting) > len(samples) or not all(
+        _never_moved(view, update) for update in waiting
+    )
+    for update in samples:
         weight, gradient, movement = update.weight, update.gradient, update.moved
         described, expected = update.described, update.expected
         epsilon = EPSILON.get(described.stepped)
         if epsilon is None or not update.rate or not torch.isfinite(gradient).all():
             continue
         if expected is None:
-            # An optimizer of no known formula may move a parameter now and then.
-            bits_at_first, number = view.first_bits, update.number
-            never = bits_at_first is not None and int(bits_at_first[number]) == view.bits(number)
-            still = bool(gradient.any()) and never and view.post.check >= PATIENCE
+            # An optimizer of no known formula may move a parameter now and then, or in turns.
+            never = _never_moved(view, update)
+            still = bool(gradient.any()) and never and view.post.check >= PATIENCE and not in_turns
             yield Moved(described.name, 0.0, 0.0, not still, still)
             continue
         rounding = 4 * epsilon * float(weight.abs().max()) + 1e-12
@@ -157,6 +161,17 @@ def _updates(view: View) -> Iterator[Moved]:
         yield Moved(
             described.name, error, ratio, bool(movement.any()), is_wrong, has_moments, counted
         )
+
+
+def _waits(view: View, update: SampledUpdate) -> bool:
+    """Whether a step of an optimizer without a known formula left a parameter as it was."""
+    has_gradient = bool(update.gradient.any())
+    return update.expected is None and has_gradient and not bool(update.moved.any())
+
+
+def _never_moved(view: View, update: SampledUpdate) -> bool:
+    at_first = view.first_bits
+    return at_first is not None and int(at_first[update.number]) == view.bits(update.number)
 
 
 def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
