@@ -1,4 +1,4 @@
-"""megatron-core's MoE router in a training with sequence parallelism, beside plain torch.
+"""megatron-core's MoE router in a training with sequence or data parallelism, beside plain torch.
 
 A model of the router alone: its probabilities are the output, gathered over the ranks. The router
 and its auxiliary loss, the schedule, the gradient buffers and their reductions, and the optimizer
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,11 @@ class Batch:
     """[length, rows, experts]: a token's loss is the sum of its probabilities times these."""
     padded: Tensor
     """[length, rows]: whether a token is padding."""
+
+    def share(self, rank: int, ranks: int) -> Batch:
+        """The rows of a data-parallel rank."""
+        parts = (self.inputs, self.values, self.padded)
+        return Batch(*(part.chunk(ranks, 1)[rank].contiguous() for part in parts))
 
 
 class Routed(training.Model):
@@ -72,15 +78,16 @@ def _groups() -> dict[str, Any]:
     return {}
 
 
-def trained(ctx: api.Context) -> Routed:
+def trained(ctx: api.Context, balancing: str, *, copies: bool) -> Routed:
     """The router with random weights; the ranks are connected."""
-    config = training.config(
+    connect: Any = partial(training.copies, context=False) if copies else training.config
+    config = connect(
         ctx,
         hidden_size=HIDDEN,
         num_attention_heads=ctx.world_size,
         num_moe_experts=EXPERTS,
         moe_router_topk=TOP,
-        moe_router_load_balancing_type="aux_loss",
+        moe_router_load_balancing_type=balancing,
         moe_aux_loss_coeff=ctx.params.times * ctx.params.coefficient,
         moe_token_dispatcher_type="alltoall",
         calculate_per_token_loss=ctx.params.per_token,
@@ -109,10 +116,14 @@ def forward(data: Iterator[Batch], model: Any) -> Any:
     return probabilities, loss
 
 
-def train(ctx: api.Context) -> None:
-    """Train the router; record what each step applied, and plain torch's two gradients."""
+def train(ctx: api.Context, balancing: str = "aux_loss", *, copies: bool = False) -> None:
+    """Train the router; record what each step applied, and plain torch's two gradients.
+
+    The ranks share each sequence, or, with ``copies``, have different rows. ``balancing`` is
+    upstream's name of the auxiliary loss.
+    """
     p = ctx.params
-    module = trained(ctx)
+    module = trained(ctx, balancing, copies=copies)
     trainer, weight = training.Trainer(module, p.lr), module.router.weight
     generator = torch.Generator().manual_seed(ctx.seed + 1)
     padded = torch.zeros(LENGTH, ROWS, dtype=torch.bool)
@@ -127,7 +138,8 @@ def train(ctx: api.Context) -> None:
         )
         before = weight.detach().clone()
         task, auxiliary = gradients(before, batch, p.coefficient)
-        trainer.backward(forward, batch, shape)
+        share = batch.share(ctx.rank, ctx.world_size) if copies else batch
+        trainer.backward(forward, share, (LENGTH, share.inputs.shape[1]))
         trainer.step()
         ctx.record(
             "step",

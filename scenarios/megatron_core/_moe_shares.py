@@ -70,7 +70,6 @@ def shared(records: api.Records) -> api.Exercise:
     """The ranks shared the sequence, the loss was one per token, and the auxiliary loss had a
     gradient."""
     steps, ranks = records.typed(Step), len(records.ranks)
-    norms = [math.hypot(*step.auxiliary) for step in steps]
     return (
         api.Exercise.of(
             ranks > 1 and all(step.shared for step in steps),
@@ -78,11 +77,17 @@ def shared(records: api.Records) -> api.Exercise:
             "no ranks shared the sequence",
         )
         & api.Exercise.needs(records.params.per_token, "the loss was a mean over each micro-batch")
-        & api.Exercise.of(
-            min(norms) > 0,
-            f"the auxiliary loss's gradient had norms from {min(norms):.3g}",
-            "the auxiliary loss had no gradient",
-        )
+        & has_auxiliary(records)
+    )
+
+
+def has_auxiliary(records: api.Records) -> api.Exercise:
+    """The auxiliary loss had a gradient."""
+    norms = [math.hypot(*step.auxiliary) for step in records.typed(Step)]
+    return api.Exercise.of(
+        min(norms) > 0,
+        f"the auxiliary loss's gradient had norms from {min(norms):.3g}",
+        "the auxiliary loss had no gradient",
     )
 
 

@@ -1,4 +1,4 @@
-"""A training of megatron-core's parts on tensor-parallel ranks: schedule, buffers, optimizer.
+"""A training of megatron-core's parts on several ranks: schedule, gradient buffers, optimizer.
 
 Imports torch and upstream: import it inside ``run``.
 """
@@ -28,10 +28,22 @@ def config(ctx: api.Context, **settings: Any) -> TransformerConfig:
     """Connect the ranks, which share each layer and, if there are several, the sequence."""
     dist.init_process_group(ctx.lane.backend)
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ctx.world_size)
+    return _config(
+        tensor_model_parallel_size=ctx.world_size, sequence_parallel=ctx.world_size > 1, **settings
+    )
+
+
+def copies(ctx: api.Context, *, context: bool, **settings: Any) -> TransformerConfig:
+    """Connect the ranks, each with a copy of the model; with ``context``, they share sequences."""
+    dist.init_process_group(ctx.lane.backend)
+    ranks = ctx.world_size if context else 1
+    parallel_state.initialize_model_parallel(context_parallel_size=ranks)
+    return _config(context_parallel_size=ranks, **settings)
+
+
+def _config(**settings: Any) -> TransformerConfig:
     return TransformerConfig(
         num_layers=1,
-        tensor_model_parallel_size=ctx.world_size,
-        sequence_parallel=ctx.world_size > 1,
         use_cpu_initialization=True,
         add_bias_linear=False,
         finalize_model_grads_func=finalize_model_grads,

@@ -58,7 +58,7 @@ def test_nothing_may_meet_the_conditions(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--upstream", "transformer"], ["mean transformers?", "accelerate, datasets"]),
+        (["--upstream", "transformer"], ["mean transformers?", "accelerate, ai2-olmo-core"]),
         (["--harm", "ruins"], ["no harm 'ruins'", "ruins training, loses data"]),
         (["--visibility", "loud"], ["silent, visible in the loss, raises"]),
     ],

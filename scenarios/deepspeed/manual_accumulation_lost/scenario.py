@@ -1,0 +1,149 @@
+"""With several backward passes before a step, ZeRO stages 1 and 2 train the last one alone.
+
+A loop that accumulates by itself, with ``gradient_accumulation_steps`` of 1, is right in plain
+torch and at stage 0: it divides each loss by the number of micro-batches, calls ``backward`` for
+each, and then ``step`` once. At stages 1 and 2 all gradients but the last are computed and dropped.
+The losses are right, all ranks agree, and the training makes progress. open-instruct trained like
+this until it was found. In 0.17.5 such a loop is right, and 0.18.2 stops with a TypeError. In
+0.18.3 it goes on with the last gradient.
+
+Root cause: with one micro-batch in a step, DeepSpeed takes each backward pass for the last before a
+step. At the last one ``independent_gradient_partition_epilogue`` moves the sum of the gradients
+to where the step reads it, and begins a new sum. The next backward pass replaces what is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.bugs import api
+from scenarios.common import applied, usual_checks
+from scenarios.common.line_edits import left_out
+
+
+@dataclass
+class Params(api.Knobs):
+    backwards: int = api.knob(4, least=1, most=8, about="backward passes before each step")
+    zero_stage: int = api.knob(2, choices=(0, 1, 2), about="of ZeRO")
+    boundary: str = api.knob(
+        "default",
+        choices=("default", "marked", "unmanaged"),
+        about="who says which backward pass is the last: DeepSpeed, "
+        "set_gradient_accumulation_boundary, or step with managed_gradient_accumulation=False",
+    )
+    batch: int = api.knob(4, least=1, unit="rows", about="size of a rank's micro-batch")
+    steps: int = api.knob(5, least=1, about="of training")
+    lr: float = api.knob(0.1, above=0, about="of SGD")
+
+
+FILE = "deepspeed/runtime/zero/stage_1_and_2.py"
+
+
+def sum_kept(function: Any) -> api.Edits:
+    """The sum of the gradients is kept until the step, which clears it."""
+    import libcst.matchers as m
+
+    target = m.AssignTarget(m.Subscript(m.Attribute(attr=m.Name("all_grad_tensors"))))
+    line = m.SimpleStatementLine([m.Assign([target], m.Name("None"))])
+    yield from left_out(iter(m.findall(function, line)))
+
+
+REMEDY = api.Defect(
+    upstream="deepspeed",
+    file=FILE,
+    scope="DeepSpeedZeroOptimizer.independent_gradient_partition_epilogue",
+    edit=sum_kept,
+    about="our remedy, for loops without reentrant checkpointing: the sum of the gradients is kept "
+    "until the step",
+)
+
+SCENARIO = api.Scenario(
+    report=(
+        "Fix ZeRO-2 discarding gradients during manual accumulation",
+        "https://github.com/allenai/open-instruct/pull/1498",
+        "https://github.com/deepspeedai/DeepSpeed/issues/8183",
+    ),
+    fix="the default is as before; 0.19.4 has an option for such loops, "
+    "https://github.com/deepspeedai/DeepSpeed/pull/8203",
+    symptom="with gradient_accumulation_steps=1 every backward pass resets the accumulator, so "
+    "that only the last micro-batch's gradient survives to the step",
+    trigger="ZeRO stage 1 or 2, and several backward passes before a step, though "
+    "gradient_accumulation_steps is 1",
+    remedy="set gradient_accumulation_steps and call step after each backward pass, or call "
+    "set_gradient_accumulation_boundary before each backward pass",
+    pins={"deepspeed": "0.19.8"},
+    harm="loses data",
+    visibility="silent",
+    settings={
+        "zero_stage": (1, 2),
+        "gradient_accumulation_steps": 1,
+        "code": api.by_code("backward is called several times before a step"),
+    },
+    files=(FILE,),
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
+        "stage_1": api.expect_symptom(about="0.19.8 at ZeRO stage 1", params={"zero_stage": 1}),
+        "control": api.control("0.19.8 with one backward pass", params={"backwards": 1}),
+        "stage_0": api.control("0.19.8 at ZeRO stage 0", params={"zero_stage": 0}),
+        "marked": api.control(
+            "0.19.8, the loop marks the last backward pass", params={"boundary": "marked"}
+        ),
+        "unmanaged": api.control(
+            "0.19.8 with managed_gradient_accumulation=False", params={"boundary": "unmanaged"}
+        ),
+    },
+)
+
+
+oracle = applied.Applied(
+    applied.Step,
+    applied.last_only,
+    parts=lambda at: at.params.backwards,
+    replicas=True,
+    loss="parts",
+    checks=[usual_checks.loss_ends_higher],
+)
+
+
+def run(ctx: api.Context) -> None:
+    """Fit a linear map with SGD in a loop that accumulates by itself; compare each step with plain
+    torch's gradients."""
+    from scenarios.common import linear, plain_torch
+    from scenarios.deepspeed import _regression as regression
+
+    p = ctx.params
+    own = {"managed_gradient_accumulation": False} if p.boundary == "unmanaged" else {}
+    engine = regression.engine(
+        ctx,
+        regression.sgd(p.lr),
+        train_micro_batch_size_per_gpu=p.batch,
+        zero_allow_untested_optimizer=True,
+        zero_optimization={"stage": p.zero_stage},
+        **own,
+    )
+    data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, 5.0, 0.1)
+    for step in api.each(p.steps):
+        batches = [next(data) for _ in range(p.backwards)]
+        update = plain_torch.Update(linear.of(engine.module), engine.module, *batches)
+        losses = []
+        for number, rows in enumerate(batches, 1):
+            if p.boundary == "marked":
+                engine.set_gradient_accumulation_boundary(number == p.backwards)
+            inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in rows)
+            loss = linear.loss(engine(inputs), labels)
+            engine.backward(loss / p.backwards)
+            losses.append(float(loss.detach()))
+        engine.step()
+        ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """ZeRO was at stage 1 or 2, and several backward passes came before each step, which DeepSpeed
+    had to tell apart."""
+    p = records.params
+    text = f"{p.backwards} backward passes before a step, at stage {p.zero_stage}"
+    text += f"; the boundary was: {p.boundary}"
+    lost = p.backwards > 1 and p.zero_stage > 0 and p.boundary == "default"
+    return api.Exercise.of(lost, text)

@@ -1,0 +1,175 @@
+"""set_optimizer_state_dict drops the state of weights that are frozen at the load.
+
+Some trainings freeze a part of a model for a while: a generator while the critic learns, a backbone
+during a warmup, layers that are unfrozen one by one. If such a training is resumed while a part is
+frozen, the loaded optimizer has no state for that part, although the checkpoint has it. Once the
+part is unfrozen, Adam begins anew there: its count is 0, its moments are lost, and each first
+update is a full learning rate long. The weights and the first losses are right.
+
+Root cause: ``_split_optim_state_dict`` picks the state of each weight from the checkpoint only if
+the weight requires a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.bugs import api
+from scenarios.common import continued
+
+
+@dataclass
+class Params(api.Knobs):
+    frozen: str = api.knob(
+        "before",
+        choices=("before", "after", "never"),
+        about="when the first layer is frozen: before the load, after it, or never",
+    )
+    done: int = api.knob(20, least=1, unit="steps", about="before the save, with nothing frozen")
+    pause: int = api.knob(2, least=1, unit="steps", about="after the save with the layer frozen")
+    more: int = api.knob(5, least=2, unit="steps", about="after the save")
+    lr: float = api.knob(0.01, above=0, about="of Adam")
+    rows: int = api.knob(4, least=1, unit="rows", about="in a batch")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pause >= self.more:
+            raise ValueError("pause must be less than more: the layer is unfrozen after it")
+
+
+FITS = "torch>=2.6"
+"""Releases whose function the remedy fits."""
+
+
+def by_checkpoint(function: Any) -> api.Edits:
+    """The state of a weight is loaded if the checkpoint has it."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    for node in m.findall(function, m.If(m.Attribute(attr=m.Name("requires_grad")))):
+        test = cst.parse_expression("param.requires_grad or fqn in optim_state_dict['state']")
+        yield node, cst.ensure_type(node, cst.If).with_changes(test=test)
+
+
+REMEDY = api.Defect(
+    upstream="torch",
+    file="torch/distributed/checkpoint/state_dict.py",
+    scope="_split_optim_state_dict",
+    edit=by_checkpoint,
+    about="our remedy, with the effect of upstream's pull request 192307: the state of a weight is "
+    "loaded if the checkpoint has it",
+    fits=FITS,
+)
+
+SCENARIO = api.Scenario(
+    report=(
+        "[DCP] Optimizer states for frozen parameters are dropped during loading and prevent "
+        "partial state initialization",
+        "https://github.com/pytorch/pytorch/issues/192202",
+    ),
+    fix="https://github.com/pytorch/pytorch/pull/192307 is in no release as of torch 2.15.0",
+    symptom="set_optimizer_state_dict silently drops the saved state of parameters that were "
+    "trained and later frozen",
+    trigger="set_optimizer_state_dict or set_state_dict while weights are frozen that were trained "
+    "before, and that are trained again later",
+    remedy="load the optimizer's state first, and freeze the weights afterwards",
+    pins={"torch": "2.13.0"},
+    releases=FITS,
+    harm="wrong resume",
+    visibility="silent",
+    settings={"code": api.by_code("a part of the model is frozen when the optimizer is loaded")},
+    ranks=1,
+    launches=continued.LAUNCHES,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
+        "control": api.control("the release, nothing is frozen", params={"frozen": "never"}),
+        "after": api.control(
+            "the release, the layer is frozen after the load", params={"frozen": "after"}
+        ),
+    },
+)
+
+
+def begun_anew(
+    steps: Sequence[api.Record], whole: Sequence[api.Record], records: api.Records
+) -> bool:
+    """After the resume Adam has forgotten the steps of the frozen layer, but not those of the other
+    layer. While the layer is frozen, each loss is right."""
+    p = records.params
+    pairs = list(zip(steps, whole[p.done :], strict=True))
+    return all(
+        step["count"] == expected["count"] - p.done and step["other"] == expected["other"]
+        for step, expected in pairs
+    ) and all(step["loss"] == expected["loss"] for step, expected in pairs[: p.pause])
+
+
+oracle = continued.Continued(
+    begun_anew,
+    facts=lambda at: {
+        "loss": api.NUMBER,
+        "count": api.COUNT,
+        "other": api.COUNT,
+        "moved": api.SIZE,
+    },
+    fact="moved",
+    noun="mean update of a weight of the first layer",
+    unit="learning rates",
+    checks={"other": "Adam's count of the other layer"},
+)
+
+
+def run(ctx: api.Context) -> None:
+    """Train two layers with Adam, save, and go on with the first one frozen for some steps; or
+    load, and go on like this."""
+    import torch
+    from torch import nn
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    from scenarios.common import linear
+
+    p = ctx.params
+    layer, head = nn.Linear(linear.FEATURES, 8), nn.Linear(8, linear.OUTPUTS)
+    model = nn.Sequential(layer, nn.Tanh(), head)
+    model.to(ctx.device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=p.lr)
+    file, first, last = ctx.folder / "saved.pt", layer.weight, head.weight
+    data = linear.batches(ctx, linear.model().to(ctx.device), p.rows, distance=5.0, noise=0.1)
+    rows = [next(data) for _ in range(p.done + p.more)]
+    if ctx.launch == continued.RESUMED:
+        layer.requires_grad_(p.frozen != "before")
+        weights, state = torch.load(file, map_location=ctx.device)
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+    for step in continued.steps(ctx):
+        paused = p.done < step <= p.done + p.pause
+        layer.requires_grad_(not paused or p.frozen == "never")
+        inputs, labels = rows[step - 1]
+        loss = linear.loss(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        before = first.detach().clone()
+        optimizer.step()
+        ctx.record(
+            "step",
+            step,
+            loss=float(loss.detach()),
+            count=_count(optimizer, first),
+            other=_count(optimizer, last),
+            moved=float((first.detach() - before).abs().mean()) / p.lr,
+        )
+        if ctx.launch == continued.WHOLE and step == p.done:
+            torch.save(get_state_dict(model, optimizer), file)
+
+
+def _count(optimizer: Any, weight: Any) -> int:
+    """The steps that Adam has counted for a weight."""
+    return int(optimizer.state[weight]["step"]) if weight in optimizer.state else 0
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """The layer was frozen before the optimizer's state was loaded."""
+    frozen = records.params.frozen
+    when = "never" if frozen == "never" else f"{frozen} the load"
+    return api.Exercise.of(frozen == "before", f"the first layer was frozen {when}")
