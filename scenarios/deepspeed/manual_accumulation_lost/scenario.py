@@ -114,7 +114,9 @@ def run(ctx: api.Context) -> None:
     from scenarios.deepspeed import _regression as regression
 
     p = ctx.params
-    own = {"managed_gradient_accumulation": False} if p.boundary == "unmanaged" else {}
+    own: dict[str, Any] = {}
+    if p.boundary == "unmanaged":
+        own["managed_gradient_accumulation"] = False
     engine = regression.engine(
         ctx,
         regression.sgd(p.lr),
