@@ -22,6 +22,11 @@ def test_each_bug_that_maintainers_do_not_know_has_a_proposal() -> None:
     assert not without, "write proposal.py: an edit of upstream that mends the bug"
 
 
+SURELY = {"fp16_overflow_stage0": ["scenario.lr=0.24"]}
+"""With these overrides the trigger occurs on every machine: with the patch, the rate of the scenario
+overflows at step 115, or not at all, as the processor rounds."""
+
+
 @pytest.mark.launch
 @pytest.mark.slow
 @pytest.mark.by_day(6)
@@ -38,5 +43,6 @@ def test_the_proposal_mends_the_newest_release_that_has_the_bug(
     patch = tmp_path / "proposal.diff"
     patch.write_text(capsys.readouterr().out)
     words = [f"scenario={name}", "variant=released", pin, f"patch={patch}", f"runs={tmp_path}"]
+    words += SURELY.get(name, [])
     assert main(["run", *words]) == 0
     assert "released   clean" in capsys.readouterr().out
