@@ -23,7 +23,7 @@ def test_each_bug_that_maintainers_do_not_know_has_a_proposal() -> None:
 
 
 SURELY = {"fp16_overflow_stage0": ["scenario.lr=0.24"]}
-"""With these overrides the trigger occurs on every machine: with the patch, the rate of the scenario
+"""With these overrides the trigger occurs on every machine. With the patch, the scenario's own rate
 overflows at step 115, or not at all, as the processor rounds."""
 
 
