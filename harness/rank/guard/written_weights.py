@@ -28,7 +28,11 @@ def written_weights(
     """What a file gets as the weights of the whole model; None if it gets something else. ``first``
     has the bit sums of all weights at the beginning, or nothing if this rank has but a part."""
     found = dict(islice(leaves(content, (), "param_groups"), MOST_LEAVES))
-    names = {n: one.described for n, one in enumerate(watched) if one.described.optimized}
+    first_numbers: dict[str, int] = {}  # another model of the process may have the same names
+    for number, one in enumerate(watched):
+        if one.described.optimized:
+            first_numbers.setdefault(one.described.name, number)
+    names = {number: watched[number].described for number in first_numbers.values()}
     place = next((one for one in MAIN if _has_all(found, one, names.values())), None)
     if place is None or not names:
         return None
