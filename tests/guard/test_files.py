@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
-from harness.rank.guard.parameters import Modules
+from harness.rank.guard.parameters import Modules, watched
 from harness.rank.guard.posts import LAST, packed, unpacked
 from harness.rank.guard.training import Training
+from harness.rank.guard.written_weights import VALUES, written_weights
 
 Weights = dict[str, Tensor]
 
@@ -75,3 +77,22 @@ def test_file_with_other_weights_is_told(content: Any, kinds: list[str]) -> None
 
 def test_weights_alone_may_be_those_of_the_beginning() -> None:
     assert told(lambda first, now: {"model": first}, has_optimizer=False) == []
+
+
+def test_another_model_with_the_same_names_is_not_looked_at() -> None:
+    models = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], 0.1)
+    watched_weights = [
+        replace(one, described=replace(one.described, name=name))
+        for one, name in zip(
+            watched(optimizer, Modules(), set()), ["weight", "bias", "weight", "bias"], strict=False
+        )
+    ]
+    content = {"model": models[0].state_dict()}
+    first = torch.zeros(len(watched_weights), dtype=torch.int64)
+    result = written_weights("saved", 1, "last.ckpt", watched_weights, first, content)
+    assert result is not None
+    assert [(part.name, part.kind) for part, _ in result[1]] == [
+        ("weight", VALUES),
+        ("bias", VALUES),
+    ]
