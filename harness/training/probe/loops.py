@@ -38,7 +38,7 @@ TRAINER_RESUME = (
 
 USUAL = {
     "accelerated.py": Usual(OWN, SAVE, RESUME),
-    "contrastive.py": Usual("--batch-size {rows}"),
+    "barlow.py": Usual("--batch-size {rows}"),
     "dcp.py": Usual(OWN, SAVE, RESUME),
     "ddp.py": Usual(OWN, SAVE, RESUME),
     "dpo.py": Usual(f"{TRAINER} --use_cpu --bf16 false --max_length 32", *TRAINER_RESUME),
