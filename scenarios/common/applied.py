@@ -8,12 +8,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeVar
 
 from harness.bugs import api
 from scenarios.common import plain_loss
-from scenarios.common.gradient import CUT, TOLERANCE, Gradient
+from scenarios.common.gradient import TOLERANCE, Gradient
+
+CUT = 1e-2
+"""Combinations of the parts of a gradient that are shorter than this part of the longest one are
+ignored: they would explain rounding errors by shares of any size."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,7 @@ class Applied(Gradient[S]):
     """Describes the wrong steps."""
     reason: str = ""
     instead: Mapping[str, Judge[S]] = field(default_factory=dict)
+    """Other bugs of the catalogue, by name, and what holds for every step with them."""
     checks: Sequence[api.Check] = ()
     """Checks that miss the bug."""
     picture: api.Pictures = ratios
@@ -202,6 +207,14 @@ class Applied(Gradient[S]):
 
     def describe(self, wrong_steps: Sequence[S], records: api.Records) -> Iterable[str]:
         return self.words(wrong_steps, records)
+
+    def detect(self, records: api.Records) -> api.Finding | None:
+        """The finding that steps applied another gradient than plain torch's mean."""
+        finding = super().detect(records)
+        if not finding or finding.documented:
+            return finding
+        others = (name for name, judge in self.instead.items() if self.are_all(judge, records))
+        return replace(finding, another=next(others, ""))
 
     def odd(self, records: api.Records) -> Iterable[str]:
         """The loss is not plain torch's: then what was applied explains nothing."""

@@ -1,7 +1,6 @@
 """Did each row of an epoch come once?
 
-``rows`` has the records. ``orders`` also judges the order of the rows, and ``stops`` runs that were
-stopped and resumed.
+``rows`` has the records. ``orders`` judges the order of rows, ``stops`` stopped and resumed runs.
 """
 
 from __future__ import annotations
@@ -59,8 +58,9 @@ often = api.grid(
 
 @dataclass(frozen=True)
 class Epochs:
-    """The oracle of scenarios whose epochs do not have each row once. The parameters ``rows`` and
-    ``epochs`` are the numbers of rows and epochs."""
+    """The oracle of scenarios whose epochs do not have each row once.
+
+    The parameters ``rows`` and ``epochs`` are their numbers."""
 
     documented: Callable[[Sequence[Fault], api.Records], bool]
     """Whether faults are the documented symptom, which is its docstring on the bug's page."""
@@ -104,8 +104,7 @@ class Epochs:
 def uncovered(
     epochs: Mapping[int, Ranks], shares: Mapping[int, Ranks], total: int, spare: int, when: str = ""
 ) -> Iterator[Fault]:
-    """The epochs in which more than ``spare`` of ``total`` rows never come, or rows come twice, or
-    the ranks' shares are uneven."""
+    """The epochs in which over ``spare`` rows never come, rows come twice, or shares are uneven."""
     for epoch, ranks in epochs.items():
         draws, lengths = together(ranks), list(map(len, shares[epoch]))
         never, again = total - len(set(draws)), len(draws) - len(set(draws))

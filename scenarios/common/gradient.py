@@ -7,18 +7,13 @@ Others compare it in their own way, in a subclass of ``Gradient``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from harness.bugs import api
 
 TOLERANCE = 1e-3
 """How far (as a fraction) a gradient may be from another. Rounding in fp32 moves it by 1e-5."""
-
-CUT = 1e-2
-"""Combinations of the parts of a gradient that are shorter than this part of the longest one are
-ignored: they would explain rounding errors by shares of any size."""
 
 S = TypeVar("S", bound=api.Entry)
 """What is recorded of a step."""
@@ -37,13 +32,9 @@ class Gradient(Generic[S]):
     """Checks that miss the bug."""
     unit: str = "of the right gradient"
     """Of the error."""
-    parameters: Sequence[str] = ()
-    """Those that the bug is about, if they have names."""
     reason: str = ""
     """A line for the documented finding: what explains it. ``{ranks}`` stands for their number,
     ``{share}`` for one divided by it, and the name of a parameter for its value."""
-    instead: Mapping[str, Callable[[Any, api.Records], bool]] = MappingProxyType({})
-    """Other bugs of the catalogue, by name, and what holds for every step with them."""
 
     def is_right(self, step: S, records: api.Records) -> bool:
         """Whether a step applied the right gradient."""
@@ -71,28 +62,27 @@ class Gradient(Generic[S]):
         names = {"ranks": ranks, "share": 1 / ranks, **vars(records.params)}
         return filter(None, [self.reason.format(**names)])
 
+    def are_all(self, judge: Callable[[S, api.Records], bool], records: api.Records) -> bool:
+        """Whether all steps are wrong in one way, which ``judge`` knows, and nothing else is."""
+        steps = records.typed(self.step, self.kind)
+        some_wrong = any(not self.is_right(step, records) for step in steps)
+        return some_wrong and not any(self.odd(records)) and all(judge(s, records) for s in steps)
+
     def detect(self, records: api.Records) -> api.Finding | None:
         """The finding that steps applied another gradient than the right one."""
         steps, odd = records.typed(self.step, self.kind), list(self.odd(records))
         wrong_steps = [step for step in steps if not self.is_right(step, records)]
         if not (wrong_steps or odd):
             return None
-
-        def all_are(judge: Callable[[S, api.Records], bool]) -> bool:
-            return bool(wrong_steps) and not odd and all(judge(step, records) for step in steps)
-
-        documented = all_are(self.is_documented)
-        others = (name for name, judge in self.instead.items() if all_are(judge))
+        documented = self.are_all(self.is_documented, records)
         lines = [*odd, *(self.describe(wrong_steps, records) if wrong_steps else ())]
         lines += self.explain(steps, records) if documented else ()
         reported_steps = wrong_steps or steps
         return api.Finding(
             "\n".join(lines),
             step=min(step.step for step in reported_steps),
-            parameters=tuple(self.parameters),
             ranks=tuple(sorted({step.rank for step in reported_steps})),
             magnitude=max(self.error(step, records) for step in reported_steps),
             unit=self.unit,
             documented=documented,
-            another="" if documented else next(others, ""),
         )

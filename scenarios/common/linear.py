@@ -6,7 +6,7 @@ loss is half the squared distance, a mean over rows; its Hessian is the inputs' 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +27,6 @@ def model() -> nn.Linear:
 def loss(outputs: Tensor, labels: Tensor) -> Tensor:
     """Half the squared distance, a mean over rows."""
     return (outputs - labels).square().sum(dim=-1).mean() / 2
-
-
-def of(module: nn.Module) -> Callable[[Mapping[str, Tensor], Rows], Tensor]:
-    """The loss of a module as a function of weights and rows, for ``plain_torch``."""
-
-    def call(weights: Mapping[str, Tensor], rows: Rows) -> Tensor:
-        inputs, labels = (part.to(next(iter(weights.values()))) for part in rows)
-        return loss(torch.func.functional_call(module, dict(weights), (inputs,)), labels)
-
-    return call
 
 
 def batches(

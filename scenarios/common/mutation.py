@@ -11,7 +11,7 @@ writes the results to ``mutations.json``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,3 +50,20 @@ def mutation(
         return Mutation(api.Defect(upstream, file, scope, edit, about), variant)
 
     return of
+
+
+def repeated(lines: Iterator[Any]) -> api.Edits:
+    """Run the line twice."""
+    import libcst as cst
+
+    for line in lines:
+        yield line, cst.FlattenSentinel([line, line.deep_clone()])
+
+
+def guarded(lines: Iterator[Any], condition: str) -> api.Edits:
+    """Run the line only if the condition holds."""
+    import libcst as cst
+
+    for line in lines:
+        body = cst.IndentedBlock([line])
+        yield line, cst.If(cst.parse_expression(condition), body)

@@ -24,17 +24,15 @@ in_order = api.grid(
 
 
 def unshuffled(records: api.Records) -> Iterator[Fault]:
-    """The epochs in which each rank has its rows in ascending order, and those that repeat another
-    epoch."""
+    """The epochs with the order of the dataset, and those with the order of another epoch."""
     earlier: dict[tuple[tuple[int, ...], ...], int] = {}
     epochs = by_epoch(records)
     for epoch, ranks in epochs.items():
         order = tuple(map(tuple, ranks))
-        share = 1 / len(epochs)
         if all(list(rows) == sorted(rows) for rows in ranks):
             text = f"epoch {epoch} has the rows in the order of the dataset"
-            yield Fault(Unit.UNSHUFFLED, epoch, share, text)
+            yield Fault(Unit.UNSHUFFLED, epoch, 1 / len(epochs), text)
         if order in earlier:
             text = f"epoch {epoch} has the order of epoch {earlier[order]}"
-            yield Fault(Unit.REPEATED, epoch, share, text)
+            yield Fault(Unit.REPEATED, epoch, 1 / len(epochs), text)
         earlier.setdefault(order, epoch)

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from harness.detectors import arithmetic
-from scenarios.common.gradient import CUT
+from scenarios.common.applied import CUT
 
 Loss = Callable[[Mapping[str, Tensor], Any], Tensor]
-"""A mean over the rows of a micro-batch, as a function of the weights and the micro-batch.
-``torch.func.functional_call`` makes such a function of a module."""
+"""A mean over the rows of a micro-batch, as a function of the weights and the micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,16 @@ class Plain:
     def loss(self) -> float:
         """The mean of the micro-batches' losses."""
         return sum(self.losses) / len(self.losses)
+
+
+def loss_of(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> Loss:
+    """The loss of a module whose micro-batches are inputs and labels."""
+
+    def call(weights: Mapping[str, Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, labels = (part.to(next(iter(weights.values()))) for part in rows)
+        return loss(torch.func.functional_call(module, dict(weights), (inputs,)), labels)
+
+    return call
 
 
 def differentiate(loss: Loss, weights: Mapping[str, Tensor], micro_batches: Iterable[Any]) -> Plain:

@@ -65,7 +65,7 @@ def train_by(
     from scenarios.common import linear, plain_torch
 
     p = ctx.params
-    plain_loss = linear.of(reference)
+    plain_loss = plain_torch.loss_of(reference, linear.loss)
     data = linear.batches(ctx, reference, p.rows, distance=2.0, noise=0.5)
     for step, batch in zip(api.each(p.steps), data, strict=False):
         parts = list(zip(*(part.chunk(ctx.world_size) for part in batch), strict=True))

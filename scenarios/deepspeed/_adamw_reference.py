@@ -50,18 +50,18 @@ class Beside:
         self.loss = self.right.step(rows)
         self.ahead.step(rows)
 
-    def facts(self, engine: Any, weights: Mapping[str, Tensor], lr: float) -> dict[str, Any]:
+    def facts(self, optimizer: Any, weights: Mapping[str, Tensor], lr: float) -> dict[str, Any]:
         """What to record of a step besides its loss; ``weights`` are those that Adam updates."""
         return {
             "reference_loss": self.loss,
-            "count": counted(engine),
+            "count": counted(optimizer),
             "strayed": self.right.distance(weights) / lr,
             "strayed_ahead": self.ahead.distance(weights) / lr,
         }
 
 
-def counted(engine: Any) -> int:
+def counted(optimizer: Any) -> int:
     """How many steps Adam has counted: its own count decides how it corrects its moments."""
-    base = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    base = getattr(optimizer, "optimizer", optimizer)
     counts = {int(state["step"]) for state in base.state.values() if "step" in state}
     return max(counts, default=0)

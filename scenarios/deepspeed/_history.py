@@ -19,6 +19,3 @@ BEFORE_WRAPPING = api.Absent(
     "only since 0.17.6 bf16 without ZeRO has another optimizer than BF16_Optimizer",
     "https://github.com/deepspeedai/DeepSpeed/pull/7515",
 )
-LOAD_RAISES = api.Absent(
-    "deepspeed>=0.10.1,<0.11.1", "BF16_Optimizer raises an error when it loads a checkpoint"
-)

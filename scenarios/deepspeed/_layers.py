@@ -67,7 +67,7 @@ class Stage:
     """This rank's stage of the pipeline, beside plain torch over all layers."""
 
     def __init__(self, ctx: api.Context, engine: Any) -> None:
-        self.engine, self.whole = engine, linear.of(layers(ctx.seed))
+        self.engine, self.whole = engine, plain_torch.loss_of(layers(ctx.seed), linear.loss)
 
     def begin(self, micro_batches: list[Rows]) -> None:
         """Call it before a step on these micro-batches, on all ranks at once."""

@@ -31,6 +31,8 @@ def train(
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, distance, noise)
     for step in api.each(p.steps):
         rows = [next(data) for _ in range(micro_batches)]
-        update = plain_torch.Update(linear.of(engine.module), engine.module, *rows)
+        update = plain_torch.Update(
+            plain_torch.loss_of(engine.module, linear.loss), engine.module, *rows
+        )
         losses = [regression.step(ctx, engine, part) for part in rows]
         ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))

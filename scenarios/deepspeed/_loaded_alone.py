@@ -127,13 +127,6 @@ def client_state_wrong(records: api.Records, tag: str) -> dict[str, bool]:
     return {"client_state is not that of the tag": wrong}
 
 
-def first_loss_higher(records: api.Records) -> dict[str, bool]:
-    """The loss after the load is far below that of weights that were not trained."""
-    first = records.of("step", 0)[0]["loss"]
-    after = records.of("loaded", 0)[0]["loss"]
-    return {"the loss after the load is above the first of the training": after > first}
-
-
 distances = api.bars(
     "Distance of the loaded weights from others",
     f"without the bug the weights are those of '{EARLIER}', at a distance of 0",

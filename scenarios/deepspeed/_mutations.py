@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.line_edits import calling, guarded, left_out, stepping
-from scenarios.common.mutation import mutation
+from scenarios.common.line_edits import calling, left_out
+from scenarios.common.mutation import guarded, mutation
 
 ENGINE = "deepspeed/runtime/engine.py"
 ZERO_1_2 = "deepspeed/runtime/zero/stage_1_and_2.py"
@@ -39,4 +39,4 @@ def no_clipping(function: Any) -> api.Edits:
     "steps with the part of the weights that rank 0 holds, and with no other",
 )
 def rank_0_alone_steps(function: Any) -> api.Edits:
-    yield from guarded(stepping(function), "dist.get_rank() == 0")
+    yield from guarded(calling(function, "step", of="optimizer"), "dist.get_rank() == 0")

@@ -51,7 +51,7 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
     data = exact.batches(ctx, ctx.world_size * BATCH)
     rows = [next(data) for _ in range(micro_batches)]
     before = masters(engine)
-    loss = linear.of(engine.module)
+    loss = plain_torch.loss_of(engine.module, linear.loss)
     whole = plain_torch.differentiate(loss, before, rows)
     by_rank = [
         plain_torch.differentiate(

@@ -4,11 +4,9 @@ import it inside ``run``."""
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from harness.bugs import api
 from scenarios.common import linear
@@ -39,17 +37,3 @@ def rows(ctx: api.Context, count: int) -> list[Rows]:
     size = (count, ctx.world_size * BATCH, linear.FEATURES)
     inputs = torch.randn(size, generator=generator)
     return [(part.to(ctx.device), (part @ weight.T).to(ctx.device)) for part in inputs]
-
-
-def saved_weights(folder: Path, rank: int, module: Any = None) -> dict[str, Tensor]:
-    """Save the module's weights beside the checkpoint, or load them if no module is given."""
-    file = folder / f"weights_{rank}.pt"
-    if module is not None:
-        torch.save({n: p.detach().clone() for n, p in module.named_parameters()}, file)
-    weights: dict[str, Tensor] = torch.load(file, weights_only=True)
-    return weights
-
-
-def differing(module: Any, weights: dict[str, Tensor]) -> int:
-    """How many weights of a module differ from these."""
-    return sum(int((p.detach() != weights[n]).sum()) for n, p in module.named_parameters())

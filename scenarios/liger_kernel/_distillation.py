@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
-from scenarios.transformers import _features as features
+from scenarios.common import features
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from harness.bugs import api
@@ -109,12 +109,16 @@ class Scaled(gradient.Gradient[Step]):
     picture: api.Pictures = auxiliary
     step = Step
     unit = "of the auxiliary loss's gradient"
-    parameters = ("router.weight",)
 
     @staticmethod
     def plan(at: api.Position) -> api.Plan:
         """Each step."""
         return {"step": api.Kind(Step.shapes(), api.each(at.params.steps))}
+
+    def detect(self, records: api.Records) -> api.Finding | None:
+        """The finding that the router's weight got another gradient than the right one."""
+        finding = super().detect(records)
+        return finding and replace(finding, parameters=("router.weight",))
 
     def is_right(self, step: Step, records: api.Records) -> bool:
         return step.has(1, 1)

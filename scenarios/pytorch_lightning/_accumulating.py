@@ -51,7 +51,9 @@ class Map(LightningModule):  # type: ignore[misc]
         """The loss of a micro-batch, which has this number in the epoch."""
         if not self.losses:
             window = self.batches[number : number + self.ctx.params.accumulation]
-            self.update = plain_torch.Update(linear.of(self.map), self.map, *window)
+            self.update = plain_torch.Update(
+                plain_torch.loss_of(self.map, linear.loss), self.map, *window
+            )
         loss = linear.loss(self.map(rows[0]), rows[1])
         self.losses.append(float(loss.detach()))
         return loss

@@ -50,8 +50,7 @@ def fit(
 ) -> None:
     """Train on ``loader``, which Lightning shards, and record the rows.
 
-    A record has the rows of ``parts`` of Lightning's epochs. At the start of each epoch ``begin``
-    is called with the epoch's number.
+    A record has the rows of ``parts`` of Lightning's epochs. Each starts with ``begin(number)``.
     """
     several = ctx.world_size > 1
     Trainer(

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
-from scenarios.transformers import _features as features
+from scenarios.common import features
+from scenarios.transformers._sizes import VOCABULARY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +96,7 @@ def _rows(ctx: api.Context, rank: int) -> list[Tensor]:
 
     draw = torch.Generator().manual_seed(ctx.seed + rank)
     lengths = range(ctx.params.length, ctx.params.length + ctx.params.packed)
-    return [torch.randint(3, features.VOCABULARY, (length,), generator=draw) for length in lengths]
+    return [torch.randint(3, VOCABULARY, (length,), generator=draw) for length in lengths]
 
 
 def _apart(model: Any, rows: Sequence[Tensor], device: Any) -> Tensor:

@@ -8,12 +8,13 @@ gradients is loaded with the same plan, so upstream's own code splits them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
-from scenarios.transformers import _features as features
+from scenarios.common import features
+from scenarios.transformers._sizes import VOCABULARY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,12 +30,26 @@ COPIED = ("act_fn", "q_norm", "k_norm")
 """Modules of which each rank has a copy, although their inputs are split."""
 
 
-def oracle(*modules: str) -> features.Feature:
-    """Each rank has only its own part of the gradient of one of these modules."""
-    explanation = (
+@dataclass(frozen=True)
+class SplitModel(features.Feature):
+    """The oracle of scenarios in which each rank has only its own part of a gradient."""
+
+    reason: str = (
         "the gradients of the ranks add up to the right one: each rank has a part of it alone"
     )
-    return features.Feature(explanation, modules, replicas=False, checks=())
+    checks: Sequence[api.Check] = ()
+    modules: Sequence[str] = ()
+    """The modules that the bug is about: the gradient of one of them must be wrong. Others may be
+    wrong as well, in the same way."""
+
+    def plan(self, at: api.Position) -> api.Plan:
+        """One step, with the gradient of each parameter, which the ranks do not share."""
+        return {"step": api.Kind(features.Step.shapes(gradients=features.COMPARED), (1,))}
+
+    def documented(self, step: features.Step, records: api.Records) -> bool:
+        """Some gradients are not those without the feature, but those that the fault gives."""
+        about = any(set(self.modules) & set(name.split(".")) for name in step.off)
+        return (about or not step.off) and super().documented(step, records)
 
 
 def differentiate(ctx: api.Context, make: Callable[[], Any]) -> None:
@@ -50,7 +65,7 @@ def differentiate(ctx: api.Context, make: Callable[[], Any]) -> None:
     model = make().to(ctx.device).eval()
     draw = torch.Generator().manual_seed(ctx.seed)
     size = (ctx.params.rows, ctx.params.length)
-    tokens = torch.randint(3, features.VOCABULARY, size, generator=draw).to(ctx.device)
+    tokens = torch.randint(3, VOCABULARY, size, generator=draw).to(ctx.device)
     split = _split(ctx, model, "weights")
     whole_gradients = features.of_losses(model, [model(input_ids=tokens, labels=tokens).loss])
     loss = split(input_ids=tokens, labels=tokens).loss

@@ -173,7 +173,7 @@ def run(ctx: api.Context) -> None:
         for inputs, labels in loader:
             step += 1
             window.append((inputs, labels))
-            update = plain_torch.Update(linear.of(plain), plain, *window)
+            update = plain_torch.Update(plain_torch.loss_of(plain, linear.loss), plain, *window)
             with accelerator.accumulate(model):
                 loss = linear.loss(model(inputs), labels)
                 accelerator.backward(loss)

@@ -52,7 +52,9 @@ def train(ctx: api.Context) -> None:
     for step in range(1, p.steps + 1):
         before = _local(weights)
         values = {n: weight.full_tensor().detach().double() for n, weight in weights.items()}
-        expected = plain_torch.differentiate(linear.of(plain), values, [rows])
+        expected = plain_torch.differentiate(
+            plain_torch.loss_of(plain, linear.loss), values, [rows]
+        )
         outputs = model(inputs)
         loss = linear.loss(outputs.float(), labels)
         accelerator.backward(loss)
@@ -70,7 +72,7 @@ def train(ctx: api.Context) -> None:
             "step",
             step,
             loss=float(loss.detach()),
-            reference_loss=float(linear.of(plain)(values, (inputs, labels))),
+            reference_loss=float(plain_torch.loss_of(plain, linear.loss)(values, (inputs, labels))),
             weights=_dtype(weights["weight"]),
             state=_dtype(state),
             from_fp32=fp32,

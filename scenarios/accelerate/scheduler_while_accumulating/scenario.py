@@ -147,7 +147,9 @@ def run(ctx: api.Context) -> None:
         window.append(batch)
         if accelerator.sync_gradients:
             step += 1
-            torchs = plain_torch.differentiate(linear.of(plain), before, window)
+            torchs = plain_torch.differentiate(
+                plain_torch.loss_of(plain, linear.loss), before, window
+            )
             facts = plain_torch.facts(torchs, before, plain_torch.copied(plain), 1.0)
             ctx.record("step", step, loss=sum(losses) / len(losses), **facts)
             window, losses = [], []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.line_edits import calling, guarded, left_out, repeated
-from scenarios.common.mutation import mutation
+from scenarios.common.line_edits import calling, left_out
+from scenarios.common.mutation import guarded, mutation, repeated
 
 OPTIMIZER = "deepspeed/runtime/bf16_optimizer.py"
 UTILS = "deepspeed/runtime/utils.py"

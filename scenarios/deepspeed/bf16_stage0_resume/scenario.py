@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.deepspeed import _loaded
+from scenarios.deepspeed import _loaded as loaded_weights
 from scenarios.deepspeed._history import BEFORE_WRAPPING
 
 MORE = 2
@@ -79,13 +79,13 @@ def run(ctx: api.Context) -> None:
         for rows in data[: p.steps]:
             regression.step(ctx, engine, rows)
         ctx.record("saved", adam=_adam(engine))
-        restored.saved_weights(ctx.folder, ctx.rank, engine.module)
+        loaded_weights.saved_weights(ctx.folder, ctx.rank, engine.module)
         engine.save_checkpoint(str(ctx.folder / "checkpoint"), tag=restored.TAG)
     else:
         fresh = _adam(engine)
         engine.load_checkpoint(str(ctx.folder / "checkpoint"), tag=restored.TAG)
-        weights = restored.saved_weights(ctx.folder, ctx.rank)
-        differing = restored.differing(engine.module, weights)
+        weights = loaded_weights.saved_weights(ctx.folder, ctx.rank)
+        differing = loaded_weights.differing(engine.module, weights)
         ctx.record("loaded", fresh=fresh, adam=_adam(engine), differing=differing)
     for number, rows in enumerate(data[p.steps :], 1):
         ctx.record("step", number, loss=regression.step(ctx, engine, rows))
@@ -108,7 +108,7 @@ def _adam(engine: Any) -> dict[str, float]:
 def detect(records: api.Records) -> api.Finding | None:
     """The weights are those of the save, and Adam's state is that of a new engine."""
     saved, loaded = (records.of(kind) for kind in ("saved", "loaded"))
-    if lost := _loaded.weights_lost(records):
+    if lost := loaded_weights.weights_lost(records):
         return lost
     saved_adam, loaded_adam = ([state["adam"] for state in states] for states in (saved, loaded))
     if saved_adam == loaded_adam:
@@ -134,7 +134,7 @@ def exercised(records: api.Records) -> api.Exercise:
     return in_bf16 & api.Exercise.of(saved["mean"] > 0, text, "Adam had no state")
 
 
-insufficient_checks = _loaded.weights_differ
+insufficient_checks = loaded_weights.weights_differ
 
 
 def _counts(records: api.Records) -> list[tuple[str, float]]:

@@ -139,7 +139,7 @@ def run(ctx: api.Context) -> None:
             bf16={"enabled": p.precision == "bf16"},
         )
     data = exact.batches(ctx, ctx.world_size * p.batch)
-    loss_of = linear.of(engine.module)
+    loss_of = plain_torch.loss_of(engine.module, linear.loss)
     total: dict[str, torch.Tensor] = {}
     for step, rows in zip(api.each(p.steps), data, strict=False):
         weights = plain_torch.copied(engine.module, torch.float64)

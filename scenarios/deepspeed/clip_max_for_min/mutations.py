@@ -5,16 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.line_edits import (
-    calling,
-    followed,
-    guarded,
-    left_out,
-    repeated,
-    setting,
-    stepping,
-)
-from scenarios.common.mutation import mutation
+from scenarios.common.line_edits import calling, followed, left_out, setting
+from scenarios.common.mutation import guarded, mutation, repeated
 from scenarios.deepspeed._mutations import not_reduced
 
 ENGINE = "deepspeed/runtime/engine.py"
@@ -38,7 +30,7 @@ def norm_doubled(function: Any) -> api.Edits:
 
 @mutation(ENGINE, "DeepSpeedEngine._take_model_step", "clips, and never steps")
 def step_left_out(function: Any) -> api.Edits:
-    yield from left_out(stepping(function))
+    yield from left_out(calling(function, "step", of="optimizer"))
 
 
 @mutation(UTILS, "clip_grad_norm_", "the bug, but on rank 0 only", variant="buggy")

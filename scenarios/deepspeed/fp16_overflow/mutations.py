@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.line_edits import followed, repeated, setting, stepping
-from scenarios.common.mutation import mutation
+from scenarios.common.line_edits import calling, followed, setting
+from scenarios.common.mutation import mutation, repeated
 from scenarios.deepspeed._mutations import no_clipping, rank_0_alone_steps
 
 OPTIMIZER = "deepspeed/runtime/zero/stage_1_and_2.py"
@@ -17,7 +17,7 @@ ZERO = "DeepSpeedZeroOptimizer"
 
 @mutation(OPTIMIZER, f"{ZERO}._optimizer_step", "takes each step twice")
 def stepped_twice(function: Any) -> api.Edits:
-    yield from repeated(stepping(function))
+    yield from repeated(calling(function, "step", of="optimizer"))
 
 
 @mutation(

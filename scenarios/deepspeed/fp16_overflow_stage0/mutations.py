@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.line_edits import calling, followed, left_out, repeated, setting, stepping
-from scenarios.common.mutation import mutation
+from scenarios.common.line_edits import calling, followed, left_out, setting
+from scenarios.common.mutation import mutation, repeated
 from scenarios.deepspeed._mutations import no_clipping, rank_0_alone_steps
 
 OPTIMIZER = "deepspeed/runtime/fp16/unfused_optimizer.py"
@@ -46,7 +46,7 @@ def scale_quartered(function: Any) -> api.Edits:
 
 @mutation(OPTIMIZER, f"{UNFUSED}.step", "the bug, and takes each step twice", variant="buggy")
 def stepped_twice(function: Any) -> api.Edits:
-    yield from repeated(stepping(function))
+    yield from repeated(calling(function, "step", of="optimizer"))
 
 
 MUTATIONS = (

@@ -128,7 +128,9 @@ def run(ctx: api.Context) -> None:
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, 5.0, 0.1)
     for step in api.each(p.steps):
         batches = [next(data) for _ in range(p.backwards)]
-        update = plain_torch.Update(linear.of(engine.module), engine.module, *batches)
+        update = plain_torch.Update(
+            plain_torch.loss_of(engine.module, linear.loss), engine.module, *batches
+        )
         losses = []
         for number, rows in enumerate(batches, 1):
             if p.boundary == "marked":

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.bugs import api
-from scenarios.deepspeed import _loaded
+from scenarios.deepspeed import _loaded as loaded_weights
 from scenarios.deepspeed._history import BEFORE_BF16, NEVER_TAKEN
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def run(ctx: api.Context) -> None:
     if ctx.launch == "train":
         for number, rows in enumerate(data[: p.steps], 1):
             ctx.record("step", number, loss=regression.step(ctx, engine, rows))
-        restored.saved_weights(ctx.folder, ctx.rank, engine.module)
+        loaded_weights.saved_weights(ctx.folder, ctx.rank, engine.module)
         engine.save_checkpoint(folder, tag=restored.TAG)
         return
     fresh = masters.full(engine)
@@ -125,11 +125,11 @@ def run(ctx: api.Context) -> None:
     )
     if p.refresh:
         engine.optimizer.refresh_fp32_params()
-    weights = restored.saved_weights(ctx.folder, ctx.rank)
+    weights = loaded_weights.saved_weights(ctx.folder, ctx.rank)
     after = masters.full(engine)
     ctx.record(
         "loaded",
-        differing=restored.differing(engine.module, weights),
+        differing=loaded_weights.differing(engine.module, weights),
         masters_off=_apart(after, weights),
         masters_moved=_apart(after, fresh),
         apart=_apart(weights, fresh),
@@ -146,7 +146,7 @@ def _apart(ones: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
 def detect(records: api.Records) -> api.Finding | None:
     """The weights are those of the save, but the masters are those from before the load."""
     (loaded, *_) = records.of("loaded")
-    if lost := _loaded.weights_lost(records):
+    if lost := loaded_weights.weights_lost(records):
         return lost
     if loaded["masters_off"] <= ROUNDED:
         return None
@@ -177,7 +177,7 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """All weights are loaded, and the first loss after the load is near the last before it."""
     first_loss, *losses = (step["loss"] for step in records.of("step", 0))
     above = losses[records.params.steps - 1] > first_loss
-    return _loaded.weights_differ(records) | {
+    return loaded_weights.weights_differ(records) | {
         "the first loss after the load is above the first of the training": above
     }
 

@@ -89,7 +89,7 @@ def run(ctx: api.Context) -> None:
         beside.step(rows)
         loss = regression.step(ctx, engine, rows)
         weights = dict(engine.module.named_parameters())
-        ctx.record("step", step, loss=loss, **beside.facts(engine, weights, p.lr))
+        ctx.record("step", step, loss=loss, **beside.facts(engine.optimizer, weights, p.lr))
 
 
 def exercised(records: api.Records) -> api.Exercise:

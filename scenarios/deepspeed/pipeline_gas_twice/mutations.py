@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.line_edits import followed, repeated, setting, stepping
-from scenarios.common.mutation import mutation
+from scenarios.common.line_edits import calling, followed, setting
+from scenarios.common.mutation import mutation, repeated
 
 ENGINE = "deepspeed/runtime/engine.py"
 PIPE = "deepspeed/runtime/pipe/engine.py"
@@ -44,7 +44,7 @@ def same_micro_batch(function: Any) -> api.Edits:
     OPTIMIZER, "DeepSpeedZeroOptimizer._optimizer_step", "takes each step of the optimizer twice"
 )
 def stepped_twice(function: Any) -> api.Edits:
-    yield from repeated(stepping(function))
+    yield from repeated(calling(function, "step", of="optimizer"))
 
 
 MUTATIONS = (

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.line_edits import left_out, stepping
+from scenarios.common.line_edits import calling, left_out
 from scenarios.deepspeed import _stepped_at_init as init
 
 TOLERANCE = 0.1
@@ -39,7 +39,7 @@ class Params(api.Knobs):
 
 def not_stepped(function: object) -> api.Edits:
     """Leave out the step that allocates the state."""
-    yield from left_out(stepping(function))
+    yield from left_out(calling(function, "step", of="optimizer"))
 
 
 REMEDY = api.Defect(
@@ -128,7 +128,7 @@ def run(ctx: api.Context) -> None:
         beside.step(rows)
         loss = regression.step(ctx, engine, rows)
         weights = masters.full(engine)
-        ctx.record("step", step, loss=loss, **beside.facts(engine, weights, p.lr))
+        ctx.record("step", step, loss=loss, **beside.facts(engine.optimizer, weights, p.lr))
 
 
 def exercised(records: api.Records) -> api.Exercise:

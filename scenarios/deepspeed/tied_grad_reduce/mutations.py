@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.line_edits import calling, followed, repeated, setting, stepping
-from scenarios.common.mutation import mutation
+from scenarios.common.line_edits import calling, followed, setting
+from scenarios.common.mutation import mutation, repeated
 from scenarios.deepspeed._tied_mutations import one_weight_left_out, summed_twice
 
 OPTIMIZER = "deepspeed/runtime/bf16_optimizer.py"
@@ -15,7 +15,7 @@ OPTIMIZER = "deepspeed/runtime/bf16_optimizer.py"
 
 @mutation(OPTIMIZER, "BF16_Optimizer.step", "takes each step of the optimizer twice")
 def stepped_twice(function: Any) -> api.Edits:
-    yield from repeated(stepping(function))
+    yield from repeated(calling(function, "step", of="optimizer"))
 
 
 @mutation(

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.line_edits import repeated, stepping
-from scenarios.common.mutation import mutation
+from scenarios.common.line_edits import calling
+from scenarios.common.mutation import mutation, repeated
 from scenarios.deepspeed._tied_mutations import (
     masters_not_loaded,
     moments_not_loaded,
@@ -23,7 +23,7 @@ OPTIMIZER = "deepspeed/runtime/bf16_optimizer.py"
     "takes each step of the optimizer twice, before the save and after the load",
 )
 def stepped_twice(function: Any) -> api.Edits:
-    yield from repeated(stepping(function))
+    yield from repeated(calling(function, "step", of="optimizer"))
 
 
 MUTATIONS = (

@@ -26,7 +26,7 @@ from typing import Any
 from harness.bugs import api
 from scenarios.common import copies, stepped
 from scenarios.deepspeed import _tied_resume as resume
-from scenarios.deepspeed._history import LOAD_RAISES, NEVER_TAKEN
+from scenarios.deepspeed._history import NEVER_TAKEN
 
 
 @dataclass
@@ -85,7 +85,7 @@ SCENARIO = api.Scenario(
     remedy="keep everything but the tied weight out of the tied module; see `python -m harness "
     "show tied_resume_norm` for a patch",
     pins={"deepspeed": "0.19.8"},
-    absent=(NEVER_TAKEN, LOAD_RAISES),
+    absent=(NEVER_TAKEN, resume.LOAD_RAISES),
     harm="wrong resume",
     visibility="silent",
     settings={

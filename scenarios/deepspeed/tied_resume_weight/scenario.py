@@ -31,7 +31,7 @@ from typing import Any
 from harness.bugs import api
 from scenarios.common import copies, stepped
 from scenarios.deepspeed import _tied_resume as resume
-from scenarios.deepspeed._history import LOAD_RAISES, NEVER_TAKEN
+from scenarios.deepspeed._history import NEVER_TAKEN
 from scenarios.deepspeed._tied_defect import DEFECT as REDUCE_DEFECT
 
 
@@ -92,7 +92,7 @@ SCENARIO = api.Scenario(
     trigger="a pipeline with tied layers under BF16_Optimizer, resumed from a checkpoint",
     remedy="use a published release of DeepSpeed that has the fix",
     pins={"deepspeed": "0.19.8"},
-    absent=(NEVER_TAKEN, LOAD_RAISES),
+    absent=(NEVER_TAKEN, resume.LOAD_RAISES),
     harm="wrong resume",
     visibility="silent",
     settings={

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common.line_edits import calling, followed, guarded, repeated, setting, stepping
-from scenarios.common.mutation import mutation
+from scenarios.common.line_edits import calling, followed, setting
+from scenarios.common.mutation import guarded, mutation, repeated
 from scenarios.deepspeed._mutations import not_reduced
 
 ENGINE = "deepspeed/runtime/engine.py"
@@ -25,7 +25,7 @@ def warmup_halved(function: Any) -> api.Edits:
 
 @mutation(ENGINE, "DeepSpeedEngine._take_model_step", "takes each step twice, at the right rate")
 def stepped_twice(function: Any) -> api.Edits:
-    yield from repeated(stepping(function))
+    yield from repeated(calling(function, "step", of="optimizer"))
 
 
 @mutation(
@@ -37,7 +37,7 @@ def gradient_doubled(function: Any) -> api.Edits:
 
 @mutation(ENGINE, "DeepSpeedEngine._take_model_step", "leaves the fourth step out")
 def one_step_left_out(function: Any) -> api.Edits:
-    yield from guarded(stepping(function), "self.global_steps != 3")
+    yield from guarded(calling(function, "step", of="optimizer"), "self.global_steps != 3")
 
 
 @mutation(

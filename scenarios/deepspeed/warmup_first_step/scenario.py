@@ -130,7 +130,9 @@ def run(ctx: api.Context) -> None:
     ctx.record("schedule", name=type(engine.lr_scheduler).__name__)
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, 20.0, 0.1)
     for step, rows in zip(api.each(p.steps), data, strict=False):
-        update = plain_torch.Update(linear.of(engine.module), engine.module, rows)
+        update = plain_torch.Update(
+            plain_torch.loss_of(engine.module, linear.loss), engine.module, rows
+        )
         loss = regression.step(ctx, engine, rows)
         logged = [float(rate) for rate in engine.get_lr()]
         ctx.record("step", step, loss=loss, logged=logged, **update.facts(1.0))

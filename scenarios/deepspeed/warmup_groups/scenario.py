@@ -96,7 +96,9 @@ def run(ctx: api.Context) -> None:
         schedule.watch(ctx.record, engine.optimizer)
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, 20.0, 0.1)
     for step, rows in zip(api.each(p.steps), data, strict=False):
-        update = plain_torch.Update(linear.of(engine.module), engine.module, rows)
+        update = plain_torch.Update(
+            plain_torch.loss_of(engine.module, linear.loss), engine.module, rows
+        )
         loss = regression.step(ctx, engine, rows)
         after, (gradient,) = plain_torch.copied(engine.module), update.plain.micro
         distances = [

@@ -99,10 +99,17 @@ def exercised(records: api.Records) -> api.Exercise:
     return alone.at_stage_3(records) & how & alone.differed(records, alone.EARLIER, alone.LATER)
 
 
+def first_loss_higher(records: api.Records) -> dict[str, bool]:
+    """The loss after the load is far below that of weights that were not trained."""
+    first = records.of("step", 0)[0]["loss"]
+    after = records.of("loaded", 0)[0]["loss"]
+    return {"the loss after the load is above the first of the training": after > first}
+
+
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The client_state is that of the tag, and the loss is that of a trained model."""
     alarms = alone.client_state_wrong(records, alone.EARLIER)
-    return alarms | alone.first_loss_higher(records)
+    return alarms | first_loss_higher(records)
 
 
 picture = alone.distances

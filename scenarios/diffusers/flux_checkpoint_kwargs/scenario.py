@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.transformers import _features as features
+from scenarios.common import features
 
 TEXT, IMAGE, WIDTH, CHANNELS = 6, 16, 32, 4
 """Tokens of a text and of an image, and the size of each."""

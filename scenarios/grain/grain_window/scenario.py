@@ -72,9 +72,8 @@ def later_windows(faults: Sequence[epochs.Fault], records: api.Records) -> bool:
     count = records.params.before // records.params.window + 1
     for expected, order in zip(whole, stopped, strict=True):
         pairs = list(zip(windows(records, expected), windows(records, order), strict=True))
-        if any(sorted(mine) != sorted(its) for mine, its in pairs):
-            return False
-        if any(mine != its for mine, its in pairs[:count]):
+        other_rows = any(sorted(mine) != sorted(its) for mine, its in pairs)
+        if other_rows or any(mine != its for mine, its in pairs[:count]):
             return False
     return epochs.units(faults) == {epochs.Unit.MOVED} and {fault.epoch for fault in faults} == {1}
 

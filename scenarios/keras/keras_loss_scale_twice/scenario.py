@@ -87,9 +87,11 @@ def run(ctx: api.Context) -> None:
         for step in range(1, p.steps + 1):
             inputs, labels = next(rows)
             before = _copied(weights)
-            plain = plain_torch.differentiate(linear.of(model), before, [(inputs, labels)])
+            plain = plain_torch.differentiate(
+                plain_torch.loss_of(model, linear.loss), before, [(inputs, labels)]
+            )
             leaves = {n: w.clone().requires_grad_() for n, w in before.items()}
-            loss = linear.of(model)(leaves, (inputs, labels))
+            loss = plain_torch.loss_of(model, linear.loss)(leaves, (inputs, labels))
             optimizer.scale_loss(loss).backward()
             gradients = [leaf.grad for leaf in leaves.values()]
             with torch.no_grad():

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
+from scenarios.common import features
 from scenarios.common.gradient import TOLERANCE
-from scenarios.transformers import _features as features
 
 
 @dataclass

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from harness.bugs import api
+from scenarios.common import features
 from scenarios.megatron_core import _gpt as gpt
-from scenarios.transformers import _features as features
 
 
 def train(ctx: api.Context) -> None:

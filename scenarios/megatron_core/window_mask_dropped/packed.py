@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from harness.bugs import api
+from scenarios.common import features
 from scenarios.megatron_core import _gpt as gpt
-from scenarios.transformers import _features as features
 
 
 def train(ctx: api.Context) -> None:

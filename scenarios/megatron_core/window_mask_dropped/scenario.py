@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
+from scenarios.common import features
 from scenarios.common.call_edits import wrapped
-from scenarios.transformers import _features as features
 
 
 @dataclass

@@ -75,7 +75,7 @@ def from_the_beginning(faults: Sequence[epochs.Fault], records: api.Records) -> 
 
 
 def _all_of(by_epoch: dict[int, rows.Ranks], rank: int) -> list[int]:
-    return [row for ranks in by_epoch.values() for row in ranks[rank]]
+    return rows.together([ranks[rank] for ranks in by_epoch.values()])
 
 
 oracle = stops.Stopped(
@@ -92,18 +92,14 @@ def run(ctx: api.Context) -> None:
     length = p.rows // ctx.world_size // BATCH
     whole = _trained(ctx, "whole", length * p.epochs)
     for epoch in api.each(p.epochs):
-        ctx.record("epoch", epoch, seen=_joined(whole[length * (epoch - 1) : length * epoch]))
+        ctx.record("epoch", epoch, seen=rows.together(whole[length * (epoch - 1) : length * epoch]))
     if not p.before:
         return
-    ctx.record("before", 1, seen=_joined(_trained(ctx, "stopped", p.before)))
+    ctx.record("before", 1, seen=rows.together(_trained(ctx, "stopped", p.before)))
     after = _trained(ctx, "stopped", length * p.epochs, resume=True)
     for epoch in api.each(p.epochs):
         start, end = max(length * (epoch - 1) - p.before, 0), length * epoch - p.before
-        ctx.record("after", epoch, seen=_joined(after[start:end]))
-
-
-def _joined(batches: Sequence[Sequence[int]]) -> list[int]:
-    return [row for batch in batches for row in batch]
+        ctx.record("after", epoch, seen=rows.together(after[start:end]))
 
 
 def _trained(ctx: api.Context, name: str, iterations: int, resume: bool = False) -> list[list[int]]:

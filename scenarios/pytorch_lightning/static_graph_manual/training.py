@@ -31,7 +31,9 @@ class Map(LightningModule):  # type: ignore[misc]
 
     def training_step(self, rows: Any, number: int) -> Any:
         parts = [part.chunk(self.ctx.world_size) for part in self.batches[number]]
-        self.update = plain_torch.Update(linear.of(self.map), self.map, *zip(*parts, strict=True))
+        self.update = plain_torch.Update(
+            plain_torch.loss_of(self.map, linear.loss), self.map, *zip(*parts, strict=True)
+        )
         loss = linear.loss(self.map(rows[0]), rows[1])
         if not self.automatic_optimization:
             optimizer = self.optimizers()

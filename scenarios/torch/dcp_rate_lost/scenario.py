@@ -43,8 +43,7 @@ class Params(api.Knobs):
 
     @property
     def rates(self) -> list[float]:
-        """The rate of each step of the uninterrupted run: lowered in the last step before the
-        checkpoint."""
+        """The rate of each step of the whole run: lowered in the last one before the checkpoint."""
         return [self.lr] * (self.done - 1) + [self.saved] * (self.more + 1)
 
 
@@ -119,23 +118,14 @@ SCENARIO = api.Scenario(
 def plan(at: api.Position) -> api.Plan:
     """The state after the load, and the rate of each step."""
     p = at.params
-    whole = at.launch == "whole"
-    step = api.Kind(
-        {"rate": api.alike(api.SIZE), "moved": api.SIZE, "loss": api.SIZE},
-        range(1, p.done + p.more + 1),
-    )
-    if whole:
-        return {"step": step}
-    loaded = {
-        "rate": api.alike(api.SIZE),
-        "epoch": api.alike(api.COUNT),
-        "weights": api.SIZE,
-        "momentum": api.SIZE,
-    }
-    return {
-        "loaded": api.Kind(loaded),
-        "step": api.Kind(step.facts, range(p.done + 1, p.done + p.more + 1)),
-    }
+    start = 1 if at.launch == "whole" else p.done + 1
+    rate = {"rate": api.alike(api.SIZE)}
+    facts = {**rate, "moved": api.SIZE, "loss": api.SIZE}
+    steps = {"step": api.Kind(facts, range(start, p.done + p.more + 1))}
+    if at.launch == "whole":
+        return steps
+    loaded = {**rate, "epoch": api.alike(api.COUNT), "weights": api.SIZE, "momentum": api.SIZE}
+    return {"loaded": api.Kind(loaded), **steps}
 
 
 def run(ctx: api.Context) -> None:
@@ -157,23 +147,20 @@ def run(ctx: api.Context) -> None:
     batch = next(linear.batches(ctx, linear.model().to(ctx.device), p.rows, 2.0, 0.1))
     inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in batch)
     file, beside = ctx.folder / "checkpoint", ctx.folder / f"beside_{ctx.rank}.pt"
-    start = 1
+    start = 1 if ctx.launch == "whole" else p.done + 1
     if ctx.launch == "resumed":
-        start = p.done + 1
-        if p.form == "stateful":
-            load({"training": training}, checkpoint_id=file)
-        else:
-            states = training.state_dict()
-            load(states, checkpoint_id=file)
+        states = training.state_dict() if p.form == "dicts" else {"training": training}
+        load(states, checkpoint_id=file)
+        if p.form == "dicts":
             training.load_state_dict(states)
-        was = torch.load(beside, map_location=ctx.device)
+        saved = torch.load(beside, map_location=ctx.device)
         momentum = optimizer.state[weight]["momentum_buffer"]
         ctx.record(
             "loaded",
             rate=float(optimizer.param_groups[0]["lr"]),
             epoch=training.epoch,
-            weights=float((weight - was["weight"]).abs().max()),
-            momentum=float((momentum - was["momentum"]).abs().max()),
+            weights=float((weight - saved["weight"]).abs().max()),
+            momentum=float((momentum - saved["momentum"]).abs().max()),
         )
     for step in range(start, p.done + p.more + 1):
         if ctx.launch == "whole" and step <= p.done:
@@ -185,8 +172,8 @@ def run(ctx: api.Context) -> None:
         optimizer.step()
         momentum = optimizer.state[weight]["momentum_buffer"]
         distance = ((before - weight.detach()) * momentum).sum() / momentum.square().sum()
-        rate = float(optimizer.param_groups[0]["lr"])
-        ctx.record("step", step, rate=rate, moved=float(distance), loss=float(loss.detach()))
+        facts = {"rate": optimizer.param_groups[0]["lr"], "moved": distance, "loss": loss.detach()}
+        ctx.record("step", step, **{name: float(value) for name, value in facts.items()})
         if ctx.launch == "whole" and step == p.done:
             training.epoch = step - 1
             states = training.state_dict() if p.form == "dicts" else {"training": training}
@@ -238,16 +225,14 @@ def detect(records: api.Records) -> api.Finding | None:
     if not faults and not odd and epochs == {p.done - 1}:
         return None
     rates = {one["rate"] for one in [*loaded, *(one for one, _ in pairs)]}
-    lines = [
-        *odd,
-        f"the rate after the load is {loaded[0]['rate']:.3g} and the epoch {loaded[0]['epoch']}; "
-        f"{p.saved:.3g} and {p.done - 1} were saved",
-    ]
     lost = rates == {p.lr} and epochs == {0}
-    if lost:
-        lines.append("exactly that follows if what is no tensor is not loaded")
+    text = (
+        f"the rate after the load is {loaded[0]['rate']:.3g} and the epoch {loaded[0]['epoch']}; "
+        f"{p.saved:.3g} and {p.done - 1} were saved"
+    )
+    reason = ["exactly that follows if what is no tensor is not loaded"] if lost else []
     return api.Finding(
-        "\n".join(lines),
+        "\n".join([*odd, text, *reason]),
         min((one["step"] for one in faults), default=p.done + 1),
         ranks=records.ranks,
         magnitude=max(abs(one["rate"] / p.saved - 1) for one in loaded),

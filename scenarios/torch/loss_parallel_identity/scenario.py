@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from harness.bugs import api
 from scenarios.common import applied, plain_loss, usual_checks
-from scenarios.common.line_edits import returning
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +52,7 @@ def own_backward(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    for line in returning(function):
+    for line in m.findall(function, m.SimpleStatementLine([m.Return()])):
         for name in m.findall(line, m.Name("grad_output")):
             yield line, line.deep_replace(name, cst.parse_expression(value))
 
@@ -61,9 +60,13 @@ def own_backward(function: Any) -> api.Edits:
 def nll_alone(function: Any) -> api.Edits:
     """The backward of ``nll_loss`` no longer adds the softmax."""
     import libcst as cst
+    import libcst.matchers as m
 
-    for line in returning(function):
-        yield line.body[0].value, cst.parse_expression("grad_input * grad_output")
+    for node in m.findall(function, m.Return()):
+        yield (
+            cst.ensure_type(node, cst.Return).value,
+            cst.parse_expression("grad_input * grad_output"),
+        )
 
 
 REMEDY = (

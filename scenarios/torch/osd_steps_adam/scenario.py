@@ -96,7 +96,6 @@ oracle = init.Ahead(ahead, TOLERANCE)
 def run(ctx: api.Context) -> None:
     """Fit a linear map with Adam under DDP; plain torch trains two copies, one a step ahead."""
     from functools import partial
-    from types import SimpleNamespace
 
     import torch
     import torch.distributed as dist
@@ -124,7 +123,7 @@ def run(ctx: api.Context) -> None:
         loss.backward()
         optimizer.step()
         weights = dict(module.named_parameters())
-        facts = beside.facts(SimpleNamespace(optimizer=optimizer), weights, p.lr)
+        facts = beside.facts(optimizer, weights, p.lr)
         ctx.record("step", step, loss=float(loss.detach()), **facts)
 
 

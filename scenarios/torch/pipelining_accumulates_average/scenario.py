@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from harness.bugs import api
 from scenarios.common import applied, plain_loss
-from scenarios.common.line_edits import calling, left_out, returning
+from scenarios.common.line_edits import calling, left_out
 
 FITS = "torch>=2.9"
 """Releases in which both functions are as the remedy expects them. 2.6 has no scale_grads."""
@@ -65,7 +65,7 @@ def loss_divided(function: Any) -> api.Edits:
     import libcst.matchers as m
 
     losses = m.Subscript(m.Attribute(attr=m.Name("_internal_losses")))
-    for line in returning(function):
+    for line in m.findall(function, m.SimpleStatementLine([m.Return()])):
         for loss in m.findall(line, losses):
             code = cst.Module([]).code_for_node(loss)
             count = "(self._n_microbatches if self.scale_grads else 1)"
@@ -213,7 +213,9 @@ def run(ctx: api.Context) -> None:
     for step in api.each(p.steps):
         batches = [pipeline.rows(ctx, p.rows * p.micro_batches) for _ in range(p.calls)]
         before = run.weights()
-        plain = plain_torch.differentiate(linear.of(run.whole), before, batches)
+        plain = plain_torch.differentiate(
+            plain_torch.loss_of(run.whole, linear.loss), before, batches
+        )
         losses = [run.step(batch) for batch in batches]
         reports = [loss for loss in losses if loss is not None]
         optimizer.step()

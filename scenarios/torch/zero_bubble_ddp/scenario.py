@@ -208,7 +208,9 @@ def run(ctx: api.Context) -> None:
     for step in api.each(p.steps):
         parts = [pipeline.rows(ctx, p.rows * p.micro_batches) for _ in range(REPLICAS)]
         before = pipe.weights()
-        plain = plain_torch.differentiate(linear.of(pipe.whole), before, parts)
+        plain = plain_torch.differentiate(
+            plain_torch.loss_of(pipe.whole, linear.loss), before, parts
+        )
         loss = pipe.step(parts[replica])
         optimizer.step()
         optimizer.zero_grad()

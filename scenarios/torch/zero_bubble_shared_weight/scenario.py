@@ -163,7 +163,7 @@ def run(ctx: api.Context) -> None:
         batch = pipeline.rows(ctx, p.rows * p.micro_batches)
         before = pipe.weights()
         uses = {n: before.get(n, before[n.replace("late", "early")]) for n in _names(apart)}
-        plain = plain_torch.differentiate(linear.of(apart), uses, [batch])
+        plain = plain_torch.differentiate(plain_torch.loss_of(apart, linear.loss), uses, [batch])
         loss = pipe.step(batch)
         optimizer.step()
         optimizer.zero_grad()

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
-from scenarios.transformers import _features as features
+from scenarios.common import features
 from scenarios.transformers import _packs as packs
+from scenarios.transformers._sizes import SIZES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,7 +82,7 @@ def run(ctx: api.Context) -> None:
     kinds = ["chunked_attention" if ctx.params.chunked else "full_attention", "full_attention"]
     chunks = {"attention_chunk_size": CHUNK, "layer_types": kinds, "num_local_experts": 2}
     widths = {"intermediate_size_mlp": 32, "num_experts_per_tok": 1}
-    config = Llama4TextConfig(**features.SIZES, **chunks, **widths, use_cache=False)
+    config = Llama4TextConfig(**SIZES, **chunks, **widths, use_cache=False)
     packs.train(ctx, Llama4ForCausalLM(config).to(ctx.device), masks)
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.transformers import _features as features
 from scenarios.transformers import _packs as packs
 from scenarios.transformers._history import BEFORE_PACKING
+from scenarios.transformers._sizes import SIZES
 
 
 @dataclass
@@ -61,11 +61,11 @@ def run(ctx: api.Context) -> None:
 
     torch.manual_seed(ctx.seed)
     if ctx.params.model == "qwen2":
-        model: Any = Qwen2ForCausalLM(Qwen2Config(**features.SIZES, use_cache=False))
+        model: Any = Qwen2ForCausalLM(Qwen2Config(**SIZES, use_cache=False))
     else:
         experts = {"num_experts": 4, "num_experts_per_tok": 2}
         widths = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
-        config = Qwen2MoeConfig(**features.SIZES, **experts, **widths, use_cache=False)
+        config = Qwen2MoeConfig(**SIZES, **experts, **widths, use_cache=False)
         model = Qwen2MoeForCausalLM(config)
     packs.train(ctx, model.to(ctx.device), packs.causal)
 

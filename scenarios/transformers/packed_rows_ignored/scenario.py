@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.transformers import _features as features
 from scenarios.transformers import _packs as packs
 from scenarios.transformers._history import BEFORE_PACKING
+from scenarios.transformers._sizes import SIZES
 
 
 @dataclass
@@ -59,7 +59,7 @@ def run(ctx: api.Context) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(ctx.seed)
-    model: Any = LlamaForCausalLM(LlamaConfig(**features.SIZES, use_cache=False))
+    model: Any = LlamaForCausalLM(LlamaConfig(**SIZES, use_cache=False))
     packs.train(ctx, model.to(ctx.device), packs.causal)
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
-from scenarios.transformers import _features as features
 from scenarios.transformers import _packs as packs
+from scenarios.transformers._sizes import SIZES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,10 +101,10 @@ def run(ctx: api.Context) -> None:
 
     torch.manual_seed(ctx.seed)
     if ctx.params.model == "llama":
-        model: Any = LlamaForCausalLM(LlamaConfig(**features.SIZES, use_cache=False))
+        model: Any = LlamaForCausalLM(LlamaConfig(**SIZES, use_cache=False))
     else:
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}
-        model = GptOssForCausalLM(GptOssConfig(**features.SIZES, **experts, use_cache=False))
+        model = GptOssForCausalLM(GptOssConfig(**SIZES, **experts, use_cache=False))
     model.set_attn_implementation("eager")
     packs.train(ctx, model.to(ctx.device), masks)
 

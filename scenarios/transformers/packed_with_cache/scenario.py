@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.transformers import _features as features
 from scenarios.transformers import _packs as packs
+from scenarios.transformers._sizes import SIZES
 
 
 @dataclass
@@ -100,7 +100,7 @@ def run(ctx: api.Context) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(ctx.seed)
-    config = LlamaConfig(**features.SIZES, use_cache=ctx.params.use_cache)
+    config = LlamaConfig(**SIZES, use_cache=ctx.params.use_cache)
     model: Any = LlamaForCausalLM(config).to(ctx.device)
     packs.train(ctx, model, packs.causal, ones=ctx.params.mask)
 

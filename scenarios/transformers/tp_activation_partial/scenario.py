@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.transformers import _features as features
 from scenarios.transformers import _split as split
+from scenarios.transformers._sizes import SIZES
 
 ACTIVATION = "act_fn"
 
@@ -88,7 +88,7 @@ SCENARIO = api.Scenario(
     },
 )
 
-oracle = split.oracle(ACTIVATION)
+oracle = split.SplitModel(modules=(ACTIVATION,))
 
 
 def run(ctx: api.Context) -> None:
@@ -98,7 +98,7 @@ def run(ctx: api.Context) -> None:
         from transformers import ApertusConfig, ApertusForCausalLM
 
         activation = {"hidden_act": ctx.params.activation}
-        return ApertusForCausalLM(ApertusConfig(**features.SIZES, **activation))
+        return ApertusForCausalLM(ApertusConfig(**SIZES, **activation))
 
     split.differentiate(ctx, make)
 

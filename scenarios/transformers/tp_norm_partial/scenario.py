@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.transformers import _features as features
 from scenarios.transformers import _split as split
+from scenarios.transformers._sizes import SIZES
 
 
 @dataclass
@@ -55,7 +55,7 @@ SCENARIO = api.Scenario(
     },
 )
 
-oracle = split.oracle("q_norm", "k_norm")
+oracle = split.SplitModel(modules=("q_norm", "k_norm"))
 
 
 def run(ctx: api.Context) -> None:
@@ -65,8 +65,8 @@ def run(ctx: api.Context) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
         if ctx.params.model == "llama":
-            return LlamaForCausalLM(LlamaConfig(**features.SIZES))
-        return Qwen3ForCausalLM(Qwen3Config(**features.SIZES))
+            return LlamaForCausalLM(LlamaConfig(**SIZES))
+        return Qwen3ForCausalLM(Qwen3Config(**SIZES))
 
     split.differentiate(ctx, make)
 

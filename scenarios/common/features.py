@@ -23,23 +23,9 @@ FLOOR = 1e-4
 """A gradient that is smaller than this part of the gradient of all parameters counts as that large:
 where it would be 0 without rounding, its direction means nothing."""
 
-VOCABULARY = 64
-SIZES: Mapping[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "attention_dropout": 0.0,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-"""For the configuration of a small model."""
-
 Gradients = Mapping[str, "Tensor"]
+COMPARED = api.by_name(api.many(api.SIZE, 3), least=1)
+"""The shape of ``Step.gradients``."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +61,6 @@ class Feature(Gradient[Step]):
     Without a parameter ``steps`` there is one step."""
 
     reason: str
-    modules: Sequence[str] = ()
-    """The modules that the bug is about: the gradient of one of them must be wrong. Others may be
-    wrong as well, in the same way. Empty if any may."""
-    replicas: bool = True
-    """Whether all ranks have the same gradients."""
     checks: Sequence[api.Check] = (usual_checks.loss_ends_higher,)
     picture: api.Pictures = farthest
     step = Step
@@ -87,8 +68,7 @@ class Feature(Gradient[Step]):
 
     def plan(self, at: api.Position) -> api.Plan:
         """Each step, with the gradient of each parameter."""
-        compared = api.by_name(api.many(api.SIZE, 3), least=1)
-        facts = Step.shapes(gradients=api.alike(compared) if self.replicas else compared)
+        facts = Step.shapes(gradients=api.alike(COMPARED))
         return {"step": api.Kind(facts, api.each(getattr(at.params, "steps", 1)))}
 
     def is_right(self, step: Step, records: api.Records) -> bool:
@@ -96,10 +76,7 @@ class Feature(Gradient[Step]):
 
     def documented(self, step: Step, _: api.Records) -> bool:
         """Some gradients are not those without the feature, but those that the fault gives."""
-        about = any(set(self.modules) & set(name.split(".")) for name in step.off)
-        return (about or not self.modules or not step.off) and all(
-            min(off, away) <= TOLERANCE for _, off, away in step.gradients.values()
-        )
+        return all(min(off, away) <= TOLERANCE for _, off, away in step.gradients.values())
 
     def error(self, step: Step, records: api.Records) -> float:
         return step.farthest
