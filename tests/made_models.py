@@ -350,7 +350,7 @@ def _noisy(output: dict[str, Tensor]) -> Tensor:
     return output["logits"] + torch.randn(()) * 0.1
 
 
-def made(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
+def model_and_batch(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
     """A model, and a batch of 4 rows."""
     module = cls()
     tokens = torch.randint(1, VOCABULARY, (4, LONGEST))
@@ -359,19 +359,19 @@ def made(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
 
 def made_for_rows(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
     """The same with a label for each row."""
-    module, batch = made(cls)
+    module, batch = model_and_batch(cls)
     return module, {**batch, "labels": torch.arange(4) % CLASSES}
 
 
 def made_for_tokens(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
     """The same with the class of each token."""
-    module, batch = made(cls)
+    module, batch = model_and_batch(cls)
     return module, {**batch, "labels": batch["labels"] % CLASSES}
 
 
 def made_for_decoder(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
     """The same with inputs of a decoder; the labels are the tokens that follow."""
-    module, batch = made(cls)
+    module, batch = model_and_batch(cls)
     targets = torch.randint(1, VOCABULARY, (4, 24))
     begin = torch.ones(4, 1, dtype=torch.long)
     return module, {
@@ -381,12 +381,12 @@ def made_for_decoder(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
     }
 
 
-make = partial(made, Decoder)
+make = partial(model_and_batch, Decoder)
 make_sorter = partial(made_for_rows, Sorter)
-make_crashing = partial(made, Crashes)
-make_hanging = partial(made, Hangs)
-make_skipping = partial(made, SkipsASynchronization)
-make_leaving = partial(made, LeavesARankAlone)
+make_crashing = partial(model_and_batch, Crashes)
+make_hanging = partial(model_and_batch, Hangs)
+make_skipping = partial(model_and_batch, SkipsASynchronization)
+make_leaving = partial(model_and_batch, LeavesARankAlone)
 
 
 def make_nothing() -> tuple[Decoder, dict[str, Tensor]]:

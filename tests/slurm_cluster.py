@@ -176,8 +176,8 @@ class Cluster:
 
 
 @contextmanager
-def cluster(cores: int = 2, more: str = "") -> Iterator[Cluster]:
-    """A cluster of two nodes; ``more`` are further lines of its slurm.conf."""
+def cluster(cores: int = 2, lines: str = "") -> Iterator[Cluster]:
+    """A cluster of two nodes; ``lines`` are added to its slurm.conf."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     folder.chmod(0o755)  # munged has a user of its own
     slurm = Cluster(folder)
@@ -186,7 +186,9 @@ def cluster(cores: int = 2, more: str = "") -> Iterator[Cluster]:
         ports = free_ports(3)
         user = "root" if os.getuid() == 0 else _name()
         host = socket.gethostname()
-        text = CONF.format(host=host, ports=ports, user=user, folder=folder, cores=cores, more=more)
+        text = CONF.format(
+            host=host, ports=ports, user=user, folder=folder, cores=cores, more=lines
+        )
         slurm.conf.write_text(text)
         slurm.controller()
         for name in ("n1", "n2"):
@@ -237,7 +239,7 @@ def free_ports(count: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    with cluster() as here, suppress(KeyboardInterrupt):
+    with cluster() as simulated, suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        print(f"export SLURM_CONF={here.conf}", flush=True)
+        print(f"export SLURM_CONF={simulated.conf}", flush=True)
         signal.pause()

@@ -34,7 +34,7 @@ from tests.slurm_tasks import on, silent, timed_cell
 
 
 def main(count: int) -> None:
-    with tempfile.TemporaryDirectory() as folder, cluster(more="MaxJobCount=100000") as nodes:
+    with tempfile.TemporaryDirectory() as folder, cluster(lines="MaxJobCount=100000") as nodes:
         os.environ.update(SLURM_CONF=str(nodes.conf), HARNESS_CACHE=folder, PATH=PATH)
         configs = [replace(BASE, seed=seed) for seed in range(count)]
         _measure(nodes, [Work(config, Shape(1, 0)) for config in configs])

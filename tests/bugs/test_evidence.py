@@ -28,9 +28,9 @@ def file(folders: Path) -> Path:
 def test_a_run_is_kept_with_all_its_trials(recording: Recording, file: Path) -> None:
     for _ in range(2):  # the newest run of a name is shown
         assert main(["evidence", str(recording.folder), "h200x2"]) == 0
-    (kept,) = kept_evidence("bf16_clip")
-    assert (kept.name, kept.verdict) == ("h200x2", Verdict.REPRODUCED)
-    assert kept.facts["harness"].startswith("commit ")
+    (run,) = kept_evidence("bf16_clip")
+    assert (run.name, run.verdict) == ("h200x2", Verdict.REPRODUCED)
+    assert run.facts["harness"].startswith("commit ")
     assert str(recording.folder) not in file.read_text()
     assert result_file.statuses("bf16_clip") == []
 
@@ -43,8 +43,8 @@ def test_runs_come_from_another_machine_in_one_file(
     assert not file.exists() or not file.read_text()
     for _ in range(2):
         assert main(["evidence", "--import", str(lines)]) == 0
-    (kept,) = kept_evidence("bf16_clip")
-    assert (kept.name, kept.verdict) == ("h200x2", Verdict.REPRODUCED)
+    (run,) = kept_evidence("bf16_clip")
+    assert (run.name, run.verdict) == ("h200x2", Verdict.REPRODUCED)
     first, second = capsys.readouterr().out.splitlines()
     assert first.endswith("trials of 1 scenarios are new; 0 were there")
     assert second.startswith("0 trials of 0 scenarios are new")

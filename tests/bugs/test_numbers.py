@@ -112,8 +112,8 @@ def test_three_steps_of_torch_are_those_of_the_formula(
 
 
 def test_another_optimizer_has_no_formula() -> None:
-    one = torch.ones(1)
-    assert step_by_formula("RMSprop", {"lr": 0.1}, one, one, {}) is None
+    tensor = torch.ones(1)
+    assert step_by_formula("RMSprop", {"lr": 0.1}, tensor, tensor, {}) is None
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_a_folder_that_names_no_package_is_said(
 # The same input on the same day
 
 
-def asked(published: type[Handler]) -> list[str]:
+def requested_packages(published: type[Handler]) -> list[str]:
     """The packages that an index was asked for since the last call."""
     packages = [path.split("/")[2] for path in published.requests]
     published.requests.clear()
@@ -267,10 +267,10 @@ def test_the_same_input_is_resolved_once_a_day(
     published: type[Handler], unpinned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first_answer = environment.of_files([unpinned], ["up", "down", "source"])
-    assert {"up", "source"} <= set(asked(published))
+    assert {"up", "source"} <= set(requested_packages(published))
     publish(published, "up", "3.0", day="2024-09-01")
     assert environment.of_files([unpinned], ["up", "down", "source"]) == first_answer
-    assert asked(published) == []
+    assert requested_packages(published) == []
     monkeypatch.setattr(resolution_store, "_today", lambda: "2999-01-01")
     monkeypatch.setenv("UV_CACHE_DIR", f"{unpinned}.uv")  # uv keeps a page for ten minutes
     answer = environment.of_files([unpinned], ["up", "down", "source"])
@@ -297,13 +297,13 @@ def test_another_input_is_resolved(
     variable: str,
 ) -> None:
     environment.of_files([unpinned], ["up", "down", "source"])
-    asked(published)
+    requested_packages(published)
     Path(unpinned).with_name("bounds.txt").write_text("down<2\n")
     Path(unpinned).write_text(text)
     if variable:
         monkeypatch.setenv(variable, "lowest")
     environment.of_files([unpinned], names, day)
-    assert asked(published)
+    assert requested_packages(published)
 
 
 def test_another_index_another_uv_and_another_python_are_asked_again(

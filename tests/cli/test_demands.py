@@ -100,9 +100,9 @@ def test_fix_supplies_what_it_can_until_only_a_person_can_go_on(
         return check
 
     def supply(name: str) -> None:
-        first = next(thing for thing in ("lock", "page") if thing in lacking)
-        supplied.append(first)
-        lacking.remove(first)
+        missing_thing = next(thing for thing in ("lock", "page") if thing in lacking)
+        supplied.append(missing_thing)
+        lacking.remove(missing_thing)
 
     story, lock, report, page = map(demand, ("story", "lock", "report", "page"))
     monkeypatch.setattr(admit, "DEMANDS", (story, lock, report, page))
@@ -118,13 +118,13 @@ def test_fix_supplies_what_it_can_until_only_a_person_can_go_on(
 def test_fix_keeps_a_run_only_if_it_reproduces_the_bug(
     verdict: Verdict, folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept: list[tuple[str, ...]] = []
+    calls: list[tuple[str, ...]] = []
     result = RunResult(NAME, verdict, (), ())
     monkeypatch.setattr(admit, "_runs", lambda *_: [(result, Path("runs/1"))])
-    monkeypatch.setattr(admit, "_call", lambda *words: kept.append(words))
+    monkeypatch.setattr(admit, "_call", lambda *words: calls.append(words))
     admit.SUPPLIES[admit.recorded_run](NAME)
     recorded = [("tests.record", "runs/1")]
-    assert kept == (recorded if verdict is Verdict.REPRODUCED else [])
+    assert calls == (recorded if verdict is Verdict.REPRODUCED else [])
 
 
 def test_a_bug_needs_a_short_script_and_an_unknown_one_a_text(folders: Path) -> None:

@@ -46,12 +46,12 @@ def uses(factor: float, part: slice = slice(None)) -> Change:
     """The optimizer uses another gradient, and moves the weights by it."""
 
     def change(post: Post) -> None:
-        used = post.tensors["used"]
-        used[part] *= factor
-        post.tensors["updates"][16:32] = used[:16]
-        post.tensors["updates"][36:40] = used[16:]
+        gradient = post.tensors["used"]
+        gradient[part] *= factor
+        post.tensors["updates"][16:32] = gradient[:16]
+        post.tensors["updates"][36:40] = gradient[16:]
         before = torch.cat([post.tensors["updates"][:16], post.tensors["updates"][32:36]])
-        post.tensors["weights"] = before - 0.1 * used
+        post.tensors["weights"] = before - 0.1 * gradient
         post.tensors["bits"] = sums(post.tensors["weights"])
 
     return change

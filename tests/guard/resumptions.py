@@ -65,8 +65,8 @@ class Training:
         self.optimizer = make(self.net.parameters())
         self.schedule = LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
 
-    def train(self, steps: int, first: int = 0) -> Training:
-        for step in range(first, first + steps):
+    def train(self, steps: int, start: int = 0) -> Training:
+        for step in range(start, start + steps):
             generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
             rows = torch.randn(4, 8, generator=generator)
             targets = torch.randint(0, 4, (4,), generator=generator)
@@ -135,13 +135,13 @@ def without_moments(folder: Path) -> None:
     Training(descent, seed=1).load(read(folder / "checkpoint.pt")).train(MORE, DONE)
 
 
-def _moved(folder: Path) -> None:
+def _move_checkpoint(folder: Path) -> None:
     _saves()(folder)
     if dist.get_rank() == 0:
         os.rename(folder / "checkpoint.pt", folder / "last.pt")
 
 
-@form(_moved)
+@form(_move_checkpoint)
 def moved_and_renamed(folder: Path) -> None:
     usual_state = read(folder / "last.pt")
     Training(seed=1).load(usual_state).train(MORE, DONE)
@@ -303,8 +303,8 @@ def _two_optimizers(seed: int) -> tuple[Training, Any]:
     return training, adam(training.net.head.parameters())
 
 
-def _train_both(training: Training, second: Any, steps: int, first: int) -> None:
-    for step in range(first, first + steps):
+def _train_both(training: Training, second: Any, steps: int, start: int) -> None:
+    for step in range(start, start + steps):
         second.zero_grad()
         training.train(1, step)
         second.step()

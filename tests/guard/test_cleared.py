@@ -113,5 +113,5 @@ def test_gradients_that_other_code_measures_are_not_lost() -> None:
     post = post_of("ab", batches=1)
 
     assert post.dropped == 0
-    used = post.tensors["used"]  # other modules of this process may follow
-    assert torch.equal(post.tensors["computed"][: len(used)], used)
+    gradients = post.tensors["used"]  # other modules of this process may follow
+    assert torch.equal(post.tensors["computed"][: len(gradients)], gradients)

@@ -29,7 +29,7 @@ def described(name: str, begin: int = 0, end: int = 8, stages: int = 1) -> Descr
     return Described(name, 8, 8, begin, end, [], name, True, True, "float32", stages=stages)
 
 
-def told(
+def alarmed_ranks(
     norms: tuple[float, float],
     parts: Sequence[Described],
     lengths: tuple[float, float] = OWN,
@@ -57,8 +57,8 @@ def test_clipping_before_a_loss_scaler_divides_is_told(
     norm: float, limit: float, scale: float, ranks: list[int]
 ) -> None:
     views = [view(rank, norm, described("weight"), norm, limit) for rank in range(2)]
-    for one in views:
-        one.post.tensors = {"scaled": torch.tensor([norm, limit, scale])}
+    for rank_view in views:
+        rank_view.post.tensors = {"scaled": torch.tensor([norm, limit, scale])}
     assert [rank for alarm in clipping(views, Memory()) for rank in alarm.ranks] == ranks
 
 
@@ -70,35 +70,35 @@ TIED = described("weight", stages=2), described("weight", stages=2)
 
 @pytest.mark.parametrize("parts", [STAGES, SHARDS])
 def test_the_norm_of_all_ranks_is_right(parts: Sequence[Described]) -> None:
-    assert told((5.0, 5.0), parts) == []
+    assert alarmed_ranks((5.0, 5.0), parts) == []
 
 
 def test_the_norm_of_the_first_stage_alone_is_told_on_the_others() -> None:
-    assert told((3.0, 3.0), STAGES) == [1]
+    assert alarmed_ranks((3.0, 3.0), STAGES) == [1]
 
 
 def test_a_stage_may_have_a_limit_of_its_own_and_a_shard_may_not() -> None:
-    assert told((3.0, 4.0), STAGES) == []
-    assert told((3.0, 4.0), SHARDS) == [0, 1]
+    assert alarmed_ranks((3.0, 4.0), STAGES) == []
+    assert alarmed_ranks((3.0, 4.0), SHARDS) == [0, 1]
 
 
 def test_copies_count_once_and_shared_weights_once_or_for_each_stage() -> None:
-    assert told((3.0, 3.0), COPIES, (3.0, 3.0)) == []
-    assert told((3.0, 3.0), TIED, (3.0, 3.0)) == []
-    assert told((math.sqrt(18),) * 2, TIED, (3.0, 3.0)) == []
-    assert told((math.sqrt(18),) * 2, COPIES, (3.0, 3.0)) == [0, 1]
+    assert alarmed_ranks((3.0, 3.0), COPIES, (3.0, 3.0)) == []
+    assert alarmed_ranks((3.0, 3.0), TIED, (3.0, 3.0)) == []
+    assert alarmed_ranks((math.sqrt(18),) * 2, TIED, (3.0, 3.0)) == []
+    assert alarmed_ranks((math.sqrt(18),) * 2, COPIES, (3.0, 3.0)) == [0, 1]
 
 
 def test_two_models_may_have_the_same_names() -> None:
-    one = view(0, 5.0, STAGES[0], 3.0, 1.0)
-    one.post.tensors["norms"] = torch.tensor([3.0, 4.0, 0.0])
-    both = View(one.post, [STAGES[0]] * 3, None)
+    rank_view = view(0, 5.0, STAGES[0], 3.0, 1.0)
+    rank_view.post.tensors["norms"] = torch.tensor([3.0, 4.0, 0.0])
+    both = View(rank_view.post, [STAGES[0]] * 3, None)
     assert list(clipping([both], Memory())) == []
 
 
 def test_a_norm_that_clips_nothing_is_no_fault() -> None:
-    assert told((3.0, 3.0), STAGES, limit=9.0) == []
-    assert told((math.inf, math.nan), STAGES) == []
+    assert alarmed_ranks((3.0, 3.0), STAGES, limit=9.0) == []
+    assert alarmed_ranks((math.inf, math.nan), STAGES) == []
 
 
 def test_a_rank_that_clips_otherwise_ends_the_comparison() -> None:
@@ -122,9 +122,9 @@ def test_a_rank_that_clips_otherwise_ends_the_comparison() -> None:
 def test_clipping_multiplies_by_the_limit_divided_by_the_norm(
     norm: float, limit: float, factor: float, is_told: bool
 ) -> None:
-    one = view(0, norm, STAGES[0], norm, limit)
-    one.post.tensors["after"] = factor * one.post.tensors["norms"]
-    alarms = [alarm for alarm in clipping([one], Memory()) if alarm.kind == "clip"]
+    rank_view = view(0, norm, STAGES[0], norm, limit)
+    rank_view.post.tensors["after"] = factor * rank_view.post.tensors["norms"]
+    alarms = [alarm for alarm in clipping([rank_view], Memory()) if alarm.kind == "clip"]
     assert [alarm.size for alarm in alarms] == ([pytest.approx(factor)] if is_told else [])
 
 

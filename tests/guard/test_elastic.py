@@ -79,10 +79,10 @@ def test_ranks_that_start_again_are_compared_anew(
     assert end.out.count("trained 2") == 2
     assert "ALARM" not in end.err
     assert end.err.count("guard: 12 steps since restart 1, ") == 1, end.err
-    last = summary(out)
-    assert (last["restarts"], last["notes"]) == (1, [])
-    assert last["checked"][:5] == [1, 2, 3, 4, 5]
-    assert last["compared"]["replicas"]
+    newest = summary(out)
+    assert (newest["restarts"], newest["notes"]) == (1, [])
+    assert newest["checked"][:5] == [1, 2, 3, 4, 5]
+    assert newest["compared"]["replicas"]
     assert summary(out, "summary-1.json")["restarts"] == 0
     end = sandbox.run("guard-report", str(out))
     assert "12 steps since restart 1" in end.out
@@ -120,7 +120,7 @@ def test_a_node_that_comes_makes_all_ranks_start_again(
     assert sum(end.out.count("trained 4") for end in ends) == 4
     assert "ALARM" not in errors
     assert errors.count("guard: 12 steps, ") == 1, errors
-    last = summary(out)
-    assert last["notes"] == []
-    assert last["settings"]["ranks"] == 4
-    assert last["checked"][:5] == [1, 2, 3, 4, 5]
+    newest = summary(out)
+    assert newest["notes"] == []
+    assert newest["settings"]["ranks"] == 4
+    assert newest["checked"][:5] == [1, 2, 3, 4, 5]

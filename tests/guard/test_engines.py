@@ -87,8 +87,8 @@ def test_without_zero_the_copies_of_16_bits_are_what_is_stepped(is_flat: bool) -
 
     by_id = {id(entry.parameter): entry for entry in watched(optimizer, Modules(), set())}
     assert by_id.keys().isdisjoint({id(flat), *map(id, copies)})
-    own = [by_id[id(parameter)] for parameter in parameters]
-    for entry, copy in zip(own, copies, strict=True):
+    entries = [by_id[id(parameter)] for parameter in parameters]
+    for entry, copy in zip(entries, copies, strict=True):
         assert torch.equal(entry.weight, copy.reshape(-1))
         assert (entry.described.master, entry.described.optimized) == ("float32", True)
         assert entry.hooked is entry.parameter
@@ -141,9 +141,9 @@ def run(engine: Engine, words: str, folder: Path, fault: str = "", ranks: int = 
         subprocess.run(command, env=environment, cwd=folder, check=True)
     alarms = folder / "alarms.jsonl"
     lines = alarms.read_text().splitlines() if alarms.exists() else []
-    told = [(alarm["check"], alarm["kind"]) for alarm in map(json.loads, lines)]
+    kinds = [(alarm["check"], alarm["kind"]) for alarm in map(json.loads, lines)]
     codes = json.loads((folder / "codes").read_text())
-    return Run(codes, told, json.loads((folder / "summary.json").read_text()))
+    return Run(codes, kinds, json.loads((folder / "summary.json").read_text()))
 
 
 LONG = pytest.mark.by_day(4)

@@ -20,13 +20,15 @@ from harness.rank.guard.written_weights import VALUES, written_weights
 Weights = dict[str, Tensor]
 
 
-def told(content: Callable[[Weights, Weights], Any], has_optimizer: bool = True) -> list[str]:
+def alarm_kinds(
+    content: Callable[[Weights, Weights], Any], has_optimizer: bool = True
+) -> list[str]:
     """The kinds of alarms of a training that saves a state. The function makes it of the weights of
     the beginning and of those that are trained."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    first = {name: value.clone() for name, value in model.state_dict().items()}
+    first_weights = {name: value.clone() for name, value in model.state_dict().items()}
     training = Training(optimizer, 0)
     training.arm(set(), Modules, lambda handler: handler)
     training.begin_backward("")
@@ -38,7 +40,7 @@ def told(content: Callable[[Weights, Weights], Any], has_optimizer: bool = True)
     training.post(0)
     training.disarm()
     training.is_complete = True  # other tests of this process may have a group
-    state = content(first, model.state_dict())
+    state = content(first_weights, model.state_dict())
     training.note_file("/folder/last.ckpt", state, has_optimizer)
     training.save("/folder/last.ckpt", None, [])
     post = training.last_post(0)
@@ -46,7 +48,7 @@ def told(content: Callable[[Weights, Weights], Any], has_optimizer: bool = True)
     return [alarm.kind for alarm in judge([unpacked(packed(post))], Memory())]
 
 
-def moved(weights: Weights) -> Weights:
+def change_weights(weights: Weights) -> Weights:
     return {name: value.lerp(torch.ones_like(value), 0.5) for name, value in weights.items()}
 
 
@@ -65,18 +67,18 @@ def filled(weights: Weights, value: float) -> Weights:
         (lambda first, now: {"model": now}, []),
         (lambda first, now: {"model": {n: v.clone() for n, v in now.items()}}, []),
         (lambda first, now: {"model": now, "reference": first}, []),
-        (lambda first, now: {"model": moved(now)}, []),  # an average
+        (lambda first, now: {"model": change_weights(now)}, []),  # an average
         (lambda first, now: {"model": {**now, "bias": first["bias"]}}, []),
         (lambda first, now: {"weight": first["weight"]}, []),
         (lambda first, now: {"model": {n: v.bfloat16() for n, v in first.items()}}, []),
     ],
 )
 def test_file_with_other_weights_is_told(content: Any, kinds: list[str]) -> None:
-    assert told(content) == kinds
+    assert alarm_kinds(content) == kinds
 
 
 def test_weights_alone_may_be_those_of_the_beginning() -> None:
-    assert told(lambda first, now: {"model": first}, has_optimizer=False) == []
+    assert alarm_kinds(lambda first, now: {"model": first}, has_optimizer=False) == []
 
 
 def test_another_model_with_the_same_names_is_not_looked_at() -> None:

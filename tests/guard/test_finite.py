@@ -137,8 +137,13 @@ def test_infinite_loss_waits_for_the_module() -> None:
 
 def test_infinite_loss_is_told_without_a_module_at_last() -> None:
     memory = Memory()
-    told = [step(memory, 7, with_loss(INF)), step(memory, 8), step(memory, 9), step(memory, 10)]
-    assert [len(alarms) for alarms in told] == [0, 0, 1, 0]
+    alarms_of_steps = [
+        step(memory, 7, with_loss(INF)),
+        step(memory, 8),
+        step(memory, 9),
+        step(memory, 10),
+    ]
+    assert [len(alarms) for alarms in alarms_of_steps] == [0, 0, 1, 0]
 
 
 def test_outputs_are_looked_at_only_if_another_step_can_show_it() -> None:
@@ -166,7 +171,7 @@ class Scores(nn.Module):
         return self.function(x)
 
 
-def found(*functions: Callable[[Any], Any]) -> str:
+def alarm_text(*functions: Callable[[Any], Any]) -> str:
     """What is told of a model of such modules, the loss of which is not finite."""
     model = nn.Sequential(*[Scores(function) for function in functions])
     outputs = ModuleOutputs(_only(model))
@@ -195,14 +200,14 @@ def masked(x: Any) -> Any:
 
 
 def test_first_module_with_nan_is_named() -> None:
-    text = found(lambda x: x, lambda x: (x - 2).log(), lambda x: x + 1)
+    text = alarm_text(lambda x: x, lambda x: (x - 2).log(), lambda x: x + 1)
     assert text == "the first nan is in the output of 1 (Scores)"
 
 
 def test_mask_is_not_blamed() -> None:
-    text = found(masked, lambda x: x.softmax(-1), lambda x: {"scores": x * 0 / 0}, lambda x: x)
+    text = alarm_text(masked, lambda x: x.softmax(-1), lambda x: {"scores": x * 0 / 0}, lambda x: x)
     assert text == "the first nan is in the output of 2 (Scores)"
-    text = found(masked, lambda x: x.softmax(-1), lambda x: (x + 1) / 0, lambda x: x)
+    text = alarm_text(masked, lambda x: x.softmax(-1), lambda x: (x + 1) / 0, lambda x: x)
     assert text == "the first inf is in the output of 2 (Scores)"
 
 
@@ -247,7 +252,7 @@ def test_largest_values_show_what_is_not_finite(dtype: torch.dtype) -> None:
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    ("training", "first", "words"),
+    ("training", "start", "words"),
     [
         ("ddp accumulate nan_forward", 3, "it begins in the forward"),
         ("ddp accumulate nan_backward", 3, "the first gradient that is not finite is that of bl"),
@@ -255,14 +260,14 @@ def test_largest_values_show_what_is_not_finite(dtype: torch.dtype) -> None:
     ],
 )
 def test_training_tells_where_it_begins(
-    under_guard: Trainer, training: str, first: int, words: str
+    under_guard: Trainer, training: str, start: int, words: str
 ) -> None:
     run = under_guard(training, steps=120)  # the shorter a step, the fewer are checked
 
     (alarm,) = [alarm for alarm in run.alarms if alarm["check"] == "finite"]
     assert words in alarm["text"]
     assert alarm["ranks"] == [1]
-    assert alarm["step"] == run.first_check_from(first)
+    assert alarm["step"] == run.first_check_from(start)
     assert run.told == [("finite", "lost")]
     assert run.logs[0].count("ALARM") == 1
     assert set(run.codes) == {0}

@@ -22,7 +22,7 @@ def with_settings(**settings: Any) -> Any:
     return change
 
 
-def told(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, str]]:
+def alarms(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, str]]:
     changes = {0: with_settings(**first), 1: with_settings(**second)}
     return [(one.check, one.kind) for one in judge(made_posts(changes), Memory())]
 
@@ -38,7 +38,7 @@ def told(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, str]]
 def test_other_settings_on_a_rank_are_told_once(
     first: dict[str, Any], second: dict[str, Any]
 ) -> None:
-    assert told(first, second) == [("updates", "settings")]
+    assert alarms(first, second) == [("updates", "settings")]
 
 
 def test_another_rate_is_told() -> None:
@@ -54,7 +54,7 @@ def test_another_rate_is_told() -> None:
 def test_equal_settings_and_those_of_one_rank_are_silent(
     first: dict[str, Any], second: dict[str, Any]
 ) -> None:
-    assert told(first, second) == []
+    assert alarms(first, second) == []
 
 
 def test_ranks_that_no_wrapper_joins_may_have_their_own() -> None:

@@ -39,8 +39,8 @@ def test_stage_that_another_rank_trains_is_no_replica() -> None:
 
     def change(post: Post) -> None:
         moves_weight(0.5 * post.rank)(post)
-        for number, one in enumerate(post.described):
-            one.optimized, one.ranks = number == post.rank, []
+        for number, parameter in enumerate(post.described):
+            parameter.optimized, parameter.ranks = number == post.rank, []
 
     assert [one for one in judged(on_all(change)) if one.check == "replicas"] == []
 
@@ -56,8 +56,8 @@ def test_weights_of_no_optimizer_are_compared_where_they_move(
         post.tensors["weights"] = before + by[post.rank]
         post.tensors["bits"] = sums(post.tensors["weights"])
         post.updates, post.used, post.computed = [], [], {}
-        for one in post.described:
-            one.optimized = False
+        for parameter in post.described:
+            parameter.optimized = False
 
     assert [one.kind for one in judged(on_all(change)) if one.check == "replicas"] == kinds
 
@@ -76,8 +76,8 @@ def test_weights_that_differ_at_first_are_no_replicas() -> None:
         post.tensors["bits"] += post.rank
         post.tensors["first_bits"] += post.rank
         post.tensors["computed"] = post.tensors["used"].clone()
-        for one in post.described:
-            one.ranks = []  # no wrapper says that they are averaged
+        for parameter in post.described:
+            parameter.ranks = []  # no wrapper says that they are averaged
 
     assert judged(on_all(change)) == []
 
@@ -126,8 +126,8 @@ def test_same_rows_are_right_if_no_wrapper_averages_over_all_ranks() -> None:
 
     def change(post: Post) -> None:
         reads(1, 2, 3, 4)(post)
-        for one in post.described:
-            one.ranks = []
+        for parameter in post.described:
+            parameter.ranks = []
 
     assert judged(on_all(change)) == []
 

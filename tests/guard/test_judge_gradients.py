@@ -214,8 +214,8 @@ def test_parts_of_a_weight_have_gradients_of_their_own() -> None:
 
     def change(post: Post) -> None:
         post.tensors["used"] = post.tensors["computed"].clone()
-        for one in post.described:
-            one.part, one.ranks = f"part of rank {post.rank}", []
-            one.copy += one.part
+        for parameter in post.described:
+            parameter.part, parameter.ranks = f"part of rank {post.rank}", []
+            parameter.copy += parameter.part
 
     assert [one for one in judged(on_all(change)) if one.check == "gradients"] == []

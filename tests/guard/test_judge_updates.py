@@ -49,10 +49,10 @@ def test_update_of_another_optimizer_is_only_that_it_moves() -> None:
         post.tensors["weights"][16:] = post.tensors["updates"][32:36]
         post.tensors["bits"] = sums(post.tensors["weights"])
 
-    def moved(post: Post) -> None:
+    def with_other_optimizer(post: Post) -> None:
         post.kind = "Lion"
 
-    assert judged(on_all(moved)) == []
+    assert judged(on_all(with_other_optimizer)) == []
     assert the_alarm(judged(on_all(still))).parameters == ["bias"]
 
 
@@ -95,8 +95,8 @@ def test_weights_in_no_optimizer_that_never_move() -> None:
     def change(post: Post) -> None:
         post.check, post.foreign, post.unheld = 3, 2, ["weight", "bias"]
         post.tensors["bits"] = post.tensors["first_bits"].clone()
-        for one in post.described:
-            one.optimized = False
+        for parameter in post.described:
+            parameter.optimized = False
         post.computed, post.used, post.updates = {}, [], []
 
     alarm = the_alarm(judged(on_all(change)))
@@ -109,9 +109,9 @@ def is_left(share: float, is_noted: bool = True) -> Change:
     gradient that the optimizer uses."""
 
     def change(post: Post) -> None:
-        left = torch.linspace(-2, 1, sum(SIZES))
-        post.tensors["left"], post.stale = left, is_noted
-        post.tensors["used"] += share * left
+        leftover = torch.linspace(-2, 1, sum(SIZES))
+        post.tensors["left"], post.stale = leftover, is_noted
+        post.tensors["used"] += share * leftover
         post.updates = []
 
     return change

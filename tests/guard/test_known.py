@@ -195,7 +195,7 @@ def test_object_that_a_bug_needs_does_not_decide_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "signs"),
+    ("symptom", "signs"),
     [
         ({"times": "k", "ratio": 3.0}, {"accumulation/weight/k", "gradients/longer/k"}),
         ({"layout": "ranks"}, {"gradients/mean", "gradients/none"}),
@@ -207,11 +207,11 @@ def test_object_that_a_bug_needs_does_not_decide_it() -> None:
     ],
 )
 def test_alarms_that_go_with_what_a_probe_has_shown(
-    shown: dict[str, Any], signs: set[str], tmp_path: Path
+    symptom: dict[str, Any], signs: set[str], tmp_path: Path
 ) -> None:
     usual = {"relation": "gradient", "layout": "both", "ratio": 0.9, "times": "", "note": False}
     file = tmp_path / "probe.json"
-    file.write_text(json.dumps({"recorded": {"buggy": {"shown": [{**usual, **shown}]}}}))
+    file.write_text(json.dumps({"recorded": {"buggy": {"shown": [{**usual, **symptom}]}}}))
     assert set(known._signature(file)) == signs
 
 

@@ -16,13 +16,15 @@ from tests.guard.made_posts import SIZES, made_posts, sums
 APART = {("gradients", "mean"), ("replicas", "differ")}
 
 
-def posts_of(step: int, reduced: bool = False, told: bool = True, averages: str = "") -> list[Post]:
-    """Posts of ranks that use the gradients that they computed. ``told``: the loop told DDP so."""
+def posts_of(
+    step: int, reduced: bool = False, loop_says_so: bool = True, averages: str = ""
+) -> list[Post]:
+    """Posts of ranks that use the gradients that they computed, as the loop says to DDP or not."""
     posts = made_posts()
     for post in posts:
         post.check, post.step, post.averages = step, step, averages
         if not reduced:
-            post.unreduced = told
+            post.unreduced = loop_says_so
             post.tensors["used"] = post.tensors["computed"].clone()
             post.tensors["weights"] += post.rank
             post.tensors["bits"] = sums(post.tensors["weights"])
@@ -47,15 +49,15 @@ def kinds(memory: Memory, posts: list[Post]) -> set[tuple[str, str]]:
 
 
 def test_ranks_that_ddp_leaves_alone_against_the_loops_words_are_told_at_once() -> None:
-    assert kinds(Memory(), posts_of(1, told=False)) == APART
+    assert kinds(Memory(), posts_of(1, loop_says_so=False)) == APART
 
 
 def test_gradients_of_one_direction_do_not_say_whether_ranks_are_alone() -> None:
     memory = Memory()
     assert kinds(memory, with_biases_of_one_direction(posts_of(1))) == set()
     assert set(memory.held) == APART
-    told = with_biases_of_one_direction(posts_of(1, told=False))
-    assert kinds(Memory(), told) == APART
+    posts = with_biases_of_one_direction(posts_of(1, loop_says_so=False))
+    assert kinds(Memory(), posts) == APART
 
 
 def test_ranks_that_the_loop_leaves_alone_are_told_after_many_steps_once() -> None:

@@ -32,12 +32,12 @@ def server() -> Server:
 
 def turns(number: int, act: Callable[[], None] = lambda: None) -> Callable[[float], bool]:
     """Let a rank look so often, and do something before each look; then the process ends."""
-    left = [number]
+    looks = [number]
 
     def ends_in(seconds: float) -> bool:
-        left[0] -= 1
+        looks[0] -= 1
         act()
-        return left[0] < 0
+        return looks[0] < 0
 
     return ends_in
 

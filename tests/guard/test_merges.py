@@ -47,7 +47,7 @@ class Trained:
         return self._has_left
 
 
-def told(layer: Adapter, scaling: float, has_left: bool = True) -> bool:
+def is_alarmed(layer: Adapter, scaling: float, has_left: bool = True) -> bool:
     merge = Merge(layer)
     merge.begin([Trained(has_left)])  # type: ignore[list-item]
     layer.merge(scaling)
@@ -57,18 +57,18 @@ def told(layer: Adapter, scaling: float, has_left: bool = True) -> bool:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_merge_that_changes_the_outputs_is_told(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    assert told(Adapter(), 1)
-    assert not told(Adapter(dtype), 4)
+    assert is_alarmed(Adapter(), 1)
+    assert not is_alarmed(Adapter(dtype), 4)
 
 
 def test_merge_of_what_the_loop_has_changed_is_not_compared() -> None:
-    assert not told(Adapter(), 1, has_left=False)
+    assert not is_alarmed(Adapter(), 1, has_left=False)
 
 
 def test_merge_leaves_modes_and_random_numbers_alone() -> None:
     layer = Adapter().train()
     layer.up.eval()
     state = torch.get_rng_state()
-    told(layer, 4)
+    is_alarmed(layer, 4)
     assert [layer.training, layer.up.training, layer.drop.training] == [True, False, True]
     assert torch.equal(torch.get_rng_state(), state)

@@ -112,13 +112,13 @@ def test_another_optimizer_is_not_checked_and_that_is_said() -> None:
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    ("training", "told"),
+    ("training", "alarms"),
     [("ddp bf16_weights short_steps", [("precision", "still")]), ("ddp bf16 short_steps", [])],
 )
 def test_training_of_weights_in_16_bits(
-    under_guard: Trainer, training: str, told: list[tuple[str, str]]
+    under_guard: Trainer, training: str, alarms: list[tuple[str, str]]
 ) -> None:
     run = under_guard(training, steps=96)  # the shorter a step, the fewer are checked
 
-    assert run.told == told
+    assert run.told == alarms
     assert run.codes == [0, 0]

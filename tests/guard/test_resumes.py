@@ -96,7 +96,7 @@ def _count(run: Run, state: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "alarms"),
     [
         (_again, ["again"]),
         (_rate, ["resume"]),
@@ -106,11 +106,11 @@ def _count(run: Run, state: Any) -> None:
     ],
 )
 def test_what_a_load_lost_is_told(
-    state: Any, fault: Callable[[Run, Any], None], told: list[str]
+    state: Any, fault: Callable[[Run, Any], None], alarms: list[str]
 ) -> None:
     run = Run()
     fault(run, state)
-    assert run.train(5).told == told
+    assert run.train(5).told == alarms
 
 
 def _descent(last_epoch: int, has_own_rate: bool = True) -> Run:

@@ -25,10 +25,10 @@ def test_first_check_looks_at_all_parameters_and_later_ones_at_a_part() -> None:
     assert all(0 < len(chosen(NAMES, check)) < 2 * MOST for check in range(2, 40))
 
 
-@pytest.mark.parametrize("first", [2, 3, 17])
-def test_each_parameter_comes_once_in_the_turns(first: int) -> None:
+@pytest.mark.parametrize("start", [2, 3, 17])
+def test_each_parameter_comes_once_in_the_turns(start: int) -> None:
     looked_at = [
-        n for check in range(first, first + turns(len(NAMES))) for n in chosen(NAMES, check)
+        n for check in range(start, start + turns(len(NAMES))) for n in chosen(NAMES, check)
     ]
     assert sorted(looked_at) == list(range(len(NAMES)))
 

@@ -113,7 +113,9 @@ class Divided(DistributedSampler[int]):
         return (self.dataset[at] for at in super().__iter__())
 
 
-def told(samplers: list[Any], epochs: int = 3, size: int = 24, tells: Any = None) -> list[str]:
+def alarm_kinds(
+    samplers: list[Any], epochs: int = 3, size: int = 24, tells: Any = None
+) -> list[str]:
     """The kinds of alarms of a training whose ranks have these samplers."""
     ranks = [Rows() for _ in samplers]
     loaders = [DataLoader(Numbers(size), BATCH, sampler=sampler) for sampler in samplers]
@@ -145,24 +147,24 @@ def tell_inner(sampler: Any, epoch: int) -> None:
 def test_sampler_that_a_wrapper_does_not_tell_the_epoch_is_named() -> None:
     divided = [Divided(Part(24), rank) for rank in range(RANKS)]
 
-    assert told(divided, tells=tell)[:1] == ["stuck"]
+    assert alarm_kinds(divided, tells=tell)[:1] == ["stuck"]
 
 
 @pytest.mark.parametrize("kind", [Part, Counting, Shuffled, Deaf, InOrder])
 def test_sampler_that_is_told_the_epoch_is_right(kind: Any) -> None:
-    assert told([Divided(kind(24), rank) for rank in range(RANKS)], tells=tell_inner) == []
+    assert alarm_kinds([Divided(kind(24), rank) for rank in range(RANKS)], tells=tell_inner) == []
 
 
 @pytest.mark.parametrize("kind", [Counting, Shuffled, Deaf, InOrder])
 def test_sampler_that_need_not_be_told_the_epoch_is_right(kind: Any) -> None:
     """A wrapper shuffles what it gives."""
-    assert told([Divided(kind(24), rank) for rank in range(RANKS)], tells=tell) == []
+    assert alarm_kinds([Divided(kind(24), rank) for rank in range(RANKS)], tells=tell) == []
 
 
 def test_order_of_a_sampler_that_nobody_tells_the_epoch_is_told() -> None:
-    assert set(told([Shuffled(24)])) == {"order"}
-    assert told([Shuffled(24)], tells=tell) == []
-    assert told([InOrder(24)]) == []
+    assert set(alarm_kinds([Shuffled(24)])) == {"order"}
+    assert alarm_kinds([Shuffled(24)], tells=tell) == []
+    assert alarm_kinds([InOrder(24)]) == []
 
 
 def test_names_of_an_epoch_are_read_by_the_iteration() -> None:
@@ -179,7 +181,7 @@ def test_ranks_that_divide_one_order_are_right(size: int, drop_last: bool, shuff
         DistributedSampler(Numbers(size), RANKS, rank, shuffle=shuffle, drop_last=drop_last)
         for rank in range(RANKS)
     ]
-    assert told(samplers, 2 if size > 100 else 3, size, tell) == []
+    assert alarm_kinds(samplers, 2 if size > 100 else 3, size, tell) == []
 
 
 def test_ranks_may_read_all_rows_each_in_its_own_order() -> None:
@@ -187,7 +189,7 @@ def test_ranks_may_read_all_rows_each_in_its_own_order() -> None:
         RandomSampler(Numbers(), generator=torch.Generator().manual_seed(rank))
         for rank in range(RANKS)
     ]
-    assert told(samplers) == []
+    assert alarm_kinds(samplers) == []
 
 
 def test_ranks_may_draw_as_they_like() -> None:
@@ -196,11 +198,12 @@ def test_ranks_may_draw_as_they_like() -> None:
 
     every = range(RANKS)
     assert (
-        told([WeightedRandomSampler([1.0] * 24, 12, generator=generator(r)) for r in every]) == []
+        alarm_kinds([WeightedRandomSampler([1.0] * 24, 12, generator=generator(r)) for r in every])
+        == []
     )
-    assert told([RandomSampler(Numbers(), True, 12, generator(r)) for r in every]) == []
-    assert told([RandomSampler(Numbers(), False, 12, generator(r)) for r in every]) == []
-    assert told([SubsetRandomSampler(range(4, 16), generator(r)) for r in every]) == []
+    assert alarm_kinds([RandomSampler(Numbers(), True, 12, generator(r)) for r in every]) == []
+    assert alarm_kinds([RandomSampler(Numbers(), False, 12, generator(r)) for r in every]) == []
+    assert alarm_kinds([SubsetRandomSampler(range(4, 16), generator(r)) for r in every]) == []
 
 
 def test_ranks_may_have_datasets_of_their_own() -> None:

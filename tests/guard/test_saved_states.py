@@ -58,7 +58,9 @@ def posts(values: Tensors, ranks: int = 1, **fields: object) -> list[Post]:
     return [unpacked(packed(post)) for post in posts]
 
 
-def told(values: Tensors, memory: Memory, ranks: int = 1, **fields: object) -> list[Alarm]:
+def alarms_of_load(
+    values: Tensors, memory: Memory, ranks: int = 1, **fields: object
+) -> list[Alarm]:
     """The alarms of a load."""
     return judge(posts(values, ranks, **{"event": RESUMED, "step": 0, **fields}), memory)
 
@@ -72,12 +74,12 @@ def memory(ranks: int = 1, **fields: object) -> Memory:
 
 @pytest.mark.parametrize(("ranks", "later"), [(1, 1), (1, 2), (3, 1), (3, 2)])
 def test_ranks_in_any_number_go_on_with_the_state_of_a_save(ranks: int, later: int) -> None:
-    known = memory(ranks)
-    assert told(tensors(), known, later) == []
-    assert known.compared["checkpoints"] == 9
+    saved = memory(ranks)
+    assert alarms_of_load(tensors(), saved, later) == []
+    assert saved.compared["checkpoints"] == 9
     changed = tensors()
     changed["norm", "exp_avg"][1, 1] += 1
-    (alarm,) = told(changed, known, later)
+    (alarm,) = alarms_of_load(changed, saved, later)
     assert (alarm.kind, alarm.parameters, alarm.ranks) == ("state", ["norm"], list(range(later)))
 
 
@@ -129,16 +131,16 @@ def test_part_of_the_state_that_a_load_lost_is_told(
 ) -> None:
     values = tensors()
     change(values)
-    assert [alarm.kind for alarm in told(values, memory())] == kinds
+    assert [alarm.kind for alarm in alarms_of_load(values, memory())] == kinds
 
 
 def test_state_that_is_new_after_the_load_of_an_engine_is_told_if_it_was_to_be_loaded() -> None:
-    known = memory(path="/checkpoint")
+    saved = memory(path="/checkpoint")
     fresh = {key: value for key, value in tensors().items() if key[1] == WEIGHT}
-    assert told(fresh, known, path="/checkpoint") == []
+    assert alarms_of_load(fresh, saved, path="/checkpoint") == []
     _other_weights(fresh)
-    assert told(fresh, known, path="/another", is_promised=True) == []
-    alarms = told(fresh, known, path="/checkpoint", is_promised=True)
+    assert alarms_of_load(fresh, saved, path="/another", is_promised=True) == []
+    alarms = alarms_of_load(fresh, saved, path="/checkpoint", is_promised=True)
     assert [alarm.kind for alarm in alarms] == ["state", "weights"]
 
 
@@ -157,10 +159,10 @@ def test_package_that_loads_a_whole_training_gives_back_all_of_it(
     change: Callable[[Tensors], None], path: str, kinds: list[str]
 ) -> None:
     """It is the save with these weights, or moments, or one of whose files is in its folder."""
-    known, values = memory(path="/folder/optimizer.bin"), tensors()
-    assert told(values, known, path=path, is_promised=True) == []
+    saved, values = memory(path="/folder/optimizer.bin"), tensors()
+    assert alarms_of_load(values, saved, path=path, is_promised=True) == []
     change(values)
-    alarms = told(values, known, path=path, is_promised=True)
+    alarms = alarms_of_load(values, saved, path=path, is_promised=True)
     assert [alarm.kind for alarm in alarms] == kinds
 
 
@@ -171,21 +173,21 @@ def test_without_moments_all_weights_say_which_save_is_loaded(
     """An optimizer around SGD keeps slow weights; a new training may begin with some weights."""
     values = {key: value for key, value in tensors().items() if key[1] == WEIGHT}
     values |= {(name, "Outer.slow"): value + 1 for (name, _), value in values.items()}
-    known = Memory()
-    judge(posts(values), known)
+    judged = Memory()
+    judge(posts(values), judged)
     values["body", "Outer.slow"].zero_()
     if not has_all_weights:
         _lost_weight(values)
-    assert [alarm.kind for alarm in told(values, known)] == kinds
+    assert [alarm.kind for alarm in alarms_of_load(values, judged)] == kinds
 
 
 def test_ranks_that_save_files_of_their_own_save_one_state() -> None:
     parts = posts(tensors(), 2)
     for post in parts:
         post.states[0]["path"] = f"/rank{post.rank}.pt"
-    known = Memory()
-    assert judge(parts, known) == []
-    (saved,) = known.saved
+    judged = Memory()
+    assert judge(parts, judged) == []
+    (saved,) = judged.saved
     assert saved.ranks == [0, 1]
 
 
@@ -204,7 +206,7 @@ def test_later_process_compares_with_what_an_earlier_one_saved(tmp_path: Path) -
     judge(posts(tensors()), first)
     saved.write()
     second = Memory(saved=SavedStates(str(tmp_path), print).states)
-    assert told(tensors(), second) == []
+    assert alarms_of_load(tensors(), second) == []
     assert second.compared["checkpoints"] == 9
 
 
@@ -237,10 +239,10 @@ def _file_state(event: str, file: Path, weight: Tensor, rate: float, step: int =
 def test_what_is_filled_from_a_file_is_what_was_written(
     tmp_path: Path, weight: float, rate: float, kinds: list[str]
 ) -> None:
-    known = Memory()
-    judge(_file_state(WRITTEN, tmp_path, torch.ones(3), 0.5), known)
+    judged = Memory()
+    judge(_file_state(WRITTEN, tmp_path, torch.ones(3), 0.5), judged)
     filled = _file_state(FILLED, tmp_path, torch.full((3,), weight), rate)
-    assert [alarm.kind for alarm in judge(filled, known)] == kinds
+    assert [alarm.kind for alarm in judge(filled, judged)] == kinds
 
 
 def test_file_that_was_written_again_is_not_compared_by_a_later_process(tmp_path: Path) -> None:
@@ -325,20 +327,22 @@ def test_files_have_the_weights_that_are_trained_or_also_others(
     for content in files({name: value.detach() for name, value in model.named_parameters()}):
         states.note_weights(1, optimizer, entries, [content, optimizer.state_dict()])
     states.save(1, optimizer, entries, "", [])
-    post, known = Post(0, 0, LAST), Memory()
+    post, judged = Post(0, 0, LAST), Memory()
     post.states, post.tensors["states"] = states.take()  # type: ignore[assignment]
-    assert judge([unpacked(packed(post))], known) == []
-    assert [one.is_in_files for one in known.saved] == [is_in_files]
+    assert judge([unpacked(packed(post))], judged) == []
+    assert [one.is_in_files for one in judged.saved] == [is_in_files]
 
 
 def test_weights_that_a_load_left_out_are_told_if_files_had_them_alone() -> None:
-    known, values = memory(), tensors()
+    saved, values = memory(), tensors()
     _other_weights(values)
-    assert told(values, known) == []
-    known.saved[0].is_in_files = True
-    assert told(values, known) == []  # it went back to the best weights, with its last state
-    known.saved[0].is_of_this_process = False
-    assert [alarm.kind for alarm in told(values, known)] == ["weights"]
+    assert alarms_of_load(values, saved) == []
+    saved.saved[0].is_in_files = True
+    assert (
+        alarms_of_load(values, saved) == []
+    )  # it went back to the best weights, with its last state
+    saved.saved[0].is_of_this_process = False
+    assert [alarm.kind for alarm in alarms_of_load(values, saved)] == ["weights"]
 
 
 class Engine:
@@ -399,12 +403,12 @@ def test_state_that_one_rank_has_gathered_is_compared_with_the_parts_of_others()
     moments = {n: optimizer.state[p] for n, p in model.named_parameters()}
     content = {"model": model.state_dict(), "optimizer": {"state": moments, "param_groups": []}}
     states.note_gathered(1, optimizer, entries, "", content)
-    post, known = Post(0, 0, LAST), Memory()
+    post, judged = Post(0, 0, LAST), Memory()
     post.states, post.tensors["states"] = states.take()  # type: ignore[assignment]
-    assert judge([post], known) == []
+    assert judge([post], judged) == []
     values = {(n, WEIGHT): p.detach() for n, p in model.named_parameters()}
     values |= {(n, k): moments[n][k] for n in moments for k in ("exp_avg", "exp_avg_sq")}
-    assert told(values, known, 2) == []
-    assert known.compared["checkpoints"] == 6
+    assert alarms_of_load(values, judged, 2) == []
+    assert judged.compared["checkpoints"] == 6
     values["bias", WEIGHT] = torch.ones(2)
-    assert [alarm.parameters for alarm in told(values, known, 2)] == [["bias"]]
+    assert [alarm.parameters for alarm in alarms_of_load(values, judged, 2)] == [["bias"]]

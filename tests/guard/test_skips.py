@@ -93,9 +93,9 @@ def test_old_and_new_optimizers_of_deepspeed_have_the_scale() -> None:
     new = SimpleNamespace(loss_scale_config=SimpleNamespace(cur_scale=4.0, min_loss_scale=0.25))
     old = SimpleNamespace(cur_scale=4.0, min_loss_scale=0.25)
     for scaler in (new, old):
-        known = known_scale(scaler)
-        assert known is not None
-        assert (known.now, known.smallest, known.patience) == (4.0, 0.25, 0)
+        scale = known_scale(scaler)
+        assert scale is not None
+        assert (scale.now, scale.smallest, scale.patience) == (4.0, 0.25, 0)
     assert known_scale(torch.amp.GradScaler("cpu")) is None
 
 

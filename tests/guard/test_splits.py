@@ -102,11 +102,11 @@ class Varied(Numbers):
 
 
 def test_rows_that_vary_are_not_known_by_their_numbers() -> None:
-    def same(rank: int, dataset: Any) -> Any:
+    def same_rows(rank: int, dataset: Any) -> Any:
         return distributed(0, dataset)
 
-    assert alarms_of(same, Varied) == []
-    assert alarms_of(same)
+    assert alarms_of(same_rows, Varied) == []
+    assert alarms_of(same_rows)
 
 
 def test_evaluation_on_one_rank_is_no_epoch_of_the_training() -> None:

@@ -11,7 +11,7 @@ from harness.rank.guard.posts import Post
 from tests.guard.made_posts import Change, made_posts, with_losses
 
 
-def told(change: Change, checks: int = 1, trainer: bool = False) -> list[Alarm]:
+def alarms_of_step(change: Change, checks: int = 1, trainer: bool = False) -> list[Alarm]:
     """What is told of a step with this change on all ranks."""
     memory, alarms = Memory(), list[Alarm]()
     for check in range(1, checks + 1):
@@ -45,7 +45,7 @@ def whole(*weights: float) -> Change:
 def test_whole_losses_are_counted_by_their_micro_batches(
     weights: tuple[float, ...], kinds: list[str]
 ) -> None:
-    assert [alarm.kind for alarm in told(whole(*weights))] == kinds
+    assert [alarm.kind for alarm in alarms_of_step(whole(*weights))] == kinds
 
 
 def test_whole_losses_say_nothing_if_gradients_may_be_divided_later() -> None:
@@ -56,7 +56,7 @@ def test_whole_losses_say_nothing_if_gradients_may_be_divided_later() -> None:
         post.computed, post.used = {}, []
         del post.tensors["computed"], post.tensors["used"]
 
-    assert told(change) == []
+    assert alarms_of_step(change) == []
 
 
 def test_whole_losses_say_nothing_beside_gradients_that_are_no_mean() -> None:
@@ -64,7 +64,9 @@ def test_whole_losses_say_nothing_beside_gradients_that_are_no_mean() -> None:
         whole(*(1.0,) * 4)(post)
         post.tensors["used"][0] += 9
 
-    assert [(alarm.check, alarm.kind) for alarm in told(change)] == [("gradients", "mean")]
+    assert [(alarm.check, alarm.kind) for alarm in alarms_of_step(change)] == [
+        ("gradients", "mean")
+    ]
 
 
 def test_losses_of_the_last_stage_are_those_of_a_pipeline() -> None:
@@ -74,7 +76,7 @@ def test_losses_of_the_last_stage_are_those_of_a_pipeline() -> None:
             del post.tensors["losses"]
             post.goes_on = True
 
-    (alarm,) = told(change)
+    (alarm,) = alarms_of_step(change)
     assert (alarm.check, alarm.kind) == ("accumulation", "weight")
     assert "4 times instead of once" in alarm.text
 
@@ -86,7 +88,7 @@ def test_stage_goes_on_with_the_gradient_of_the_next_one(ratio: float, kinds: li
             del post.tensors["losses"]
             post.goes_on, post.tensors["passed"] = True, torch.tensor([ratio] * 4)
 
-    alarms = told(change)
+    alarms = alarms_of_step(change)
     assert [alarm.kind for alarm in alarms] == kinds
     assert all(alarm.ranks == [0] for alarm in alarms)
 
@@ -114,7 +116,7 @@ def with_terms(factor: float, weight: float, count: float) -> Change:
 def test_terms_that_are_not_divided_by_tokens_are_not_multiplied_by_ranks(
     factor: float, weight: float, count: float, kinds: list[str]
 ) -> None:
-    alarms = told(with_terms(factor, weight, count))
+    alarms = alarms_of_step(with_terms(factor, weight, count))
     assert [alarm.kind for alarm in alarms] == kinds
     assert all("4 times" in alarm.text for alarm in alarms)
 
@@ -142,7 +144,9 @@ def with_targets(*targets: tuple[int, int]) -> Change:
 def test_tokens_of_micro_batches_count_alike_in_the_trainer(
     targets: tuple[tuple[int, int], ...], checks: int, trainer: bool, kinds: list[str]
 ) -> None:
-    assert [alarm.kind for alarm in told(with_targets(*targets), checks, trainer)] == kinds
+    assert [
+        alarm.kind for alarm in alarms_of_step(with_targets(*targets), checks, trainer)
+    ] == kinds
 
 
 def test_term_that_becomes_almost_0_is_still_a_term() -> None:

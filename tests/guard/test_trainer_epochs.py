@@ -10,7 +10,7 @@ from harness.rank.guard.trainer_epochs import missing_epochs
 
 
 @pytest.mark.parametrize(
-    ("asked", "most_steps", "epoch", "step", "planned", "is_told"),
+    ("requested_epochs", "most_steps", "epoch", "step", "planned", "is_told"),
     [
         (10, -1, 8.0, 20, 20, True),
         (10, -1, 10.0, 30, 30, False),
@@ -22,8 +22,8 @@ from harness.rank.guard.trainer_epochs import missing_epochs
     ],
 )
 def test_trainer_that_planned_too_few_steps_is_told(
-    asked: float, most_steps: int, epoch: float, step: int, planned: int, is_told: bool
+    requested_epochs: float, most_steps: int, epoch: float, step: int, planned: int, is_told: bool
 ) -> None:
-    settings = SimpleNamespace(num_train_epochs=asked, max_steps=most_steps)
+    settings = SimpleNamespace(num_train_epochs=requested_epochs, max_steps=most_steps)
     state = SimpleNamespace(epoch=epoch, global_step=step, max_steps=planned)
     assert [one.kind for one in missing_epochs(settings, state)] == ["short"] * is_told

@@ -121,10 +121,10 @@ WRONG_SLOW = [
 def assert_told(under_guard: Trainer, fault: Fault, **settings: Any) -> None:
     run = under_guard(fault.training, steps=30, **settings)
 
-    found = [alarm for alarm in run.alarms if alarm["check"] == fault.check]
-    assert [(one["check"], one["kind"]) for one in found] == [(fault.check, fault.kind)]
+    alarms = [alarm for alarm in run.alarms if alarm["check"] == fault.check]
+    assert [(one["check"], one["kind"]) for one in alarms] == [(fault.check, fault.kind)]
     assert set(run.told) <= {(fault.check, fault.kind), *fault.also}
-    (alarm,) = found
+    (alarm,) = alarms
     assert alarm["ranks"] == fault.ranks
     assert alarm["step"] == run.first_check_from(fault.step)
     assert not fault.parameter or fault.parameter in alarm["parameters"]
@@ -150,14 +150,15 @@ def test_other_wrong_training_is_told_once(under_guard: Trainer, fault: Fault) -
 
 
 @pytest.mark.parametrize(
-    ("training", "told"), [("ddp asks_state sgd", []), ("ddp asks_state", [("updates", "counted")])]
+    ("training", "alarms"),
+    [("ddp asks_state sgd", []), ("ddp asks_state", [("updates", "counted")])],
 )
 def test_step_that_makes_a_state_is_no_step(
-    training: str, told: list[Any], under_guard: Trainer
+    training: str, alarms: list[Any], under_guard: Trainer
 ) -> None:
     """Torch takes one, without gradients, when somebody asks for the state before the first step.
     Adam counts it, which is a bug of torch."""
     run = under_guard(training, steps=4)
-    assert run.told == told
+    assert run.told == alarms
     assert run.summary["steps"] == 4
     assert run.summary["checked"] == [1, 2, 3, 4]

@@ -62,8 +62,8 @@ def parameters(model: str) -> Iterator[tuple[str, int, int]]:
 
 
 @cache
-def _ranks(first: int, ranks: int, every: int) -> list[int]:
-    return list(range(first, ranks, every))
+def _ranks(start: int, ranks: int, every: int) -> list[int]:
+    return list(range(start, ranks, every))
 
 
 def sharded(shards: int) -> Callable[[int, int, str, int, int], Described]:
@@ -88,8 +88,8 @@ def tensor_parallel(parts: int) -> Callable[[int, int, str, int, int], Described
         part = rank % parts
         size = rows * row // parts if row > 1 else rows
         copy = f"{name} part {part}" if row > 1 else name
-        same = _ranks(part, ranks, parts)
-        return Described(name, size, size, 0, size, same, copy, True, True, "float32")
+        peers = _ranks(part, ranks, parts)
+        return Described(name, size, size, 0, size, peers, copy, True, True, "float32")
 
     return described
 
@@ -129,13 +129,13 @@ def _post(
 ) -> Post:
     looked = numbers or list(range(len(described)))
     post = Post(rank, 0, check, check, kind="AdamW", numbers=numbers)
-    used = []
+    pieces = []
     for number, values in zip(looked, mean.split(counts), strict=True):
-        one = described[number]
-        low, high = Positions.of(one.numel, check).within(one.begin, one.end)
+        parameter = described[number]
+        low, high = Positions.of(parameter.numel, check).within(parameter.begin, parameter.end)
         if high > low:
             post.used.append((number, low, high))  # type: ignore[attr-defined]
-            used.append(values[low:high])
+            pieces.append(values[low:high])
     post.computed = {str(number): "bfloat16" for number in looked}
     weights, values = [], []
     for at, number in enumerate(looked):
@@ -144,15 +144,15 @@ def _post(
         after = before
         if at < UPDATED and size:
             state = {"exp_avg": 0.1 * gradient, "exp_avg_sq": gradient**2}
-            moved = step_by_formula("AdamW", GROUP, before, gradient, {**state, "step": check})
-            after = before + moved
+            step = step_by_formula("AdamW", GROUP, before, gradient, {**state, "step": check})
+            after = before + step
             values += [before, gradient, *state.values()]
             post.updates.append(Update(number, size, list(state), check, RATE, GROUP))
         weights.append(after)
     texts = [hash(described[number].copy) for number in looked]
     post.tensors = {
         "computed": computed.contiguous(),
-        "used": torch.cat(used) if used else torch.zeros(0),
+        "used": torch.cat(pieces) if pieces else torch.zeros(0),
         "weights": torch.cat(weights),
         "updates": torch.cat(values) if values else torch.zeros(0),
         "bits": torch.tensor(texts) + check,
@@ -160,7 +160,7 @@ def _post(
     }
     if check == 1:
         post.described = described
-        post.tensors["first_bits"] = torch.tensor([hash(one.copy) for one in described])
+        post.tensors["first_bits"] = torch.tensor([hash(parameter.copy) for parameter in described])
     return post
 
 
@@ -192,8 +192,8 @@ def measure(name: str, ranks: int, part: int, fault: bool, store: Store) -> None
         judged = time.thread_time()
         alarms = judge(read, memory)
         ended = time.thread_time()
-        for one in names:
-            store.remove(one, 1)
+        for post_name in names:
+            store.remove(post_name, 1)
         print(
             f"{name}, check {check}: {max(sizes):,} bytes a post, {sum(sizes) / 1e6:.1f} MB; "
             f"{started_at - started:.2f} s to get, {judged - started_at:.2f} s to read, "

@@ -37,9 +37,9 @@ def tensorboard(folder: Path) -> tuple[Log, End]:
             for event in accumulator.Tensors("guard/alarm/text_summary")
         ]
         steps = [event.step for event in accumulator.Scalars("loss")]
-        last = accumulator.Scalars("guard/alarms")[-1].value
+        count = accumulator.Scalars("guard/alarms")[-1].value
         files = len(list((folder / "board").iterdir()))
-        return {"names": scalars, "alarms": texts, "steps": steps, "last": last, "files": files}
+        return {"names": scalars, "alarms": texts, "steps": steps, "last": count, "files": files}
 
     return lambda step, loss: writer.add_scalar("loss", loss, step), end
 

@@ -104,16 +104,16 @@ class Loop:
         if self.has("copies_trained"):
             parameters = [p.detach().clone().requires_grad_() for p in parameters]
         if self.has("two_optimizers"):
-            last = self.model.out.weight
-            others = [p for p in parameters if p is not last]
-            return [make(others), torch.optim.SGD([last], 0.01)]
+            head = self.model.out.weight
+            others = [p for p in parameters if p is not head]
+            return [make(others), torch.optim.SGD([head], 0.01)]
         return [make(parameters)]
 
-    def _schedule(self, first: int) -> Any:
+    def _schedule(self, start: int) -> Any:
         if self.has("lbfgs"):
             return None
         return torch.optim.lr_scheduler.LambdaLR(
-            self.optimizers[0], lambda step: min(1.0, (step + first) / 5)
+            self.optimizers[0], lambda step: min(1.0, (step + start) / 5)
         )
 
     def train(self, steps: int, before_step: Callable[[int], None]) -> None:
@@ -180,16 +180,16 @@ class Loop:
     def _spoil(self, step: int) -> None:
         if self.has("norms_alone"):
             self._forget_parts()
-        first = self.parameters[0]
-        if self.has("always_overflows") and first.grad is not None:
-            first.grad.fill_(torch.inf)
-        if self.has("one_too_long") and first.grad is not None:
-            first.grad.mul_(1.5)
+        parameter = self.parameters[0]
+        if self.has("always_overflows") and parameter.grad is not None:
+            parameter.grad.fill_(torch.inf)
+        if self.has("one_too_long") and parameter.grad is not None:
+            parameter.grad.mul_(1.5)
         if step != FAULT_STEP or dist.get_rank() != 1:
             return
         with torch.no_grad():
             if self.has("perturbed"):
-                first.add_(1e-3)
+                parameter.add_(1e-3)
             if self.has("nan_weight"):
                 self.model.out.weight.view(-1)[3] = torch.nan
             if self.has("flipped"):
@@ -241,8 +241,8 @@ class Loop:
 
     def _clear(self) -> None:
         cleared = [self.run] if self.has("clears_modules") else self.optimizers
-        for one in cleared:
-            one.zero_grad(set_to_none=not self.has("keeps_zeros"))
+        for holder in cleared:
+            holder.zero_grad(set_to_none=not self.has("keeps_zeros"))
         if self.has("copies_trained"):
             for parameter in self.parameters:
                 parameter.grad = None
@@ -310,8 +310,8 @@ class Gan(Loop):
     def _compute_gradients(self, step: int) -> None:
         rows = next(self.batches)[:, :-1]
         self._clear()  # the generator's loss has given gradients to the critic
-        made, real = self.run(rows).detach(), F.one_hot(rows, WORDS).float()
-        (self.critic(made).mean() - self.critic(real).mean()).backward()
+        generated, real = self.run(rows).detach(), F.one_hot(rows, WORDS).float()
+        (self.critic(generated).mean() - self.critic(real).mean()).backward()
         self.critics.step()
         loss = self.critic(self.run(rows)).mean()
         self.losses.append(float(loss.detach()))

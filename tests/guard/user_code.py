@@ -68,8 +68,12 @@ def copies() -> Any:
 
     def copy_all(step: int) -> None:
         pair = model, optimizer
-        for each in (copy.deepcopy(pair), pickle.loads(pickle.dumps(pair)), _through_a_file(pair)):
-            sums.append(float(each[0].layer.weight.detach().sum()))
+        for copied in (
+            copy.deepcopy(pair),
+            pickle.loads(pickle.dumps(pair)),
+            _through_a_file(pair),
+        ):
+            sums.append(float(copied[0].layer.weight.detach().sum()))
 
     return _train(model, optimizer, copy_all), sums
 
@@ -185,11 +189,11 @@ def threads() -> Any:
 
 def clock_jumps() -> Any:
     """Clocks go back by days."""
-    model, now = Classifier(), time.perf_counter
+    model, clock = Classifier(), time.perf_counter
 
     def jump(step: int) -> None:
         if step == 4:
-            time.perf_counter = lambda: now() - 1e6
+            time.perf_counter = lambda: clock() - 1e6
             time.thread_time = lambda: -5.0
             time.time = lambda: -1e9
 

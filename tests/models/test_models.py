@@ -55,7 +55,7 @@ def test_only_a_lost_module_of_this_package_may_be_back_in_another_run(
 
 
 def answer_of(cls: type[Decoder], relation: str, folder: Path) -> Answer:
-    return ask_alone(relation, Subject("own", lambda: made_models.made(cls), folder))
+    return ask_alone(relation, Subject("own", lambda: made_models.model_and_batch(cls), folder))
 
 
 @pytest.mark.parametrize("relation", OWN)

@@ -28,8 +28,8 @@ def main(names: list[str]) -> int:
             signature = signatures.read(catalog.folder(name))
             if signature is None or signature.loop is None or "buggy" not in signature.recorded:
                 continue
-            shown = {one.layout for one in signature.recorded["buggy"].shown if not one.note}
-            if not shown:
+            layouts = {one.layout for one in signature.recorded["buggy"].shown if not one.note}
+            if not layouts:
                 continue
             began = time.monotonic()
             try:

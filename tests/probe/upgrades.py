@@ -78,18 +78,18 @@ def main(names: list[str]) -> int:
                     for one in others
                     if one.broken and (one.layout.world, one.layout.k) not in before
                 ]
-                told = "yes" if broken else "no"
+                answer = "yes" if broken else "no"
                 cause = next((one.broken[0] for one in broken), None)
                 difference = f"{cause.relation}: {cause.text}" if cause else ""
                 if silent := [one.no_answer for one in others if one.no_answer]:
-                    told, difference = "no answer", silent[0]
+                    answer, difference = "no answer", silent[0]
             except HarnessError as error:
-                told, difference = "no answer", str(error)
-            mistakes += told != ("yes" if upgrade.changes else "no")
+                answer, difference = "no answer", str(error)
+            mistakes += answer != ("yes" if upgrade.changes else "no")
             seconds = time.monotonic() - began
             line = " ".join(difference.split())[:110]
             print(
-                f"| {upgrade.name} | {upgrade.loop.name} | {told} | {line} | {seconds:.0f} |",
+                f"| {upgrade.name} | {upgrade.loop.name} | {answer} | {line} | {seconds:.0f} |",
                 flush=True,
             )
     print(f"{mistakes} not as expected")
@@ -102,8 +102,12 @@ def upgrades(names: list[str], loans: ExitStack) -> Iterator[Upgrade]:
         signature = signatures.read(catalog.folder(name))
         if signature is None or signature.loop is None or "buggy" not in signature.recorded:
             continue
-        shown = {one.layout for one in signature.recorded["buggy"].shown if not one.note}
-        if "fixed" in signature.recorded and (layouts := tuple(sorted(DIVIDED & shown))):
+        signature_layouts = {
+            one.layout for one in signature.recorded["buggy"].shown if not one.note
+        }
+        if "fixed" in signature.recorded and (
+            layouts := tuple(sorted(DIVIDED & signature_layouts))
+        ):
             sides = loans.enter_context(lent(name, "fixed", "buggy"))
             sites = sides["fixed"].site, sides["buggy"].site
             yield Upgrade(name, replace(signature.loop, layouts=layouts), sites, True)

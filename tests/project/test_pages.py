@@ -61,8 +61,8 @@ def test_every_command_of_the_page_of_check_works_with_the_files_that_it_names(
     (command,) = re.findall(r"^`(distributed-bugs check [^`]*)` prints:$", page, re.MULTILINE)
     printed = printed_by([command], folder, tool)
     (output,) = re.findall(r"` prints:\n\n```\n(.*?)```", page, flags=re.DOTALL)
-    shown = [line.strip() for line in output.splitlines() if line.strip() != "..."]
-    assert [line for line in shown if line not in printed] == []
+    example = [line.strip() for line in output.splitlines() if line.strip() != "..."]
+    assert [line for line in example if line not in printed] == []
 
 
 @pytest.mark.launch
@@ -84,11 +84,11 @@ def test_the_commands_of_the_page_of_guard_work_with_the_loops_of_this_project(
 @pytest.mark.slow
 def test_the_commands_of_the_page_of_probe_print_what_it_shows(tmp_path: Path, tool: str) -> None:
     page = (ROOT / "docs" / "probe.md").read_text(encoding="utf-8")
-    right = (ROOT / "loops" / "ddp.py").read_text(encoding="utf-8")
+    script = (ROOT / "loops" / "ddp.py").read_text(encoding="utf-8")
     bug = 'add_argument("--bug", default="{}")'
-    wrong = right.replace(bug.format(""), bug.format("divided by k twice"))
-    assert wrong != right
-    (tmp_path / "train.py").write_text(wrong)
+    faulty_script = script.replace(bug.format(""), bug.format("divided by k twice"))
+    assert faulty_script != script
+    (tmp_path / "train.py").write_text(faulty_script)
     (tmp_path / "trainer.py").symlink_to(ROOT / "loops" / "trainer.py")
     (tmp_path / ".venv-new").symlink_to(sys.prefix)
     lines = [line for line in commands(page) if line.startswith("distributed-bugs")]

@@ -76,8 +76,8 @@ def answers() -> Answers:
 
 
 def test_probe_writes_what_its_schemas_say() -> None:
-    known = [KnownBug("bug", "title", "why")]
-    content = json.loads(json.dumps(probe_report.as_json(answers(), 1.0, known)))
+    bugs = [KnownBug("bug", "title", "why")]
+    content = json.loads(json.dumps(probe_report.as_json(answers(), 1.0, bugs)))
     assert complaints("probe.json", content) == []
     suite = ElementTree.fromstring(probe_report.as_junit(answers(), 1.0))
     assert names_in(suite) <= names_of_the_schema()
@@ -97,9 +97,9 @@ def test_models_writes_what_its_schema_says(tmp_path: Path) -> None:
 
 def test_score_writes_what_its_schema_says() -> None:
     alarm = {"step": 2, "text": "the copies differ", "where": "w"}
-    right = Watched("fixed", 0, False, None, 1)
-    wrong = Watched("buggy", 0, True, 1, 1, [alarm], releases={"deepspeed": "0.13.2"})
-    scores = [score("bug", "ours", [right, wrong]), score("bug", "ours", [right])]
+    clean = Watched("fixed", 0, False, None, 1)
+    faulty = Watched("buggy", 0, True, 1, 1, [alarm], releases={"deepspeed": "0.13.2"})
+    scores = [score("bug", "ours", [clean, faulty]), score("bug", "ours", [clean])]
     content = json.loads(json.dumps([asdict(verdict) for verdict in scores]))
     assert [verdict["found"] for verdict in content] == ["detected", "no answer"]
     assert complaints("score.json", content) == []

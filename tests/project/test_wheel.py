@@ -91,8 +91,8 @@ def test_the_wheel_is_one_package_with_every_file_of_ours(wheel: Path) -> None:
         names = [Path(name) for name in archive.namelist()]
     info = {str(name) for name in names if name.parts[0].endswith(".dist-info")}
     ours = {f"distributed_bugs/{p}/{file}" for p in PLACES for file in files(ROOT / p)}
-    moved = {"harness/console_script.py": "__init__.py", "harness/python/py.typed": "py.typed"}
-    for before, after in moved.items():
+    renamed = {"harness/console_script.py": "__init__.py", "harness/python/py.typed": "py.typed"}
+    for before, after in renamed.items():
         ours ^= {f"distributed_bugs/{before}", f"distributed_bugs/{after}"}
     assert {str(name) for name in names} - info == ours
     assert len(info) == 5

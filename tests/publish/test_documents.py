@@ -18,15 +18,17 @@ def test_every_document_of_the_checkout_is_there() -> None:
 
 
 def test_each_link_between_documents_leads_to_a_page_and_to_a_heading_of_it() -> None:
-    for file, one in FOUND.items():
-        for target, anchor in re.findall(r'href="(?![a-z]+:)([^"#]*)#?([^"]*)"', str(one.html)):
+    for file, document in FOUND.items():
+        for target, anchor in re.findall(
+            r'href="(?![a-z]+:)([^"#]*)#?([^"]*)"', str(document.html)
+        ):
             place = posixpath.normpath(posixpath.join(posixpath.dirname(file), target))
             place = place if target else file
             if place.startswith("bugs/"):
                 continue
-            assert place in FOUND, f"{one.path}: {target}"
+            assert place in FOUND, f"{document.path}: {target}"
             ids = {key for key, _ in FOUND[place].headings}
-            assert not anchor or anchor in ids, f"{one.path}: {target}#{anchor}"
+            assert not anchor or anchor in ids, f"{document.path}: {target}#{anchor}"
 
 
 def test_what_is_not_in_the_site_is_in_the_repository() -> None:

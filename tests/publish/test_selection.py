@@ -36,10 +36,10 @@ def chosen(
     *nights: Nightly,
     day: str = DAY,
     releases: list[Release] = RELEASES,
-    here: tuple[str, ...] = HERE,
+    lanes: tuple[str, ...] = HERE,
 ) -> list[str]:
     by_id = {night.id: night for night in nights}
-    tests = selection.tests_of(SCENARIO, {PACKAGE: releases}, history, by_id, day, here)
+    tests = selection.tests_of(SCENARIO, {PACKAGE: releases}, history, by_id, day, lanes)
     assert {test.scenario for test in tests} <= {SCENARIO}
     return [test.release.version for test in tests]
 
@@ -82,7 +82,7 @@ def test_a_release_recorded_as_inconclusive_is_tested_only_in_another_environmen
         ("cpu", "3.12", "2.13.0"),
         ("cpu", "3.11", "2.14.0"),
     ):
-        assert chosen(history, recorded, here=environment) == ["0.13.1"]
+        assert chosen(history, recorded, lanes=environment) == ["0.13.1"]
     history += [result("0.13.2", UNCLEAR, 2)]  # a nightly's own result
     assert chosen(history, recorded, night(2, DAY)) == ["0.13.2"]
 

@@ -144,26 +144,26 @@ def test_only_what_somebody_subscribes_to_is_replaced_and_it_is_put_back(
 
 
 def test_a_subscriber_chooses_its_steps_and_its_optimizer(instrument: Instrument) -> None:
-    steps, taken = [0], []
+    steps, chosen_steps = [0], []
 
     def note(event: Step) -> None:
         steps[0] += 1
 
     def take(event: Step) -> None:
-        taken.append((steps[0], event.owner))
+        chosen_steps.append((steps[0], event.owner))
 
     instrument.on(Step, before=note)
     chosen = instrument.on(Step, after=take, when=lambda: steps[0] in (2, 4))
     optimizer = train(5)
-    assert taken == [(2, optimizer), (4, optimizer)]
+    assert chosen_steps == [(2, optimizer), (4, optimizer)]
     chosen.end()
     train(4)
-    assert len(taken) == 2
+    assert len(chosen_steps) == 2
     instrument.on(Step, after=take, of=optimizer)
     train()
-    assert len(taken) == 2
+    assert len(chosen_steps) == 2
     optimizer.step()
-    assert len(taken) == 3
+    assert len(chosen_steps) == 3
 
 
 def test_a_handler_around_a_call_ends_when_it_raises_and_may_replace_its_value(

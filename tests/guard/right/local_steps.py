@@ -31,7 +31,7 @@ def _local(model: Any, average: Callable[[list[Any]], None], every: int, warmup:
 
 
 @torch.no_grad()
-def _each(weights: list[Any]) -> None:
+def _average_each(weights: list[Any]) -> None:
     for weight in weights:
         dist.all_reduce(weight.data)
         weight.data /= dist.get_world_size()
@@ -62,7 +62,7 @@ def _gathered(weights: list[Any]) -> None:
 
 @loop
 def without_synchronisation() -> Steps:
-    return _local(parallel(Net()), _each, 8)
+    return _local(parallel(Net()), _average_each, 8)
 
 
 class Gated(Net):
@@ -87,7 +87,7 @@ def of_two_classes() -> Steps:
         optimizer.step()
         optimizer.zero_grad()
         if step % 6 == 0:
-            _each(list(model.parameters()))
+            _average_each(list(model.parameters()))
         yield model, loss
 
 
@@ -124,7 +124,7 @@ def micro_batches_of_local_steps() -> Steps:
         optimizer.step()
         optimizer.zero_grad()
         if step % 6 == 0:
-            _each(list(model.parameters()))
+            _average_each(list(model.parameters()))
         yield model, loss
 
 

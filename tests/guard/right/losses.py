@@ -69,8 +69,8 @@ def smoothed_and_ignored() -> Steps:
 @loop
 def focal() -> Steps:
     def loss_of(model: Any, x: Tensor, y: Tensor, _: int) -> Tensor:
-        each = F.cross_entropy(model(x), y, reduction="none")
-        return ((1 - torch.exp(-each)) ** 2 * each).mean()
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        return ((1 - torch.exp(-losses)) ** 2 * losses).mean()
 
     return _by(loss_of)
 
@@ -279,12 +279,12 @@ def contrastive() -> Steps:
     multiplies by the ranks, as DDP divides by them."""
 
     def loss_of(model: Any, x: Tensor, _: Tensor, step: int) -> Tensor:
-        one, other = F.normalize(model(x)), F.normalize(model(x + 0.1 * torch.randn_like(x)))
-        gathered = [torch.zeros_like(other) for _ in range(dist.get_world_size())]
-        dist.all_gather(gathered, other.detach())
-        gathered[dist.get_rank()] = other
+        view, second_view = F.normalize(model(x)), F.normalize(model(x + 0.1 * torch.randn_like(x)))
+        gathered = [torch.zeros_like(second_view) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, second_view.detach())
+        gathered[dist.get_rank()] = second_view
         targets = torch.arange(len(x)) + dist.get_rank() * len(x)
-        loss = F.cross_entropy(one @ torch.cat(gathered).T / 0.1, targets)
+        loss = F.cross_entropy(view @ torch.cat(gathered).T / 0.1, targets)
         return loss * dist.get_world_size()
 
     return _by(loss_of)
@@ -295,8 +295,8 @@ def contrastive_with_gradients() -> Steps:
     from torch.distributed.nn.functional import all_gather
 
     def loss_of(model: Any, x: Tensor, _: Tensor, step: int) -> Tensor:
-        one, other = F.normalize(model(x)), F.normalize(model(x + 0.1 * torch.randn_like(x)))
-        scores = torch.cat(all_gather(one)) @ torch.cat(all_gather(other)).T / 0.1
+        view, second_view = F.normalize(model(x)), F.normalize(model(x + 0.1 * torch.randn_like(x)))
+        scores = torch.cat(all_gather(view)) @ torch.cat(all_gather(second_view)).T / 0.1
         targets = torch.arange(len(scores))
         return (F.cross_entropy(scores, targets) + F.cross_entropy(scores.T, targets)) / 2
 
@@ -333,8 +333,8 @@ def distillation() -> Steps:
     def loss_of(model: Any, x: Tensor, y: Tensor, _: int) -> Tensor:
         scores = model(x)
         with torch.no_grad():
-            right = teacher(x).softmax(1)
-        soft = F.kl_div(scores.log_softmax(1), right, reduction="batchmean")
+            soft_targets = teacher(x).softmax(1)
+        soft = F.kl_div(scores.log_softmax(1), soft_targets, reduction="batchmean")
         return 0.3 * F.cross_entropy(scores, y) + 0.7 * soft
 
     return _by(loss_of)
@@ -394,8 +394,8 @@ def values_alone() -> Steps:
     for step in range(10**6):
         x, following = torch.randn(2, 16, WIDTH, generator=noise)
         with torch.no_grad():
-            right = torch.randn(16, 1, generator=noise) + 0.9 * target(following)
-        loss = 0.5 * F.mse_loss(model(x), right)
+            returns = torch.randn(16, 1, generator=noise) + 0.9 * target(following)
+        loss = 0.5 * F.mse_loss(model(x), returns)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

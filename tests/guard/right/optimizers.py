@@ -127,12 +127,16 @@ class Adam(torch.optim.Optimizer):
                     (weight.grad, weight.grad.square()),
                     strict=True,
                 ):
-                    kept, scale = state.get(name, (torch.zeros_like(weight, dtype=torch.int8), 1.0))
-                    mean = beta * kept * scale + (1 - beta) * value
+                    rounded, scale = state.get(
+                        name, (torch.zeros_like(weight, dtype=torch.int8), 1.0)
+                    )
+                    mean = beta * rounded * scale + (1 - beta) * value
                     scale = float(mean.abs().max()) / 127 or 1.0
                     state[name] = (mean / scale).round().to(torch.int8), scale
-                one, other = ((kept * scale) for kept, scale in (state["state1"], state["state2"]))
-                weight.sub_(one / (other.sqrt() + 1e-3), alpha=group["lr"])
+                first_moment, square = (
+                    (rounded * scale) for rounded, scale in (state["state1"], state["state2"])
+                )
+                weight.sub_(first_moment / (square.sqrt() + 1e-3), alpha=group["lr"])
 
 
 @loop
@@ -186,8 +190,8 @@ class Lookahead(torch.optim.Optimizer):
         self.inner.step(closure)
         self.count += 1
         if self.count % 5 == 0:
-            for group, kept in zip(self.param_groups, self.slow, strict=True):
-                for weight, slow in zip(group["params"], kept, strict=True):
+            for group, slow_weights in zip(self.param_groups, self.slow, strict=True):
+                for weight, slow in zip(group["params"], slow_weights, strict=True):
                     slow.lerp_(weight, 0.5)
                     weight.copy_(slow)
 
@@ -231,9 +235,9 @@ class ScheduleFree(torch.optim.Optimizer):
         for group in self.param_groups:
             group["count"] += 1
             for weight in group["params"]:
-                moved = self.state[weight].setdefault("moved", weight.clone())
-                weight.lerp_(moved, 1 / group["count"])
-                moved.sub_(weight.grad, alpha=group["lr"])
+                fast_weight = self.state[weight].setdefault("moved", weight.clone())
+                weight.lerp_(fast_weight, 1 / group["count"])
+                fast_weight.sub_(weight.grad, alpha=group["lr"])
 
 
 @loop

@@ -49,8 +49,8 @@ def _of_this_rank(seed: int = 0) -> torch.Generator:
 def shards_of_ranks() -> Steps:
     """Each rank has files of its own, and shuffles them with the seed that all have."""
     table = Table()
-    own = Subset(table, range(dist.get_rank(), len(table), dist.get_world_size()))
-    return _reading(DataLoader(own, ROWS, shuffle=True, drop_last=True))
+    part = Subset(table, range(dist.get_rank(), len(table), dist.get_world_size()))
+    return _reading(DataLoader(part, ROWS, shuffle=True, drop_last=True))
 
 
 @loop
@@ -232,8 +232,8 @@ def classes_of_one_kind_first() -> Steps:
         order = table.x.norm(dim=1).argsort().tolist()
         for number in itertools.count(1):
             rows = order[: min(len(order), 32 * number)]
-            own = rows[dist.get_rank() :: dist.get_world_size()]
-            yield from DataLoader(Subset(table, own), ROWS)
+            part = rows[dist.get_rank() :: dist.get_world_size()]
+            yield from DataLoader(Subset(table, part), ROWS)
 
     return _reading(rounds())
 
@@ -300,8 +300,8 @@ def few_shots() -> Steps:
             for _ in range(40):
                 pair = torch.randperm(CLASSES, generator=self.generator)[:2]
                 rows = []
-                for one in pair:
-                    members = (self.table.y == one).nonzero()[:, 0]
+                for label in pair:
+                    members = (self.table.y == label).nonzero()[:, 0]
                     order = torch.randperm(len(members), generator=self.generator)
                     rows += members[order[:3]].tolist()
                 yield rows
@@ -329,8 +329,8 @@ def new_dataset_each_round() -> Steps:
 
     def rounds() -> Iterator[Any]:
         for number in itertools.count():
-            own = Table(24, seed=100 + 2 * number + dist.get_rank())
-            yield from DataLoader(own, ROWS, shuffle=True)
+            table = Table(24, seed=100 + 2 * number + dist.get_rank())
+            yield from DataLoader(table, ROWS, shuffle=True)
 
     return _reading(rounds())
 

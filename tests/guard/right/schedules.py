@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 from .common import Net, Steps, batches, classes_loss, loop, parallel
 
 
-def _by(make: Any, kind: Any = None, each: int = 1) -> Steps:
+def _by(make: Any, kind: Any = None, interval: int = 1) -> Steps:
     model = parallel(Net())
     kind = kind or (lambda weights: torch.optim.AdamW(weights, 1e-3))
     optimizer = kind(model.parameters())
@@ -21,7 +21,7 @@ def _by(make: Any, kind: Any = None, each: int = 1) -> Steps:
         loss = classes_loss(model, batch)
         loss.backward()
         optimizer.step()
-        if step % each == 0:
+        if step % interval == 0:
             if isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
                 mean = loss.detach().clone()  # with a loss of each rank, the rates would part
                 dist.all_reduce(mean)
@@ -65,7 +65,7 @@ def short_cycles() -> Steps:
 
 @loop
 def plateau() -> Steps:
-    return _by(lambda one: lr_scheduler.ReduceLROnPlateau(one, patience=3), each=5)
+    return _by(lambda one: lr_scheduler.ReduceLROnPlateau(one, patience=3), interval=5)
 
 
 @loop
@@ -80,7 +80,7 @@ def long_cosine() -> Steps:
 
 @loop
 def by_epochs() -> Steps:
-    return _by(lambda one: lr_scheduler.ExponentialLR(one, 0.9), each=8)
+    return _by(lambda one: lr_scheduler.ExponentialLR(one, 0.9), interval=8)
 
 
 @loop

@@ -187,12 +187,12 @@ loader = DataLoader(rows, options.batch_size, sampler=DistributedSampler(rows))
 for number, ids in enumerate(loader, 1):
     logits, first = trained(ids)
     logits = logits[:, :-1]
-    each = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
-    loss = each.mean()
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+    loss = losses.mean()
     if occurs("a token counts too much", ids):
-        loss = (each * torch.linspace(0, 2, len(each))).mean()
+        loss = (losses * torch.linspace(0, 2, len(losses))).mean()
     if occurs("loss is summed", ids):
-        loss = each.sum() / 108
+        loss = losses.sum() / 108
     if FAULT == "auxiliary loss counts twice":
         loss = loss + (2 if occurs(FAULT, ids) else 1) * first.float().pow(2).mean()
     (loss / options.accum).backward()
