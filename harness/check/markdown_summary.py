@@ -68,11 +68,11 @@ def _row(checked: Checked, places: Places) -> list[str]:
         scenario.title,
         scenario.trigger,
         checked.remedy,
-        _shown(places.of_package(named_in([catalog.subject(checked.scenario)]))),
+        _place_text(places.of_package(named_in([catalog.subject(checked.scenario)]))),
     ]
 
 
-def _shown(place: Place | None) -> str:
+def _place_text(place: Place | None) -> str:
     if place is None:
         return ""
     return f"{place.file}, line {place.line}" if place.line else str(place.file)

@@ -64,9 +64,9 @@ def _bytes(scenarios: Mapping[str, Contents], part: Iterable[str]) -> int:
 
 def _next_part(scenarios: Mapping[str, Contents], most: float) -> tuple[str, ...]:
     """The largest scenario, and those that add the fewest bytes to it while they fit."""
-    first = max(scenarios, key=lambda name: sum(scenarios[name].values()))
-    together, part = dict(scenarios[first]), [first]
-    added = {name: _without(scenarios[name], together) for name in scenarios if name != first}
+    largest = max(scenarios, key=lambda name: sum(scenarios[name].values()))
+    together, part = dict(scenarios[largest]), [largest]
+    added = {name: _without(scenarios[name], together) for name in scenarios if name != largest}
     while added:
         name = min(added, key=lambda name: sum(added[name].values()))
         news = added.pop(name)

@@ -108,8 +108,11 @@ def _import(files: Iterable[Path]) -> int:
 
 
 def _is_kept(trial: Result) -> bool:
-    kept = result_file.read(trial.scenario)
-    return any((k.run, k.variant, k.label) == (trial.run, trial.variant, trial.label) for k in kept)
+    known_results = result_file.read(trial.scenario)
+    return any(
+        (k.run, k.variant, k.label) == (trial.run, trial.variant, trial.label)
+        for k in known_results
+    )
 
 
 def _read(file: Path) -> list[Result]:

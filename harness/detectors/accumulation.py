@@ -159,10 +159,10 @@ def gradient_of_mean(
         targets[:, -1] = IGNORED
     targets = targets.flatten()
     places = (targets != IGNORED).nonzero().flatten()
-    first = places[:most]
-    gradient = logits.reshape(-1, logits.shape[-1])[first].float().softmax(-1)
-    gradient[torch.arange(len(first), device=first.device), targets[first]] -= 1
-    return first, gradient / len(places)
+    chosen = places[:most]
+    gradient = logits.reshape(-1, logits.shape[-1])[chosen].float().softmax(-1)
+    gradient[torch.arange(len(chosen), device=chosen.device), targets[chosen]] -= 1
+    return chosen, gradient / len(places)
 
 
 def _slope(gradient: Tensor, share: Tensor) -> float:

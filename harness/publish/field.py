@@ -56,8 +56,8 @@ class Entry:
         target = f"https://github.com/{repository}/issues/{number}" if mark else self.link
         short = self.id.rpartition("/")[2].replace("#", " ")
         bug = f"[{short}]({target})" if target else short
-        what = markdown(self.what) + (f" ({self.count} bugs)" if self.count > 1 else "")
-        return [bug, what.strip(), self.status, "; ".join(filter(None, (where, self.why)))]
+        text = markdown(self.what) + (f" ({self.count} bugs)" if self.count > 1 else "")
+        return [bug, text.strip(), self.status, "; ".join(filter(None, (where, self.why)))]
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,11 @@ def _bug_list(key: str, table: Mapping[str, Any], answered: Mapping[str, list[st
             raise ValueError(f"{FILE.name} has {key}: {entry.id}, which a scenario reproduces")
         if entry.status not in STATUSES or entry.status == SCENARIO:
             raise ValueError(f"{key}: {entry.id} is '{entry.status}', not one of {_OTHERS}")
-    done = tuple(
+    reproduced = tuple(
         Entry(bug, catalog.scenario(names[0]).title, SCENARIO, like=tuple(names))
         for bug, names in sorted(answered.items())
     )
-    return BugList(key, table["name"], table["about"], table.get("link", ""), done + others)
+    return BugList(key, table["name"], table["about"], table.get("link", ""), reproduced + others)
 
 
 def _numbers(bug_list: BugList) -> Iterator[str]:

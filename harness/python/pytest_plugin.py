@@ -39,10 +39,12 @@ def probe(request: pytest.FixtureRequest) -> Callable[..., ProbeResult]:
         if mistake:  # outside of except: pytest would print both errors
             pytest.fail(f"probe: {mistake}", pytrace=False)
         lines = report.text.splitlines()
-        more = [f"... {len(lines) - LINES} more lines"] if len(lines) > LINES else []
+        ending = [f"... {len(lines) - LINES} more lines"] if len(lines) > LINES else []
         if day:
-            more.append(f"This is the report of {day}: nothing has changed. --cache-clear runs it")
-        request.node.add_report_section("call", "probe", "\n".join([*lines[:LINES], *more]))
+            ending.append(
+                f"This is the report of {day}: nothing has changed. --cache-clear runs it"
+            )
+        request.node.add_report_section("call", "probe", "\n".join([*lines[:LINES], *ending]))
         return report
 
     return run

@@ -146,9 +146,9 @@ class Kernel(Gradient[Step]):
     def describe(self, wrong_steps: Sequence[Step], records: api.Records) -> Iterable[str]:
         first, total = wrong_steps[0], records.params.steps
         off = ", ".join(f"{name} by {off:.3g}" for name, off in first.wrong.items())
-        right = ", ".join(name for name in first.off if name not in first.wrong)
+        right_results = ", ".join(name for name in first.off if name not in first.wrong)
         yield (
             f"{len({step.step for step in wrong_steps})} of {total} steps: results differ from "
             f"plain torch's, in step {first.step} {off} of its norm"
-            + (f"; right: {right}" if right else "")
+            + (f"; right: {right_results}" if right_results else "")
         )

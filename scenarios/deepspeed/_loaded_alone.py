@@ -123,8 +123,8 @@ def differed(records: api.Records, tag: str, name: str) -> api.Exercise:
 def client_state_wrong(records: api.Records, tag: str) -> dict[str, bool]:
     """What ``load_checkpoint`` returns is of the tag that was asked for."""
     steps = records.params.steps * (TAGS.index(tag) + 1)
-    wrong = any(loaded["steps"] != steps for loaded in records.of("loaded"))
-    return {"client_state is not that of the tag": wrong}
+    differs = any(loaded["steps"] != steps for loaded in records.of("loaded"))
+    return {"client_state is not that of the tag": differs}
 
 
 distances = api.bars(

@@ -80,8 +80,8 @@ class EngineClip(Clip):
     def function(cls) -> Any:
         utils = sys.modules.get(f"{DEEPSPEED}.utils")
         function = getattr(utils, "clip_grad_norm_", None)
-        own = getattr(function, "__module__", "") == f"{DEEPSPEED}.utils"
-        return function if own else None  # some releases import torch's
+        is_deepspeeds = getattr(function, "__module__", "") == f"{DEEPSPEED}.utils"
+        return function if is_deepspeeds else None  # some releases import torch's
 
 
 SCALER = Place("torch.amp", "GradScaler", "", before="torch.cuda.amp")

@@ -127,23 +127,25 @@ def run(ctx: api.Context) -> None:
 def detect(records: api.Records) -> api.Finding | None:
     """Each update has the bias corrections of the first step."""
     p, steps = records.params, records.typed(Step)
-    wrong = [s for s in steps if not api.near(s.ratio, 1, share=CLOSE) or s.cosine < 1 - CLOSE]
-    if not wrong:
+    wrong_steps = [
+        s for s in steps if not api.near(s.ratio, 1, share=CLOSE) or s.cosine < 1 - CLOSE
+    ]
+    if not wrong_steps:
         return None
-    last = wrong[-1]
+    newest = wrong_steps[-1]
     documented = all(
         s.cosine >= 1 - CLOSE
         and api.near(s.ratio, p.correction(1) / p.correction(s.step), share=CLOSE)
         for s in steps
     )
-    lines = [f"step {last.step}: the update is {last.ratio:.4g} times that of torch's AdamW"]
+    lines = [f"step {newest.step}: the update is {newest.ratio:.4g} times that of torch's AdamW"]
     if documented:
         lines.append("exactly that follows if each step has the corrections of the first")
     return api.Finding(
         "\n".join(lines),
-        step=wrong[0].step,
+        step=wrong_steps[0].step,
         ranks=records.ranks,
-        magnitude=max(abs(s.ratio - 1) for s in wrong),
+        magnitude=max(abs(s.ratio - 1) for s in wrong_steps),
         unit="of the right update",
         documented=documented,
     )

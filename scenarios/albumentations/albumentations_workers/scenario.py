@@ -135,10 +135,10 @@ def run(ctx: api.Context) -> None:
         num_workers=p.workers,
         persistent_workers=p.persistent,
     )
-    first: dict[float, int] = {}
+    first_draws: dict[float, int] = {}
     for epoch in api.each(p.epochs):
         numbers = [float(number) for batch in loader for number in batch]
-        drawn = [first.setdefault(number, len(first)) for number in numbers]
+        drawn = [first_draws.setdefault(number, len(first_draws)) for number in numbers]
         ctx.record("epoch", epoch, drawn=drawn)
 
 
@@ -204,11 +204,11 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
 
 
 def _cells(records: api.Records) -> Iterator[tuple[int, int, str]]:
-    seen: set[int] = set()
+    draws_so_far: set[int] = set()
     for record in records.of("epoch"):
         for row, number in enumerate(record["drawn"]):
-            yield row, record["step"], "again" if number in seen else "new"
-            seen.add(number)
+            yield row, record["step"], "again" if number in draws_so_far else "new"
+            draws_so_far.add(number)
 
 
 picture = api.grid(

@@ -115,9 +115,9 @@ def order_alone(
     """Until the end of the running epoch, both ranks together have the rows of the same step
     without a stop. Each complete epoch after it has each row once."""
     p, ranks = records.params, records.ranks
-    rest = -p.done % (p.rows // len(ranks))
+    remainder = -p.done % (p.rows // len(ranks))
     launches = [
-        [continued.of(records, launch, rank)[start : start + rest] for rank in ranks]
+        [continued.of(records, launch, rank)[start : start + remainder] for rank in ranks]
         for launch, start in ((continued.RESUMED, 0), (continued.WHOLE, p.done))
     ]
     together = [

@@ -122,15 +122,15 @@ def detect(records: api.Records) -> api.Finding | None:
     """No exported weight is that of the model: all are memory that nobody initialised. The names
     are right."""
     export = records.of("export")[0]
-    wrong = export["weights"] - export["right"]
-    if not wrong and export["names_right"]:
+    differing = export["weights"] - export["right"]
+    if not differing and export["names_right"]:
         return None
     return api.Finding(
-        f"{wrong} of {export['weights']} exported weights are wrong; {export['uninitialised']} are "
-        "memory that was never initialised",
+        f"{differing} of {export['weights']} exported weights are wrong; {export['uninitialised']} "
+        "are memory that was never initialised",
         step=records.params.steps,
         ranks=records.ranks,
-        magnitude=wrong / export["weights"],
+        magnitude=differing / export["weights"],
         unit="of the exported weights",
         documented=export["uninitialised"] == export["weights"] and export["names_right"],
     )

@@ -114,16 +114,16 @@ def run(ctx: api.Context) -> None:
     from scenarios.deepspeed import _regression as regression
 
     p = ctx.params
-    own: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     if p.boundary == "unmanaged":
-        own["managed_gradient_accumulation"] = False
+        config["managed_gradient_accumulation"] = False
     engine = regression.engine(
         ctx,
         regression.sgd(p.lr),
         train_micro_batch_size_per_gpu=p.batch,
         zero_allow_untested_optimizer=True,
         zero_optimization={"stage": p.zero_stage},
-        **own,
+        **config,
     )
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, 5.0, 0.1)
     for step in api.each(p.steps):

@@ -130,10 +130,15 @@ def run(ctx: api.Context) -> None:
         return float(loss.detach()), torch.cat(parts).tolist()
 
     loss, applied = gradient(lambda *a: checkpointing.checkpoint(layer, *a, mask, factor))
-    right_loss, right = gradient(lambda x, weight: layer(x, weight, mask, factor))
-    _, moved = gradient(lambda x, weight: layer(x, weight, mask, None, factor))
+    right_loss, expected = gradient(lambda x, weight: layer(x, weight, mask, factor))
+    _, documented = gradient(lambda x, weight: layer(x, weight, mask, None, factor))
     ctx.record(
-        "layer", loss=loss, right_loss=right_loss, gradient=applied, right=right, moved=moved
+        "layer",
+        loss=loss,
+        right_loss=right_loss,
+        gradient=applied,
+        right=expected,
+        moved=documented,
     )
 
 
@@ -171,8 +176,8 @@ def exercised(records: api.Records) -> api.Exercise:
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss is computed in the forward pass."""
     (layer,) = records.of("layer")
-    wrong = not api.near(layer["loss"], layer["right_loss"], within=1e-5)
-    return {"the loss is not that without checkpointing": wrong}
+    loss_differs = not api.near(layer["loss"], layer["right_loss"], within=1e-5)
+    return {"the loss is not that without checkpointing": loss_differs}
 
 
 picture = api.bars(

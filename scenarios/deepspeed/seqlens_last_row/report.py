@@ -12,12 +12,12 @@ from deepspeed.runtime.data_pipeline.data_sampling.variable_batch_size_and_lr im
 )
 
 print("deepspeed", deepspeed.__version__)
-wrong = False
+is_wrong = False
 for order in ("dataloader", "seqlen"):
     lengths = [3, 9, 2, 5, 4]  # the last row is number 4, the longest number 1
     batches, *_ = batch_by_seqlens(lengths, max_tokens=100, sequence_picking_order=order)
     rows = sorted(int(row) for _, of_batch in batches for row in of_batch)
     print(f"in the order of the {order}: the rows {rows} of 5 are in batches")
-    wrong |= rows != [0, 1, 2, 3, 4]
-print("WRONG: one row is in no batch" if wrong else "right: each row is in a batch")
-raise SystemExit(wrong)
+    is_wrong |= rows != [0, 1, 2, 3, 4]
+print("WRONG: one row is in no batch" if is_wrong else "right: each row is in a batch")
+raise SystemExit(is_wrong)

@@ -107,13 +107,13 @@ def last_never(faults: Sequence[epochs.Fault], records: api.Records) -> bool:
     total, order = records.params.rows, records.params.order
     missing = [set(range(total)) - {*rows.together(e)} for e in rows.by_epoch(records).values()]
     lengths = _lengths(total)
-    right = {
+    complete = {
         "random": set(range(total)),
         "dataloader": {total - 1},
         "seqlen": {row for row, length in enumerate(lengths) if length == max(lengths)},
     }[order]
     return epochs.units(faults) == {epochs.Unit.NEVER} and all(
-        len(rows_) == 1 and rows_ <= right for rows_ in missing
+        len(rows_) == 1 and rows_ <= complete for rows_ in missing
     )
 
 
@@ -129,8 +129,8 @@ def run(ctx: api.Context) -> None:
     """Pack the rows of each epoch, and read the batches with DeepSpeed's loader."""
     p, lengths = ctx.params, _lengths(ctx.params.rows)
     for epoch in api.each(p.epochs):
-        seen = list(_read(lengths, p, ctx.seed + epoch))
-        ctx.record("epoch", epoch, seen=seen)
+        rows_read = list(_read(lengths, p, ctx.seed + epoch))
+        ctx.record("epoch", epoch, seen=rows_read)
 
 
 def _read(lengths: list[int], params: Params, seed: int) -> Iterator[int]:

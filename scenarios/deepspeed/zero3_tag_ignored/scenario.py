@@ -101,9 +101,9 @@ def exercised(records: api.Records) -> api.Exercise:
 
 def first_loss_higher(records: api.Records) -> dict[str, bool]:
     """The loss after the load is far below that of weights that were not trained."""
-    first = records.of("step", 0)[0]["loss"]
+    untrained = records.of("step", 0)[0]["loss"]
     after = records.of("loaded", 0)[0]["loss"]
-    return {"the loss after the load is above the first of the training": after > first}
+    return {"the loss after the load is above the first of the training": after > untrained}
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:

@@ -85,8 +85,8 @@ def run(ctx: api.Context) -> None:
         **sizes,
     ).to(ctx.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
-    seen = torch.ones(2, 1, 1, TEXT + IMAGE, dtype=torch.bool, device=ctx.device)
-    seen[..., TEXT - p.hidden : TEXT] = False
+    mask_of_all = torch.ones(2, 1, 1, TEXT + IMAGE, dtype=torch.bool, device=ctx.device)
+    mask_of_all[..., TEXT - p.hidden : TEXT] = False
     for step in api.each(p.steps):
         inputs, target = _inputs(ctx.device), torch.randn(2, IMAGE, CHANNELS, device=ctx.device)
 
@@ -95,11 +95,13 @@ def run(ctx: api.Context) -> None:
             return torch.nn.functional.mse_loss(noise, target)
 
         model.disable_gradient_checkpointing()
-        expected, documented = (features.of_losses(model, [loss(mask)]) for mask in (seen, None))
+        expected, documented = (
+            features.of_losses(model, [loss(mask)]) for mask in (mask_of_all, None)
+        )
         if p.checkpointing:
             model.enable_gradient_checkpointing()
         optimizer.zero_grad()
-        applied = loss(seen)
+        applied = loss(mask_of_all)
         applied.backward()
         features.record(ctx, step, applied, features.gradients(model), expected, documented)
         optimizer.step()

@@ -104,16 +104,16 @@ def run(ctx: api.Context) -> None:
 def detect(records: api.Records) -> api.Finding | None:
     """The average is the initial weight after each step."""
     steps = records.typed(Step)
-    wrong = [step for step in steps if not api.near(step.average, step.fp32, share=CLOSE)]
-    if not wrong:
+    wrong_steps = [step for step in steps if not api.near(step.average, step.fp32, share=CLOSE)]
+    if not wrong_steps:
         return None
-    last = wrong[-1]
+    end = wrong_steps[-1]
     return api.Finding(
-        f"after step {last.step} the average is {last.average:.4g}, and {last.fp32:.4g} in fp32; "
-        f"the trained weight is {last.trained:.4g}, and was {BEGIN:g} at the beginning",
-        step=wrong[0].step,
+        f"after step {end.step} the average is {end.average:.4g}, and {end.fp32:.4g} in fp32; "
+        f"the trained weight is {end.trained:.4g}, and was {BEGIN:g} at the beginning",
+        step=wrong_steps[0].step,
         ranks=records.ranks,
-        magnitude=max(abs(step.average - step.fp32) / step.fp32 for step in wrong),
+        magnitude=max(abs(step.average - step.fp32) / step.fp32 for step in wrong_steps),
         unit="of the right average",
         documented=all(step.average == BEGIN for step in steps),
     )

@@ -27,8 +27,8 @@ for convolution in (lambda x: causal_conv1d(x, filter)[0], plain):
     (torch.cat([output, others], dim=-1) * weights).sum().backward()
     gradients.append(leaf.grad)
     print(f"the sum of the squared outputs is {output.square().sum().item():.3f}")
-kernel, right = gradients
-off = ((kernel - right).norm() / right.norm()).item()
+kernel, expected = gradients
+off = ((kernel - expected).norm() / expected.norm()).item()
 print(f"fla-core {version('fla-core')}: the gradient of x is off by {off:.3g} of its norm")
 has_bug = off > 0.03
 print("WRONG: the gradient is read without strides" if has_bug else "right: torch's gradient")

@@ -95,7 +95,7 @@ def run(ctx: api.Context) -> None:
     def upstream(x: Tensor, filter: Tensor) -> Tensor:
         return joined(causal_conv1d(x, filter)[0])
 
-    def right(x: Tensor, filter: Tensor) -> Tensor:
+    def reference(x: Tensor, filter: Tensor) -> Tensor:
         return joined(plain(x, filter))
 
     for step in api.each(p.steps):
@@ -105,7 +105,7 @@ def run(ctx: api.Context) -> None:
             ctx,
             step,
             computed=kernels.results(upstream, inputs, weights),
-            right=kernels.results(right, inputs, weights),
+            right=kernels.results(reference, inputs, weights),
             documented=as_contiguous(inputs, weights),
         )
 

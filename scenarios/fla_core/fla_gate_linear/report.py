@@ -17,7 +17,7 @@ leaf = linear.clone().requires_grad_()
 output = rms_norm_swish_gate_linear(x, gate, norm, None, leaf, None, eps=1e-5)
 (kernel,) = torch.autograd.grad(output, [leaf], weights)
 normed = x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * norm
-right = weights.T @ (normed * torch.nn.functional.silu(gate))
+expected = weights.T @ (normed * torch.nn.functional.silu(gate))
 without_gate = weights.T @ normed
 
 
@@ -26,7 +26,9 @@ def off(gradient: torch.Tensor) -> float:
 
 
 print(f"fla-core {version('fla-core')}: distances of the projection's gradient")
-print(f"from plain torch's {off(right):.3g}, from the one without the gate {off(without_gate):.3g}")
-has_bug = off(right) > 0.03
+print(
+    f"from plain torch's {off(expected):.3g}, from the one without the gate {off(without_gate):.3g}"
+)
+has_bug = off(expected) > 0.03
 print("WRONG: the gate is missing in the gradient" if has_bug else "right: torch's gradient")
 raise SystemExit(has_bug)

@@ -25,8 +25,8 @@ leaves = {"query": query, "key": key, "value": value}
 off = {}
 for name, leaf in leaves.items():
     (kernel,) = torch.autograd.grad(output, [leaf], weights, retain_graph=True)
-    (right,) = torch.autograd.grad(plain, [leaf], weights, retain_graph=True)
-    off[name] = ((kernel - right).norm() / right.norm()).item()
+    (expected,) = torch.autograd.grad(plain, [leaf], weights, retain_graph=True)
+    off[name] = ((kernel - expected).norm() / expected.norm()).item()
     print(f"gradient of the {name}: {off[name]:.3g}")
 has_bug = off["key"] > 0.03
 print("WRONG: the keys' gradient lacks the divisor" if has_bug else "right: torch's gradients")

@@ -23,10 +23,10 @@ def gradient(labels: torch.Tensor, at: slice) -> Any:
     return gradient.norm(dim=1)
 
 
-actual, right = gradient(masked, slice(None)), gradient(labels, slice(4, None))
+actual, expected = gradient(masked, slice(None)), gradient(labels, slice(4, None))
 print(f"liger-kernel {version('liger-kernel')}: the norm of the gradient of each position")
 print("positions 0 to 3 masked:  ", [round(float(norm), 4) for norm in actual])
-print("positions 4 to 7 alone:   ", [round(float(norm), 4) for norm in right])
-is_wrong = not torch.allclose(actual, right, rtol=1e-3)
+print("positions 4 to 7 alone:   ", [round(float(norm), 4) for norm in expected])
+is_wrong = not torch.allclose(actual, expected, rtol=1e-3)
 print("WRONG: masked positions are trained" if is_wrong else "right: masked positions are left out")
 raise SystemExit(is_wrong)

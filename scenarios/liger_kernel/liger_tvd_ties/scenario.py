@@ -81,7 +81,7 @@ def run(ctx: api.Context) -> None:
     from liger_kernel.transformers.tvd import LigerTVDLoss
 
     p, upstream = ctx.params, LigerTVDLoss()
-    one = torch.ones((), device=ctx.device)
+    incoming = torch.ones((), device=ctx.device)
     for step in api.each(p.steps):
         sizes = {"student": (p.rows, VOCABULARY), "teacher": (p.rows, VOCABULARY)}
         drawn = kernels.random(ctx, step, **sizes)
@@ -93,14 +93,14 @@ def run(ctx: api.Context) -> None:
         def fused(student: Tensor, teacher: Tensor = teacher) -> Any:
             return upstream(student, teacher)
 
-        def right(student: Tensor, teacher: Tensor = teacher) -> Tensor:
+        def reference(student: Tensor, teacher: Tensor = teacher) -> Tensor:
             return plain(student, teacher)
 
         kernels.record(
             ctx,
             step,
-            computed=kernels.results(fused, {"student": student}, one),
-            right=kernels.results(right, {"student": student}, one),
+            computed=kernels.results(fused, {"student": student}, incoming),
+            right=kernels.results(reference, {"student": student}, incoming),
             documented=pushed_down(student, teacher),
         )
 

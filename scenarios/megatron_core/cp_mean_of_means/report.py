@@ -31,7 +31,7 @@ def gradient(rank: int) -> list[float]:
 
 if __name__ == "__main__":
     spawn(gradient, join=False, daemon=True)  # rank 0
-    actual, right = gradient(1), (counted @ inputs / 4).tolist()
-    print(f"megatron-core {version}: the gradient of the mean is {actual}; right is {right}")
-    print("WRONG: each part weighs the same" if actual != right else "right")
-    raise SystemExit(actual != right)
+    actual, expected = gradient(1), (counted @ inputs / 4).tolist()
+    print(f"megatron-core {version}: the gradient of the mean is {actual}; right is {expected}")
+    print("WRONG: each part weighs the same" if actual != expected else "right")
+    raise SystemExit(actual != expected)

@@ -30,7 +30,7 @@ def gradient(rank: int) -> list[float]:
 
 if __name__ == "__main__":
     spawn(gradient, join=False, daemon=True)  # rank 0
-    actual, right = gradient(1), inputs.mean(0).tolist()
-    print(f"megatron-core {version}: the gradient of the mean is {actual}; right is {right}")
-    print("WRONG: it is multiplied by the number of ranks" if actual != right else "right")
-    raise SystemExit(actual != right)
+    actual, expected = gradient(1), inputs.mean(0).tolist()
+    print(f"megatron-core {version}: the gradient of the mean is {actual}; right is {expected}")
+    print("WRONG: it is multiplied by the number of ranks" if actual != expected else "right")
+    raise SystemExit(actual != expected)

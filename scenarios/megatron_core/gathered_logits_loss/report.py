@@ -32,9 +32,9 @@ def losses(rank: int) -> list[float]:  # with logits in parts, with gathered one
 
 if __name__ == "__main__":
     spawn(losses, join=False, daemon=True)  # rank 0
-    in_parts, gathered, right = losses(1)
-    print(f"megatron-core {version}: torch's loss of all logits is {right:.4f},")
+    in_parts, gathered, expected = losses(1)
+    print(f"megatron-core {version}: torch's loss of all logits is {expected:.4f},")
     print(f"GPTModel's {in_parts:.4f} with logits in parts, {gathered:.4f} with gathered ones")
-    text = f"WRONG: {gathered - right:.4f} too high; log(2) is {math.log(2):.4f}"
-    print(text if gathered - right > 1e-4 else "right: alike")
-    raise SystemExit(gathered - right > 1e-4)
+    text = f"WRONG: {gathered - expected:.4f} too high; log(2) is {math.log(2):.4f}"
+    print(text if gathered - expected > 1e-4 else "right: alike")
+    raise SystemExit(gathered - expected > 1e-4)

@@ -23,7 +23,7 @@ def train(ctx: api.Context) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
     mask = gpt.after(gpt.LENGTH, ctx.device)[None, None]
     part = gpt.VOCABULARY // ctx.world_size
-    asked = {"runtime_gather_output": True} if p.gathered == "in this call" else {}
+    keywords = {"runtime_gather_output": True} if p.gathered == "in this call" else {}
     tokens, labels = gpt.text(ctx, p.rows)
     where = torch.arange(gpt.LENGTH, device=ctx.device).expand_as(tokens)
 
@@ -32,16 +32,16 @@ def train(ctx: api.Context) -> None:
         return output.flatten(0, 1)  # type: ignore[no-any-return]
 
     for step in range(1, p.steps + 1):
-        right = cross_entropy(logits(), labels.flatten())
-        expected = features.of_losses(model, [right])
+        right_loss = cross_entropy(logits(), labels.flatten())
+        expected = features.of_losses(model, [right_loss])
         faulty = counted_again(logits(), labels.flatten(), part)
         documented = features.of_losses(model, [faulty])
         optimizer.zero_grad()
-        loss = model(tokens, where, mask, labels=labels, **asked).mean()
+        loss = model(tokens, where, mask, labels=labels, **keywords).mean()
         loss.backward()
         actual = features.gradients(model)
         features.record(
-            ctx, step, loss, actual, expected, documented, right_loss=float(right.detach())
+            ctx, step, loss, actual, expected, documented, right_loss=float(right_loss.detach())
         )
         optimizer.step()
 

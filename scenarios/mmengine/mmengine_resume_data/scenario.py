@@ -70,8 +70,8 @@ def from_the_beginning(faults: Sequence[epochs.Fault], records: api.Records) -> 
         sorted(rows.together(ranks)) == list(range(records.params.rows)) for ranks in whole.values()
     )
     again = [_all_of(after, rank) for rank in range(len(records.ranks))]
-    first = [_all_of(whole, rank)[: len(seen)] for rank, seen in enumerate(again)]
-    return complete and again == first
+    beginnings = [_all_of(whole, rank)[: len(seen)] for rank, seen in enumerate(again)]
+    return complete and again == beginnings
 
 
 def _all_of(by_epoch: dict[int, rows.Ranks], rank: int) -> list[int]:

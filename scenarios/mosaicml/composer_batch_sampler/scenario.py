@@ -130,8 +130,8 @@ def _loader(ctx: api.Context) -> Any:
         batch_size, drop_last = BATCH, False
 
         def __iter__(self) -> Iterator[Any]:
-            own = list(super().__iter__())
-            yield from (own[start : start + BATCH] for start in range(0, len(own), BATCH))
+            batches = list(super().__iter__())
+            yield from (batches[start : start + BATCH] for start in range(0, len(batches), BATCH))
 
         def __len__(self) -> int:
             return super().__len__() // BATCH

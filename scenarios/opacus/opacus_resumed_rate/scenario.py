@@ -105,8 +105,8 @@ def run(ctx: api.Context) -> None:
         before = weight.detach().clone()
         optimizer.step()
         gradient = weight.grad
-        moved = ((before - weight.detach()) * gradient).sum() / gradient.square().sum()
-        ctx.record("step", step, rate=float(moved), reported=scheduler.get_last_lr()[0])
+        distance = ((before - weight.detach()) * gradient).sum() / gradient.square().sum()
+        ctx.record("step", step, rate=float(distance), reported=scheduler.get_last_lr()[0])
         scheduler.step()
         if ctx.launch == continued.WHOLE and step == p.done:
             torch.save({name: part.state_dict() for name, part in states.items()}, file)

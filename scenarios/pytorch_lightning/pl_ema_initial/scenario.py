@@ -142,7 +142,7 @@ def _expected(records: api.Records) -> list[float]:
     return weights
 
 
-def _used(records: api.Records) -> Iterator[tuple[str, int, float]]:
+def _uses(records: api.Records) -> Iterator[tuple[str, int, float]]:
     """Where a weight was used, after how many steps, and its value."""
     run, steps = records.of("run")[0], records.params.steps
     for number, weight in enumerate(run["validated"], 1):
@@ -154,24 +154,24 @@ def _used(records: api.Records) -> Iterator[tuple[str, int, float]]:
 def detect(records: api.Records) -> api.Finding | None:
     """Before the first update of the average, the weight of the beginning is used; after it, the
     average is used, which is right."""
-    p, right, begin = records.params, _expected(records), records.of("run")[0]["begin"]
-    wrong = [
+    p, expected, begin = records.params, _expected(records), records.of("run")[0]["begin"]
+    faults = [
         (where, step, weight)
-        for where, step, weight in _used(records)
-        if not api.near(weight, right[step - 1], within=1e-6)
+        for where, step, weight in _uses(records)
+        if not api.near(weight, expected[step - 1], within=1e-6)
     ]
-    if not wrong:
+    if not faults:
         return None
-    where, step, weight = wrong[-1]
+    where, step, weight = faults[-1]
     return api.Finding(
-        f"{len(wrong)} of {len(list(_used(records)))} uses have another weight than they should; "
-        f"after step {step}, {weight:.4g} was {where}, and {right[step - 1]:.4g} is right; the "
+        f"{len(faults)} of {len(list(_uses(records)))} uses have another weight than they should; "
+        f"after step {step}, {weight:.4g} was {where}, and {expected[step - 1]:.4g} is right; the "
         f"weight of the beginning was {begin:.4g}",
-        step=wrong[0][1],
+        step=faults[0][1],
         ranks=records.ranks,
-        magnitude=len(wrong) / len(list(_used(records))),
+        magnitude=len(faults) / len(list(_uses(records))),
         unit="of the uses",
-        documented=all(weight == begin and step <= p.start for _, step, weight in wrong),
+        documented=all(weight == begin and step <= p.start for _, step, weight in faults),
     )
 
 
@@ -191,6 +191,6 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
 picture = api.bars(
     "The weights that were validated and saved",
     "with the bug they are that of the beginning, 0, until the average is updated",
-    lambda records: [(f"{where}, step {step}", weight) for where, step, weight in _used(records)],
+    lambda records: [(f"{where}, step {step}", weight) for where, step, weight in _uses(records)],
     "weight",
 )

@@ -125,16 +125,16 @@ def _move(before: Any, parameter: Any) -> tuple[float, float]:
     import torch
 
     parts = torch.stack([parameter.grad.flatten(), before.flatten()], 1)
-    moved = (before - parameter.detach()).flatten()[:, None]
-    rate, decay = torch.linalg.lstsq(parts, moved).solution.flatten().tolist()
+    difference = (before - parameter.detach()).flatten()[:, None]
+    rate, decay = torch.linalg.lstsq(parts, difference).solution.flatten().tolist()
     return abs(rate), decay / rate
 
 
 def scale_of(name: str, layer_decay: float) -> float:
     """The part of the head's rate that a parameter should have; the norm is of the last block."""
-    first, *others = name.split(".")
+    part, *others = name.split(".")
     layers = {**dict.fromkeys((*TOKENS, "patch_embed"), 0), "norm": DEPTH, "head": DEPTH + 1}
-    layer = 1 + int(others[0]) if first == "blocks" else layers[first]
+    layer = 1 + int(others[0]) if part == "blocks" else layers[part]
     return float(layer_decay ** (DEPTH + 1 - layer))
 
 
@@ -162,17 +162,17 @@ def detect(records: api.Records) -> api.Finding | None:
     """In every step, the register tokens alone move with the rate and the weight decay of the
     head's weight."""
     p, steps = records.params, records.of("step")
-    wrong = {step["step"]: moves for step in steps if (moves := wrong_moves(step, p))}
-    if not wrong:
+    wrong_by_step = {step["step"]: moves for step in steps if (moves := wrong_moves(step, p))}
+    if not wrong_by_step:
         return None
-    names = sorted({name for moves in wrong.values() for name in moves})
-    first, moves = next(iter(wrong.items()))
+    names = sorted({name for moves in wrong_by_step.values() for name in moves})
+    first, moves = next(iter(wrong_by_step.items()))
     name, (scale, decay) = next(iter(moves.items()))
     right = scale_of(name, p.layer_decay)
     as_head = all(
         api.near(scale, 1.0, share=SHARE)
         and api.near(decay, p.weight_decay, share=SHARE, within=1e-6)
-        for moves in wrong.values()
+        for moves in wrong_by_step.values()
         for scale, decay in moves.values()
     )
     return api.Finding(
@@ -183,7 +183,7 @@ def detect(records: api.Records) -> api.Finding | None:
         parameters=tuple(names),
         magnitude=scale / right,
         unit="times the right rate",
-        documented=names == [REGISTERS] and len(wrong) == len(steps) and as_head,
+        documented=names == [REGISTERS] and len(wrong_by_step) == len(steps) and as_head,
     )
 
 

@@ -135,7 +135,7 @@ def run(ctx: api.Context) -> None:
     model = nn.Sequential(layer, nn.Tanh(), head)
     model.to(ctx.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=p.lr)
-    file, first, last = ctx.folder / "saved.pt", layer.weight, head.weight
+    file, layer_weight, head_weight = ctx.folder / "saved.pt", layer.weight, head.weight
     data = linear.batches(ctx, linear.model().to(ctx.device), p.rows, distance=5.0, noise=0.1)
     rows = [next(data) for _ in range(p.done + p.more)]
     if ctx.launch == continued.RESUMED:
@@ -149,15 +149,15 @@ def run(ctx: api.Context) -> None:
         loss = linear.loss(model(inputs), labels)
         optimizer.zero_grad()
         loss.backward()
-        before = first.detach().clone()
+        before = layer_weight.detach().clone()
         optimizer.step()
         ctx.record(
             "step",
             step,
             loss=float(loss.detach()),
-            count=_count(optimizer, first),
-            other=_count(optimizer, last),
-            moved=float((first.detach() - before).abs().mean()) / p.lr,
+            count=_count(optimizer, layer_weight),
+            other=_count(optimizer, head_weight),
+            moved=float((layer_weight.detach() - before).abs().mean()) / p.lr,
         )
         if ctx.launch == continued.WHOLE and step == p.done:
             torch.save(get_state_dict(model, optimizer), file)

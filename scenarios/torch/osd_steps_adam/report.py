@@ -6,7 +6,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 
-def first(ask: bool) -> tuple[float, float]:
+def first_step(ask: bool) -> tuple[float, float]:
     """The first update of a weight by Adam with a rate of 1, and Adam's count after it."""
     model = torch.nn.Linear(1, 1, bias=False)
     adam = torch.optim.Adam(model.parameters(), lr=1.0)
@@ -18,9 +18,9 @@ def first(ask: bool) -> tuple[float, float]:
     return before - model.weight.item(), float(adam.state[model.weight]["step"])
 
 
-right, asked = first(ask=False), first(ask=True)
-print(f"torch {torch.__version__}: the first update is {right[0]:.4f}, the count {right[1]:g}")
-print(f"if get_optimizer_state_dict was called before: {asked[0]:.4f}, the count {asked[1]:g}")
-wrong = asked[1] != right[1]
-print("WRONG: to ask took a step" if wrong else "right: to ask changes nothing")
-raise SystemExit(wrong)
+plain, called = first_step(ask=False), first_step(ask=True)
+print(f"torch {torch.__version__}: the first update is {plain[0]:.4f}, the count {plain[1]:g}")
+print(f"if get_optimizer_state_dict was called before: {called[0]:.4f}, the count {called[1]:g}")
+differs = called[1] != plain[1]
+print("WRONG: to ask took a step" if differs else "right: to ask changes nothing")
+raise SystemExit(differs)

@@ -159,7 +159,7 @@ def _gradient(weight: Any) -> Any:
     return weight.grad.clone()
 
 
-def _wrong(step: api.Record) -> bool:
+def _is_wrong(step: api.Record) -> bool:
     return step["uninitialised"] > 0 or not api.near(step["distance"], 0.0, within=1e-5)
 
 
@@ -167,17 +167,19 @@ def detect(records: api.Records) -> api.Finding | None:
     """From the first step on, which is skipped, the whole momentum is memory that nobody
     initialised. The weights are right until a step is taken, and NaN afterwards."""
     steps = records.of("step")
-    wrong = [step for step in steps if _wrong(step)]
-    if not wrong:
+    wrong_steps = [step for step in steps if _is_wrong(step)]
+    if not wrong_steps:
         return None
-    taken = min((s["step"] for s in steps if not s["overflow"]), default=records.params.steps + 1)
-    right_before = all(s["distance"] == 0 for s in steps if s["step"] < taken)
-    after = [s for s in steps if s["step"] >= taken]
+    first_taken = min(
+        (s["step"] for s in steps if not s["overflow"]), default=records.params.steps + 1
+    )
+    right_before = all(s["distance"] == 0 for s in steps if s["step"] < first_taken)
+    after = [s for s in steps if s["step"] >= first_taken]
     return api.Finding(
         f"{steps[0]['uninitialised']} of {steps[0]['numbers']} numbers of the momentum are memory "
         f"that was never initialised after step 1, which was skipped: the first step that was "
-        f"taken, {taken}, adds them to the weights",
-        step=wrong[0]["step"],
+        f"taken, {first_taken}, adds them to the weights",
+        step=wrong_steps[0]["step"],
         ranks=records.ranks,
         magnitude=steps[0]["uninitialised"] / steps[0]["numbers"],
         unit="of the momentum",
@@ -189,16 +191,16 @@ def detect(records: api.Records) -> api.Finding | None:
 
 def exercised(records: api.Records) -> api.Exercise:
     """SGD was fused, and its first step was skipped."""
-    first, fused = records.of("step", 0)[0], records.params.fused
-    text = f"fused was {fused}; the first step was {'skipped' if first['overflow'] else 'taken'}"
-    return api.Exercise.of(fused and first["overflow"], text)
+    step, fused = records.of("step", 0)[0], records.params.fused
+    text = f"fused was {fused}; the first step was {'skipped' if step['overflow'] else 'taken'}"
+    return api.Exercise.of(fused and step["overflow"], text)
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Whoever looks at the skipped step itself finds the weights as they were."""
-    first = records.of("step", 0)[0]
-    moved = first["overflow"] and first["distance"] != 0
-    return {"a skipped step changes the weights": moved}
+    step = records.of("step", 0)[0]
+    has_moved = step["overflow"] and step["distance"] != 0
+    return {"a skipped step changes the weights": has_moved}
 
 
 picture = api.lines(

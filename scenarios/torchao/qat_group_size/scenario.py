@@ -96,12 +96,12 @@ def run(ctx: api.Context) -> None:
         outputs = model(inputs)
         loss = outputs.float().square().sum()
         loss.backward()
-        weight, used = model[0].weight.detach().float(), outputs.detach().float().T
+        weight, rounded = model[0].weight.detach().float(), outputs.detach().float().T
         ctx.record(
             "step",
             step,
-            values={str(size): _most_values(used, size) for size in SIZES},
-            rounding=float((used - weight).norm() / weight.norm()),
+            values={str(size): _most_values(rounded, size) for size in SIZES},
+            rounding=float((rounded - weight).norm() / weight.norm()),
             loss=float(loss),
         )
         optimizer.step()
@@ -121,19 +121,19 @@ def detect(records: api.Records) -> api.Finding | None:
     """In every step the forward pass uses weights that are rounded in groups of 128, and the
     configuration has another size."""
     size, steps = records.params.group_size, records.of("step")
-    wrong = [step for step in steps if group_of(step) != size]
-    if not wrong:
+    wrong_steps = [step for step in steps if group_of(step) != size]
+    if not wrong_steps:
         return None
-    groups = sorted({group_of(step) for step in wrong})
+    groups = sorted({group_of(step) for step in wrong_steps})
     return api.Finding(
-        f"{len(wrong)} of {len(steps)} steps round the weight in groups of "
+        f"{len(wrong_steps)} of {len(steps)} steps round the weight in groups of "
         f"{', '.join(map(str, groups))}; the configuration has {size}; the rounding moves the "
-        f"weight by {wrong[0]['rounding']:.3g} of its norm",
-        step=wrong[0]["step"],
+        f"weight by {wrong_steps[0]['rounding']:.3g} of its norm",
+        step=wrong_steps[0]["step"],
         ranks=records.ranks,
         magnitude=groups[-1] / size,
         unit="times the configured group",
-        documented=len(wrong) == len(steps) and groups == [HARDCODED],
+        documented=len(wrong_steps) == len(steps) and groups == [HARDCODED],
     )
 
 
