@@ -10,7 +10,6 @@ nothing is wrong. A scenario whose results differ is reported as flaky; nothing 
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,16 +21,15 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.bugs import catalog, pins, remedies, result_file
-from harness.bugs.api.spec import BUGGY, FIXED, UNDECIDED, Lane, Outcome, Scenario, Verdict
+from harness.bugs import catalog
+from harness.bugs.api.spec import BUGGY, FIXED, Lane, Outcome, Verdict
 from harness.bugs.results import Result, RunResult
 from harness.cli import Arguments, bisect, lock, pages
-from harness.rank import run_folder
+from harness.cli import _demands as demands
 from harness.rank.run_folder import records_of
-from harness.releases import locks, resolution
 from harness.releases.releases import ALL
 from harness.run import command_line
-from harness.run.grade import grade, grade_trial, run_of
+from harness.run.grade import grade_trial, run_of
 from harness.run.run import run
 from harness.run.run_config import SLURM, RunConfig
 from harness.run.server_pool import Pool
@@ -39,211 +37,6 @@ from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserErro
 from harness.system.files import ROOT
 from harness.system.terminal import table, terminal
 from harness.system.text import count
-
-LONGEST_TITLE = 110
-"""Characters of a title."""
-LONGEST_SCRIPT = 40
-"""Lines of a script for maintainers."""
-UNFINISHED = "UNFINISHED"
-"""What ``new`` writes into each text that somebody has to write."""
-
-
-class Missing(Exception):
-    """A demand that a scenario does not meet; the message says what is missing."""
-
-
-Demand = Callable[[str, Scenario], str]
-"""Gets a scenario's name and metadata; returns what it found, or raises Missing."""
-
-
-def story(name: str, scenario: Scenario) -> str:
-    """The docstring tells the story, and its first line is the title"""
-    texts = {
-        "the docstring": catalog.story(name),
-        "fix": scenario.fix,
-        "symptom": scenario.symptom,
-        "trigger": scenario.trigger,
-        "remedy": scenario.remedy or remedies.of(name),
-        "report": "" if not all(scenario.report) else " ".join(scenario.report),
-    }
-    for field, text in texts.items():
-        if not text or UNFINISHED in text:
-            raise Missing(f"{field} is not written yet")
-    if len(scenario.title) > LONGEST_TITLE:
-        raise Missing(f"the title has {len(scenario.title)} characters, more than {LONGEST_TITLE}")
-    if len(catalog.story(name).splitlines()) < 3:
-        raise Missing("the docstring has only a title")
-    return scenario.title
-
-
-def harm(name: str, scenario: Scenario) -> str:
-    """``harm`` says what the bug does to a run, and ``visibility`` how a user can notice it"""
-    for field, value in (("harm", scenario.harm), ("visibility", scenario.visibility)):
-        if value == UNDECIDED:
-            choices = "HARMS" if field == "harm" else "VISIBILITIES"
-            raise Missing(f"{field} is not written yet: choose one of {choices} in api/spec.py")
-    return f"{scenario.harm}, {scenario.visibility}"
-
-
-def variants(name: str, scenario: Scenario) -> str:
-    """``buggy`` shows the symptom, ``fixed`` is clean, and so is a control without the trigger"""
-    for variant, expected in ((BUGGY, Outcome.SYMPTOM), (FIXED, Outcome.CLEAN)):
-        if variant not in scenario.variants or scenario.variants[variant].expect is not expected:
-            raise Missing(f"{variant} must expect {expected}")
-    clean = [name for name, v in scenario.variants.items() if v.expect is Outcome.CLEAN]
-    if clean == [FIXED]:
-        raise Missing("there is no control: a clean variant with the bug, but without its trigger")
-    for defect in scenario.variants[FIXED].defects:
-        if "our remedy" not in defect.about:
-            raise Missing("an edit in fixed is a remedy of ours: its text must say 'our remedy'")
-    return ", ".join(scenario.variants)
-
-
-def files(name: str, scenario: Scenario) -> str:
-    """``files`` or a defect names the files with the bug"""
-    if scenario.pins and not scenario.watched:
-        raise Missing("neither files nor a defect names a file")
-    return ", ".join(scenario.watched)
-
-
-def lock_files(name: str, scenario: Scenario) -> str:
-    """``locks/`` has a lock file for each set of releases that a variant runs on"""
-    pins_by_path = {}
-    for variant in scenario.variants:
-        chosen = pins.complete(scenario, scenario.pins_of(variant))
-        if set(chosen) - {pins.TORCH}:
-            pins_by_path[locks.file(catalog.folder(name) / "locks", chosen)] = chosen
-    paths = set((catalog.folder(name) / "locks").glob("*"))
-    for path in sorted(pins_by_path.keys() ^ paths):
-        problem = "is missing" if path in pins_by_path else "fits no variant"
-        raise Missing(f"locks/{path.name} {problem}: python -m harness lock {name}")
-    for path, chosen in pins_by_path.items():
-        _check_lock(name, path, chosen)
-    return count(len(pins_by_path), "file")
-
-
-def _check_lock(name: str, path: Path, chosen: dict[str, str]) -> None:
-    lock = locks.read(path)
-    for python in lock.pythons:
-        versions = lock.versions(python)
-        if not versions.items() >= chosen.items() or versions.keys() & set(resolution.BASE) - {
-            "setuptools"
-        }:
-            raise Missing(f"locks/{path.name} does not fit: python -m harness lock {name}")
-
-
-def picture(name: str, scenario: Scenario) -> str:
-    """``picture`` shows the bug on the site"""
-    if not hasattr(catalog.load(name), "picture"):
-        raise Missing("scenario.py has no picture")
-    return "yes"
-
-
-def statuses(name: str, scenario: Scenario) -> str:
-    """``results.jsonl`` says which releases have the bug"""
-    if scenario.pins and not result_file.statuses(name):
-        raise Missing("no release was tested: python -m harness matrix or bisect, with --record")
-    return count(len(result_file.statuses(name)), "release")
-
-
-def recorded_run(name: str, scenario: Scenario) -> str:
-    """``recorded.tar.xz`` is a reproduced CPU run; a bug for GPUs has one in ``results.jsonl``"""
-    if Lane.CPU not in scenario.lanes:
-        if not (runs := result_file.kept_runs(name)):
-            raise Missing("no evidence: python -m harness evidence RUN NAME")
-        return count(len(runs), "run")
-    with run_folder.recorded(name) as run:
-        if run is None:
-            raise Missing("no recorded run: python -m tests.record RUN")
-        try:
-            verdict = grade(run).verdict
-        except HarnessError as error:
-            raise Missing(str(error)) from None
-    if verdict is not Verdict.REPRODUCED:
-        raise Missing(f"the recorded run is graded as {verdict}")
-    return str(verdict)
-
-
-def mutations(name: str, scenario: Scenario) -> str:
-    """A bug that an edit puts back has ``mutations.py``; each mutation is inconclusive"""
-    folder = catalog.folder(name)
-    if not (folder / "mutations.py").is_file():
-        if scenario.variants[BUGGY].defects:
-            raise Missing("no mutations.py")
-        return "none: two releases show the bug"
-    _refuse_unfinished(folder / "mutations.py")
-    if not (folder / catalog.MUTATIONS).is_file():
-        raise Missing(f"they were never run: python -m tests.mutations {name}")
-    rows = json.loads((folder / catalog.MUTATIONS).read_text(encoding="utf-8")).values()
-    conclusive_mutations = [row["about"] for row in rows if row["outcome"] != Outcome.INCONCLUSIVE]
-    if conclusive_mutations:
-        raise Missing(f"not inconclusive: {conclusive_mutations[0]}")
-    return count(len(rows), "mutation")
-
-
-def report(name: str, scenario: Scenario) -> str:
-    """``report.py`` shows the bug. If upstream does not know the bug, there is ``report.md``"""
-    folder = catalog.folder(name)
-    if not (folder / catalog.REPORT_SCRIPT).is_file():
-        raise Missing(f"there is no {catalog.REPORT_SCRIPT}")
-    if not scenario.known_upstream and not (folder / catalog.REPORT).is_file():
-        raise Missing(f"known_upstream is False, and there is no {catalog.REPORT}")
-    _refuse_unfinished(folder / catalog.REPORT_SCRIPT)
-    lines = len((folder / catalog.REPORT_SCRIPT).read_text(encoding="utf-8").splitlines())
-    if lines > LONGEST_SCRIPT:
-        raise Missing(f"{catalog.REPORT_SCRIPT} has {lines} lines, more than {LONGEST_SCRIPT}")
-    return count(lines, "line")
-
-
-def _refuse_unfinished(file: Path) -> None:
-    if UNFINISHED in file.read_text(encoding="utf-8"):
-        raise Missing(f"{file.name} is not written yet")
-
-
-def page(name: str, scenario: Scenario) -> str:
-    """``README.md`` is up to date, and its section written by hand is not empty"""
-    file = catalog.folder(name) / pages.PAGE
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    if text != pages.page(name):
-        raise Missing(f"README.md is out of date: python -m harness pages {name}")
-    written = text.partition(pages.BY_HAND)[2].partition(pages.END)[0].strip()
-    if not written:
-        raise Missing("nothing is written between the marks 'by hand'")
-    return count(len(written.splitlines()), "line") + " by hand"
-
-
-DEMANDS: tuple[Demand, ...] = (
-    story,
-    harm,
-    variants,
-    files,
-    picture,
-    lock_files,
-    recorded_run,
-    statuses,
-    mutations,
-    report,
-    page,
-)
-"""In the order of CONTRIBUTING.md: the page comes last, for it shows all the others."""
-
-
-def text(demand: Demand) -> str:
-    """The text of a demand, as in CONTRIBUTING.md."""
-    return (demand.__doc__ or "").replace("``", "`")
-
-
-def checked(name: str) -> Iterator[tuple[str, bool, str]]:
-    """Each demand, whether the scenario meets it, and what was found or is missing."""
-    for demand in DEMANDS:
-        yield text(demand), *_met(demand, name)
-
-
-def _met(demand: Demand, name: str) -> tuple[bool, str]:
-    try:
-        return True, demand(name, catalog.scenario(name))
-    except Missing as missing:
-        return False, str(missing)
 
 
 def fix(name: str, console: Console) -> None:
@@ -253,12 +46,12 @@ def fix(name: str, console: Console) -> None:
     that is not finished, or write a page of it. The page is always written, and with it the pages
     of docs/, which show what all bugs have.
     """
-    for demand in DEMANDS:
-        if demand is page or not _met(demand, name)[0]:
+    for demand in demands.DEMANDS:
+        if demand is demands.page or not demands.met(demand, name)[0]:
             if demand in SUPPLIES:
                 console.print(f"{name}: {demand.__name__.replace('_', ' ')}", style="bold")
                 SUPPLIES[demand](name)
-            if not _met(demand, name)[0]:
+            if not demands.met(demand, name)[0]:
                 return
 
 
@@ -281,12 +74,12 @@ def _call(module: str, argument: str) -> None:
     subprocess.run([sys.executable, "-m", module, argument], cwd=ROOT, check=False)
 
 
-SUPPLIES: Mapping[Demand, Callable[[str], None]] = {
-    lock_files: lock.write,
-    recorded_run: _record,
-    statuses: _search,
-    mutations: lambda name: _call("tests.mutations", name),
-    page: lambda name: pages.write([name]),
+SUPPLIES: Mapping[demands.Demand, Callable[[str], None]] = {
+    demands.lock_files: lock.write,
+    demands.recorded_run: _record,
+    demands.statuses: _search,
+    demands.mutations: lambda name: _call("tests.mutations", name),
+    demands.page: lambda name: pages.write([name]),
 }
 """What supplies the thing that a demand lacks."""
 
@@ -319,11 +112,11 @@ def main(arguments: list[str]) -> int:
     config, console = _config(options.overrides), terminal()
     if options.fix:
         fix(config.scenario, console)
-    demands = [Gate(*demand) for demand in checked(config.scenario)]
-    unmet = [demand for demand in demands if not demand.passed]
+    lines = [Gate(*line) for line in demands.checked(config.scenario)]
+    unmet = [line for line in lines if not line.passed]
     if unmet:
         _report(console, config.scenario, unmet)
-        if not options.fix and {gate.name for gate in unmet} & set(map(text, SUPPLIES)):
+        if not options.fix and {gate.name for gate in unmet} & set(map(demands.text, SUPPLIES)):
             console.print("with --fix, this command writes what it can")
         return ExitCode.NOT_AS_EXPECTED
     other_seed = _narrow(replace(config, seed=config.seed + 1))
@@ -333,7 +126,7 @@ def main(arguments: list[str]) -> int:
         console.print(f"{config.scenario}: cannot run on this machine")
         return ExitCode.UNSUPPORTED
     folders = [folder for _, folder in runs]
-    conditions = [Gate("its folder meets every demand", True, count(len(demands), "demand"))]
+    conditions = [Gate("its folder meets every demand", True, count(len(lines), "demand"))]
     conditions += [*gates(repeats, seed_result), claimed(folders[0]), recorded_alike(folders)]
     _report(console, config.scenario, conditions)
     passed = all(gate.passed for gate in conditions)

@@ -22,7 +22,7 @@ from harness.bugs import catalog
 from harness.bugs import pins as upstream
 from harness.bugs.pins import Stack
 from harness.cli import Arguments, pages, pin
-from harness.cli.admit import UNFINISHED
+from harness.cli._demands import UNFINISHED
 from harness.releases import overlay, releases
 from harness.system.errors import ExitCode, UserError
 from harness.system.files import write_whole

@@ -13,8 +13,9 @@ from harness.__main__ import main
 from harness.bugs import catalog, result_file
 from harness.bugs.api.spec import Lane, Outcome, Scenario, Variant, Verdict
 from harness.bugs.results import RunResult
+from harness.cli import _demands as demands
 from harness.cli import admit
-from harness.cli.admit import DEMANDS, Missing, checked
+from harness.cli._demands import DEMANDS, Missing, checked
 from harness.system.files import ROOT
 from harness.system.terminal import terminal
 
@@ -25,7 +26,7 @@ NAME = "sampler_shards"
 def test_a_scenario_meets_every_demand(name: str) -> None:
     """A bug for GPUs that no GPU has run yet has no results."""
     waits = catalog.scenario(name).lanes == (Lane.GPU,) and not result_file.read(name)
-    later = {admit.text(admit.recorded_run), admit.text(admit.statuses)} if waits else set()
+    later = {demands.text(demands.recorded_run), demands.text(demands.statuses)} if waits else set()
     unmet = {what: why for what, met, why in checked(name) if not met}
     assert unmet.keys() == later, unmet
 
@@ -33,7 +34,7 @@ def test_a_scenario_meets_every_demand(name: str) -> None:
 def test_contributing_lists_the_demands() -> None:
     text = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
     for demand in DEMANDS:
-        assert admit.text(demand) in text
+        assert demands.text(demand) in text
 
 
 BUGGY = Variant("", Outcome.SYMPTOM)
@@ -43,18 +44,22 @@ FIXED = Variant("", Outcome.CLEAN)
 @pytest.mark.parametrize(
     ("demand", "changes", "missing"),
     [
-        (admit.story, {"remedy": "UNFINISHED: what to do"}, "remedy is not written yet"),
-        (admit.story, {"report": ("",)}, "report is not written yet"),
-        (admit.story, {"title": "x" * 200}, "the title has 200 characters"),
-        (admit.harm, {"harm": "UNFINISHED"}, "choose one of HARMS"),
-        (admit.variants, {"variants": {"buggy": BUGGY}}, "fixed must expect clean"),
-        (admit.variants, {"variants": {"buggy": BUGGY, "fixed": FIXED}}, "there is no control"),
-        (admit.files, {"files": ()}, "names a file"),
-        (admit.lock_files, {"pins": {"accelerate": "0.29.2"}}, "accelerate-0.29.2.txt is missing"),
+        (demands.story, {"remedy": "UNFINISHED: what to do"}, "remedy is not written yet"),
+        (demands.story, {"report": ("",)}, "report is not written yet"),
+        (demands.story, {"title": "x" * 200}, "the title has 200 characters"),
+        (demands.harm, {"harm": "UNFINISHED"}, "choose one of HARMS"),
+        (demands.variants, {"variants": {"buggy": BUGGY}}, "fixed must expect clean"),
+        (demands.variants, {"variants": {"buggy": BUGGY, "fixed": FIXED}}, "there is no control"),
+        (demands.files, {"files": ()}, "names a file"),
+        (
+            demands.lock_files,
+            {"pins": {"accelerate": "0.29.2"}},
+            "accelerate-0.29.2.txt is missing",
+        ),
     ],
 )
 def test_what_the_metadata_lacks_is_named(
-    demand: admit.Demand, changes: Mapping[str, Any], missing: str
+    demand: demands.Demand, changes: Mapping[str, Any], missing: str
 ) -> None:
     demand(NAME, catalog.scenario(NAME))
     with pytest.raises(Missing, match=missing):
@@ -64,14 +69,16 @@ def test_what_the_metadata_lacks_is_named(
 @pytest.mark.parametrize(
     ("demand", "missing"),
     [
-        (admit.lock_files, "is missing: python -m harness lock bf16_clip"),
-        (admit.statuses, "no release was tested"),
-        (admit.recorded_run, "no recorded run"),
-        (admit.mutations, "no mutations.py"),
-        (admit.page, "README.md is out of date"),
+        (demands.lock_files, "is missing: python -m harness lock bf16_clip"),
+        (demands.statuses, "no release was tested"),
+        (demands.recorded_run, "no recorded run"),
+        (demands.mutations, "no mutations.py"),
+        (demands.page, "README.md is out of date"),
     ],
 )
-def test_what_the_folder_lacks_is_named(demand: admit.Demand, missing: str, folders: Path) -> None:
+def test_what_the_folder_lacks_is_named(
+    demand: demands.Demand, missing: str, folders: Path
+) -> None:
     with pytest.raises(Missing, match=missing):
         demand("bf16_clip", catalog.scenario("bf16_clip"))
 
@@ -90,7 +97,7 @@ def test_fix_supplies_what_it_can_until_only_a_person_can_go_on(
 ) -> None:
     lacking, supplied = {"lock", "report", "page"}, []
 
-    def demand(thing: str) -> admit.Demand:
+    def demand(thing: str) -> demands.Demand:
         def check(name: str, scenario: Scenario) -> str:
             if thing in lacking:
                 raise Missing(thing)
@@ -105,7 +112,7 @@ def test_fix_supplies_what_it_can_until_only_a_person_can_go_on(
         lacking.remove(missing_thing)
 
     story, lock, report, page = map(demand, ("story", "lock", "report", "page"))
-    monkeypatch.setattr(admit, "DEMANDS", (story, lock, report, page))
+    monkeypatch.setattr(demands, "DEMANDS", (story, lock, report, page))
     monkeypatch.setattr(admit, "SUPPLIES", {lock: supply, page: supply})
     admit.fix(NAME, terminal())
     assert supplied == ["lock"]
@@ -122,7 +129,7 @@ def test_fix_keeps_a_run_only_if_it_reproduces_the_bug(
     result = RunResult(NAME, verdict, (), ())
     monkeypatch.setattr(admit, "_runs", lambda *_: [(result, Path("runs/1"))])
     monkeypatch.setattr(admit, "_call", lambda *words: calls.append(words))
-    admit.SUPPLIES[admit.recorded_run](NAME)
+    admit.SUPPLIES[demands.recorded_run](NAME)
     recorded = [("tests.record", "runs/1")]
     assert calls == (recorded if verdict is Verdict.REPRODUCED else [])
 
@@ -131,13 +138,13 @@ def test_a_bug_needs_a_short_script_and_an_unknown_one_a_text(folders: Path) -> 
     known_bug = catalog.scenario(NAME)
     unknown_bug = replace(known_bug, known_upstream=False)
     with pytest.raises(Missing, match=r"there is no report\.py"):
-        admit.report(NAME, known_bug)
+        demands.report(NAME, known_bug)
     script = catalog.folder(NAME) / "report.py"
     script.write_text("print()\n" * 40)
-    assert admit.report(NAME, known_bug) == "40 lines"
+    assert demands.report(NAME, known_bug) == "40 lines"
     with pytest.raises(Missing, match=r"there is no report\.md"):
-        admit.report(NAME, unknown_bug)
+        demands.report(NAME, unknown_bug)
     script.with_name("report.md").touch()
     script.write_text("print()\n" * 41)
     with pytest.raises(Missing, match="has 41 lines, more than 40"):
-        admit.report(NAME, unknown_bug)
+        demands.report(NAME, unknown_bug)

@@ -16,7 +16,8 @@ import scenarios
 from harness.__main__ import main
 from harness.bugs import catalog
 from harness.bugs.api.spec import Records, Verdict
-from harness.cli import admit, new, pages
+from harness.cli import _demands as demands
+from harness.cli import new, pages
 from harness.releases import releases
 from harness.system.errors import UserError
 from harness.system.files import ROOT
@@ -49,9 +50,9 @@ def test_a_new_scenario_is_complete_and_says_that_it_is_unfinished(scenario_fold
     module = written("--buggy", "made-up==0.19.8")
     folder = scenario_folder / "made_up" / "my_bug"
     assert "UNFINISHED" in (folder / "README.md").read_text()
-    lines = dict(zip(map(admit.text, admit.DEMANDS), admit.checked("my_bug"), strict=True))
-    for demand, file in ((admit.mutations, "mutations.py"), (admit.report, "report.py")):
-        assert lines[admit.text(demand)][1:] == (False, f"{file} is not written yet")
+    lines = dict(zip(map(demands.text, demands.DEMANDS), demands.checked("my_bug"), strict=True))
+    for demand, file in ((demands.mutations, "mutations.py"), (demands.report, "report.py")):
+        assert lines[demands.text(demand)][1:] == (False, f"{file} is not written yet")
     assert module.SCENARIO.pins == {"made-up": "0.19.8"}
     assert list(module.SCENARIO.variants) == ["buggy", "fixed", "control"]
     finding = module.detect(Records({0: []}))

@@ -12,9 +12,31 @@ from typing import Any
 
 import torch
 
-from . import gradients, local_steps, losses, models, optimizers, rows, schedules, workers
+from . import (
+    gradients,
+    local_steps,
+    losses,
+    models,
+    optimizers,
+    perturbations,
+    reductions,
+    rows,
+    schedules,
+    workers,
+)
 
-MODULES = (gradients, local_steps, losses, models, optimizers, rows, schedules, workers)
+MODULES = (
+    gradients,
+    perturbations,
+    reductions,
+    local_steps,
+    losses,
+    models,
+    optimizers,
+    rows,
+    schedules,
+    workers,
+)
 
 LOOPS: dict[str, Callable[[], Any]] = {
     f"{module.__name__.rpartition('.')[2]}.{name}": loop

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ from .common import (
     CLASSES,
     Net,
     Steps,
-    Table,
     batches,
     classes_loss,
     loop,
@@ -192,129 +190,6 @@ def scaled_by_a_number() -> Steps:
         yield model, loss
 
 
-def _perturb(model: Any) -> list[Tensor]:
-    steps = [0.05 * weight.grad / (weight.grad.norm() + 1e-6) for weight in model.parameters()]
-    _move(model, steps, 1.0)
-    return steps
-
-
-@torch.no_grad()
-def _move(model: Any, steps: list[Tensor], times: float) -> None:
-    for weight, step in zip(model.parameters(), steps, strict=True):
-        weight.add_(step, alpha=times)
-
-
-@loop
-def sharpness_aware() -> Steps:
-    """SAM: the gradient is that of a point nearby."""
-    model = parallel(Net())
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for batch in batches():
-        classes_loss(model, batch).backward()
-        steps = _perturb(model)
-        optimizer.zero_grad()
-        loss = classes_loss(model, batch)
-        loss.backward()
-        _move(model, steps, -1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        yield model, loss
-
-
-@loop
-def sharpness_aware_in_a_function() -> Steps:
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-
-    def gradients(batch: Any) -> Tensor:
-        optimizer.zero_grad()
-        loss = classes_loss(model, batch)
-        loss.backward()
-        return loss
-
-    for batch in batches():
-        gradients(batch)
-        steps = _perturb(model)
-        loss = gradients(batch)
-        _move(model, steps, -1.0)
-        optimizer.step()
-        yield model, loss
-
-
-class Sam(torch.optim.Optimizer):
-    """As published: it has the optimizer that steps, and shares its groups."""
-
-    def __init__(self, parameters: Any, base: Any, **settings: Any) -> None:
-        super().__init__(parameters, {"rho": 0.05, **settings})
-        self.base = base(self.param_groups, **settings)
-        self.param_groups = self.base.param_groups
-
-    @torch.no_grad()
-    def ascend(self) -> None:
-        for group in self.param_groups:
-            for weight in group["params"]:
-                self.state[weight]["old"] = weight.clone()
-                weight.add_(weight.grad / (weight.grad.norm() + 1e-9), alpha=group["rho"])
-        self.zero_grad()
-
-    @torch.no_grad()
-    def descend(self) -> None:
-        for group in self.param_groups:
-            for weight in group["params"]:
-                weight.copy_(self.state[weight]["old"])
-        self.base.step()
-        self.zero_grad()
-
-
-@loop
-def sharpness_aware_optimizer() -> Steps:
-    model = parallel(Net())
-    optimizer = Sam(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
-    for batch in batches():
-        loss = classes_loss(model, batch)
-        loss.backward()
-        optimizer.ascend()
-        classes_loss(model, batch).backward()
-        optimizer.descend()
-        yield model, loss
-
-
-@loop
-def adversarial() -> Steps:
-    """The loss of a row is that of its worst neighbour: a backward finds that."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for x, y in batches():
-        worst = x.clone().requires_grad_()
-        F.cross_entropy(model(worst), y).backward()
-        assert worst.grad is not None
-        worst = (worst + 0.1 * worst.grad.sign()).detach()
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(worst), y)
-        loss.backward()
-        optimizer.step()
-        yield model, loss
-
-
-@loop
-def adversarial_steps() -> Steps:
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for x, y in batches():
-        worst = x.clone()
-        for _ in range(3):
-            worst.requires_grad_()
-            with model.no_sync():
-                F.cross_entropy(model(worst), y).backward()
-            assert worst.grad is not None
-            worst = (worst + 0.03 * worst.grad.sign()).detach()
-        model.zero_grad()
-        loss = F.cross_entropy(model(worst), y)
-        loss.backward()
-        optimizer.step()
-        yield model, loss
-
-
 def _tasks(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
     x, y = batch
     scores = model(x)
@@ -390,116 +265,6 @@ def weighted_by_rows() -> Steps:
         for weight in weights_of(model):
             weight.grad *= count / total
             dist.all_reduce(weight.grad)
-        optimizer.step()
-        optimizer.zero_grad()
-        yield model, loss
-
-
-@loop
-def one_flat_reduction() -> Steps:
-    """All gradients are reduced as one tensor, and copied back."""
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for batch in batches():
-        loss = classes_loss(model, batch)
-        loss.backward()
-        flat = torch.cat([weight.grad.reshape(-1) for weight in weights_of(model)])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        start = 0
-        for weight in weights_of(model):
-            weight.grad.copy_(flat[start : start + weight.numel()].view_as(weight))
-            start += weight.numel()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield model, loss
-
-
-@loop
-def short_last_group() -> Steps:
-    """Ten batches of an epoch in groups of four: the last group has two, divided by four."""
-    return _groups(by_size=False)
-
-
-@loop
-def short_last_group_by_its_size() -> Steps:
-    return _groups(by_size=True)
-
-
-def _groups(by_size: bool) -> Steps:
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    data, per_epoch, group = batches(Table(80)), 10, 4
-    while True:
-        for number, batch in zip(range(per_epoch), data, strict=False):
-            size = min(group, per_epoch - number // group * group) if by_size else group
-            is_last = (number + 1) % group == 0 or number + 1 == per_epoch
-            with contextlib.nullcontext() if is_last else model.no_sync():
-                loss = classes_loss(model, batch)
-                (loss / size).backward()
-            if is_last:
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
-                yield model, loss
-
-
-@loop
-def last_micro_batch_apart() -> Steps:
-    """As torch's documentation of no_sync does it."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    data = batches()
-    while True:
-        with model.no_sync():
-            for _ in range(2):
-                (classes_loss(model, next(data)) / 3).backward()
-        loss = classes_loss(model, next(data)) / 3
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield model, loss
-
-
-@loop
-def compressed() -> Steps:
-    """A communication hook of the loop keeps only the largest values."""
-
-    def largest(_: Any, bucket: Any) -> Any:
-        flat = bucket.buffer()
-        sparse = torch.where(flat.abs() >= flat.abs().median(), flat, torch.zeros(()))
-        sparse /= dist.get_world_size()
-        return (
-            dist.all_reduce(sparse, async_op=True).get_future().then(lambda done: done.value()[0])
-        )
-
-    largest.__annotations__.clear()  # torch compares them with its types
-    model = parallel(Net())
-    model.register_comm_hook(None, largest)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for batch in batches():
-        loss = classes_loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield model, loss
-
-
-@loop
-def hooks_after_accumulation() -> Steps:
-    """Hooks of torch clip each gradient as soon as it is there."""
-    model = Net()
-
-    def clip(weight: Any) -> None:
-        weight.grad.clamp_(-0.01, 0.01)
-
-    for weight in model.parameters():
-        weight.register_post_accumulate_grad_hook(clip)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for batch in batches():
-        loss = classes_loss(model, batch)
-        loss.backward()
-        mean_over_ranks(model.parameters())
         optimizer.step()
         optimizer.zero_grad()
         yield model, loss

@@ -1,0 +1,134 @@
+"""Loops whose gradient is that of other weights or rows nearby."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .common import Net, Steps, batches, classes_loss, loop, parallel
+
+
+def _perturb(model: Any) -> list[Tensor]:
+    steps = [0.05 * weight.grad / (weight.grad.norm() + 1e-6) for weight in model.parameters()]
+    _move(model, steps, 1.0)
+    return steps
+
+
+@torch.no_grad()
+def _move(model: Any, steps: list[Tensor], times: float) -> None:
+    for weight, step in zip(model.parameters(), steps, strict=True):
+        weight.add_(step, alpha=times)
+
+
+@loop
+def sharpness_aware() -> Steps:
+    """SAM: the gradient is that of a point nearby."""
+    model = parallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in batches():
+        classes_loss(model, batch).backward()
+        steps = _perturb(model)
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        loss.backward()
+        _move(model, steps, -1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def sharpness_aware_in_a_function() -> Steps:
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def gradients(batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        loss.backward()
+        return loss
+
+    for batch in batches():
+        gradients(batch)
+        steps = _perturb(model)
+        loss = gradients(batch)
+        _move(model, steps, -1.0)
+        optimizer.step()
+        yield model, loss
+
+
+class Sam(torch.optim.Optimizer):
+    """As published: it has the optimizer that steps, and shares its groups."""
+
+    def __init__(self, parameters: Any, base: Any, **settings: Any) -> None:
+        super().__init__(parameters, {"rho": 0.05, **settings})
+        self.base = base(self.param_groups, **settings)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def ascend(self) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight]["old"] = weight.clone()
+                weight.add_(weight.grad / (weight.grad.norm() + 1e-9), alpha=group["rho"])
+        self.zero_grad()
+
+    @torch.no_grad()
+    def descend(self) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.copy_(self.state[weight]["old"])
+        self.base.step()
+        self.zero_grad()
+
+
+@loop
+def sharpness_aware_optimizer() -> Steps:
+    model = parallel(Net())
+    optimizer = Sam(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        loss.backward()
+        optimizer.ascend()
+        classes_loss(model, batch).backward()
+        optimizer.descend()
+        yield model, loss
+
+
+@loop
+def adversarial() -> Steps:
+    """The loss of a row is that of its worst neighbour: a backward finds that."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for x, y in batches():
+        worst = x.clone().requires_grad_()
+        F.cross_entropy(model(worst), y).backward()
+        assert worst.grad is not None
+        worst = (worst + 0.1 * worst.grad.sign()).detach()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(worst), y)
+        loss.backward()
+        optimizer.step()
+        yield model, loss
+
+
+@loop
+def adversarial_steps() -> Steps:
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for x, y in batches():
+        worst = x.clone()
+        for _ in range(3):
+            worst.requires_grad_()
+            with model.no_sync():
+                F.cross_entropy(model(worst), y).backward()
+            assert worst.grad is not None
+            worst = (worst + 0.03 * worst.grad.sign()).detach()
+        model.zero_grad()
+        loss = F.cross_entropy(model(worst), y)
+        loss.backward()
+        optimizer.step()
+        yield model, loss

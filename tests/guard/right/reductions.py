@@ -1,0 +1,132 @@
+"""Loops that choose when and how gradients are averaged over micro-batches and ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .common import (
+    Net,
+    Steps,
+    Table,
+    batches,
+    classes_loss,
+    loop,
+    mean_over_ranks,
+    parallel,
+    weights_of,
+)
+
+
+@loop
+def one_flat_reduction() -> Steps:
+    """All gradients are reduced as one tensor, and copied back."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        loss.backward()
+        flat = torch.cat([weight.grad.reshape(-1) for weight in weights_of(model)])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        start = 0
+        for weight in weights_of(model):
+            weight.grad.copy_(flat[start : start + weight.numel()].view_as(weight))
+            start += weight.numel()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def short_last_group() -> Steps:
+    """Ten batches of an epoch in groups of four: the last group has two, divided by four."""
+    return _groups(by_size=False)
+
+
+@loop
+def short_last_group_by_its_size() -> Steps:
+    return _groups(by_size=True)
+
+
+def _groups(by_size: bool) -> Steps:
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    data, per_epoch, group = batches(Table(80)), 10, 4
+    while True:
+        for number, batch in zip(range(per_epoch), data, strict=False):
+            size = min(group, per_epoch - number // group * group) if by_size else group
+            is_last = (number + 1) % group == 0 or number + 1 == per_epoch
+            with contextlib.nullcontext() if is_last else model.no_sync():
+                loss = classes_loss(model, batch)
+                (loss / size).backward()
+            if is_last:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                yield model, loss
+
+
+@loop
+def last_micro_batch_apart() -> Steps:
+    """As torch's documentation of no_sync does it."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    data = batches()
+    while True:
+        with model.no_sync():
+            for _ in range(2):
+                (classes_loss(model, next(data)) / 3).backward()
+        loss = classes_loss(model, next(data)) / 3
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def compressed() -> Steps:
+    """A communication hook of the loop keeps only the largest values."""
+
+    def largest(_: Any, bucket: Any) -> Any:
+        flat = bucket.buffer()
+        sparse = torch.where(flat.abs() >= flat.abs().median(), flat, torch.zeros(()))
+        sparse /= dist.get_world_size()
+        return (
+            dist.all_reduce(sparse, async_op=True).get_future().then(lambda done: done.value()[0])
+        )
+
+    largest.__annotations__.clear()  # torch compares them with its types
+    model = parallel(Net())
+    model.register_comm_hook(None, largest)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def hooks_after_accumulation() -> Steps:
+    """Hooks of torch clip each gradient as soon as it is there."""
+    model = Net()
+
+    def clip(weight: Any) -> None:
+        weight.grad.clamp_(-0.01, 0.01)
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(clip)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        loss.backward()
+        mean_over_ranks(model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
