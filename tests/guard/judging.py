@@ -9,7 +9,8 @@ import torch
 from harness.rank.guard.checks import together
 from harness.rank.guard.checks.views import Alarm, Memory
 from harness.rank.guard.judge import judge
-from harness.rank.guard.posts import Post, packed, unpacked
+from harness.rank.guard.packing import packed, unpacked
+from harness.rank.guard.posts import Post
 from tests.guard.made_posts import Change, made_posts, sums
 
 

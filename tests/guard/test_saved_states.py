@@ -14,8 +14,9 @@ from harness.rank.events import FilledState, Load, Save
 from harness.rank.events.event import Place
 from harness.rank.guard.checks.views import Alarm, Memory
 from harness.rank.guard.judge import judge
+from harness.rank.guard.packing import packed, unpacked
 from harness.rank.guard.parameters import Modules, watched
-from harness.rank.guard.posts import LAST, Post, packed, unpacked
+from harness.rank.guard.posts import LAST, Post
 from harness.rank.guard.saved_states import NAME, SavedStates
 from harness.rank.guard.training_states import (
     FILLED,

@@ -22,7 +22,8 @@ from harness.detectors.arithmetic import step_by_formula
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.mailbox import _name
-from harness.rank.guard.posts import Described, Post, Update, packed, unpacked
+from harness.rank.guard.packing import packed, unpacked
+from harness.rank.guard.posts import Described, Post, Update
 from harness.rank.guard.samples import Positions
 from harness.rank.guard.stores import Store
 from harness.rank.guard.update_samples import UPDATED

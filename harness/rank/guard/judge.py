@@ -8,7 +8,8 @@ import torch
 
 from .checks import CHECKS
 from .checks.views import Alarm, Memory, View
-from .posts import LAST, ParameterTable, Post
+from .packing import ParameterTable
+from .posts import LAST, Post
 
 PATIENCE = 4
 """Checks in a row with cleared gradients that make a fault: a loop may skip a step now and then. A

@@ -23,7 +23,8 @@ from torch import Tensor
 from .budget import FIRST_CHECKS, steps_until_next
 from .checks.finite import has_lost_loss
 from .meetings import Host, joined
-from .posts import LAST, Post, form_of, packed, unpacked
+from .packing import form_of, packed, unpacked
+from .posts import LAST, Post
 from .report import say, short
 from .report_files import SUFFIX
 from .sentences import few

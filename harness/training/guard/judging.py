@@ -9,7 +9,8 @@ from typing import Any
 
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
-from harness.rank.guard.posts import Post, unpacked
+from harness.rank.guard.packing import unpacked
+from harness.rank.guard.posts import Post
 from harness.rank.guard.saved_states import SavedStates
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import one_line

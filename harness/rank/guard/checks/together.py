@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ....detectors.arithmetic import step_by_formula
-from ..posts import BEGIN, END, MARK, OPTIMIZED, SIZE, ParameterTable
+from ..packing import BEGIN, END, MARK, OPTIMIZED, SIZE, ParameterTable
 from ..samples import Positions
 from .views import View
 
