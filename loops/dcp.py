@@ -19,6 +19,7 @@ parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
 parser.add_argument("--asynchronous", action="store_true", help="save beside the next step")
+parser.add_argument("--state-first", action="store_true", help="asked for before the first step")
 options = parser.parse_args()
 
 dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
@@ -36,6 +37,8 @@ def state(step):
 
 
 begun, saving = 0, None
+if options.state_first:
+    state(0)
 if options.resume:
     saved = state(0)
     dcp.load(saved, checkpoint_id=f"{options.resume}/checkpoint")

@@ -33,7 +33,9 @@ parser.add_argument("--compile", action="store_true")
 parser.add_argument("--padded", action="store_true", help="rows of unlike lengths")
 parser.add_argument("--dataclass", action="store_true", help="as the output of the model")
 parser.add_argument("--static-graph", action="store_true")
+parser.add_argument("--converted", action="store_true", help="after the model is wrapped")
 parser.add_argument("--sequential", action="store_true", help="a SequentialLR, with last_epoch")
+parser.add_argument("--ignite", action="store_true", help="two schedules of ignite")
 parser.add_argument("--decay-over", type=int, default=0, help="steps, to a rate of 0")
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
@@ -83,6 +85,8 @@ if bug != "no all-reduce":
     trained = DDP(
         Returning(model) if options.dataclass else model, static_graph=options.static_graph
     )
+if options.converted:
+    trained.double().float()
 fused = {"fused": True} if options.fused else {}
 if options.optimizer == "adamw":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **fused)
@@ -96,7 +100,27 @@ trained = torch.compile(trained) if options.compile else trained
 amp = {"device_type": device.type, "dtype": getattr(torch, options.amp or "bfloat16")}
 
 
+class Concatenated:
+    """ignite's ConcatScheduler, called as ignite's trainer does: before each step."""
+
+    def __init__(self):
+        from ignite.handlers import param_scheduler as ignite
+
+        falling = ignite.LinearCyclicalScheduler(optimizer, "lr", 1e-3, 0.0, 40)
+        rising = ignite.LinearCyclicalScheduler(optimizer, "lr", 1e-4, 1e-3, 40)
+        self.inner = ignite.ConcatScheduler([falling, rising], [3])
+        self.state_dict, self.load_state_dict = self.inner.state_dict, self.inner.load_state_dict
+
+    def begin(self):
+        self.inner(None)
+
+    def step(self):
+        pass
+
+
 def scheduled(last_epoch=-1):
+    if options.ignite:
+        return Concatenated()
     if options.decay_over:
         warmup, steps = 6, options.decay_over
         steps *= options.accum if bug == "schedule counts micro-batches" else 1
@@ -149,6 +173,8 @@ for step in range(begun, len(batches) // accum):
     micro_batches = batches[at * accum : (at + 1) * accum]
     if bug == "steps after the first micro-batch":
         micro_batches = batches[max(0, (at - 1) * accum + 1) : at * accum + 1]
+    if options.ignite:
+        schedule.begin()
     tokens = sum((targets[:, 1:] != -100).sum() for _, targets in micro_batches).float()
     dist.all_reduce(tokens)
     for number, (ids, targets) in enumerate(micro_batches):

@@ -6,6 +6,7 @@ is a number of batches.
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -32,6 +33,10 @@ parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
 parser.add_argument("--manual", action="store_true")
 parser.add_argument("--static-graph", action="store_true")
 parser.add_argument("--validate-every", type=int, default=0)
+parser.add_argument("--no-number", action="store_true", help="training_step has only the batch")
+parser.add_argument("--ema", action="store_true", help="an average that begins later")
+parser.add_argument("--quarters", action="store_true", help="of 48 rows, one in each epoch")
+parser.add_argument("--unseeded", action="store_true", help="each rank seeds itself")
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
@@ -55,6 +60,12 @@ class Classifier(lightning.LightningModule):
             self.optimizers().zero_grad()
         return loss
 
+    def trained_without_number(self, batch):
+        return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+
+    if options.no_number:
+        training_step = trained_without_number
+
     def validation_step(self, batch, number):
         self.layers(batch[0])
 
@@ -68,13 +79,40 @@ class Classifier(lightning.LightningModule):
 
 
 generator = torch.Generator().manual_seed(0)
-inputs = torch.randn(24, 16, generator=generator)
-data = TensorDataset(inputs, torch.randint(0, 8, (24,), generator=generator))
-lightning.seed_everything(options.seed)
+count = 48 if options.quarters else 24
+inputs = torch.randn(count, 16, generator=generator)
+data = TensorDataset(inputs, torch.randint(0, 8, (count,), generator=generator))
+if options.unseeded:
+    torch.manual_seed(options.seed + int(os.environ.get("LOCAL_RANK", 0)))
+else:
+    lightning.seed_everything(options.seed)
+
+
+class Quarters(torch.utils.data.Sampler):
+    """Every fourth row: in the next epoch, others."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return len(data) // 4
+
+    def __iter__(self):
+        return iter(range(self.epoch % 4, len(data), 4))
+
+
 checkpoints = ModelCheckpoint(dirpath=options.save or None, every_n_epochs=1, save_top_k=-1)
+strategy = DDPStrategy(static_graph=True) if options.static_graph else "ddp"
+if options.quarters and options.devices == 1:
+    strategy = "auto"  # DDP wraps the sampler on one rank, too
+callbacks = [checkpoints] if options.save else []
+if options.ema:
+    callbacks.append(lightning.callbacks.EMAWeightAveraging(update_starting_at_step=50))
 trainer = lightning.Trainer(
     accelerator="auto",
-    strategy=DDPStrategy(static_graph=True) if options.static_graph else "ddp",
+    strategy=strategy,
     devices=options.devices,
     precision=options.precision,
     accumulate_grad_batches=options.accum,
@@ -83,12 +121,14 @@ trainer = lightning.Trainer(
     limit_val_batches=1 if options.validate_every else 0,
     num_sanity_val_steps=0,
     max_epochs=4,
-    callbacks=[checkpoints] if options.save else [],
+    callbacks=callbacks,
     enable_checkpointing=bool(options.save),
     logger=False,
     enable_progress_bar=False,
     enable_model_summary=False,
 )
 file = next(Path(options.resume).glob("epoch=0-*.ckpt")) if options.resume else None
-rows, held_out = DataLoader(data, options.batch_size, shuffle=True), DataLoader(data, 4)
+order = {"sampler": Quarters()} if options.quarters else {"shuffle": True}
+rows = DataLoader(data, options.batch_size, **order)
+held_out = DataLoader(data, 4)
 trainer.fit(Classifier(), rows, held_out, ckpt_path=file)

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
+from harness.rank.probe.parameters import Optimized
 from harness.training.probe.compare.plausibility import NOT_STEPPED, notes_on_steps
 
 GRADIENT = {"weight": numpy.array([3.0, 4.0])}
@@ -166,3 +168,16 @@ def test_weights_that_are_not_those_of_the_optimizer_are_noted(
         step["eps"] = {"weight": FP32, "weight in bfloat16": BF16}
     notes = list(notes_on_steps(run))
     assert [note.startswith(NOT_STEPPED) for note in notes] == [True] * noted
+
+
+@pytest.mark.parametrize(
+    ("gradients", "fresh"), [((), True), ((0.0,), True), ((0.0, 1.0), False), ((1.0, 0.0), False)]
+)
+def test_empty_steps_are_none(gradients: tuple[float, ...], fresh: bool) -> None:
+    """torch's get_optimizer_state_dict takes one to make the moments."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    for gradient in gradients:
+        weight.grad = torch.full_like(weight, gradient)
+        optimizer.step()
+    assert Optimized(optimizer, lambda _: "weight").fresh() == fresh

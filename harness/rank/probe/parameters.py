@@ -113,8 +113,21 @@ class Optimized:
 
     def fresh(self) -> bool:
         """Whether it has taken no step, neither here nor before a resume. Steps that a scaler
-        skipped do not count."""
-        return self._untouched or not self._optimizer.state
+        skipped do not count, nor empty ones that only make the moments."""
+        return self._untouched or not self._optimizer.state or self._is_at_zero()
+
+    def _is_at_zero(self) -> bool:
+        """Whether it has moments, and all of them are 0."""
+        import torch
+
+        states = (self._optimizer.state.get(p, {}) for _, p in self._named_parameters())
+        moments = [
+            local(value)
+            for state in states
+            for key, value in state.items()
+            if key != "step" and isinstance(value, torch.Tensor)
+        ]
+        return bool(moments) and not any(bool(moment.any()) for moment in moments)
 
     def clipping(self) -> float | None:
         """The norm to which the optimizer's own step clips gradients. 0 if it does not clip, None

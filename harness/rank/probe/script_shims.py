@@ -7,7 +7,12 @@ from importlib import metadata
 from harness.bugs.api.spec import Lane
 from harness.rank import shims
 
-SHIMMED = {"deepspeed": "deepspeed", "lightly": "lightly", "megatron": "megatron-core"}
+SHIMMED = {
+    "deepspeed": "deepspeed",
+    "lightly": "lightly",
+    "megatron": "megatron-core",
+    "open_clip": "open-clip-torch",
+}
 """Maps a word in a script to the package whose shims a probe uses; others serve scenarios."""
 
 installed: list[str] = []

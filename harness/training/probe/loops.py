@@ -38,7 +38,7 @@ TRAINER_RESUME = (
 
 USUAL = {
     "accelerated.py": Usual(OWN, SAVE, RESUME),
-    "barlow.py": Usual("--batch-size {rows}"),
+    "contrastive.py": Usual("--batch-size {rows}"),
     "dcp.py": Usual(OWN, SAVE, RESUME),
     "ddp.py": Usual(OWN, SAVE, RESUME),
     "dpo.py": Usual(f"{TRAINER} --use_cpu --bf16 false --max_length 32", *TRAINER_RESUME),
@@ -60,6 +60,7 @@ USUAL = {
     "stream_epochs.py": Usual(OWN, SAVE, RESUME),
     "streaming.py": Usual(OWN, SAVE, RESUME),
     "tensor_parallel.py": Usual(OWN, same_rows=True),
+    "tensor_plan.py": Usual(OWN, same_rows=True),
     "torch_pipeline.py": Usual(OWN, same_rows=True),
     "torch_pipeline_ddp.py": Usual(OWN),
     "trainer.py": Usual(TRAINER, *TRAINER_RESUME),
