@@ -24,6 +24,7 @@ FILE = "a local file"
 FOLDER = "a local folder"
 GIT = "installed from git"
 WEB = "a file from the web"
+LEFT_OUT = "the overrides of the file leave it out, so something else installs it"
 
 LONGEST = 100
 """Characters of a version; a commit's has about 60."""

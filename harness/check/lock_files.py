@@ -14,7 +14,7 @@ from packaging.markers import Marker
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.check.installed import EDITABLE, FILE, FOLDER, GIT, WEB, Listed, at_address
+from harness.check.installed import EDITABLE, FILE, FOLDER, GIT, LEFT_OUT, WEB, Listed, at_address
 from harness.check.source import PackageFile, content_of
 from harness.check.synonyms import ELSEWHERE
 from harness.releases.index import allows_here
@@ -126,7 +126,11 @@ def _refuse_unknown_version(file: str, kind: str, version: int, *versions: int) 
 def _uv(document: Mapping[str, Any]) -> Iterator[Listed]:
     # If it is not for this Python: its markers only distinguish the Pythons that it is for.
     ours = allows_here(_text(document, "requires-python", "the lock"))
+    omissions = _omissions(document)
+    yield from (Listed(name, "", LEFT_OUT) for name in omissions)
     for package, name in _packages(document):
+        if canonicalize_name(name) in omissions:
+            continue
         where = f"source of {name}"
         source = as_table(package.get("source"), where)
         markers = as_texts(package.get("resolution-markers"), f"resolution-markers of {name}")
@@ -136,6 +140,20 @@ def _uv(document: Mapping[str, Any]) -> Iterator[Listed]:
         if not origins:
             raise ValueError(f"{where} is none of {', '.join(UV_ORIGINS)}")
         yield Listed(canonicalize_name(name), _text(package, "version", name), origins[0])
+
+
+def _omissions(document: Mapping[str, Any]) -> list[str]:
+    """The packages that uv's overrides leave out here: something else installs them, such as a
+    container. The lock has their releases, with conditions that do not hold."""
+    manifest, where = table_at(document, "manifest"), "manifest.overrides"
+    markers: dict[str, list[str]] = {}
+    for entry in as_list(manifest.get("overrides"), where):
+        table = as_table(entry, f"an entry of {where}")
+        name = canonicalize_name(as_text(table.get("name"), f"name in {where}"))
+        markers.setdefault(name, []).append(_text(table, "marker", where))
+    names = [n for n, those in markers.items() if all(those) and not _applies(those)]
+    excluded = as_texts(manifest.get("excludes"), "manifest.excludes")
+    return list(dict.fromkeys([*names, *map(canonicalize_name, excluded)]))
 
 
 def _poetry(document: Mapping[str, Any]) -> Iterator[Listed]:

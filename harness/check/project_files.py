@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import configparser
 import os.path
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -55,6 +55,18 @@ SETUP = (
     "setup.py is code, and is not run: install the project, and name its Python with --python, or "
     "'pip freeze | distributed-bugs check -r -' there"
 )
+PIXI = (
+    "pixi's files are not read: install the environment, and name its Python, as with "
+    "--python .pixi/envs/default"
+)
+INSTEAD = {
+    "setup.py": SETUP,
+    "pixi.lock": PIXI,
+    "pixi.toml": PIXI,
+    "Dockerfile": "a Dockerfile is commands, and none is run: "
+    "'docker run IMAGE pip freeze | distributed-bugs check -r -'",
+}
+"""What to do instead of naming files that are not read."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +157,7 @@ def parsed(file: PackageFile) -> PackageFile:
 def of_folder(folder: Path) -> ProjectFile | None:
     """The file that says what the project in a folder needs; None if only code does."""
     for path in declaring(folder):
-        file = parsed(source.read_file(path)) if path.name != "setup.py" else None
+        file = parsed(source.read_inside(path)) if path.name != "setup.py" else None
         if isinstance(file, ProjectFile) and file.says_all():
             return file
     return None
@@ -189,8 +201,8 @@ def opened(name: str) -> tuple[PackageFile, str]:
     if not folder.is_dir() and name.endswith("]"):  # .[train]
         before, _, chosen = name[:-1].rpartition("[")
         folder = Path(before)
-    if folder.name == "setup.py":
-        raise UserError(SETUP)
+    if folder.name in INSTEAD and not folder.is_dir():
+        raise UserError(INSTEAD[folder.name])
     if not folder.is_dir():
         return parsed(source.read(name)), ""
     candidates = [candidate for candidate in (*LOCKS, *OTHERS) if (folder / candidate).is_file()]
@@ -198,7 +210,7 @@ def opened(name: str) -> tuple[PackageFile, str]:
         candidate: ProjectFile(file.name, file.path, file.text, source.names_in(chosen))
         for candidate in candidates
         if candidate in KINDS
-        for file in [source.read_file(folder / candidate)]
+        for file in [source.read_inside(folder / candidate)]
     }
     usable = [
         candidate
@@ -212,9 +224,14 @@ def opened(name: str) -> tuple[PackageFile, str]:
         raise UserError(
             f"{name} has none of {', '.join((*LOCKS, *OTHERS))} that names dependencies"
             + source.others_in(folder, (*LOCKS, *OTHERS))
-            + (f"; {SETUP}" if (folder / "setup.py").is_file() else "")
+            + "".join(f"; {why}" for why in dict.fromkeys(_instead(folder)))
         )
     chosen_name, *others = usable
     ending = f"; {', '.join(others)} not read" if others else ""
-    file = projects.get(chosen_name) or source.read_file(folder / chosen_name)
+    file = projects.get(chosen_name) or source.read_inside(folder / chosen_name)
     return file, f"{name}: {chosen_name} was read{ending}"
+
+
+def _instead(folder: Path) -> Iterator[str]:
+    """What to do instead of reading the files of a folder that are not read."""
+    return (why for name, why in INSTEAD.items() if (folder / name).is_file())

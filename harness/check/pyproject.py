@@ -15,7 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from harness.check import constraints
-from harness.check.sections import Constraint, Content, Option, Part, key
+from harness.check.sections import Constraint, Content, Option, Override, Part, key
 from harness.system.documents import as_list, as_table, as_text, as_texts, table_at
 from harness.system.text import short
 
@@ -29,6 +29,10 @@ MARKERS = (
     *("python_full_version", "implementation_name", "implementation_version"),
 )
 """Names that a Pipfile has for markers: ``sys_platform = "== 'linux'"``."""
+
+
+NEVER = "python_version < '3'"
+"""A marker that holds nowhere."""
 
 
 def read(document: Mapping[str, Any], file: str) -> Content:
@@ -54,7 +58,7 @@ def read(document: Mapping[str, Any], file: str) -> Content:
         if "name" in table
     ]
     own_extras(content, next(iter(names), ""), file, EXTRAS, POETRY_EXTRAS)
-    _uv(document, content, file)
+    _uv(document, content)
     if python := project.get("requires-python"):
         content.python = as_text(python, "project.requires-python")
     return content
@@ -271,7 +275,7 @@ def _requirement(line: str) -> Requirement | None:
         return None
 
 
-def _uv(document: Mapping[str, Any], content: Content, file: str) -> None:
+def _uv(document: Mapping[str, Any], content: Content) -> None:
     """Apply the overrides and sources of uv, and the overrides of PDM."""
     uv = table_at(document, "tool", "uv")
     sources: dict[str, list[Mapping[str, Any]]] = {
@@ -285,20 +289,19 @@ def _uv(document: Mapping[str, Any], content: Content, file: str) -> None:
             raise ValueError(f"{where}: '{short(line)}' is no requirement")
         overrides.setdefault(canonicalize_name(requirement.name), []).append(line)
     excluded = as_texts(uv.get("exclude-dependencies"), "tool.uv.exclude-dependencies")
-    overrides.update((canonicalize_name(name), []) for name in excluded)
+    overrides.update((canonicalize_name(name), [f"{name} ; {NEVER}"]) for name in excluded)
     _pdm_overrides(document, overrides)
     declared: set[str] = set()
     for section in content.sections.values() if sources or overrides else ():
         section.lines = list(_replaced(section.lines, section.name, overrides, sources, declared))
     for name, lines in overrides.items():
-        if name in declared:  # in a group, which may not be installed
-            content.add("", where, [Constraint(line) for line in lines if " @ " not in line])
-            continue
-        content.add("", where, _as_constraints(lines))
-        effect = "its override counts as a constraint" if lines else "it may be what others need"
-        content.notes.append(f"{file}: the project does not name {name}, so {effect}")
+        addresses = [line for line in lines if " @ " in line]
+        content.add("", where, [Override(line) for line in lines if line not in addresses])
+        if name not in declared:  # an address stays a requirement, as uv installs it
+            content.add("", where, addresses)
     where = "tool.uv.constraint-dependencies"
-    content.add("", where, _as_constraints(as_texts(uv.get("constraint-dependencies"), where)))
+    lines = as_texts(uv.get("constraint-dependencies"), where)
+    content.add("", where, [line if " @ " in line else Constraint(line) for line in lines])
 
 
 def _pdm_overrides(document: Mapping[str, Any], overrides: dict[str, list[str]]) -> None:
@@ -309,11 +312,6 @@ def _pdm_overrides(document: Mapping[str, Any], overrides: dict[str, list[str]])
         address = re.match(r"[a-z+]+:", text)
         line = f"{name} @ {text}" if address else f"{name}{_specifier(text, f'{where}.{name}')}"
         overrides.setdefault(canonicalize_name(name), []).append(line)
-
-
-def _as_constraints(lines: Iterable[str]) -> list[str]:
-    """Make lines constraints; an address stays a requirement, as uv installs it."""
-    return [line if " @ " in line else Constraint(line) for line in lines]
 
 
 def _tables(value: Any, where: str) -> list[Mapping[str, Any]]:

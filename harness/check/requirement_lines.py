@@ -18,7 +18,8 @@ WHERE = ("-i", "--index-url", "--pypi-url", MORE, NO_INDEX, *LINKS)
 EDIT = ("-e", "--editable")
 FLAGS = ("--pre", "--prefer-binary", "--require-hashes", NO_INDEX)
 """Options without a value."""
-IDLE = (*FLAGS, "--no-binary", "--only-binary", "--trusted-host", "--use-feature")
+VALUES = ("--no-binary", "--only-binary", "--trusted-host", "--use-feature")
+IDLE = (*FLAGS, *VALUES)
 """Options for installing, which have no effect here."""
 
 WORD = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'\\])+"""
@@ -27,6 +28,9 @@ OF_ONE = re.compile(
     rf"\s(?:--(?:hash|config-settings?|global-option)[=\s]\s*|-C\s*)(?:{WORD})(?=\s|$)"
 )
 """The options of one requirement, which have no effect here."""
+WITH_VALUES = "|".join(option for option in (*VALUES, *WHERE) if option not in FLAGS)
+AFTER_ONE = re.compile(rf"\s(?:(?:{'|'.join(FLAGS)})|(?:{WITH_VALUES})[=\s]\s*(?:{WORD}))(?=\s|$)")
+"""Options after a requirement: pip ignores them there, and reads them in lines of their own."""
 
 FROZEN_EDITABLE = re.compile(r"# Editable .*\(([\w.-]+)===?([^\s()]+)\)")
 """The comment in which ``pip freeze`` names an editable install that has no address."""
@@ -50,7 +54,10 @@ def statements(text: str) -> Iterator[tuple[int, str]]:
                 continue
         joined = "".join(parts)
         parts.clear()
-        if statement := OF_ONE.sub("", joined).strip():
+        statement = OF_ONE.sub("", joined).strip()
+        if not statement.startswith("-"):
+            statement = AFTER_ONE.sub("", statement).strip()
+        if statement:
             yield number, statement
 
 

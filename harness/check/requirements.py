@@ -20,10 +20,10 @@ from packaging.utils import canonicalize_name
 
 from harness.check import project_files
 from harness.check import requirement_lines as lines
-from harness.check.installed import EDITABLE, Installed, at_address, described
+from harness.check.installed import EDITABLE, LEFT_OUT, Installed, at_address, described
 from harness.check.project_files import ProjectFile
-from harness.check.sections import Constraint
-from harness.check.source import FROM_WEB, PackageFile, read_file
+from harness.check.sections import Constraint, Override
+from harness.check.source import FROM_WEB, PackageFile, project_of, read_file
 from harness.system.documents import DIGITS
 from harness.system.errors import UserError
 from harness.system.text import plain, short
@@ -59,6 +59,9 @@ class Requirements:
     """The extras of packages that it names: ``{"ray": {"default"}}``."""
     bounds: Mapping[str, SpecifierSet] = field(default_factory=dict)
     """The versions that constraints allow, also of packages that no requirement names."""
+    overrides: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By package, the requirements that replace what other packages need of it; none if it is left
+    out."""
     python: str = ""
     """The Pythons that a project is for, ``>=3.10``; empty if no file says."""
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -123,6 +126,7 @@ class _Reading:
     root: Path = Path()
     required: _Named = field(default_factory=_Named)
     constraints: _Named = field(default_factory=_Named)
+    overrides: dict[str, list[str]] = field(default_factory=dict)
     main: str | None = None
     extra: list[str] = field(default_factory=list)
     no_index: bool = False
@@ -148,7 +152,7 @@ class _Reading:
         if self.depth == DEEPEST:
             raise UserError(f"{source.name}: more than {DEEPEST} files include each other")
         if not self.depth:
-            self.root = _project(file)
+            self.root = project_of(file)
         self.depth += 1
         for where, line in self._placed(source, chosen):
             try:
@@ -180,7 +184,9 @@ class _Reading:
         if re.search(rf"\d{{{DIGITS}}}", line):
             raise ValueError(f"it contains a number of {DIGITS} digits or more")
         packages = self.constraints if constraint else self.required
-        if comment := lines.FROZEN_EDITABLE.match(line):
+        if isinstance(line, Override):
+            self._note_override(Requirement(line))
+        elif comment := lines.FROZEN_EDITABLE.match(line):
             name, version = canonicalize_name(comment[1], validate=True), comment[2]
             packages.add_direct(name, described(name, version, EDITABLE), where)
         elif line.startswith("-"):
@@ -206,6 +212,13 @@ class _Reading:
             packages.add_direct(name, package, where)
         else:
             packages.add(name, map(str, requirement.specifier), where)
+
+    def _note_override(self, requirement: Requirement) -> None:
+        """Note an override if it holds here, or that there is one that does not."""
+        requirements = self.overrides.setdefault(canonicalize_name(requirement.name), [])
+        if not requirement.marker or requirement.marker.evaluate():
+            requirement.marker = None
+            requirements.append(str(requirement))
 
     def _note_address(
         self, line: str, file: Path, where: str, packages: _Named, *, editable: bool = False
@@ -326,18 +339,6 @@ def _why(error: BaseException) -> str:
     return short(getattr(error, "strerror", None) or str(error), 200)
 
 
-def _project(file: Path) -> Path:
-    """The folder in which a file may include others: its project's, otherwise its own."""
-    for folder in file.parents:
-        if any(os.path.exists(folder / name) for name in PROJECT):
-            return folder
-    return file.parent
-
-
-PROJECT = (".git", ".hg", "pyproject.toml", "setup.py", "setup.cfg")
-"""What only the top folder of a project has."""
-
-
 def exact(name: str, content: Requirements) -> Installed | None:
     """The one release of a package that requirements name; None if they name no single one.
 
@@ -375,6 +376,10 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
     for source in sources:
         reading.read(source, source.chosen)
         reading.read_projects()
+    for name, replacements in reading.overrides.items():
+        if not replacements:
+            where = reading.required.lines.get(name, "")
+            reading.required.add_direct(name, Installed("", LEFT_OUT), where)
     required, bounds = reading.required, reading.constraints
     places = {
         name: {**specifiers, **bounds.places.get(name, {})}
@@ -384,6 +389,7 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
         versions={name: SpecifierSet(",".join(sorted(those))) for name, those in places.items()},
         extras=required.extras,
         bounds=bounds.versions(),
+        overrides=reading.overrides,
         python=reading.python,
         choices=reading.choices,
         unnamed=reading.unnamed,

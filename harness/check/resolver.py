@@ -42,29 +42,48 @@ NO_WHEELS = ("deepspeed", "flash-attn")
 """Packages without wheels that most files name: to learn it from uv costs a try for each."""
 
 NEEDS = {
-    "accelerate": ("torch",),
+    "accelerate": ("huggingface-hub", "torch"),
+    "ai2-olmo-core": ("torch",),
+    "albumentations": (),
+    "datasets": ("huggingface-hub",),
     "deepspeed": ("torch",),
+    "diffusers": ("huggingface-hub",),
+    "ema-pytorch": ("torch",),
+    "fla-core": ("torch",),
     "flash-attn": ("torch",),
+    "grain": (),
     "heavyball": ("torch",),
+    "huggingface-hub": (),
+    "keras": (),
     "lhotse": ("torch",),
+    "liger-kernel": ("torch",),
     "lightly": ("pytorch-lightning", "torch"),
     "lightning": ("torch", "torchmetrics"),
     "litdata": ("torch",),
     "lm-eval": ("accelerate", "datasets", "peft", "torch", "transformers"),
     "megatron-core": ("torch",),
-    "open-clip-torch": ("torch",),
-    "peft": ("accelerate", "torch", "transformers"),
+    "mmengine": ("torch",),
+    "mosaicml": ("torch", "torchmetrics"),
+    "mosaicml-streaming": ("torch", "transformers"),
+    "opacus": ("torch",),
+    "open-clip-torch": ("huggingface-hub", "timm", "torch"),
+    "peft": ("accelerate", "huggingface-hub", "torch", "transformers"),
     "prodigyopt": ("torch",),
     "pytorch-ignite": ("torch",),
     "pytorch-lightning": ("torch", "torchmetrics"),
     "pytorch-metric-learning": ("torch",),
     "pytorch-optimizer": ("torch",),
-    "sentence-transformers": ("torch", "transformers"),
+    "sentence-transformers": ("huggingface-hub", "torch", "transformers"),
+    "timm": ("huggingface-hub", "torch"),
     "torch": (),
+    "torchao": ("torch",),
     "torchdata": ("torch",),
     "torchmetrics": ("torch",),
+    "torchtune": ("datasets", "huggingface-hub", "torch"),
+    "transformers": ("huggingface-hub",),
     "trl": ("accelerate", "datasets", "torch", "transformers"),
     "vector-quantize-pytorch": ("torch",),
+    "webdataset": (),
 }
 """What a package needs, of those that this project knows: for an omission, and where nothing can
 be resolved. Any release of the last two years needs these."""
@@ -300,6 +319,7 @@ def _omission_notes(
         when = f"was no such release on {day}" if day else "is no such release"
         yield f"there {when}, so what it needs was not looked up: {short(requirements, LONGEST)}"
     without_wheel = omissions - without_release - NEEDS.keys() - content.projects
+    without_wheel -= content.overrides.keys()
     if without_wheel:
         listing = short(", ".join(sorted(without_wheel)), LONGEST)
         yield f"what these need was not looked up, as no index has their wheels: {listing}"
@@ -358,7 +378,11 @@ def _uv_input(
     ]
     stdin = "".join(f"{Requirement(line)}\n" for line in [*lines, *sorted(needs)])
     bounds = [f"{name}{specifiers}" for name, specifiers in content.bounds.items()]
-    return command, stdin, {"--override": uv.left_out(omissions), "--constraint": bounds}
+    overrides = [
+        line for name, those in content.overrides.items() if name not in omissions for line in those
+    ]
+    lists = {"--override": [*uv.left_out(omissions), *overrides], "--constraint": bounds}
+    return command, stdin, lists
 
 
 def _extras(content: Requirements, name: str) -> str:

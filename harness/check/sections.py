@@ -24,6 +24,13 @@ class Constraint(str):
     __slots__ = ()
 
 
+class Override(str):
+    """A line that replaces what every package needs of a package. If no such line holds here, the
+    package is left out: something else than this file installs it."""
+
+    __slots__ = ()
+
+
 class Part(str):
     """A reference to another section, whose lines belong here."""
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import difflib
 import math
+import os.path
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.bugs.api.settings import Setting
-from harness.check.source import content_of
+from harness.check.source import content_of, read_file
 from harness.system.errors import UserError
-from harness.system.text import warn
+from harness.system.text import short, warn
 
 Values = dict[str, Setting]
 
@@ -182,9 +183,9 @@ def _of_accelerate(content: Mapping[str, Any], where: Path) -> list[Values]:
 
 def _file_named(name: str, where: Path) -> Path | None:
     """The file that another one names: relative to the working directory or to that file."""
-    files = [path for path in (Path(name), where.parent / name) if name and path.is_file()]
+    files = [path for path in (Path(name), where.parent / name) if name and os.path.isfile(path)]
     if name and not files:
-        warn(f"{where} names {name}, which is not there: its settings are not known")
+        warn(f"{where} names {short(name)}, which is not there: its settings are not known")
     return files[0] if files else None
 
 
@@ -243,20 +244,11 @@ def _part(content: Mapping[str, Any], name: str, where: Path) -> Mapping[str, An
 
 
 def _json(file: Path) -> Mapping[str, Any]:
-    return _object(content_of(str(file), _text(file), "JSON"), file, "JSON")
+    return _object(content_of(str(file), read_file(file).text, "JSON"), file, "JSON")
 
 
 def _yaml(file: Path) -> Mapping[str, Any]:
-    return _object(content_of(str(file), _text(file), "YAML"), file, "YAML")
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{file} is not a text file") from None
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}") from None
+    return _object(content_of(str(file), read_file(file).text, "YAML"), file, "YAML")
 
 
 def _object(content: Any, file: Path, kind: str) -> Mapping[str, Any]:

@@ -89,6 +89,27 @@ def read_file(path: Path) -> PackageFile:
     return PackageFile(str(path), path.absolute(), _text(str(path), lambda: path.open("rb")))
 
 
+PROJECT = (".git", ".hg", "pyproject.toml", "setup.py", "setup.cfg")
+"""What only the top folder of a project has."""
+
+
+def project_of(file: Path) -> Path:
+    """The folder in which a file may include others: its project's, otherwise its own."""
+    for folder in file.parents:
+        if any(os.path.exists(folder / name) for name in PROJECT):
+            return folder
+    return file.parent
+
+
+def read_inside(file: Path) -> PackageFile:
+    """A file that its folder offers, and nobody named. Raises UserError if it is a link that leads
+    out of its project: the author of a repository must not choose which of your files are read."""
+    path, root = Path(os.path.realpath(file)), project_of(Path(os.path.abspath(file)))
+    if Path(os.path.realpath(root)) not in path.parents:
+        raise UserError(f"{file} is a link to {path}, outside of its project: name that with -r")
+    return read_file(file)
+
+
 def others_in(folder: Path, names: Sequence[str]) -> str:
     """List for a message what else a folder has: requirements files with other names, and entries
     with one of these names that are not files."""

@@ -32,6 +32,7 @@ from pathlib import Path
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Lane
+from harness.check.source import read_file
 from harness.cli import Arguments, patches, pin
 from harness.cli._values import STANDARD_OUTPUT, output
 from harness.rank.models import architectures
@@ -206,8 +207,8 @@ def _refuse_unfit(word: Word) -> None:
 
 def _refuse_no_config(file: Path) -> None:
     try:
-        model = json_of(file.read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError):
+        model = json_of(read_file(file).text).get("model_type")
+    except (UserError, ValueError, AttributeError):
         model = None
     if not isinstance(model, str):
         raise UserError(f"{file} is no config.json of transformers: it has no model_type")

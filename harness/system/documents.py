@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -21,6 +22,10 @@ ALIASES = 20
 """How many aliases a YAML text may have: with many, a short text describes billions of values."""
 DIGITS = 300
 """Digits of a whole number, which more than cover a float."""
+BITS = math.ceil(DIGITS * math.log2(10))
+PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*"""
+DEEP_KEY = re.compile(rf"(?<![\w-])(?:{PART}){{{DEEPEST}}}")
+"""The beginning of a key in TOML with too many parts: ``a.b.c``."""
 
 
 def json_of(text: str) -> Any:
@@ -62,6 +67,8 @@ def toml_of(text: str) -> dict[str, Any]:
     else:
         import tomli as tomllib
     _refuse_large(text)
+    if DEEP_KEY.search(text):  # tomllib takes hours for a key with 100,000 parts
+        _refuse_deep()
     content: dict[str, Any] = _shallow(lambda: tomllib.loads(text))
     return content
 
@@ -128,9 +135,11 @@ def _shallow(read: Any) -> Any:
 
 
 def _refuse_nonsense(content: Any, depth: int = 0) -> None:
-    """Refuse content that is nested too deeply, and floats that are not finite."""
+    """Refuse content that is nested too deeply, and numbers that are not finite or too long."""
     if depth > DEEPEST:
         _refuse_deep()
+    if isinstance(content, int) and content.bit_length() > BITS:  # as 0xff, it may be of any size
+        raise ValueError(f"it contains a number with more than {DIGITS} digits")
     if isinstance(content, float) and not math.isfinite(content):
         _refuse_constant(str(content))
     inside = content.values() if isinstance(content, dict) else content

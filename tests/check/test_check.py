@@ -185,7 +185,7 @@ def test_the_exit_code_says_whether_a_bug_is_there(
         (["--unknown"], "--unknown has an effect only with --run"),
         (["--as-of", "2025-01-01"], "--as-of has an effect only with -r"),
         (["--as-of", "2025-01-01", "--python", "p"], "--as-of has an effect only with -r"),
-        (["--deepspeed", "nowhere.json"], "cannot read nowhere.json"),
+        (["--deepspeed", "nowhere.json"], "no file nowhere.json"),
         (["--format", "xml"], "no format 'xml'. Choices: text, json, github, sarif, markdown"),
         (["--format", "json", "--format", "github"], "write github:FILE"),
         (["--format", "sarif:nowhere/a"], "nowhere"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,43 @@ def test_a_file_may_include_others_of_its_project(tmp_path: Path) -> None:
     inner.write_text("-r ../../secret.txt\n")
     with pytest.raises(UserError, match=r"it is outside of .*/project: .* give both files with -r"):
         requirements.read([source.read(str(inner))])
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "uv.lock", "pyproject.toml", "setup.cfg"])
+@pytest.mark.parametrize("words", [".", "project.txt"])
+def test_a_link_that_leads_out_of_the_project_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    """The author of a repository must not choose which of the user's files are read."""
+    (tmp_path / "secret.txt").write_text("[project]\ndependencies = ['secret==1.0']\n")
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / name).symlink_to("../secret.txt")
+    (folder / "project.txt").write_text("-e .\n")
+    monkeypatch.chdir(folder)
+    if words == "." or name in ("pyproject.toml", "setup.cfg"):
+        with pytest.raises(UserError, match=rf"{name} is a link to .*, outside of its project"):
+            environment.of_files([words], ["secret"])
+
+
+def test_a_link_within_the_project_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker" / "base.txt").write_text("up==1.0\n")
+    (tmp_path / "requirements.txt").symlink_to("docker/base.txt")
+    assert environment.of_files([str(tmp_path)], ["up"]).packages["up"].version == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("pixi.lock", "--python .pixi/envs/default"),
+        ("pixi.toml", "--python .pixi/envs/default"),
+        ("Dockerfile", "docker run IMAGE pip freeze"),
+        ("setup.py", "pip freeze"),
+    ],
+)
+def test_a_file_that_is_not_read_has_a_way_out(tmp_path: Path, name: str, way: str) -> None:
+    (tmp_path / name).write_text("version: 6\n")
+    for word in (str(tmp_path), str(tmp_path / name)):
+        with pytest.raises(UserError, match=re.escape(way)):
+            environment.of_files([word], ["up"])

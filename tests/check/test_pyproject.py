@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.check import environment, project_files
+from harness.check.installed import LEFT_OUT, Installed
 from harness.check.project_files import Declared, ProjectFile
 from harness.system.errors import UserError
 
@@ -206,13 +207,33 @@ def test_uvs_overrides_replace_and_its_constraints_bind(tmp_path: Path) -> None:
         constraint-dependencies = ["down==2.0"]
         exclude-dependencies = ["away", "far"]
         """
-    stack = in_file(tmp_path, text, "up", "down", "other", "gone", "away")
+    stack = in_file(tmp_path, text, "up", "down", "other", "gone", "away", "far")
     assert {name: package.version for name, package in stack.packages.items()} == {
         "up": "4.0",
         "down": "2.0",
+        "gone": "",
+        "away": "",
+        "far": "",
     }
-    for name in ("other", "far"):
-        assert any(f"the project does not name {name}, so it" in note for note in stack.notes)
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("declared", ["torch>=2.6", "other"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "override-dependencies = [\"torch; sys_platform == 'never'\"]",
+        "exclude-dependencies = ['torch']",
+    ],
+)
+def test_a_package_that_overrides_leave_out_comes_from_elsewhere(
+    tmp_path: Path, declared: str, setting: str
+) -> None:
+    """Projects for NVIDIA's containers leave out torch: the container has a build of its own."""
+    text = f"[project]\ndependencies = ['{declared}']\n[tool.uv]\n{setting}"
+    stack = in_file(tmp_path, text, "torch")
+    assert stack.packages == {"torch": Installed("", LEFT_OUT)}
+    assert not any("wheels" in note for note in stack.notes)
 
 
 @pytest.mark.usefixtures("offline")

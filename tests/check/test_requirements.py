@@ -34,6 +34,9 @@ __all__ = ["file", "known", "served"]
         ("up; python_version >= '3'", "4.39.0"),
         ("up; python_version < '3'", None),
         ("--pre\n--only-binary=:all:\nup<4.37", "4.36.2"),
+        ("up==4.37.2 --no-binary qudida,up", "4.37.2"),
+        ("up<4.38 --pre --extra-index-url https://nowhere.invalid/cu118", "4.37.2"),
+        ("up==4.37.2 ; python_version >= '3' -i 'https://nowhere.invalid'", "4.37.2"),
     ],
 )
 def test_a_line_selects_the_newest_release_that_it_allows(
@@ -102,6 +105,8 @@ up; python_version
 --trusted-host
 -r ""
 -e ""
+up -r other.txt
+up --extra-index-url
 # Editable install with no version control (-r==1.0)"""
 
 

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from harness.bugs import catalog
 from harness.check import environment, resolution_store, resolver
 from harness.releases import index, uv
 from harness.system.errors import UserError
@@ -109,6 +110,27 @@ def test_a_project_for_other_pythons_is_resolved_for_the_oldest_of_them(tmp_path
     assert resolver._other_python(">=3.99") == ""
     assert resolver._other_python(">=3.8") == ""
     assert resolver._other_python("<3.9,>=3.7") == "3.7"
+
+
+def test_it_is_known_what_each_package_of_the_catalogue_needs() -> None:
+    """Otherwise a package that was not resolved counts as absent, and its bugs are lost."""
+    names = {name for scenario in catalog.sound() for name in catalog.scenario(scenario).pins}
+    assert names <= resolver.NEEDS.keys()
+    assert {need for needs in resolver.NEEDS.values() for need in needs} <= names | {"torch"}
+
+
+def test_an_override_replaces_what_other_packages_need(
+    published: type[Handler], tmp_path: Path
+) -> None:
+    """fish-speech: two of its packages need releases of protobuf that contradict each other."""
+    file = tmp_path / "pyproject.toml"
+    text = (
+        "[project]\ndependencies = ['up==2.0']\n[tool.uv]\noverride-dependencies = ['down==%s']\n"
+    )
+    for version in ("1.5", "3.0"):
+        file.write_text(text % version)
+        stack = environment.of_files([str(file)], ["up", "down"])
+        assert stack.packages["down"].version == version, stack.notes
 
 
 def test_what_a_package_without_wheels_needs_is_resolved_as_well(

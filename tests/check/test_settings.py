@@ -223,5 +223,16 @@ def test_a_deepspeed_configuration_is_not_taken_for_the_trainers_arguments(tmp_p
 
 
 def test_a_missing_file_is_a_mistake() -> None:
-    with pytest.raises(UserError, match=r"cannot read nowhere\.json: No such file"):
+    with pytest.raises(UserError, match=r"no file nowhere\.json"):
         settings_files.read(deepspeed=Path("nowhere.json"))
+
+
+@pytest.mark.parametrize("option", ["deepspeed", "training_args", "accelerate"])
+def test_a_file_without_an_end_is_refused(option: str) -> None:
+    with pytest.raises(UserError, match="cannot read /dev/zero: it has more than"):
+        settings_files.read(**{option: Path("/dev/zero")})
+
+
+def test_a_name_of_a_file_that_no_system_has_is_only_unknown(tmp_path: Path) -> None:
+    (tmp_path / "args.json").write_text(json.dumps({"bf16": True, "deepspeed": "a" * 5000}))
+    assert settings_files.read(training_args=tmp_path / "args.json")["trainer"].value is True

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.check import environment
-from harness.check.installed import Installed
+from harness.check.installed import LEFT_OUT, Installed
 from harness.system.errors import Inconclusive, UserError
 from tests.index import Handler, no_network, served
 
@@ -120,6 +120,12 @@ NOT_HERE = "sys_platform == 'win32'"
 HERE = "sys_platform == 'linux'"
 ONE, TWO = Installed("4.40.0"), Installed("4.57.6")
 BOTH = Installed("", "uv.lock has 4.40.0 and 4.57.6", ("4.40.0", "4.57.6"))
+ELSEWHERE = Installed("", LEFT_OUT)
+
+
+def manifest(overrides: str) -> str:
+    """A lock with these overrides, and with a release that they may leave out."""
+    return uv(("4.40.0", INDEX, "")) + f"[manifest]\noverrides = [{overrides}]"
 
 
 @pytest.mark.parametrize(
@@ -127,6 +133,10 @@ BOTH = Installed("", "uv.lock has 4.40.0 and 4.57.6", ("4.40.0", "4.57.6"))
     [
         ("uv.lock", UV, None),
         ("uv.lock", uv(("4.40.0", INDEX, "")), ONE),
+        ("uv.lock", manifest(f'{{name = "Up", marker = "{NOT_HERE}"}}'), ELSEWHERE),
+        ("uv.lock", manifest(f'{{name = "up", marker = "{HERE}"}}'), ONE),
+        ("uv.lock", manifest(f'{{name="up", marker="{NOT_HERE}"}}, {{name="up"}}'), ONE),
+        ("uv.lock", uv() + '[manifest]\nexcludes = ["up"]', ELSEWHERE),
         ("uv.lock", uv(("4.40.0", INDEX, f'"{NOT_HERE}"')), None),
         ("uv.lock", uv(("4.40.0", INDEX, f'"{NOT_HERE}"'), ("4.57.6", INDEX, f'"{HERE}"')), TWO),
         ("uv.lock", uv(("4.40.0", INDEX, ""), ("4.57.6", INDEX, "")), BOTH),

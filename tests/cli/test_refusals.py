@@ -103,6 +103,22 @@ def test_json_has_a_limit_of_digits() -> None:
         json_of("9" * 5000)
 
 
+def test_numbers_in_other_notations_have_a_limit_of_digits() -> None:
+    assert toml_of(f"a = 0x{'f' * 200}")["a"] > 0
+    for read, text in ((toml_of, f"a = 0x{'f' * 5000}"), (yaml_of, f"a: 0x{'f' * 5000}")):
+        with pytest.raises(ValueError, match="more than 300 digits"):
+            read(text)
+
+
+@pytest.mark.parametrize("part", ["a", "'b c'", '"d"'])
+def test_a_key_of_many_parts_is_refused_at_once(part: str) -> None:
+    """tomllib takes hours for 100,000 parts, and gigabytes for many keys of 1,000."""
+    with pytest.raises(ValueError, match="nested more than 50 deep"):
+        toml_of(" . ".join([part] * 100_000) + " = 1")
+    assert toml_of("x = 1\n" + ".".join([part] * 49) + " = 1")["x"] == 1
+    assert len(toml_of(f"a = '{'b' * 1_000_000}'")["a"]) == 1_000_000
+
+
 def test_a_linked_overlay_is_freed_without_what_it_links_to(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
