@@ -66,8 +66,9 @@ class Advice:
     """Bugs that it has and the installed release does not."""
 
     def __str__(self) -> str:
-        many = f"none of these {len(self.avoided)} bugs:" if len(self.avoided) > 1 else "not"
-        parts = [f"{self.package} {self.release} has {many} {', '.join(self.avoided)}"]
+        many = len(self.avoided) > 1
+        has = f"has none of these {len(self.avoided)} bugs:" if many else "does not have"
+        parts = [f"{self.package} {self.release} {has} {', '.join(self.avoided)}"]
         if self.remaining:
             remain = "remains" if len(self.remaining) == 1 else "remain"
             parts.append(f"{len(self.remaining)} {remain}: {', '.join(self.remaining)}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.bugs import catalog
-from harness.check.bug_status import BugStatus
-from harness.check.check_report import Report, sentences, status_in_words
+from harness.check.bug_status import THERE
+from harness.check.check_report import Report, level, sentences, status_in_words
 from harness.check.places import Place, Places
 from harness.check.synonyms import named_in
 
-LEVELS = {BugStatus.AFFECTED: "error", BugStatus.POSSIBLY: "warning", BugStatus.UNKNOWN: "notice"}
-ACCEPTED_LEVEL = "notice"
+COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
+"""GitHub's commands for the levels of bugs."""
 
 
 def github_annotations(report: Report) -> Iterator[str]:
@@ -24,20 +24,20 @@ def github_annotations(report: Report) -> Iterator[str]:
     for note in (*report.remarks, *report.refusals):
         yield _annotation("notice", places.of_note(note), "check", note)
     for checked in report.bugs:
-        if checked.status in LEVELS:
-            level = ACCEPTED_LEVEL if checked.accepted else LEVELS[checked.status]
+        if checked.status in THERE:
+            command = COMMANDS[level(checked, report.settings)]
             place = places.of_package(named_in([catalog.subject(checked.scenario)]))
             title = f"{checked.scenario}: {status_in_words(checked)}"
-            yield _annotation(level, place, title, sentences(checked))
+            yield _annotation(command, place, title, sentences(checked))
     for note in report.notes:
         yield _annotation("warning", places.of_package([]), "accepted bugs", note)
 
 
-def _annotation(level: str, place: Place | None, title: str, text: str) -> str:
+def _annotation(command: str, place: Place | None, title: str, text: str) -> str:
     """One command of a workflow. GitHub needs paths relative to the folder where the job runs."""
     line = f"line={place.line}," if place and place.line else ""
     where = f"file={_escaped(str(place.file), ':,')},{line}" if place else ""
-    return f"::{level} {where}title={_escaped(title, ':,')}::{_escaped(text)}"
+    return f"::{command} {where}title={_escaped(title, ':,')}::{_escaped(text)}"
 
 
 def _escaped(text: str, specials: str = "") -> str:

@@ -146,6 +146,14 @@ def needs_settings(checked: Checked, settings: Mapping[str, Setting] | None) -> 
     return checked.status is BugStatus.POSSIBLY
 
 
+def level(checked: Checked, settings: Mapping[str, Setting] | None) -> str:
+    """``error`` for a bug that affects the user whatever other settings are, ``warning`` for one
+    that depends on settings that are not known, otherwise ``note``, also if it is accepted."""
+    if checked.accepted or checked.status not in (BugStatus.AFFECTED, BugStatus.POSSIBLY):
+        return "note"
+    return "warning" if needs_settings(checked, settings) else "error"
+
+
 def _print_groups(console: Console, bugs: Sequence[Checked]) -> None:
     for status, heading in HEADINGS.items():
         group = [c for c in bugs if c.status is status and not c.accepted]

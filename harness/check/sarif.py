@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import quote_from_bytes
 
 from harness.bugs import catalog
-from harness.check.bug_status import BugStatus, Checked
-from harness.check.check_report import Report, sentences, status_in_words
+from harness.check.bug_status import THERE, Checked
+from harness.check.check_report import Report, level, sentences, status_in_words
 from harness.check.places import Place, Places
 from harness.check.synonyms import named_in
 from harness.system.installation import SCRIPT, repository
@@ -28,7 +28,6 @@ SCHEMA = (
 )
 PROPERTIES = 1
 """The version of what ``properties`` contain; it grows when a field changes or goes."""
-LEVELS = {BugStatus.AFFECTED: "error", BugStatus.POSSIBLY: "warning", BugStatus.UNKNOWN: "note"}
 SEVERITIES = {"error": "error", "warning": "warning", "note": "recommendation"}
 """The words of code scanning for the levels."""
 
@@ -38,29 +37,30 @@ Json = dict[str, Any]
 def as_sarif(report: Report) -> str:
     """The bugs that the environment has or may have, as one run of SARIF."""
     places = Places(report.environment)
-    bugs = [checked for checked in report.bugs if checked.status in LEVELS]
+    bugs = [checked for checked in report.bugs if checked.status in THERE]
+    levelled = [(checked, level(checked, report.settings)) for checked in bugs]
     run = {
-        "tool": {"driver": _driver(bugs)},
+        "tool": {"driver": _driver(levelled)},
         "invocations": [
             {"executionSuccessful": True, "toolExecutionNotifications": _notices(report, places)}
         ],
-        "results": [_result(n, checked, places) for n, checked in enumerate(bugs)],
+        "results": [_result(n, *bug, places) for n, bug in enumerate(levelled)],
         "properties": {"version": PROPERTIES, "where": report.environment.where},
     }
     return json.dumps({"$schema": SCHEMA, "version": SARIF, "runs": [run]}, indent=1)
 
 
-def _driver(bugs: Sequence[Checked]) -> Json:
+def _driver(levelled: Sequence[tuple[Checked, str]]) -> Json:
     address, version = repository(), release_of(SCRIPT)
     return {
         "name": SCRIPT,
         **({"version": version} if version else {}),
         **({"informationUri": address} if address else {}),
-        "rules": [_rule(checked) for checked in bugs],
+        "rules": [_rule(*bug) for bug in levelled],
     }
 
 
-def _rule(checked: Checked) -> Json:
+def _rule(checked: Checked, level: str) -> Json:
     scenario = catalog.scenario(checked.scenario)
     command = f"python -m harness show {checked.scenario}"
     hint = f"Only with {markdown(scenario.trigger)}. More: {command}"
@@ -72,23 +72,19 @@ def _rule(checked: Checked) -> Json:
         "properties": {
             "tags": [scenario.harm, scenario.visibility],
             "precision": "very-high" if checked.how else "low",
-            "problem.severity": SEVERITIES[_level(checked)],
+            "problem.severity": SEVERITIES[level],
         },
     }
 
 
-def _level(checked: Checked) -> str:
-    return "note" if checked.accepted else LEVELS[checked.status]
-
-
-def _result(index: int, checked: Checked, places: Places) -> Json:
+def _result(index: int, checked: Checked, level: str, places: Places) -> Json:
     subject = catalog.subject(checked.scenario)
     place = places.of_package(named_in([subject]))
     accepted = checked.accepted
     return {
         "ruleId": checked.scenario,
         "ruleIndex": index,
-        "level": _level(checked),
+        "level": level,
         "message": {"text": sentences(checked)},
         "locations": [_location(place)] if place else [],
         "partialFingerprints": {"bugOfPackage/v1": f"{checked.scenario}:{subject}"},

@@ -247,7 +247,7 @@ class _Tester:
     def find(self, indices: Sequence[int]) -> None:
         """Find and print the cells of some releases, as many at once as there is room for."""
         ((name, releases),) = self.sweep.axes.items()
-        if self.console.is_terminal:
+        if self.console.is_interactive:
             label = releases[indices[0]] if len(indices) == 1 else f"{len(indices)} releases"
             self.progress.say(f"testing {name} {label}")
         for index, cell in self._cells_of(indices):

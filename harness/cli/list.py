@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
 def _print(names: Iterable[str]) -> None:
     """Print a line for each bug, or two on a narrow terminal, so that no name is broken."""
     console, rows = terminal(), [_row(name) for name in names]
-    if not console.is_terminal or console.width >= WIDE:
+    if not console.is_interactive or console.width >= WIDE:
         console.print(table("", ["scenario", "release", "the bug"], rows))
         return
     for name, release, bug in rows:

@@ -145,7 +145,7 @@ def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Result
     console.print(f"{sweep.scenario}: {cells}, as released", style="bold")
     streak = Streak()
     with Progress(console) as progress:
-        if console.is_terminal:
+        if console.is_interactive:
             progress.say("testing", clock.progress())
         jobs = sweep.configs[0].jobs
         for index, cell in find_all(sweep.configs, again=again, jobs=jobs, say=progress.tally):

@@ -129,6 +129,7 @@ def _run(words: Sequence[str], text: str = "") -> tuple[dict[str, Any], int]:
         stderr=subprocess.PIPE,
         encoding="utf-8",
         errors="replace",
+        env={**os.environ, "FORCE_COLOR": ""},  # a notebook's kernel sets it
     )
     try:
         out, err = process.communicate(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 import time
@@ -32,10 +33,17 @@ class Terminal(Console):
 
 
 def terminal(file: TextIO | None = None) -> Terminal:
-    """The console for reports: coloured and as wide as the terminal, or plain long lines."""
+    """The console for reports: coloured and as wide as the terminal, or plain long lines.
+
+    ``FORCE_COLOR``, which CI and notebooks set, colours what goes to no terminal. Text that is kept
+    in memory stays plain, and a line is live on a terminal only.
+    """
     live = file is None and sys.stdout.isatty()
+    target = sys.stdout if file is None else file
     return Terminal(
         file=file,
+        force_terminal=False if isinstance(file, io.StringIO) else None,
+        force_interactive=None if target.isatty() else False,
         highlight=False,
         soft_wrap=True,
         width=None if live else 10_000,
@@ -61,19 +69,19 @@ class Progress:
         self._live = Live(self._spinner, console=console, transient=True, refresh_per_second=8)
 
     def __enter__(self) -> Progress:
-        if self.console.is_terminal:
+        if self.console.is_interactive:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
+        if self.console.is_interactive:
             self._live.stop()
 
     def say(self, activity: str, detail: str = "") -> None:
         """Show an activity. ``detail``, such as a step, appears only in the live line."""
         if activity != self._current:
             self._current, self._since = activity, time.monotonic()
-            if not self.console.is_terminal and activity not in self._printed:
+            if not self.console.is_interactive and activity not in self._printed:
                 self._printed.add(activity)
                 self.console.print(f"... {activity}")
         seconds = time.monotonic() - self._since
@@ -81,7 +89,7 @@ class Progress:
 
     def show(self, summary: str) -> None:
         """Show a result of the activity; on a terminal, until the end of it."""
-        if not self.console.is_terminal:
+        if not self.console.is_interactive:
             self.console.print(f"... {summary}")
         self._done.append(Text(plain(summary)))
         self._live.update(Group(*self._done, self._spinner))
@@ -89,7 +97,7 @@ class Progress:
     def tally(self, state: str) -> None:
         """Show how far something is, which changes often: a line that is not live comes at most
         once a minute."""
-        if not self.console.is_terminal and time.monotonic() - self._tallied >= TALLY_EVERY:
+        if not self.console.is_interactive and time.monotonic() - self._tallied >= TALLY_EVERY:
             self._tallied = time.monotonic()
             self.console.print(f"... {state}")
         self._spinner.update(text=Text(plain(state)))

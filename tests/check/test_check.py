@@ -90,7 +90,7 @@ def test_annotations_of_github_are_one_line_each_and_escaped() -> None:
     stack = environment({"transformers": "5.3.0", "accelerate": "1.13.0"})
     stack = replace(stack, file="a,b:c%.txt")
     (line,) = github_annotations(Report(stack, recorded(["trainer_gas_twice"], stack)))
-    assert line.startswith("::error file=a%2Cb%3Ac%25.txt,title=trainer_gas_twice%3A affected::")
+    assert line.startswith("::warning file=a%2Cb%3Ac%25.txt,title=trainer_gas_twice%3A affected::")
 
 
 def printed_for_github(capsys: Capture, *words: str) -> list[str]:
@@ -111,7 +111,7 @@ def test_annotations_begin_with_what_was_not_looked_up(
     assert f"{begin}line=4,{title}" in notices
     assert any("line 5: its dependencies were not read" in line for line in notices)
     (bug,) = [line for line in lines if "title=trainer_gas_twice" in line]
-    assert bug.startswith("::error file=requirements.txt,line=2,title=")
+    assert bug.startswith("::warning file=requirements.txt,line=2,title=")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_an_annotation_is_at_the_file_and_the_line_that_were_read(
     (bug,) = [
         line for line in printed_for_github(capsys, "-r", name) if "title=trainer_gas" in line
     ]
-    assert bug.startswith(f"::error {expected}")
+    assert bug.startswith(f"::warning {expected}")
 
 
 def test_the_summary_counts_every_answer() -> None:

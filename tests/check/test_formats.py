@@ -34,13 +34,25 @@ def test_sarif_has_a_rule_and_a_result_at_the_line_of_each_bug(capsys: Capture) 
     rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
     assert [result["ruleId"] for result in run["results"]] == rules
     (result,) = [result for result in run["results"] if result["ruleId"] == "clip_max_for_min"]
-    assert (result["level"], result["suppressions"]) == ("error", [])
+    assert (result["level"], result["suppressions"]) == ("warning", [])
     assert result["properties"]["releases"]["deepspeed"] == "0.13.2"
     (location,) = (entry["physicalLocation"] for entry in result["locations"])
     assert location["artifactLocation"]["uri"] == "our%20requirements.txt"
     assert location["region"] == {"startLine": 2}
     (invocation,) = run["invocations"]
     assert any("line 3: " in n["message"]["text"] for n in invocation["toolExecutionNotifications"])
+
+
+def test_a_bug_that_depends_on_settings_is_a_warning(capsys: Capture) -> None:
+    Path("requirements.txt").write_text("deepspeed==0.13.2\ntransformers==5.2.0\n")
+    words = ["-r", "requirements.txt", "scenario=clip_max_for_min"]
+    (result,) = sarif_run(capsys, *words)["results"]
+    assert (result["level"], result["properties"]["status"]) == ("warning", "affected")
+    main(["check", *words, "--format", "github"])
+    assert capsys.readouterr().out.startswith("::warning file=requirements.txt,line=1,")
+    Path("ds.json").write_text('{"gradient_clipping": 1.0}')
+    (result,) = sarif_run(capsys, *words, "--deepspeed", "ds.json")["results"]
+    assert result["level"] == "error"
 
 
 def test_an_accepted_bug_is_suppressed_with_its_reason(capsys: Capture) -> None:

@@ -116,7 +116,7 @@ def test_a_bug_is_annotated_at_its_line_and_fails_the_job(ready: Job) -> None:
     (ready.workspace / "requirements.txt").write_text("# ours\ndeepspeed==0.13.2\n")
     code, printed = ready.run("check")
     assert code == 1
-    assert "::error file=requirements.txt,line=2,title=clip_max_for_min%3A affected::" in printed
+    assert "::warning file=requirements.txt,line=2,title=clip_max_for_min%3A affected::" in printed
     assert ready.summary.startswith("## distributed-bugs: ")
     assert "| clip_max_for_min | affected |" in ready.summary
     assert ready.outputs["check"]["exit-code"] == "1"
@@ -133,7 +133,7 @@ def test_a_good_stack_passes_and_a_job_may_go_on_in_spite_of_a_bug(ready: Job) -
     file.write_text("deepspeed==0.13.2\n")
     ready.inputs["fail"] = "false"
     code, printed = ready.run("check")
-    assert (code, ready.outputs["check"]["exit-code"], "::error" in printed) == (0, "1", True)
+    assert (code, ready.outputs["check"]["exit-code"], "::warning" in printed) == (0, "1", True)
 
 
 def test_a_mistake_in_the_inputs_fails_the_job_always(ready: Job) -> None:
@@ -167,7 +167,7 @@ def test_hostile_names_are_only_names(ready: Job) -> None:
     for name in HOSTILE:
         location = name.replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
         assert f"::notice file={location},line=2,title=check::" in printed
-    assert f"::error file={HOSTILE[0]},line=1,title=clip_max_for_min%3A affected::" in printed
+    assert f"::warning file={HOSTILE[0]},line=1,title=clip_max_for_min%3A affected::" in printed
     assert "<" not in re.sub(r"</?(details|summary|br)>|\\<", "", ready.summary)
 
 

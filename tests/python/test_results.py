@@ -105,6 +105,20 @@ def test_mistake_in_the_packages_is_one_line(mistake: Any, message: str) -> None
     assert "\n" not in str(raised.value)
 
 
+def test_a_notebook_forces_no_colours_into_results(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """IPython's kernel sets FORCE_COLOR: the report had escapes, and each frame was a warning."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    result = distributed_bugs.check(["transformers==5.2.0"], scenarios=["trainer_gas_twice"])
+    assert "\x1b" not in result.text
+    with pytest.raises(distributed_bugs.Error) as raised:
+        distributed_bugs.probe("no_such_script.py", "{rows}")
+    assert str(raised.value) == "there is no script no_such_script.py"
+    assert [str(warning.message) for warning in recwarn] == []
+
+
 def test_error_of_a_command_is_raised_in_one_line() -> None:
     with pytest.raises(distributed_bugs.Error) as raised:
         distributed_bugs.probe("no_such_script.py", "{rows}")
