@@ -53,7 +53,19 @@ class by_code:
     text: str
 
 
-NEEDED = None
+@dataclass(frozen=True)
+class has:
+    """The condition, of ``Scenario.seen``, that an attribute has a value, and not that others of
+    its class lack the attribute."""
+
+    value: Any
+
+
+class needed(dict[str, Any]):
+    """Conditions, of ``Scenario.seen``, for an object that a bug needs. It needs more than that."""
+
+
+NEEDED = needed()
 """The condition, of ``Scenario.seen``, that a run has an object of a class. The bug needs more."""
 
 Condition = Any

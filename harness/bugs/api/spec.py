@@ -194,12 +194,13 @@ class Scenario:
     """How a user can notice it: one of ``VISIBILITIES``; otherwise ValueError."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The conditions for the bug that settings decide, see ``settings``; all must hold."""
-    seen: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    seen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What ``guard`` sees in a run that sets off the bug, beside ``settings``; it decides what the
     code decides, ``by_code``. By the full name of a class of which the run has an object,
     conditions for its attributes: ``{"open_clip.loss.ClipLoss": {"local_loss": True}}``. The
-    name of a module, without conditions, means that its code runs the step. ``NEEDED`` says that
-    the bug needs such an object, but also what nobody sees."""
+    name of a module, without conditions, means that its code runs the step. Of several names, with
+    " or " between them, one is enough. ``NEEDED`` and ``needed`` say that the bug needs such an
+    object, but also what nobody sees."""
     vehicles: tuple[str, ...] = ()
     """Pinned packages that only drive the code with the bug: users meet it without them."""
     decided_by: tuple[str, ...] = ()

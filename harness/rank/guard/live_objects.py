@@ -9,14 +9,20 @@ from typing import Any
 
 from .conditions import MISSING, fits
 
+OR = " or "
+"""Between names of classes, one of which is enough."""
+
 Attributes = Mapping[str, Mapping[str, Any]]
 """The conditions for attributes, by their path, such as ``args.label_smoothing_factor``."""
 
 
 def objects(names: Iterable[str]) -> dict[str, list[Any]]:
-    """The live objects of each class that this process has imported, by the class's full name."""
+    """The live objects of each class, by the class's full name: none if this process has not
+    imported its module. ``names`` may have several, with OR between them."""
+    names = {name for several in names for name in several.split(OR)}
     kinds = {name: kind for name in names if isinstance(kind := _imported(name), type)}
-    objects_by_kind: dict[str, list[Any]] = {name: [] for name in kinds}
+    unimported = (name for name in names if name.rpartition(".")[0] not in sys.modules)
+    objects_by_kind: dict[str, list[Any]] = {name: [] for name in (*kinds, *unimported)}
     if not kinds:
         return objects_by_kind
     by_type: dict[type, list[str]] = {}
@@ -33,34 +39,42 @@ def is_met(
     rules: Mapping[str, Attributes], live: Mapping[str, list[Any]], callers: Collection[str]
 ) -> bool | None:
     """Whether the process has, of each class, an object that meets all conditions, and the code of
-    each module runs this step. None if that cannot be said: it has not imported a class, or its
-    objects have no such attribute."""
+    each module runs this step. None if that cannot be said: a class has moved, or its objects have
+    no such attribute."""
     answers = [
-        name in callers if name in sys.modules else _any_meets(live.get(name), attributes)
-        for name, attributes in rules.items()
+        _any(
+            name in callers if name in sys.modules else _any_meets(live.get(name), attributes)
+            for name in several.split(OR)
+        )
+        for several, attributes in rules.items()
     ]
     if False in answers:
         return False
     return None if None in answers else True
 
 
-def _any_meets(candidates: Collection[Any] | None, attributes: Attributes) -> bool | None:
+def _any_meets(candidates: Collection[Any] | None, attributes: Mapping[str, Any]) -> bool | None:
     if candidates is None:
         return None
-    answers = [_meets(one, attributes) for one in candidates]
-    if True in answers:
+    return _any(_meets(one, attributes) for one in candidates)
+
+
+def _any(answers: Iterable[bool | None]) -> bool | None:
+    """Whether one of the answers is True; None if it may be."""
+    collected = set(answers)
+    if True in collected:
         return True
-    return None if None in answers else False
+    return None if None in collected else False
 
 
-def _meets(owner: Any, attributes: Attributes) -> bool | None:
+def _meets(owner: Any, attributes: Mapping[str, Any]) -> bool | None:
     answer: bool | None = True
     for path, rule in attributes.items():
         value = attribute(owner, path)
         if "differs" in rule:
             second = attribute(owner, rule["differs"])
             rule, value = {"in": [True]}, MISSING if MISSING in (value, second) else value != second
-        if value is MISSING:
+        if value is MISSING and not rule.get("must_exist"):
             answer = None
         elif not fits(value, rule):
             return False

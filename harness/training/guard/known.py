@@ -38,6 +38,11 @@ SIGNS = {
 """The alarms that see what breaks a relation of probe, by check and kind: in any layout, and in
 those that accumulate or resume. A resumed layout has none of the former, but for gradients."""
 
+NOTES = {
+    "the reference's gradient is # times that of the mean cross-entropy": "accumulation/tokens"
+}
+"""The alarms that see what a note of probe says, by how it begins."""
+
 TIMES = "accumulation/weight gradients/longer"
 """The alarms that see a gradient which is a multiple of the right one."""
 
@@ -85,7 +90,7 @@ def bugs() -> Iterator[dict[str, Any]]:
             "title": scenario.title,
             "settings": {key: _rule(condition) for key, condition in visible.items()},
             "seen": {
-                kind: {path: _rule(condition) for path, condition in (attributes or {}).items()}
+                kind: {path: _rule(condition) for path, condition in attributes.items()}
                 for kind, attributes in scenario.seen.items()
             },
             "code": code.text if code is not None else "",
@@ -100,9 +105,9 @@ def bugs() -> Iterator[dict[str, Any]]:
 
 def _decides(seen: Mapping[str, Any]) -> bool:
     """Whether what is seen of a run decides what its code decides."""
-    from harness.bugs.api.settings import NEEDED
+    from harness.bugs.api.settings import needed
 
-    return bool(seen) and NEEDED not in seen.values()
+    return bool(seen) and not any(isinstance(rules, needed) for rules in seen.values())
 
 
 def _affected(name: str) -> list[dict[str, list[str]]]:
@@ -148,12 +153,14 @@ def _points(name: str, packages: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def _rule(condition: Any) -> dict[str, Any]:
     """A condition of ``harness.bugs.api.settings`` as JSON."""
-    from harness.bugs.api.settings import above, differs
+    from harness.bugs.api.settings import above, differs, has
 
     if isinstance(condition, above):
         return {"above": condition.limit}
     if isinstance(condition, differs):
         return {"differs": condition.other}
+    if isinstance(condition, has):
+        return {"in": [condition.value], "must_exist": True}
     return {"in": list(condition) if isinstance(condition, tuple) else [condition]}
 
 
@@ -162,8 +169,16 @@ def _signature(file: Path) -> list[str]:
     if not file.is_file():
         return []
     recorded = json.loads(file.read_text(encoding="utf-8")).get("recorded", {})
-    shown = recorded.get("buggy", {}).get("shown", [])
-    return sorted(set().union(*(_alarms(sign) for sign in shown if not sign.get("note"))))
+    signs, others = (recorded.get(name, {}).get("shown", []) for name in ("buggy", "fixed"))
+    notes = _notes(signs) - _notes(others)  # the loop may have them with any release
+    alarms = set().union(*(_alarms(sign) for sign in signs if not sign.get("note")))
+    return sorted(alarms.union(*(NOTES[note].split() for note in notes)))
+
+
+def _notes(signs: Sequence[Mapping[str, Any]]) -> set[str]:
+    """What notes of a probe say that alarms see, too."""
+    texts = {sign["relation"] for sign in signs if sign.get("note")}
+    return {note for note in NOTES if any(text.startswith(note) for text in texts)}
 
 
 def _alarms(sign: Mapping[str, Any]) -> Iterator[str]:

@@ -63,6 +63,7 @@ SCENARIO = api.Scenario(
         "gradient_accumulation_steps": api.above(1),
         "code": api.by_code("a prepared loader is iterated inside accumulate() for several epochs"),
     },
+    seen={"accelerate.data_loader.DataLoaderShard": api.NEEDED},
     files=("accelerate/data_loader.py",),
     releases="accelerate>=0.11",  # the first with accumulate()
     ranks=1,

@@ -64,6 +64,7 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("FSDP2 saves an adapter with FULL_STATE_DICT"),
     },
+    seen={"peft.peft_model.PeftModel": api.NEEDED},
     files=("accelerate/utils/fsdp_utils.py",),
     releases="accelerate>=1.7",  # under FSDP2, 1.6 raises with FULL_STATE_DICT
     launches=("save", "load"),

@@ -59,6 +59,7 @@ SCENARIO = api.Scenario(
     harm="loses data",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("the ranks have different seeds")},
+    seen={"accelerate.data_loader.BatchSamplerShard": api.NEEDED},
     files=("accelerate/data_loader.py",),
     variants={
         "buggy": api.expect_symptom(),

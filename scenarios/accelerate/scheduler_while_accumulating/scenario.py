@@ -56,6 +56,7 @@ SCENARIO = api.Scenario(
         "gradient_accumulation_steps": api.above(1),
         "code": api.by_code("a prepared scheduler is stepped inside accumulate()"),
     },
+    seen={"accelerate.scheduler.AcceleratedScheduler": api.NEEDED},
     files=("accelerate/scheduler.py",),
     releases="accelerate>=0.11",  # the first with accumulate()
     ranks=1,

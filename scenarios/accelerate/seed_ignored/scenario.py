@@ -50,6 +50,7 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("the DataLoader shuffles without a generator of its own"),
     },
+    seen={"accelerate.data_loader.DataLoaderShard": api.NEEDED},
     pins={"accelerate": "1.5.2"},
     files=("accelerate/data_loader.py",),
     releases="accelerate>=0.4",  # older releases start one process on a CPU

@@ -43,6 +43,7 @@ SCENARIO = api.Scenario(
     visibility="silent",
     lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a shuffled streaming dataset is read by persistent workers")},
+    seen={"datasets.iterable_dataset.IterableDataset": api.NEEDED},
     files=("datasets/iterable_dataset.py",),
     ranks=1,
     variants={

@@ -51,6 +51,7 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("streaming datasets are split between ranks, and then concatenated"),
     },
+    seen={"datasets.iterable_dataset.IterableDataset": api.NEEDED},
     files=("datasets/iterable_dataset.py",),
     variants={
         "buggy": api.expect_symptom(),

@@ -52,6 +52,7 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("a streaming dataset is split between ranks, and then skips rows"),
     },
+    seen={"datasets.iterable_dataset.IterableDataset": api.NEEDED},
     files=("datasets/iterable_dataset.py",),
     variants={
         "buggy": api.expect_symptom(),

@@ -53,6 +53,7 @@ SCENARIO = api.Scenario(
     visibility="silent",
     lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a streaming dataset with map() is resumed")},
+    seen={"datasets.iterable_dataset.IterableDataset": api.NEEDED},
     files=("datasets/iterable_dataset.py",),
     releases="datasets>=2.20",  # older releases keep no state
     ranks=1,

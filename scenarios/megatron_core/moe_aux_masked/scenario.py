@@ -45,6 +45,7 @@ SCENARIO = api.Scenario(
         "tensor_parallel": api.above(1),
         "code": api.by_code("calculate_per_token_loss is set and an MoE gets a padding mask"),
     },
+    seen={"megatron.core.transformer.moe.router.TopKRouter": api.NEEDED},
     files=("megatron/core/transformer/moe/moe_utils.py",),
     releases="megatron-core>=0.16",  # older routers take no mask
     variants={

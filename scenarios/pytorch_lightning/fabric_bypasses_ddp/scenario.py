@@ -46,6 +46,7 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("a loop with Fabric calls a method of the model other than forward"),
     },
+    seen={"lightning.fabric.fabric.Fabric or lightning_fabric.fabric.Fabric": api.NEEDED},
     files=("lightning_fabric/wrappers.py",),
     releases="pytorch-lightning>=1.9",  # the first with lightning_fabric
     variants={

@@ -46,6 +46,9 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("static_graph is used with manual optimization"),
     },
+    seen={
+        "torch.nn.parallel.distributed.DistributedDataParallel": api.needed({"static_graph": True})
+    },
     files=("pytorch_lightning/strategies/ddp.py",),
     variants={
         "buggy": api.expect_symptom(),

@@ -47,6 +47,10 @@ SCENARIO = api.Scenario(
         "gradient_accumulation_steps": api.above(1),
         "code": api.by_code("val_check_interval is not a multiple of accumulate_grad_batches"),
     },
+    seen={
+        "lightning.pytorch.trainer.trainer.Trainer or "
+        "pytorch_lightning.trainer.trainer.Trainer": api.NEEDED
+    },
     files=("pytorch_lightning/loops/evaluation_loop.py",),
     releases="pytorch-lightning>=1.6",  # the first with DDPStrategy
     companions=(OLD_TORCHMETRICS,),

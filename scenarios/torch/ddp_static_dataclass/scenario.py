@@ -95,6 +95,9 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("a module returns a dataclass under DDP with static_graph=True"),
     },
+    seen={
+        "torch.nn.parallel.distributed.DistributedDataParallel": api.needed({"static_graph": True})
+    },
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),

@@ -86,6 +86,9 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("FSDP1 has HYBRID_SHARD, and each sharding group has one rank"),
     },
+    seen={
+        "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": api.NEEDED
+    },
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),

@@ -121,6 +121,11 @@ SCENARIO = api.Scenario(
             "schedule.step() is called several times, and scale_grads is not False"
         ),
     },
+    seen={
+        "torch.distributed.pipelining.schedules._PipelineSchedule": api.needed(
+            {"scale_grads": True}
+        )
+    },
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=REMEDY),

@@ -74,6 +74,7 @@ SCENARIO = api.Scenario(
     harm="wrong resume",
     visibility="silent",
     settings={"code": api.by_code("a training is resumed with SequentialLR(last_epoch=N)")},
+    seen={"torch.optim.lr_scheduler.SequentialLR": api.NEEDED},
     ranks=1,
     launches=("whole", "resumed"),
     variants={

@@ -93,6 +93,7 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("DDP is around the stages of a zero-bubble schedule"),
     },
+    seen={"torch.distributed.pipelining.schedules._PipelineScheduleRuntime": api.NEEDED},
     ranks=4,
     variants={
         "buggy": api.expect_symptom(),

@@ -79,6 +79,7 @@ SCENARIO = api.Scenario(
         "pipeline_parallel": api.above(1),
         "code": api.by_code("a zero-bubble schedule has a stage that uses a weight twice"),
     },
+    seen={"torch.distributed.pipelining.schedules._PipelineScheduleRuntime": api.NEEDED},
     variants={
         "buggy": api.expect_symptom(
             about="the release with the fix removed", defects=(COUNTED_TWICE,)

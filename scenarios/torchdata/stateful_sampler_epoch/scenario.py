@@ -86,6 +86,7 @@ SCENARIO = api.Scenario(
     visibility="silent",
     lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a StatefulDistributedSampler is resumed within an epoch")},
+    seen={"torchdata.stateful_dataloader.sampler.StatefulDistributedSampler": api.NEEDED},
     files=("torchdata/stateful_dataloader/sampler.py",),
     launches=("whole", "save", "resume"),
     variants={

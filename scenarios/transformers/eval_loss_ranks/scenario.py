@@ -53,7 +53,12 @@ SCENARIO = api.Scenario(
     harm="wrong metric",
     visibility="visible in the loss",
     known_upstream=False,
-    settings={"trainer": True, "code": api.by_code("the head is one of those that are affected")},
+    settings={
+        "trainer": True,
+        "ranks": api.above(1),
+        "code": api.by_code("the head is one of those that are affected"),
+    },
+    seen={"transformers.trainer.Trainer": api.needed({"model_accepts_loss_kwargs": True})},
     files=("transformers/trainer.py",),
     variants={
         "buggy": api.expect_symptom(about="5.23.0 on two ranks"),

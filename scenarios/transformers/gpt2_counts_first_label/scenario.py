@@ -51,6 +51,14 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"trainer": True, "code": api.by_code("the model is one of those that are affected")},
+    seen={
+        "transformers.models.gpt2.modeling_gpt2.GPT2LMHeadModel or "
+        "transformers.models.ctrl.modeling_ctrl.CTRLLMHeadModel or "
+        "transformers.models.openai.modeling_openai.OpenAIGPTLMHeadModel or "
+        "transformers.models.bert.modeling_bert.BertLMHeadModel or "
+        "transformers.models.bert_generation.modeling_bert_generation.BertGenerationDecoder or "
+        "transformers.models.reformer.modeling_reformer.ReformerModelWithLMHead": api.NEEDED
+    },
     known_upstream=False,
     files=("transformers/trainer.py",),
     ranks=1,

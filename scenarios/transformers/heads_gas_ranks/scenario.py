@@ -66,6 +66,7 @@ SCENARIO = api.Scenario(
     known_upstream=False,
     known_in_part="47688 is about accumulation, 41006 about ESM's heads on several ranks",
     settings={"trainer": True, "code": api.by_code("the head is one of those that are affected")},
+    seen={"transformers.trainer.Trainer": api.needed({"model_accepts_loss_kwargs": True})},
     files=("transformers/trainer.py",),
     variants={
         "buggy": api.expect_symptom(about="5.23.0, four micro-batches on each of two ranks"),

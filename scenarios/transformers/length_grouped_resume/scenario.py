@@ -52,6 +52,7 @@ SCENARIO = api.Scenario(
     harm="wrong resume",
     visibility="silent",
     settings={"trainer": True, "code": api.by_code("rows are grouped by length")},
+    seen={"transformers.trainer_pt_utils.LengthGroupedSampler": api.NEEDED},
     known_upstream=False,
     files=("transformers/trainer.py", "transformers/trainer_pt_utils.py"),
     ranks=1,

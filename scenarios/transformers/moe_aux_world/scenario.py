@@ -53,6 +53,11 @@ SCENARIO = api.Scenario(
         "trainer": True,
         "code": api.by_code("the model is a mixture of experts with output_router_logits"),
     },
+    seen={
+        "transformers.modeling_utils.PreTrainedModel": api.needed(
+            {"config.output_router_logits": api.has(True)}
+        )
+    },
     files=("transformers/trainer.py",),
     variants={
         "buggy": api.expect_symptom(about="5.23.0, two micro-batches on each of two ranks"),

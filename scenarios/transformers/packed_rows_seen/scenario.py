@@ -76,6 +76,7 @@ SCENARIO = api.Scenario(
     settings={
         "code": api.by_code("the model is GPT-OSS, and rows are packed without flash attention")
     },
+    seen={"transformers.models.gpt_oss.modeling_gpt_oss.GptOssForCausalLM": api.NEEDED},
     files=("transformers/models/gpt_oss/modeling_gpt_oss.py",),
     variants={
         "buggy": api.expect_symptom(),
