@@ -58,7 +58,7 @@ def test_second_training_of_a_process_counts_its_own_micro_batches() -> None:
     training = Training(optimizer, 1, backwards=6)
     for backwards in range(7, 13):
         training.after_step(backwards)
-    assert training.micro_batches == 1
+    assert training.counts.first == 1
     assert training.alarms == []
 
 

@@ -63,6 +63,12 @@ class Clips:
         if type(norm) is Tensor and self._is_scaled:
             self._limits = [on_device(one, norm.device) for one in (norm, limit)]
 
+    def tensors(self) -> dict[str, Tensor | None]:
+        """What a post has of the clipping."""
+        has_norms = self.norms is not None and self.clipped is not None
+        values = {"norms": self.norms, "clipped": self.clipped, "after": self.after}
+        return {"scaled": self.scaled, **(values if has_norms else {})}
+
     def unscale(self, scaler: Any, is_armed: bool) -> None:
         """Note the scale by which a loss scaler divides the gradients, if they were clipped
         before."""

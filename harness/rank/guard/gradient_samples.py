@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .leftovers import Leftovers
 from .parameters import Watched
+from .posts import Post
 from .samples import SIZE, Positions, appended, joined, largest, local, partial_ranks, version
 
 NO_GRADIENT = (0, 0)
@@ -166,6 +167,20 @@ class GradientSamples:
         if has_part and entry.share.steps:
             self.without.append(entry.described.name)
 
-    def usable_types(self) -> dict[int, str]:
-        """The types of the gradients that were sampled, by the number of a parameter."""
-        return {n: kind for n, kind in self.types.items() if n not in self.unusable}
+    def describe(self, post: Post) -> None:
+        """Say in a post what was sampled; ``tensors`` has the samples."""
+        post.computed = {str(n): kind for n, kind in self.types.items() if n not in self.unusable}
+        post.unusable = sorted(self.unusable)
+        post.partial = {str(n): parts for n, parts in self.partial.items()}
+        post.partial_used = {str(n): parts for n, parts in self.partial_used.items()}
+        post.used, post.without_gradient = self.places, self.without
+        post.edited, post.stale = self.is_edited, self.is_stale
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """The samples, as a post names them."""
+        return {
+            "gradient_sizes": self.sizes,
+            "computed": self.computed,
+            "used": self.used,
+            "left": self.used_left,
+        }

@@ -385,7 +385,7 @@ class Guard:
         if training.after_step(self.backwards, self.rows.batches()):
             for other in (one for one in self.trainings if one is not training):
                 training.states.take_saves(other.states)
-            post = self._completed(training.post(self.mailbox.rank), training.step_backwards)
+            post = self._completed(training.post(self.mailbox.rank), training.counts.last)
             training.disarm()
             self.mailbox.send(training, post)
             if not self.mailbox.rank:

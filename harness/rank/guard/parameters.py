@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,3 +227,23 @@ def _has_own_hooks(parameter: Any) -> bool:
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
     modules = [getattr(hook, "__module__", None) or "" for hook in hooks.values()]
     return any(not module.startswith(("torch.", "deepspeed.", "megatron.")) for module in modules)
+
+
+def count_foreign(optimizer: Any, modules: Modules | None) -> int:
+    """The tensors of an optimizer that belong to no module and have no gradient."""
+    known_ids = modules.parameters if modules else {}
+    return sum(
+        id(parameter) not in known_ids and parameter.grad is None
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )
+
+
+def is_complete(described: Sequence[Described]) -> bool:
+    """Whether this rank has all of these parameters that are trained."""
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return world == 1 or all(
+        len(one.ranks) == world and one.size == one.numel == one.end - one.begin
+        for one in described
+        if one.optimized
+    )

@@ -15,9 +15,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from .backward_counts import BackwardCounts
 from .backwards import Backwards
 from .budget import FIRST_CHECKS, Cost
 from .clips import Clips
@@ -26,8 +26,8 @@ from .gradient_samples import GradientSamples
 from .leftovers import Leftovers
 from .module_outputs import ModuleOutputs
 from .optimizers import has_own_hooks, kind_of
-from .parameters import Modules, Watched, watched
-from .posts import LAST, Described, LocalAlarm, Pass, Post
+from .parameters import Modules, Watched, count_foreign, is_complete, watched
+from .posts import LAST, LocalAlarm, Pass, Post
 from .resumes import Resume
 from .rotation import chosen
 from .samples import Positions, joined, largest, local, version
@@ -100,16 +100,10 @@ class Training:
         """What was trained at saves and loads."""
         self._was_alone = False
         """Whether nothing reduced the gradients of the last checked step."""
-        self.micro_batches = 0
-        """The backwards of the first step."""
-        self._is_whole = False
-        """Whether the last step had as many, and several."""
+        self.counts = BackwardCounts(backwards)
         self.foreign = 0
         """Tensors of the optimizer that belong to no module, and had no gradient in the last
         check."""
-        self._short_steps, self._backwards = 0, backwards
-        self._first_batches = self._step_batches = self.step_backwards = 0
-        """The batches that were read for the first step, and for the last one."""
         self._samples = GradientSamples([], [], 0)
         self._reset()
 
@@ -149,7 +143,7 @@ class Training:
             self._watched = watched(optimizer, self._modules, parameter_ids)
             self._trained, self._ids = trained, frozenset(map(id, parameters))
             self._described, self._sums, self._leftovers = False, None, Leftovers()
-            self.is_complete = _is_complete([one.described for one in self._watched])
+            self.is_complete = is_complete([one.described for one in self._watched])
             self.is_in_modules = not self._modules.names.keys().isdisjoint(self._ids)
             self._sums = WeightSums(self._watched)
             self.costs.setup += time.perf_counter() - started
@@ -247,9 +241,9 @@ class Training:
         this process before. Returns whether there were gradients."""
         if not self.armed or not self._samples.types or self._samples.used is not None:
             return False
-        is_step = 0 < self.micro_batches <= backwards - self._backwards
+        is_step = self.counts.are_of_a_step(backwards)
         if is_step:  # the loop skips it
-            self._backwards = backwards
+            self.counts.skip(backwards)
         if is_only_one and not is_step:
             self._backwards_of_step.drop(self._samples.computed)
             self._samples.forget_computed()
@@ -278,7 +272,7 @@ class Training:
 
     def skipped(self, backwards: int) -> None:
         """Note that a loss scaler skipped the step, so its gradients are used by none."""
-        self._backwards = backwards
+        self.counts.skip(backwards)
         if self.armed:
             self._restart()
 
@@ -405,29 +399,14 @@ class Training:
             self.next_step, self._waits = self.steps + 1, 0
         if self.next_step == self.steps and not self.armed:
             self.next_step = self.steps + 1  # no backward was before it: a state is made by a step
-        self.step_backwards, self._step_batches = backwards - self._backwards, batches
-        self._count_backwards(backwards - self._backwards, batches)
-        self._backwards = backwards
-        self._was_alone = self.may_be_alone if self.armed else self._was_alone
-        return self.armed
-
-    def _count_backwards(self, backwards: int, batches: int) -> None:
         # A step that was skipped may be in the first one, unless its gradients were to be reduced
         # with later ones.
         notes = self._backwards_of_step
-        has_skipped = self.armed and notes.dropped and not notes.drops_parts
-        if not self.micro_batches and not has_skipped:
-            self.micro_batches, self._first_batches = backwards, batches
-        self._is_whole = backwards == self.micro_batches > 1
-        # Several losses of one batch may have backwards of their own, and some of them may end.
-        is_short = 0 < backwards < self.micro_batches / 2
-        is_short = is_short and (not self._first_batches or batches < self._first_batches / 2)
-        self._short_steps = self._short_steps + 1 if is_short else 0
-        if self._short_steps == 4:
-            text = (
-                f"a step has {backwards} micro-batches now, and had {self.micro_batches} at first"
-            )
-            self.alarms.append(LocalAlarm("accumulation", "fewer", text, float(backwards)))
+        has_skipped = bool(self.armed and notes.dropped and not notes.drops_parts)
+        alarm = self.counts.end_step(backwards, batches, has_skipped)
+        self.alarms += [alarm] if alarm else []
+        self._was_alone = self.may_be_alone if self.armed else self._was_alone
+        return self.armed
 
     # -- the post --
 
@@ -439,7 +418,7 @@ class Training:
         """What this rank saw in the checked step that ends now."""
         optimizer, modules = self.optimizer(), self._modules
         samples, notes, updates = self._samples, self._backwards_of_step, self._update_samples
-        is_drop = self.drops(self._step_batches, self.step_backwards)
+        is_drop = self.drops(self.counts.batches, self.counts.last)
         if is_drop and notes.dropped_sum is not None and samples.computed is not None:
             samples.computed = samples.computed + notes.dropped_sum
         post = Post(rank, self.number, self.check, self.steps, kind=kind_of(optimizer))
@@ -454,18 +433,13 @@ class Training:
             post.calls, post.opaque = self._outputs.calls, self._outputs.opaque
             post.tensors["calls"] = self._outputs.sizes()
         post.numbers = self._numbers if len(self._numbers) < len(self._watched) else []
-        post.computed = {str(number): kind for number, kind in samples.usable_types().items()}
-        post.unusable = sorted(samples.unusable)
-        post.partial = {str(n): parts for n, parts in samples.partial.items()}
-        post.partial_used = {str(n): parts for n, parts in samples.partial_used.items()}
-        post.used, post.without_gradient = samples.places, samples.without
-        post.edited, post.stale = samples.is_edited, samples.is_stale
+        samples.describe(post)
         post.hooked = has_own_hooks(optimizer)
-        post.separate = self.has_separate_losses(self._step_batches)
+        post.separate = self.has_separate_losses(self.counts.batches)
         post.updates, post.dropped = updates.updates, notes.dropped if is_drop else 0
-        post.is_whole = self._is_whole
+        post.is_whole = self.counts.is_whole
         if not self._is_wrapped:
-            self.foreign = post.foreign = self._count_foreign()
+            self.foreign = post.foreign = count_foreign(optimizer, modules)
         post.outer, post.unreduced = self.is_shared, not notes.reduces
         post.averages = modules.averages if modules else ""
         post.unheld = [
@@ -483,40 +457,18 @@ class Training:
 
     def _tensors(self) -> dict[str, Tensor]:
         """What the checked step that ends now has sampled."""
-        samples, clips, updates, sums = (
-            self._samples, self._clips, self._update_samples, self._sums
-        )  # fmt: skip
-        assert sums is not None  # noqa: S101
+        assert self._sums is not None  # noqa: S101
         weights = [self._watched[number].weight for number in self._numbers]
         values = [Positions.of(weight.numel()).values(weight) for weight in weights]
-        is_clipped = clips.norms is not None and clips.clipped is not None
         tensors = {
-            "bits": sums.end_check(),
+            **self._sums.tensors(),
+            **self._samples.tensors(),
+            **self._update_samples.tensors(),
+            **self._clips.tensors(),
             "weights": joined([sample for sample in values if len(sample)]),
-            "updates": torch.zeros(0) if updates.values is None else updates.values,
             "weight_sizes": largest(weights),
-            "gradient_sizes": samples.sizes,
-            "sizes_before": updates.sizes,
-            "computed": samples.computed,
-            "used": samples.used,
-            "left": samples.used_left,
-            "outside": sums.outside,
-            "norms": clips.norms if is_clipped else None,
-            "clipped": clips.clipped if is_clipped else None,
-            "after": clips.after if is_clipped else None,
-            "scaled": clips.scaled,
-            "unrounded": sums.unrounded,
         }
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-    def _count_foreign(self) -> int:
-        """The tensors of the optimizer that belong to no module and have no gradient."""
-        parameters = self._modules.parameters if self._modules else {}
-        return sum(
-            id(parameter) not in parameters and parameter.grad is None
-            for group in self.optimizer().param_groups
-            for parameter in group["params"]
-        )
 
     def last_post(self, rank: int) -> Post:
         """What rank 0 does not know yet when the training is over."""
@@ -538,15 +490,6 @@ class Training:
     def cost(self, thread: float) -> Cost:
         """What checks have cost so far; ``thread`` are the seconds of the other thread."""
         return self.costs.total(self.check, thread)
-
-
-def _is_complete(described: Sequence[Described]) -> bool:
-    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    return world == 1 or all(
-        len(one.ranks) == world and one.size == one.numel == one.end - one.begin
-        for one in described
-        if one.optimized
-    )
 
 
 def training_of(optimizer: Any, trainings: Iterable[Training]) -> Training | None:

@@ -47,6 +47,11 @@ class UpdateSamples:
         self.values = appended(self.values, views)
         self.has_fused_scale = getattr(optimizer, "grad_scale", None) is not None
 
+    def tensors(self) -> dict[str, Tensor | None]:
+        """What a post has of the update."""
+        values = torch.zeros(0) if self.values is None else self.values
+        return {"updates": values, "sizes_before": self.sizes}
+
     def _chosen(
         self,
         groups: Collection[int],
