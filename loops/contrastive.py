@@ -1,7 +1,7 @@
-"""Losses that use the rows of all ranks, under DDP, as their packages teach them.
+"""Losses and modules that use the rows of all ranks, under DDP, as their packages teach them.
 
---loss: ``clip`` (open_clip), ``barlow`` (lightly), ``ntxent`` (pytorch-metric-learning). The
-micro-batches of a step cannot be compared.
+--loss: ``clip`` (open_clip), ``barlow`` (lightly), ``ntxent`` (pytorch-metric-learning),
+``codebook`` (vector-quantize-pytorch). The micro-batches of a step cannot be compared.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, required=True)
-losses = ("pairs", "clip", "barlow", "ntxent")
+losses = ("pairs", "clip", "barlow", "ntxent", "codebook")
 parser.add_argument("--loss", choices=losses, default="pairs", help="pairs: of one rank's rows")
 parser.add_argument("--local", action="store_true", help="clip: of a rank's own rows")
 parser.add_argument("--efficient", action="store_true", help="ntxent: of a rank's own rows")
@@ -39,6 +39,22 @@ def balanced(count):
 
 views = torch.stack([balanced(144) for _ in range(2)], 1)  # [row, view, feature]
 data = TensorDataset(views, torch.arange(len(views)))
+
+
+class Quantized(nn.Module):
+    """A linear map whose outputs are codes of a codebook."""
+
+    def __init__(self):
+        super().__init__()
+        from vector_quantize_pytorch import VectorQuantize
+
+        self.linear = nn.Linear(FEATURES, 4)
+        self.codes = VectorQuantize(dim=4, codebook_size=8)
+
+    def forward(self, x):
+        output = self.linear(x)
+        quantized, _, commitment = self.codes(output)
+        return (quantized - 1).square().mean() + 0.25 * commitment.sum()
 
 
 def loss_function():
@@ -67,9 +83,10 @@ def normal(x):
     return nn.functional.normalize(x, dim=-1).contiguous()
 
 
-model = DDP(nn.Linear(FEATURES, 4, bias=False))
+has_codes = options.loss == "codebook"
+model = DDP(Quantized() if has_codes else nn.Linear(FEATURES, 4, bias=False))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-function = loss_function()
+function = None if has_codes else loss_function()
 
 
 class Pairs:
@@ -96,6 +113,8 @@ else:
     sampler = DistributedSampler(data, shuffle=False)
     loader = DataLoader(data, options.batch_size, sampler=sampler)
 for x, numbers in loader:
-    function(*model(x).unbind(1), numbers).backward()
+    output = model(x)
+    loss = output if has_codes else function(*output.unbind(1), numbers)
+    loss.backward()
     optimizer.step()
     optimizer.zero_grad()

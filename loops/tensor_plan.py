@@ -41,9 +41,14 @@ def plan():
 
 
 if dist.get_world_size() > 1:
-    with tempfile.TemporaryDirectory() as folder:  # of this rank: all have the same weights
-        model.save_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, **plan())
+    with tempfile.TemporaryDirectory() as folder:
+        folders = [folder]
+        dist.broadcast_object_list(folders)
+        if dist.get_rank() == 0:
+            model.save_pretrained(folder)
+        dist.barrier()
+        model = AutoModelForCausalLM.from_pretrained(folders[0], **plan())
+        dist.barrier()
 model = model.to("cpu").train()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 rows = torch.randint(1, 64, (144, 12), generator=torch.Generator().manual_seed(0))

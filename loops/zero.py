@@ -23,6 +23,9 @@ parser.add_argument("--groups", action="store_true", help="of AdamW: two, with o
 parser.add_argument("--momentum", type=float, default=0.0, help="of SGD")
 parser.add_argument("--warmup", type=int, default=0, help="DeepSpeed's WarmupLR, of so many steps")
 parser.add_argument("--weights", default="", help="a folder for weights that it begins with")
+loads = ("all", "module", "weights")
+about = "at a resume; weights: from a checkpoint that is not the folder's newest"
+parser.add_argument("--load", choices=loads, default="all", help=about)
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
@@ -52,7 +55,9 @@ if options.optimizer == "adamw":
     optimizer = torch.optim.AdamW(groups)
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=options.momentum)
-if options.warmup:
+if options.load != "all":
+    schedule = None  # a load of the weights alone leaves it out
+elif options.warmup:
     rates = {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": options.warmup}
     config["scheduler"] = {"type": "WarmupLR", "params": {**rates, "warmup_type": "linear"}}
     schedule = None
@@ -74,7 +79,12 @@ if options.weights:
     only = {"load_module_only": True, "load_optimizer_states": False}
     engine.load_checkpoint(options.weights, "pretrained", **only)
 if options.resume:
-    _, client = engine.load_checkpoint(options.resume)
+    only = {
+        "all": {},
+        "module": {"load_module_only": True},
+        "weights": {"tag": "asked", "load_optimizer_states": False},
+    }
+    _, client = engine.load_checkpoint(options.resume, **only[options.load])
     begun = client["micro_steps"]
 for number, (x, y) in enumerate(loader):
     if number < begun:
@@ -86,5 +96,8 @@ for number, (x, y) in enumerate(loader):
     engine.step()
     if options.zero_grad and engine.is_gradient_accumulation_boundary():
         engine.module.zero_grad()
+    if options.save and options.load == "weights" and number + 1 == options.accum:
+        engine.save_checkpoint(options.save, tag="newest")
     if options.save and number + 1 == options.save_at * options.accum:
-        engine.save_checkpoint(options.save, client_state={"micro_steps": number + 1})
+        names = {"tag": "asked", "save_latest": False} if options.load == "weights" else {}
+        engine.save_checkpoint(options.save, client_state={"micro_steps": number + 1}, **names)

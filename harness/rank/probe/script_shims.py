@@ -8,6 +8,7 @@ from harness.bugs.api.spec import Lane
 from harness.rank import shims
 
 SHIMMED = {
+    "composer": "mosaicml",
     "deepspeed": "deepspeed",
     "lightly": "lightly",
     "megatron": "megatron-core",

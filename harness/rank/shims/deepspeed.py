@@ -287,9 +287,10 @@ POINTS = (
     Point(
         "deepspeed.cpu_streams",
         "deepspeed",
-        "==0.13.*",
+        ">=0.10,<0.14",
         CPU,
-        "their CPU accelerator has None for the current stream, for which ZeRO-3 waits",
+        "their CPU accelerator has None for the current stream, for which ZeRO-3 waits "
+        "(before 0.13 only on one rank)",
         _cpu_streams,
     ),
     Point(

@@ -38,6 +38,7 @@ TRAINER_RESUME = (
 
 USUAL = {
     "accelerated.py": Usual(OWN, SAVE, RESUME),
+    "composer_epochs.py": Usual("--batch-size {rows}"),
     "contrastive.py": Usual("--batch-size {rows}"),
     "dcp.py": Usual(OWN, SAVE, RESUME),
     "ddp.py": Usual(OWN, SAVE, RESUME),
