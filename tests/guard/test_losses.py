@@ -140,11 +140,17 @@ def test_plain_means_of_batches_of_their_own_are_whole_losses() -> None:
     assert rows(losses, batches=2) == [[1.0, 1.0, 1.0]] * 2
 
 
-def test_mean_that_the_loop_divides_is_unclear() -> None:
+@pytest.mark.parametrize("number", [2, 4])
+def test_mean_that_the_loop_divides_by_its_micro_batches_is_a_whole_loss(number: int) -> None:
+    """Another number may be the user's own weight of the loss."""
     losses = Losses()
     for _ in range(2):
-        backward(losses, scores().square().mean() / 2)
-    assert losses.tensor(batches=2) is None
+        backward(losses, (0.0 + scores().square().mean()) / number)
+    if number == 2:
+        assert rows(losses, batches=2) == [[0.5, 1.0, 1.0]] * 2
+        assert losses.are_whole
+    else:
+        assert losses.tensor(batches=2) is None
 
 
 def test_loss_that_deepspeed_got_has_the_weight_that_arrives() -> None:

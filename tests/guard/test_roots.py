@@ -22,21 +22,25 @@ def scores() -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("make", "is_plain"),
+    ("make", "number"),
     [
-        (lambda x: x.mean(), True),
-        (lambda x: -x.square().sum(-1).mean(), True),
-        (lambda x: (x.mean() * 1.0).double() / torch.tensor(1.0), True),
-        (lambda x: x.mean() / 4, False),
-        (lambda x: 0.5 * x.mean(), False),
-        (lambda x: x.sum(), False),
-        (lambda x: x.mean() + x.square().mean(), False),
-        (lambda x: x.mean() * x.square().mean(), False),
-        (lambda x: x[0, 0], False),
+        (lambda x: x.mean(), 1.0),
+        (lambda x: -x.square().sum(-1).mean(), 1.0),
+        (lambda x: (x.mean() * 1.0).double() / torch.tensor(1.0), 1.0),
+        (lambda x: 0.0 + x.mean() * 1.0, 1.0),  # as trl adds up its losses
+        (lambda x: (torch.zeros(()) + x.mean()) / 4, 0.25),
+        (lambda x: x.mean() / 4, 0.25),
+        (lambda x: 0.5 * x.mean(), 0.5),
+        (lambda x: torch.add(torch.ones(()), x.mean(), alpha=2), None),
+        (lambda x: x.sum(), None),
+        (lambda x: x.mean() + x.square().mean(), None),
+        (lambda x: x.mean() * x.square().mean(), None),
+        (lambda x: x[0, 0], None),
     ],
 )
-def test_plain_mean_is_multiplied_by_no_number(make: Make, is_plain: bool) -> None:
-    assert (plain_mean(make(scores())) is not None) == is_plain
+def test_plain_mean_is_multiplied_by_a_number_alone(make: Make, number: float | None) -> None:
+    mean = plain_mean(make(scores()))
+    assert (mean.number if mean else None) == number
 
 
 def of_classes(x: Tensor) -> Tensor:
@@ -70,7 +74,9 @@ def test_what_arrives_has_been_changed_by_hooks() -> None:
     hidden.register_hook(lambda gradient: gradient / 4)
     loss.register_hook(lambda gradient: gradient / 8)
     at_arrival(hidden, gradients.append)
-    at_arrival(loss, gradients.append, plain_mean(loss))
+    mean = plain_mean(loss)
+    assert mean is not None
+    at_arrival(loss, gradients.append, mean.node)
     loss.backward()
 
     weight, gradient = gradients

@@ -22,6 +22,9 @@ from .samples import on_device
 MOST_CALLS = 1000
 """Losses that are kept without a backward: a loop may go on with losses, and train no more."""
 
+SHARE = 1e-6
+"""How far a number may be from 1 by the number of micro-batches."""
+
 IGNORED = -100
 """The target that torch's losses ignore."""
 
@@ -51,7 +54,9 @@ class MicroBatch:
     scale: Any
     loss: Loss | None = None
     """Its loss without what a package or the loop multiplies it by: what was handed to DeepSpeed,
-    or a mean that nothing multiplies."""
+    or a mean."""
+    number: float = 1.0
+    """By which number the loop multiplies that mean."""
     factor: float = 1.0
     """By which number all terms of the loss are multiplied."""
     goes_on: bool = False
@@ -142,7 +147,8 @@ class Losses:
             mean = plain_mean(root)
             if mean is not None and micro.loss is None:
                 micro.loss = loss = Loss(root.detach())
-                at_arrival(root, lambda weight: setattr(loss, "weight", weight.abs()), mean)
+                micro.number = mean.number
+                at_arrival(root, lambda weight: setattr(loss, "weight", weight.abs()), mean.node)
         elif gradient is not None and not is_loss:
             micro.goes_on = True
             if isinstance(gradient, Tensor) and _is_plain(root) and _is_plain(gradient):
@@ -183,7 +189,7 @@ class Losses:
         and those of cleared gradients only if they are missing in the step.
 
         A loss of no call is its own value if DeepSpeed got it, or if it is a plain mean of one of
-        so many ``batches``: ``are_whole`` says so.
+        so many ``batches``, perhaps divided by their number: ``are_whole`` says so.
         """
         micro_batches = self._micro if with_cleared else self._micro[self._cleared :]
         micro_batches = [micro for micro in micro_batches if not micro.goes_on]
@@ -199,7 +205,8 @@ class Losses:
             loss = micro.loss
             if loss is None or loss.weight is None or weighted:
                 continue
-            if have_batches or loss.is_handed:
+            is_part = any(abs(micro.number * n - 1) < SHARE for n in (1, len(micro_batches)))
+            if (have_batches and is_part) or loss.is_handed:
                 unit = Loss(torch.ones_like(loss.weight), weight=loss.weight)
                 whole_rows += _row(loss.weight, unit, micro.scale)
         count = 5 * len(micro_batches)

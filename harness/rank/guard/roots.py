@@ -40,18 +40,37 @@ class Term:
         return _kind(self.node)
 
 
-def plain_mean(root: Any) -> Any:
-    """The operation of a loss that is the mean of something, and is multiplied by no other number
-    than 1; None for another loss."""
-    edge = root.grad_fn, root.output_nr
+@dataclass
+class PlainMean:
+    """The mean that a loss is."""
+
+    node: Any
+    """The operation."""
+    number: float
+    """By which number the loss multiplies it."""
+
+
+def plain_mean(root: Any) -> PlainMean | None:
+    """The mean of something, if a loss is that, times a number of the host and plus a constant;
+    None for another loss."""
+    factor, edge = 1.0, (root.grad_fn, root.output_nr)
     for _ in range(DEPTH):
         node, _ = edge
         if _kind(node) == "Mean":
-            return node
-        if node is None or not (_kind(node) in SAME or _number(node) == 1.0):
+            return PlainMean(node, factor)
+        number = 1.0 if _kind(node) in SAME or _adds_constant(node) else _number(node)
+        if node is None or number is None:
             return None
+        factor *= number
         edge = _next(edge)
     return None
+
+
+def _adds_constant(node: Any) -> bool:
+    """Whether an operation adds what has no gradient, as in ``loss = 0; loss += mean``."""
+    if _kind(node) != "Add" or sum(one is not None for one, _ in node.next_functions) != 1:
+        return False
+    return bool(getattr(node, "_saved_alpha", 1) == 1)
 
 
 def factor_of_terms(root: Any) -> float:
