@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from harness.bugs.api.spec import Finding, Outcome, Verdict
 from harness.system.errors import ExitCode
@@ -37,6 +37,50 @@ STATUSES = {
     Outcome.UNSUPPORTED: Status.UNSUPPORTED,
 }
 OUTCOMES = {status: outcome for outcome, status in STATUSES.items()}
+
+
+class CellJson(TypedDict):
+    """A cell in the JSON of ``matrix``, ``confirm`` and ``watch``."""
+
+    scenario: str
+    pins: dict[str, str]
+    status: Status
+    reason: str
+    lane: str
+    python: str
+    torch: str | None
+    date: str
+    seconds: float | None
+    step: int | None
+    run: str | None
+    log: list[str]
+    stored: bool
+
+
+class TrialJson(TypedDict):
+    """A trial in ``verdict.json``."""
+
+    variant: str
+    outcome: Outcome
+    expected: Outcome | None
+    reason: str
+    seconds: float | None
+    finding: dict[str, Any] | None
+    failure: Mapping[str, Any] | None
+    insufficient_checks: Mapping[str, bool] | None
+    shims: Mapping[str, int] | None
+    environment: Mapping[str, Any] | None
+    phases: Mapping[str, float] | None
+
+
+class VerdictJson(TypedDict):
+    """The content of ``verdict.json``, which ``grade --json`` prints."""
+
+    scenario: str
+    verdict: Verdict
+    reasons: list[str]
+    trials: list[TrialJson]
+    exit_code: int
 
 
 @dataclass(frozen=True)
@@ -154,7 +198,7 @@ class Result:
             values["log"] = tuple(content["log"])
         return Result(**values)
 
-    def of_trial(self) -> dict[str, Any]:
+    def of_trial(self) -> TrialJson:
         """What ``verdict.json`` shows of it."""
         finding = asdict(self.finding) if self.finding else None
         if finding and not finding["another"]:
@@ -173,7 +217,7 @@ class Result:
             "phases": self.phases,
         }
 
-    def of_releases(self) -> dict[str, Any]:
+    def of_releases(self) -> CellJson:
         """What the JSON of ``matrix``, ``confirm`` and ``watch`` shows of it."""
         return {
             "scenario": self.scenario,
@@ -230,7 +274,7 @@ class RunResult:
             return ExitCode.NOT_AS_EXPECTED
         return ExitCode.AS_EXPECTED
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> VerdictJson:
         """The content of ``verdict.json``."""
         return {
             "scenario": self.scenario,

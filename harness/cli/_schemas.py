@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+from harness.bugs.results import CellJson, VerdictJson
+from harness.cli.list import BrokenJson, ListedJson
+from harness.publish.confirmations import ConfirmationJson
+from harness.publish.nightly_json import WatchJson
 from harness.python.results import CheckResult, ProbeResult
 from harness.run.score.scores import Score
 from harness.training.models.table import Table
+from harness.training.probe.hunt import HuntJson
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 
 Json = dict[str, Any]
-
-
-def check_schema() -> str:
-    """The schema of ``check --json``. The exit code is that of the process."""
-    return _document("check --json", CheckResult, without=("exit_code",))
-
-
-def probe_schema() -> str:
-    """The schema of ``probe --json``. The HTML report has a file of its own."""
-    return _document("probe --json", ProbeResult, without=("html",))
-
-
-def models_schema() -> str:
-    """The schema of ``models --json``."""
-    return _document("models --json", Table)
-
-
-def score_schema() -> str:
-    """The schema of ``score --json``."""
-    return _document("score --json", Sequence[Score])
 
 
 def _document(title: str, kind: Any, without: tuple[str, ...] = ()) -> str:
@@ -80,3 +66,19 @@ def schema_of(kind: Any, types: dict[str, Json]) -> Json:
     if origin in (Union, UnionType):
         return {"anyOf": [schema_of(argument, types) for argument in arguments]}
     return {} if kind is Any else {"type": NAMES[kind]}
+
+
+DOCUMENTS: Mapping[str, Callable[[], str]] = {
+    "check": partial(_document, "check --json", CheckResult, without=("exit_code",)),
+    "confirm": partial(_document, "confirm --json", Sequence[ConfirmationJson]),
+    "grade": partial(_document, "grade --json", VerdictJson),
+    "hunt": partial(_document, "watch --hunt --json", HuntJson),
+    "list": partial(_document, "list --json", Sequence[ListedJson | BrokenJson]),
+    "matrix": partial(_document, "matrix --json", Sequence[CellJson]),
+    "models": partial(_document, "models --json", Table),
+    "probe": partial(_document, "probe --json", ProbeResult, without=("html",)),
+    "score": partial(_document, "score --json", Sequence[Score]),
+    "watch": partial(_document, "watch --json", WatchJson),
+}
+"""By the name of its file, what makes a schema. The exit code of ``check`` is that of the process,
+and the page of ``probe`` is a file of its own."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from textwrap import fill, indent
-from typing import Any
+from typing import Any, TypedDict
 
 from harness.bugs import catalog, remedies
 from harness.bugs.api.settings import in_words
-from harness.bugs.api.spec import HARMS, VISIBILITIES
+from harness.bugs.api.spec import HARMS, VISIBILITIES, Outcome
 from harness.bugs.periods import Alive, alive
 from harness.cli import Arguments
 from harness.system.errors import ExitCode, UserError, unknown
@@ -90,7 +90,46 @@ def _row(name: str) -> list[str]:
     return [name, f"{upstream} {scenario.pins.get(upstream, '')}".strip(), scenario.title]
 
 
-def summary(name: str) -> dict[str, Any]:
+class BrokenJson(TypedDict):
+    """A scenario that cannot be used."""
+
+    name: str
+    broken: str
+
+
+class VariantJson(TypedDict):
+    """One way to run a scenario."""
+
+    about: str
+    expect: Outcome | None
+    ranks: int
+    pins: dict[str, str]
+
+
+class ListedJson(TypedDict):
+    """A bug in the JSON of ``list``."""
+
+    name: str
+    title: str
+    upstream: str
+    harm: str
+    visibility: str
+    alive: dict[str, str] | None
+    known_upstream: bool
+    known_in_part: str
+    settings: dict[str, str]
+    report: list[str]
+    fix: str | None
+    symptom: str
+    trigger: str
+    remedy: str
+    pins: dict[str, str]
+    ranks: int
+    lanes: list[str]
+    variants: dict[str, VariantJson]
+
+
+def summary(name: str) -> ListedJson | BrokenJson:
     """A scenario's metadata as JSON values; for a broken one, the reason."""
     if name in catalog.broken():
         return {"name": name, "broken": catalog.broken()[name]}

@@ -235,7 +235,7 @@ def _write_csv(file: Path, sweep: Sweep, cells: Sequence[Result]) -> None:
     facts = ("status", "step", "seconds", "lane", "python", "torch", "date", "reason", "run")
     writer.writerow([*sweep.axes, *facts])
     for cell in cells:
-        fields = cell.of_releases()
+        fields: dict[str, object] = {**cell.of_releases()}
         writer.writerow([*(cell.pins[name] for name in sweep.axes), *(fields[f] for f in facts)])
     with writing(file, "file"):
         write_whole(file, text.getvalue())

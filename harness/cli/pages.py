@@ -28,10 +28,7 @@ WHOLE = {
     "alive.md": markdown_pages.of_living,
     "field.md": field.page,
     "models_table.md": docs_tables.models_page,
-    "schemas/check.json": schemas.check_schema,
-    "schemas/models.json": schemas.models_schema,
-    "schemas/probe.json": schemas.probe_schema,
-    "schemas/score.json": schemas.score_schema,
+    **{f"schemas/{name}.json": make for name, make in schemas.DOCUMENTS.items()},
 }
 """Files of docs/ that are written as a whole."""
 ADDRESSED = [ROOT / "README.md", ROOT / "CITATION.cff", *sorted(DOCS.glob("*.md"))]

@@ -22,7 +22,6 @@ exit code is 1 if something got worse.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import time
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from pathlib import Path
 from harness.bugs import catalog
 from harness.cli import Arguments, models
 from harness.cli._values import file_in_a_folder, output_file, seconds, whole_number
-from harness.publish import report
+from harness.publish import nightly_json, report
 from harness.publish.history import History, writing
 from harness.publish.history_rows import NightlyKind
 from harness.publish.steps import NightlyState, Summary, read_index, today, watch
@@ -116,7 +115,7 @@ def main(arguments: list[str]) -> int:
     files: dict[report.Make, Path | None] = {
         report.markdown: options.summary,
         report.junit: options.junitxml,
-        report.as_json: options.json,
+        nightly_json.as_json: options.json,
     }
     days = days_of(options.as_of) if options.as_of is not None else []
     configs = configs_of(options.overrides)
@@ -178,7 +177,7 @@ def _hunt(options: argparse.Namespace) -> int:
     if options.summary:
         write_whole(options.summary, hunt.markdown_page(day, hunts))
     if options.json:
-        write_whole(options.json, json.dumps(hunt.as_json(day, hunts), indent=1) + "\n")
+        write_whole(options.json, hunt.as_json(day, hunts))
     return hunt.exit_code(hunts)
 
 

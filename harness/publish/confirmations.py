@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from harness.bugs import catalog, result_file
 from harness.bugs.api.numbers import near
 from harness.bugs.api.spec import RELEASED
 from harness.bugs.pins import describe, why_not_imported
-from harness.bugs.results import OUTCOMES, Result, Status
+from harness.bugs.results import OUTCOMES, CellJson, Result, Status
 from harness.run import cells, executor
 from harness.run.run_config import RunConfig
 from harness.system import archives
@@ -175,6 +175,16 @@ THE_MACHINES = "the machine's"
 """Only numbers differ, and the code that recorded them gives today's numbers here, too."""
 
 
+class ConfirmationJson(TypedDict):
+    """A confirmation in the JSON of ``confirm``."""
+
+    recorded: CellJson
+    found: CellJson | None
+    difference: str
+    whose: str
+    why: str
+
+
 @dataclass(frozen=True)
 class Confirmation:
     """A recorded result that was run again."""
@@ -207,10 +217,11 @@ class Confirmation:
         reason = short(self.found.reason.splitlines()[0] if self.found.reason else "")
         return f"{name}: {self.difference}: {reason}; the difference is {self.whose}: {self.why}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ConfirmationJson:
+        """The field ``found`` is null if it could not be run."""
         return {
             "recorded": self.recorded.of_releases(),
-            "found": self.found and self.found.of_releases(),
+            "found": self.found.of_releases() if self.found else None,
             "difference": self.difference,
             "whose": self.whose,
             "why": self.why,

@@ -1,8 +1,7 @@
-"""The report of a nightly: on the terminal, as Markdown for a job's summary, as JUnit, as JSON."""
+"""The report of a nightly: on the terminal, as Markdown for a job's summary, as JUnit."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,14 +11,11 @@ from rich.console import Console
 from harness.bugs.api.spec import Verdict
 from harness.publish import changes
 from harness.publish.history_rows import Change, NightlyKind, ReleaseResult, ScenarioResult
-from harness.publish.steps import Summary, to_json
+from harness.publish.steps import Summary
 from harness.system.errors import ExitCode
 from harness.system.files import write_whole, writing
 from harness.system.terminal import table
 from harness.system.text import count, markdown_escaped, markdown_table, plain, short
-
-SCHEMA = 2
-"""The version of the JSON; it rises when a key changes its name or meaning."""
 
 COLUMNS = ["scenario", "package", "release", "of", "status", "changed", "why not certain"]
 OURS = ["scenario", "verdict", "seconds", "why"]
@@ -210,13 +206,3 @@ def _case(suite: ElementTree.Element, group: str, name: str, seconds: float) -> 
 def _mark(case: ElementTree.Element, kind: str, message: str, text: str = "") -> None:
     mark = ElementTree.SubElement(case, kind, message=plain(message))
     mark.text = plain(text) or None
-
-
-def as_json(summaries: Sequence[Summary]) -> str:
-    """All results of the nightlies, as JSON."""
-    content = {
-        "schema": SCHEMA,
-        "nightlies": [to_json(summary) for summary in summaries],
-        "exit_code": ExitCode.worst(summary.exit_code for summary in summaries),
-    }
-    return json.dumps(content, indent=1) + "\n"

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import date, timedelta
-from typing import Any
 
 from rich.console import Console
 
@@ -378,35 +377,3 @@ def _own_line(ended: Done) -> str:
     why = "; ".join(reason.splitlines()[0] for reason in result.reasons if reason)
     line = f"  {result.scenario}: {result.verdict}  [{ended.seconds:.1f} s]"
     return f"{line}  {why}" if why else line
-
-
-def to_json(summary: Summary) -> dict[str, Any]:
-    """The summary of a nightly as plain values."""
-    nightly = summary.nightly
-    return {
-        "nightly": {
-            "kind": str(nightly.kind),
-            "day": nightly.day,
-            "started": nightly.started,
-            "ended": nightly.ended,
-            "facts": dict(nightly.facts),
-        },
-        "tested": [
-            {"package": r.package, "version": r.version, **r.cell.of_releases()}
-            for r in summary.results
-        ],
-        "ours": [
-            {
-                "scenario": o.scenario,
-                "verdict": o.verdict,
-                "seconds": round(o.seconds, 2),
-                "run": o.run,
-            }
-            for o in summary.scenarios
-        ],
-        "confirmed": summary.confirmed,
-        "changes": [change.to_json() for change in summary.changes],
-        "notes": list(summary.notes),
-        "seconds": round(summary.seconds, 1),
-        "exit_code": summary.exit_code,
-    }

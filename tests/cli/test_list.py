@@ -16,6 +16,7 @@ from harness.bugs import result_file
 from harness.system.terminal import Terminal
 from tests.made_up import scenario_module
 from tests.sandbox import refused
+from tests.schemas import complaints
 
 Capture = pytest.CaptureFixture[str]
 
@@ -72,6 +73,7 @@ def test_a_wrong_word_is_a_mistake_that_names_the_choices(
 
 def test_the_json_says_how_bad_a_bug_is_and_who_knows_it(capsys: Capture) -> None:
     bugs = listed(capsys)
+    assert complaints("list.json", list(bugs.values())) == []
     bug = bugs["rope_zero_init_v5"]
     assert (bug["harm"], bug["visibility"]) == ("ruins training", "silent")
     assert bug["alive"] == {

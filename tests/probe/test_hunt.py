@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from harness.training.probe.hunt import Breakage, Hunted, Hunter, Probed, first_
 from harness.training.probe.prober import Loop
 from harness.training.probe.signatures import ProbeResult, Sign
 from harness.training.probe.stacks import STACKS, Choice, HuntedStack, flags
+from tests.schemas import complaints
 
 SUMMED = Sign("ranks", "gradient", 2.0, "ranks", 1)
 TIMES_K = Sign("accumulation", "gradient", 3.0, "k", 1)
@@ -120,6 +122,7 @@ def test_only_what_the_catalogue_does_not_know_is_an_alarm(bugs: list[str], code
     hunted = [Hunted("stack", {"package": "1.0"}, 3, findings=[breakage])]
     assert hunt.exit_code(hunted) == code
     assert "ranks: gradient 2 times (ranks)" in hunt.markdown_page("2026-11-22", hunted)
+    assert complaints("hunt.json", json.loads(hunt.as_json("2026-11-22", hunted))) == []
     assert any("1 settings" in line for line in hunt.text(hunted[0]))
 
 

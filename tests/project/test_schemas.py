@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
-import jsonschema
 import pytest
 
 from harness.__main__ import main
 from harness.check import check_report, sarif
+from harness.cli._schemas import DOCUMENTS
+from harness.publish import nightly_json
+from harness.publish.confirmations import Confirmation
 from harness.rank.models.answer import Answer, AnswerStatus, Row
 from harness.run.score.scores import Watched, score
 from harness.system.files import ROOT
@@ -25,16 +26,10 @@ from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.layouts import RANKS, Layout
 from harness.training.probe.signatures import KnownBug
+from tests.nightly_world import NO, YES, cell
+from tests.schemas import SCHEMAS, complaints
 
-SCHEMAS = ROOT / "docs" / "schemas"
 XSD = "{http://www.w3.org/2001/XMLSchema}"
-
-
-def complaints(name: str, content: Any) -> list[str]:
-    schema = json.loads((SCHEMAS / name).read_text())
-    kind = jsonschema.Draft202012Validator
-    kind.check_schema(schema)
-    return [f"{list(error.path)}: {error.message}" for error in kind(schema).iter_errors(content)]
 
 
 @pytest.fixture
@@ -106,6 +101,25 @@ def test_score_writes_what_its_schema_says() -> None:
     assert complaints("score.json", [{**content[0], "found": "perhaps"}])
 
 
+def test_confirm_writes_what_its_schema_says() -> None:
+    recorded, again = cell("0.13.2", YES), cell("0.13.2", NO)
+    differing = Confirmation(recorded, again, "not affected, not affected", "ours", "it says so")
+    content = json.loads(
+        json.dumps([c.to_json() for c in (differing, Confirmation(recorded, None, why="no disk"))])
+    )
+    assert complaints("confirm.json", content) == []
+    assert content[1]["found"] is None
+
+
+def test_every_option_that_writes_json_has_a_schema_and_a_row_on_the_page() -> None:
+    page = (ROOT / "docs" / "formats.md").read_text()
+    modules = (ROOT / "harness" / "cli").glob("[a-z]*.py")
+    commands = {m.stem for m in modules if '"--json"' in m.read_text()}
+    assert {"check", "grade", "list", "matrix", "watch"} < commands
+    assert commands <= set(DOCUMENTS)
+    assert [name for name in DOCUMENTS if f"(schemas/{name}.json)" not in page] == []
+
+
 def names_in(element: ElementTree.Element) -> set[tuple[str, str]]:
     """Each element of a document with each of its attributes."""
     return {(e.tag, name) for e in element.iter() for name in ("", *e.attrib)}
@@ -132,6 +146,7 @@ def test_the_page_has_the_version_of_each_format() -> None:
         ("check --format json:FILE` | the field `schema`, now", check_report.SCHEMA),
         ("probe --json FILE` | the field `schema`, now", probe_report.SCHEMA),
         ("models --json FILE` | the field `schema`, now", table.SCHEMA),
+        ("watch --json FILE` | the field `schema`, now", nightly_json.SCHEMA),
         ("`properties.version` of the run, now", sarif.PROPERTIES),
     ):
         assert f"{words} {version} |" in page

@@ -24,6 +24,7 @@ from harness.system.errors import Fault, UserError
 from tests.made_up import scenario_module
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, cell, release, world
 from tests.sandbox import refused
+from tests.schemas import complaints
 
 __all__ = ["world"]
 
@@ -428,6 +429,7 @@ def test_json_has_all_results(world: World) -> None:
     appeared(world, "0.13.2", "2024-02-12", YES)
     watch(*REPLAY, "--json", "replay.json")
     content = json.loads(Path("replay.json").read_text())
+    assert complaints("watch.json", content) == []
     assert content["exit_code"] == 1
     assert [n["nightly"]["day"] for n in content["nightlies"]][:2] == ["2024-02-05", "2024-02-12"]
     assert [a["version"] for n in content["nightlies"] for a in n["tested"]] == ["0.13.1", "0.13.2"]

@@ -25,6 +25,7 @@ from harness.system.code import sources
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from tests.made_up import KNOWN, YES, Upstream, cell, full_disk, published, set_gpus
 from tests.sandbox import refused
+from tests.schemas import complaints
 
 PYTHON = "{}.{}".format(*sys.version_info)
 Capture = pytest.CaptureFixture[str]
@@ -250,7 +251,9 @@ def test_two_packages_make_a_grid_and_the_files_contain_every_cell(
     lines = (tmp_path / "cells.csv").read_text().splitlines()
     assert lines[0].startswith("transformers,deepspeed,status,step,seconds,lane,python,torch,date")
     assert lines[1].startswith("4.37.2,0.13.3,affected,0,1.5,cpu,3.11.7,2.13.0,")
-    assert len(json.loads((tmp_path / "cells.json").read_text())) == 4
+    content = json.loads((tmp_path / "cells.json").read_text())
+    assert len(content) == 4
+    assert complaints("matrix.json", content) == []
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from harness.system.files import read_json
 from scenarios.deepspeed.bf16_clip.scenario import Params
 from tests.made_up import trial_result
 from tests.recording import RECORDED, Recording, read, recorded, stored_verdict
+from tests.schemas import complaints
 from tests.tampering.changes import recorded_trial
 
 STORED = recorded()
@@ -29,6 +30,7 @@ def test_a_recorded_run_is_graded_as_when_it_ran(scenario: str) -> None:
     stored = stored_verdict(STORED[scenario])
     graded = json.loads(json.dumps(grade(STORED[scenario]).to_json()))
     assert graded == stored
+    assert complaints("grade.json", graded) == []
     assert graded["verdict"] == "reproduced"
 
 

@@ -6,11 +6,12 @@ only what came out since, and a hunt that was ended goes on.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from packaging.version import Version
 
@@ -378,5 +379,14 @@ def _row(finding: Breakage) -> list[str]:
     return [pins.describe(finding.releases), signs, finding.since, bugs, f"`{finding.simplest}`"]
 
 
-def as_json(day: str, hunts: Sequence[Hunted]) -> dict[str, Any]:
-    return {"day": day, "stacks": [asdict(hunted) for hunted in hunts]}
+class HuntJson(TypedDict):
+    """What ``watch --hunt --json`` writes."""
+
+    day: str
+    stacks: list[Hunted]
+
+
+def as_json(day: str, hunts: Sequence[Hunted]) -> str:
+    """The hunts of a day, as JSON."""
+    content: HuntJson = {"day": day, "stacks": list(hunts)}
+    return json.dumps(content, indent=1, default=asdict) + "\n"
