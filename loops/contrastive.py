@@ -1,7 +1,7 @@
 """Losses and modules that use the rows of all ranks, under DDP, as their packages teach them.
 
---loss: ``clip`` (open_clip), ``barlow`` (lightly), ``ntxent`` (pytorch-metric-learning),
-``codebook`` (vector-quantize-pytorch). The micro-batches of a step cannot be compared.
+--loss: ``clip`` (open_clip), ``barlow`` and ``sigreg`` (lightly), ``ntxent`` (pytorch-metric-
+learning), ``codebook`` (vector-quantize-pytorch). The micro-batches of a step cannot be compared.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, required=True)
-losses = ("pairs", "clip", "barlow", "ntxent", "codebook")
+losses = ("pairs", "clip", "barlow", "sigreg", "ntxent", "codebook")
 parser.add_argument("--loss", choices=losses, default="pairs", help="pairs: of one rank's rows")
 parser.add_argument("--local", action="store_true", help="clip: of a rank's own rows")
 parser.add_argument("--efficient", action="store_true", help="ntxent: of a rank's own rows")
@@ -71,6 +71,11 @@ def loss_function():
 
         barlow = BarlowTwinsLoss(gather_distributed=True)
         return lambda a, b, _: barlow(a, b)
+    if options.loss == "sigreg":
+        from lightly.loss.lejepa_loss import SIGReg
+
+        penalty = SIGReg(gather_distributed=True)
+        return lambda a, b, _: seeded(penalty, torch.cat([a, b]))
     from pytorch_metric_learning.losses import NTXentLoss
     from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 
@@ -81,6 +86,11 @@ def loss_function():
 
 def normal(x):
     return nn.functional.normalize(x, dim=-1).contiguous()
+
+
+def seeded(call, x):  # it compares along directions that it draws each time
+    torch.manual_seed(0)
+    return call(x)
 
 
 has_codes = options.loss == "codebook"

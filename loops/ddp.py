@@ -35,6 +35,7 @@ parser.add_argument("--dataclass", action="store_true", help="as the output of t
 parser.add_argument("--static-graph", action="store_true")
 parser.add_argument("--converted", action="store_true", help="after the model is wrapped")
 parser.add_argument("--sequential", action="store_true", help="a SequentialLR, with last_epoch")
+parser.add_argument("--lookahead", action="store_true", help="of pytorch_optimizer, over it")
 parser.add_argument("--ignite", action="store_true", help="two schedules of ignite")
 parser.add_argument("--decay-over", type=int, default=0, help="steps, to a rate of 0")
 parser.add_argument("--save", default="")
@@ -92,6 +93,10 @@ if options.optimizer == "adamw":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **fused)
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **fused)
+if options.lookahead:
+    from pytorch_optimizer import Lookahead
+
+    optimizer = Lookahead(optimizer, k=2)
 scaling = {"init_scale": options.scale, "enabled": options.amp == "float16"}
 if options.overflow:
     scaling |= {"init_scale": 2.0**40, "backoff_factor": 2.0**-32}

@@ -1,6 +1,7 @@
 """A stream of datasets' with map(), its place saved with state_dict(), as its documentation says.
 
-The shards of the stream go to the ranks. --transform skip and concatenate come after that.
+The shards of the stream go to the ranks. --transform skip and concatenate come after that. With
+--by-skip, a resume skips the rows that one rank has had.
 """
 
 import argparse
@@ -20,6 +21,8 @@ parser.add_argument("--accum", type=int, default=1)
 parser.add_argument("--seed", type=int, default=0)
 transforms = ("none", "map", "filter", "skip", "concatenate")
 parser.add_argument("--transform", choices=transforms, default="map")
+parser.add_argument("--shards", type=int, default=4)
+parser.add_argument("--by-skip", action="store_true")
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
@@ -31,7 +34,7 @@ rank, world = dist.get_rank(), dist.get_world_size()
 generator = torch.Generator().manual_seed(0)
 numbers = torch.randn(240, 16, generator=generator).tolist()
 rows = Dataset.from_dict({"x": numbers, "y": [n % 8 for n in range(240)]})
-stream = rows.to_iterable_dataset(num_shards=4)
+stream = rows.to_iterable_dataset(num_shards=options.shards)
 if options.transform == "map":
     stream = stream.map(lambda row: {"x": [2 * value for value in row["x"]]})
 elif options.transform == "filter":
@@ -52,8 +55,11 @@ if options.resume:
     saved = torch.load(f"{options.resume}/state.pt")
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    stream.load_state_dict(json.loads(saved["stream"]))
     step = saved["step"]
+    if options.by_skip:
+        stream = stream.skip(step * options.accum * options.batch_size)
+    else:
+        stream.load_state_dict(json.loads(saved["stream"]))
 batch, micro = [], 0
 for row in stream:
     batch.append(row)

@@ -22,6 +22,7 @@ parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
 parser.add_argument("--groups", action="store_true", help="of AdamW: two, with other rates")
 parser.add_argument("--momentum", type=float, default=0.0, help="of SGD")
 parser.add_argument("--warmup", type=int, default=0, help="DeepSpeed's WarmupLR, of so many steps")
+parser.add_argument("--by-hand", action="store_true", help="the loop accumulates, not DeepSpeed")
 parser.add_argument("--weights", default="", help="a folder for weights that it begins with")
 loads = ("all", "module", "weights")
 about = "at a resume; weights: from a checkpoint that is not the folder's newest"
@@ -36,7 +37,7 @@ data = torch.utils.data.TensorDataset(torch.randn(144, 16), torch.randint(0, 8, 
 model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 8))
 config = {
     "train_micro_batch_size_per_gpu": options.batch_size,
-    "gradient_accumulation_steps": options.accum,
+    "gradient_accumulation_steps": 1 if options.by_hand else options.accum,
     "gradient_clipping": options.clip,
     "zero_optimization": {"stage": options.stage},
     "bf16": {"enabled": options.bf16},
@@ -92,8 +93,13 @@ for number, (x, y) in enumerate(loader):
     x = x.to(engine.device)
     logits = engine(x.bfloat16() if options.bf16 else x.half() if options.fp16 else x)
     loss = nn.functional.cross_entropy(logits.float(), y.to(engine.device))
-    engine.backward(loss)
-    engine.step()
+    if not options.by_hand:
+        engine.backward(loss)
+        engine.step()
+    else:
+        engine.backward(loss / options.accum)
+        if (number + 1) % options.accum == 0:
+            engine.step()
     if options.zero_grad and engine.is_gradient_accumulation_boundary():
         engine.module.zero_grad()
     if options.save and options.load == "weights" and number + 1 == options.accum:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -219,10 +219,12 @@ def _source(file: str, line: int) -> str:
 
 def _of_parameters(evidence: Evidence) -> Place | None:
     """The module whose parameters get another gradient, though its inputs get the right one."""
-    expected = _gradients(evidence.reference, {})
+    whole = _gradients(evidence.reference, {})
+    shards = _shards(evidence.recorded, whole)
+    expected = {name: gradient for name, gradient in whole.items() if name not in shards}
     if not expected or evidence.factors is None:
         return None
-    actual = _gradients(evidence.recorded, evidence.factors)
+    actual = _gradients(evidence.recorded, evidence.factors, shards)
     rounding = compare.spread([_gradients(evidence.perturbed, {})], expected)
     off = compare.astray(actual, expected, rounding)
     if not off or 2 * len(off) > len(expected):
@@ -246,14 +248,24 @@ def _owner(evidence: Evidence, parameter: str) -> str:
     return next((name for name in ends if name in names), "")
 
 
-def _gradients(recorded: Recorded, factors: Factors) -> Named:
-    """The sum of the micro-batches' gradients of each parameter, divided by their factors."""
+def _shards(recorded: Recorded, whole: Named) -> set[str]:
+    """The parameters of which a rank has only a part, as under tensor parallelism."""
+    parts = [part for steps in recorded.run.ranks for part in steps[-1]["parts"]]
+    return {
+        n for part in parts for n, g in part.items() if n in whole and g.shape != whole[n].shape
+    }
+
+
+def _gradients(recorded: Recorded, factors: Factors, shards: Collection[str] = ()) -> Named:
+    """The sum of the micro-batches' gradients of each parameter, divided by their factors; without
+    those of ``shards``."""
     sums: dict[str, compare.Array] = {}
     for rank, steps in enumerate(recorded.run.ranks):
         for number, part in enumerate(steps[-1]["parts"]):
             factor = next((f for of, f in factors.items() if of == (rank, number)), 1.0)
             for name, gradient in part.items():
-                sums[name] = sums.get(name, 0.0) + gradient.astype(float) / factor
+                if name not in shards:
+                    sums[name] = sums.get(name, 0.0) + gradient.astype(float) / factor
     return sums
 
 
