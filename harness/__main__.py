@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -21,7 +22,10 @@ from harness.system.installation import (
     refuse_without_checkout,
     repository,
 )
-from harness.system.text import complaint, open_streams, print_errors, silence, warn
+from harness.system.text import complaint, open_streams, print_errors, short, silence, warn
+
+NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
+"""What the system says of a name that no file can have: somebody typed it."""
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as in shells."""
@@ -81,6 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, HarnessError):
             warn(as_typed(str(error)))
             return _flushed(error.exit_code)
+        if isinstance(error, OSError) and error.errno in NO_NAME:
+            warn(f"{error.strerror}: {short(str(error.filename))}")
+            return _flushed(ExitCode.USER_MISTAKE)
         warn(complaint(error) + ("" if debug else f"; {DEBUG} prints the traceback"))
         return _flushed(ExitCode.INCONCLUSIVE)
 

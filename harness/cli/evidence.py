@@ -11,6 +11,7 @@ machine could not run.
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,9 @@ def main(arguments: list[str]) -> int:
     if options.out:
         refuse_unless_creatable(options.out)
     *folders, name = options.runs
+    for folder in folders:
+        if not os.path.lexists(Path(folder, RUN_FILE)):
+            raise UserError(f"{folder} is not a run folder: it has no {RUN_FILE}")
     return _keep_all([Path(folder) for folder in folders], name, options.out)
 
 
@@ -120,9 +124,12 @@ def _read(file: Path) -> list[Result]:
     if not file.is_file():
         raise UserError(f"{file} is not a file")
     try:
-        trials = [Result.from_json(line) for line in lines.read(file)]
+        whole_lines, _ = lines.read_from(file, 0)
+        trials = [Result.from_json(line) for line in (lines.read(file) if whole_lines else ())]
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{file} is not a file of evidence --out") from None
+    if not trials:
+        raise UserError(f"{file} is not a file of evidence --out: it has no results")
     for trial in trials:
         if not (trial.label and trial.run):
             raise UserError(f"{file} is not a file of evidence --out: it has a result without name")

@@ -14,9 +14,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -80,6 +81,7 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
     if HELP & set(arguments) and not any(a.startswith("scenario=") for a in arguments):
         # Help shows the keys of one scenario. It comes first: --info may take the next word.
         arguments = [*(f"scenario={n}" for n in catalog.sound()[:1]), *arguments]
+    _refuse_options(arguments)
     try:
         with _as_argv(arguments), _one_line(arguments):
             task()
@@ -91,6 +93,17 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
         _remove(sweep)
     if refused:
         raise refused[0]
+
+
+def _refuse_options(arguments: Sequence[str]) -> None:
+    """Raise UserError for options that Hydra would refuse with its whole usage."""
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(f"{message} (see {PROGRAM} run --help)")
+
+    parser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.parse_args([word for word in arguments if word not in HELP])
 
 
 def _remove(sweep: Path) -> None:

@@ -32,6 +32,14 @@ def _refuse(*words: object, **_: object) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
+        ("run scenario=bf16_clip --cfg nope", "argument --cfg/-c: invalid choice: 'nope'"),
+        ("run scenario=bf16_clip --nope", "unrecognized arguments: --nope"),
+        (f"probe {'a' * 5000}", "File name too long"),
+        (f"guard-report {'a' * 5000}", "File name too long"),
+        (f"grade {'a' * 5000}", "File name too long"),
+        (f"score {'a' * 5000}:X", "File name too long"),
+        ("evidence nowhere h200 --out new", "nowhere is not a run folder: it has no run.json"),
+        ("evidence --import nan.json", "nan.json is not a file of evidence --out"),
         ("bundle bf16_clip --out box --python ;x", "no Python ';x'. Choices: 3.10, 3.11"),
         ("bundle bf16_clip --out box --python 9.9", "no Python '9.9'"),
         ("bundle bf16_clip --out box --platform windows", "no platform 'windows'"),
