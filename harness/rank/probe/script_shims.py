@@ -12,6 +12,7 @@ SHIMMED = {
     "deepspeed": "deepspeed",
     "lightly": "lightly",
     "megatron": "megatron-core",
+    "mmengine": "mmengine",
     "open_clip": "open-clip-torch",
 }
 """Maps a word in a script to the package whose shims a probe uses; others serve scenarios."""
