@@ -289,12 +289,16 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
             raise ValueError(f"{where}: '{short(line)}' is no requirement")
         overrides.setdefault(canonicalize_name(requirement.name), []).append(line)
     excluded = as_texts(uv.get("exclude-dependencies"), "tool.uv.exclude-dependencies")
-    overrides.update((canonicalize_name(name), [f"{name} ; {NEVER}"]) for name in excluded)
+    overrides.update((canonicalize_name(name), []) for name in excluded)
     _pdm_overrides(document, overrides)
+    left_out = {name for name, lines in overrides.items() if not any(map(_applies, lines))}
+    overrides.update((name, [Override(f"{name} ; {NEVER}")]) for name in left_out)
     declared: set[str] = set()
     for section in content.sections.values() if sources or overrides else ():
         section.lines = list(_replaced(section.lines, section.name, overrides, sources, declared))
     for name, lines in overrides.items():
+        if name in left_out & declared:
+            continue  # in a group, which may not be chosen
         addresses = [line for line in lines if " @ " in line]
         content.add("", where, [Override(line) for line in lines if line not in addresses])
         if name not in declared:  # an address stays a requirement, as uv installs it
@@ -302,6 +306,12 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
     where = "tool.uv.constraint-dependencies"
     lines = as_texts(uv.get("constraint-dependencies"), where)
     content.add("", where, [line if " @ " in line else Constraint(line) for line in lines])
+
+
+def _applies(line: str) -> bool:
+    """Whether a requirement is for this platform and Python."""
+    marker = Requirement(line).marker
+    return not marker or marker.evaluate()
 
 
 def _pdm_overrides(document: Mapping[str, Any], overrides: dict[str, list[str]]) -> None:

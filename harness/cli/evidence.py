@@ -50,9 +50,8 @@ def main(arguments: list[str]) -> int:
     if options.out:
         refuse_unless_creatable(options.out)
     *folders, name = options.runs
-    for folder in folders:
-        if not os.path.lexists(Path(folder, RUN_FILE)):
-            raise UserError(f"{folder} is not a run folder: it has no {RUN_FILE}")
+    if not any(os.path.lexists(Path(folder, RUN_FILE)) for folder in folders):
+        raise UserError(f"{folders[0]} is not a run folder: it has no {RUN_FILE}")
     return _keep_all([Path(folder) for folder in folders], name, options.out)
 
 

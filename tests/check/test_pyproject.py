@@ -237,6 +237,22 @@ def test_a_package_that_overrides_leave_out_comes_from_elsewhere(
 
 
 @pytest.mark.usefixtures("offline")
+def test_what_only_a_group_needs_and_overrides_leave_out_counts_with_this_group(
+    tmp_path: Path,
+) -> None:
+    text = """
+        [project]
+        dependencies = ["other"]
+        optional-dependencies = {train = ["torch"]}
+        [tool.uv]
+        override-dependencies = ["torch; sys_platform == 'never'"]
+        """
+    assert "torch" not in in_file(tmp_path, text, "torch").packages
+    stack = environment.of_files([f"{tmp_path}/pyproject.toml[train]"], ["torch"])
+    assert stack.packages == {"torch": Installed("", LEFT_OUT)}
+
+
+@pytest.mark.usefixtures("offline")
 def test_pdms_overrides_replace(tmp_path: Path) -> None:
     text = """
         [project]
