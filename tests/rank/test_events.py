@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import optimizer as hooks
 from torch.utils.data import DataLoader, dataloader
 
 from harness.rank import events
-from harness.rank.events import Instrument, Step
+from harness.rank.events import Instrument, Step, compiler_question
 from harness.system.files import ROOT
 
 FOLDER = ROOT / "harness" / "rank" / "events"
@@ -258,3 +259,13 @@ def test_its_files_work_alone_and_in_older_pythons(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", COPIED], cwd=tmp_path, check=True)
     for file in FOLDER.glob("*.py"):
         ast.parse(file.read_text(), feature_version=(3, 9))
+
+
+def test_hooks_do_nothing_where_tensors_have_no_values() -> None:
+    """torch 2.11 compiles a function of torch that we wrap by running it with such tensors."""
+    is_compiling = compiler_question()
+
+    assert not is_compiling()
+    with FakeTensorMode():
+        assert is_compiling()
+    assert not is_compiling()

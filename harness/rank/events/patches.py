@@ -92,14 +92,23 @@ FOR_COMPILERS = {"__script_if_tracing_wrapper": True}
 
 
 def compiler_question() -> Callable[[], bool]:
-    """A function that returns whether torch.compile traces its caller. Hooks must do nothing then:
-    they would be compiled or break the graph."""
+    """A function that returns whether torch.compile traces its caller, or runs it with tensors
+    without values, as torch 2.11 does with a wrapped function of its own. Hooks must do nothing
+    then: they would be compiled, break the graph, or ask for values."""
     import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    question: Callable[[], bool] = getattr(
+    is_traced: Callable[[], bool] = getattr(
         getattr(torch, "compiler", None), "is_compiling", lambda: False
     )
-    return question
+
+    def is_compiling() -> bool:
+        return is_traced() or any(
+            isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()
+        )
+
+    return is_compiling
 
 
 def replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:
