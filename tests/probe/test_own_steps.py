@@ -34,6 +34,7 @@ def steps(
     return [
         {
             "optimizer": kind,
+            "number": 0,
             "grad": GRADIENT,
             "before": WEIGHTS,
             "update": {"weight": -rate * of if update is None else update},

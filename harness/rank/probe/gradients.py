@@ -8,7 +8,7 @@ from typing import Any
 from harness.bugs.api.numbers import near
 from harness.rank import events
 from harness.rank.probe.micro_batches import MicroBatches
-from harness.rank.probe.parameters import full, local
+from harness.rank.probe.parameters import full, local, norm
 from harness.rank.probe.record import Record
 
 SCALED = 0.01
@@ -35,9 +35,10 @@ class Gradients:
 
     def _backward(self, event: events.Backward, call: Callable[[], Any]) -> Any:
         record, parameters = self._record, self._micro_batches.parameters
+        learnt = list(self._micro_batches.names.items())
         record.note_cleared(parameters())
         if not record.now["parts"]:
-            record.now["stale"] = _norm(parameters())
+            record.left = {id(p): _norm([p]) for _, p in learnt}
         if event.gradient is None:  # otherwise a pipeline's stage continues a backward
             record.now["losses"].append(float(full(event.owner).sum()))
         record.now["parts"].append({})
@@ -48,6 +49,7 @@ class Gradients:
             record.in_backward = False
             if any(p.grad is not None for p in parameters()):
                 record.note_trained()
+            record.now["left"] = _norm(p for _, p in learnt)
 
     def _clip(self, event: events.Clip) -> None:
         record, names = self._record, self._micro_batches.names.names
@@ -95,5 +97,4 @@ class Gradients:
 
 def _norm(parameters: Iterable[Any]) -> float:
     """The norm of this rank's gradients of some parameters."""
-    squares = (float(local(p.grad).norm()) ** 2 for p in parameters if p.grad is not None)
-    return float(sum(squares) ** 0.5)
+    return norm(float(local(p.grad).norm()) for p in parameters if p.grad is not None)

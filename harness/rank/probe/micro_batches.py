@@ -16,9 +16,16 @@ from harness.rank.cuda_on_cpu.mode import without_mode
 from harness.rank.probe import compiled, losses
 from harness.rank.probe.draws import Draws
 from harness.rank.probe.noise import Noise
-from harness.rank.probe.parameters import NamedParameters, full, number_of, rehearses, reshard
+from harness.rank.probe.parameters import (
+    WRAPPERS,
+    NamedParameters,
+    full,
+    number_of,
+    rehearses,
+    reshard,
+)
 from harness.rank.probe.record import Record, Step
-from harness.rank.probe.samples import bound, rows
+from harness.rank.probe.samples import bound, is_transformed, rows
 
 PARTS_UP_TO = 2_000_000
 """Up to this number of parameters, each micro-batch's own gradient is kept."""
@@ -49,6 +56,8 @@ class MicroBatches:
         self.on_evaluation: Callable[[], None] = lambda: None
         """Is called when the model is called without training."""
         self._depth = 0
+        self._hooked: set[int] = set()
+        """The ids of the parameters whose gradients are recorded for each micro-batch."""
         self._evaluated: set[int] = set()
         """The ids of the modules that were called without training."""
         self._quiet: set[str] = set()
@@ -75,9 +84,9 @@ class MicroBatches:
         module, record = event.owner, self._record
         outermost, self._depth = not self._depth, self._depth + 1
         try:
-            number, step = len(record.now["rows"]), record.now
+            seen, step = False, record.now
             if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
-                self._begin(module, event.arguments, event.keywords)
+                seen = self._begin(module, event.arguments, event.keywords)
             elif outermost:
                 self._evaluated.add(id(module))
                 if id(next(module.parameters(), None)) in self.names.names:
@@ -86,6 +95,8 @@ class MicroBatches:
                     self._quiet |= set(rows(*bound(module, event.arguments, event.keywords)))
             watched = outermost and record.is_open() and bool(record.now["rows"])
             watched = watched and torch.is_grad_enabled()  # the model, or the loss of its output
+            if is_transformed():
+                return call()
             if watched:
                 self._draws.begin()
             with without_mode() if compiled.is_compiled(module) else nullcontext():
@@ -97,8 +108,8 @@ class MicroBatches:
         self._look(module, event.keywords, output)
         if self._noise.is_random and next(module.children(), None) is None:
             output = self._noise.nudged(output)
-        if outermost and len(step["rows"]) > number:
-            _note_use(output, step, number)
+        if seen:
+            _note_use(output, step)
         return output
 
     def _look(self, module: Any, keywords: Mapping[str, Any], output: Any) -> None:
@@ -124,19 +135,19 @@ class MicroBatches:
         record = self._record
         outermost, self._depth = not self._depth, self._depth + 1
         try:
-            number, step = len(record.now["rows"]), record.now
+            seen, step = False, record.now
             taught = len(step["losses"])
             if outermost and torch.is_grad_enabled():
                 trained = (each for each in modules if _trains(each) and _has_weights(each))
                 for module in islice(trained, 1):
-                    self._begin(module, arguments, keywords)
+                    seen = self._begin(module, arguments, keywords)
             with without_mode():
                 output = call()
         finally:
             self._depth -= 1
         # a function may also make the backward, or the step, itself
-        if len(step["rows"]) > number and record.now is step and len(step["losses"]) == taught:
-            _note_use(output, step, number)
+        if seen and record.now is step and len(step["losses"]) == taught:
+            _note_use(output, step)
         return output
 
     def _note_share(self, share: Projection, shifted: bool) -> None:
@@ -144,20 +155,39 @@ class MicroBatches:
         step["own"] = step["own"] or share.ratio
         step["shifted"] = shifted
 
-    def _begin(self, module: Any, arguments: Any, keywords: Any) -> None:
-        """Note that the model, or another stage of it, gets a micro-batch."""
+    def _begin(self, module: Any, arguments: Any, keywords: Any) -> bool:
+        """Note that the model, or another stage of it, gets a micro-batch. Returns whether its rows
+        were recorded."""
         if not _has_weights(module):
-            return
-        if self.root is None:
-            self.root, self.stage = module, number_of(module)
-            self.engine = events.engine_of(module)
-            if self._keeps_batch:
-                self.batch = dict(bound(module, arguments, keywords)[1])
-            self._meet()
-        if module is self.root:
+            return False
+        if self.root is None or self._is_part_of(module):
+            self._take(module, arguments, keywords)
+        is_model = _inner(module) is _inner(self.root)
+        if is_model:
             self._see(rows(*bound(module, arguments, keywords)))
-        if self._record.is_open():
+        if self._record.is_open() and not is_transformed():  # else it has other parameters now
             self._know(module)
+        return is_model and self._record.is_open()
+
+    def _is_part_of(self, module: Any) -> bool:
+        """Whether what was taken for the model is a part of this module, and nothing was trained
+        yet: many constructors call a part once, to learn the size of what it returns."""
+        record = self._record
+        if module is self.root or record.steps or record.now["parts"]:
+            return False
+        return any(part is self.root for part in module.modules())
+
+    def _take(self, module: Any, arguments: Any, keywords: Any) -> None:
+        """Take a module for the model, and forget what was taken for it before."""
+        if self.root is not None:
+            self.names.forget()
+            self._record.forget()
+            self.__dict__.pop("_is_small", None)
+        self.root, self.stage = module, number_of(module)
+        self.engine = events.engine_of(module)
+        if self._keeps_batch:
+            self.batch = dict(bound(module, arguments, keywords)[1])
+        self._meet()
 
     def _see(self, digests: list[str]) -> None:
         """Record the rows of a micro-batch."""
@@ -174,8 +204,9 @@ class MicroBatches:
         for name, parameter in self.names.learn(module):
             if new:
                 self._noise.move(name, parameter, self.engine is not None)
-            if parameter.requires_grad and self._keeps_parts(parameter):
-                parameter.register_hook(functools.partial(self._part, name))
+            if id(parameter) not in self._hooked and self._keeps_parts(parameter):
+                self._hooked.add(id(parameter))
+                parameter.register_hook(functools.partial(self._part, id(parameter)))
 
     @functools.cached_property
     def _is_small(self) -> bool:
@@ -183,20 +214,25 @@ class MicroBatches:
 
     def _keeps_parts(self, parameter: Any) -> bool:
         """Whether a parameter's gradient of each micro-batch is recorded."""
+        if not parameter.requires_grad:
+            return False
         return self._is_small and self.engine is None and not hasattr(parameter, "full_tensor")
 
-    def _part(self, name: str, gradient: Any) -> None:
-        """Record a parameter's gradient of one backward on this rank, before any reduction."""
-        parts = self._record.now["parts"]
+    def _part(self, parameter: int, gradient: Any) -> None:
+        """Record the gradient of one backward on this rank, before any reduction. The parameter is
+        known by its id."""
+        parts, name = self._record.now["parts"], self.names.names[parameter]
         if parts and self._record.is_open():
             part = parts[-1]
             part[name] = part[name] + full(gradient) if name in part else full(gradient)
 
 
-def _note_use(output: Any, step: Step, number: int) -> None:
-    """Count a micro-batch as unused until an output of the model gets a gradient: a call before the
-    loop may only initialise lazy modules."""
+def _note_use(output: Any, step: Step) -> None:
+    """Count the last micro-batch as unused until an output of the model gets a gradient: a call
+    before the loop may only initialise lazy modules."""
     import torch
+
+    number = len(step["rows"]) - 1
 
     def note(gradient: Any) -> None:
         step["unused"].discard(number)
@@ -206,6 +242,14 @@ def _note_use(output: Any, step: Step, number: int) -> None:
     for tensor in outputs:
         tensor.register_hook(note)
     step["unused"] |= {number} if outputs else set()
+
+
+def _inner(module: Any) -> Any:
+    """The module in wrappers such as DDP, which a script may replace while it trains."""
+    children = dict(module.named_children())
+    if len(children) == 1 and (inside := next(iter(children))) in WRAPPERS:
+        return _inner(children[inside])
+    return module
 
 
 def _trains(module: Any) -> bool:

@@ -18,6 +18,7 @@ class Noise:
     def __init__(self, assignment: Assignment) -> None:
         import torch
 
+        self._moved: set[int] = set()
         self._move, file = assignment.move, assignment.shift
         self._shift = exchange.loaded(Path(file).read_bytes()) if file else {}
         self._generator: Any = None
@@ -31,16 +32,18 @@ class Noise:
 
     def move(self, name: str, parameter: Any, of_engine: bool) -> None:
         """Move a weight before the first step. A fault may not show where a training begins, so
-        --perturb moves the weights at random."""
+        --perturb moves the weights at random. A weight that gets another name moves once."""
         import torch
 
+        new = id(parameter) not in self._moved
+        self._moved.add(id(parameter))
         if self._move and of_engine:
             raise RuntimeError("--perturb cannot move the weights of DeepSpeed's optimizers")
-        if self._move:
+        if self._move and new:
             perturb(parameter, self._move)
         with torch.no_grad():
             mine = local(parameter)
-            if self.is_random and mine.is_floating_point():
+            if self.is_random and new and mine.is_floating_point():
                 mine.add_(ulp(mine, self._generator))
             if name in self._shift:
                 along = torch.from_numpy(self._shift[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from zlib import crc32
 
@@ -23,8 +23,14 @@ def full(tensor: Any) -> Any:
 
     tensor = tensor.detach()
     whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    whole = whole if whole.layout is torch.strided else whole.to_dense()
     dtype = torch.float64 if whole.dtype == torch.float64 else torch.float32
     return whole.to("cpu", dtype, copy=True)
+
+
+def norm(norms: Iterable[float]) -> float:
+    """The norm of several tensors, of their norms."""
+    return float(sum(each**2 for each in norms) ** 0.5)
 
 
 def local(tensor: Any) -> Any:
@@ -86,7 +92,7 @@ class Optimized:
     ) -> None:
         self.groups = optimizer.param_groups
         self.kind = type(optimizer).__name__
-        self._optimizer, self._name, self._untouched = optimizer, name, untouched
+        self.owner, self._name, self._untouched = optimizer, name, untouched
 
     def _named_parameters(self) -> Iterator[tuple[str, Any]]:
         parameters = (p for group in self.groups for p in group["params"])
@@ -97,12 +103,18 @@ class Optimized:
         """Gradients as the step applies them: a fused step divides them by the loss scale."""
         from harness.detectors.sampling import gradient_scale
 
-        divisor = gradient_scale(self._optimizer)
+        divisor = gradient_scale(self.owner)
         return {
             name: full(p.grad) / divisor
             for name, p in self._named_parameters()
             if p.grad is not None
         }
+
+    def norm_of(self, norms: Mapping[int, float]) -> float:
+        """The norm of the gradients that it updates, of these norms by the parameter's id; of all,
+        if it has none of the model's parameters. Another optimizer may clear the others later."""
+        own = [norms[id(p)] for _, p in self._named_parameters() if id(p) in norms]
+        return norm(own or norms.values())
 
     def weights(self) -> dict[str, Any]:
         return {name: full(p) for name, p in self._named_parameters()}
@@ -114,13 +126,13 @@ class Optimized:
     def fresh(self) -> bool:
         """Whether it has taken no step, neither here nor before a resume. Steps that a scaler
         skipped do not count, nor empty ones that only make the moments."""
-        return self._untouched or not self._optimizer.state or self._is_at_zero()
+        return self._untouched or not self.owner.state or self._is_at_zero()
 
     def _is_at_zero(self) -> bool:
         """Whether it has moments, and all of them are 0."""
         import torch
 
-        states = (self._optimizer.state.get(p, {}) for _, p in self._named_parameters())
+        states = (self.owner.state.get(p, {}) for _, p in self._named_parameters())
         moments = [
             local(value)
             for state in states
@@ -141,7 +153,7 @@ class Optimized:
         return {
             f"{name} {key}": full(value)
             for name, parameter in self._named_parameters()
-            for key, value in sorted(self._optimizer.state.get(parameter, {}).items())
+            for key, value in sorted(self.owner.state.get(parameter, {}).items())
             if isinstance(value, torch.Tensor)
         }
 
@@ -160,12 +172,12 @@ class Engine:
     """What DeepSpeed's engine updates. Its optimizers have flat shards."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine = engine
+        self.owner = engine
         self.groups = engine.optimizer.param_groups
         self.kind = type(getattr(engine.optimizer, "optimizer", engine.optimizer)).__name__
 
     def _named_parameters(self) -> Iterator[tuple[str, Any]]:
-        for name, parameter in self._engine.module.named_parameters():
+        for name, parameter in self.owner.module.named_parameters():
             if parameter.requires_grad:
                 yield plain(name), parameter
 
@@ -178,7 +190,7 @@ class Engine:
 
         if (gradient := self._accumulated().get(id(parameter))) is not None:
             return gradient.view(parameter.shape)
-        if type(self._engine.optimizer).__name__ in UNFLATTENED and parameter.grad is not None:
+        if type(self.owner.optimizer).__name__ in UNFLATTENED and parameter.grad is not None:
             return parameter.grad
         if hasattr(parameter, "_hp_mapping"):
             return parameter.get_full_hp_grad()
@@ -187,13 +199,16 @@ class Engine:
     def _accumulated(self) -> dict[int, Any]:
         """The complete fp32 gradients of BF16_Optimizer, by the parameter's id. DeepSpeed has no
         reliable accessor: on several ranks it raises, or returns another rank's gradients."""
-        optimizer = self._engine.optimizer
+        optimizer = self.owner.optimizer
         groups = zip(
             getattr(optimizer, "bf16_groups", ()),
             getattr(optimizer, "fp32_groups_gradients", ()),
             strict=False,
         )
         return {id(p): g for ps, gs in groups for p, g in zip(ps, gs, strict=False)}
+
+    def norm_of(self, norms: Mapping[int, float]) -> float:
+        return norm(norms.values())
 
     def weights(self) -> dict[str, Any]:
         from deepspeed.utils import safe_get_full_fp32_param
@@ -208,7 +223,7 @@ class Engine:
         """The fp32 weights of stage 0's optimizers in bf16 and fp16, by the parameter's id."""
         from harness.detectors.state import master_copies
 
-        return {id(p): master for p, master in master_copies(self._engine.optimizer)}
+        return {id(p): master for p, master in master_copies(self.owner.optimizer)}
 
     def copies(self) -> dict[str, Any]:
         """The model's weights in bf16 or fp16, of which the optimizer has fp32 copies."""
@@ -220,19 +235,19 @@ class Engine:
                 yield f"{name}{COPY}{str(parameter.dtype).removeprefix('torch.')}", parameter
 
     def fresh(self) -> bool:
-        return not self._engine.global_steps
+        return not self.owner.global_steps
 
     def clipping(self) -> float | None:
-        if self._engine.fp16_enabled():
+        if self.owner.fp16_enabled():
             return None  # the gradients have the scale of the loss
-        return float(self._engine.gradient_clipping() or 0.0)
+        return float(self.owner.gradient_clipping() or 0.0)
 
     def state(self) -> dict[str, Any]:
         return {}
 
     def overflowed(self) -> bool:
         """Whether the last step was skipped, because a gradient in fp16 was infinite."""
-        return bool(getattr(self._engine.optimizer, "overflow", False))
+        return bool(getattr(self.owner.optimizer, "overflow", False))
 
     def eps(self) -> dict[str, float]:
         import torch
@@ -260,6 +275,8 @@ class NamedParameters:
         """By the id of a module, the prefix of its parameters' names."""
         self._modules: list[Any] = []
         """Kept alive so that no other object gets their ids. The first one is the model."""
+        self._retired: list[Any] = []
+        """The same for what was forgotten."""
 
     def __contains__(self, module: Any) -> bool:
         return id(module) in self._prefixes
@@ -280,6 +297,13 @@ class NamedParameters:
                 self.names[id(parameter)] = self._prefixes[id(module)] + name
                 self._parameters.append(parameter)
                 yield self.names[id(parameter)], parameter
+
+    def forget(self) -> None:
+        """Forget all names: the model is another one. The ids are not used again."""
+        self.names.clear()
+        self._prefixes.clear()
+        self._retired += [self._modules, self._parameters]
+        self._modules, self._parameters = [], []
 
     def prefix(self, module: Any) -> str | None:
         """What precedes the names of a module's parameters; None if it is not learnt."""

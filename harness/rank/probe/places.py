@@ -112,7 +112,7 @@ class Places:
         prefix = None if id(module) in self._names else self._model.names.prefix(module)
         if prefix is not None:
             for name, part in module.named_modules():
-                self._names.setdefault(id(part), prefix + plain(name))
+                self._names[id(part)] = prefix + plain(name)
 
     def _begin(self, module: Any, name: str) -> dict[str, Any]:
         """Note a call that begins."""

@@ -35,12 +35,20 @@ class Record:
         self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
         self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
         self.now |= {"coarse": 0.0, "draws": False, "stops": False}
-        self.now |= {"cleared": {}, "unused": set()}
+        self.now |= {"cleared": {}, "unused": set(), "left": 0.0}
         self._trained: dict[str, int] = {}
         """The lengths of the step's lists after the last backward that left gradients."""
         self.finite = Finite()
         self.clipped: list[Any] = []
         """The parameters whose gradients were clipped last."""
+        self.left: dict[int, float] = {}
+        """By the parameter's id, the norms of the gradients before the step's first backward."""
+
+    def forget(self) -> None:
+        """Forget what the model was given since the last step."""
+        self.seen[-1] = []
+        self.now |= {"rows": [], "unused": set()}
+        self.now.pop("places", None)
 
     def skip(self) -> None:
         """Discard a step that was not taken, but note that and where it overflowed."""
@@ -68,5 +76,5 @@ class Record:
         rehearsal before the loop is no part of a step."""
         gradients = (local(p.grad) for p in parameters if p.grad is not None)
         if self._trained and not any(bool(gradient.any()) for gradient in gradients):
-            self.now |= {"cleared": self._trained, "stale": 0.0, "raw": None}
-            self._trained, self.clipped = {}, []
+            self.now |= {"cleared": self._trained, "raw": None}
+            self._trained, self.clipped, self.left = {}, [], {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from harness.detectors.rows import checksum, leaves
@@ -57,7 +58,11 @@ def rows(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[str]:
     Text is recognised by its ``input_ids`` and its pictures and sounds, other data by the tensor
     with the most numbers in a row. Packed rows are split where ``position_ids`` restart.
     """
-    tensors = dict(_tensors(arguments, keywords))
+    with _without_transforms():
+        return _rows(dict(_tensors(arguments, keywords)))
+
+
+def _rows(tensors: Mapping[str, Any]) -> list[str]:
     if not tensors:
         return []
     ids = tensors.get("input_ids")
@@ -71,6 +76,22 @@ def rows(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[str]:
                 text + digest(_unpadded(row)) for text, row in zip(samples, media, strict=True)
             ]
     return samples
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func, such as vmap, applies."""
+    from torch._C import _functorch as functorch
+
+    return functorch.peek_interpreter_stack() is not None
+
+
+def _without_transforms() -> AbstractContextManager[Any]:
+    """A context in which a transform of torch.func, such as vmap, does not apply."""
+    if not is_transformed():
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
 
 
 MEDIA = ("pixel_values", "input_features", "input_values")
@@ -91,11 +112,21 @@ def _tensors(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Iterator[
     """The tensors of a call with their names or positions, on the CPU and readable by numpy."""
     import torch
 
-    for name, value in [*leaves(list(arguments)), *leaves(keywords)]:
+    for name, wrapped in [*leaves(list(arguments)), *leaves(keywords)]:
+        value = _whole(wrapped) if isinstance(wrapped, torch.Tensor) else wrapped
         if isinstance(value, torch.Tensor) and value.dim():
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
             value = whole.detach().cpu()
             yield name, value.float() if value.is_floating_point() else value
+
+
+def _whole(value: Any) -> Any:
+    """What a transform of torch.func, such as vmap, has wrapped: all rows of a tensor."""
+    from torch._C import _functorch as functorch
+
+    while functorch.is_functorch_wrapped_tensor(value):
+        value = functorch.get_unwrapped(value)
+    return value
 
 
 def _unpadded(row: Any) -> Any:

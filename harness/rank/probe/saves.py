@@ -102,7 +102,9 @@ class Saves:
     def _is_of_beginning(self, weights: Weights) -> bool:
         """Whether weights are those before the first step, and were moved since."""
         moved_names = [
-            name for name in self._last if not _are_equal(self._last[name], self._first[name])
+            name
+            for name, first in self._first.items()  # another model may be trained later
+            if name in self._last and not _are_equal(self._last[name], first)
         ]
         weights = {name: weights[name] for name in moved_names if name in weights}
         return bool(weights) and all(

@@ -5,11 +5,16 @@ from __future__ import annotations
 import gc
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 UNLIKE = {
     r"BatchNorm": "normalises over the micro-batch of a rank (freeze it with .eval(), or use "
     "another norm for the test)",
+    r"SpectralNorm": "iterates in each forward pass, so each micro-batch of a step has another "
+    "spectral norm (.eval() for the test)",
+    r"VectorQuant|Codebook": "may change its codebook in each forward pass, by the rows of a "
+    "micro-batch (.eval() for the test)",
     r"MoE|Moe|Router|Experts": "may drop tokens or balance experts by micro-batch (set the "
     "capacity so high that none is dropped, and the weight of the balancing loss to 0)",
     r"NegativesRanking|InBatch|Contrastive|InfoNCE|NTXent": "compares the rows of a micro-batch "
@@ -22,11 +27,17 @@ def unlike_by_design(model: Any) -> list[str]:
     """One line for each kind of module that differs between layouts by design."""
     lines: dict[str, str] = {}
     for name, module in model.named_modules() if model is not None else ():
-        kind = type(module).__name__
-        for pattern, why in UNLIKE.items():
-            if re.search(pattern, kind) and module.training:
-                lines.setdefault(why, f"{kind} ({name or 'the model'}) {why}")
+        for kind in _kinds(module):
+            for pattern, why in UNLIKE.items():
+                if re.search(pattern, kind) and module.training:
+                    lines.setdefault(why, f"{kind} ({name or 'the model'}) {why}")
     return list(lines.values())
+
+
+def _kinds(module: Any) -> Iterator[str]:
+    """The names of the class of a module, and of the classes of its hooks: one may be a norm."""
+    for one in (module, *module._forward_pre_hooks.values()):
+        yield type(one).__name__
 
 
 SCHEDULE = (

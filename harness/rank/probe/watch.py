@@ -61,6 +61,8 @@ class Watch:
         """Whether an asynchronous save has begun."""
         self._left: dict[str, Any] = {}
         """The weights after the last step."""
+        self._stepped: list[Any] = []
+        """The optimizers, in the order of their first steps."""
         self._untouched: list[Any] = []
         """The optimizers all of whose steps a scaler has skipped so far."""
 
@@ -194,9 +196,11 @@ class Watch:
         current, finite = self.record.now, self.record.finite
         current.setdefault("outside", self._outside(before))
         current |= {
+            "stale": updated.norm_of(self.record.left),
             "grad": updated.gradients(),
             "lr": [float(group["lr"]) for group in updated.groups],
             "optimizer": updated.kind,
+            "number": self._number_of(updated.owner),
             "eps": updated.eps(),
             "largest": {n: float(w.abs().max()) if w.numel() else 0.0 for n, w in every.items()},
             "group": _settings(updated.groups),
@@ -208,6 +212,12 @@ class Watch:
         }
         if len(self.record.steps) in self.assignment.keep:
             current |= {"before": every, "state": updated.state()}
+
+    def _number_of(self, optimizer: Any) -> int:
+        """Which of the optimizers steps, from 0."""
+        if not any(each is optimizer for each in self._stepped):
+            self._stepped.append(optimizer)
+        return next(n for n, each in enumerate(self._stepped) if each is optimizer)
 
     def _outside(self, weights: Mapping[str, Any]) -> dict[str, float]:
         """By name, how far weights changed since the last step, as a part of their size."""
@@ -226,7 +236,8 @@ class Watch:
         current["update"] = {
             n: (after[n].double() - w.double()).to(w.dtype) for n, w in self._before.items()
         }
-        exact = not (current["scaled"] or current["coarse"] or current["stops"])
+        repeats = len(set(map(tuple, current["rows"]))) < len(current["rows"])  # as LBFGS does
+        exact = not (current["scaled"] or current["coarse"] or current["stops"] or repeats)
         current["slopes"] = self.engine is None and exact
         if not self.record.steps:
             unlike = [

@@ -50,7 +50,7 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     yield from note_on_unheld(steps[0])
     yield from _outside(steps)
     yield from _clipped_scaled(steps[0])
-    yield from _jump([step["lr"][0] for step in steps])
+    yield from _jump([step["lr"][0] for step in steps if step["number"] == steps[0]["number"]])
     yield from _applied(steps[0])
     yield from _lost([step for step in steps if step["lr"][0]])
     yield from same_order([[row for micro in step["rows"] for row in micro] for step in steps])
@@ -240,6 +240,9 @@ def ends_of_slope(
     reference, or of a layout of one step."""
     if not baseline.steps[0]["slopes"] or not (size := _size(baseline, change)):
         return []
+    left = baseline.steps[0]["left"]
+    if left and not near(left, norm(_gradient(baseline)), share=LIKE):
+        return []  # the loop divides its gradients, and those of the backwards are not known
     base = layout or replace(reference(settings), steps=1, epoch=False)
     return [
         replace(
@@ -279,9 +282,14 @@ def note_on_slope(slopes: Sequence[Steep | None]) -> str:
 
 
 def _gradient(baseline: Reference) -> Named:
-    """The gradient of the first step, before clipping."""
-    gradient: Named = baseline.steps[0]["raw"] or baseline.steps[0]["grad"]
-    return gradient
+    """The gradient of the first step as the backwards left it, if a single rank recorded that;
+    otherwise before clipping. Loops divide it by a number of rows or tokens after the backwards."""
+    step = baseline.steps[0]
+    gradient: Named = step["raw"] or step["grad"]
+    names = {name for part in step["parts"] for name in part}
+    if step.get("several_ranks") or not names.issuperset(gradient):
+        return gradient
+    return {n: sum(part[n] for part in step["parts"] if n in part) for n in sorted(names)}
 
 
 def _size(baseline: Reference, change: float) -> float:

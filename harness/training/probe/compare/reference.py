@@ -80,7 +80,7 @@ def as_one(run: Run, same_rows: bool) -> Run:
 
 
 def _together(ranks: Sequence[Step], same_rows: bool) -> Step:
-    whole_step = dict(ranks[0])
+    whole_step = dict(ranks[0]) | {"several_ranks": True, "left": 0.0}
     for key in BY_NAME:
         if any(one.get(key) for one in ranks):
             every = [one.get(key) or {} for one in reversed(ranks)]

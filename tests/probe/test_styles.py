@@ -1,0 +1,228 @@
+"""Styles of right loops that are rare: each was once taken for a fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.training.probe.layouts import ACCUMULATION, RANKS, Settings
+from tests.probe.probing import Probing, first_broken, refused
+
+pytestmark = pytest.mark.launch
+
+BEGIN = """
+import sys, torch
+from torch import nn
+from torch.distributed import all_reduce
+from torch.nn.functional import cross_entropy, softplus
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.manual_seed(0)
+torch.distributed.init_process_group("gloo")
+rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+size, k = map(int, sys.argv[1:])
+data, labels = torch.randn(96, 8), torch.randint(0, 4, (96,))
+tokens = torch.randint(1, 50, (96, 5))
+
+
+def net(*sizes):
+    pairs = zip(sizes, sizes[1:])
+    return nn.Sequential(*(nn.Sequential(nn.Linear(*two), nn.Tanh()) for two in pairs))
+
+
+def micro_batches(step):
+    rows = torch.arange(step * 12, step * 12 + 12).view(k, world, size)[:, rank]
+    return [(data[each], labels[each], tokens[each]) for each in rows]
+
+
+"""
+
+DIVIDED = """
+model = net(8, 16, 4)
+run = DDP(model) if world > 1 else model
+optimizer = torch.optim.SGD(model.parameters(), 0.1, nesterov=True, momentum=0.9)
+for step in range(4):
+    for x, y, _ in micro_batches(step):
+        cross_entropy(run(x), y, reduction="sum").backward()
+    for p in model.parameters():
+        p.grad /= size * k
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+SEARCH = """
+model = net(8, 4)
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+for step in range(4):
+    parts = micro_batches(step)
+
+    def closure():
+        optimizer.zero_grad()
+        losses = [cross_entropy(model(x), y) / k for x, y, _ in parts]
+        sum(losses).backward()
+        for p in model.parameters():
+            all_reduce(p.grad)
+            p.grad /= world
+        loss = sum(losses).detach()
+        all_reduce(loss)
+        return loss / world
+
+    optimizer.step(closure)
+"""
+
+TWO_RATES = """
+model = net(8, 16, 4)
+run = DDP(model)
+optimizers = [
+    torch.optim.SGD(model[0].parameters(), 0.02), torch.optim.AdamW(model[1].parameters(), 0.003)
+]
+for step in range(4):
+    for x, y, _ in micro_batches(step):
+        (cross_entropy(run(x), y) / k).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] *= 0.99
+        optimizer.zero_grad()
+"""
+
+ADVERSARIES = """
+G, D = net(8, 16, 8), net(8, 16, 1)
+G_run, D_run = DDP(G), DDP(D)
+of_G, of_D = (torch.optim.Adam(each.parameters(), 1e-3) for each in (G, D))
+for step in range(4):
+    of_D.zero_grad()
+    for x, _, _ in micro_batches(step):
+        fake = G_run(x).detach()
+        ((softplus(-D_run(x)) + softplus(D_run(fake))).mean() / k).backward()
+    of_D.step()
+    of_G.zero_grad()
+    for x, _, _ in micro_batches(step):
+        (softplus(-D_run(G_run(x))).mean() / k).backward()
+    of_G.step()
+"""
+
+SPARSE = """
+model = nn.Sequential(nn.EmbeddingBag(50, 8, sparse=True), net(8, 16, 4))
+run = DDP(model)
+optimizers = [
+    torch.optim.SparseAdam(model[0].parameters(), 1e-2), torch.optim.Adam(model[1].parameters())
+]
+for step in range(4):
+    for _, y, ids in micro_batches(step):
+        (cross_entropy(run(ids), y) / k).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+OF_ROWS = """
+from torch.func import functional_call, grad, vmap
+
+model = net(8, 16, 4)
+optimizer = torch.optim.Adam(model.parameters())
+
+
+def loss(parameters, x, y):
+    return cross_entropy(functional_call(model, parameters, (x[None],)), y[None])
+
+
+of_rows = vmap(grad(loss), (None, 0, 0))
+for step in range(4):
+    optimizer.zero_grad()
+    for x, y, _ in micro_batches(step):
+        parts = of_rows({n: p.detach() for n, p in model.named_parameters()}, x, y)
+        norms = torch.stack([part.flatten(1).norm(dim=1) for part in parts.values()]).norm(dim=0)
+        clipped = (0.5 / norms).clamp(max=1) / 12
+        for name, p in model.named_parameters():
+            part = torch.einsum("r,r...->...", clipped, parts[name])
+            p.grad = part if p.grad is None else p.grad + part
+    [all_reduce(p.grad) for p in model.parameters()]
+    optimizer.step()
+"""
+
+STEPS = """
+optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
+run = DDP(model) if world > 1 else model
+for step in range(4):
+    before(step)
+    for x, y, _ in micro_batches(step):
+        (cross_entropy(run(x), y) / k).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+SIZE_LEARNT = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = net(8, 16)
+        self.head = nn.Linear(self.body(torch.zeros(1, 8)).numel(), 4)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+model, before = Model(), lambda step: None
+print(model(torch.randn(2, 8)).shape)
+"""
+
+UNFROZEN = """
+model = net(8, 16, 4)
+model[0].requires_grad_(False)
+
+
+def before(step):
+    global run
+    if step == 2:
+        model[0].requires_grad_(True)
+        optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 1e-4})
+        run = DDP(model) if world > 1 else model
+"""
+
+SPECTRAL = """
+model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4)))
+before = lambda step: None
+"""
+
+
+LOOPS = {
+    "divided": DIVIDED,
+    "search": SEARCH,
+    "two rates": TWO_RATES,
+    "adversaries": ADVERSARIES,
+    "sparse": SPARSE,
+    "of rows": OF_ROWS,
+    "size learnt": SIZE_LEARNT + STEPS,
+    "unfrozen": UNFROZEN + STEPS,
+}
+
+
+SLOW = ("search", "two rates", "of rows", "sparse")
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(loop, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name, loop in LOOPS.items()
+    ],
+)
+def test_a_rare_style_is_no_fault(probing: Probing, tmp_path: Path, loop: str) -> None:
+    (tmp_path / "train.py").write_text(BEGIN + loop)
+    settings = Settings(layouts=(RANKS, ACCUMULATION))
+    answers = probing(str(tmp_path / "train.py"), "{rows} {k}", settings)
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+    assert answers.about.startswith("4 steps of 12 rows")
+    assert not answers.notes
+
+
+def test_a_norm_that_iterates_in_each_forward_has_a_note(probing: Probing, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BEGIN + SPECTRAL + STEPS)
+    settings = Settings(layouts=(RANKS, ACCUMULATION))
+    answers = probing(str(tmp_path / "train.py"), "{rows} {k}", settings)
+    assert first_broken(answers).keys() <= {ACCUMULATION}
+    assert answers.about.startswith("4 steps of 12 rows")
+    assert any("spectral" in note for note in answers.notes)
