@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,20 +32,39 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_all(texts: Mapping[Path, str]) -> None:
-    """Write several text files that belong together, as ``write_whole`` does: all or none."""
-    asides = {path: beside(path) for path in texts}
+    """Write several text files that belong together, as ``write_whole`` does: all or none. What is
+    no file, such as ``/dev/stdout``, is written as it is."""
+    asides = {path: beside(path) for path in texts if not _is_stream(path)}
     try:
         for path, aside in asides.items():
             with aside.open("x", encoding="utf-8") as file:
                 file.write(texts[path])
                 file.flush()
                 os.fsync(file.fileno())
+        for path in texts.keys() - asides.keys():
+            with path.open("a", encoding="utf-8") as file:
+                file.write(texts[path])
         for path, aside in asides.items():
             os.replace(aside, path)
     except BaseException:
         for aside in asides.values():
             aside.unlink(missing_ok=True)
         raise
+
+
+STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether a path is a device, a pipe or a stream, which no file may replace: the user of a
+    container could replace ``/dev/null`` for all programs. A link to a file is replaced, so that
+    nobody's folder decides which of the user's files is written."""
+    with suppress(OSError):
+        mode = path.stat().st_mode
+        return os.path.abspath(path).startswith(STREAMS) or not (
+            stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+        )
+    return False
 
 
 def beside(path: Path) -> Path:
@@ -117,7 +138,10 @@ def refuse_without_folder(file: Path) -> None:
 def refuse_unless_writable(file: Path) -> None:
     """Raise UserError unless a file can be made at the end of a long command."""
     refuse_without_folder(file)
-    _refuse_unless(lambda aside: aside.touch(exist_ok=False), Path.unlink, file)
+    if not _is_stream(file):
+        _refuse_unless(lambda aside: aside.touch(exist_ok=False), Path.unlink, file)
+    elif not os.access(file, os.W_OK):
+        raise UserError(f"cannot write {file}: {os.strerror(errno.EACCES)}; name another")
 
 
 def refuse_unless_creatable(folder: Path) -> None:

@@ -18,6 +18,7 @@ from harness.system.files import (
     link,
     locked,
     new_folder_beside,
+    refuse_unless_writable,
     write_all,
     write_whole,
     writing,
@@ -40,6 +41,32 @@ def test_files_are_written_together_or_not_at_all(
     assert os.listdir(tmp_path) == ["one"]
     write_all({old_file: "1", new_file: "2"})
     assert sorted(os.listdir(tmp_path)) == ["one", "two"]
+
+
+def test_what_is_no_file_is_written_and_never_replaced(tmp_path: Path) -> None:
+    """In a container, --json /dev/null made a file of /dev/null."""
+    (tmp_path / "null").symlink_to("/dev/null")
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for name in ("null", "pipe"):
+        refuse_unless_writable(tmp_path / name)
+        write_whole(tmp_path / name, "text")
+    assert os.read(reader, 100) == b"text"
+    os.close(reader)
+    assert (tmp_path / "null").is_char_device()
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["null", "pipe"]
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(Path("/dev/full"), "text")
+    assert Path("/dev/full").is_char_device()
+
+
+def test_a_link_is_replaced_and_the_file_behind_it_is_not_written(tmp_path: Path) -> None:
+    """A repository's link out.sarif must not lead to a file of the user's."""
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "out").symlink_to("mine")
+    write_whole(tmp_path / "out", "text")
+    assert ((tmp_path / "out").read_text(), (tmp_path / "mine").read_text()) == ("text", "mine")
 
 
 def test_readers_share_a_lock_and_a_writer_has_it_alone(tmp_path: Path) -> None:
