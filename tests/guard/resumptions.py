@@ -10,27 +10,32 @@ import copy
 import io
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from tests.guard.saved_training import RATE, Slow, Training, adam, descent, read, save
+from tests.guard import sharded_resumptions
+from tests.guard.saved_training import (
+    DONE,
+    MORE,
+    RATE,
+    Act,
+    Forms,
+    Slow,
+    Training,
+    adam,
+    descent,
+    read,
+    save,
+)
 
-dcp: Any = torch.distributed.checkpoint
-DONE, MORE = 4, 3
-"""Steps before the save, and after the load."""
+FORMS = Forms(sharded_resumptions.FORMS)
+form = FORMS.form
 BEST = 2
 """The step whose weights are kept as an earlier, better state."""
-
-Act = Callable[[Path], None]
-FORMS: dict[str, tuple[Act, Act]] = {}
-RIGHT: list[str] = []
 
 
 def _saves(make: Any = adam, how: str = "ddp") -> Act:
@@ -39,17 +44,6 @@ def _saves(make: Any = adam, how: str = "ddp") -> Act:
         save(training.state(), folder / "checkpoint.pt")
 
     return act
-
-
-def form(saves: Act, *, is_right: bool = True) -> Callable[[Act], Act]:
-    """Note a form by its act that resumes."""
-
-    def note(resumes: Act) -> Act:
-        FORMS[resumes.__name__] = saves, resumes
-        RIGHT.extend([resumes.__name__] if is_right else [])
-        return resumes
-
-    return note
 
 
 # -- right ones --
@@ -255,74 +249,6 @@ def two_optimizers(folder: Path) -> None:
     _train_both(training, second, MORE, DONE)
 
 
-def _saves_distributed(how: str, call: Any = None) -> Act:
-    def act(folder: Path) -> None:
-        training = Training(how=how).train(DONE)
-        model, optimizer = get_state_dict(training.model, training.optimizer)
-        future = (call or dcp.save)(
-            {"model": model, "optimizer": optimizer}, checkpoint_id=folder / "dcp"
-        )
-        if future is not None and hasattr(future, "result"):
-            future.result()
-
-    return act
-
-
-def _resumes_distributed(folder: Path, how: str) -> None:
-    training = Training(seed=1, how=how)
-    model, optimizer = get_state_dict(training.model, training.optimizer)
-    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
-    dcp.load(state, checkpoint_id=folder / "dcp")
-    set_state_dict(
-        training.model,
-        training.optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-    )
-    training.train(MORE, DONE)
-
-
-@form(_saves_distributed("ddp"))
-def distributed(folder: Path) -> None:
-    _resumes_distributed(folder, "ddp")
-
-
-@form(_saves_distributed("fsdp2"))
-def sharded(folder: Path) -> None:
-    _resumes_distributed(folder, "fsdp2")
-
-
-@form(_saves_distributed("fsdp2", lambda *one, **other: dcp.async_save(*one, **other)))
-def sharded_while_it_trains(folder: Path) -> None:
-    _resumes_distributed(folder, "fsdp2")
-
-
-@form(_saves_distributed("fsdp2"))
-def sharded_to_copies(folder: Path) -> None:
-    _resumes_distributed(folder, "ddp")
-
-
-def _saves_whole(folder: Path) -> None:
-    """Rank 0 writes what it gathered of the shards."""
-    training = Training(how="fsdp2").train(DONE)
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    model, optimizer = get_state_dict(training.model, training.optimizer, options=options)
-    save({"model": model, "optimizer": optimizer}, folder / "checkpoint.pt")
-
-
-@form(_saves_whole)
-def gathered_shards(folder: Path) -> None:
-    training, state = Training(seed=1, how="fsdp2"), read(folder / "checkpoint.pt")
-    set_state_dict(
-        training.model,
-        training.optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=StateDictOptions(full_state_dict=True),
-    )
-    training.train(MORE, DONE)
-
-
 # -- wrong ones --
 
 
@@ -376,42 +302,6 @@ def names_of_a_wrapper(folder: Path) -> None:
     Training(seed=1).load(read(folder / "checkpoint.pt"), strict=False).train(MORE, DONE)
 
 
-@form(_saves_distributed("ddp"), is_right=False)
-def rate_not_filled(folder: Path) -> None:
-    """The load fills tensors, and the loop gives the optimizer its own rate again."""
-    training = Training(seed=1)
-    model, optimizer = get_state_dict(training.model, training.optimizer)
-    rate = optimizer["param_groups"][0]["lr"]  # type: ignore[index, call-overload]
-    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
-    dcp.load(state, checkpoint_id=folder / "dcp")
-    state["optimizer"]["param_groups"][0]["lr"] = rate
-    set_state_dict(
-        training.model,
-        training.optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-    )
-    training.train(MORE, DONE)
-
-
-@form(_saves_distributed("fsdp2"), is_right=False)
-def shard_lost(folder: Path) -> None:
-    """Rank 1 has other values of a weight after the load."""
-    training = Training(seed=1, how="fsdp2")
-    model, optimizer = get_state_dict(training.model, training.optimizer)
-    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
-    dcp.load(state, checkpoint_id=folder / "dcp")
-    set_state_dict(
-        training.model, training.optimizer,
-        model_state_dict=state["model"], optim_state_dict=state["optimizer"],
-    )  # fmt: skip
-    if dist.get_rank() == 1:
-        with torch.no_grad():
-            shard: Any = training.net.body.weight
-            shard._local_tensor.add_(1)
-    training.train(MORE, DONE)
-
-
 def _slow(seed: int) -> Training:
     training = Training(adam, seed)
     training.optimizer = Slow(training.optimizer)
@@ -439,7 +329,7 @@ def state_around_the_optimizer_made_after_the_load(folder: Path) -> None:
 def main() -> None:
     name, act, folder = sys.argv[1:]
     dist.init_process_group("gloo")
-    FORMS[name][act == "resume"](Path(folder))
+    FORMS.acts[name][act == "resume"](Path(folder))
     dist.barrier()
     dist.destroy_process_group()
 

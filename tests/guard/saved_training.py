@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,28 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import LambdaLR
 
 RATE = 1e-2
+DONE, MORE = 4, 3
+"""Steps before the save, and after the load."""
+
+Act = Callable[[Path], None]
+
+
+class Forms:
+    """Resumptions by name: a function that trains and saves, and one that loads and trains."""
+
+    def __init__(self, others: Forms | None = None) -> None:
+        self.acts: dict[str, tuple[Act, Act]] = dict(others.acts) if others else {}
+        self.right: list[str] = list(others.right) if others else []
+
+    def form(self, saves: Act, *, is_right: bool = True) -> Callable[[Act], Act]:
+        """Note a form by its act that resumes."""
+
+        def note(resumes: Act) -> Act:
+            self.acts[resumes.__name__] = saves, resumes
+            self.right.extend([resumes.__name__] if is_right else [])
+            return resumes
+
+        return note
 
 
 class Net(nn.Module):
