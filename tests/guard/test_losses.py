@@ -163,6 +163,18 @@ def test_loss_that_deepspeed_got_has_the_weight_that_arrives() -> None:
     assert losses.are_whole
 
 
+def test_loss_that_deepspeed_multiplies_beyond_fp16_is_finite() -> None:
+    losses = Losses()
+    for _ in range(2):
+        loss = (scores() + 2.5).half().mean()
+        losses.note_unscaled(loss)
+        losses.note_root(loss * 2**15)
+    losses.note_root(scores().half().mean() + torch.inf)  # without DeepSpeed
+    roots = losses.roots()
+    assert roots is not None
+    assert roots.tolist() == [2.5, 2.5, torch.inf]
+
+
 @pytest.mark.parametrize("is_output", [False, True])
 def test_hook_of_an_output_counts_for_losses_that_come_after_it(is_output: bool) -> None:
     losses = Losses()

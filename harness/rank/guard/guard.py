@@ -106,7 +106,7 @@ class Guard:
         on(GraphBackward, around=self._backward, when=is_alive)
         on(StageBackward, around=self._backward, when=is_alive)
         on(StageGradients, after=guarded(self._note_gradients), when=is_armed)
-        on(EngineBackward, before=guarded(self._hand), when=is_due)
+        on(EngineBackward, before=guarded(self._hand), when=is_alive)
         on(OutputGradient, after=guarded(self._pass_on), when=is_armed)
         on(LossValue, after=guarded(self._loss), when=is_due)
         on(Gathered, before=guarded(self._gather), when=is_due)
@@ -222,6 +222,9 @@ class Guard:
 
     def _hand(self, event: EngineBackward) -> None:
         engine, (loss, *_) = event.owner, event.values
+        self.losses.note_unscaled(loss)
+        if not self.fence.is_due():
+            return
         divides = event.keywords.get("scale_wrt_gas", True)
         divides = divides and not getattr(engine, "inside_no_sync_ctxt", False)
         if divides and not engine.fp16_enabled():

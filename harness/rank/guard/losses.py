@@ -76,6 +76,8 @@ class Losses:
         self._calls: deque[Loss] = deque(maxlen=MOST_CALLS)
         self._micro: list[MicroBatch] = []
         self._handed: Loss | None = None
+        self._unscaled: Tensor | None = None
+        """What DeepSpeed's engine got for the next backward, before it multiplies that."""
         self.are_whole = False
         """Whether the values of ``tensor`` are whole losses, not those of torch's functions."""
         self._roots: list[Tensor] = []
@@ -113,6 +115,11 @@ class Losses:
             loss.targets = _targets(arguments, keywords)
         self._calls.append(loss)
         _weigh(loss, value)
+
+    def note_unscaled(self, value: Any) -> None:
+        """Note the loss that DeepSpeed's engine multiplies by its scale: in fp16 the product may be
+        infinite, which harms nobody, as gradients do not depend on it."""
+        self._unscaled = value.detach() if _is_plain(value) and not value.dim() else None
 
     def hand(self, value: Any) -> None:
         """Note that a loss is handed to DeepSpeed's engine, which begins a backward with it."""
@@ -158,7 +165,9 @@ class Losses:
     def note_root(self, root: Any) -> bool:
         """Note what a backward begins from; returns whether it is a loss."""
         is_loss = _is_plain(root) and not root.dim() and root.is_floating_point()
-        self._roots += [root.detach()] if is_loss else []
+        unscaled, self._unscaled = self._unscaled, None
+        if is_loss:
+            self._roots.append(root.detach() if unscaled is None else unscaled)
         return is_loss
 
     def roots(self) -> Tensor | None:
