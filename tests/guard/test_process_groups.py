@@ -7,7 +7,10 @@ from types import ModuleType
 
 import pytest
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from harness.rank.guard.parameters import Modules
 from harness.rank.guard.process_groups import ProcessGroups
 from tests.guard.conftest import Trainer
 
@@ -34,6 +37,20 @@ def test_rank_that_has_had_a_group_or_another_package_is_not_told(
         context.setattr(dist, "is_initialized", lambda: True)
         groups.step_ended()
     assert groups.alarm() is None
+
+
+def test_model_of_a_destroyed_group_does_not_stop_guard() -> None:
+    """A script trains, destroys its process group, and begins again with another one."""
+    models = []
+    for _ in range(2):
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        models.append(DistributedDataParallel(nn.Linear(3, 2)))
+        modules = Modules()
+        dist.destroy_process_group()
+    first, second = (model.module.weight for model in models)
+    assert modules.ranks[id(second)] == [0]
+    assert id(first) not in modules.ranks
 
 
 ALONE = """\

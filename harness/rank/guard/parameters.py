@@ -95,7 +95,10 @@ class Modules:
         """The parameters that DDP was told to leave to each rank."""
         for module in modules:
             if isinstance(module, nn.parallel.DistributedDataParallel):
-                ranks = dist.get_process_group_ranks(module.process_group)
+                try:
+                    ranks = dist.get_process_group_ranks(module.process_group)
+                except (KeyError, ValueError):  # of a training before this one: it was destroyed
+                    continue
                 ignored = getattr(module, "parameters_to_ignore", ())
                 for name, parameter in module.module.named_parameters():
                     if name in ignored:
@@ -135,6 +138,9 @@ class Modules:
                 share = layout.share(parameter, described)
             except (AttributeError, IndexError, TypeError):  # private names of another release
                 described.left_out = f"this release of {layout.package} splits them in another way"
+                return Share()
+            except (KeyError, ValueError):  # of torch: it does not know this group any more
+                described.left_out = "their process group was destroyed"
                 return Share()
             if share is not None:
                 return share
