@@ -10,13 +10,29 @@ from torch import Tensor
 MOMENTS = {"SGD": ("momentum_buffer",), "Adam": ("exp_avg", "exp_avg_sq")}
 MOMENTS["AdamW"] = MOMENTS["Adam"]
 
+FUSED = "deepspeed.ops.adam.fused_adam.FusedAdam"
+ADAMS = (FUSED, "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam")
+"""Classes of DeepSpeed with the formula of Adam, or of AdamW."""
+
 
 def kind_of(optimizer: Any) -> str:
-    """The class of an optimizer: by its name alone only if it is one of torch, as the formulas are
-    known by these names."""
+    """The class of an optimizer: by a name of torch only if it has the formula of that, as the
+    formulas are known by these names."""
     kind = type(optimizer)
-    is_of_torch = kind is getattr(torch.optim, kind.__name__, None)
-    return kind.__name__ if is_of_torch else f"{kind.__module__}.{kind.__name__}"
+    if kind is getattr(torch.optim, kind.__name__, None):
+        return kind.__name__
+    name = f"{kind.__module__}.{kind.__name__}"
+    if name in ADAMS and all(group.get("bias_correction") for group in optimizer.param_groups):
+        return "AdamW" if getattr(optimizer, "adam_w_mode", True) else "Adam"
+    return name
+
+
+def step_count(optimizer: Any, group: dict[str, Any], parameter: Any) -> Any:
+    """How many steps an optimizer has counted, by which it corrects the moments of a parameter.
+    DeepSpeed's fused Adam counts those of a group at the last parameter that has a gradient."""
+    if f"{type(optimizer).__module__}.{type(optimizer).__name__}" == FUSED:
+        parameter = [one for one in group["params"] if one.grad is not None][-1]
+    return optimizer.state.get(parameter, {}).get("step", 0)
 
 
 def has_own_hooks(optimizer: Any) -> bool:

@@ -68,7 +68,7 @@ def blind(compared: Mapping[str, int], facts: Mapping[str, Any], has_rows: bool)
         sentences["replicas"] = "weights are not compared: no two ranks have copies of one"
     if optimizer and optimizer not in MOMENTS:
         sentences["updates"] = (
-            f"updates: whether weights move, but not how far: {optimizer} has no known formula"
+            f"how far a step moves weights, only whether it does: {optimizer} has no known formula"
         )
     if "accumulation" not in compared:
         sentences["accumulation"] = (

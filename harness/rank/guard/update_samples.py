@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .optimizers import MOMENTS, is_on_device, kind_of, plain_settings
+from .optimizers import MOMENTS, is_on_device, kind_of, plain_settings, step_count
 from .parameters import Watched
 from .posts import Update
 from .rotation import turns
@@ -89,7 +89,7 @@ def _update(
     tensors = [stepped.grad, *(state[name] for name in present)]
     parts = [entry.weight, *(entry.of_stepped(tensor) for tensor in tensors)]
     views = [positions.values(part) for part in parts]
-    step, rate = state.get("step", 0), group.get("lr", 0.0)
+    step, rate = step_count(optimizer, group, stepped), group.get("lr", 0.0)
     for value in (step, rate):
         if is_on_device(value):
             views.append(value.detach().reshape(1))
