@@ -15,6 +15,7 @@ if they agree. docs/check.md explains the statuses and the JSON.
 from __future__ import annotations
 
 import argparse
+import os.path
 import sys
 import time
 from argparse import ArgumentTypeError
@@ -81,6 +82,7 @@ def main(arguments: list[str]) -> int:
     settings, accepted = _settings(options), read_accepted(options.accepted)
     environment = _environment(options, names)
     _refuse_nothing(environment, names)
+    _refuse_overwriting(options, environment)
     bugs = recorded(names, environment, settings)
     if options.run:
         bugs = _with_runs(bugs, environment, overrides, options)
@@ -188,6 +190,22 @@ def _printed_format(outputs: Iterable[ReportOutput]) -> str:
     if len(names) > 1:
         raise UserError(f"{names[0]} and {names[1]} are both printed: write {names[1]}:FILE")
     return names[0] if names else TEXT
+
+
+def _refuse_overwriting(options: argparse.Namespace, environment: Environment) -> None:
+    """Raise UserError for a report that would replace a file that was read, or another report."""
+    settings = (options.deepspeed, options.training_args, options.accelerate, options.accepted)
+    read = [*(options.requirements or ()), *options.model, *filter(None, settings)]
+    taken = {os.path.realpath(name): "is read" for name in (*read, environment.file) if name}
+    for output in options.format:
+        if output.file is not None and (output.file.is_file() or not output.file.exists()):
+            path = os.path.realpath(output.file)
+            if path in taken:
+                raise UserError(
+                    f"--format {output.format}:{output.file}: {output.file} {taken[path]}: name "
+                    "another file"
+                )
+            taken[path] = "gets another format"
 
 
 def _scenarios(words: Sequence[str]) -> list[str]:

@@ -103,7 +103,7 @@ def _refuse_options(arguments: Sequence[str]) -> None:
 
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
-    parser.parse_args([word for word in arguments if word not in HELP])
+    parser.parse_args(list(arguments))
 
 
 def _remove(sweep: Path) -> None:

@@ -197,6 +197,28 @@ def test_a_mistake_is_one_line(words: list[str], message: str, capsys: Capture) 
 
 
 @pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("-r . --format json:requirements.txt", "requirements.txt is read"),
+        ("-r requirements.txt --format json:./requirements.txt", "requirements.txt is read"),
+        ("-r requirements.txt --deepspeed ds.json --format json:ds.json", "ds.json is read"),
+        ("-r . --format json:new --format markdown:new", "new gets another format"),
+    ],
+)
+def test_a_report_replaces_no_file_that_is_read_and_no_other_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, words: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = {"requirements.txt": "deepspeed==0.13.2\n", "ds.json": '{"gradient_clipping": 0}'}
+    for name, text in texts.items():
+        Path(name).write_text(text)
+    assert why in refused(capsys, ["check", *words.split()])
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == texts
+    null = ["--format", "json:/dev/null", "--format", "markdown:/dev/null"]
+    assert main(["check", "scenario=clip_max_for_min", "-r", ".", *null]) == 1
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("n" * 300, "File name too long"),

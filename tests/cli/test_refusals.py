@@ -33,6 +33,7 @@ def _refuse(*words: object, **_: object) -> None:
     ("words", "why"),
     [
         ("run scenario=bf16_clip --cfg nope", "argument --cfg/-c: invalid choice: 'nope'"),
+        ("run --info scenario=bf16_clip", "argument --info/-i: invalid choice"),
         ("run scenario=bf16_clip --nope", "unrecognized arguments: --nope"),
         (f"probe {'a' * 5000}", "File name too long"),
         (f"guard-report {'a' * 5000}", "File name too long"),
