@@ -103,6 +103,24 @@ for step in range(4):
     of_G.step()
 """
 
+GENERATED = """
+G, D = net(5, 16, 8), net(8, 16, 1)
+G_run, D_run = DDP(G), DDP(D)
+of_G, of_D = (torch.optim.Adam(each.parameters(), 1e-3) for each in (G, D))
+for step in range(4):
+    of_D.zero_grad()
+    fakes = []
+    for x, _, noise in micro_batches(step):
+        (softplus(-D_run(x)).mean() / k).backward()
+        fakes.append(G_run(noise.float()))
+        (softplus(D_run(fakes[-1].detach())).mean() / k).backward()
+    of_D.step()
+    of_G.zero_grad()
+    for fake in fakes:
+        (softplus(-D_run(fake)).mean() / k).backward()
+    of_G.step()
+"""
+
 SPARSE = """
 model = nn.Sequential(nn.EmbeddingBag(50, 8, sparse=True), net(8, 16, 4))
 run = DDP(model)
@@ -192,6 +210,7 @@ LOOPS = {
     "search": SEARCH,
     "two rates": TWO_RATES,
     "adversaries": ADVERSARIES,
+    "generated": GENERATED,
     "sparse": SPARSE,
     "of rows": OF_ROWS,
     "size learnt": SIZE_LEARNT + STEPS,
@@ -199,7 +218,7 @@ LOOPS = {
 }
 
 
-SLOW = ("search", "two rates", "of rows", "sparse")
+SLOW = ("adversaries", "search", "two rates", "of rows", "sparse")
 
 
 @pytest.mark.parametrize(

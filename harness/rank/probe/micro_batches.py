@@ -25,7 +25,7 @@ from harness.rank.probe.parameters import (
     reshard,
 )
 from harness.rank.probe.record import Record, Step
-from harness.rank.probe.samples import bound, is_transformed, rows
+from harness.rank.probe.samples import Returned, bound, is_transformed, rows
 
 PARTS_UP_TO = 2_000_000
 """Up to this number of parameters, each micro-batch's own gradient is kept."""
@@ -56,6 +56,7 @@ class MicroBatches:
         self.on_evaluation: Callable[[], None] = lambda: None
         """Is called when the model is called without training."""
         self._depth = 0
+        self._returned = Returned()
         self._hooked: set[int] = set()
         """The ids of the parameters whose gradients are recorded for each micro-batch."""
         self._evaluated: set[int] = set()
@@ -110,6 +111,8 @@ class MicroBatches:
             output = self._noise.nudged(output)
         if seen:
             _note_use(output, step)
+        if outermost and _trains(module) and any(p.requires_grad for p in module.parameters()):
+            self._returned.add(value for _, value in leaves(output, is_dataclass))
         return output
 
     def _look(self, module: Any, keywords: Mapping[str, Any], output: Any) -> None:
@@ -164,7 +167,7 @@ class MicroBatches:
             self._take(module, arguments, keywords)
         is_model = _inner(module) is _inner(self.root)
         if is_model:
-            self._see(rows(*bound(module, arguments, keywords)))
+            self._see(rows(*bound(module, arguments, keywords), self._returned))
         if self._record.is_open() and not is_transformed():  # else it has other parameters now
             self._know(module)
         return is_model and self._record.is_open()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -52,14 +53,40 @@ def _takes_anything(module: Any) -> bool:
     return parameter is not None and parameter.kind is inspect.Parameter.VAR_POSITIONAL
 
 
-def rows(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[str]:
+class Returned:
+    """What trained models have returned: no sample, though another model gets it, as a
+    discriminator gets what a generator has made. Each layout rounds its values differently."""
+
+    def __init__(self) -> None:
+        self._storages: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    def add(self, tensors: Iterable[Any]) -> None:
+        for tensor in filter(_is_plain, tensors):
+            storage = tensor.untyped_storage()
+            self._storages[storage.data_ptr()] = storage
+
+    def __contains__(self, tensor: Any) -> bool:
+        """Whether a tensor is returned by a model, or a view of such a tensor."""
+        return _is_plain(tensor) and tensor.untyped_storage().data_ptr() in self._storages
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether a tensor has memory of its own: a DTensor has none."""
+    import torch
+
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not is_transformed()
+
+
+def rows(
+    arguments: Sequence[Any], keywords: Mapping[str, Any], returned: Container[Any] = ()
+) -> list[str]:
     """A digest of each row of a batch, without its padding.
 
     Text is recognised by its ``input_ids`` and its pictures and sounds, other data by the tensor
     with the most numbers in a row. Packed rows are split where ``position_ids`` restart.
     """
     with _without_transforms():
-        return _rows(dict(_tensors(arguments, keywords)))
+        return _rows(dict(_tensors(arguments, keywords, returned)))
 
 
 def _rows(tensors: Mapping[str, Any]) -> list[str]:
@@ -108,13 +135,15 @@ def _texts(tensors: Mapping[str, Any], ids: Any) -> list[str]:
     return [digest(_unpadded(row)) for row in ids]
 
 
-def _tensors(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _tensors(
+    arguments: Sequence[Any], keywords: Mapping[str, Any], returned: Container[Any]
+) -> Iterator[tuple[str, Any]]:
     """The tensors of a call with their names or positions, on the CPU and readable by numpy."""
     import torch
 
     for name, wrapped in [*leaves(list(arguments)), *leaves(keywords)]:
         value = _whole(wrapped) if isinstance(wrapped, torch.Tensor) else wrapped
-        if isinstance(value, torch.Tensor) and value.dim():
+        if isinstance(value, torch.Tensor) and value.dim() and value not in returned:
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
             value = whole.detach().cpu()
             yield name, value.float() if value.is_floating_point() else value
