@@ -4,8 +4,9 @@ before anything is started. Each message names the choices."""
 from __future__ import annotations
 
 import math
+import os.path
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from harness.system.days import past_day
@@ -87,3 +88,18 @@ def output_file(text: str) -> Path:
     except UserError as error:
         raise ArgumentTypeError(str(error)) from None
     return Path(text)
+
+
+def refuse_overwriting(
+    outputs: Iterable[Path | str | None], inputs: Iterable[Path | str | None] = ()
+) -> None:
+    """Raise UserError for a file of output that is read, too, or that two options name. A device
+    or a pipe may be named twice."""
+    taken = {os.path.realpath(file): "is read" for file in inputs if file}
+    for file in outputs:
+        if file in (None, STANDARD_OUTPUT) or (os.path.exists(file) and not os.path.isfile(file)):
+            continue
+        path = os.path.realpath(file)
+        if path in taken:
+            raise UserError(f"{file} {taken[path]}: name another file to write")
+        taken[path] = "is written for another option"

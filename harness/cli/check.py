@@ -15,7 +15,6 @@ if they agree. docs/check.md explains the statuses and the JSON.
 from __future__ import annotations
 
 import argparse
-import os.path
 import sys
 import time
 from argparse import ArgumentTypeError
@@ -43,7 +42,7 @@ from harness.check.markdown_summary import as_markdown
 from harness.check.sarif import as_sarif
 from harness.check.source import read_file
 from harness.cli import Arguments
-from harness.cli._values import day, output_file
+from harness.cli._values import day, output_file, refuse_overwriting
 from harness.rank.models.heads import SUBJECT, parsed
 from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
@@ -82,7 +81,7 @@ def main(arguments: list[str]) -> int:
     settings, accepted = _settings(options), read_accepted(options.accepted)
     environment = _environment(options, names)
     _refuse_nothing(environment, names)
-    _refuse_overwriting(options, environment)
+    refuse_overwriting((output.file for output in options.format), _inputs(options, environment))
     bugs = recorded(names, environment, settings)
     if options.run:
         bugs = _with_runs(bugs, environment, overrides, options)
@@ -192,20 +191,10 @@ def _printed_format(outputs: Iterable[ReportOutput]) -> str:
     return names[0] if names else TEXT
 
 
-def _refuse_overwriting(options: argparse.Namespace, environment: Environment) -> None:
-    """Raise UserError for a report that would replace a file that was read, or another report."""
+def _inputs(options: argparse.Namespace, environment: Environment) -> list[Path | str | None]:
+    """The files that the command reads."""
     settings = (options.deepspeed, options.training_args, options.accelerate, options.accepted)
-    read = [*(options.requirements or ()), *options.model, *filter(None, settings)]
-    taken = {os.path.realpath(name): "is read" for name in (*read, environment.file) if name}
-    for output in options.format:
-        if output.file is not None and (output.file.is_file() or not output.file.exists()):
-            path = os.path.realpath(output.file)
-            if path in taken:
-                raise UserError(
-                    f"--format {output.format}:{output.file}: {output.file} {taken[path]}: name "
-                    "another file"
-                )
-            taken[path] = "gets another format"
+    return [*(options.requirements or ()), *options.model, *settings, environment.file]
 
 
 def _scenarios(words: Sequence[str]) -> list[str]:

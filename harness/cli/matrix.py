@@ -26,7 +26,7 @@ from harness.bugs.api.spec import RELEASED, Scenario, Verdict
 from harness.bugs.pins import TORCH
 from harness.bugs.results import Result, Status
 from harness.cli import Arguments
-from harness.cli._values import output_file
+from harness.cli._values import output_file, refuse_overwriting
 from harness.releases import releases
 from harness.run import command_line
 from harness.run.cells import exit_code
@@ -117,6 +117,7 @@ def _parser() -> Arguments:
 
 def main(arguments: list[str]) -> int:
     options = _parser().parse_intermixed_args(arguments)
+    refuse_overwriting((options.csv, options.json))
     if options.record:
         refuse_without_checkout("--record")
     sweep, console = sweep_of("matrix", options.overrides), terminal()

@@ -34,7 +34,7 @@ from harness.bugs import catalog
 from harness.bugs.api.spec import Lane
 from harness.check.source import read_file
 from harness.cli import Arguments, patches, pin
-from harness.cli._values import STANDARD_OUTPUT, output
+from harness.cli._values import STANDARD_OUTPUT, output, refuse_overwriting
 from harness.rank.models import architectures
 from harness.rank.models.answer import AnswerStatus, Row
 from harness.rank.models.heads import CAUSAL, HEADS, SUBJECT, Word, parsed
@@ -66,6 +66,7 @@ def main(arguments: list[str]) -> int:
     if options.newest and pins:
         raise UserError("--newest chooses all releases: leave --pins out")
     words = _model_words(options.models, options.head)
+    refuse_overwriting((options.json,), (parsed(word).model for word in options.models))
     refuse_without_torch("models")
     pins = stack.newest() if options.newest else pins
     began = time.monotonic()

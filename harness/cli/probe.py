@@ -50,7 +50,15 @@ from harness.bugs.api.spec import Lane
 from harness.bugs.lookup import why_affected
 from harness.check import environment, interpreter
 from harness.cli import Arguments, patches
-from harness.cli._values import STANDARD_OUTPUT, number, output, output_file, seconds, whole_number
+from harness.cli._values import (
+    STANDARD_OUTPUT,
+    number,
+    output,
+    output_file,
+    refuse_overwriting,
+    seconds,
+    whole_number,
+)
 from harness.rank.probe import constants
 from harness.releases import edits, overlay
 from harness.releases.patches import packages
@@ -98,6 +106,7 @@ def main(arguments: list[str]) -> int:
     options.environments = _environments(options)
     settings = _settings(options)
     chosen = _target(options)
+    refuse_overwriting((options.json, options.junitxml, options.html), (chosen.file,))
     _refuse_blind(chosen, settings)
     for hint in _misplaced(chosen):
         warn(hint)

@@ -38,7 +38,7 @@ from pathlib import Path
 from harness.bugs import catalog
 from harness.bugs.api.spec import BUGGY, HARMS
 from harness.cli import Arguments
-from harness.cli._values import output_file
+from harness.cli._values import output_file, refuse_overwriting
 from harness.run import command_line
 from harness.run.run_config import DetectorConfig
 from harness.run.score import cost
@@ -63,6 +63,7 @@ def main(arguments: list[str]) -> int:
         return ExitCode.AS_EXPECTED
     if not words:
         raise UserError("name a detector: FILE.py:CLASS, or one of " + ", ".join(OURS))
+    refuse_overwriting((options.json,), (word.rpartition(":")[0] for word in words))
     refuse_without_torch("score")
     detectors = [detector_named(word) for word in dict.fromkeys(words)]
     if sum(detector.module == GUARD for detector in detectors) > 1:

@@ -30,7 +30,13 @@ from pathlib import Path
 
 from harness.bugs import catalog
 from harness.cli import Arguments, models
-from harness.cli._values import file_in_a_folder, output_file, seconds, whole_number
+from harness.cli._values import (
+    file_in_a_folder,
+    output_file,
+    refuse_overwriting,
+    seconds,
+    whole_number,
+)
 from harness.publish import nightly_json, report
 from harness.publish.history import History, writing
 from harness.publish.history_rows import NightlyKind
@@ -106,6 +112,7 @@ def main(arguments: list[str]) -> int:
         "--budget", type=seconds, default=float("inf"), help="seconds of a hunt (default: no limit)"
     )
     options = parser.parse_intermixed_args(arguments)
+    refuse_overwriting((options.summary, options.junitxml, options.json, options.history))
     if options.hunt:
         return _hunt(options)
     if options.models:

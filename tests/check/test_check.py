@@ -202,7 +202,7 @@ def test_a_mistake_is_one_line(words: list[str], message: str, capsys: Capture) 
         ("-r . --format json:requirements.txt", "requirements.txt is read"),
         ("-r requirements.txt --format json:./requirements.txt", "requirements.txt is read"),
         ("-r requirements.txt --deepspeed ds.json --format json:ds.json", "ds.json is read"),
-        ("-r . --format json:new --format markdown:new", "new gets another format"),
+        ("-r . --format json:new --format markdown:new", "new is written for another option"),
     ],
 )
 def test_a_report_replaces_no_file_that_is_read_and_no_other_report(

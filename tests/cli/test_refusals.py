@@ -33,6 +33,12 @@ def _refuse(*words: object, **_: object) -> None:
     ("words", "why"),
     [
         ("run scenario=bf16_clip --cfg nope", "argument --cfg/-c: invalid choice: 'nope'"),
+        ("probe --json own.py own.py --batch-size {rows}", "own.py is read: name another"),
+        ("score own.py:Detector --json own.py", "own.py is read: name another"),
+        ("models own.py:make --json own.py", "own.py is read: name another"),
+        ("models config.json --json ./config.json", "config.json is read: name another"),
+        ("matrix scenario=bf16_clip --csv new --json new", "new is written for another option"),
+        ("watch --json h --history h", "h is written for another option"),
         ("run --info scenario=bf16_clip", "argument --info/-i: invalid choice"),
         ("run scenario=bf16_clip --nope", "unrecognized arguments: --nope"),
         (f"probe {'a' * 5000}", "File name too long"),
@@ -84,6 +90,8 @@ def test_a_mistake_is_refused_at_once(
     (tmp_path / "file").write_text("")
     deep = "[" * 99 + "]" * 99
     for name, text in {
+        "own.py": "",
+        "config.json": '{"model_type": "llama"}',
         "bomb.yaml": "a: &a [x]\n" + "".join(f"b{n}: [*a, *a]\n" for n in range(20)),
         "deep.yaml": f"a: {deep}",
         "deep.json": f'{{"a": {deep}}}',
