@@ -181,7 +181,7 @@ def new(
     terminal().print(
         f"{catalog.file(name)}, and beside it what else you write. It runs, and is unfinished:\n"
         f"  python -m harness run scenario={name}\n"
-        f"  python -m harness admit scenario={name} --fix    # lists what is missing\n"
+        f"  python -m harness admit scenario={name} --fix    # says what you must do next\n"
         "CONTRIBUTING.md goes through its parts."
     )
 

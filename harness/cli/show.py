@@ -9,6 +9,7 @@ python -m harness show pipeline_clip_norm --patch > fix.diff
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -60,7 +61,9 @@ def remedy(name: str, pins_of_user: Mapping[str, str]) -> str:
         raise UserError(f"we propose no edit for {name}. Choices: {', '.join(choices)}.")
     stack = resolution.stack(scenario, _pins(scenario, pins_of_user, BUGGY), cache_folder())
     with overlay.borrow(stack, edits, cache_folder()) as borrowed_overlay:
-        return borrowed_overlay.diff
+        return re.sub(
+            "^([+]{3}) defect/", r"\1 patched/", borrowed_overlay.diff, flags=re.MULTILINE
+        )
 
 
 def _print_story(console: Console, name: str, scenario: Scenario) -> None:

@@ -60,6 +60,11 @@ def test_a_broken_loop_is_reported_as_text_json_and_junit(
             "gradients are all 0",
         ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+        (  # runs of a probe are no runs of the user's trackers
+            "import os; e = os.environ; "
+            "raise ValueError(e['WANDB_MODE'] + ' ' + e['DISABLE_MLFLOW_INTEGRATION'])",
+            "ValueError: disabled TRUE",
+        ),
         (
             "import subprocess, time; subprocess.Popen(['sleep', '{seconds}']); time.sleep(4321)",
             "did not end within 15 s, and was ended; rank 0 was in <module> (train.py, line 1)",

@@ -42,6 +42,7 @@ def test_the_proposal_mends_the_newest_release_that_has_the_bug(
     assert main(["show", name, "--patch", *([pin] if "installed" not in pin else [])]) == 0
     patch = tmp_path / "proposal.diff"
     patch.write_text(capsys.readouterr().out)
+    assert "+++ patched/" in patch.read_text()
     words = [f"scenario={name}", "variant=released", pin, f"patch={patch}", f"runs={tmp_path}"]
     words += SURELY.get(name, [])
     assert main(["run", *words]) == 0

@@ -71,6 +71,7 @@ ENVIRONMENT = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's thread would forbid forks
     "TOKENIZERS_PARALLELISM": "false",  # tokenizers warn in every forked process
     "WANDB_MODE": "disabled",
+    "DISABLE_MLFLOW_INTEGRATION": "TRUE",  # of the Trainer: a run of each rank, perhaps on a server
 }
 
 TRAINING = {
