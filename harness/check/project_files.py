@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import configparser
 import os.path
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -175,7 +176,9 @@ def _setup_cfg(config: configparser.ConfigParser, file: str) -> Content:
     def lines(value: str) -> list[str]:
         if value.strip().startswith("file:"):
             return [Option(f"-r {name.strip()}") for name in value.strip()[5:].split(",")]
-        return [line.strip() for line in value.splitlines() if line.strip()]
+        parts = value.splitlines() if "\n" in value else value.split(";")  # as setuptools does
+        texts = (re.sub(r"(^|\s)#.*", "", part).strip() for part in parts)
+        return [text for text in texts if text]
 
     required = config.get("options", "install_requires", fallback="")
     content.add("", "install_requires", lines(required))

@@ -21,6 +21,22 @@ install_requires =
 [options.extras_require]
 train = trainer
 """
+DOWN = "down; os_name == 'posix'"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("up>=1", ["up>=1"]),
+        ("up>=1; down", ["up>=1", "down"]),
+        ("\n  up>=1  # as of torch 2.1\n  # down\n  down; os_name == 'posix'", ["up>=1", DOWN]),
+        ("\n  up @ git+https://host/up#egg=up", ["up @ git+https://host/up#egg=up"]),
+    ],
+)
+def test_setup_cfg_has_comments_and_semicolons(
+    tmp_path: Path, value: str, expected: list[str]
+) -> None:
+    assert lines(tmp_path, "setup.cfg", f"[options]\ninstall_requires = {value}\n") == expected
 
 
 def test_setuptools_files_are_read(tmp_path: Path) -> None:
