@@ -93,11 +93,11 @@ def test_stage_goes_on_with_the_gradient_of_the_next_one(ratio: float, kinds: li
     assert all(alarm.ranks == [0] for alarm in alarms)
 
 
-def with_terms(factor: float, weight: float, count: float) -> Change:
-    """Two micro-batches whose losses have other terms."""
+def with_terms(factor: float, weight: float, count: float, value: float = 2.0) -> Change:
+    """Two micro-batches whose losses of 9 have other terms."""
 
     def change(post: Post) -> None:
-        row = [9.0, 2.0, weight, count, 1.0]
+        row = [9.0, value, weight, count, 1.0]
         post.tensors["losses"], post.factor = torch.tensor(row * 2), factor
 
     return change
@@ -119,6 +119,13 @@ def test_terms_that_are_not_divided_by_tokens_are_not_multiplied_by_ranks(
     alarms = alarms_of_step(with_terms(factor, weight, count))
     assert [alarm.kind for alarm in alarms] == kinds
     assert all("4 times" in alarm.text for alarm in alarms)
+
+
+def test_small_terms_are_terms_if_the_loop_multiplies_them() -> None:
+    """Those of Mixtral are 0.04 % of its loss, with the coefficient of its configuration."""
+    for factor, kinds in ((2.0, ["terms"]), (1.0, [])):
+        alarms = alarms_of_step(with_terms(factor, 0.05, 10.0, value=8.999 / 0.05))
+        assert [alarm.kind for alarm in alarms] == kinds
 
 
 def with_targets(*targets: tuple[int, int]) -> Change:

@@ -81,8 +81,8 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     is_split = any(together.table(view).columns.is_split for view in views)
     ranks = 1 if is_split else len(views)
     memory.has_terms = memory.has_terms or losses.has_terms
+    yield from _other_terms(views, losses, ranks)  # also if they are small: the graph has them
     if memory.has_terms:  # a term that is almost 0 in this step is one, too
-        yield from _other_terms(views, losses, ranks)
         return
     memory.compared["accumulation"] = micro
     memory.most_micro = max(memory.most_micro, micro)
