@@ -72,6 +72,17 @@ def test_flipped_bit_outside_the_sample_is_no_replica() -> None:
     assert "outside the sample" in alarm.text
 
 
+def test_copies_that_are_farthest_apart_are_named_first() -> None:
+    def change(post: Post) -> None:
+        post.tensors["weights"][0] += 0.125
+        post.tensors["weights"][-1] += 0.5  # of the bias
+        post.tensors["bits"] = sums(post.tensors["weights"])
+
+    alarm = next(one for one in judged({1: change}) if one.check == "replicas")
+    assert alarm.text.startswith("the copies of bias and 1 more parameter are not equal: by up to")
+    assert (alarm.size, alarm.parameters) == (pytest.approx(0.5), ["bias", "weight"])
+
+
 def test_weights_that_differ_at_first_are_no_replicas() -> None:
     def change(post: Post) -> None:
         post.tensors["bits"] += post.rank

@@ -37,7 +37,7 @@ def replicas(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         if equal is not None:
             memory.compared["replicas"] = equal
             return
-    names, ranks, sizes, compared = [], set(), [0.0], 0
+    distances, ranks, compared = dict[str, float](), set(), 0
     for members in _copies(views):
         compared += 1
         bits = [view.bits(number) for view, number in members]
@@ -46,12 +46,13 @@ def replicas(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         for (view, number), value in zip(members, bits):
             if value != usual:
                 name = view.described[number].name
-                names += [] if name in names else [name]
+                distance = _distance(view, number, *model)
+                distances[name] = max(distances.get(name, 0.0), distance)
                 ranks.add(view.rank)
-                sizes.append(_distance(view, number, *model))
     memory.compared["replicas"] = compared
-    if names:
-        size = max(sizes)
+    if distances:
+        names = sorted(distances, key=lambda name: -distances[name])
+        size = distances[names[0]]
         where = f"by up to {size:.2g} in the sample" if size else "in values outside the sample"
         text = f"the copies of {named(names)} are not equal: {where}"
         yield Alarm("replicas", "differ", text, sorted(ranks), size, names)
