@@ -11,6 +11,7 @@ from torch import nn
 
 from harness.rank.guard.checks.clipping import clipping
 from harness.rank.guard.checks.views import Memory, View
+from harness.rank.guard.clips import ClipOrder
 from harness.rank.guard.parameters import Modules
 from harness.rank.guard.posts import Described, Post
 from harness.rank.guard.training import Training
@@ -176,3 +177,33 @@ def test_a_part_of_the_gradients_and_other_norms_are_not_compared() -> None:
 
     for clip in (part, largest, twice):
         assert "norms" not in clipped(clip).tensors
+
+
+@pytest.mark.parametrize(
+    ("order", "limit", "alarms"),
+    [
+        ("LLL", 1.0, 1),
+        ("LLLLLL", 1.0, 1),
+        ("LLL", math.inf, 0),  # the norm is logged
+        ("LLTLL", 1.0, 0),
+        ("TTTT", 1.0, 0),
+    ],
+)
+def test_clipping_after_the_step_is_told_once(order: str, limit: float, alarms: int) -> None:
+    clip_order = ClipOrder()
+    told = [clip_order.clipped(limit, is_late=one == "L") for one in order]
+    assert len([alarm for alarm in told if alarm]) == alarms
+
+
+def test_clipping_is_late_if_no_backward_ran_since_the_step() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    training = Training(torch.optim.SGD([weight], 0.1), 0)
+    training._ids = frozenset({id(weight)})
+    for step in range(1, 5):
+        training.note_clip({id(weight)}, 1.0, backwards=step)  # in time
+        training.after_step(backwards=step)
+    assert not training.alarms
+    for step in range(5, 9):
+        training.after_step(backwards=step)
+        training.note_clip({id(weight)}, 1.0, backwards=step)
+    assert [alarm.kind for alarm in training.alarms] == ["late"]

@@ -104,6 +104,23 @@ def test_weights_in_no_optimizer_that_never_move() -> None:
     assert alarm.text.startswith("weight and 1 more parameter get gradients but never move")
 
 
+def test_weights_that_the_loop_gave_no_optimizer_are_said() -> None:
+    """Some loops freeze a part of a model so; others forget it."""
+
+    def change(post: Post) -> None:
+        post.check, post.unheld = 3, ["bias"]
+        post.tensors["bits"] = post.tensors["first_bits"].clone()
+        post.described[1].optimized = False
+        post.computed, post.used, post.updates = {}, [], []
+
+    memory = Memory()
+    posts = made_posts(on_all(change))
+    assert judge(posts, memory) == []
+    assert memory.not_seen["unheld"] == (
+        "whether it is meant that bias gets gradients and no optimizer has it"
+    )
+
+
 def is_left(share: float, is_noted: bool = True) -> Change:
     """The gradient of the step before is there when the step begins, and a share of it in the
     gradient that the optimizer uses."""

@@ -24,6 +24,10 @@ class BackwardCounts:
         """Whether there were enough for a step, now that ``backwards`` ran in all."""
         return 0 < self.first <= backwards - self._total
 
+    def none_since_step(self, backwards: int) -> bool:
+        """Whether none ran since the last step, now that ``backwards`` ran in all."""
+        return backwards == self._total
+
     def skip(self, backwards: int) -> None:
         """Note that those before belong to no step."""
         self._total = backwards

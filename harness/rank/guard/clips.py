@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .parameters import Watched
+from .posts import LocalAlarm
 from .samples import norms, on_device
 
 
@@ -77,3 +79,23 @@ class Clips:
             scale = on_device(scale, self._limits[0].device)
             self.scaled = torch.cat([*self._limits, scale])
         self._is_scaled = False
+
+
+LATE = 3
+"""Clippings in a row that come too late, which are told."""
+
+
+class ClipOrder:
+    """Whether gradients are clipped only after the step that uses them."""
+
+    def __init__(self) -> None:
+        self._late = 0
+
+    def clipped(self, limit: Any, is_late: bool) -> LocalAlarm | None:
+        """Note a clipping to a norm; ``is_late``: no backward ran since the last step."""
+        is_limit = isinstance(limit, Tensor) or math.isfinite(limit)  # others measure the norm
+        self._late = self._late + 1 if is_late and is_limit else 0
+        if self._late != LATE:
+            return None
+        text = "gradients are clipped after the step that uses them, so that no step is clipped"
+        return LocalAlarm("gradients", "late", text)

@@ -16,6 +16,9 @@ from .report import say, short
 from .settings import report_in
 from .training import Training
 
+FIRST_STEPS = 10
+"""Steps in which the order of a loop's calls is looked at."""
+
 
 class Fence:
     """Calls guard's handlers, until one of them fails."""
@@ -36,6 +39,10 @@ class Fence:
     def is_due(self) -> bool:
         """Whether a training is to be checked at its next step."""
         return self.is_alive() and any(training.due for training in self.trainings)
+
+    def is_new(self) -> bool:
+        """Whether a training has just begun: it takes its first steps."""
+        return self.is_alive() and any(0 < one.steps <= FIRST_STEPS for one in self.trainings)
 
     def looks_at_step(self) -> bool:
         """Whether something is to be read before a step."""

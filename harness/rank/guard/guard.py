@@ -112,6 +112,7 @@ class Guard:
         on(Gathered, before=guarded(self._gather), when=is_due)
         for kind in (Clip, EngineClip):
             on(kind, before=guarded(self._clip), after=guarded(self._clipped), when=is_armed)
+        on(Clip, before=guarded(self._note_clip), when=self.fence.is_new)
         on(Unscale, before=guarded(self._unscale), when=is_armed)
         on(WrapperUnscale, before=guarded(self._unscale_group), when=is_armed)
         on(WrapperStep, around=self._wrapper_step, when=is_alive)
@@ -243,6 +244,11 @@ class Guard:
             if training.armed and training.holds(ids):
                 training.take_used()
                 training.begin_clip(ids, event.norm_type)
+
+    def _note_clip(self, event: Clip) -> None:
+        ids = {id(parameter) for parameter in event.parameters}
+        for training in self.trainings:
+            training.note_clip(ids, event.max_norm, self.backwards)
 
     def _clipped(self, event: Clip) -> None:
         ids = {id(parameter) for parameter in event.parameters}

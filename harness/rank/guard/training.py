@@ -20,7 +20,7 @@ from torch import Tensor
 from .backward_counts import BackwardCounts
 from .backwards import Backwards
 from .budget import FIRST_CHECKS, Cost
-from .clips import Clips
+from .clips import ClipOrder, Clips
 from .costs import CheckCosts
 from .gradient_samples import GradientSamples
 from .leftovers import Leftovers
@@ -82,6 +82,7 @@ class Training:
         """Whether a wrapper makes its steps: then it may hold copies of the weights."""
         self.alarms: list[LocalAlarm] = []
         self.skips = Skips()
+        self._clip_order = ClipOrder()
         self.costs = CheckCosts()
         self._watched: list[Watched] = []
         self._modules: Modules | None = None
@@ -300,6 +301,13 @@ class Training:
         if not is_of_wrapper:
             self._has_moved = self._versions != self._versions_of_weights()
         self._samples.take_used(self.optimizer(), is_of_wrapper)
+
+    def note_clip(self, ids: set[int], limit: Any, backwards: int) -> None:
+        """Note that gradients are clipped to a norm, after so many backwards of this process."""
+        if self.steps and self.holds(ids):
+            is_late = self.counts.none_since_step(backwards)
+            alarm = self._clip_order.clipped(limit, is_late)
+            self.alarms += [alarm] if alarm else []
 
     def begin_clip(self, ids: set[int], norm_type: float) -> None:
         """Note that gradients are clipped: those of the parameters with these ids."""

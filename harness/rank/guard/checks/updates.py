@@ -181,7 +181,7 @@ def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         post = view.post
         if view.first_bits is None or bits is None or post.check < 3:
             continue
-        if not post.foreign or not post.unheld:
+        if not post.unheld:
             continue
         still = [
             described.name
@@ -190,7 +190,13 @@ def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             and described.trained
             and int(view.first_bits[number]) == view.bits(number)
         ]
-        if still:
+        if still and not post.foreign:  # a loop may freeze them so
+            verb = "gets" if len(still) == 1 else "get"
+            memory.not_seen["unheld"] = (
+                f"whether it is meant that {named(still)} {verb} gradients and no optimizer has "
+                f"{'it' if len(still) == 1 else 'them'}"
+            )
+        elif still:
             verbs = "get gradients but never move"
             if len(still) == 1:
                 verbs = "gets gradients but never moves"
