@@ -14,6 +14,7 @@ from packaging.utils import InvalidName, canonicalize_name
 
 from harness.bugs import catalog
 from harness.check.constraints import of_conda
+from harness.check.requirement_lines import statements
 from harness.check.sections import Content
 from harness.check.synonyms import ELSEWHERE, named_in
 from harness.system.documents import as_list, as_table, as_text, as_texts
@@ -119,7 +120,9 @@ def read(document: Any, file: str) -> Content:
 
 
 def _of_pip(entry: Mapping[str, Any], content: Content, file: str) -> None:
-    content.add("", WHERE, as_texts(entry.get("pip"), f"{WHERE}, pip"))
+    texts = as_texts(entry.get("pip"), f"{WHERE}, pip")
+    # conda writes them into a requirements file
+    content.add("", WHERE, [line for text in texts for _, line in statements(text)])
     if others := sorted(entry.keys() - {"pip"}):
         content.notes.append(f"{file}, {WHERE}: {listed(others)} left out, as only pip's is read")
 

@@ -56,14 +56,9 @@ SETUP = (
     "setup.py is code, and is not run: install the project, and name its Python with --python, or "
     "'pip freeze | distributed-bugs check -r -' there"
 )
-PIXI = (
-    "pixi's files are not read: install the environment, and name its Python, as with "
-    "--python .pixi/envs/default"
-)
 INSTEAD = {
     "setup.py": SETUP,
-    "pixi.lock": PIXI,
-    "pixi.toml": PIXI,
+    **dict.fromkeys(("pixi.lock", "pixi.toml"), f"pixi's files are not read: {pyproject.PIXI}"),
     "Dockerfile": "a Dockerfile is commands, and none is run: "
     "'docker run IMAGE pip freeze | distributed-bugs check -r -'",
 }

@@ -31,6 +31,8 @@ MARKERS = (
 """Names that a Pipfile has for markers: ``sys_platform = "== 'linux'"``."""
 
 
+PIXI = "install the environment, and name its Python, as with --python .pixi/envs/default"
+"""What to do instead of reading pixi's tables and files."""
 NEVER = "python_version < '3'"
 """A marker that holds nowhere."""
 
@@ -241,7 +243,7 @@ def _other_tools(document: Mapping[str, Any], content: Content, file: str) -> No
     for name, lines in as_table(flit.get("requires-extra"), where).items():
         content.add(name, f"{where}.{name}", as_texts(lines, f"{where}.{name}"))
     if table_at(document, "tool", "pixi"):
-        content.notes.append(f"{file}: the tables of tool.pixi are not read")
+        content.notes.append(f"{file}: the tables of tool.pixi are not read: {PIXI}")
 
 
 def own_extras(content: Content, project: str, file: str, *kinds: str) -> None:

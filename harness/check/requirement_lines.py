@@ -32,6 +32,10 @@ WITH_VALUES = "|".join(option for option in (*VALUES, *WHERE) if option not in F
 AFTER_ONE = re.compile(rf"\s(?:(?:{'|'.join(FLAGS)})|(?:{WITH_VALUES})[=\s]\s*(?:{WORD}))(?=\s|$)")
 """Options after a requirement: pip ignores them there, and reads them in lines of their own."""
 
+MALFORMED = re.compile(r"[\w.-]+\s*(?:\[[^\]]*\]\s*)?[=<>!~]")
+"""The beginning of a requirement. What follows may have a slash, and is no path:
+``torch==2.4.0 --from https://host``."""
+
 FROZEN_EDITABLE = re.compile(r"# Editable .*\(([\w.-]+)===?([^\s()]+)\)")
 """The comment in which ``pip freeze`` names an editable install that has no address."""
 
@@ -69,7 +73,8 @@ def requirement_in(line: str) -> Requirement | None:
         requirement = None
     if requirement and (requirement.url or not ARCHIVES.search(requirement.name)):
         return requirement
-    if not (requirement or "/" in line or line.startswith((".", "file:"))):
+    is_place = "/" in line or line.startswith((".", "file:"))
+    if not requirement and (not is_place or MALFORMED.match(line)):
         raise ValueError("it does not name a package with versions, such as transformers==4.36.2")
     return None
 

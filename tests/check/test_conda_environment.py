@@ -32,6 +32,21 @@ def test_condas_environment_has_the_names_of_pip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
+        ("torch==2.4.0+cu121 --extra-index-url https://host/whl/cu121", "torch==2.4.0+cu121"),
+        ("torch==2.4.0 --hash=sha256:00", "torch==2.4.0"),
+        ("'torch==2.4.0  # as of May'", "torch==2.4.0"),
+    ],
+)
+def test_the_lines_for_pip_are_those_of_a_requirements_file(
+    tmp_path: Path, entry: str, expected: str
+) -> None:
+    text = f"dependencies: [{{pip: [{entry}]}}]" if "'" in entry else CONDA + f"    - {entry}\n"
+    assert lines(tmp_path, "environment.yml", text)[-1] == expected
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
         ("pytorch", "torch"),
         ("pytorch 2.1.*", "torch==2.1.*"),
         ("pytorch 2.1", "torch==2.1"),

@@ -106,6 +106,8 @@ up; python_version
 -r ""
 -e ""
 up -r other.txt
+up==4.36.2 --from https://host/cu118
+up[fast] >=4 ./cu118
 up --extra-index-url
 # Editable install with no version control (-r==1.0)"""
 
