@@ -172,7 +172,7 @@ def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, 
     user, usually empty.
 
     - If no index can be read, it is the newest tested release, and the note says so.
-    - If no release is known at all, the version is empty, and ``origin`` says why.
+    - If no release is known that may be allowed, the version is empty, and ``origin`` says why.
     - If releases are known and none is allowed, or if there may be no index: raises UserError.
     """
     specifiers = content.versions[name]
@@ -188,7 +188,7 @@ def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, 
         candidates, note = [release.version for release in releases], ""
     except Fault as fault:
         candidates = list(tested_releases(name))
-        if not candidates:
+        if not any(specifiers.filter(candidates)):
             return Installed("", str(fault)), ""
         note = f"{name}: the newest tested release is taken, as no index could be read ({fault})"
     if not candidates:

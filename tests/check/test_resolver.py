@@ -106,6 +106,15 @@ def test_without_a_network_the_newest_tested_releases_are_taken(tmp_path: Path) 
     assert "accelerate needs it" in stack.packages["torch"].origin
 
 
+@pytest.mark.usefixtures("no_network")
+def test_without_a_network_a_range_above_the_tested_releases_is_no_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("accelerate>=99\n")
+    stack = environment.of_files([str(file)], ["accelerate"])
+    assert stack.packages["accelerate"].version == ""
+    assert "the package index does not respond" in stack.packages["accelerate"].origin
+
+
 def test_a_project_for_other_pythons_is_resolved_for_the_oldest_of_them(tmp_path: Path) -> None:
     assert resolver._other_python(">=3.99") == ""
     assert resolver._other_python(">=3.8") == ""
