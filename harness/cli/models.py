@@ -38,7 +38,7 @@ from harness.cli._values import STANDARD_OUTPUT, output, refuse_overwriting
 from harness.rank.models import architectures
 from harness.rank.models.answer import AnswerStatus, Row
 from harness.rank.models.heads import CAUSAL, HEADS, SUBJECT, Word, parsed
-from harness.rank.models.relations import QUESTIONS
+from harness.rank.models.relations import QUESTIONS, USUAL
 from harness.run.run_config import HERE, SLURM, OnConfig
 from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
@@ -160,7 +160,7 @@ def _relations(words: str, lane: Lane) -> list[str]:
     for name in names:
         if name not in relations:
             raise UserError(unknown("relation", name, relations))
-    return [name for name in relations if name in names or not names]
+    return [name for name in relations if name in (names or USUAL)]
 
 
 def _model_words(words: Sequence[str], head: str) -> list[Word]:

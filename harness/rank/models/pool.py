@@ -27,6 +27,10 @@ Report = Callable[[str, str, Answer], object]
 """A function that is called with a model, a relation and its answer."""
 
 
+LONGER = 5
+"""How many times as long a relation may take that must be named: it compiles."""
+
+
 @dataclass(frozen=True)
 class Task:
     """Relations that one process asks of one model."""
@@ -97,11 +101,16 @@ class _Pool:
 
     def take(self, child: Child, message: Mapping[str, Any]) -> None:
         """Take what a process reports: which relation it begins, or the answer."""
-        child.allow(self.limit)
         if "begins" in message:
             self.running[child].current = message["begins"]
+            child.allow(self._limit_of(message["begins"]))
         else:
+            child.allow(self.limit)
             self._answer(self.running[child], message["relation"], answer_of(message))
+
+    def _limit_of(self, relation: str) -> float:
+        is_long = relation in QUESTIONS and QUESTIONS[relation].must_be_named
+        return self.limit * (LONGER if is_long else 1)
 
     def _answer(self, process: _Process, relation: str, answer: Answer) -> None:
         relations = tuple(name for name in process.task.relations if name != relation)
@@ -115,7 +124,8 @@ class _Pool:
         shutil.rmtree(process.folder, ignore_errors=True)
         if not process.task.relations:
             return
-        why = f"no answer within {self.limit:.0f} s" if child.late else _ending(child.code or 0)
+        limit = self._limit_of(process.current)
+        why = f"no answer within {limit:.0f} s" if child.late else _ending(child.code or 0)
         answer = Answer(AnswerStatus.NO_ANSWER, why, repeatable=not child.late)
         if not process.current:  # the model cannot even be made
             self._give_up(process.task, answer)
