@@ -102,3 +102,20 @@ def test_an_order_means_nothing_if_too_few_rows_differ() -> None:
     assert not have_same_order([first, second], [second, first])
     assert not have_same_order([first, first], [first, first])
     assert not have_same_order([first, second], [first, second], least=3)
+
+
+def test_a_state_of_zeros_is_no_sample() -> None:
+    """The first hidden state of a recurrent network is the same on all ranks."""
+    x, hidden = torch.randn(3, 4), torch.zeros(1, 3, 16)
+    assert rows([x, hidden], {}) == rows([x], {})
+    assert len(rows([torch.zeros(3, 4)], {})) == 3
+
+
+def test_a_batch_may_be_a_dataclass() -> None:
+    @dataclass
+    class Batch:
+        x: Any
+        names: list[str]
+
+    x = torch.randn(3, 4)
+    assert rows([Batch(x, ["a", "b", "c"])], {}) == rows([x], {})

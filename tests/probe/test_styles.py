@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.training.probe.layouts import ACCUMULATION, RANKS, Settings
+from harness.training.probe.compare.reference import Reference
+from harness.training.probe.layouts import ACCUMULATION, RANKS, Layout, Settings
+from harness.training.probe.notes import ON_ALL_RANKS, notes_on_run
+from harness.training.probe.runner import Run
 from tests.probe.probing import Probing, first_broken, refused
 
 pytestmark = pytest.mark.launch
@@ -236,6 +239,14 @@ def test_a_rare_style_is_no_fault(probing: Probing, tmp_path: Path, loop: str) -
     assert first_broken(answers) == {}
     assert answers.about.startswith("4 steps of 12 rows")
     assert not answers.notes
+
+
+@pytest.mark.parametrize(("rows", "noted"), [("one", []), ("two", [ON_ALL_RANKS])])
+def test_equal_dropout_is_noted_if_the_ranks_have_unlike_rows(rows: str, noted: list[str]) -> None:
+    ranks = [[{"drops": ["state"], "rows": [[row]]}] for row in ("one", rows)]
+    assert (
+        list(notes_on_run(Run(Layout("2 ranks", RANKS, 2, 1), ranks), Reference([], []))) == noted
+    )
 
 
 def test_a_norm_that_iterates_in_each_forward_has_a_note(probing: Probing, tmp_path: Path) -> None:

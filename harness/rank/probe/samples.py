@@ -6,6 +6,7 @@ import inspect
 import weakref
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import is_dataclass
 from typing import Any
 
 from harness.detectors.rows import checksum, leaves
@@ -94,7 +95,8 @@ def _rows(tensors: Mapping[str, Any]) -> list[str]:
         return []
     ids = tensors.get("input_ids")
     if ids is None or not ids.dim():
-        samples = max(tensors.values(), key=lambda t: t[0].numel() if len(t) else 0)
+        states = [t for t in tensors.values() if bool(t.any())]  # not the zeros of a new state
+        samples = max(states or tensors.values(), key=lambda t: t[0].numel() if len(t) else 0)
         return [digest(_unpadded(row)) for row in samples]
     samples = _texts(tensors, ids)
     for name, media in tensors.items():
@@ -141,7 +143,7 @@ def _tensors(
     """The tensors of a call with their names or positions, on the CPU and readable by numpy."""
     import torch
 
-    for name, wrapped in [*leaves(list(arguments)), *leaves(keywords)]:
+    for name, wrapped in [*leaves(list(arguments), is_dataclass), *leaves(keywords, is_dataclass)]:
         value = _whole(wrapped) if isinstance(wrapped, torch.Tensor) else wrapped
         if isinstance(value, torch.Tensor) and value.dim() and value not in returned:
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value

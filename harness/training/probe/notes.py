@@ -47,13 +47,17 @@ def remarks(run: Run) -> Iterator[str]:
     yield from (note for steps in run.ranks for step in steps[:1] for note in step["remarks"])
 
 
+ON_ALL_RANKS = "dropout draws the same numbers on all ranks, for unlike rows"
+
+
 def notes_on_run(run: Run, baseline: Reference) -> Iterator[str]:
     """Notes on what is not wrong by itself."""
     if run.failure:
         return
     drops = [steps[0]["drops"] for steps in run.ranks]
-    if len(drops) > 1 and drops[0] and drops[0] == drops[1]:
-        yield "dropout draws the same numbers on all ranks, for unlike rows"
+    rows = [steps[0]["rows"] for steps in run.ranks]
+    if len(drops) > 1 and drops[0] and drops[0] == drops[1] and rows[0] != rows[1]:
+        yield ON_ALL_RANKS
     if run.layout.resumed and run.layout.first < len(baseline.steps):
         before = baseline.steps[run.layout.first]["drops"]
         if before and drops[0] != before:
