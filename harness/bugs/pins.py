@@ -6,6 +6,7 @@ Without an overlay, an interpreter has the packages.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import sysconfig
@@ -182,8 +183,9 @@ def _version(name: str, written: str) -> str:
     try:
         return spelt(Version(written))
     except ValueError:  # InvalidVersion, or more digits than Python reads
+        folder = f", or ./{short(written)} for the folder" if os.path.isdir(written) else ""
         raise UserError(
-            f"pins.{name}={short(written)} is not a version: write one like 0.15.4"
+            f"pins.{name}={short(written)} is not a version: write one like 0.15.4{folder}"
         ) from None
 
 

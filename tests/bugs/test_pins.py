@@ -376,3 +376,10 @@ def test_the_error_of_a_bundle_names_the_python_of_its_machine(
     monkeypatch.setattr(uv, "execute", lambda *_, **__: failed)
     with pytest.raises(Unsupported, match=r"for Python 3\.13: "):
         RUN(["pip", "install", "--python-version", "3.13"], PINS)
+
+
+def test_a_folder_without_a_slash_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("accelerate").mkdir()
+    with pytest.raises(UserError, match=r"0\.15\.4, or \./accelerate for the folder"):
+        pins._version("accelerate", "accelerate")
