@@ -10,8 +10,8 @@ from harness.rank.events import Patches, calling_frame
 OF_SAMPLERS = "torch.utils.data"
 """The package whose samplers draw the order of rows: such draws do not count."""
 
-INNER = ("torch", "harness")
-"""Packages that detach tensors internally: such calls do not count."""
+INNER = ("torch", "harness", "deepspeed.runtime.activation_checkpointing")
+"""Packages that detach tensors internally, and what recomputes: such calls do not count."""
 
 
 def install(stopped: Callable[[bool], None]) -> None:
@@ -29,7 +29,7 @@ def install(stopped: Callable[[bool], None]) -> None:
         )
 
     def detach(detach: Any, /, tensor: Any) -> Any:
-        if depends(tensor) and _caller().partition(".")[0] not in INNER:
+        if depends(tensor) and not f"{_caller()}.".startswith(tuple(f"{one}." for one in INNER)):
             stopped(False)
         return detach(tensor)
 

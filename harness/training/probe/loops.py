@@ -42,6 +42,7 @@ USUAL = {
     "contrastive.py": Usual("--batch-size {rows}"),
     "dcp.py": Usual(OWN, SAVE, RESUME),
     "ddp.py": Usual(OWN, SAVE, RESUME),
+    "deepspeed_parts.py": Usual(OWN, SAVE, RESUME),
     "dpo.py": Usual(f"{TRAINER} --use_cpu --bf16 false --max_length 32", *TRAINER_RESUME),
     "dtensor_rows.py": Usual(OWN, same_rows=True),
     "fabric_ddp.py": Usual(f"{OWN} --devices {{ranks}}"),
