@@ -189,6 +189,8 @@ def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             if not described.optimized
             and described.trained
             and int(view.first_bits[number]) == view.bits(number)
+            # An earlier model may have kept its gradients.
+            and (post.foreign or str(number) in post.computed)
         ]
         if still and not post.foreign:  # a loop may freeze them so
             verb = "gets" if len(still) == 1 else "get"
