@@ -39,7 +39,7 @@ def run(
     variables = {"DS_BUILD_OPS": "0", "DS_BUILD_STRING": "", "PYTHONPATH": path}
     process = execute(arguments, stdin, {**variables, **(environment or {})}, lists=lists)
     if process.returncode:
-        raise explained(process.stderr, pins)
+        raise explained(process.stderr, pins, _python_of(arguments))
     return process.stdout
 
 
@@ -149,7 +149,14 @@ def left_out(names: Iterable[str]) -> list[str]:
     return [f'{Requirement(name)} ; python_version < "3"' for name in sorted(names)]
 
 
-def explained(stderr: str, pins: Mapping[str, str]) -> HarnessError:
+def _python_of(arguments: Sequence[str]) -> str:
+    """The Python for which uv resolves or installs: ours, unless an option names another."""
+    if "--python-version" in arguments:
+        return arguments[arguments.index("--python-version") + 1]
+    return here()[0]
+
+
+def explained(stderr: str, pins: Mapping[str, str], python: str) -> HarnessError:
     """The error for what uv wrote when it failed: one line with the cause and the next step."""
     text = " ".join(stderr.split())
     names = " ".join(f"{name}=={version}" for name, version in pins.items())
@@ -172,7 +179,6 @@ def explained(stderr: str, pins: Mapping[str, str]) -> HarnessError:
     if gone and pins.get(gone.group(1)) == gone.group(2).rstrip("."):
         return UserError(index.no_release(gone.group(1), pins[gone.group(1)]))
     if re.search(r"does not satisfy Python|no usable wheels|no wheels", text):
-        python, _ = here()
         return Unsupported(f"{names} could not be installed for Python {python}: {_cause(text)}")
     return Inconclusive(f"{names} could not be installed: {_cause(text)}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +86,7 @@ def test_the_message_about_a_missing_release_names_its_neighbours(
     version: str, nearest: str
 ) -> None:
     output = unsatisfiable(MISSING.format(f"deepspeed=={version}"))
-    error = uv.explained(output, {"deepspeed": version})
+    error = uv.explained(output, {"deepspeed": version}, "3.12")
     assert isinstance(error, UserError)
     assert str(error).startswith(f"no release deepspeed=={version}: {nearest}")
     assert "releases go from 0.10.0 to 0.16.0" in str(error)
@@ -132,7 +133,7 @@ REFUSED = r"certificate was refused while looking for deepspeed==0\.15\.4.*SSL_C
         (unsatisfiable(UNKNOWN.format("deepspeed")), UserError, "^no package 'deepspeed' in the "),
         (unsatisfiable(UNKNOWN.format("hjson")), Inconclusive, "hjson"),
         (unsatisfiable(MISSING.format("hjson==9")), Inconclusive, "no version of hjson==9"),
-        (unsatisfiable(PYTHON), Unsupported, re.escape(PYTHON) + "$"),
+        (unsatisfiable(PYTHON), Unsupported, r"for Python 3\.12: " + re.escape(PYTHON) + "$"),
         (unsatisfiable(NO_WHEELS), Unsupported, re.escape(NO_WHEELS) + "$"),
         (unsatisfiable(NO_TAG), Unsupported, re.escape(NO_TAG) + "$"),
         ("error: build failed\n" + "word " * 1000, Inconclusive, "^.{20,500}$"),
@@ -142,7 +143,7 @@ REFUSED = r"certificate was refused while looking for deepspeed==0\.15\.4.*SSL_C
 def test_an_error_of_uv_is_one_line_of_the_right_kind(
     output: str, kind: type[Exception], message: str
 ) -> None:
-    error = uv.explained(output, PINS)
+    error = uv.explained(output, PINS, "3.12")
     assert type(error) is kind
     assert re.search(message, str(error))
     assert "\n" not in str(error)
@@ -358,3 +359,12 @@ def test_a_patch_release_of_python_may_be_unable_to_import_a_release(
 ) -> None:
     why = pins.why_not_imported({"pytorch-ignite": release}, python)
     assert why.startswith("Python 3.11.2 cannot import pytorch-ignite 0.4.11") is refused
+
+
+def test_the_error_of_a_bundle_names_the_python_of_its_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed = subprocess.CompletedProcess([], 1, "", unsatisfiable(NO_WHEELS))
+    monkeypatch.setattr(uv, "execute", lambda *_, **__: failed)
+    with pytest.raises(Unsupported, match=r"for Python 3\.13: "):
+        uv.run(["pip", "install", "--python-version", "3.13"], PINS)
