@@ -24,6 +24,7 @@ from tests.made_up import published
 
 STACK = Stack({"deepspeed": "0.15.4", "megatron-core": "0.14.0"}, "2024-12-01", *pins.here())
 PINS = dict(STACK.pins)
+RUN = uv.run  # tests without a launch may not call uv
 OLD = {"megatron-core": "0.5.0", "deepspeed": "0.15.4"}
 BF16_CLIP = catalog.scenario("bf16_clip")
 
@@ -367,4 +368,4 @@ def test_the_error_of_a_bundle_names_the_python_of_its_machine(
     failed = subprocess.CompletedProcess([], 1, "", unsatisfiable(NO_WHEELS))
     monkeypatch.setattr(uv, "execute", lambda *_, **__: failed)
     with pytest.raises(Unsupported, match=r"for Python 3\.13: "):
-        uv.run(["pip", "install", "--python-version", "3.13"], PINS)
+        RUN(["pip", "install", "--python-version", "3.13"], PINS)
