@@ -105,10 +105,15 @@ def binary() -> str:
     """The path of uv.
 
     Overlays are made in several threads. sysconfig, which finds uv, fills its table without a
-    lock, and a second thread would get None.
+    lock, and a second thread would get None. Raises a Fault where uv is not: in a bundle.
     """
-    from uv import find_uv_bin
-
+    try:
+        from uv import find_uv_bin
+    except ModuleNotFoundError:
+        raise Fault(
+            "uv is not installed, and installs what is missing: a bundle has the releases that it "
+            "was made with; make it again with this scenario, or with --pins"
+        ) from None
     with _finding:
         return find_uv_bin()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -344,6 +345,12 @@ def test_two_threads_do_not_look_for_uv_at_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("uv.find_uv_bin", look)
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(lambda _: uv.binary(), range(4))) == {"uv"}
+
+
+def test_a_bundle_without_a_release_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uv", None)
+    with pytest.raises(Fault, match="a bundle has the releases that it was made with"):
+        uv.binary()
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def train(kind: str, seconds: float, fault: str) -> None:
     torch.manual_seed(dist.get_rank())
     times: list[float] = []
     is_over = torch.zeros(1, device="cuda")
-    began = time.monotonic()
+    began = 0.0
     while not is_over:
         if len(times) == FAULT_AT and fault == "bit" and dist.get_rank() == 1:
             flip_bit(next(model.parameters()))
@@ -141,10 +141,12 @@ def train(kind: str, seconds: float, fault: str) -> None:
             step(torch.randint(WORDS, (ROWS, LENGTH + 1), device="cuda"))
         torch.cuda.synchronize()
         times += [(time.monotonic() - start) * 100] * 10
-        is_over += time.monotonic() - began > seconds
+        if len(times) == FIRST:  # compiled, and checked for the first time
+            began = time.monotonic()
+        is_over += len(times) > FIRST and time.monotonic() - began > seconds
         dist.broadcast(is_over, 0)
     if dist.get_rank() == 0:
-        size = sum(weight.numel() for weight in model.parameters()) / 1e6
+        size = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()) / 1e6
         print(json.dumps({"steps": len(times), "ms": times[FIRST:], "millions": size}))
     dist.destroy_process_group()
 
