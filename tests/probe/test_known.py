@@ -49,3 +49,11 @@ def test_a_bug_of_experts_is_named_only_if_the_model_has_experts() -> None:
     for signs, names in (((*broken, experts), ["moe_aux_world"]), (broken, [])):
         bugs = with_signature(signs, ALL, releases, why_affected)
         assert [bug.name for bug in bugs] == names
+
+
+def test_a_bug_of_split_models_is_named_only_where_ranks_have_the_same_rows() -> None:
+    broken = (Sign("ranks", "gradient", step=1),)
+    releases = {"transformers": "5.23.0", "accelerate": "1.13.0"}
+    for same_rows, names in ((True, ["tp_activation_partial"]), (False, [])):
+        bugs = with_signature(broken, {"ranks"}, releases, why_affected, same_rows=same_rows)
+        assert [bug.name for bug in bugs if bug.name.startswith("tp_")] == names

@@ -30,6 +30,8 @@ class Answers:
     other_releases: Mapping[str, str] = field(default_factory=dict)
     """The same in the other environment."""
     other_imported: frozenset[str] = frozenset()
+    same_rows: bool = False
+    """Whether the ranks of a layout have the same rows, as stages or parts of a model have."""
     unseen: bool = False
     """Whether the rows that the model is given were not seen, and must be."""
     decided: float = 1.0

@@ -83,6 +83,7 @@ def probe(
         loaded=reference_run.loaded,
         on_cpu=reference_run.on_cpu,
         relations=reference_run.relations,
+        same_rows=settings.same_rows,
         script=Path(runner.target.step_file or runner.target.script).name,
         reference=base.name,
     )

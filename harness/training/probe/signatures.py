@@ -130,6 +130,13 @@ class Signature:
         return _parts(self._signs("buggy"))
 
     @property
+    def is_of_parts_of_a_model(self) -> bool:
+        """Whether it shows only on ranks that are stages or parts of a model."""
+        layouts = {one.layout for one in self.signs}
+        same_rows = self.loop is not None and self.loop.settings().same_rows
+        return same_rows and layouts <= {RANKS, BOTH}
+
+    @property
     def silent(self) -> dict[str, list[str]]:
         """By variant, why there is no answer, or the layouts without one.
 
@@ -269,7 +276,10 @@ def _known_bugs(answers: Answers, affected: Affected) -> list[KnownBug]:
     compared = {found.layout.kind for found in answers.layouts if not found.no_answer}
     compared |= {MODEL} if answers.relations else set()
     news = signs_of(answers)
-    return list(with_signature(news, compared, answers.releases, affected, answers.imported))
+    bugs = with_signature(
+        news, compared, answers.releases, affected, answers.imported, answers.same_rows
+    )
+    return list(bugs)
 
 
 def with_signature(
@@ -278,9 +288,11 @@ def with_signature(
     releases: Mapping[str, str],
     affected: Affected,
     imported: Set[str] = frozenset(),
+    same_rows: bool = False,
 ) -> Iterator[KnownBug]:
     """The bugs that match these signs, that these releases have, and whose code the script
-    imported, if that is known. A bug of experts needs a model with experts.
+    imported, if that is known. A bug of experts needs a model with experts, and one of ranks that
+    have parts of a model needs such ranks.
 
     ``layouts`` were compared; ``releases`` are by module. Only recorded results count: an unknown
     status is no reason to suspect a bug.
@@ -292,7 +304,7 @@ def with_signature(
         signature = read(catalog.folder(name))
         if signature is None or not _fits(signature, news, layouts):
             continue
-        if not signature.parts <= parts:
+        if not signature.parts <= parts or (signature.is_of_parts_of_a_model and not same_rows):
             continue
         scenario = catalog.scenario(name)
         if imported and not imported >= _files(scenario):
