@@ -56,11 +56,11 @@ reports: $(READY)
 	$(PYTEST) -m "scenario and not exhaustive" tests/scenarios/test_reports.py
 
 browser: $(READY)
-	$(BIN)/python -m pytest -m "browser and not exhaustive" -rs tests/publish
+	$(BIN)/python -m pytest -m "browser and not exhaustive" -rsfE tests/publish
 
 # These tests mostly wait. The two files have a Slurm each.
 slurm: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slurm and not exhaustive" -rs tests/run
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slurm and not exhaustive" -rsfE tests/run
 
 # Twenty recorded results, run again: other ones each day.
 confirm: $(READY)
