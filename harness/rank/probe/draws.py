@@ -39,7 +39,8 @@ class Draws:
 
     def _note(self) -> None:
         """Note whether the model drew random numbers other than dropout's."""
-        self._record.now["draws"] |= bool(self._state) and self._state != _generators()
+        draws = bool(self._state) and _generators() not in (self._state, _seeded())
+        self._record.now["draws"] |= draws
 
     def _dropout(
         self,
@@ -80,6 +81,19 @@ def _generator(tensor: Any) -> str:
 
     on_gpu = tensor.device.type == "cuda"
     return digest(torch.cuda.get_rng_state() if on_gpu else torch.get_rng_state())
+
+
+def _seeded() -> str:
+    """The state that the generators have after their last seed. A model may seed them in its call,
+    as DeepSpeed's pipelines do before each layer: that draws nothing."""
+    import torch
+
+    generator = torch.Generator().manual_seed(torch.initial_seed())
+    on_gpu = []
+    if torch.cuda.is_initialized():
+        seeded_on_gpu = torch.Generator("cuda").manual_seed(torch.cuda.initial_seed())
+        on_gpu = [seeded_on_gpu.get_state()]
+    return " ".join(map(digest, [generator.get_state(), *on_gpu]))
 
 
 def _generators() -> str:

@@ -26,6 +26,7 @@ from harness.training.probe.where.place import CLIPPING, LOSS, Place, of_stage, 
 from harness.training.probe.where.stages import (
     after_backward,
     clips_too_often,
+    has_parts,
     quantity_of,
     stage_of_gradients,
     stage_of_relation,
@@ -115,15 +116,21 @@ def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | Non
         return None
     ranks = 1 if moment.same_rows else moment.layout.rank_factor
     mean = sum(factors) / len(factors) / ranks
-    if near(mean, 1.0, within=NEAR):
-        return after_backward(moment, name)
-    quantity = quantity_of(moment)
-    part = compare.share(moment.ranks[0][quantity], moment.owned(0, moment.expected[quantity]))
-    if part.is_factor and near(part.ratio, mean, share=NEAR):
-        return of_stage(name, LOSS)
-    is_sum = near(mean * ranks, 1.0, within=NEAR)
-    late = moment.ranks[0].get("stage") is not None and near(mean, moment.layout.k, share=NEAR)
-    return after_backward(moment, name) if is_sum or late else None
+    is_right = near(mean, 1.0, within=NEAR)
+    if not is_right:
+        quantity = quantity_of(moment)
+        part = compare.share(moment.ranks[0][quantity], moment.owned(0, moment.expected[quantity]))
+        if part.is_factor and near(part.ratio, mean, share=NEAR):
+            return of_stage(name, LOSS)
+        is_sum = near(mean * ranks, 1.0, within=NEAR)
+        late = moment.ranks[0].get("stage") is not None and near(mean, moment.layout.k, share=NEAR)
+        if not (is_sum or late):
+            return None
+    if moment.reference.steps[0].get("unlike"):
+        return undetermined(name, "a module depends by design on how rows are divided")
+    if is_right and (moment.same_rows or has_parts(moment)):
+        return stage_of_gradients(moment)
+    return after_backward(moment, name)
 
 
 def _by_stage(moment: Moment, name: str, by_rank: bool, why: str) -> Place:

@@ -22,7 +22,15 @@ from harness.training.probe.where.digests import (
     is_comparable,
     unsure,
 )
-from harness.training.probe.where.place import BACKWARD, FORWARD, LOSS, Distance, Place, of_stage
+from harness.training.probe.where.place import (
+    BACKWARD,
+    FORWARD,
+    LOSS,
+    Distance,
+    Place,
+    of_stage,
+    undetermined,
+)
 
 MATERIAL = 0.01
 """What is off by less than this part of what the gradient is off by is not its cause."""
@@ -135,6 +143,9 @@ def _place(evidence: Evidence, key: Key) -> Place:
     if key.gradient and not from_itself and evidence.is_from_another_rank(key):
         text = f"{direction}, between two ranks: the gradient that {_called(*_title(call))} gets"
         return Place(evidence.layout, direction, text, distances=tuple(distances(evidence)))
+    if parent is None and not key.gradient and evidence.recorded.same_rows:
+        # What a stage of a pipeline is given comes from another rank.
+        return undetermined(evidence.layout, "the ranks have parts of the model, not of the rows")
     if parent is None:
         text = f"{direction}, outside of the modules, at the call of {_called(*_title(call))}"
         return Place(evidence.layout, direction, text, distances=tuple(distances(evidence)))

@@ -101,6 +101,11 @@ def quantity_of(moment: Moment) -> str:
     return "raw" if moment.clipping else "grad"
 
 
+def has_parts(moment: Moment) -> bool:
+    """Whether the gradients of the micro-batches are known."""
+    return all(any(one["parts"]) for one in moment.ranks)
+
+
 def stage_of_gradients(moment: Moment) -> Place:
     """The stage in which a gradient becomes wrong, by those of the micro-batches."""
     name = moment.layout.name
