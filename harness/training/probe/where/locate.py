@@ -128,7 +128,8 @@ def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | Non
             return None
     if moment.reference.steps[0].get("unlike"):
         return undetermined(name, "a module depends by design on how rows are divided")
-    if is_right and (moment.same_rows or has_parts(moment)):
+    among_ranks = moment.layout.rank_factor > 1
+    if is_right and among_ranks and (moment.same_rows or has_parts(moment)):
         return stage_of_gradients(moment)
     return after_backward(moment, name)
 
