@@ -78,14 +78,16 @@ class Guarded:
 
     def living(self) -> list[psutil.Process]:
         """The processes of the command, and those beside it."""
-        group = self.process.pid
-        return living(
-            lambda each: each.environ().get("LEFT") == self.mark or child._group(each.pid) == group
-        )
+        return living(self._has)
 
     def witnesses(self) -> list[int]:
         """The processes that show whether a signal is of the group."""
-        return [process.pid for process in self.living() if "read line" in process.cmdline()]
+        witnesses = living(lambda each: self._has(each) and "read line" in each.cmdline())
+        return [process.pid for process in witnesses]
+
+    def _has(self, each: psutil.Process) -> bool:
+        group = self.process.pid
+        return each.environ().get("LEFT") == self.mark or child._group(each.pid) == group
 
 
 Start = Callable[..., Guarded]
