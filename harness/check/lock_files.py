@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from packaging.markers import Marker
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from harness.check.installed import EDITABLE, FILE, FOLDER, GIT, LEFT_OUT, WEB, Listed, at_address
+from harness.check.markers import holds
 from harness.check.source import PackageFile, content_of
 from harness.check.synonyms import ELSEWHERE
 from harness.releases.index import allows_here
@@ -245,14 +245,7 @@ def _in_words(message: str) -> str:
 def _applies(markers: Iterable[str]) -> bool:
     """Whether one of these markers holds here, with some choice of extras and groups."""
     chosen = [CHOICE.sub(ALWAYS, marker) for marker in markers]
-    return not chosen or any(_holds(marker) for marker in chosen)
-
-
-def _holds(marker: str) -> bool:
-    try:
-        return Marker(marker).evaluate()
-    except (ValueError, RecursionError):  # each of packaging's exceptions is a ValueError
-        raise ValueError(f"'{short(marker)}' is no marker") from None
+    return not chosen or any(map(holds, chosen))
 
 
 DEVELOP = "<develop>"

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from harness.check import constraints
+from harness.check.markers import holds
 from harness.check.sections import Constraint, Content, Option, Override, Part, key
 from harness.system.documents import as_list, as_table, as_text, as_texts, table_at
 from harness.system.text import short
@@ -258,7 +258,7 @@ def own_extras(content: Content, project: str, file: str, *kinds: str) -> None:
             if entry is None or canonicalize_name(entry.name) != canonicalize_name(project):
                 lines.append(line)
                 continue
-            if entry.marker and not entry.marker.evaluate():
+            if entry.marker and not holds(entry.marker):
                 continue
             for extra in sorted(entry.extras):
                 lines += extras.get(key(extra), ())
@@ -313,7 +313,7 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
 def _applies(line: str) -> bool:
     """Whether a requirement is for this platform and Python."""
     marker = Requirement(line).marker
-    return not marker or marker.evaluate()
+    return not marker or holds(marker)
 
 
 def _pdm_overrides(document: Mapping[str, Any], overrides: dict[str, list[str]]) -> None:
@@ -370,9 +370,9 @@ def _source(name: str, section: str, sources: Iterable[Mapping[str, Any]]) -> st
 
 def _holds(marker: str, where: str) -> bool:
     try:
-        return Marker(marker).evaluate()
-    except (ValueError, RecursionError):  # each of packaging's exceptions is a ValueError
-        raise ValueError(f"{where}: '{short(marker)}' is no marker") from None
+        return holds(marker)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 NO_GROUPS = ("source", "requires", "scripts", "pipenv", "pipfile")

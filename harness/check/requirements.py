@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 from harness.check import project_files
 from harness.check import requirement_lines as lines
 from harness.check.installed import EDITABLE, LEFT_OUT, Installed, at_address, described
+from harness.check.markers import holds
 from harness.check.project_files import ProjectFile
 from harness.check.sections import Constraint, Override
 from harness.check.source import FROM_WEB, PackageFile, project_of, read_file
@@ -201,7 +202,7 @@ class _Reading:
         """Note a requirement with a name."""
         if requirement.marker or not (requirement.url or _exact(requirement.specifier)):
             self.frozen = False
-        if requirement.marker and not requirement.marker.evaluate():
+        if requirement.marker and not holds(requirement.marker):
             return
         name = canonicalize_name(requirement.name)
         packages.extras[name] = packages.extras.get(name, frozenset()) | requirement.extras
@@ -216,7 +217,7 @@ class _Reading:
     def _note_override(self, requirement: Requirement) -> None:
         """Note an override if it holds here, or that there is one that does not."""
         requirements = self.overrides.setdefault(canonicalize_name(requirement.name), [])
-        if not requirement.marker or requirement.marker.evaluate():
+        if not requirement.marker or holds(requirement.marker):
             requirement.marker = None
             requirements.append(str(requirement))
 
@@ -225,7 +226,7 @@ class _Reading:
     ) -> None:
         """Note a path or an address; the folder of the file is the user's own project."""
         address, extras, marker = lines.address_in(line)
-        if marker and not marker.evaluate():
+        if marker and not holds(marker):
             return
         if re.match(r"file:(?!//)", address):
             address = address.partition(":")[2]

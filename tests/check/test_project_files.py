@@ -142,6 +142,49 @@ def test_a_marker_that_is_nested_too_deeply_is_refused(
         environment.of_files([str(tmp_path / name)], ["up"])
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("requirements.txt", "up ; %s"),
+        ("requirements.txt", "./up ; %s"),
+        ("pyproject.toml", '[project]\ndependencies = ["up ; %s"]'),
+        (
+            "pyproject.toml",
+            '[project]\nname = "x"\ndependencies = ["x[up] ; %s"]\n'
+            'optional-dependencies.up = ["up"]',
+        ),
+        ("pyproject.toml", '[tool.poetry.dependencies]\nup = {markers="%s"}'),
+        (
+            "pyproject.toml",
+            '[project]\ndependencies = ["up"]\n[tool.uv.sources]\nup = {git="x", marker="%s"}',
+        ),
+        (
+            "pyproject.toml",
+            '[project]\ndependencies = ["up"]\n[tool.uv]\noverride-dependencies = ["up ; %s"]',
+        ),
+        ("Pipfile.lock", '{"default": {"up": {"markers": "%s"}}}'),
+        (
+            "pylock.toml",
+            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "up"\nmarker = "%s"\n'
+            '[packages.directory]\npath = "."',
+        ),
+        (
+            "uv.lock",
+            "version = 1\n[manifest]\n"
+            'overrides = [{name = "up", marker = "%s"}]\n[[package]]\nname = "up"\nversion = "1"',
+        ),
+        ("environment.yml", "dependencies:\n- pip:\n  - up ; %s"),
+    ],
+)
+@pytest.mark.parametrize("marker", ["'a' == 'b'", "'train' in 'training'", "os_name ~= '1'"])
+def test_a_marker_that_compares_nothing_is_refused(
+    tmp_path: Path, name: str, text: str, marker: str
+) -> None:
+    (tmp_path / name).write_text(text % marker)
+    with pytest.raises(UserError, match=f"'{marker}' is no marker".replace("'", ".")):
+        environment.of_files([str(tmp_path / name)], ["up"])
+
+
 def test_of_a_folder_a_lock_is_preferred_and_a_pyproject_of_tools_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
