@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from harness.bugs import catalog, pins, remedies, result_file
+from harness.bugs import catalog, periods, pins, remedies, result_file
 from harness.bugs.api.spec import BUGGY, FIXED, UNDECIDED, Lane, Outcome, Scenario, Verdict
 from harness.cli import pages
 from harness.rank import run_folder
@@ -115,10 +115,19 @@ def picture(name: str, scenario: Scenario) -> str:
 
 
 def statuses(name: str, scenario: Scenario) -> str:
-    """``results.jsonl`` says which releases have the bug"""
+    """``results.jsonl`` says which releases have the bug, and has a result for that of ``buggy``"""
     if scenario.pins and not result_file.statuses(name):
         raise Missing("no release was tested: python -m harness matrix or bisect, with --record")
+    if scenario.pins and not is_tested(name, scenario):
+        pin = f"pins.{scenario.subject}={scenario.release_of(BUGGY)}"
+        raise Missing(f"the release of buggy was not tested: matrix scenario={name} {pin} --record")
     return count(len(result_file.statuses(name)), "release")
+
+
+def is_tested(name: str, scenario: Scenario) -> bool:
+    """Whether the release of ``buggy`` has a result that is certain."""
+    status = periods.tested(name).get(scenario.release_of(BUGGY))
+    return status is not None and status.certain
 
 
 def recorded_run(name: str, scenario: Scenario) -> str:

@@ -21,10 +21,10 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.bugs import catalog
+from harness.bugs import catalog, result_file
 from harness.bugs.api.spec import BUGGY, FIXED, Lane, Outcome, Verdict
 from harness.bugs.results import Result, RunResult
-from harness.cli import Arguments, bisect, lock, pages
+from harness.cli import Arguments, bisect, lock, matrix, pages
 from harness.cli import _demands as demands
 from harness.rank.run_folder import records_of
 from harness.releases.releases import ALL
@@ -64,9 +64,13 @@ def _record(name: str) -> None:
 
 
 def _search(name: str) -> None:
-    """Find the affected ones of all releases."""
-    subject = catalog.scenario(name).subject
-    bisect.main([f"scenario={name}", f"pins.{subject}={ALL}", "--record"])
+    """Find the affected ones of all releases. The search may pass over the release of ``buggy``."""
+    scenario = catalog.scenario(name)
+    words = [f"scenario={name}", "--record"]
+    if not result_file.statuses(name):
+        bisect.main([*words, f"pins.{scenario.subject}={ALL}"])
+    if not demands.is_tested(name, scenario):
+        matrix.main([*words, f"pins.{scenario.subject}={scenario.release_of(BUGGY)}"])
 
 
 def _call(module: str, argument: str) -> None:

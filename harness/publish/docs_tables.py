@@ -81,7 +81,7 @@ def _where(scenario: Scenario) -> str:
         return "an edited release"
     if not scenario.pins:
         return "the installed torch"
-    release = {**scenario.pins, **scenario.pins_of(BUGGY)}[scenario.subject]
+    release = scenario.release_of(BUGGY)
     return f"published release {release}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ import pytest
 from harness.__main__ import main
 from harness.bugs import catalog, result_file
 from harness.bugs.api.spec import Lane, Outcome, Scenario, Variant, Verdict
-from harness.bugs.results import RunResult
+from harness.bugs.results import RunResult, Status
 from harness.cli import _demands as demands
-from harness.cli import admit
+from harness.cli import admit, bisect, matrix
 from harness.cli._demands import DEMANDS, Missing, checked
 from harness.system.files import ROOT
 from harness.system.terminal import terminal
@@ -64,6 +64,32 @@ def test_what_the_metadata_lacks_is_named(
     demand(NAME, catalog.scenario(NAME))
     with pytest.raises(Missing, match=missing):
         demand(NAME, replace(catalog.scenario(NAME), **changes))
+
+
+def test_a_bug_needs_a_result_for_the_release_of_buggy(record: Callable[..., None]) -> None:
+    name, scenario = "rope_zero_init", catalog.scenario("rope_zero_init")
+    record(**{"4_34_0": Status.AFFECTED, "4_36_2": Status.INCONCLUSIVE})
+    with pytest.raises(Missing, match=r"scenario=rope_zero_init pins\.transformers=4\.36\.2 --rec"):
+        demands.statuses(name, scenario)
+    record(**{"4_36_2": Status.AFFECTED})
+    assert demands.statuses(name, scenario) == "2 releases"
+
+
+@pytest.mark.parametrize("release", ["4_36_2", "4_34_0"])
+def test_fix_tests_the_release_of_buggy_if_the_search_passed_over_it(
+    release: str, record: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def search(words: Sequence[str]) -> None:
+        calls.append(words[-1])
+        record(**{release: Status.AFFECTED})
+
+    monkeypatch.setattr(bisect, "main", search)
+    monkeypatch.setattr(matrix, "main", lambda words: calls.append(words[-1]))
+    admit.SUPPLIES[demands.statuses]("rope_zero_init")
+    passed_over = ["pins.transformers=4.36.2"] if release == "4_34_0" else []
+    assert calls == ["pins.transformers=all", *passed_over]
 
 
 @pytest.mark.parametrize(

@@ -259,11 +259,14 @@ class Scenario:
         chosen = self.variant(variant)
         return {**({self.subject: chosen.release} if chosen.release else {}), **chosen.pins}
 
+    def release_of(self, variant: str) -> str:
+        """The release of the subject on which a variant runs, unless the user pins another."""
+        return self.pins_of(variant).get(self.subject, self.pins[self.subject])
+
     def about(self, variant: str) -> str:
         """A description of a variant."""
-        pins = {**self.pins, **self.pins_of(variant)}
         described = self.variant(variant).about
-        return described or f"{self.subject} {pins[self.subject]} as published"
+        return described or f"{self.subject} {self.release_of(variant)} as published"
 
     def ranks_of(self, variant: str) -> int:
         """The number of ranks of a variant."""
