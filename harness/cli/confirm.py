@@ -3,10 +3,14 @@
     python -m harness confirm                        # the 20 that were confirmed longest ago
     python -m harness confirm scenario=bf16_clip,sampler_shards --count 100
     python -m harness confirm --all --record         # hours; keeps the day in results.jsonl
+    python -m harness confirm --reports              # report.py of 20 bugs, each on one release
 
 A difference is *ours* if our code of the day of the record still gives the recorded result: then
 what we changed since then changed it. Otherwise it is *the record's*. Overrides are as for watch.
 The exit code is 1 if a result differs.
+
+With --reports each bug's report.py, which shares no code with its scenario, is run on the releases
+of one recorded result, drawn by lot. The exit code is 1 if a script contradicts the result.
 """
 
 from __future__ import annotations
@@ -15,15 +19,16 @@ import json
 from collections.abc import Sequence
 
 from harness.bugs import result_file
+from harness.bugs.results import Result
 from harness.cli import Arguments
 from harness.cli._values import day, output_file, whole_number
 from harness.cli.watch import configs_of
-from harness.publish import confirmations
+from harness.publish import confirmations, report_scripts
 from harness.publish.confirmations import Confirmation, confirm
 from harness.publish.steps import today
 from harness.run.cells import platform_here
 from harness.run.run_config import RunConfig
-from harness.system.errors import ExitCode, Unsupported
+from harness.system.errors import ExitCode, Unsupported, UserError
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_checkout, refuse_without_torch
 from harness.system.terminal import Progress, terminal
@@ -39,6 +44,7 @@ def main(arguments: list[str]) -> int:
         "--count", type=whole_number(1), default=COUNT, help="how many (default: %(default)s)"
     )
     parser.add_argument("--all", action="store_true", help="all of them")
+    parser.add_argument("--reports", action="store_true", help="run report.py, of --count bugs")
     parser.add_argument(
         "--day",
         type=day,
@@ -52,8 +58,12 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     if options.record:
         refuse_without_checkout("--record")
+    if options.reports and (options.record or options.json):
+        raise UserError("--reports has no --record and no --json")
     configs = configs_of(options.overrides)
     refuse_without_torch("confirm")
+    if options.reports:
+        return _reproduced(configs, options.day, None if options.all else options.count)
     reruns = _confirmed(configs, options.day, None if options.all else options.count)
     if options.json:
         with writing(options.json, "file"):
@@ -68,15 +78,38 @@ def main(arguments: list[str]) -> int:
     return ExitCode.worst(rerun.exit_code for rerun in reruns)
 
 
-def _confirmed(configs: Sequence[RunConfig], day: str, most: int | None) -> list[Confirmation]:
-    """Run the results that are due, and print each as it ends."""
-    console, surroundings = terminal(), platform_here(configs[0])
+def _recorded(configs: Sequence[RunConfig]) -> list[Result]:
+    """The recorded results of this platform."""
+    surroundings = platform_here(configs[0])
     cells = confirmations.recorded([config.scenario for config in configs], surroundings)
     if not cells:
         lane, python, torch = surroundings
         raise Unsupported(
             f"no result was recorded on {lane} with Python {python} and torch {torch}"
         )
+    return cells
+
+
+def _reproduced(configs: Sequence[RunConfig], day: str, most: int | None) -> int:
+    """Run the scripts of the bugs that are drawn, and print what each says; returns the exit
+    code."""
+    console, answers = terminal(), []
+    cells = report_scripts.drawn(_recorded(configs), day, most)
+    console.print(f"report.py of {count(len(cells), 'bug')}", style="bold")
+    with Progress(console) as progress:
+        for reproduction in report_scripts.reproduced(cells):
+            answers.append(reproduction.answer)
+            style = "" if reproduction.answer == report_scripts.AGREES else "red"
+            console.print(f"  [{len(answers)}/{len(cells)}] {reproduction}", style=style)
+            progress.tally(f"{len(answers)} of {len(cells)}")
+    totals = ", ".join(f"{answers.count(name)} {name}" for name in report_scripts.EXIT_CODES)
+    console.print(totals, style="bold")
+    return ExitCode.worst(report_scripts.EXIT_CODES[answer] for answer in answers)
+
+
+def _confirmed(configs: Sequence[RunConfig], day: str, most: int | None) -> list[Confirmation]:
+    """Run the results that are due, and print each as it ends."""
+    console, cells = terminal(), _recorded(configs)
     due = confirmations.due(cells, day, most or len(cells))
     console.print(f"{len(due)} of {count(len(cells), 'recorded result')}", style="bold")
     reruns = []

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import ast
-import os
 import platform
 import re
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,16 +16,12 @@ from harness.bugs import catalog, pins, result_file
 from harness.bugs.api.spec import BUGGY, FIXED, RELEASED, Lane
 from harness.bugs.periods import alive
 from harness.bugs.pins import TORCH
-from harness.rank import shims
+from harness.publish import report_scripts
 from harness.releases.overlay import Overlay
 from harness.system import machine
-from harness.system.files import ROOT, locked
 from tests.overlays import lent, lent_release
 
 UNKNOWN = [name for name in catalog.sound() if not catalog.scenario(name).known_upstream]
-SHIMMED = Path(__file__).with_name("shimmed")
-"""A folder whose sitecustomize.py installs the shims that a release needs on this machine."""
-
 PORT = re.compile(r"\b29[0-9]{3}\b")
 
 
@@ -126,27 +118,9 @@ def check(
     releases = pins.complete(scenario, pins_of_user)
     if why := pins.why_not_imported(releases, platform.python_version()):
         pytest.skip(why)
-    needed = shims.needed(releases, lane)
-    settings = {
-        "PYTHONPATH": os.pathsep.join([str(SHIMMED), str(overlay.site)]),
-        "SHIMS": " ".join(point.name for point in needed),
-        "HARNESS": str(ROOT),
-        "DS_ACCELERATOR": lane.replace("gpu", "cuda"),
-        "PYTHONDONTWRITEBYTECODE": "1",  # an overlay must not change
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    # A script has one port: two runs of it at once would disturb each other.
-    with locked(Path(tempfile.gettempdir()) / f"distributed-bugs-{os.getuid()}-{name}.lock"):
-        process = subprocess.run(
-            [sys.executable, str(script(name))],
-            cwd=folder,
-            env={**os.environ, **settings},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert process.returncode == (1 if wrong else 0), process.stdout + process.stderr
+    process = report_scripts.run(name, overlay.site, releases, folder)
+    expected = report_scripts.WRONG if wrong else report_scripts.RIGHT
+    assert process.returncode == expected, process.stdout + process.stderr
     last_line = process.stdout.splitlines()[-1]
     assert last_line.startswith("WRONG" if wrong else "right")
     if not scenario.known_upstream:

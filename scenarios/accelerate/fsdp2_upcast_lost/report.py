@@ -1,6 +1,6 @@
 """Train a model that was loaded in bf16, with FSDP2 and mixed precision: has it fp32 weights?
 
-Needs torch and accelerate, and no GPU. The exit code is 1 if the bug is there."""
+Needs torch and accelerate, and no GPU. The exit code is 3 if the bug is there."""
 
 import accelerate
 import torch
@@ -37,4 +37,4 @@ if __name__ == "__main__":
         print(f"accelerate {accelerate.__version__}, loaded in {loaded}: {part:.2%} have moved")
     has_bug = part < 0.9
     print("WRONG: there are no fp32 weights" if has_bug else "right: all weights move")
-    raise SystemExit(has_bug)
+    raise SystemExit(3 if has_bug else 0)

@@ -1,6 +1,6 @@
 """Prepare a model and its optimizer for FSDP in one call: does the model train?
 
-Needs torch and accelerate, and no GPU. The exit code is 1 if the bug is there."""
+Needs torch and accelerate, and no GPU. The exit code is 3 if the bug is there."""
 
 import os
 
@@ -37,4 +37,4 @@ if __name__ == "__main__":
     accelerate.debug_launcher(train, (moved,), num_processes=2)
     print(f"accelerate {accelerate.__version__}: 20 steps moved the weights by {moved.item():.4f}")
     print("WRONG: the model does not train" if moved == 0 else "right: the model trains")
-    raise SystemExit(moved.item() == 0)
+    raise SystemExit(3 if moved.item() == 0 else 0)

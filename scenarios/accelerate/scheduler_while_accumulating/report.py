@@ -1,6 +1,6 @@
 """Step a prepared scheduler inside accumulate(): does it step once for each optimizer step?
 
-Needs torch and accelerate, and no GPU. The exit code is 1 if the bug is there."""
+Needs torch and accelerate, and no GPU. The exit code is 3 if the bug is there."""
 
 import accelerate
 import torch
@@ -37,4 +37,4 @@ for accumulation, series in by_accumulation.items():
     print(f"gradient_accumulation_steps={accumulation}: rates", *(f"{rate:.4g}" for rate in series))
 has_bug = by_accumulation[4] != by_accumulation[1]
 print("WRONG: it steps with each micro-batch" if has_bug else "right: all have the same rates")
-raise SystemExit(has_bug)
+raise SystemExit(3 if has_bug else 0)

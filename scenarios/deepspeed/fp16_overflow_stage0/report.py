@@ -1,6 +1,6 @@
 """Train in fp16 where every step overflows: does DeepSpeed stop at ZeRO stage 0, as at stage 1?
 
-Needs torch and deepspeed, and no GPU. The exit code is 1 if the bug is there.
+Needs torch and deepspeed, and no GPU. The exit code is 3 if the bug is there.
 """
 
 import os
@@ -37,4 +37,4 @@ for stage in (1, 0):
     skipped, error = train(stage)
     print(f"stage {stage}: {skipped} steps skipped; then {error or 'the run goes on'}")
 print("right: both stop" if error else "WRONG: stage 0 never stops, and takes no step any more")
-raise SystemExit(not error)
+raise SystemExit(3 if not error else 0)

@@ -1,6 +1,6 @@
 """Train with DeepSpeed's WarmupLR from 0 to 0.1: has the first step the learning rate 0?
 
-Needs torch and deepspeed, and no GPU. The exit code is 1 if the bug is there."""
+Needs torch and deepspeed, and no GPU. The exit code is 3 if the bug is there."""
 
 import os
 
@@ -27,4 +27,4 @@ print(f"deepspeed {deepspeed.__version__}: steps with gradient 1 under WarmupLR 
 print(", ".join(f"{rate:.4f}" for rate in rates))
 bug = rates[0] > 0.01
 print("WRONG: the first uses the optimizer's own rate" if bug else "right: they begin with 0")
-raise SystemExit(bug)
+raise SystemExit(3 if bug else 0)

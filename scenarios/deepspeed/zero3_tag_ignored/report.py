@@ -1,6 +1,6 @@
 """Save ZeRO-3 weights of 1 as "earlier", of 2 as "later", and load "earlier": which ones come?
 
-Needs torch and deepspeed (before 0.14.1 also Intel's oneCCL), and no GPU. The exit code is 1 if the
+Needs torch and deepspeed (before 0.14.1 also Intel's oneCCL), and no GPU. The exit code is 3 if the
 bug is there."""
 
 import os
@@ -36,4 +36,4 @@ with deepspeed.zero.GatheredParameters(list(new.module.parameters())):
 print(f"deepspeed {deepspeed.__version__}: the weight of 'earlier' is 1, of 'later' 2")
 print(f"the path is that of {os.path.basename(os.path.dirname(path))!r}; the weight is {loaded:g}")
 print("WRONG: another checkpoint was loaded" if loaded != 1 else "right: the weight of the tag")
-raise SystemExit(loaded != 1)
+raise SystemExit(3 if loaded != 1 else 0)

@@ -1,6 +1,6 @@
 """Train with Prodigy under FSDP on two ranks: is its step size d that of one process?
 
-Needs torch and prodigyopt, and no GPU. The exit code is 1 if the bug is there."""
+Needs torch and prodigyopt, and no GPU. The exit code is 3 if the bug is there."""
 
 from importlib.metadata import version
 from typing import Any
@@ -37,4 +37,4 @@ if __name__ == "__main__":
     has_bug = abs(both / alone - 1) > 1e-3
     print("prodigyopt", version("prodigyopt"), "under FSDP on 2 ranks, after 20 steps")
     print(f"{'WRONG' if has_bug else 'right'}: d is {both:.4f}, in one process {alone:.4f}")
-    raise SystemExit(has_bug)
+    raise SystemExit(3 if has_bug else 0)

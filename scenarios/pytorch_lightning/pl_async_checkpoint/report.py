@@ -1,6 +1,6 @@
 """Save with AsyncCheckpointIO on a slow disk while the weight changes: what is in the file?
 
-Needs torch and pytorch-lightning, and no GPU. The exit code is 1 if the bug is there."""
+Needs torch and pytorch-lightning, and no GPU. The exit code is 3 if the bug is there."""
 
 import tempfile
 import time
@@ -33,4 +33,4 @@ file = torch.load(path)
 loaded = file["state_dict"]["weight"].item()
 print(f"saved at step {file['global_step']} with weight 0; the file has weight {loaded:g}")
 print("WRONG: that of a later step" if loaded else "right: that of the save")
-raise SystemExit(loaded != 0)
+raise SystemExit(3 if loaded != 0 else 0)

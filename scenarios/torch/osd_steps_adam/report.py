@@ -1,6 +1,6 @@
 """Ask for the state of a new Adam before its first step: is the first update still the right one?
 
-Needs torch, and no GPU. The exit code is 1 if the bug is there."""
+Needs torch, and no GPU. The exit code is 3 if the bug is there."""
 
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
@@ -23,4 +23,4 @@ print(f"torch {torch.__version__}: the first update is {plain[0]:.4f}, the count
 print(f"if get_optimizer_state_dict was called before: {called[0]:.4f}, the count {called[1]:g}")
 differs = called[1] != plain[1]
 print("WRONG: to ask took a step" if differs else "right: to ask changes nothing")
-raise SystemExit(differs)
+raise SystemExit(3 if differs else 0)

@@ -1,6 +1,6 @@
 """Train a causal LM for a step of SGD on 8 rows: is the update that of its own mean loss?
 
-Needs torch, transformers and accelerate, and no GPU. The exit code is 1 if the bug is there.
+Needs torch, transformers and accelerate, and no GPU. The exit code is 3 if the bug is there.
 """
 
 import tempfile
@@ -35,4 +35,4 @@ ratio = applied(transformers.GPT2LMHeadModel(config))
 control = applied(transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=32, **llama)))
 print(f"transformers {transformers.__version__}: GPT-2 {ratio:.3f}, LLaMA {control:.3f} (right: 1)")
 print("WRONG: GPT-2's first label is counted" if ratio < 0.99 else "right: it is not counted")
-raise SystemExit(ratio < 0.99)
+raise SystemExit(3 if ratio < 0.99 else 0)

@@ -37,4 +37,4 @@ def applied(k: int) -> float:
 ratios = [round(applied(k), 4) for k in (1, 2)]
 print(f"transformers {transformers.__version__}, ranks: {ranks}; 1 and 2 micro-batches: {ratios}")
 print("WRONG: ranks and accumulation multiply it" if ratios[1] > 1.1 else "right: it is the mean's")
-raise SystemExit(ratios[1] > 1.1)
+raise SystemExit(3 if ratios[1] > 1.1 else 0)

@@ -1,0 +1,151 @@
+"""Runs the report.py of bugs: second reproductions, with upstream alone.
+
+A scenario and its report.py share no code. If both say the same of a release, a fault of one of
+them is unlikely. Of each bug, one recorded result is drawn by lot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.bugs import catalog, pins
+from harness.bugs.api.spec import Lane
+from harness.bugs.pins import describe
+from harness.bugs.results import Result, Status
+from harness.publish.confirmations import key
+from harness.rank import shims
+from harness.releases import overlay, resolution
+from harness.system.errors import ExitCode, HarnessError, Inconclusive
+from harness.system.files import ROOT, locked
+from harness.system.machine import cache_folder
+
+RIGHT, WRONG = 0, 3
+"""The exit codes of a script. Python's own, 1, is that of a script that raises."""
+SAYS = {RIGHT: ("right", Status.NOT_AFFECTED), WRONG: ("WRONG", Status.AFFECTED)}
+"""How the last line of a script begins, by exit code, and what it says of the releases."""
+AGREES, CONTRADICTS, NO_ANSWER = "agrees", "contradicts", "does not answer"
+EXIT_CODES = {
+    AGREES: ExitCode.AS_EXPECTED,
+    CONTRADICTS: ExitCode.NOT_AS_EXPECTED,
+    NO_ANSWER: ExitCode.INCONCLUSIVE,
+}
+LIMIT = 300.0
+"""Seconds for a script."""
+
+SITECUSTOMIZE = """
+import os
+import sys
+
+sys.path.append(os.environ["HARNESS"])
+from harness.rank import shims
+
+shims.install(os.environ["SHIMS"].split())
+"""
+"""Installs the shims that a release needs on this machine, in each process that a script starts."""
+
+
+def drawn(cells: Iterable[Result], day: str, most: int | None = None) -> list[Result]:
+    """A result that is certain of each scenario, or of as many scenarios as asked for, by lot.
+
+    On the same day (ISO) every machine draws the same. Sorted by scenario.
+    """
+
+    def lot(*words: str) -> str:
+        return hashlib.sha256("\n".join([day, *words]).encode()).hexdigest()
+
+    by_scenario: dict[str, Result] = {}
+    for cell in sorted(cells, key=lambda cell: lot(*key(cell))):
+        if cell.status.certain:
+            by_scenario.setdefault(cell.scenario, cell)
+    names = sorted(by_scenario, key=lot)[:most]
+    return [by_scenario[name] for name in sorted(names)]
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What a script says of the releases of a recorded result."""
+
+    recorded: Result
+    status: Status
+    """Inconclusive if it raised or could not be run."""
+    line: str
+    """Its last line, or why it says nothing."""
+
+    def __str__(self) -> str:
+        name = f"{self.recorded.scenario}, {describe(self.recorded.pins)}"
+        return f"{name}: {self.recorded.status}; report.py {self.answer}: {self.line}"
+
+    @property
+    def answer(self) -> str:
+        if not self.status.certain:
+            return NO_ANSWER
+        return AGREES if self.status is self.recorded.status else CONTRADICTS
+
+
+def reproduced(cells: Sequence[Result]) -> Iterator[Reproduction]:
+    """Run the script of each result's scenario on its releases, one after another."""
+    for cell in cells:
+        try:
+            process = _run_on(cell)
+            says = SAYS.get(process.returncode, ("", Status.INCONCLUSIVE))
+            output = process.stdout if says[0] else process.stderr
+            last_line = (output.strip().splitlines() or [""])[-1]
+            status = says[1] if last_line.startswith(says[0]) else Status.INCONCLUSIVE
+            yield Reproduction(cell, status, last_line)
+        except (HarnessError, subprocess.TimeoutExpired) as error:
+            yield Reproduction(cell, Status.INCONCLUSIVE, str(error))
+
+
+def _run_on(cell: Result) -> subprocess.CompletedProcess[str]:
+    scenario, cache = catalog.scenario(cell.scenario), cache_folder()
+    releases = pins.complete(scenario, dict(cell.pins))
+    with (
+        overlay.borrow(resolution.stack(scenario, releases, cache), (), cache) as loan,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        return run(cell.scenario, loan.site, releases, Path(folder))
+
+
+def run(
+    name: str, site: Path, releases: dict[str, str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run the script of a bug in a folder, with these packages and the shims that they need.
+
+    Raises Inconclusive if this Python cannot import the releases.
+    """
+    if why := pins.why_not_imported(releases, platform.python_version()):
+        raise Inconclusive(why)
+    scenario = catalog.scenario(name)
+    lane = Lane.CPU if Lane.CPU in scenario.lanes else Lane.GPU
+    with (
+        tempfile.TemporaryDirectory() as shimmed,
+        # A script has one port: two runs of it at once would disturb each other.
+        locked(Path(tempfile.gettempdir()) / f"distributed-bugs-{os.getuid()}-{name}.lock"),
+    ):
+        Path(shimmed, "sitecustomize.py").write_text(SITECUSTOMIZE, encoding="utf-8")
+        settings = {
+            "PYTHONPATH": os.pathsep.join([shimmed, str(site)]),
+            "SHIMS": " ".join(point.name for point in shims.needed(releases, lane)),
+            "HARNESS": str(ROOT),
+            "DS_ACCELERATOR": lane.replace("gpu", "cuda"),
+            "PYTHONDONTWRITEBYTECODE": "1",  # an overlay must not change
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        return subprocess.run(
+            [sys.executable, str(catalog.folder(name) / catalog.REPORT_SCRIPT)],
+            cwd=folder,
+            env={**os.environ, **settings},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )

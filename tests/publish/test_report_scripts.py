@@ -1,0 +1,123 @@
+"""The report.py of bugs, run on releases that are drawn by lot."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.__main__ import main
+from harness.bugs import catalog, result_file
+from harness.bugs.results import Result, Status
+from harness.publish import report_scripts
+from harness.publish.report_scripts import AGREES, CONTRADICTS, NO_ANSWER, drawn
+from harness.system.errors import ExitCode
+from tests.made_up import cell_of
+from tests.nightly_world import NO, YES, cell
+
+Capture = pytest.CaptureFixture[str]
+
+
+def cells_of(scenario: str, *versions: str, status: Status = NO) -> list[Result]:
+    return [cell_of(scenario, {"x": version}, status, "because") for version in versions]
+
+
+def test_a_result_of_each_bug_is_drawn_by_the_day() -> None:
+    cells = [*cells_of("a", *map(str, range(40))), *cells_of("b", *map(str, range(40)))]
+    first, second = drawn(cells, "2026-03-05")
+    assert [first.scenario, second.scenario] == ["a", "b"]
+    assert drawn(reversed(cells), "2026-03-05") == [first, second]
+    assert drawn(cells, "2026-03-06") != [first, second]
+    assert drawn(cells, "2026-03-05", 1) in ([first], [second])
+
+
+def test_only_results_that_are_certain_are_drawn() -> None:
+    unsure = cells_of("a", *map(str, range(20)), status=Status.INCONCLUSIVE)
+    assert drawn(unsure, "2026-03-05") == []
+    assert drawn([*unsure, *cells_of("a", "0.1")], "2026-03-05") == cells_of("a", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "answer", "line"),
+    [
+        ("print('WRONG: lost'); raise SystemExit(3)", YES, AGREES, "WRONG: lost"),
+        ("print('WRONG: lost'); raise SystemExit(3)", NO, CONTRADICTS, "WRONG: lost"),
+        ("print('right: kept')", NO, AGREES, "right: kept"),
+        ("print('right: kept')", YES, CONTRADICTS, "right: kept"),
+        ("print('WRONG: lost'); 1 / 0", YES, NO_ANSWER, "ZeroDivisionError: division by zero"),
+        ("print('WRONG: lost')", YES, NO_ANSWER, "WRONG: lost"),
+        ("import absent", NO, NO_ANSWER, "ModuleNotFoundError: No module named 'absent'"),
+    ],
+)
+def test_a_script_agrees_or_contradicts_or_does_not_answer(
+    folders: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    status: Status,
+    answer: str,
+    line: str,
+) -> None:
+    (catalog.folder("bf16_clip") / "report.py").write_text(script)
+    result = replace(cell("0.13.0", status), scenario="bf16_clip")
+    monkeypatch.setattr(
+        report_scripts, "_run_on", lambda _: report_scripts.run("bf16_clip", tmp_path, {}, tmp_path)
+    )
+    (reproduction,) = report_scripts.reproduced([result])
+    assert (reproduction.answer, reproduction.line) == (answer, line)
+
+
+def test_a_script_has_the_shims_and_packages_of_its_releases(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "package.py").write_text("VALUE = 5")
+    (catalog.folder("bf16_clip") / "report.py").write_text(
+        "import os, sys, package\nprint(package.VALUE, os.environ['SHIMS'], os.getcwd())\n"
+    )
+    process = report_scripts.run("bf16_clip", site, {"deepspeed": "0.13.0"}, tmp_path)
+    value, *names, folder = process.stdout.split()
+    assert (value, folder) == ("5", str(tmp_path)), process.stderr
+    assert any(name.startswith("deepspeed.") for name in names)
+    assert "SHIMS" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "totals"),
+    [
+        ((YES, NO), ExitCode.AS_EXPECTED, "2 agrees, 0 contradicts, 0 does not answer"),
+        ((NO, NO), ExitCode.NOT_AS_EXPECTED, "1 agrees, 1 contradicts, 0 does not answer"),
+        ((YES, Status.INCONCLUSIVE), ExitCode.INCONCLUSIVE, "1 does not answer"),
+    ],
+)
+def test_confirm_reports_counts_the_answers(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    lines: tuple[Status, ...],
+    code: int,
+    totals: str,
+) -> None:
+    cells = [cell("0.13.0", YES), replace(cell("0.13.1", NO), scenario="bf16_clip")]
+    monkeypatch.setattr("harness.cli.confirm._recorded", lambda _: cells)
+    monkeypatch.setattr(report_scripts, "drawn", lambda cells, day, most: cells)
+    answers = [
+        report_scripts.Reproduction(cell, status, "text")
+        for cell, status in zip(cells, lines, strict=True)
+    ]
+    monkeypatch.setattr(report_scripts, "reproduced", lambda _: iter(answers))
+    assert main(["confirm", "--reports", "lane=cpu"]) == code
+    assert totals in " ".join(capsys.readouterr().out.split())
+
+
+def test_reports_are_neither_recorded_nor_written_as_json(capsys: Capture) -> None:
+    assert main(["confirm", "--reports", "--record"]) == ExitCode.USER_MISTAKE
+    assert "--reports has no --record" in capsys.readouterr().err
+
+
+def test_each_bug_has_a_result_from_which_one_can_be_drawn() -> None:
+    """But a bug of every torch, which has none."""
+    lacking = [name for name in catalog.sound() if not drawn(result_file.statuses(name), "2026")]
+    assert lacking == ["device_math"]
