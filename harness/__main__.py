@@ -15,14 +15,13 @@ from harness.cli import IN_A_CHECKOUT, USERS, commands, module_of
 from harness.system.errors import ExitCode, HarnessError, UserError, unknown
 from harness.system.files import ROOT
 from harness.system.installation import (
-    SCRIPT,
     as_typed,
     install,
     is_checkout,
     refuse_without_checkout,
     repository,
 )
-from harness.system.text import complaint, open_streams, print_errors, short, silence, warn
+from harness.system.text import SCRIPT, complaint, open_streams, print_errors, short, silence, warn
 
 NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
 """What the system says of a name that no file can have: somebody typed it."""

@@ -17,9 +17,9 @@ from harness.check.bug_status import THERE, Checked
 from harness.check.check_report import Report, level, sentences, status_in_words
 from harness.check.places import Place, Places
 from harness.check.synonyms import named_in
-from harness.system.installation import SCRIPT, repository
+from harness.system.installation import repository
 from harness.system.machine import release_of
-from harness.system.text import markdown
+from harness.system.text import SCRIPT, markdown
 
 SARIF = "2.1.0"
 """The version of the format."""

@@ -18,9 +18,11 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count, product
+from itertools import chain, product
+from itertools import count as numbers_from
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ from harness.system.errors import (
 from harness.system.files import ROOT, folder_whole, refuse_unless_creatable, write_whole, writing
 from harness.system.machine import cache_folder
 from harness.system.terminal import Progress, terminal
+from harness.system.text import count, warn
 
 FORMAT = 4
 """The format of bundles; others are refused."""
@@ -196,17 +199,20 @@ def _overlays(scenarios: Sequence[str], request: Request) -> Iterator[dict[str, 
         def lend(stack: pins.Stack, defects: tuple[Defect, ...]) -> Overlay:
             return leases.enter_context(overlay.borrow(stack, defects, request.cache))
 
-        loans = [
-            (name, stack, pool.submit(lend, stack, defects))
-            for name, stacks in choices.items()
-            for stack, defects in stacks
-        ]
+        loans: dict[str, Future[Overlay]] = {}  # variants and scenarios share overlays
+        for stack, defects in chain.from_iterable(choices.values()):
+            if (key := overlay.key(stack, defects)) not in loans:
+                loans[key] = pool.submit(lend, stack, defects)
         borrowed: dict[str, Overlays] = {name: {} for name in choices}
-        for number, (name, stack, loan) in enumerate(loans, start=1):
+        awaited: set[str] = set()
+        for name, (stack, defects) in (
+            (name, choice) for name, stacks in choices.items() for choice in stacks
+        ):
             if name not in borrowed:
                 continue  # left out
+            awaited.add(key := overlay.key(stack, defects))
             try:
-                lent = loan.result()
+                lent = loans[key].result()
             except Unsupported as error:
                 _leave_out(name, error, request)
                 del borrowed[name]
@@ -217,7 +223,7 @@ def _overlays(scenarios: Sequence[str], request: Request) -> Iterator[dict[str, 
                 terminal().print(f"not included, a release of --pins: {error}")
                 continue
             borrowed[name][lent.key] = (stack, lent)
-            progress.tally(f"{number} of {len(loans)} overlays")
+            progress.tally(f"{len(awaited)} of {count(len(loans), 'overlay')}")
         yield borrowed
 
 
@@ -237,7 +243,7 @@ def _make_parts(scenarios: Sequence[str], request: Request, out: Path, limit: in
     with writing(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)
     finished = _finished(out, request)
-    folders = (out / f"part-{number:02}" for number in count(1))
+    folders = (out / f"part-{number:02}" for number in numbers_from(1))
     waiting = [name for name in scenarios if not any(name in part for part in finished.values())]
     with _overlays(waiting, request) as overlays:
         files = {
@@ -404,7 +410,7 @@ def _files(folder: Path) -> Iterator[Path]:
 def _summarize(out: Path, overlays: Overlays, python: str) -> None:
     console = terminal()
     size = _bytes(out) / 1e6
-    console.print(f"{out}: {len(overlays)} overlays for Python {python}, {size:.0f} MB")
+    console.print(f"{out}: {count(len(overlays), 'overlay')} for Python {python}, {size:.0f} MB")
     for stack in dict.fromkeys(str(stack) for stack, _ in overlays.values() if stack.pins):
         console.print(f"  {stack}")
     console.print(
@@ -447,5 +453,5 @@ if __name__ == "__main__":
     try:
         unpack(Path(sys.argv[1]), cache_folder())
     except HarnessError as refusal:
-        print(f"harness: {refusal}", file=sys.stderr)
+        warn(str(refusal))
         sys.exit(refusal.exit_code)

@@ -68,6 +68,8 @@ def main(arguments: list[str]) -> int:
     words = _model_words(options.models, options.head)
     refuse_overwriting((options.json,), (parsed(word).model for word in options.models))
     refuse_without_torch("models")
+    if not (pins or options.newest or stack.is_installed()):
+        _refuse_unrecorded(words)
     pins = stack.newest() if options.newest else pins
     began = time.monotonic()
     with stack.borrow(pins, changes) as releases:
@@ -181,6 +183,15 @@ def _models(words: Sequence[Word], head: str, releases: Releases) -> list[str]:
             _refuse_unknown(word, releases)
     chosen = words or [Word(name, head=head) for name in architectures.names(releases.site, head)]
     return list(dict.fromkeys(map(str, chosen)))
+
+
+def _refuse_unrecorded(words: Sequence[Word]) -> None:
+    """Refuse a type that no recorded release has: the index is not read for a typing mistake."""
+    types = sorted({parsed(name).model for of in recorded.all_recorded() for name in of.answers})
+    for word in words:
+        if not word.is_file and types and word.model not in types:
+            hint = "For a model of a newer transformers, write --newest."
+            raise UserError(f"{unknown('model', word.model, types)} {hint}")
 
 
 def _refuse_unknown(word: Word, releases: Releases) -> None:

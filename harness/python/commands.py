@@ -25,7 +25,7 @@ START = (
 """The command, without the working folder on its path."""
 MISTAKE = 2
 NO_JSON = "leave --json out: the result has its keys"
-PROGRESS, PREFIX = "... ", "harness: "
+PROGRESS, PREFIX = "... ", "distributed-bugs: "
 
 PathLike = str | os.PathLike[str]
 

@@ -6,13 +6,13 @@ import shlex
 import sys
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 
 from harness.system.errors import Fault, UserError
 from harness.system.files import ROOT
+from harness.system.text import NAME, SCRIPT
 
-MODULE, SCRIPT = "python -m harness", "distributed-bugs"
-PROGRAM = SCRIPT if Path(sys.argv[0]).name == SCRIPT else MODULE
+MODULE = "python -m harness"
+PROGRAM = SCRIPT if NAME == SCRIPT else MODULE
 """What this user types before a command."""
 
 

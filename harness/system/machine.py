@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from harness.system.errors import Fault, UserError
 from harness.system.files import ROOT, locked, writing
-from harness.system.installation import SCRIPT, is_checkout
+from harness.system.installation import is_checkout
+from harness.system.text import SCRIPT
 
 MATTERS = re.compile(r"NCCL_|CUDA_|TORCH_|NVSHMEM_|OMP_|MKL_|GLOO_|UV_|HARNESS_")
 """The environment variables that can change a result; their values go into run.json."""

@@ -14,7 +14,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import cache
+from pathlib import Path
 from typing import TextIO
+
+SCRIPT = "distributed-bugs"
+NAME = SCRIPT if Path(sys.argv[0]).name == SCRIPT else "harness"
+"""What this program is called: messages begin with the name with which the user started it."""
 
 CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but \t and \n, DEL, C1: ESC, CSI and OSC among them
@@ -104,7 +109,7 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 def warn(text: str) -> None:
     """Print a message on stderr, if anybody still reads it."""
-    print_errors(f"harness: {unbroken(text)}")
+    print_errors(f"{NAME}: {unbroken(text)}")
 
 
 def print_errors(text: str) -> None:

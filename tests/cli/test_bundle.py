@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,9 +49,13 @@ def test_a_bundle_contains_the_defects_that_fit_a_release_of_pins(
     monkeypatch.setattr(bundle, "_fill", lambda *_: None)
     words = ["tied_grad_reduce", "--pins", "deepspeed=0.5.0", "--out", str(tmp_path / "box")]
     assert main(["bundle", *words]) == 0
+    assert len(overlays) == len(set(overlays)), "variants share them"
     assert ("0.5.0", ()) in overlays, "as published, for a matrix without a network"
     assert ("0.19.8", catalog.scenario("tied_grad_reduce").defects) in overlays
-    assert "not included, a release of --pins: it does not match" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "not included, a release of --pins: it does not match" in printed
+    asked, made = re.findall(r"([0-9]+) overlays", printed)[-2:]
+    assert int(asked) == int(made) + 1, "without the one that was not included"
     scenario = replace(catalog.scenario("tied_grad_reduce"), pins={"deepspeed": "0.5.0"})
     monkeypatch.setattr(catalog, "scenario", lambda _: scenario)
     assert main(["bundle", "tied_grad_reduce", "--out", str(tmp_path / "other")]) == 3

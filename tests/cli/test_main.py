@@ -225,6 +225,16 @@ def test_debug_shows_where_it_went_wrong(
     assert err.endswith("harness: TypeError: wrong\n")
 
 
+@pytest.mark.parametrize(
+    ("script", "name"), [("bin/distributed-bugs", "distributed-bugs"), ("x", "harness")]
+)
+def test_a_message_begins_with_the_name_of_the_program(script: str, name: str) -> None:
+    start = "import runpy, sys; sys.argv[0] = %r; runpy.run_module('harness', run_name='__main__')"
+    command = [sys.executable, "-c", start % script, "rnu"]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.stderr.startswith(f"{name}: no command 'rnu'")
+
+
 def _fails_with(fault: Exception, monkeypatch: MonkeyPatch) -> None:
     def fail(config: RunConfig) -> None:
         raise fault

@@ -322,6 +322,20 @@ def test_a_mistake_is_one_line_with_the_choices(
     assert "\n" not in str(raised.value)
 
 
+def test_a_model_of_no_recorded_release_is_refused_before_the_index_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("the index was read")
+
+    monkeypatch.setattr(stack, "find_spec", lambda _: None)
+    monkeypatch.setattr(stack, "borrow", read)
+    with pytest.raises(UserError, match=r"no model 'lama': did you mean llama.* write --newest"):
+        command.main(["lama"])
+    with pytest.raises(AssertionError, match="was read"):
+        command.main(["llama"])
+
+
 class _Spec:
     def __init__(self, origin: str) -> None:
         self.origin = origin

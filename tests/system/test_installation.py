@@ -13,6 +13,7 @@ from harness.bugs import pins
 from harness.releases import index, overlay
 from harness.system import installation, machine
 from harness.system.errors import Fault
+from harness.system.text import SCRIPT
 from tests.sandbox import refused
 
 Capture = pytest.CaptureFixture[str]
@@ -120,8 +121,8 @@ def test_the_source_of_an_installed_package_is_its_release(
 def test_the_script_is_named_where_it_was_started(
     monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(installation, "PROGRAM", installation.SCRIPT)
-    monkeypatch.setattr(cli, "PROGRAM", installation.SCRIPT)
+    monkeypatch.setattr(installation, "PROGRAM", SCRIPT)
+    monkeypatch.setattr(cli, "PROGRAM", SCRIPT)
     assert main(["--help"]) == 0
     assert main(["check", "--help"]) == 0
     assert main(["grade"]) == 2

@@ -35,6 +35,11 @@ class Releases:
         return describe(self.packages) + (", patched" if self.patched else "")
 
 
+def is_installed() -> bool:
+    """Whether this Python has transformers. Does not import it."""
+    return find_spec(SUBJECT) is not None
+
+
 @contextmanager
 def borrow(pins: Mapping[str, str], patches: Sequence[str] = ()) -> Iterator[Releases]:
     """An overlay of the pinned releases, with these patches. Without pins, the releases of this
