@@ -139,7 +139,7 @@ def test_a_good_stack_passes_and_a_job_may_go_on_in_spite_of_a_bug(ready: Job) -
 def test_a_mistake_in_the_inputs_fails_the_job_always(ready: Job) -> None:
     ready.inputs = {"files": "nowhere.txt", "fail": "false"}
     code, printed = ready.run("check")
-    assert (code, printed) == (2, "harness: no file nowhere.txt\n")
+    assert (code, printed) == (2, "distributed-bugs: no file nowhere.txt\n")
     ready.inputs = {"options": "'--strict", "fail": "false"}
     code, printed = ready.run("check")
     assert code != 0
