@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from harness.bugs import catalog, pins, remedies
 from harness.bugs.api.settings import Setting, trigger
-from harness.bugs.api.spec import HARMS, RELEASED, VISIBILITIES, Scenario
+from harness.bugs.api.spec import HARMS, RELEASED, VISIBILITIES
 from harness.bugs.lookup import Lookup, lookup
 from harness.bugs.periods import Period, periods
 from harness.bugs.remedies import Advice
@@ -155,9 +155,9 @@ def _recorded(name: str, environment: Environment) -> Checked:
     required = [p for p in scenario.pins if p not in scenario.vehicles] or ["torch"]
     installed = {p: environment.packages[p] for p in required if p in environment.packages}
     choices = [_choice(choice) for choice in itertools.product(*map(_entries, installed.items()))]
-    covered = [each for each in choices if pins.covers(scenario, each)]
-    releases = (covered or choices)[0]
-    if why := _inapplicable(scenario, required, releases, environment, bool(covered)):
+    concerned = [each for each in choices if not _excluded(name, each)]
+    releases = (concerned or choices)[0]
+    if why := _inapplicable(name, required, releases, environment):
         return Checked(name, BugStatus.DOES_NOT_APPLY, why, releases)
     deciders = {p: each for p, each in installed.items() if p in scenario.deciding}
     reasons = [
@@ -165,7 +165,7 @@ def _recorded(name: str, environment: Environment) -> Checked:
     ]
     if any(reasons):
         return Checked(name, BugStatus.UNKNOWN, next(filter(None, reasons)), releases)
-    return _of_all(name, covered or choices, everywhere=len(covered) == len(choices))
+    return _of_all(name, concerned or choices, everywhere=len(concerned) == len(choices))
 
 
 def _entries(package: tuple[str, Installed]) -> list[tuple[str, str]]:
@@ -206,27 +206,28 @@ def _status(answer: Lookup) -> BugStatus:
     return BugStatus(str(answer.status)) if answer.status else BugStatus.UNKNOWN
 
 
+def _excluded(name: str, releases: Mapping[str, str]) -> str:
+    """Explain why releases that the scenario cannot test cannot have the bug; empty if they may."""
+    if pins.covers(catalog.scenario(name), releases):
+        return ""
+    answer = lookup(name, _public(releases))
+    return answer.why if answer.status is Status.NOT_AFFECTED else ""
+
+
 def _inapplicable(
-    scenario: Scenario,
-    required: Sequence[str],
-    releases: Mapping[str, str],
-    environment: Environment,
-    covered: bool,
+    name: str, required: Sequence[str], releases: Mapping[str, str], environment: Environment
 ) -> str:
-    """Explain why a bug does not apply to this environment; empty if it applies. ``covered`` says
-    whether the bug is about a release that may be installed.
+    """Explain why a bug does not apply to this environment; empty if it applies, or may apply.
 
     A file that may leave out packages must name only the package with the bug.
     """
-    if not scenario.pins:
+    if not catalog.scenario(name).pins:
         return "every release of torch has it, on a GPU"
     needed = required if environment.complete else required[:1]
     if missing := [package for package in needed if package not in releases]:
         return f"{missing[0]} is not installed" if environment.complete else f"no {missing[0]}"
     subject = required[0]
-    if _not_a_release(subject, environment) or covered:
-        return ""
-    return f"{subject} {releases[subject]}: this is about {scenario.releases}"
+    return "" if _not_a_release(subject, environment) else _excluded(name, releases)
 
 
 def _not_a_release(package: str, environment: Environment) -> str:

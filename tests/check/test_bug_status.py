@@ -53,8 +53,11 @@ def answer(name: str, installed: Environment, settings: Any = None) -> Checked:
             "rope_zero_init_v5",
             {"transformers": "4.36.2", "deepspeed": "0.13.3"},
             "does not apply",
-            "this is about transformers>=5",
+            "transformers 4.36.2 cannot have it",
         ),
+        ("dtensor_mse_gradient", {"torch": "2.10.0"}, "does not apply", "it refuses these losses"),
+        ("lora_plus_embedding", {"peft": "0.12.0"}, "does not apply", "LoRA+ came with 0.13.0"),
+        ("ddp_static_dataclass", {"torch": "2.0.1"}, "unknown", "2.1.2, the oldest tested, is"),
         ("bf16_clip", {"deepspeed": "0.19.8"}, "not affected", "was tested on"),
         ("device_math", {"torch": "2.13.0"}, "does not apply", "every release of torch has it"),
     ],
@@ -140,7 +143,12 @@ def test_a_lock_with_several_releases_has_a_status_that_they_share() -> None:
 
 @pytest.mark.parametrize(
     ("versions", "status"),
-    [(("5.0.0", "5.2.0"), "possibly affected"), (("4.36.2", "5.0.0"), "does not apply")],
+    [
+        (("4.36.2", "5.2.0"), "possibly affected"),
+        (("5.0.0", "5.2.0"), "possibly affected"),
+        (("4.36.2", "5.0.0"), "unknown"),
+        (("4.36.2", "4.40.0"), "does not apply"),
+    ],
 )
 def test_a_release_that_a_bug_is_not_about_does_not_hide_another(
     versions: tuple[str, ...], status: str

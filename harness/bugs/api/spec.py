@@ -182,8 +182,8 @@ class Scenario:
     """The files with the bug, relative to site-packages. Each rank must have loaded them. Files
     that a defect names need not be repeated."""
     releases: str = ""
-    """The releases that it can test, as a requirement such as ``transformers>=5``; empty for
-    all."""
+    """The releases that it can test, as a requirement such as ``transformers>=5``; empty for all.
+    Others may have the bug, unless ``absent`` has them."""
     companions: tuple[Companion, ...] = ()
     launches: tuple[str, ...] = ("",)
     """The names of a trial's launches, each in new processes: for example to save in one and to

@@ -65,7 +65,8 @@ SCENARIO = api.Scenario(
     },
     seen={"accelerate.data_loader.DataLoaderShard": api.NEEDED},
     files=("accelerate/data_loader.py",),
-    releases="accelerate>=0.11",  # the first with accumulate()
+    releases="accelerate>=0.11",
+    absent=(api.Absent("accelerate<0.11", "accumulate() came with 0.11.0"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),

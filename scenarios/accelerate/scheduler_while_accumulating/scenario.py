@@ -58,7 +58,8 @@ SCENARIO = api.Scenario(
     },
     seen={"accelerate.scheduler.AcceleratedScheduler": api.NEEDED},
     files=("accelerate/scheduler.py",),
-    releases="accelerate>=0.11",  # the first with accumulate()
+    releases="accelerate>=0.11",
+    absent=(api.Absent("accelerate<0.11", "accumulate() came with 0.11.0"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),

@@ -63,6 +63,7 @@ SCENARIO = api.Scenario(
         ),
     ),
     absent=(
+        api.Absent("accelerate<1.10", "ParallelismConfig came with 1.10.0"),
         api.Absent("accelerate>=1.12,<1.13", "it raises a KeyError if a parameter is sharded"),
     ),
     harm="ruins training",
@@ -72,7 +73,7 @@ SCENARIO = api.Scenario(
         "code": api.by_code("ParallelismConfig has a tp_size above 1, without FSDP"),
     },
     files=("accelerate/accelerator.py",),
-    releases="accelerate>=1.10",  # the first with ParallelismConfig
+    releases="accelerate>=1.10",
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.13.0"),

@@ -55,7 +55,8 @@ SCENARIO = api.Scenario(
     settings={"code": api.by_code("SkipStepAdamW is the optimizer")},
     seen={"olmo_core.optim.adamw.SkipStepAdamW": api.NEEDED},
     files=("olmo_core/optim/adamw.py",),
-    releases="ai2-olmo-core>=1.8",  # the first with this optimizer
+    releases="ai2-olmo-core>=1.8",
+    absent=(api.Absent("ai2-olmo-core<1.8", "the optimizer came with 1.8.0"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),

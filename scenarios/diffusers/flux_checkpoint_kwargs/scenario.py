@@ -50,7 +50,8 @@ SCENARIO = api.Scenario(
         )
     },
     files=("diffusers/models/transformers/transformer_flux.py",),
-    releases="diffusers>=0.32",  # the first whose blocks use the mask
+    releases="diffusers>=0.32",
+    absent=(api.Absent("diffusers<0.32", "its blocks do not use the mask"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),

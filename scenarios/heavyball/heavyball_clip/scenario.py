@@ -37,7 +37,8 @@ SCENARIO = api.Scenario(
     remedy="clip with torch.nn.utils.clip_grad_norm_, or multiply what the function returns by the "
     "threshold",
     pins={"heavyball": "1.7.2"},
-    releases="heavyball>=1.3.1",  # which brought the threshold
+    releases="heavyball>=1.3.1",
+    absent=(api.Absent("heavyball<1.3.1", "the threshold came with 1.3.1"),),
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("a clip function of heavyball has a threshold")},

@@ -38,7 +38,8 @@ SCENARIO = api.Scenario(
     trigger="a LossScaleOptimizer over an optimizer with loss_scale_factor",
     remedy="leave loss_scale_factor out where keras wraps the optimizer, as with mixed_float16",
     pins={"keras": "3.9.2"},
-    releases="keras>=3",  # the first that computes with torch
+    releases="keras>=3",
+    absent=(api.Absent("keras<3", "it does not compute with torch"),),
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("keras' optimizer is wrapped and has a loss_scale_factor")},

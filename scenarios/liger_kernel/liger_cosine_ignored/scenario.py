@@ -42,7 +42,8 @@ SCENARIO = api.Scenario(
         )
     },
     files=("liger_kernel/chunked_loss/cosine_similarity_loss.py",),
-    releases="liger-kernel>=0.6",  # the first with this loss
+    releases="liger-kernel>=0.6",
+    absent=(api.Absent("liger-kernel<0.6", "the loss came with 0.6.0"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),

@@ -38,7 +38,8 @@ SCENARIO = api.Scenario(
         "liger_kernel/chunked_loss/fused_linear_distillation.py",
         "liger_kernel/chunked_loss/jsd_loss.py",
     ),
-    releases="liger-kernel>=0.5.3",  # the first with this loss
+    releases="liger-kernel>=0.5.3",
+    absent=(api.Absent("liger-kernel<0.5.3", "the loss came with 0.5.3"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),

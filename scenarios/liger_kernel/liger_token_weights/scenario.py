@@ -47,7 +47,8 @@ SCENARIO = api.Scenario(
     remedy="compute the losses of the tokens with torch's cross_entropy, or let the loss mask "
     "tokens by ignore_index",
     pins={"liger-kernel": "0.8.1"},
-    releases="liger-kernel>=0.7",  # 0.6 has no such weights
+    releases="liger-kernel>=0.7",
+    absent=(api.Absent("liger-kernel<0.7", "the weights came with 0.7.0"),),
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("the fused loss of single tokens is weighted")},

@@ -40,7 +40,8 @@ SCENARIO = api.Scenario(
     trigger="SIGReg(gather_distributed=True), DDP and several ranks",
     remedy="multiply SIGReg's value by the number of ranks",
     pins={"lightly": "1.5.23"},
-    releases="lightly>=1.5.23",  # which brought SIGReg
+    releases="lightly>=1.5.23",
+    absent=(api.Absent("lightly<1.5.23", "the loss came with 1.5.23"),),
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("SIGReg has gather_distributed=True")},

@@ -47,7 +47,8 @@ SCENARIO = api.Scenario(
     },
     seen={"megatron.core.transformer.moe.router.TopKRouter": api.NEEDED},
     files=("megatron/core/transformer/moe/moe_utils.py",),
-    releases="megatron-core>=0.16",  # older routers take no mask
+    releases="megatron-core>=0.16",
+    absent=(api.Absent("megatron-core<0.16", "its routers take no mask"),),
     variants={
         "buggy": api.expect_symptom(
             about="0.16.1 with the change that 0.19.0 made to the router", defects=(DEFECT,)

@@ -80,7 +80,8 @@ SCENARIO = api.Scenario(
         "code": api.by_code("softmax_type is learnable"),
     },
     files=("megatron/core/transformer/dot_product_attention.py",),
-    releases="megatron-core>=0.15",  # older ones have no learnable sinks
+    releases="megatron-core>=0.15",
+    absent=(api.Absent("megatron-core<0.15", "learnable sinks came with 0.15.0"),),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="0.16.1 with our remedy", defects=(REMEDY,)),

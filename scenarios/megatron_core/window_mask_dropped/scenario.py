@@ -63,7 +63,8 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("layers have a sliding window, and rows are packed")},
-    releases="megatron-core>=0.15",  # in older ones, its own attention refuses a window
+    releases="megatron-core>=0.15",
+    absent=(api.Absent("megatron-core<0.15", "its own attention refuses a window"),),
     files=("megatron/core/fusions/fused_softmax.py",),
     ranks=1,
     variants={

@@ -41,7 +41,8 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"code": api.by_code("an adapter with lora_bias is merged, and alpha is not r")},
     files=("peft/tuners/lora/layer.py",),
-    releases="peft>=0.14",  # the first with lora_bias
+    releases="peft>=0.14",
+    absent=(api.Absent("peft<0.14", "lora_bias came with 0.14.0"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),

@@ -44,7 +44,8 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"code": api.by_code("LoRA+ trains an adapter of an embedding")},
     files=("peft/optimizers/loraplus.py",),
-    releases="peft>=0.13",  # the first with LoRA+
+    releases="peft>=0.13",
+    absent=(api.Absent("peft<0.13", "LoRA+ came with 0.13.0"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),

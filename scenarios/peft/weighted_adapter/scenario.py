@@ -63,7 +63,8 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"code": api.by_code("adapters with use_rslora or lora_bias are combined")},
     files=("peft/tuners/lora/model.py",),
-    releases="peft>=0.9",  # the first with use_rslora
+    releases="peft>=0.9",
+    absent=(api.Absent("peft<0.9", "use_rslora came with 0.9.0"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),

@@ -38,7 +38,8 @@ SCENARIO = api.Scenario(
     trigger="more than one rank, and update, compute, update, compute without a reset",
     remedy="compute the metric once in an epoch, or reset it before each update",
     pins={"pytorch-ignite": "0.4.10"},
-    releases="pytorch-ignite>=0.4",  # the first with ignite.distributed
+    releases="pytorch-ignite>=0.4",
+    absent=(api.Absent("pytorch-ignite<0.4", "ignite.distributed came with 0.4.0"),),
     harm="wrong metric",
     visibility="silent",
     settings={

@@ -98,7 +98,8 @@ SCENARIO = api.Scenario(
         "code": api.by_code("the Trainer has EMAWeightAveraging that starts after a validation")
     },
     files=(FILE,),
-    releases="pytorch-lightning>=2.6",  # the first with the callback
+    releases="pytorch-lightning>=2.6",
+    absent=(api.Absent("pytorch-lightning<2.6", "the callback came with 2.6.0"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),

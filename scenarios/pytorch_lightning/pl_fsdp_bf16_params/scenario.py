@@ -52,7 +52,8 @@ SCENARIO = api.Scenario(
         "code": api.by_code("FSDP's model is made in configure_model or init_module"),
     },
     files=("pytorch_lightning/plugins/precision/fsdp.py",),
-    releases="pytorch-lightning>=2.2",  # the first with FSDPPrecision
+    releases="pytorch-lightning>=2.2",
+    absent=(api.Absent("pytorch-lightning<2.2", "FSDPPrecision came with 2.2.0"),),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.6.4"),

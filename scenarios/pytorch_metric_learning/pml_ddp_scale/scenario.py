@@ -35,7 +35,8 @@ SCENARIO = api.Scenario(
     trigger="DistributedLossWrapper, DDP and several ranks",
     remedy="multiply the wrapped loss by the number of ranks",
     pins={"pytorch-metric-learning": "0.9.99"},
-    releases="pytorch-metric-learning>=0.9.92",  # which brought the wrapper
+    releases="pytorch-metric-learning>=0.9.92",
+    absent=(api.Absent("pytorch-metric-learning<0.9.92", "the wrapper came with 0.9.92"),),
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("DistributedLossWrapper is used")},

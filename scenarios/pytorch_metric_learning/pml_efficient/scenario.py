@@ -86,7 +86,8 @@ SCENARIO = api.Scenario(
     trigger="DistributedLossWrapper(efficient=True), DDP and several ranks",
     remedy="leave efficient at its default, False",
     pins={"pytorch-metric-learning": "2.9.0"},
-    releases="pytorch-metric-learning>=1.0",  # which brought the option
+    releases="pytorch-metric-learning>=1.0",
+    absent=(api.Absent("pytorch-metric-learning<1.0", "the option came with 1.0.0"),),
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("efficient=True is used")},

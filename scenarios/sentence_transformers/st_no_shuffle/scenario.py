@@ -54,7 +54,8 @@ SCENARIO = api.Scenario(
         }
     },
     files=("sentence_transformers/sampler.py",),
-    releases="sentence-transformers>=3",  # the first with a Trainer and its samplers
+    releases="sentence-transformers>=3",
+    absent=(api.Absent("sentence-transformers<3", "its Trainer came with 3.0.0"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),

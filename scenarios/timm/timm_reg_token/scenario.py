@@ -56,7 +56,8 @@ SCENARIO = api.Scenario(
         )
     },
     files=("timm/models/vision_transformer.py",),
-    releases="timm>=0.9.10",  # the first with register tokens
+    releases="timm>=0.9.10",
+    absent=(api.Absent("timm<0.9.10", "register tokens came with 0.9.10"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),

@@ -69,7 +69,12 @@ SCENARIO = api.Scenario(
     trigger="dcp.async_save of tensors on the CPU, which change before the file is written",
     remedy="wait for the result of async_save before the next step, or save a copy",
     pins={"torch": "2.13.0"},
-    releases="torch>=2.6",
+    releases="torch>=2.3",
+    absent=(
+        api.Absent(
+            "torch<2.3", "async_save came with 2.3.0", "https://pytorch.org/blog/pytorch2-3/"
+        ),
+    ),
     named_by=("attest: pytorch/pytorch#144657",),
     harm="wrong resume",
     visibility="silent",

@@ -88,7 +88,7 @@ SCENARIO = api.Scenario(
     "an object of any class that is not a pytree",
     remedy="return a tensor, a tuple or a dict, or register the dataclass as a pytree",
     pins={"torch": "2.13.0"},
-    releases=FITS,
+    releases="torch>=2.1",
     harm="ruins training",
     visibility="silent",
     settings={
@@ -172,7 +172,7 @@ def run(ctx: api.Context) -> None:
         return plain_torch.copied(module.module.inner)
 
     unreduced.train(ctx, plain, outputs, torch.optim.SGD(module.parameters(), lr=p.lr), whole)
-    leaves = pytree.tree_leaves(answers[0])
+    leaves, _ = pytree.tree_flatten(answers[0])
     has_tensor = any(isinstance(leaf, torch.Tensor) for leaf in leaves)
     ctx.record(
         "output", type=type(answers[0]).__name__, found=has_tensor, static=module.static_graph

@@ -79,7 +79,7 @@ SCENARIO = api.Scenario(
     trigger="FSDP1 with a hybrid strategy and one rank in each sharding group",
     remedy="use DistributedDataParallel, or NO_SHARD without a mesh, or FSDP2",
     pins={"torch": "2.13.0"},
-    releases=FITS,
+    releases="torch>=2.2",  # older ones have no device mesh
     harm="ruins training",
     visibility="silent",
     settings={

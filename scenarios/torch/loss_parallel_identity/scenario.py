@@ -99,7 +99,8 @@ SCENARIO = api.Scenario(
     trigger="a loss with log_softmax other than cross_entropy, inside loss_parallel()",
     remedy="compute such a loss outside of loss_parallel(), or on gathered logits",
     pins={"torch": "2.13.0"},
-    releases=FITS,
+    releases="torch>=2.3",
+    absent=(api.Absent("torch<2.3", "it has no loss_parallel()"),),
     harm="ruins training",
     visibility="silent",
     settings={
@@ -160,10 +161,12 @@ def run(ctx: api.Context) -> None:
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, distribute_tensor
     from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
-    from torch.distributed.tensor.placement_types import Replicate, Shard
 
+    try:
+        from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+    except ImportError:  # before torch 2.5
+        from torch.distributed._tensor import DTensor, Replicate, Shard, distribute_tensor  # type: ignore[attr-defined]
     from scenarios.common import plain_torch
 
     p = ctx.params

@@ -70,6 +70,7 @@ SCENARIO = api.Scenario(
     pins={"torch": "2.13.0"},
     known_upstream=False,
     releases=FITS,
+    absent=(api.Absent("torch<2.3", "its SGD is never fused"),),
     harm="ruins training",
     visibility="visible in the loss",
     settings={"precision": "fp16", "code": api.by_code("SGD has momentum and fused=True")},

@@ -45,7 +45,8 @@ SCENARIO = api.Scenario(
     settings={"code": api.by_code("the loss is ForwardKLWithChunkedOutputLoss")},
     seen={"torchtune.modules.loss.kd_losses.ForwardKLWithChunkedOutputLoss": api.NEEDED},
     files=("torchtune/modules/loss/kd_losses.py",),
-    releases="torchtune>=0.3.1",  # the first with this loss
+    releases="torchtune>=0.3.1",
+    absent=(api.Absent("torchtune<0.3.1", "the loss came with 0.3.1"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),

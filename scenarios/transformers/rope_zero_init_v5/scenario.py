@@ -80,6 +80,7 @@ SCENARIO = api.Scenario(
     files=("transformers/models/llama/modeling_llama.py",),
     ranks=1,
     releases="transformers>=5",
+    absent=(api.Absent("transformers<5", "it counts in integers or has rope_zero_init"),),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("5.12.1"),

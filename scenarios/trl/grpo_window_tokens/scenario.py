@@ -60,7 +60,8 @@ SCENARIO = api.Scenario(
         }
     },
     files=("trl/trainer/grpo_trainer.py",),
-    releases="trl>=0.22",  # older ones have no loss type dapo
+    releases="trl>=0.22",
+    absent=(api.Absent("trl<0.22", "the loss type dapo came with 0.22.0"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),

@@ -46,7 +46,8 @@ SCENARIO = api.Scenario(
     trigger="several ranks, and a VectorQuantize without sync_codebook=True",
     remedy="give VectorQuantize sync_codebook=True",
     pins={"vector-quantize-pytorch": "1.7.0"},
-    releases="vector-quantize-pytorch>=0.4.10",  # which brought sync_codebook
+    releases="vector-quantize-pytorch>=0.4.10",
+    absent=(api.Absent("vector-quantize-pytorch<0.4.10", "sync_codebook came with 0.4.10"),),
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("sync_codebook is not given")},
