@@ -27,6 +27,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +46,7 @@ from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.terminal import Progress, terminal
-from harness.system.text import count
+from harness.system.text import count, short
 from harness.training.models import recorded, stack, table
 from harness.training.models.answers import Asking, ask
 from harness.training.models.recorded import Changed
@@ -179,7 +180,7 @@ def _model_words(words: Sequence[str], head: str) -> list[Word]:
 def _models(words: Sequence[Word], head: str, releases: Releases) -> list[str]:
     """The models to ask; all types with the head if none is named."""
     for word in words:
-        if not word.is_file:
+        if not word.is_script:
             _refuse_unknown(word, releases)
     chosen = words or [Word(name, head=head) for name in architectures.names(releases.site, head)]
     return list(dict.fromkeys(map(str, chosen)))
@@ -189,21 +190,22 @@ def _refuse_unrecorded(words: Sequence[Word]) -> None:
     """Refuse a type that no recorded release has: the index is not read for a typing mistake."""
     types = sorted({parsed(name).model for of in recorded.all_recorded() for name in of.answers})
     for word in words:
-        if not word.is_file and types and word.model not in types:
+        if not word.is_script and types and _type(word) not in types:
             hint = "For a model of a newer transformers, write --newest."
-            raise UserError(f"{unknown('model', word.model, types)} {hint}")
+            raise UserError(f"{unknown('model', short(_type(word)), types)} {hint}")
 
 
 def _refuse_unknown(word: Word, releases: Releases) -> None:
-    """Refuse a type that transformers does not have with this head."""
+    """Refuse a type, also one in a config.json, that transformers does not have with this head."""
     types = architectures.names(releases.site, word.head)
-    if word.model in types:
+    model = _type(word)
+    if model in types:
         return
-    others = [h for h in HEADS if word.model in architectures.names(releases.site, h)]
+    others = [h for h in HEADS if model in architectures.names(releases.site, h)]
     if others:
         choices = ", ".join(f"{word.model}:{head}" for head in others)
-        raise UserError(f"{word.model} has no head {word.head}: name {choices}")
-    raise UserError(unknown("model", word.model, types))
+        raise UserError(f"{model} has no head {word.head}: name {choices}")
+    raise UserError(unknown("model", short(model), types))
 
 
 def _refuse_unfit(word: Word) -> None:
@@ -214,16 +216,26 @@ def _refuse_unfit(word: Word) -> None:
     if word.is_script and not word.function.isidentifier():
         raise UserError(f"{word}: name the function that makes the model, {file}:make")
     if not word.is_script:
-        _refuse_no_config(file)
+        _type_in(file)
 
 
-def _refuse_no_config(file: Path) -> None:
-    try:
-        model = json_of(read_file(file).text).get("model_type")
-    except (UserError, ValueError, AttributeError):
-        model = None
+def _type(word: Word) -> str:
+    """The type of a model: the word itself, or what a config.json says."""
+    return _type_in(Path(word.model)) if word.is_file else word.model
+
+
+def _type_in(file: Path) -> str:
+    """The type of model in a config.json. Raises UserError for a file that transformers cannot read
+    either, as it reads UTF-8 alone."""
+    text, model = "", None
+    with suppress(UserError, ValueError, AttributeError):
+        text = read_file(file).text
+        model = json_of(text).get("model_type")
     if not isinstance(model, str):
         raise UserError(f"{file} is no config.json of transformers: it has no model_type")
+    if file.read_bytes() != text.encode():
+        raise UserError(f"{file} must be in UTF-8, without a byte order mark")
+    return model
 
 
 def _ask_models(options: argparse.Namespace, asking: Asking, on: OnConfig) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -293,6 +294,19 @@ def test_models_are_listed_without_importing_transformers(tmp_path: Path) -> Non
     assert architectures.names(site, "token_classification") == []
 
 
+CONFIG, CONFIG_16 = " in config.json", " in config.json in UTF-16"
+
+
+def _written(word: str, folder: Path) -> str:
+    """The word, or the name of a new config.json with the type that is before CONFIG."""
+    model, config, encoding = word.partition(CONFIG)
+    if not config:
+        return word
+    file = folder / "{}.config.json".format(re.sub(r"\W", "", model))
+    file.write_text(json.dumps({"model_type": model}), encoding="utf-16" if encoding else "utf-8")
+    return str(file)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -305,6 +319,11 @@ def test_models_are_listed_without_importing_transformers(tmp_path: Path) -> Non
         (["bert:masked"], "no head 'masked': did you mean masked_lm"),
         (["berd", "--head", "masked_lm"], "no model 'berd': did you mean bert"),
         (["missing.json"], "no file missing.json"),
+        ([f"lama{CONFIG}"], "no model 'lama': did you mean llama"),
+        ([f"t5{CONFIG}"], "t5 has no head causal_lm: name .*t5.config.json:seq2seq_lm"),
+        ([f"../llama{CONFIG}"], "no model '../llama': did you mean llama"),
+        ([f"a\n::error::b{CONFIG}"], "no model 'a ...'"),
+        ([f"llama{CONFIG_16}"], "must be in UTF-8, without a byte order mark"),
         ([str(FILE)], "name the function"),
         (["--json", "no/folder/x.json"], "no folder no/folder"),
     ],
@@ -313,6 +332,7 @@ def test_a_mistake_is_one_line_with_the_choices(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = transformers(tmp_path)
+    words = [_written(word, tmp_path) for word in words]
     if "--pins" not in words:
         monkeypatch.setattr(
             stack, "find_spec", lambda _: _Spec(str(site / "transformers" / "__init__.py"))
