@@ -322,7 +322,7 @@ def _written(word: str, folder: Path) -> str:
         ([f"lama{CONFIG}"], "no model 'lama': did you mean llama"),
         ([f"t5{CONFIG}"], "t5 has no head causal_lm: name .*t5.config.json:seq2seq_lm"),
         ([f"../llama{CONFIG}"], "no model '../llama': did you mean llama"),
-        ([f"a\n::error::b{CONFIG}"], "no model 'a ...'"),
+        ([f"a\n::error::b{CONFIG}"], "no model 'a'"),
         ([f"llama{CONFIG_16}"], "must be in UTF-8, without a byte order mark"),
         ([str(FILE)], "name the function"),
         (["--json", "no/folder/x.json"], "no folder no/folder"),
