@@ -46,6 +46,13 @@ def test_number_of_steps_replaces_the_budget() -> None:
     assert steps_until_next([dear], 0.01, every=7) == 7
 
 
+def test_number_of_steps_counts_from_the_last_check_not_from_its_judging() -> None:
+    cost = Cost(5, 0.0, 0.0, 0.0, 0.1, 60.0)
+
+    assert steps_until_next([cost], 0.01, every=7, passed=2) == 5
+    assert steps_until_next([cost], 0.01, every=7, passed=6) == 3  # ranks have no time for 1
+
+
 def test_ranks_have_time_to_learn_of_the_step() -> None:
     assert steps_until_next([Cost(5, 0, 0, 0, 1.0, 9.0)], 0.01, every=1) == 3
     assert steps_until_next([Cost(5, 0, 0, 0, 0.001, 9.0)], 0.01, every=1) == 80

@@ -157,10 +157,41 @@ def test_loss_that_deepspeed_got_has_the_weight_that_arrives() -> None:
     losses = Losses()
     for _ in range(2):
         loss = scores().square().sum() / 3
-        losses.hand(loss)
+        losses.hand(loss, 4)
         backward(losses, loss / 4)
     assert rows(losses) == [[0.25, 1.0, 1.0]] * 2
     assert losses.are_whole
+
+
+@pytest.mark.parametrize(("divisor", "parts", "weight"), [(2, 1, 0.5), (2, 2, 1.0), (3, 1, 1.0)])
+def test_loop_that_divides_what_deepspeed_does_not_divide_counts_it_once(
+    divisor: int, parts: int, weight: float
+) -> None:
+    """With gradient_accumulation_steps of 1, a loop accumulates by itself."""
+    losses = Losses()
+    for _ in range(2):
+        loss = scores().square().sum() / 5 / divisor
+        losses.hand(loss, parts)
+        backward(losses, loss)
+    assert rows(losses) == [[weight, 1.0, 1.0]] * 2
+
+
+def test_reason_why_losses_are_not_counted() -> None:
+    losses = Losses()
+    backward(losses, scores().logsumexp(-1).sum())
+    assert losses.tensor() is None
+    assert losses.uncounted == "none"
+
+    losses.begin()
+    parts = [cross_entropy(losses, scores(), TARGETS) for _ in range(2)]
+    backward(losses, (parts[0] + parts[1]) / 2)
+    assert losses.tensor() is None
+    assert losses.uncounted == "several"
+
+    losses.begin()
+    backward(losses, cross_entropy(losses, scores(), TARGETS))
+    assert losses.tensor() is not None
+    assert losses.uncounted == ""
 
 
 def test_loss_that_deepspeed_multiplies_beyond_fp16_is_finite() -> None:
@@ -186,7 +217,7 @@ def test_hook_of_an_output_counts_for_losses_that_come_after_it(is_output: bool)
     outputs = scores() + 1
     loss = outputs.square().mean()
     (loss if is_output else outputs).register_hook(divide)
-    losses.hand(loss)
+    losses.hand(loss, 1)
     backward(losses, loss)
     assert rows(losses) == [[0.25, 1.0, 1.0]]
 

@@ -102,7 +102,21 @@ def test_rank_0_chooses_the_next_step_of_both(pair: Pair) -> None:
         pair.send(rank, FIRST_CHECKS)
         pair.turn(rank)
     pair.turn(1)
-    assert pair.trainings[0].next_step == pair.trainings[1].next_step == 1 + 1 + 4
+    assert pair.trainings[0].next_step == pair.trainings[1].next_step == FIRST_CHECKS + 4
+    assert pair.boxes[0].left_out == 0
+
+
+@pytest.mark.parametrize(("every", "next_step", "left_out"), [(1, 9, 3), (2, 9, 1), (10, 15, 0)])
+def test_checks_that_every_asks_for_and_that_come_too_soon_are_counted(
+    pair: Pair, every: int, next_step: int, left_out: int
+) -> None:
+    pair.boxes[0]._every = every
+    for rank in (1, 0):
+        pair.trainings[rank].steps = FIRST_CHECKS
+        pair.send(rank, FIRST_CHECKS)
+        pair.turn(rank)
+    assert pair.trainings[0].next_step == next_step
+    assert pair.boxes[0].left_out == left_out
 
 
 @pytest.mark.parametrize(("optimizers", "steps"), [(1, 10), (2, 20)])
@@ -132,7 +146,7 @@ def test_rank_that_is_past_the_next_step_misses_the_check(pair: Pair) -> None:
     assert pair.judged == [[0, 1]]
     assert pair.boxes[0].notes == ["check 6 was not judged: no post of rank 1"]
     pair.turn(1)
-    assert pair.trainings[1].next_step == pair.trainings[0].next_step == 65
+    assert pair.trainings[1].next_step == pair.trainings[0].next_step == 64
 
 
 def test_check_without_a_post_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

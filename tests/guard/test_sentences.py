@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -43,6 +44,37 @@ def test_checks_that_compare_nothing_are_named() -> None:
     assert blind_checks(ALL, optimizer="Lion") == {"updates"}
     del (without_losses := dict(ALL))["accumulation"]
     assert blind_checks(without_losses) == {"accumulation"}
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("ddp other_terms", "they have other terms"),
+        ("ddp two_losses", "each is made of several"),
+        ("ddp log_probabilities", "they come from other functions than torch's"),
+    ],
+)
+@pytest.mark.slow
+@pytest.mark.launch
+def test_reason_why_losses_are_not_counted_is_said(
+    words: str, reason: str, under_guard: Trainer
+) -> None:
+    run = under_guard(words, steps=2)
+    (sentence,) = run.summary["not_seen"]
+    assert sentence.startswith(f"losses are not counted: {reason}")
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_checks_that_every_asks_for_in_vain_are_in_the_summary(under_guard: Trainer) -> None:
+    run = under_guard("ddp", steps=40, every=1)
+    (sentence,) = run.summary["not_seen"]
+    assert re.fullmatch(
+        r"\d+ checks of --every 1: ranks agree on the next one, which takes them "
+        r"4 steps and 0\.08 s",
+        sentence,
+    )
+    assert under_guard("ddp", steps=12, every=100).summary["not_seen"] == []
 
 
 @pytest.mark.launch

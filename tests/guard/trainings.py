@@ -169,7 +169,11 @@ class Loop:
             return F.cross_entropy(scores, words, reduction="sum") / words.numel()
         if self.has("own_loss"):
             return -scores.log_softmax(-1).gather(1, words[:, None]).mean()
+        if self.has("log_probabilities"):
+            return -scores.log_softmax(-1).gather(1, words[:, None]).sum() / words.numel()
         loss = F.cross_entropy(scores, words)
+        if self.has("two_losses"):
+            loss = (loss + F.cross_entropy(-scores, words)) / 2
         if self.has("other_terms"):
             loss = 0.5 * loss + 0.5 * scores.square().mean()
         if self.has("penalty"):

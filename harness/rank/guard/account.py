@@ -19,7 +19,7 @@ from .saved_states import SavedStates
 from .schedules import Schedules
 from .sentences import known_bug, watched_run
 from .settings import CHECKS, Settings
-from .summary import Clock, blind, content, line, merged, not_seen, percent
+from .summary import Clock, blind, content, line, merged, not_seen, percent, too_often, uncounted
 from .trackers import News, Trackers
 from .training import Training
 
@@ -143,12 +143,15 @@ class Account:
     def _not_seen(self) -> list[str]:
         memories = self._memories.values()
         sentences = not_seen(self.trainings, memories, self.optimizers, MOST_OPTIMIZERS)
+        if self.mailbox.left_out:
+            sentences.append(too_often(self.settings.every, self.mailbox.left_out))
         if self.fence.error and self.trainings:
             last = self._longest().steps
             sentences.insert(0, f"steps after step {last} are not checked: guard had a fault")
         if self.report.checks:
             checks = self.settings.checks or CHECKS
-            reasons = blind(merged(memories), self._facts, bool(self.rows.loaders))
+            has_rows, why = bool(self.rows.loaders), uncounted(memories)
+            reasons = blind(merged(memories), self._facts, has_rows, why)
             sentences += [text for check, text in reasons.items() if check in checks]
         return list(dict.fromkeys(sentences))
 

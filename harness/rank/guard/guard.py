@@ -229,7 +229,7 @@ class Guard:
         divides = event.keywords.get("scale_wrt_gas", True)
         divides = divides and not getattr(engine, "inside_no_sync_ctxt", False)
         if divides and not engine.fp16_enabled():
-            self.losses.hand(loss)
+            self.losses.hand(loss, engine.gradient_accumulation_steps())
 
     def _pass_on(self, event: OutputGradient) -> None:
         if event.value is not None and event.value is not event.arguments[0]:
@@ -415,6 +415,7 @@ class Guard:
         post.squared, post.gathers = self.losses.are_squared, self.losses.gathers
         post.whole_losses, post.goes_on = self.losses.are_whole, self.losses.go_on
         post.factor = self.losses.factor
+        post.uncounted = "separate" if post.separate else self.losses.uncounted
         for name, tensor in (("targets", self.losses.targets()), ("passed", self.losses.ratios())):
             if tensor is not None:
                 post.tensors[name] = tensor

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
-from .roots import at_arrival, factor_of_terms, plain_mean
+from .roots import at_arrival, factor_of_terms, last_number, plain_mean
 from .samples import on_device
 
 MOST_CALLS = 1000
@@ -42,6 +42,8 @@ class Loss:
     """Of a mean: how many targets count, and how many there are."""
     is_handed: bool = False
     """Whether DeepSpeed's engine got it."""
+    number: float = 1.0
+    """What the loop multiplied it by before, if DeepSpeed divides it by nothing."""
 
 
 @dataclass
@@ -78,6 +80,8 @@ class Losses:
         self._handed: Loss | None = None
         self._unscaled: Tensor | None = None
         """What DeepSpeed's engine got for the next backward, before it multiplies that."""
+        self.uncounted = ""
+        """Why the losses of ``tensor`` are not counted; empty if they are."""
         self.are_whole = False
         """Whether the values of ``tensor`` are whole losses, not those of torch's functions."""
         self._roots: list[Tensor] = []
@@ -121,10 +125,12 @@ class Losses:
         infinite, which harms nobody, as gradients do not depend on it."""
         self._unscaled = value.detach() if _is_plain(value) and not value.dim() else None
 
-    def hand(self, value: Any) -> None:
-        """Note that a loss is handed to DeepSpeed's engine, which begins a backward with it."""
+    def hand(self, value: Any, parts: int) -> None:
+        """Note that a loss is handed to DeepSpeed's engine, which begins a backward with it, and
+        divides it by so many ``parts``. If that is 1, the loop may have divided it."""
         if _is_plain(value) and value.requires_grad and not value.dim():
-            self._handed = Loss(value.detach(), is_handed=True)
+            number = last_number(value) if parts == 1 else 1.0
+            self._handed = Loss(value.detach(), is_handed=True, number=number)
             _weigh(self._handed, value)
 
     def pass_on(self, before: Tensor, after: Tensor) -> None:
@@ -205,8 +211,11 @@ class Losses:
         # Without batches of their own, these may be losses of one batch, which are added.
         have_batches = 2 * batches > len(micro_batches)
         rows, whole_rows = [], []
+        self.uncounted = "none"
         for micro in micro_batches:
             weighted = [call for call in micro.calls if call.weight is not None]
+            if len(weighted) > 1:
+                self.uncounted = "several"
             if micro.root is None:
                 return None
             if len(weighted) == 1:
@@ -216,12 +225,17 @@ class Losses:
                 continue
             is_part = any(abs(micro.number * n - 1) < SHARE for n in (1, len(micro_batches)))
             if (have_batches and is_part) or loss.is_handed:
-                unit = Loss(torch.ones_like(loss.weight), weight=loss.weight)
-                whole_rows += _row(loss.weight, unit, micro.scale)
+                by_loop = loss.number if abs(loss.number * len(micro_batches) - 1) < SHARE else 1
+                weight = loss.weight * by_loop
+                unit = Loss(torch.ones_like(weight), weight=weight)
+                whole_rows += _row(weight, unit, micro.scale)
         count = 5 * len(micro_batches)
         self.are_whole = len(whole_rows) == count
         rows = whole_rows if self.are_whole else rows
-        return torch.cat(rows) if rows and len(rows) == count else None
+        if not rows or len(rows) != count:
+            return None
+        self.uncounted = ""
+        return torch.cat(rows)
 
     def targets(self) -> Tensor | None:
         """How many targets count, and how many there are, of each micro-batch whose loss is a mean

@@ -64,6 +64,8 @@ class Mailbox:
         self.seconds = 0.0
         """CPU time of the thread."""
         self.failed = False
+        self.left_out = 0
+        """Checks of steps that ``every`` names and that ranks could not agree on in time."""
         self._judge, self._budget, self._every, self._keep = judge, budget, every, keep
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._open: dict[tuple[int, int], Check] = {}
@@ -279,7 +281,10 @@ class Mailbox:
         if key[0] not in self._hurried and any(map(has_lost_loss, posts)):
             every = 1  # that step names the module: it comes soon, once
             self._hurried.add(key[0])
-        step = training.steps + 1 + steps_until_next(costs, budget, every)
+        now = training.steps + 1
+        step = now + steps_until_next(costs, budget, every, now - posts[0].step)
+        if every and every == self._every:
+            self.left_out += (step - posts[0].step - 1) // every
         if self.world > 1:
             again = AGAIN if key[0] in self._lost else ""
             self._store.set(_name(*key, "next"), f"{step}{again}")

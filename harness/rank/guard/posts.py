@@ -168,6 +168,9 @@ class Post:
     """Whether the step before left some gradients, and nobody has written them since."""
     whole_losses: bool = False
     """Whether the values of its losses are whole ones, not those of torch's functions."""
+    uncounted: str = ""
+    """Why its losses are not counted: each is made of ``several``, they are ``separate``, or guard
+    knows ``none`` of them."""
     goes_on: bool = False
     """Whether its backwards went on with gradients of other ranks, as a stage of a pipeline."""
     factor: float = 1.0

@@ -66,6 +66,12 @@ def plain_mean(root: Any) -> PlainMean | None:
     return None
 
 
+def last_number(root: Any) -> float:
+    """The number of the host by which the last operation of a loss multiplies it; 1 without one."""
+    number = _number(root.grad_fn) if root.grad_fn is not None else None
+    return 1.0 if number is None else number
+
+
 def _adds_constant(node: Any) -> bool:
     """Whether an operation adds what has no gradient, as in ``loss = 0; loss += mean``."""
     if _kind(node) != "Add" or sum(one is not None for one, _ in node.next_functions) != 1:

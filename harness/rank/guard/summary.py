@@ -6,12 +6,21 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .budget import FIRST_CHECKS, Cost
+from .budget import FIRST_CHECKS, LEAST_SECONDS, LEAST_STEPS, Cost
 from .checks.views import Memory
 from .optimizers import MOMENTS
 from .report import Report
 from .sentences import steps_in_words
 from .training import Training
+
+UNCOUNTED = {
+    "": "guard did not see them",
+    "none": "they come from other functions than torch's, or from a compiled model",
+    "several": "each is made of several, and how much each should count is the loop's choice",
+    "separate": "several of them belong to one batch",
+    "terms": "they have other terms",
+}
+"""Why losses are not counted."""
 
 PERIOD = 30.0
 """Seconds between two summaries of a training that runs."""
@@ -56,9 +65,25 @@ def not_seen(
     return sentences
 
 
-def blind(compared: Mapping[str, int], facts: Mapping[str, Any], has_rows: bool) -> dict[str, str]:
+def too_often(every: int, left_out: int) -> str:
+    """What ``--every`` asked for and was not done."""
+    checks = "check" if left_out == 1 else "checks"
+    return (
+        f"{left_out} {checks} of --every {every}: ranks agree on the next one, which takes them "
+        f"{LEAST_STEPS + 1} steps and {LEAST_SECONDS} s"
+    )
+
+
+def uncounted(memories: Iterable[Memory]) -> str:
+    """Why losses are not counted, as the last check that says so."""
+    return next((one.uncounted for one in reversed([*memories]) if one.uncounted), "")
+
+
+def blind(
+    compared: Mapping[str, int], facts: Mapping[str, Any], has_rows: bool, uncounted: str = ""
+) -> dict[str, str]:
     """The checks that compare nothing in this training, each with the reason. ``compared`` says of
-    how much they have compared."""
+    how much they have compared, and ``uncounted`` why losses are not counted."""
     settings = facts.get("settings", {})
     ranks, optimizer = settings.get("ranks", 1), settings.get("optimizer", "")
     sentences = {}
@@ -71,10 +96,7 @@ def blind(compared: Mapping[str, int], facts: Mapping[str, Any], has_rows: bool)
             f"how far a step moves weights, only whether it does: {optimizer} has no known formula"
         )
     if "accumulation" not in compared:
-        sentences["accumulation"] = (
-            "losses are not counted: they have other terms, or come from other functions than "
-            "torch's, or from a compiled model"
-        )
+        sentences["accumulation"] = f"losses are not counted: {UNCOUNTED[uncounted]}"
     if not has_rows:
         sentences["samples"] = "rows are not compared: no DataLoader of torch gave them"
     return sentences

@@ -76,6 +76,7 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     yield from _stages(views)
     losses = _count_of_function(views)
     if losses is None:
+        memory.uncounted = next((one.post.uncounted for one in views if one.post.uncounted), "none")
         return
     total, micro, summed = losses.total, losses.micro, losses.summed
     is_split = any(together.table(view).columns.is_split for view in views)
@@ -83,7 +84,9 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     memory.has_terms = memory.has_terms or losses.has_terms
     yield from _other_terms(views, losses, ranks)  # also if they are small: the graph has them
     if memory.has_terms:  # a term that is almost 0 in this step is one, too
+        memory.uncounted = "terms"
         return
+    memory.uncounted = ""
     memory.compared["accumulation"] = micro
     memory.most_micro = max(memory.most_micro, micro)
     if micro < memory.most_micro:

@@ -61,6 +61,8 @@ class Memory:
     """... and in how many checks before that it was the same."""
     has_terms: bool = False
     """Whether the loss of a step had other terms than the value of torch's function."""
+    uncounted: str = ""
+    """Why the losses of the last check were not counted; empty if they were."""
     uneven: int = 0
     """The checks in a row in which tokens of micro-batches counted unlike."""
     rows: set[int] = field(default_factory=set)
