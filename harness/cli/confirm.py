@@ -94,7 +94,8 @@ def _reproduced(configs: Sequence[RunConfig], day: str, most: int | None) -> int
     """Run the scripts of the bugs that are drawn, and print what each says; returns the exit
     code."""
     console, answers = terminal(), []
-    cells = report_scripts.drawn(_recorded(configs), day, most)
+    recorded = report_scripts.of_scenarios_choice(_recorded(configs))
+    cells = report_scripts.drawn(recorded, day, most)
     console.print(f"report.py of {count(len(cells), 'bug')}", style="bold")
     with Progress(console) as progress:
         for reproduction in report_scripts.reproduced(cells):

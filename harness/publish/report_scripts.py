@@ -52,6 +52,19 @@ shims.install(os.environ["SHIMS"].split())
 """Installs the shims that a release needs on this machine, in each process that a script starts."""
 
 
+def of_scenarios_choice(cells: Iterable[Result]) -> list[Result]:
+    """The results with the other packages that a scenario itself chooses for the release. A script
+    need not use all of them: it knows nothing of a fix in another package."""
+    return [
+        cell
+        for cell in cells
+        for scenario in [catalog.scenario(cell.scenario)]
+        if scenario.pins
+        and dict(cell.pins)
+        == pins.complete(scenario, {scenario.subject: cell.pins[scenario.subject]})
+    ]
+
+
 def drawn(cells: Iterable[Result], day: str, most: int | None = None) -> list[Result]:
     """A result that is certain of each scenario, or of as many scenarios as asked for, by lot.
 
@@ -95,11 +108,12 @@ def reproduced(cells: Sequence[Result]) -> Iterator[Reproduction]:
     for cell in cells:
         try:
             process = _run_on(cell)
-            says = SAYS.get(process.returncode, ("", Status.INCONCLUSIVE))
-            output = process.stdout if says[0] else process.stderr
-            last_line = (output.strip().splitlines() or [""])[-1]
-            status = says[1] if last_line.startswith(says[0]) else Status.INCONCLUSIVE
-            yield Reproduction(cell, status, last_line)
+            word, status = SAYS.get(process.returncode, ("", Status.INCONCLUSIVE))
+            # Some libraries print more when they end.
+            lines = [line for line in process.stdout.splitlines() if line.startswith(word)]
+            status = status if word and lines else Status.INCONCLUSIVE
+            output = lines if status.certain else process.stderr.strip().splitlines()
+            yield Reproduction(cell, status, (output or ["it printed nothing"])[-1])
         except (HarnessError, subprocess.TimeoutExpired) as error:
             yield Reproduction(cell, Status.INCONCLUSIVE, str(error))
 

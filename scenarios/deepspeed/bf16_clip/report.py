@@ -24,7 +24,7 @@ def moves(rank: int) -> list[float]:
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     config = {"train_batch_size": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}
     config |= {"data_types": {"grad_accum_dtype": "fp32"}, "zero_allow_untested_optimizer": True}
-    config |= {"gradient_clipping": 0.5}
+    config |= {"gradient_clipping": 0.5, "steps_per_print": 9}
     engine = deepspeed.initialize(model=model, optimizer=sgd, config=config)[0]
     engine.train_batch(iter([(ones, ones)]))  # all gradients are 1
     torch.distributed.all_gather_object(steps, -float(layer.weight))
