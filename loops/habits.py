@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 parser = argparse.ArgumentParser()
@@ -26,6 +26,7 @@ parser.add_argument("--of-all-ranks", action="store_true", help="the batch size 
 parser.add_argument("--rehearse", default="", help="loader, zeros, nothing, forward")
 parser.add_argument("--noise", default="", help="on the rows: of-row, or at-random")
 parser.add_argument("--snapshot", default="", help="saved after each step, loaded if it is there")
+parser.add_argument("--sampler", action="store_true", help="one rank has one with a generator")
 parser.add_argument("--compile", action="store_true")
 parser.add_argument("--fp16", action="store_true", help="autocast; a fused optimizer divides")
 parser.add_argument("--overflow", action="store_true", help="in fp16, the first step is skipped")
@@ -46,6 +47,8 @@ else:
 scaling = {"init_scale": 2.0**40, "backoff_factor": 2.0**-32} if options.overflow else {}
 scaler = torch.amp.GradScaler("cpu", **{"init_scale": 256.0, "enabled": options.fp16} | scaling)
 sampler = DistributedSampler(data, seed=options.seed) if world > 1 else None
+if options.sampler and world == 1:
+    sampler = RandomSampler(data, generator=torch.Generator().manual_seed(options.seed))
 size = options.batch_size // world if options.of_all_ranks else options.batch_size
 loader = DataLoader(data, size, sampler=sampler, shuffle=sampler is None)
 
@@ -81,7 +84,7 @@ if options.snapshot and os.path.exists(options.snapshot):
     optimizer.load_state_dict(saved["optimizer"])
     step = saved["step"]
 while step < 8:
-    if sampler is not None and options.bug != "no set_epoch":
+    if world > 1 and options.bug != "no set_epoch":
         sampler.set_epoch(epoch)
     batches = list(loader)
     for start in range(0, len(batches) - options.accum + 1, options.accum):

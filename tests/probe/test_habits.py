@@ -22,6 +22,7 @@ GIVEN = "--batch-size {rows} --accum {k}"
         "--of-all-ranks --batch-size {rows*ranks}",
         "--snapshot snapshot.pt",
         "--rows 24",
+        "--rows 24 --sampler",
         "--noise of-row",
         "--rows 36 --rehearse loader",
         "--fp16 --rehearse loader",

@@ -213,6 +213,8 @@ def draw_one_order() -> None:
         else:
             source, number = keywords.get("generator"), sum(size == count for size, _ in begun)
             state = f"epoch {number}" if source is None else digest(source.get_state())
+            if source is not None:
+                randperm(count, *arguments, **keywords)  # as a sampler may keep its generator
             epoch, draws = begun.setdefault((count, state), number), 0
         epochs[count] = frame, epoch, draws
         generator = torch.Generator().manual_seed(epoch + EPOCHS * draws)
