@@ -16,6 +16,7 @@ from harness.publish.confirmations import ConfirmationJson
 from harness.publish.nightly_json import WatchJson
 from harness.python.results import CheckResult, ProbeResult
 from harness.run.score.scores import Score
+from harness.training.guard.report_json import GuardAlarmJson, GuardSummaryJson
 from harness.training.models.table import Table
 from harness.training.probe.hunt import HuntJson
 
@@ -72,6 +73,8 @@ DOCUMENTS: Mapping[str, Callable[[], str]] = {
     "check": partial(_document, "check --json", CheckResult, without=("exit_code",)),
     "confirm": partial(_document, "confirm --json", Sequence[ConfirmationJson]),
     "grade": partial(_document, "grade --json", VerdictJson),
+    "guard_alarm": partial(_document, "a line of alarms.jsonl of guard", GuardAlarmJson),
+    "guard_summary": partial(_document, "summary.json of guard", GuardSummaryJson),
     "hunt": partial(_document, "watch --hunt --json", HuntJson),
     "list": partial(_document, "list --json", Sequence[ListedJson | BrokenJson]),
     "matrix": partial(_document, "matrix --json", Sequence[CellJson]),

@@ -79,6 +79,60 @@ def test_injected_code_imports_the_standard_library_and_torch_and_nothing_when_p
     assert (process.stdout, process.stderr) == ("[]\n", "")
 
 
+NEWER = {"pairwise", "batched", "bit_count", "ExceptionGroup", "BaseExceptionGroup", "aiter"}
+"""Names that Python 3.9 lacks."""
+NEWER_KEYWORDS = {"zip": {"strict"}, "dataclass": {"slots", "kw_only"}, "field": {"kw_only"}}
+
+
+def test_injected_code_needs_nothing_newer_than_python_3_9() -> None:
+    for file in injection.code_folder().rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        tree = ast.parse(text, feature_version=(3, 9))
+        is_lazy = "from __future__ import annotations" in text
+        for node in ast.walk(tree):
+            name = _name_of(node)
+            assert name not in NEWER, (file, name)
+            if isinstance(node, ast.Call):
+                used = {keyword.arg for keyword in node.keywords}
+                assert not used & NEWER_KEYWORDS.get(_name_of(node.func), set()), (file, used)
+            annotations = [getattr(node, key, None) for key in ("annotation", "returns")]
+            assert is_lazy or not any(annotations), (file, "its annotations are evaluated")
+        assert not _unions(tree), (file, "a union of types is evaluated")
+
+
+COLLECTIVES = (
+    *("all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "recv", "reduce"),
+    *("reduce_scatter", "scatter", "full_tensor", "redistribute", "monitored_barrier"),
+)
+
+
+def test_injected_code_calls_no_collective() -> None:
+    """A rank that takes another way, or ends, would make the others wait for ever."""
+    for file in injection.code_folder().rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                name = node.func.attr
+                is_of_torch = "dist" in ast.unparse(node.func.value) or name.endswith("tensor")
+                is_collective = name.startswith(COLLECTIVES) and not name.endswith("_hook")
+                assert not (is_of_torch and is_collective), (file, ast.unparse(node))
+
+
+def _name_of(node: ast.AST) -> str:
+    return getattr(node, "id", None) or getattr(node, "attr", None) or ""
+
+
+def _unions(tree: ast.Module) -> list[str]:
+    """Unions of types outside of annotations: in isinstance, in aliases, as arguments."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and _name_of(node.func) in ("isinstance", "issubclass", "cast")
+        for argument in node.args[:2]
+        if isinstance(argument, ast.BinOp) and isinstance(argument.op, ast.BitOr)
+    ]
+
+
 def _imports(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

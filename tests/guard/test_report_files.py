@@ -17,6 +17,7 @@ from harness.rank.guard.settings import Settings
 from harness.rank.guard.summary import Clock
 from harness.training.guard import report as reports
 from tests.guard.conftest import Trainer
+from tests.schemas import complaints
 
 
 def files(folder: Path) -> ReportFiles:
@@ -28,6 +29,26 @@ def files(folder: Path) -> ReportFiles:
 
 def summary(folder: Path, name: str = "summary.json") -> dict[str, Any]:
     return json.loads((folder / name).read_text())
+
+
+@pytest.mark.launch
+def test_a_report_has_its_schemas(under_guard: Trainer) -> None:
+    run = under_guard("ddp never_cleared", steps=8)
+
+    facts = {"releases", "settings"}  # are there after the first check
+    assert complaints("guard_summary.json", run.summary) == []
+    assert set(run.summary) >= facts
+    assert complaints("guard_alarm.json", run.alarms[0]) == []
+    assert complaints("guard_alarm.json", {**run.alarms[0], "step": "one"})
+
+
+def test_a_long_list_of_parameters_is_cut_as_the_schema_says(tmp_path: Path) -> None:
+    report = Report(Settings(out=str(tmp_path), quiet=True))
+    names = [f"layer.{number}" for number in range(MOST_PARAMETERS + 3)]
+    report.tell(1, 0, [Alarm("replicas", "differ", "differ", [1], 0.5, names)])
+    alarm = json.loads((tmp_path / "alarms.jsonl").read_text())
+    assert complaints("guard_alarm.json", alarm) == []
+    assert alarm["more_parameters"] == 3
 
 
 def test_each_run_keeps_its_summary(tmp_path: Path) -> None:
