@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
+from harness.rank.probe.places import digest
 from harness.training.probe.layouts import Layout
 from harness.training.probe.runner import Run
 from harness.training.probe.where.digests import Key, MicroBatch, Recorded, distance, factors_of
@@ -42,3 +44,12 @@ def test_the_stages_of_a_pipeline_share_the_factor_of_a_micro_batch() -> None:
     stages = (["a", "b"], call(WHOLE[:2], "first")), (["x", "y"], call(3 * WHOLE[:2]))
     factors = factors_of(KEY, recorded(*stages, same_rows=True), reference)
     assert factors == pytest.approx({MicroBatch(0, 0): 3.0, MicroBatch(1, 0): 3.0})
+
+
+def test_a_mask_with_infinities_is_as_itself_and_unlike_another() -> None:
+    """A causal mask of CLIP is minus infinity where no token may look."""
+    mask = torch.full((5, 5), float("-inf")).triu(1)
+    values = digest(mask, 2)["values"].numpy()
+    assert numpy.isfinite(values).all()
+    assert not numpy.allclose(values, digest(mask.tril(1).triu(2), 2)["values"].numpy())
+    assert not numpy.isfinite(digest(mask * float("nan"), 2)["values"].numpy()).any()

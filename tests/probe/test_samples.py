@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.detectors.rows import checksum, have_same_order, leaves
-from harness.rank.probe.samples import bound, rows
+from harness.rank.probe.samples import bound, rows, rows_dimension
 
 IDS = torch.tensor([[5, 6, 7, 0], [8, 9, 0, 0]])
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
@@ -119,3 +119,15 @@ def test_a_batch_may_be_a_dataclass() -> None:
 
     x = torch.randn(3, 4)
     assert rows([Batch(x, ["a", "b", "c"])], {}) == rows([x], {})
+
+
+def test_rows_may_come_second_if_the_first_batch_says_so() -> None:
+    """A recurrent model reads time x rows x features. A later, smaller batch says nothing."""
+    batch = torch.arange(24.0).reshape(4, 6) + 1
+    by_row, by_time = rows([batch.T], {}), rows([batch], {})
+    assert rows_dimension([batch], {}, 6) == 1
+    assert rows([batch], {}, dimension=1) == by_row != by_time
+    for rows_first in (4, 5, 0):
+        assert rows_dimension([batch], {}, rows_first) == 0
+    assert rows_dimension([], {"input_ids": batch.long()}, 6) == 0
+    assert rows_dimension([batch[0]], {}, 6) == 0

@@ -125,6 +125,11 @@ def test_every_layout_without_an_answer_has_the_last_lines_of_the_script(changed
     ("script", "expected"),
     [
         ("print('no data found')", ["took no step", "| no data found"]),
+        (
+            "import torch; m = torch.nn.Linear(4, 1)\n"
+            "while True: m(torch.ones(2, 4)).sum().backward(); m.weight.data -= m.weight.grad",
+            ["took no step", "and made none in 101 backwards"],
+        ),
         ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=1)", ["its own processes"]),
         (
             "print('here')\nimport torch; m = torch.nn.Linear(4, 1)\n"

@@ -124,6 +124,26 @@ for step in range(4):
     of_G.step()
 """
 
+TIME_FIRST = """
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells, self.head = nn.LSTM(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.cells(x)[0][-1])
+
+
+model = Recurrent()
+run = DDP(model)
+optimizer = torch.optim.AdamW(model.parameters(), 0.003)
+for step in range(4):
+    for x, y, _ in micro_batches(step):
+        (cross_entropy(run(torch.stack([x, -x, x.cos(), x.sin(), x.tanh()])), y) / k).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 SPARSE = """
 model = nn.Sequential(nn.EmbeddingBag(50, 8, sparse=True), net(8, 16, 4))
 run = DDP(model)
@@ -214,6 +234,7 @@ LOOPS = {
     "two rates": TWO_RATES,
     "adversaries": ADVERSARIES,
     "generated": GENERATED,
+    "time first": TIME_FIRST,
     "sparse": SPARSE,
     "of rows": OF_ROWS,
     "size learnt": SIZE_LEARNT + STEPS,
@@ -221,7 +242,7 @@ LOOPS = {
 }
 
 
-SLOW = ("adversaries", "search", "two rates", "of rows", "sparse")
+SLOW = ("adversaries", "search", "two rates", "of rows", "sparse", "time first")
 
 
 @pytest.mark.parametrize(

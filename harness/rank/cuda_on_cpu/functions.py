@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,7 @@ VALUES = {
     "torch.cuda.is_bf16_supported": True,
     "torch.cuda.mem_get_info": (0, 1),
     "torch.cuda.memory_summary": "",
+    "torch.cuda.memory_stats": Counter(),
     "torch.cuda.get_device_properties": SimpleNamespace(
         name=CPU, total_memory=1, major=8, minor=0, multi_processor_count=1
     ),

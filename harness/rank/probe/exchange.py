@@ -27,6 +27,8 @@ class Assignment:
     """Optimizer steps to take."""
     keep: list[int]
     """The numbers of the steps, from 0, whose weights and optimizer state are recorded."""
+    rows: int = 0
+    """Rows that a rank's first micro-batch has, if the script is given ``{rows}``."""
     saves: bool = False
     """Whether the script saves after the last step, and so goes on until it begins another."""
     epoch: bool = False

@@ -25,7 +25,7 @@ from harness.rank.probe.parameters import (
     reshard,
 )
 from harness.rank.probe.record import Record, Step
-from harness.rank.probe.samples import Returned, bound, is_transformed, rows
+from harness.rank.probe.samples import Returned, bound, is_transformed, rows, rows_dimension
 
 PARTS_UP_TO = 2_000_000
 """Up to this number of parameters, each micro-batch's own gradient is kept."""
@@ -39,10 +39,17 @@ class MicroBatches:
     """
 
     def __init__(
-        self, record: Record, noise: Noise, meet: Callable[[], None], keeps_batch: bool
+        self,
+        record: Record,
+        noise: Noise,
+        meet: Callable[[], None],
+        keeps_batch: bool,
+        row_count: int = 0,
     ) -> None:
         self._record, self._noise, self._meet = record, noise, meet
-        self._keeps_batch = keeps_batch
+        self._keeps_batch, self._row_count = keeps_batch, row_count
+        self._dimension = 0
+        """Of a batch, the dimension that has its rows."""
         self._draws = Draws(record)
         self.root: Any = None
         """The model; None before its first call."""
@@ -93,7 +100,8 @@ class MicroBatches:
                 if id(next(module.parameters(), None)) in self.names.names:
                     self.on_evaluation()
                 if not record.steps and _has_weights(module):
-                    self._quiet |= set(rows(*bound(module, event.arguments, event.keywords)))
+                    batch = bound(module, event.arguments, event.keywords)
+                    self._quiet |= set(rows(*batch, dimension=self._dimension))
             watched = outermost and record.is_open() and bool(record.now["rows"])
             watched = watched and torch.is_grad_enabled()  # the model, or the loss of its output
             if is_transformed():
@@ -167,7 +175,8 @@ class MicroBatches:
             self._take(module, arguments, keywords)
         is_model = _inner(module) is _inner(self.root)
         if is_model:
-            self._see(rows(*bound(module, arguments, keywords), self._returned))
+            batch = bound(module, arguments, keywords)
+            self._see(rows(*batch, self._returned, self._dimension))
         if self._record.is_open() and not is_transformed():  # else it has other parameters now
             self._know(module)
         return is_model and self._record.is_open()
@@ -188,8 +197,10 @@ class MicroBatches:
             self.__dict__.pop("_is_small", None)
         self.root, self.stage = module, number_of(module)
         self.engine = events.engine_of(module)
+        batch = bound(module, arguments, keywords)
+        self._dimension = rows_dimension(*batch, self._row_count, self._returned)
         if self._keeps_batch:
-            self.batch = dict(bound(module, arguments, keywords)[1])
+            self.batch = dict(batch[1])
         self._meet()
 
     def _see(self, digests: list[str]) -> None:

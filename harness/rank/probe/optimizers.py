@@ -24,6 +24,8 @@ class Optimizers:
 
     def __init__(self) -> None:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.any_made = False
+        """Whether an optimizer was made."""
         self._first: dict[int, tuple[str, Any, Any]] = {}
         """By id, the parameters that no optimizer has: name, parameter, first values."""
         self._known: set[int] = set()
@@ -34,6 +36,7 @@ class Optimizers:
         events.instrument.on(events.NewOptimizer, after=self._note)
 
     def _note(self, event: events.NewOptimizer) -> None:
+        self.any_made = True
         self._optimizers.add(event.owner)
 
     def look(self, parameters: Named) -> None:

@@ -25,6 +25,9 @@ DIRECTIONS = 8
 SAMPLED = 65_536
 """A longer row is represented by this many of its values."""
 
+INFINITE = 1e4
+"""What stands for infinity, as in a mask of attention: projections of infinities are no numbers."""
+
 Digest = dict[str, Any]
 """``values`` with the projections of each row (rows x DIRECTIONS), ``rows`` with the dimension that
 has the rows (or ``flat`` or ``whole``), the ``shape`` of a row, and ``eps``, an ulp of 1."""
@@ -201,7 +204,9 @@ def digest(tensor: Any, rows: int) -> Digest:
     vectors = whole.reshape(rows, -1)
     if vectors.shape[1] > SAMPLED:
         vectors = vectors[:, _chosen(vectors.shape[1])]
-    values = vectors.double() @ _directions(vectors.shape[1])
+    vectors = vectors.double()
+    vectors = torch.where(vectors.isinf(), vectors.sign() * INFINITE, vectors)
+    values = vectors @ _directions(vectors.shape[1])
     return {"values": values, "rows": dimension, "shape": shape, "eps": eps}
 
 

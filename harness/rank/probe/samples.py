@@ -79,25 +79,53 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def rows(
-    arguments: Sequence[Any], keywords: Mapping[str, Any], returned: Container[Any] = ()
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    returned: Container[Any] = (),
+    dimension: int = 0,
 ) -> list[str]:
     """A digest of each row of a batch, without its padding.
 
     Text is recognised by its ``input_ids`` and its pictures and sounds, other data by the tensor
-    with the most numbers in a row. Packed rows are split where ``position_ids`` restart.
+    with the most numbers in a row. Packed rows are split where ``position_ids`` restart. Other data
+    may have its rows in ``dimension`` 1, as where time comes first.
     """
     with _without_transforms():
-        return _rows(dict(_tensors(arguments, keywords, returned)))
+        return _rows(dict(_tensors(arguments, keywords, returned)), dimension)
 
 
-def _rows(tensors: Mapping[str, Any]) -> list[str]:
+def rows_dimension(
+    arguments: Sequence[Any], keywords: Mapping[str, Any], count: int, returned: Container[Any] = ()
+) -> int:
+    """The dimension, 0 or 1, of the rows of a script's first batch, which has ``count`` rows: 1 if
+    only that dimension has this length."""
+    with _without_transforms():
+        tensors = dict(_tensors(arguments, keywords, returned))
+        if not tensors or _has_ids(tensors):
+            return 0
+        shape = _most_numbers(tensors).shape
+    return int(count > 1 and count not in shape[:1] and shape[1:2] == (count,))
+
+
+def _has_ids(tensors: Mapping[str, Any]) -> bool:
+    return "input_ids" in tensors and bool(tensors["input_ids"].dim())
+
+
+def _most_numbers(tensors: Mapping[str, Any]) -> Any:
+    """The tensor with the most numbers in a row."""
+    states = [t for t in tensors.values() if bool(t.any())]  # not the zeros of a new state
+    return max(states or tensors.values(), key=lambda t: t[0].numel() if len(t) else 0)
+
+
+def _rows(tensors: Mapping[str, Any], dimension: int) -> list[str]:
     if not tensors:
         return []
-    ids = tensors.get("input_ids")
-    if ids is None or not ids.dim():
-        states = [t for t in tensors.values() if bool(t.any())]  # not the zeros of a new state
-        samples = max(states or tensors.values(), key=lambda t: t[0].numel() if len(t) else 0)
+    if not _has_ids(tensors):
+        samples = _most_numbers(tensors)
+        if dimension < samples.dim():
+            samples = samples.transpose(0, dimension)
         return [digest(_unpadded(row)) for row in samples]
+    ids = tensors["input_ids"]
     samples = _texts(tensors, ids)
     for name, media in tensors.items():
         if name.startswith(MEDIA) and len(media) == len(samples):

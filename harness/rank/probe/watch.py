@@ -41,6 +41,10 @@ OUTSIDE = 1e-6
 """If something other than a step changes weights by more than this part of their size, it is
 reported: averages that an evaluation swaps in come back within rounding."""
 
+PATIENCE = 100
+"""Backwards without an optimizer, after which none is expected: the script changes its weights
+itself."""
+
 
 class Watch:
     """The recorder of a rank. After the last step it calls ``finish``."""
@@ -50,7 +54,7 @@ class Watch:
         self.record = Record(assignment.steps)
         self.noise = Noise(assignment)
         keeps_batch = bool(assignment.relations)
-        self.model = MicroBatches(self.record, self.noise, self._meet, keeps_batch)
+        self.model = MicroBatches(self.record, self.noise, self._meet, keeps_batch, assignment.rows)
         self.engine: Engine | None = None
         self.reported = losses.Reported()
         self.schedules = Schedules()
@@ -59,6 +63,7 @@ class Watch:
         self.mode = modes.Mode(assignment.mode)
         self._saved_late = False
         """Whether an asynchronous save has begun."""
+        self._backwards = 0
         self._left: dict[str, Any] = {}
         """The weights after the last step."""
         self._stepped: list[Any] = []
@@ -77,6 +82,7 @@ class Watch:
         return {
             "steps": self.record.steps,
             "skipped": current["skipped"],
+            "backwards": 0 if self.optimizers.any_made else self._backwards,
             "infinite": self.record.finite.text() or current.get("overflow", ""),
             "seen": self.record.seen,
             "reported": self.reported.values,
@@ -113,6 +119,7 @@ class Watch:
         Gradients(self.record, self.model).install()
         events.instrument.on(events.Step, before=self._before_step, after=self._after_step)
         events.instrument.on(events.Gradients, before=self._ready, when=self.record.is_open)
+        events.instrument.on(events.Backward, before=self._await_optimizer)
         if self.assignment.one_order:
             draw_one_order()
         eager = self.assignment.mode == modes.EAGER or (
@@ -151,6 +158,12 @@ class Watch:
             if not event.owner.state:
                 self._untouched.append(event.owner)
             self._filled = fill_memory()
+
+    def _await_optimizer(self, event: events.Backward) -> None:
+        """End a script that has made no optimizer for long: it would run to its own end."""
+        self._backwards += 1
+        if self._backwards > PATIENCE and not self.optimizers.any_made and self.engine is None:
+            self.done()
 
     def _ready(self, event: events.Gradients) -> None:
         begun = self.model.root is not None or self.record.now["parts"] or event.in_closure

@@ -48,6 +48,10 @@ END_OF_LOG, LONGEST_LINE = 20_000, 500
 """Bytes of a log that are read, and characters of a line that are shown."""
 
 NO_STEP = "took no step of an optimizer of torch"
+NONE_MADE = (
+    ", and made none in {} backwards. probe sees no weights that a script changes by itself: let "
+    "an optimizer, such as torch.optim.SGD, take the steps"
+)
 SPAWNS = (
     "The script starts its own processes (mp.spawn), which probe does not watch. Have each process "
     "of torchrun run one rank"
@@ -248,6 +252,7 @@ class Runner:
             os.getcwd(),
             self._imports,
             layout.steps,
+            rows=settings.rows // divided,
             keep=[0] if layout.resumed or layout.saves else [0, settings.at],
             saves=layout.saves,
             epoch=layout.epoch,
@@ -410,8 +415,9 @@ def imports(source: str, without: Container[str]) -> Iterator[str]:
 def _no_step(records: Sequence[Mapping[str, Any]]) -> str:
     """Why ranks that ended have no step."""
     skipped, place = (records[0][what] for what in ("skipped", "infinite"))
+    backwards = records[0]["backwards"]
     if not skipped:
-        return NO_STEP
+        return f"{NO_STEP}{NONE_MADE.format(backwards)}" if backwards else NO_STEP
     text = f"the scaler of the loss skipped all of its {skipped} steps"
     return f"{text}; the first that was not finite is {place}" if place else text
 
