@@ -200,7 +200,9 @@ def releases_of(environment: Environment) -> list[str]:
     aside = catalog.only_vehicles()
     packages = sorted(entry for entry in environment.packages.items() if entry[0] not in aside)
     releases = [
-        f"{n} {package.version or '?'}{'*' if package.newest_of else ''}" for n, package in packages
+        f"{name} {' or '.join(package.candidates) or package.version or '?'}"
+        + ("*" if package.newest_of else "")
+        for name, package in packages
     ]
     lines = [f"{environment.where}: {', '.join(releases)}"]
     if any(package.newest_of for _, package in packages):

@@ -348,6 +348,7 @@ def test_of_several_releases_each_that_may_be_installed_counts(
     code = main(["check", "-r", lock(tmp_path, *versions), "--json", "scenario=trainer_gas_twice"])
     content = json.loads(capsys.readouterr().out)
     assert content["bugs"][0]["name"] == "trainer_gas_twice"
+    assert f"transformers {' or '.join(versions)}" in content["text"]
     assert code == (1 if "affected" in status and "not" not in status else 0)
 
 
