@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from harness.rank.guard import account, gradient_samples, mailbox, training
+from harness.rank.guard import account, gradient_samples, guard, mailbox, training
 
 STEP = 7
 """The step before which something happens that happens once."""
@@ -48,6 +48,17 @@ def hook_fails() -> BeforeStep:
 def arming_fails() -> BeforeStep:
     vars(training)["watched"] = _fail
     return _nothing
+
+
+def captures_graph() -> BeforeStep:
+    """A CUDA graph is captured in the first steps, as torch would say on a GPU."""
+    captured = [True]
+    vars(guard)["captures"] = lambda: captured[0]
+
+    def before(step: int) -> None:
+        captured[0] = step < STEP
+
+    return before
 
 
 def judge_fails() -> BeforeStep:

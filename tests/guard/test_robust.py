@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from harness.rank.guard.budget import FIRST_CHECKS
+from tests.guard import harms
 from tests.guard.conftest import Run, Trainer
 
 pytestmark = pytest.mark.launch
@@ -62,6 +64,18 @@ def test_fault_of_guard_is_one_line(
     assert "made-up fault" in run.summary["error"]
     assert "are not checked: guard had a fault" in run.summary["not_seen"][0]
     assert run.alarms == []
+    assert_unchanged(under_guard, "ddp", run, results)
+
+
+@pytest.mark.slow
+def test_steps_that_a_graph_captures_are_not_checked(
+    under_guard: Trainer, results: dict[str, Any]
+) -> None:
+    run = under_guard("ddp", steps=STEPS, harm="captures_graph")
+
+    assert run.summary["checked"][0] == harms.STEP
+    assert len(run.summary["checked"]) >= FIRST_CHECKS
+    assert run.summary["error"] == ""
     assert_unchanged(under_guard, "ddp", run, results)
 
 
