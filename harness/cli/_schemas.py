@@ -26,11 +26,13 @@ NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneTy
 Json = dict[str, Any]
 
 
-def _document(title: str, kind: Any, without: tuple[str, ...] = ()) -> str:
+def _document(title: str, kind: Any, without: tuple[str, ...] = (), version: int = 0) -> str:
+    """The schema of a document. A ``version`` belongs to one that has no field ``schema``."""
     types: dict[str, Json] = {}
     is_list = get_origin(kind) is Sequence
     content = schema_of(kind, types) if is_list else _object(kind, types, without)
-    document = {"$schema": DIALECT, "title": f"distributed-bugs {title}", **content}
+    document = {"$schema": DIALECT, "title": f"distributed-bugs {title}"}
+    document |= ({"version": version} if version else {}) | content
     return json.dumps({**document, "$defs": types}, indent=1) + "\n"
 
 
@@ -71,16 +73,16 @@ def schema_of(kind: Any, types: dict[str, Json]) -> Json:
 
 DOCUMENTS: Mapping[str, Callable[[], str]] = {
     "check": partial(_document, "check --json", CheckResult, without=("exit_code",)),
-    "confirm": partial(_document, "confirm --json", Sequence[ConfirmationJson]),
-    "grade": partial(_document, "grade --json", VerdictJson),
-    "guard_alarm": partial(_document, "a line of alarms.jsonl of guard", GuardAlarmJson),
-    "guard_summary": partial(_document, "summary.json of guard", GuardSummaryJson),
-    "hunt": partial(_document, "watch --hunt --json", HuntJson),
-    "list": partial(_document, "list --json", Sequence[ListedJson | BrokenJson]),
-    "matrix": partial(_document, "matrix --json", Sequence[CellJson]),
+    "confirm": partial(_document, "confirm --json", Sequence[ConfirmationJson], version=1),
+    "grade": partial(_document, "grade --json", VerdictJson, version=1),
+    "guard_alarm": partial(_document, "a line of alarms.jsonl of guard", GuardAlarmJson, version=1),
+    "guard_summary": partial(_document, "summary.json of guard", GuardSummaryJson, version=1),
+    "hunt": partial(_document, "watch --hunt --json", HuntJson, version=1),
+    "list": partial(_document, "list --json", Sequence[ListedJson | BrokenJson], version=1),
+    "matrix": partial(_document, "matrix --json", Sequence[CellJson], version=1),
     "models": partial(_document, "models --json", Table),
     "probe": partial(_document, "probe --json", ProbeResult, without=("html",)),
-    "score": partial(_document, "score --json", Sequence[Score]),
+    "score": partial(_document, "score --json", Sequence[Score], version=1),
     "watch": partial(_document, "watch --json", WatchJson),
 }
 """By the name of its file, what makes a schema. The exit code of ``check`` is that of the process,

@@ -120,6 +120,12 @@ def test_every_option_that_writes_json_has_a_schema_and_a_row_on_the_page() -> N
     assert [name for name in DOCUMENTS if f"(schemas/{name}.json)" not in page] == []
 
 
+def test_a_document_has_a_field_with_its_version_or_the_version_is_in_its_schema() -> None:
+    for document in (json.loads(write()) for write in DOCUMENTS.values()):
+        has_field = "schema" in document.get("properties", {})
+        assert has_field != ("version" in document), document["title"]
+
+
 def names_in(element: ElementTree.Element) -> set[tuple[str, str]]:
     """Each element of a document with each of its attributes."""
     return {(e.tag, name) for e in element.iter() for name in ("", *e.attrib)}
