@@ -31,7 +31,7 @@ def _document(title: str, kind: Any, without: tuple[str, ...] = (), version: int
     types: dict[str, Json] = {}
     is_list = get_origin(kind) is Sequence
     content = schema_of(kind, types) if is_list else _object(kind, types, without)
-    document = {"$schema": DIALECT, "title": f"distributed-bugs {title}"}
+    document: Json = {"$schema": DIALECT, "title": f"distributed-bugs {title}"}
     document |= ({"version": version} if version else {}) | content
     return json.dumps({**document, "$defs": types}, indent=1) + "\n"
 

@@ -6,10 +6,12 @@ import gc
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from harness.rank import events
+from harness.rank.guard import training
 from harness.rank.guard.parameters import Modules
 from harness.rank.guard.process import makes_state
 from harness.rank.guard.training import Training
@@ -93,3 +95,16 @@ def test_a_step_by_which_deepspeed_makes_the_state_is_known_by_its_caller() -> N
         exec("def initialize_optimizer_states(): return question()", space)
         assert space["initialize_optimizer_states"]() is is_known
     assert not makes_state()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_an_optimizer_that_lives_until_python_ends_is_let_go_without_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(3, 2).parameters(), 0.1)
+    watched = training.Training(optimizer, 0)
+    monkeypatch.setattr(training, "GradientSamples", None)  # as Python clears modules at its end
+    del optimizer
+    gc.collect()
+
+    assert watched.optimizer() is None

@@ -110,6 +110,8 @@ class Training:
 
     def _forget(self, _: Any) -> None:
         """Let go of the model, when nobody has its optimizer any more."""
+        if GradientSamples is None:  # the interpreter ends, and has cleared this module
+            return
         self.disarm()
         self._watched, self._modules, self._sums = [], None, None
         self._samples = GradientSamples([], [], 0)
