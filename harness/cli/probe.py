@@ -21,7 +21,7 @@ step, {ranks} that of ranks, {dir} a folder for checkpoints, and {at} the step t
 patch=FILE, before the script, changes a copy of the packages that the script imports.
 
 exit codes: 0 all layouts are as the reference, 1 a relation is broken, 2 a mistake in the command,
-3 no answer. docs/probe.md explains the report.
+3 no answer, 4 the releases of --pins cannot be installed. docs/probe.md explains the report.
 """
 
 from __future__ import annotations

@@ -100,6 +100,20 @@ def test_the_only_right_parameter_is_named(changed) -> None:  # type: ignore[no-
     assert text.endswith(" and 3 more; 3.bias is right")
 
 
+@pytest.mark.slow
+@pytest.mark.launch
+def test_a_parameter_that_hardly_counts_is_named(changed) -> None:  # type: ignore[no-untyped-def]
+    """The whole gradient is 1.00001 times the right one, which says nothing."""
+    old = '        if bug == "clips each micro-batch":'
+    new = (
+        "        if world > 1 and is_last:\n"
+        "            list(model.parameters())[4].grad.mul_(1.003)\n" + old
+    )
+    (fault, *_) = layout(changed(old, new, Settings(layouts=(RANKS,))), RANKS).broken
+    assert "as a whole about the reference's, but not in 1 of 7 parameters" in fault.text
+    assert fault.details[0].startswith("only 3.bias 1.003 times; 6 are right")
+
+
 @pytest.mark.launch
 def test_a_resume_says_how_many_rows_come_again(probing: Probing) -> None:
     arguments = [*f"{GIVEN} --bug".split(), "resume from the first batch"]

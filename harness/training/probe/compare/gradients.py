@@ -19,6 +19,9 @@ from harness.training.probe.compare.faults import (
 from harness.training.probe.compare.micro_batch_weights import weights_of_micro_batches
 from harness.training.probe.compare.reference import Moment
 
+ALIKE = 1e-3
+"""If a gradient as a whole is nearer to the reference's than this, its factor says nothing."""
+
 
 def gradient(moment: Moment) -> Broken | None:
     """Every rank has the reference's gradient, before clipping if there is any."""
@@ -46,9 +49,13 @@ def _gradient(moment: Moment, quantity: str, relation: str) -> Broken | None:
         details.append(weights_of_micro_batches(moment, rank))
     if moment.expected["clips"] or moment.ranks[0]["clips"]:
         details.append(_clips(moment))
+    factor = f"{described(moment, part)} the reference's"
+    if part.is_factor and _is_alike(part) and len(names) < len(expected):
+        count = f"{len(names)} of {len(expected)} parameters"
+        factor = f"as a whole about the reference's, but not in {count}"
     return Broken(
         relation,
-        f"{several_ranks(off)}: {often}{described(moment, part)} the reference's",
+        f"{several_ranks(off)}: {often}{factor}",
         part.ratio,
         meaning_of(moment, part),
         tuple(names),
@@ -57,12 +64,17 @@ def _gradient(moment: Moment, quantity: str, relation: str) -> Broken | None:
     )
 
 
+def _is_alike(whole: Projection) -> bool:
+    return abs(whole.ratio - 1) < ALIKE
+
+
 def _only_some(
     moment: Moment, tensors: Named, expected: Named, off: Iterable[str], whole: Projection
 ) -> str:
     """Which parameters are wrong, if others are right."""
     off = list(off)
-    if len(off) == len(expected) or not whole.right or whole.aside < 1e-3:
+    has_one_factor = whole.aside < ALIKE and not _is_alike(whole)
+    if len(off) == len(expected) or not whole.right or has_one_factor:
         return ""
     examples = several(
         f"{n} {described(moment, compare.share(tensors, expected, [n]))}" for n in off
