@@ -4,8 +4,8 @@
 
 The tie, the embedding, the output layer, the loss, the pipeline's schedule, the gradient buffers
 and the reductions are upstream's; the linear layers between are torch's. Together they have as many
-weights as the tied one, so that it is half of each stage's buffer. Ranks 0 and 1 hold the first
-stage, ranks 2 and 3 the last.
+weights as the tied one, so that it is half of each stage's buffer, unless a scenario asks for more
+layers. Ranks 0 and 1 hold the first stage, ranks 2 and 3 the last.
 
 Shapes: tokens [batch, sequence], activations [sequence, batch, hidden]. Imports torch and upstream:
 import it inside ``run``.
@@ -42,11 +42,13 @@ class Shape:
 
     vocabulary: int = 16
     hidden: int = 8
+    more_layers: int = 0
 
     @property
     def layers(self) -> int:
-        """The number of linear layers, hidden by hidden, with as many weights as the embedding."""
-        return self.vocabulary // self.hidden
+        """The number of linear layers, hidden by hidden. Without more layers, they have as many
+        weights as the embedding."""
+        return self.vocabulary // self.hidden + self.more_layers
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Has an MoE's auxiliary loss the same gradient on 1 and 2 tensor-parallel ranks?
 
-Needs torch and megatron-core, and no GPU where calls of torch.cuda go to the CPU. The exit code is
-3 if the bug is there."""
+Needs torch and megatron-core from 0.13 on, and no GPU where calls of torch.cuda go to the CPU. The
+exit code is 3 if the bug is there."""
 
 import torch
 from megatron.core import __version__, distributed, parallel_state

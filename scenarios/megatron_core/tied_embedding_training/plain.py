@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from harness.bugs import api
 from scenarios.megatron_core import _tied_stages as tied
 from scenarios.megatron_core._tied_layout import REPLICAS
+from scenarios.megatron_core._tied_trainer import Batch, Trainer
 from scenarios.megatron_core.tied_embedding_training import owners
-from scenarios.megatron_core.tied_embedding_training.trainer import Batch, Trainer
 
 Weights = Sequence[Tensor]
 """The weights of a stage: the tied one, [vocabulary, hidden], then linear ones, [hidden,

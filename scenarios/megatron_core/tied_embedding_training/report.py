@@ -1,7 +1,7 @@
 """Train a GPT whose embedding is tied over two pipeline stages: do its two copies stay equal?
 
-Needs torch and megatron-core, and no GPU where calls of torch.cuda go to the CPU. The exit code is
-3 if the bug is there."""
+Needs torch and megatron-core from 0.10 on, and no GPU where calls of torch.cuda go to the CPU. The
+exit code is 3 if the bug is there."""
 
 import torch
 from megatron.core import __version__, distributed, optimizer, parallel_state
@@ -19,7 +19,7 @@ def distance(rank: int) -> float:
     torch.manual_seed(0)
     config, spec = TransformerConfig(**base), gpt_layer_specs.get_gpt_layer_local_spec()
     stage = {"pre_process": rank < 2, "post_process": rank > 1}  # the first and the last
-    model = GPTModel(config, spec, 16, 8, **stage, share_embeddings_and_output_weights=True)
+    model = GPTModel(config, spec, 16, 16, **stage, share_embeddings_and_output_weights=True)
     options = distributed.DistributedDataParallelConfig(use_distributed_optimizer=True)
     ddp = distributed.DistributedDataParallel(config, options, model)
     adam = optimizer.OptimizerConfig(lr=0.01, use_distributed_optimizer=True)

@@ -123,8 +123,8 @@ def plan(at: api.Position) -> api.Plan:
 def run(ctx: api.Context) -> None:
     """Train; after every step compare the tied copies, the replicas, and the gradients."""
     from scenarios.megatron_core import _tied_stages as tied
+    from scenarios.megatron_core import _tied_trainer as training
     from scenarios.megatron_core.tied_embedding_training import plain as tied_plain
-    from scenarios.megatron_core.tied_embedding_training import trainer as training
 
     p, shape = ctx.params, tied.Shape()
     size = (p.micro_batches, layouts.REPLICAS * p.batch, p.sequence)
