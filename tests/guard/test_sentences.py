@@ -19,7 +19,7 @@ SETTINGS: dict[str, Any] = {
     "optimizer": "AdamW",
     "gpu": False,
 }
-ALL = {"replicas": 22, "gradients": 22, "updates": 22, "accumulation": 1}
+ALL = {"replicas": 22, "gradients": 22, "updates": 22, "accumulation": 1, "samples": 1}
 
 
 def test_run_in_one_line() -> None:
@@ -42,8 +42,8 @@ def test_checks_that_compare_nothing_are_named() -> None:
     assert blind_checks(ALL, ranks=1) == {"replicas"}
     assert blind_checks({**ALL, "replicas": 0}) == {"replicas"}
     assert blind_checks(ALL, optimizer="Lion") == {"updates"}
-    del (without_losses := dict(ALL))["accumulation"]
-    assert blind_checks(without_losses) == {"accumulation"}
+    for check in ("accumulation", "samples"):
+        assert blind_checks({name: ALL[name] for name in ALL if name != check}) == {check}
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,8 @@ def blind(
         sentences["accumulation"] = f"losses are not counted: {UNCOUNTED[uncounted]}"
     if not has_rows:
         sentences["samples"] = "rows are not compared: no DataLoader of torch gave them"
+    elif ranks > 1 and "samples" not in compared:
+        sentences["samples"] = "rows are not compared: they were read before the steps"
     return sentences
 
 

@@ -41,6 +41,8 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     for view in views:
         for loader, rows in view.post.rows:
             by_loader.setdefault(loader, {}).setdefault(view.rank, []).extend(rows)
+    if by_loader or any(view.post.epochs or view.post.passes for view in views):
+        memory.compared["samples"] = len(by_loader)
     is_told = False
     for (loader, readers), group in product(by_loader.items(), sorted(groups)):
         sets = {rank: set(readers[rank]) for rank in group if _are_rows(readers.get(rank, ()))}
