@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from harness.rank.models.answer import Answer, AnswerStatus, Row
 from harness.rank.models.answer import answer_of as read_answer
 from harness.rank.models.asking import ask_alone, guarded
 from harness.rank.models.heads import HEADS, parsed
+from harness.rank.models.pairs import unbuilt_apart
 from harness.rank.models.relations import QUESTIONS
 from harness.rank.models.sizes import kinds
 from harness.rank.models.subject import Subject
@@ -266,6 +270,45 @@ def test_the_rank_that_failed_has_the_answer_not_the_one_that_waits_for_it(
 ) -> None:
     answer = worker(tmp_path, "make_leaving", relations=("ddp",))["make_leaving", "ddp"].answer
     assert (answer.status, answer.reason) == (AnswerStatus.REFUSED, "ValueError: not offered")
+
+
+def test_ranks_on_a_cpu_see_no_gpu(cache: Path, tmp_path: Path) -> None:
+    script = tmp_path / "gpus.py"
+    script.write_text(
+        "import os\ndef make():\n    raise RuntimeError(repr(os.environ['CUDA_VISIBLE_DEVICES']))\n"
+    )
+    asking = Asking(Releases(tmp_path, {}), [f"{script}:make"], ["ddp"], limit=20.0)
+    [row] = ask(asking, lambda _: None)
+    assert row.answer.reason.endswith("RuntimeError: ''")
+
+
+def test_a_pass_on_gpus_leaves_nothing_in_the_process_that_forks_the_ranks(tmp_path: Path) -> None:
+    class Asks(Decoder):
+        passes = 0
+
+        def forward(self, *inputs: Any, **named: Any) -> Any:
+            type(self).passes += 1  # as a model that asks CUDA for its capability
+            return super().forward(*inputs, **named)
+
+    subject = Subject("asks", lambda: made_models.model_and_batch(Asks), tmp_path)
+    assert not unbuilt_apart(subject)
+    assert not Asks.passes
+
+
+def test_why_a_pass_fails_in_a_process_of_its_own(tmp_path: Path) -> None:
+    for cls, reason in ((Fails, "it fails"), (Ends, "signal 9")):
+        subject = Subject("own", partial(made_models.model_and_batch, cls), tmp_path)
+        assert reason in unbuilt_apart(subject)
+
+
+class Fails(Decoder):
+    def forward(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("it fails")
+
+
+class Ends(Decoder):
+    def forward(self, *_: Any, **__: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_layers_show_each_kind_once() -> None:

@@ -1,6 +1,7 @@
 """Checks relations that need two ranks, in two forked processes that inherit the model.
 
 The process that forks them must not have run a backward pass: torch's autograd cannot be forked.
+With GPUs it must not have run a forward pass either: CUDA cannot be forked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from harness.rank import forks
 from harness.rank.forks import Child, Children
 from harness.rank.models.answer import Answer, AnswerStatus, answer_of, no_answer
-from harness.rank.models.asking import ask_alone
+from harness.rank.models.asking import ask_alone, unbuilt
 from harness.rank.models.subject import Subject
 
 RANKS = 2
@@ -31,6 +32,16 @@ LOST = ("Connection closed", "Connection reset", "peer", "timed out", "Timed out
 
 DEVICE = "HARNESS_MODELS_DEVICE"
 """The variable with the device of both ranks: cuda, with NCCL; otherwise the CPU, with gloo."""
+
+
+def unbuilt_apart(subject: Subject) -> str:
+    """As ``unbuilt``, in a process of its own: the pass of some models initialises CUDA, and ranks
+    that this process forks later could not use a GPU."""
+    reasons: list[str] = []
+    with Children() as children:
+        child = children.start(lambda: forks.report(unbuilt(subject)))
+        reasons += [message for _, message in children.hear() if message is not None]
+    return reasons[0] if reasons else f"a pass ended with {_ending(child.code or 0)}"
 
 
 def ask_on_ranks(name: str, subject: Subject) -> Answer:
@@ -57,7 +68,7 @@ def ask_on_ranks(name: str, subject: Subject) -> Answer:
 def _check(name: str, subject: Subject, rank: int, folder: Path) -> None:
     """Check a relation, as one of the ranks."""
     answer = _joined(rank, folder) or _move(subject, rank) or ask_alone(name, subject)
-    if answer.status is AnswerStatus.RIGHT and _on_gpus():
+    if answer.status is AnswerStatus.RIGHT and on_gpus():
         _wait()  # NCCL aborts a rank whose peer leaves while its GPU still works
     forks.report(answer.to_json())
 
@@ -78,13 +89,13 @@ def _join(rank: int, folder: Path) -> None:
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
     store = FileStore(str(folder / "store"), RANKS)
-    backend = "nccl" if _on_gpus() else "gloo"
+    backend = "nccl" if on_gpus() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS, timeout=PATIENCE)
 
 
 def _move(subject: Subject, rank: int) -> Answer | None:
     """Move the subject to the rank's GPU, if any; returns an answer only if that fails."""
-    if not _on_gpus():
+    if not on_gpus():
         return None
     try:
         import torch
@@ -109,7 +120,8 @@ def _wait() -> None:
     torch.cuda.synchronize()
 
 
-def _on_gpus() -> bool:
+def on_gpus() -> bool:
+    """Whether the ranks of this process have GPUs."""
     return os.environ.get(DEVICE) == "cuda"
 
 
@@ -122,5 +134,9 @@ def _together(answers: Sequence[Answer]) -> Answer:
 
 def _crashed(codes: Sequence[int]) -> Answer:
     """The answer if no rank wrote one: how the ranks ended."""
-    how = "an error" if max(codes) > 0 else f"signal {-min(codes)}"
+    how = _ending(max(codes) if max(codes) > 0 else min(codes))
     return Answer(AnswerStatus.NO_ANSWER, f"a rank ended with {how}", repeatable=False)
+
+
+def _ending(code: int) -> str:
+    return "an error" if code > 0 else f"signal {-code}"

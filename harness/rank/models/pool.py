@@ -20,7 +20,7 @@ from harness.rank.forks import Child, Children
 from harness.rank.models import subjects
 from harness.rank.models.answer import Answer, AnswerStatus, answer_of, no_answer
 from harness.rank.models.asking import ask_alone, unbuilt
-from harness.rank.models.pairs import ask_on_ranks
+from harness.rank.models.pairs import ask_on_ranks, on_gpus, unbuilt_apart
 from harness.rank.models.relations import QUESTIONS
 
 Report = Callable[[str, str, Answer], object]
@@ -148,7 +148,8 @@ def _ending(code: int) -> str:
 def _ask(task: Task, folder: Path) -> None:
     """Check the relations of a task, and report each answer."""
     subject = subjects.subject(task.model, folder)
-    failure = unbuilt(subject)
+    has_ranks = any(QUESTIONS[name].ranks > 1 for name in task.relations)
+    failure = (unbuilt_apart if has_ranks and on_gpus() else unbuilt)(subject)
     for name in task.relations:
         forks.report({"begins": name})
         if failure:

@@ -55,6 +55,9 @@ QUIET = {
 }
 """The environment of a worker: no hub, one thread, nothing compiled."""
 
+ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
+"""Some models ask CUDA in a pass. The ranks, which are forked later, could not train then."""
+
 ON_GPUS = {
     DEVICE: "cuda",
     "DS_ACCELERATOR": "cuda",
@@ -205,7 +208,7 @@ def _environment(asking: Asking) -> dict[str, str]:
     # A bundle that is in use sets PYTHONPATH.
     user_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [asking.releases.site, ROOT, *filter(None, user_path)]
-    device = ON_GPUS if asking.lane is Lane.GPU else {}
+    device = ON_GPUS if asking.lane is Lane.GPU else ON_CPU
     return {
         **variables,
         **QUIET,
