@@ -11,6 +11,8 @@ from harness.bugs.results import Result
 from harness.system.text import count, markdown_table
 
 REASONS: Mapping[str, str] = {
+    "flux_checkpoint_kwargs": "its releases cannot be imported beside packages of that machine",
+    "mmengine_resume_data": "its releases need libGL, which that machine lacks",
     "length_grouped_resume": "its fixed release cannot be imported beside packages of that machine",
     "cp_per_token_times": "its release cannot be installed for the Python of that machine, 3.12",
     "pml_ddp_scale": "its release cannot be installed for the Python of that machine, 3.12",
