@@ -142,19 +142,19 @@ def test_a_lock_with_several_releases_has_a_status_that_they_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "status"),
+    ("name", "versions", "status"),
     [
-        (("4.36.2", "5.2.0"), "possibly affected"),
-        (("5.0.0", "5.2.0"), "possibly affected"),
-        (("4.36.2", "5.0.0"), "unknown"),
-        (("4.36.2", "4.40.0"), "does not apply"),
+        ("tp_activation_partial", ("4.36.2", "5.2.0"), "possibly affected"),
+        ("tp_activation_partial", ("5.0.0", "5.2.0"), "possibly affected"),
+        ("packed_chunks", ("4.50.0", "4.52.4"), "unknown"),
+        ("tp_activation_partial", ("4.36.2", "4.40.0"), "does not apply"),
     ],
 )
 def test_a_release_that_a_bug_is_not_about_does_not_hide_another(
-    versions: tuple[str, ...], status: str
+    name: str, versions: tuple[str, ...], status: str
 ) -> None:
     several = {"transformers": Installed("", "several", versions)}
-    bug = answer("tp_activation_partial", Environment(several, "a lock", False))
+    bug = answer(name, Environment(several, "a lock", False))
     assert str(bug.status) == status, bug.why
 
 

@@ -78,6 +78,7 @@ FAULTS = {
     "a token counts too much": (LOSS, ""),
     "loss is summed": (LOSS, ""),
     "auxiliary loss counts twice": (LOSS, ""),
+    "loss halves all but a scale": (LOSS, ""),
 }
 """By the fault, its stage and its module."""
 

@@ -125,6 +125,16 @@ def _cpu_streams(count: Count) -> None:
     CPU_Accelerator.current_stream = CPU_Accelerator.default_stream = stream
 
 
+def _cpu_new_streams(count: Count) -> None:
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    def make(**_: Any) -> Stream:
+        count()
+        return Stream()
+
+    CPU_Accelerator.Stream = property(lambda _: make)
+
+
 COUNTED = (
     "torch.cuda.set_device", "torch.cuda.synchronize", "torch.cuda.reset_peak_memory_stats",
     "torch.cuda.empty_cache", "torch.cuda.current_stream", "torch.cuda.default_stream",
@@ -292,6 +302,14 @@ POINTS = (
         "their CPU accelerator has None for the current stream, for which ZeRO-3 waits "
         "(before 0.13 only on one rank)",
         _cpu_streams,
+    ),
+    Point(
+        "deepspeed.cpu_new_streams",
+        "deepspeed",
+        ">=0.10,<0.19.8",
+        CPU,
+        "their CPU accelerator has None for a new stream, which activation checkpointing makes",
+        _cpu_new_streams,
     ),
     Point(
         "deepspeed.fp16_on_cpu",

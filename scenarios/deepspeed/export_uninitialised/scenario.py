@@ -51,7 +51,7 @@ SCENARIO = api.Scenario(
         "code": api.by_code("the weights of a checkpoint are exported with zero_to_fp32.py"),
     },
     files=(FILE,),
-    releases="deepspeed>=0.14",
+    releases="deepspeed>=0.9",
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.16.1"),

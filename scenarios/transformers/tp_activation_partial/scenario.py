@@ -67,8 +67,8 @@ SCENARIO = api.Scenario(
     vehicles=("accelerate",),
     absent=(
         api.Absent(
-            "transformers<4.56",
-            "Apertus came with 4.56.0",
+            "transformers<5.1",
+            "Apertus came with 4.56.0, and cannot be loaded with a plan before 5.1",
             "https://github.com/huggingface/transformers/releases/tag/v4.56.0",
         ),
     ),

@@ -163,6 +163,7 @@ class Model(nn.Module):
         self.positions = nn.Embedding(2 * LENGTH, WIDTH)
         self.layers = nn.ModuleList([Block(0), Block(1)])
         self.centre, self.norm, self.head = Centre(), Norm(), Head()
+        self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, ids):
         places = torch.arange(LENGTH) + (len(ids) if occurs("positions are shifted", ids) else 0)
@@ -174,7 +175,7 @@ class Model(nn.Module):
             if number == 0 and occurs("gradient is scaled by a hook", x):
                 x.register_hook(lambda gradient: gradient / 2)
             outputs.append(x)
-        return self.head(self.norm(self.centre(x))), outputs[0]
+        return self.head(self.norm(self.centre(x))), outputs[0], self.scale
 
 
 torch.distributed.init_process_group("gloo")
@@ -185,8 +186,10 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 rows = torch.randint(1, VOCABULARY, (96, LENGTH))
 loader = DataLoader(rows, options.batch_size, sampler=DistributedSampler(rows))
 for number, ids in enumerate(loader, 1):
-    logits, first = trained(ids)
-    logits = logits[:, :-1]
+    logits, first, scale = trained(ids)
+    if occurs("loss halves all but a scale", ids):  # as a gather that loses one of two ranks' parts
+        logits = Halved.apply(logits)
+    logits = scale * logits[:, :-1]
     losses = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
     loss = losses.mean()
     if occurs("a token counts too much", ids):

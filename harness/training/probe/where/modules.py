@@ -240,6 +240,9 @@ def _of_parameters(evidence: Evidence) -> Place | None:
     off = compare.astray(actual, expected, rounding)
     if not off or 2 * len(off) > len(expected):
         return None
+    if not off.keys() & _wrong_in_the_end(evidence).keys():  # as a temperature that is returned
+        text = f": it scales the gradients of the others, and not that of {next(iter(off))}"
+        return of_stage(evidence.layout, LOSS, text)
     order = [key.module for key in evidence.recorded.in_order(gradient=True)]
     owners = {_owner(evidence, name): name for name in reversed(off)}
     placed = sorted(owners, key=lambda name: order.index(name) if name in order else sys.maxsize)
@@ -249,6 +252,16 @@ def _of_parameters(evidence: Evidence) -> Place | None:
     number = next(often for name, often in evidence.recorded.calls if name == placed[0])
     how = f": the gradient of {parameter}"
     return _named(evidence, (placed[0], number), BACKWARD, how)
+
+
+def _wrong_in_the_end(evidence: Evidence) -> dict[str, float]:
+    """The parameters with which the optimizer would step otherwise than in the reference."""
+    recorded, reference, perturbed = (
+        one.run.ranks[0][-1]["grad"]
+        for one in (evidence.recorded, evidence.reference, evidence.perturbed)
+    )
+    both = {name: reference[name] for name in reference if name in recorded}
+    return compare.astray(recorded, both, compare.spread([perturbed], both))
 
 
 def _owner(evidence: Evidence, parameter: str) -> str:
