@@ -28,7 +28,7 @@ class Assignment:
     keep: list[int]
     """The numbers of the steps, from 0, whose weights and optimizer state are recorded."""
     rows: int = 0
-    """Rows that a rank's first micro-batch has, if the script is given ``{rows}``."""
+    """Rows that the first micro-batch of a rank has, with ``{rows}``; 0 if that is not known."""
     saves: bool = False
     """Whether the script saves after the last step, and so goes on until it begins another."""
     epoch: bool = False

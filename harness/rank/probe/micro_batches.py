@@ -48,7 +48,7 @@ class MicroBatches:
     ) -> None:
         self._record, self._noise, self._meet = record, noise, meet
         self._keeps_batch, self._row_count = keeps_batch, row_count
-        self._dimension = 0
+        self.rows_dimension = 0
         """Of a batch, the dimension that has its rows."""
         self._draws = Draws(record)
         self.root: Any = None
@@ -101,7 +101,7 @@ class MicroBatches:
                     self.on_evaluation()
                 if not record.steps and _has_weights(module):
                     batch = bound(module, event.arguments, event.keywords)
-                    self._quiet |= set(rows(*batch, dimension=self._dimension))
+                    self._quiet |= set(rows(*batch, dimension=self.rows_dimension))
             watched = outermost and record.is_open() and bool(record.now["rows"])
             watched = watched and torch.is_grad_enabled()  # the model, or the loss of its output
             if is_transformed():
@@ -176,7 +176,7 @@ class MicroBatches:
         is_model = _inner(module) is _inner(self.root)
         if is_model:
             batch = bound(module, arguments, keywords)
-            self._see(rows(*batch, self._returned, self._dimension))
+            self._see(rows(*batch, self._returned, self.rows_dimension))
         if self._record.is_open() and not is_transformed():  # else it has other parameters now
             self._know(module)
         return is_model and self._record.is_open()
@@ -198,7 +198,7 @@ class MicroBatches:
         self.root, self.stage = module, number_of(module)
         self.engine = events.engine_of(module)
         batch = bound(module, arguments, keywords)
-        self._dimension = rows_dimension(*batch, self._row_count, self._returned)
+        self.rows_dimension = rows_dimension(*batch, self._row_count, self._returned)
         if self._keeps_batch:
             self.batch = dict(batch[1])
         self._meet()

@@ -85,6 +85,7 @@ class Watch:
             "backwards": 0 if self.optimizers.any_made else self._backwards,
             "infinite": self.record.finite.text() or current.get("overflow", ""),
             "seen": self.record.seen,
+            "rows_dimension": self.model.rows_dimension,
             "reported": self.reported.values,
             "releases": _releases(),
             "imported": _imported(),

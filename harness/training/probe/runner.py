@@ -153,6 +153,8 @@ class Runner:
     """Whether a script that asks for a GPU fails on a CPU, as it would without a probe."""
     written: Written = field(default_factory=Written)
     """What the runs that have ended wrote into the user's folders, or would have."""
+    _time_first: bool = False
+    """Whether batches have their rows on dimension 1."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _stop: threading.Event = field(default_factory=threading.Event)
     _runs: dict[str, Future[Run]] = field(default_factory=dict)
@@ -252,7 +254,8 @@ class Runner:
             os.getcwd(),
             self._imports,
             layout.steps,
-            rows=settings.rows // divided,
+            # The first batch after a resume may be smaller, and as long as a row.
+            rows=0 if layout.resumed and not self._time_first else settings.rows // divided,
             keep=[0] if layout.resumed or layout.saves else [0, settings.at],
             saves=layout.saves,
             epoch=layout.epoch,
@@ -348,6 +351,8 @@ class Runner:
         imported = frozenset(records[0]["imported"]) if records else frozenset()
         run = Run(layout, ranks, ended.seconds, failure, log, rows, reported, releases, imported)
         if records:
+            if not layout.resumed:
+                self._time_first = bool(records[0]["rows_dimension"])
             run.on_cpu, run.schedule = records[0]["on_cpu"], records[0]["schedule"]
             run.relations = records[0]["relations"]
             run.loaded = frozenset(self._of_user(records[0]["loaded"]))
