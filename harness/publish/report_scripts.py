@@ -142,7 +142,7 @@ def run(
     with (
         tempfile.TemporaryDirectory() as shimmed,
         # A script has one port: two runs of it at once would disturb each other.
-        locked(Path(tempfile.gettempdir()) / f"distributed-bugs-{os.getuid()}-{name}.lock"),
+        locked(cache_folder() / f"report-{name}.lock"),
     ):
         Path(shimmed, "sitecustomize.py").write_text(SITECUSTOMIZE, encoding="utf-8")
         settings = {

@@ -24,7 +24,7 @@ from packaging.specifiers import SpecifierSet
 from torch.distributed.pipelining import PipelineStage
 
 from harness.bugs import catalog
-from harness.bugs.api.spec import Lane
+from harness.bugs.api.spec import Defect, Lane
 from harness.rank import apex, cuda_on_cpu, shims
 from harness.rank.cuda_on_cpu import devices
 from harness.rank.cuda_on_cpu.functions import CLASSES, FACTORIES, FUNCTIONS
@@ -84,14 +84,20 @@ def test_huggingface_hub_is_offline_and_that_is_counted(monkeypatch: pytest.Monk
     assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
-def test_no_shim_touches_the_path_of_a_defect() -> None:
+@pytest.fixture(scope="module")
+def defects() -> list[Defect]:
+    """All defects. This imports the scenarios before ``unharmed_torch`` copies the modules; later
+    tests would import their helpers a second time otherwise, with other classes."""
+    return [defect for name in catalog.names() for defect in catalog.scenario(name).defects]
+
+
+def test_no_shim_touches_the_path_of_a_defect(defects: Sequence[Defect]) -> None:
     folders = [Path(str(package.__file__)).parent for package in (shims, cuda_on_cpu)]
     sources = "".join(file.read_text() for folder in folders for file in folder.rglob("*.py"))
-    for name in catalog.names():
-        for defect in catalog.scenario(name).defects:
-            assert defect.file.removesuffix(".py").replace("/", ".") not in sources
-            if defect.upstream != "torch":  # other packages use its names too, such as load
-                assert defect.scope.split(".")[0] not in sources
+    for defect in defects:
+        assert defect.file.removesuffix(".py").replace("/", ".") not in sources
+        if defect.upstream != "torch":  # other packages use its names too, such as load
+            assert defect.scope.split(".")[0] not in sources
 
 
 @pytest.fixture
