@@ -237,11 +237,16 @@ def _of_parameters(evidence: Evidence) -> Place | None:
         return None
     actual = _gradients(evidence.recorded, evidence.factors, shards)
     rounding = compare.spread([_gradients(evidence.perturbed, {})], expected)
-    off = compare.astray(actual, expected, rounding)
+    far, least = compare.distances(actual, expected), MATERIAL * min(evidence.off, 1.0)
+    off = [
+        name
+        for name in compare.astray(actual, expected, rounding)
+        if far[name] > least * compare.length(expected[name])
+    ]
     if not off or 2 * len(off) > len(expected):
         return None
-    if not off.keys() & _wrong_in_the_end(evidence).keys():  # as a temperature that is returned
-        text = f": it scales the gradients of the others, and not that of {next(iter(off))}"
+    if not _wrong_in_the_end(evidence).keys() & set(off):  # as a temperature that is returned
+        text = f": it scales the gradients of the others, and not that of {off[0]}"
         return of_stage(evidence.layout, LOSS, text)
     order = [key.module for key in evidence.recorded.in_order(gradient=True)]
     owners = {_owner(evidence, name): name for name in reversed(off)}

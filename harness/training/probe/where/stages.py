@@ -111,9 +111,9 @@ def stage_of_gradients(moment: Moment) -> Place:
     name = moment.layout.name
     quantity = quantity_of(moment)
     expected = moment.expected[quantity]
-    sums = [_sum(one["parts"], expected) for one in moment.ranks]
     if moment.same_rows and moment.layout.world > 1:
         return undetermined(name, "the ranks have parts of the model, not of the rows")
+    sums = [_sum(one["parts"], expected) for one in moment.ranks]
     if not all(sums):
         return undetermined(name, "the gradients of single micro-batches are not known")
     mean = {n: sum((one[n] for one in sums), t * 0) / len(sums) for n, t in expected.items()}
