@@ -16,6 +16,7 @@ def split(counts: torch.Tensor) -> None:
         with state.split_between_processes(list(range(rows))) as part:
             for row in part:
                 counts[state.process_index, place, row] += 1
+    state.wait_for_everyone()  # a rank that ends early breaks the others' connections
 
 
 if __name__ == "__main__":
