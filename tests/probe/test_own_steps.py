@@ -114,6 +114,13 @@ def test_the_first_step_of_a_formula_is_right(
     assert "the first step applied 0.744 times" in note
 
 
+def test_a_step_whose_gradient_is_not_finite_is_not_judged() -> None:
+    endless = steps(0.1, 0.1, kind="AdamW", update=numpy.array([-0.05, -0.05]))
+    for step in endless:
+        step["grad"] = {"weight": numpy.array([3.0, numpy.inf])}
+    assert not list(notes_on_steps(endless))
+
+
 def test_a_step_that_rounding_drowns_is_not_judged() -> None:
     nothing = numpy.array([0.0, 0.0])
     tiny = steps(1e-9, 1e-9, kind="AdamW", update=nothing)

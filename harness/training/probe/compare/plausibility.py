@@ -129,7 +129,7 @@ def _applied(step: Step) -> Iterator[str]:
     size = norm(step["grad"])
     clipping, rate = step["clipping"], step["lr"][0]
     is_computable = step["fresh"] and clipping is not None
-    if not (is_computable and rate and size):
+    if not (is_computable and rate and size and finite(size)):
         return
     clip_factor = min(1.0, clipping / size) if clipping else 1.0
     expected = _formula(step, rate, clip_factor)
