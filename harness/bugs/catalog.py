@@ -34,6 +34,9 @@ have ``checks`` instead of ``insufficient_checks``."""
 ALL = "all"
 """The word for all scenarios, and for all variants."""
 
+LIST = "python -m harness list"
+"""The command that shows all scenarios."""
+
 COMMON = "common"
 """The folder with models and oracles that three or more scenarios share."""
 MODULE, PROPOSAL = "scenario", "proposal"
@@ -179,8 +182,13 @@ def folder(name: str) -> Path:
 
 def _lookup(name: str, by_name: Mapping[str, T]) -> T:
     if name not in by_name:
-        raise UserError(unknown("scenario", name, names()))
+        raise UserError(unknown_scenario(name))
     return by_name[name]
+
+
+def unknown_scenario(name: str, *others: str) -> str:
+    """The line for a name that no scenario has; ``others`` may stand for scenarios, as ``all``."""
+    return unknown("scenario", name, [*names(), *others], shown_by=LIST)
 
 
 def file(name: str) -> str:

@@ -226,8 +226,9 @@ def opened(name: str) -> tuple[PackageFile, str]:
         )
     chosen_name, *others = usable
     ending = f"; {', '.join(others)} not read" if others else ""
+    obstacles = source.obstacles_in(folder, (*LOCKS, *OTHERS))
     file = projects.get(chosen_name) or source.read_inside(folder / chosen_name)
-    return file, f"{name}: {chosen_name} was read{ending}"
+    return file, f"{name}: {obstacles}{chosen_name} was read{ending}"
 
 
 def _instead(folder: Path) -> Iterator[str]:

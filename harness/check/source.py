@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,9 +113,21 @@ def read_inside(file: Path) -> PackageFile:
 def others_in(folder: Path, names: Sequence[str]) -> str:
     """List for a message what else a folder has: requirements files with other names, and entries
     with one of these names that are not files."""
-    special = (folder / name for name in names if not (folder / name).is_file())
-    paths = {*folder.glob("*requirements*"), *filter(os.path.lexists, special)}
+    paths = {*folder.glob("*requirements*"), *_special(folder, names)}
     return "".join(f"; it has {path.name}{_obstacle(path)}" for path in sorted(paths))
+
+
+def obstacles_in(folder: Path, names: Sequence[str]) -> str:
+    """List for a message the entries of a folder with one of these names that cannot be read, as a
+    pipe or a link to nothing."""
+    obstacles = ((path.name, _obstacle(path)) for path in _special(folder, names))
+    return "".join(f"it has {name}{why}; " for name, why in obstacles if why)
+
+
+def _special(folder: Path, names: Sequence[str]) -> Iterator[Path]:
+    """The entries of a folder with one of these names that are not files."""
+    paths = (folder / name for name in names)
+    return (path for path in paths if os.path.lexists(path) and not path.is_file())
 
 
 def _obstacle(path: Path) -> str:

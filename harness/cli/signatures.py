@@ -15,7 +15,7 @@ from harness.bugs import catalog, pins
 from harness.cli import Arguments
 from harness.releases import overlay, resolution
 from harness.run.server_pool import Pool
-from harness.system.errors import ExitCode, Inconclusive, UserError, unknown
+from harness.system.errors import ExitCode, Inconclusive, UserError
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import Progress, terminal
@@ -48,7 +48,7 @@ def _loops(names: list[str]) -> list[tuple[str, Loop]]:
     loops = []
     for name in names or catalog.sound():
         if name not in catalog.names():
-            raise UserError(unknown("scenario", name, catalog.names()))
+            raise UserError(catalog.unknown_scenario(name))
         signature = signatures.read(catalog.folder(name))
         if signature is not None and signature.loop is not None:
             loops.append((name, signature.loop))

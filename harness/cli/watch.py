@@ -251,5 +251,5 @@ def _scenario_names(value: str) -> list[str]:
     names = list(dict.fromkeys(filter(None, value.split(","))))
     for name in names or [value]:
         if name not in catalog.names():
-            raise UserError(unknown("scenario", name, [*catalog.names(), ALL]))
+            raise UserError(catalog.unknown_scenario(name, ALL))
     return names

@@ -29,8 +29,9 @@ from harness.bugs import catalog
 from harness.bugs.api.spec import RELEASED, Lane, Position, Record, Records
 from harness.rank.exits import EXIT_FILE, trial_folder
 from harness.system import archives
+from harness.system.documents import json_of
 from harness.system.errors import HarnessError, Inconclusive
-from harness.system.files import folder_whole, parse, read_json, unwritten, write_json
+from harness.system.files import folder_whole, read_json, unwritten, write_json
 
 RUN_FILE = "run.json"
 VERDICT_FILE = "verdict.json"
@@ -110,10 +111,10 @@ def _read_rank(folder: Path, rank: int) -> list[Record]:
 
 def _parse(line: str, rank: int, number: int) -> Record:
     try:
-        record = parse(line)
+        record = json_of(line)
     except ValueError as error:
-        defect = "is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise BrokenRecords(f"rank {rank}: line {number} of its records {defect}") from None
+        why = "it is not JSON" if isinstance(error, json.JSONDecodeError) else error
+        raise BrokenRecords(f"rank {rank}: line {number} of its records: {why}") from None
     if not isinstance(record, dict) or record.get("rank") != rank:
         raise BrokenRecords(f"rank {rank}: line {number} of its records is not from this rank")
     return record

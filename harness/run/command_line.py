@@ -290,10 +290,12 @@ def _one_line(arguments: Sequence[str]) -> Iterator[None]:
 def _explained(error: Exception, arguments: Sequence[str]) -> str:
     text = str(error)
     option = re.search(r"Could not find '(\w+)/([^']*)'", text)
+    if option and option[1] == "scenario":
+        return catalog.unknown_scenario(option[2], ALL)
     if option:
-        return unknown(option[1], option[2], _options(option[1]))
+        return unknown(option[1], option[2], (LOCAL, SLURM) if option[1] == "on" else LANES)
     if "You must specify 'scenario'" in text:
-        return f"name a scenario: scenario=NAME. Choices: {', '.join([*catalog.names(), ALL])}."
+        return f"name a scenario: scenario=NAME, or scenario={ALL}. '{catalog.LIST}' shows them"
     word = re.search(r"parsing override '([^']+)'\s+missing EQUAL", text)
     if word:
         example = word[1] if word[1] in catalog.names() else "bf16_clip"
@@ -307,10 +309,6 @@ def _explained(error: Exception, arguments: Sequence[str]) -> str:
     why = str(error.__cause__ or "").partition("\n")[0]
     line = " ".join(line.strip() for line in text.splitlines() if line.strip())
     return f"{line}: {why}" if why else line
-
-
-def _options(group: str) -> Sequence[str]:
-    return {"scenario": [*catalog.names(), ALL], "on": (LOCAL, SLURM)}.get(group, LANES)
 
 
 def _keys(path: str, arguments: Sequence[str]) -> list[str]:

@@ -1,8 +1,8 @@
 """JSON, YAML and TOML that users or strangers wrote, read within limits of size and depth.
 
 A text that exceeds them or contains NaN raises ValueError, like an invalid one: a reader needs one
-``except``. A value of the wrong type raises it too, and the message names its place. Our own
-records are read by ``files.read_json``.
+``except``. A value of the wrong type raises it too, and the message names its place.
+``files.read_json`` reads the files of a run folder so, too: a user names the folder.
 """
 
 from __future__ import annotations

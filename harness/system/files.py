@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from harness.system.documents import json_of
 from harness.system.errors import Fault, Inconclusive, UserError
 from harness.system.text import NO_ROOM
 
@@ -304,15 +305,6 @@ def _replace(out: Path, aside: Path) -> None:
     shutil.rmtree(old)
 
 
-def parse(text: str) -> Any:
-    """The data of a JSON text. Also raises ValueError for NaN and infinity."""
-    return json.loads(text, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"contains {name}, which is not a number")
-
-
 def write_json(path: Path, data: Any) -> None:
     """Write a complete JSON file; raises Inconclusive with the reason if that is not possible."""
     try:
@@ -324,7 +316,7 @@ def write_json(path: Path, data: Any) -> None:
 def read_json(path: Path) -> Any:
     """The content of a JSON file of a run folder; raises Inconclusive if it cannot be read."""
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return json_of(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise Inconclusive(f"cannot read {path}: {why}") from None

@@ -105,9 +105,21 @@ def test_a_digest_sees_what_code_does_and_not_what_it_says(
 def test_an_unknown_name_gets_the_choices_and_a_guess_if_one_is_similar() -> None:
     with pytest.raises(UserError) as caught:
         catalog.load("bf16")
-    assert str(caught.value).startswith("no scenario 'bf16': did you mean bf16_clip? Choices: ")
+    assert str(caught.value).startswith("no scenario 'bf16': did you mean bf16_clip? The nearest")
     assert unknown("lane", "zzz", ["cpu", "gpu"]) == "no lane 'zzz'. Choices: cpu, gpu."
     assert unknown("lane", "zzz", []) == "no lane 'zzz'. Choices: none."
+
+
+def test_of_many_choices_the_nearest_are_named_and_where_all_are() -> None:
+    choices = [f"word{number}" for number in range(100)]
+    line = unknown("word", "wor7", choices, shown_by="words")
+    assert line.startswith("no word 'wor7': did you mean word7? The nearest choices: word7, ")
+    assert line.endswith("; 'words' shows all 100.")
+    assert len(line) < 150
+    assert unknown("word", "wor7", choices).endswith(" (of 100).")
+    with pytest.raises(UserError, match="'python -m harness list' shows all") as caught:
+        catalog.load("bf16")
+    assert len(str(caught.value)) < 300
 
 
 def test_a_variant_may_have_its_own_ranks_and_a_defect_of_two_counts_once() -> None:

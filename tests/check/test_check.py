@@ -261,6 +261,18 @@ def test_a_folder_with_what_is_no_file_is_refused_with_the_reason(
     assert f"; it has {name}, {why}" in error
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("gone")])
+def test_a_folder_whose_lock_file_is_no_file_says_so_beside_the_file_that_was_read(
+    tmp_path: Path, capsys: Capture, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "uv.lock")
+    (tmp_path / "requirements.txt").write_text("deepspeed==0.13.2\n")
+    assert main(["check", "-r", str(tmp_path), "scenario=clip_max_for_min"]) == 1
+    output = capsys.readouterr().out
+    assert f"{tmp_path}: it has uv.lock, which " in output
+    assert "; requirements.txt was read\n" in output
+
+
 def test_a_pipe_that_the_user_names_is_read(tmp_path: Path, capsys: Capture) -> None:
     """``-r <(pip freeze)``"""
     pipe = tmp_path / "pipe"

@@ -48,8 +48,8 @@ def own_folder(tmp_path: Path, cache: Path, runs: Path) -> Iterator[None]:
 
 MISTAKES: list[tuple[list[str], list[str]]] = [
     (["rnu"], ["no command 'rnu'", "mean run?", "list, lock, matrix"]),
-    (["run"], ["scenario=NAME", "bf16_clip"]),
-    (["run", "scenario=bf16"], ["no scenario 'bf16'", "mean bf16_clip? Choices: "]),
+    (["run"], ["scenario=NAME", "harness list"]),
+    (["run", "scenario=bf16"], ["no scenario 'bf16'", "mean bf16_clip? The nearest"]),
     ([*RUN, "sed=1"], ["no key 'sed'", "mean seed?", "variant, seed, date"]),
     ([*RUN, "scenario.gradclip=1"], ["no key 'scenario.gradclip'", "scenario.gradient_clipping"]),
     ([*RUN, "launch.timout=1"], ["mean launch.timeout?", "launch.threads"]),
@@ -73,7 +73,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["run", "--multirun", BUG, "seed=1,2", "sed=1"], ["no key 'sed'", "mean seed?"]),
     (["run", "--multirun", BUG, "variant=bugy,fxed"], ["no variant 'bugy'", "buggy, fixed"]),
     (["show"], ["scenario"]),
-    (["show", "bf16"], ["no scenario 'bf16'", "mean bf16_clip? Choices: "]),
+    (["show", "bf16"], ["no scenario 'bf16'", "mean bf16_clip? The nearest"]),
     (["show", "bf16_clip", "pins.deepseed=1"], ["mean deepspeed?", "megatron-core"]),
     (["show", "bf16_clip", "deepspeed"], ["'deepspeed' is no pin", "pins.deepspeed=0.15.4"]),
     (["show", "bf16_clip", "pins.deepspeed=abc"], ["pins.deepspeed=abc is not a version"]),
@@ -81,7 +81,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["grade"], ["run", "grade --help"]),
     (["grade", "nothing"], ["nothing is not a run folder"]),
     (["clean", "nothing"], ["no overlay 'nothing'"]),
-    (["bundle", "bf16", "--out", "box"], ["no scenario 'bf16'", "mean bf16_clip? Choices: "]),
+    (["bundle", "bf16", "--out", "box"], ["no scenario 'bf16'", "mean bf16_clip? The nearest"]),
     (["bundle", "bf16_clip"], ["--out"]),
     ([*BUNDLE, "transformers=4.36.2"], ["these scenarios test transformers>=5 only"]),
     ([*BUNDLE, "accelerate=1.0"], ["no pin of these scenarios 'accelerate'"]),
@@ -135,6 +135,22 @@ def test_a_recorded_run_is_graded_with_the_exit_code_of_its_verdict(
     recording.rank_file("fixed").unlink()
     assert main(["grade", str(recording.folder)]) == 3
     assert "  fixed: rank 1 left no complete records\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[" * 100_000, "run.json: it is nested more than 50 deep"),
+        ("[]", "run.json is not the record of a run"),
+        ("{", "run.json: Expecting property name"),
+        ('{"format": ' + "1" * 5000 + "}", "run.json: it contains a number with more than 300"),
+    ],
+)
+def test_a_folder_with_another_run_json_is_a_mistake(
+    text: str, why: str, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "run.json").write_text(text)
+    assert why in refused(capsys, ["grade", str(tmp_path)])
 
 
 def test_a_grade_as_json_is_the_stored_verdict(capsys: Capture) -> None:

