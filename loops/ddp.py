@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -31,6 +32,7 @@ parser.add_argument("--overflow", action="store_true", help="in fp16, the first 
 parser.add_argument("--fused", action="store_true", help="the optimizer divides by the scale")
 parser.add_argument("--compile", action="store_true")
 parser.add_argument("--padded", action="store_true", help="rows of unlike lengths")
+parser.add_argument("--rrelu", action="store_true", help="is last in a checkpointed block")
 parser.add_argument("--dataclass", action="store_true", help="as the output of the model")
 parser.add_argument("--static-graph", action="store_true")
 parser.add_argument("--converted", action="store_true", help="after the model is wrapped")
@@ -58,9 +60,21 @@ labels = data.tensors[0].clone()
 if options.padded:
     labels[torch.arange(LENGTH) >= torch.randint(6, LENGTH + 1, (len(labels), 1))] = -100
 data = TensorDataset(*data.tensors, labels)
+
+
+class Checkpointed(nn.Sequential):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def hidden():
+    linear = nn.Linear(options.width, options.width)
+    return Checkpointed(linear, nn.RReLU()) if options.rrelu else linear
+
+
 model = nn.Sequential(
     nn.Embedding(VOCABULARY, options.width),
-    nn.Linear(options.width, options.width),
+    hidden(),
     nn.Dropout(options.dropout),
     nn.LayerNorm(options.width),
     nn.Linear(options.width, VOCABULARY),

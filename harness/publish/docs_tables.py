@@ -138,6 +138,8 @@ LAYOUTS = {
     "resume": "resume",
     "seed": "another seed",
     "ranks-resume": "resume on several ranks",
+    "compile": "the other mode of torch.compile",
+    "checkpointing": "the other mode of checkpointing",
     signatures.MODEL: "the script's model",
 }
 

@@ -6,7 +6,7 @@ a recomputation that draws other masks, is the same in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from harness.rank.compare import share
@@ -14,7 +14,7 @@ from harness.rank.probe.modes import COMPILED, EAGER, KEPT, RECOMPUTED
 from harness.training.probe.compare import plausibility
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
-from harness.training.probe.compare.plausibility import Steep
+from harness.training.probe.compare.plausibility import Direction, Steep, wrong_slope
 from harness.training.probe.compare.reference import Reference, as_one
 from harness.training.probe.layouts import CHECKPOINTING, COMPILE, Layout, Settings, reference
 from harness.training.probe.runner import Run, Runner
@@ -61,6 +61,10 @@ def compared(
     comparison = compare(run)
     if comparison.as_reference:
         _add(comparison, _masks(runner, settings, run.layout.mode))
+    elif comparison.broken and run.ranks[0][0]["draws"]:
+        first = comparison.broken[0]  # the model draws masks itself, which nobody switched off
+        if first.relation == "gradient":
+            comparison.broken[0] = replace(first, relation=WITH_DROPOUT)
     return comparison
 
 
@@ -85,28 +89,26 @@ def _slope_with_dropout(runner: Runner, settings: Settings) -> Broken | str:
     run = as_one(runner.start(layout).result(), settings.same_rows)
     if run.failure:
         return f"{layout.name}: {run.failure}"
-    measured = slopes(runner, settings, Reference.of(run, []), layout)
-    slope = _wrong(measured)
-    if slope is None:
+    by_direction = {
+        direction: wrong_slope(slopes(runner, settings, Reference.of(run, []), layout, direction))
+        for direction in (Direction.EARLY, Direction.LATE)
+    }
+    direction, slope = next(((d, s) for d, s in by_direction.items() if s is not None), (None, 0.0))
+    if direction is None:
         return ""
     layout = _dropped(settings, EAGER)
     eager = as_one(runner.start(layout).result(), settings.same_rows)
     if eager.failure:
         return ""
-    measured = slopes(runner, settings, Reference.of(eager, []), layout)
+    measured = slopes(runner, settings, Reference.of(eager, []), layout, direction)
     if not any(one is not None and one.is_right for one in measured):
         return ""  # a loop may stop gradients on purpose, which nobody sees in compiled code
     return Broken(
         WITH_DROPOUT,
-        f"compiled, with dropout, its loss falls {slope:.3g} times as fast along the gradient as "
-        "the gradient says, and eagerly as fast: does the backward draw another mask?",
+        f"compiled, with dropout, its loss falls {slope:.3g} times as fast along {direction} as "
+        "these say, and eagerly as fast: does the backward draw another mask?",
         slope,
     )
-
-
-def _wrong(measured: Sequence[Steep | None]) -> float | None:
-    """The slope, if the gradient is not that of the loss."""
-    return measured[-1].slope if plausibility.note_on_slope(measured) and measured[-1] else None
 
 
 def _masks(runner: Runner, settings: Settings, mode: str) -> Broken | str:
@@ -133,13 +135,17 @@ def _masks(runner: Runner, settings: Settings, mode: str) -> Broken | str:
 
 
 def slopes(
-    runner: Runner, settings: Settings, baseline: Reference, base: Layout | None = None
+    runner: Runner,
+    settings: Settings,
+    baseline: Reference,
+    base: Layout | None = None,
+    direction: Direction = Direction.GRADIENT,
 ) -> list[Steep | None]:
-    """How steep the loss is along the gradient of the first step. If that is not as the gradient
-    says, it is measured with smaller steps, too: over a large step, a loss is not straight."""
+    """How steep the loss is along the first step's gradient, or a part of it. If that is not as the
+    gradient says, smaller steps are measured, too: over a large step, a loss is not straight."""
     measured: list[Steep | None] = []
     for change in plausibility.CHANGES:
-        ends = plausibility.ends_of_slope(settings, baseline, change, base)
+        ends = plausibility.ends_of_slope(settings, baseline, change, base, direction)
         for layout in ends:
             runner.start(layout)
         runs = [as_one(runner.start(each).result(), settings.same_rows) for each in ends]

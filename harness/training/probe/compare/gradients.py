@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from harness.detectors.arithmetic import Projection
 from harness.rank import compare
 from harness.rank.compare import Named
+from harness.rank.probe.modes import KEPT, RECOMPUTED
 from harness.training.probe.compare.faults import (
     SHOWN,
     Broken,
@@ -91,6 +92,8 @@ UNLIKE_RANKS = "the ranks have unlike gradients"
 def random_draws(moment: Moment, fault: Broken) -> str:
     """Why this mismatch proves nothing: the model drew other random numbers in this layout. Ranks
     that disagree with each other are still wrong."""
+    if moment.layout.mode in (KEPT, RECOMPUTED):
+        return ""  # on the same ranks and micro-batches, it draws the same
     draws = moment.expected["draws"] and any(one["draws"] for one in moment.ranks)
     unlike = any(detail.startswith(UNLIKE_RANKS) for detail in fault.details)
     if not draws or unlike or fault.meaning or "gradient" not in fault.relation:

@@ -17,6 +17,7 @@ from harness.detectors.arithmetic import MOVED, begins_with_jump, count_moved, s
 from harness.detectors.rows import have_same_order
 from harness.rank.compare import SAFE, Named, norm, share
 from harness.rank.probe.parameters import COPY
+from harness.system.text import StrEnum
 from harness.training.probe.compare.faults import several
 from harness.training.probe.compare.optimizers import note_on_unheld
 from harness.training.probe.compare.reference import Reference
@@ -36,6 +37,9 @@ JUMP = 1.5
 
 APPLIED = 0.01
 """How far (as a fraction) the first step may be from the formula's; bf16 included."""
+
+LARGEST = 1e19
+"""Fp32 cannot hold the square of a larger gradient, which Adam needs."""
 
 PLAIN = {"dampening": 0, "maximize": False, "nesterov": False, "correct_bias": True}
 """The settings with which the first step of SGD or Adam is the formula's."""
@@ -129,7 +133,7 @@ def _applied(step: Step) -> Iterator[str]:
     size = norm(step["grad"])
     clipping, rate = step["clipping"], step["lr"][0]
     is_computable = step["fresh"] and clipping is not None
-    if not (is_computable and rate and size and finite(size)):
+    if not (is_computable and rate and 0 < size < LARGEST):
         return
     clip_factor = min(1.0, clipping / size) if clipping else 1.0
     expected = _formula(step, rate, clip_factor)
@@ -233,22 +237,46 @@ def same_gradients(run: Run) -> bool:
     return all(are_near(gradient, twin, LIKE) for twin in others)
 
 
+class Direction(StrEnum):
+    """In which weights are moved, as a part of the first step's gradient."""
+
+    GRADIENT = "the gradient"
+    EARLY = "the gradients of the first weights"
+    LATE = "the gradients of the last weights"
+    """Half of the weights, each moved as far as the others: a large gradient, such as that of the
+    last bias, would hide that all others are wrong."""
+
+    def of(self, gradient: Named) -> Named:
+        """The direction, for a gradient by parameter in the order of the model."""
+        if self is Direction.GRADIENT:
+            return gradient
+        names = [name for name, values in gradient.items() if norm({name: values})]
+        half = len(names) // 2
+        names = names[:half] if self is Direction.EARLY else names[half:]
+        return {name: gradient[name] / norm({name: gradient[name]}) for name in names}
+
+
 def ends_of_slope(
-    settings: Settings, baseline: Reference, change: float, layout: Layout | None = None
+    settings: Settings,
+    baseline: Reference,
+    change: float,
+    layout: Layout | None = None,
+    direction: Direction = Direction.GRADIENT,
 ) -> list[Layout]:
-    """The two runs of one step whose weights are moved along the gradient, and against it: of the
+    """The two runs of one step whose weights are moved in a direction, and against it: of the
     reference, or of a layout of one step."""
-    if not baseline.steps[0]["slopes"] or not (size := _size(baseline, change)):
+    if not baseline.steps[0]["slopes"] or not (size := _size(baseline, change, direction)):
         return []
     left = baseline.steps[0]["left"]
     if left and not near(left, norm(_gradient(baseline)), share=LIKE):
         return []  # the loop divides its gradients, and those of the backwards are not known
     base = layout or replace(reference(settings), steps=1, epoch=False)
+    moved = direction.of(_gradient(baseline))
     return [
         replace(
             base,
-            name=f"{base.name}, moved {way} the gradient by {change:g}",
-            shift={name: sign * size * g for name, g in _gradient(baseline).items()},
+            name=f"{base.name}, moved {way} {direction} by {change:g}",
+            shift={name: sign * size * values for name, values in moved.items()},
         )
         for way, sign in (("along", 1), ("against", -1))
     ]
@@ -259,21 +287,27 @@ def steep(baseline: Reference, runs: Sequence[Run], change: float) -> Steep | No
     if not runs or any(run.failure for run in runs):
         return None
     up, down = (sum(run.ranks[0][0]["losses"]) for run in runs)
-    slope = (up - down) / (2 * _size(baseline, change) * norm(_gradient(baseline)) ** 2)
+    slope = (up - down) / (2 * change * abs(baseline.loss(0)))
     unsure = SAFE * baseline.loss_spread(0) / (change * abs(baseline.loss(0)))
     return Steep(slope, unsure) if finite(slope) else None
 
 
-def note_on_slope(slopes: Sequence[Steep | None]) -> str:
-    """A note on the slopes with smaller and smaller steps; empty unless all that rounding does not
-    decide agree that the loss does not fall as its gradient says."""
+def wrong_slope(slopes: Sequence[Steep | None]) -> float | None:
+    """The slope with the smallest step, if all that rounding does not decide agree that the loss
+    does not fall as its gradient says."""
     sure = [one for one in slopes if one is not None and one.unsure < ALIKE]
     if len(sure) < 2 or any(one.is_right for one in sure):
-        return ""
+        return None
     slope = sure[-1].slope
-    if abs(slope) < NEAR_SLOPE:
-        return ""  # the loss stays where it is: its gradient is that of a surrogate, as in GRPO
-    if not all(near(one.slope, slope, within=ALIKE * abs(slope) + one.unsure) for one in sure):
+    agree = all(near(one.slope, slope, within=ALIKE * abs(slope) + one.unsure) for one in sure)
+    return slope if agree else None
+
+
+def note_on_slope(slopes: Sequence[Steep | None]) -> str:
+    """A note if the loss does not fall as its gradient says."""
+    slope = wrong_slope(slopes)
+    # Where the loss stays as it is, its gradient is that of a surrogate, as in GRPO.
+    if slope is None or abs(slope) < NEAR_SLOPE:
         return ""
     return (
         f"{ALONG}, its loss falls {slope:.3g} times as fast as the gradient says: a backward is "
@@ -289,11 +323,14 @@ def _gradient(baseline: Reference) -> Named:
     names = {name for part in step["parts"] for name in part}
     if step.get("several_ranks") or not names.issuperset(gradient):
         return gradient
-    return {n: sum(part[n] for part in step["parts"] if n in part) for n in sorted(names)}
+    order = {name: place for place, name in enumerate(step["before"])}
+    in_order = sorted(names, key=lambda name: (order.get(name, len(order)), name))
+    return {n: sum(part[n] for part in step["parts"] if n in part) for n in in_order}
 
 
-def _size(baseline: Reference, change: float) -> float:
-    """The length of the step, in gradients."""
-    square = norm(_gradient(baseline)) ** 2
-    loss = abs(baseline.loss(0))
+def _size(baseline: Reference, change: float, direction: Direction) -> float:
+    """How often a direction must be added to the weights to change the loss by a part of it."""
+    gradient, loss = _gradient(baseline), abs(baseline.loss(0))
+    moved = direction.of(gradient)
+    square = sum(float((gradient[name] * values).sum()) for name, values in moved.items())
     return change * loss / square if finite(square) and square > 0 and finite(loss) else 0.0
