@@ -29,8 +29,10 @@ NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as in shells."""
 
-EXTRAS = {"site": ("altair", "vl-convert-python")}
-"""Packages that a command needs and that are not installed with the harness."""
+EXTRAS = {"site": ("altair", "vl-convert-python"), "run": ("torch", "numpy", "hydra-core")}
+"""Packages that some commands need and that are not installed with the harness, by extra."""
+EXTRA_OF = {"altair": "site", "vl_convert": "site", "hydra": "run", "omegaconf": "run"}
+"""The extra that has a module."""
 
 DEBUG, DEBUG_VARIABLE = "--debug", "HARNESS_DEBUG"
 
@@ -126,7 +128,12 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(unknown("command", command, commands()))
     if command in IN_A_CHECKOUT:
         refuse_without_checkout(command)
-    code: int = _imported(command).main(words)
+    try:
+        code: int = _imported(command).main(words)
+    except ModuleNotFoundError as error:  # a module that a part of the command needs
+        if _top(error) not in EXTRA_OF:
+            raise
+        raise _missing(command, error) from None
     return code
 
 
@@ -140,18 +147,26 @@ def _imported(command: str):  # type: ignore[no-untyped-def]
     try:
         return importlib.import_module(module_of(command))
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing in ("harness", "scenarios"):
+        if _top(error) in ("harness", "scenarios"):
             raise
-        raise HarnessError(
-            f"{command} needs the package {missing}, which is not installed: {_way_out(command)}"
-        ) from None
+        raise _missing(command, error) from None
 
 
-def _way_out(command: str) -> str:
-    """How to install what a command lacks."""
-    if command in EXTRAS:
-        return install(*EXTRAS[command])
+def _top(error: ModuleNotFoundError) -> str:
+    """The missing module, or the package that it is in."""
+    return (error.name or "").partition(".")[0]
+
+
+def _missing(command: str, error: ModuleNotFoundError) -> HarnessError:
+    name = _top(error)
+    line = f"{command} needs the package {name}, which is not installed: {_way_out(name)}"
+    return HarnessError(line)
+
+
+def _way_out(module: str) -> str:
+    """How to install a module that a command lacks."""
+    if module in EXTRA_OF:
+        return install(*EXTRAS[EXTRA_OF[module]])
     if is_checkout():
         return install("--editable", str(ROOT))
     return "install distributed-bugs again, with its dependencies"

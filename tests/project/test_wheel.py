@@ -109,8 +109,8 @@ def test_torch_is_only_in_extras_and_the_packages_that_a_message_names_are_those
     for requirement in required:
         extra = re.search(r'extra == "(.*)"', str(requirement.marker or ""))
         extras.setdefault(extra[1] if extra else "", set()).add(requirement.name)
-    assert "torch" not in extras[""]
-    assert extras["run"] == {"torch", "numpy"}
+    assert not {"torch", "hydra-core"} & extras[""]
+    assert extras["run"] == set(EXTRAS["run"])
     assert extras["site"] == set(EXTRAS["site"])
 
 
@@ -138,18 +138,16 @@ def test_torch_is_not_installed_with_the_tool(tool: Tool) -> None:
     assert tops == {"distributed_bugs", record.parent.name, ".."}  # the script is in the last one
 
 
+RUN = [" needs the package ", ", which is not installed: ", " install torch numpy hydra-core\n"]
 COMMANDS = [
     ("list", 0, ["sampler_shards "]),
     ("check --help", 0, ["usage: distributed-bugs check ", "\n    distributed-bugs check -r"]),
     ("show device_math", 0, ["A GPU divides by a plain number"]),
-    ("run --cfg job scenario=sampler_shards", 0, ["accelerate: auto"]),
-    ("run scenario=sampler_shards lane=cpu", 3, ["a run needs torch", " install torch\n"]),
+    ("run --cfg job scenario=sampler_shards", 3, RUN),
+    ("run scenario=sampler_shards lane=cpu", 3, RUN),
+    ("models llama", 3, RUN),
     ("site --out site", 3, ["site needs the package altair, ", " install altair vl-"]),
-    (
-        "matrix scenario=sampler_shards pins.accelerate=0.29.3",
-        3,
-        ["matrix needs torch", " install torch\n"],
-    ),
+    ("matrix scenario=sampler_shards pins.accelerate=0.29.3", 3, RUN),
     ("new my_bug", 2, ["new needs a checkout"]),
     ("guard", 2, ["the command of the training is missing"]),
     ("guard-report --help", 0, ["usage: distributed-bugs guard-report "]),
@@ -173,6 +171,13 @@ def test_its_commands_work_beside_modules_of_the_same_names(
     assert err.count("\n") == bool(code)
     assert "theirs" not in out + err
     assert (sorted(files(tool.package)), sorted(files(tool.cwd))) == before
+
+
+def test_check_says_what_runs_need(tool: Tool) -> None:
+    (tool.cwd / "requirements.txt").write_text("accelerate==0.29.3\n")
+    code, _, err = tool.run("check --run -r requirements.txt")
+    assert code == 3
+    assert all(part in err for part in RUN), err
 
 
 def test_it_lists_every_scenario(tool: Tool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from harness import console_script
 sys.modules["distributed_bugs"] = console_script  # as it is installed
 
 STEPS = 12
+LATE = 20
+"""A micro-batch in which the training waits for the alarm: on a busy machine, the training would
+end before guard has compared its first step."""
 
 
 def transformers() -> None:
@@ -25,6 +29,7 @@ def transformers() -> None:
         def training_step(self, model: Any, inputs: Any, *_: Any) -> Any:
             loss = model(**self._prepare_inputs(inputs)).loss
             loss.backward()  # never divided by the micro-batches
+            wait(self.state.global_step * 2)
             return loss.detach()
 
     rows = [dict.fromkeys(("input_ids", "labels"), torch.randint(0, 50, (8,))) for _ in range(64)]
@@ -62,6 +67,7 @@ def lightning() -> None:
             loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
             self.manual_backward(loss)  # never divided by the micro-batches
             self.log("loss", loss)
+            wait(number)
             if number % 2:
                 self.optimizers().step()
                 self.optimizers().zero_grad()
@@ -96,10 +102,18 @@ def accelerate() -> None:
         loss = nn.functional.cross_entropy(net(rows), targets)
         accelerator.backward(loss)  # never divided by the micro-batches
         accelerator.log({"loss": loss.item()}, step=number)
+        wait(number)
         if number % 2:
             optimizer.step()
             optimizer.zero_grad()
     accelerator.end_training()
+
+
+def wait(micro_batch: int) -> None:
+    """Wait for the alarm of each tracker, for a minute."""
+    end = time.monotonic() + 60
+    while micro_batch == LATE and time.monotonic() < end and not all(alarms().values()):
+        time.sleep(0.2)
 
 
 def alarms() -> dict[str, list[str]]:
