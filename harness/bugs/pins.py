@@ -43,6 +43,7 @@ CONSTRAINTS = {
     "mosaicml<0.24": "setuptools<81",  # for pkg_resources
     "pytorch-lightning<2.4": "setuptools<81",  # for pkg_resources
     "open-clip-torch<1": "tqdm",
+    "torch<2.3": "numpy<2",
     "torchmetrics<1.4.1": "setuptools<81",  # for pkg_resources
     "torchtune<0.7": "torchao",
     "trl<0.12": "transformers<4.46",  # whose Trainer has a method of the same name as DPOTrainer

@@ -98,7 +98,9 @@ def _resolved_soon(stack: Stack, bounds: Sequence[str]) -> str:
     try:
         return _resolved(stack, bounds)
     except Inconclusive:
-        days = (releases.released(*pin, cache_folder()) for pin in stack.packages.items())
+        days = [releases.released(*pin, cache_folder()) for pin in stack.packages.items()]
+        if not days:
+            raise
         later = releases.settled(max(days), stack.python)
         if later <= stack.date:
             raise
@@ -114,7 +116,7 @@ def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
     return uv.run(
         [
             *("pip", "compile", "-", "--no-header", "--no-annotate"),
-            *("--exclude-newer", stack.date),
+            *(("--exclude-newer", stack.date) if stack.date else ()),
             *_of_any_day(stack.pins),
             *uv.wheels_only(stack.pins),
             *uv.target(stack),

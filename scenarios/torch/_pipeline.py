@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -63,11 +64,13 @@ class Pipeline:
         count = dist.get_world_size(group)
         self.micro_batches = micro_batches
         self.group, self.owners = group, _owners(schedule, count)
+        self.ranks: Any = group or dist.group.WORLD
         self.whole = nn.Sequential(*(block() for _ in self.owners)).to(ctx.device)
         numbers = [n for n, rank in enumerate(self.owners) if rank == dist.get_rank(group)]
         self.blocks = {n: copy.deepcopy(self.whole[n]) for n in numbers}
+        shapes = _shapes(torch.empty(ctx.params.rows, FEATURES, device=ctx.device))
         stages = [
-            PipelineStage(wrap(b), n, len(self.owners), ctx.device, group=group)
+            PipelineStage(wrap(b), n, len(self.owners), ctx.device, group=group, **shapes)
             for n, b in self.blocks.items()
         ]
         kind: Any = getattr(schedules, f"Schedule{schedule}")
@@ -84,7 +87,7 @@ class Pipeline:
         """How many of this rank's backward passes compute gradients of weights alone."""
         actions = self.schedule.pipeline_order[dist.get_rank(self.group)]
         kinds = [action.computation_type.name for action in actions if action is not None]
-        return kinds.count("BACKWARD_WEIGHT")
+        return sum(kind.endswith("WEIGHT") for kind in kinds)  # of 2.5: without BACKWARD_
 
     def step(self, batch: Rows) -> float | None:
         """Run the schedule on a batch; returns the mean loss on the last stage's rank."""
@@ -104,7 +107,7 @@ class Pipeline:
             source = self.blocks.get(n, self.whole[n])
             for weight, origin in zip(self.whole[n].parameters(), source.parameters(), strict=True):
                 weight.data.copy_(origin.data)
-                dist.broadcast(weight.data, group_src=rank, group=self.group)
+                dist.broadcast(weight.data, dist.get_global_rank(self.ranks, rank), self.ranks)
         return {name: w.detach().clone() for name, w in self.whole.named_parameters()}
 
     def of_rank(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -115,6 +118,12 @@ class Pipeline:
 def of_stage(stage: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights that belong to one stage."""
     return {name: weight for name, weight in weights.items() if name.startswith(f"{stage}.")}
+
+
+def _shapes(example: Tensor) -> dict[str, Any]:
+    """What a stage gets and returns, for torch 2.5, whose stages do not find it out."""
+    needed = signature(PipelineStage).parameters["input_args"].default is Parameter.empty
+    return {"input_args": example, "output_args": example} if needed else {}
 
 
 def _owners(schedule: str, ranks: int) -> Sequence[int]:

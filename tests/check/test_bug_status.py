@@ -57,7 +57,7 @@ def answer(name: str, installed: Environment, settings: Any = None) -> Checked:
         ),
         ("dtensor_mse_gradient", {"torch": "2.10.0"}, "does not apply", "it refuses these losses"),
         ("lora_plus_embedding", {"peft": "0.12.0"}, "does not apply", "LoRA+ came with 0.13.0"),
-        ("ddp_static_dataclass", {"torch": "2.0.1"}, "unknown", "2.1.2, the oldest tested, is"),
+        ("hybrid_shard_one", {"torch": "2.0.1"}, "unknown", "2.1.0, the oldest tested, is"),
         ("bf16_clip", {"deepspeed": "0.19.8"}, "not affected", "was tested on"),
         ("device_math", {"torch": "2.13.0"}, "does not apply", "every release of torch has it"),
     ],

@@ -174,9 +174,33 @@ def test_stages_begin_without_a_handshake() -> None:
     assert uses == {"torch.no_handshake": 1}
 
 
-@pytest.mark.parametrize("torch_release", ["2.6.0", "2.8.0", "2.9.1", "2.10.0"])
+def test_fsdp_on_a_cpu_has_streams_and_gathers_into_a_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("Stream", "Event", "_current_stream", "_default_cpu_stream"):
+        monkeypatch.setattr(torch.cpu, name, None)
+    dist: Any = torch.distributed
+    monkeypatch.setattr(dist, "all_gather_into_tensor", None)
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 2)
+    monkeypatch.setattr(dist, "all_gather", lambda parts, part, _: [p.copy_(part) for p in parts])
+    uses = shims.install(["torch.fsdp_on_cpu"])
+    cpu: Any = torch.cpu
+    with cpu.stream(cpu.Stream(priority=-1)):
+        cpu.current_stream().wait_stream(cpu.Stream())
+    assert cpu.Event().query()
+    whole = torch.zeros(4)
+    dist.all_gather_into_tensor(whole, torch.tensor([1.0, 2.0]), group=None)
+    assert whole.tolist() == [1, 2, 1, 2]
+    assert uses == {"torch.fsdp_on_cpu": 4}
+
+
+@pytest.mark.parametrize("torch_release", ["2.1.2", "2.6.0", "2.8.0", "2.9.1", "2.10.0"])
 def test_a_shim_of_torch_is_for_old_releases_on_the_cpu(torch_release: str) -> None:
-    needed = {"2.9.1": {"torch.no_handshake"}, "2.10.0": set()}
+    needed = {
+        "2.1.2": {"torch.whole_batches", "torch.fsdp_on_cpu"},
+        "2.9.1": {"torch.no_handshake"},
+        "2.10.0": set(),
+    }
     expected = needed.get(torch_release, {"torch.whole_batches"})
     assert names(Lane.CPU, torch=torch_release) == expected
     assert names(Lane.GPU, torch=torch_release) == set()

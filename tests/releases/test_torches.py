@@ -15,7 +15,7 @@ from harness.bugs import catalog, pins
 from harness.bugs.api.spec import Defect
 from harness.bugs.pins import Stack, Torch
 from harness.publish import steps
-from harness.releases import edits, index, overlay, torches
+from harness.releases import edits, index, overlay, resolution, torches, uv
 from harness.releases.index import Release
 from harness.releases.overlay import Overlay
 from harness.run import command_line
@@ -133,6 +133,24 @@ def test_a_torch_that_is_not_at_hand_is_unsupported(
     monkeypatch.delenv(torches.INDEX, raising=False)
     with pytest.raises(Unsupported, match=r"torch 1\.2\.3 is not installed, but \d.*TORCH_INDEX"):
         torches.at_hand("1.2.3", cache)
+
+
+def test_an_old_torch_gets_a_numpy_that_it_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def compile_lock(arguments: list[str], stdin: str, **_: object) -> str:
+        asked.append(stdin)
+        assert "--exclude-newer" not in arguments
+        return "numpy==1.26.4\n"
+
+    monkeypatch.setattr(uv, "run", compile_lock)
+    stacks = [
+        Stack({"torch": release}, "", *pins.here(), torch=Torch("", ""))
+        for release in ("2.2.2", "2.3.0")
+    ]
+    locks = [resolution.lock(stack) for stack in stacks]
+    assert locks == ["numpy==1.26.4\ntorch==2.2.2\n", "torch==2.3.0\n"]
+    assert asked == ["numpy<2\n"]
 
 
 def test_each_edit_of_torch_says_which_releases_it_fits() -> None:

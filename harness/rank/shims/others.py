@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bugs.api.spec import Point
+from harness.rank.cuda_on_cpu import streams
 from harness.rank.replacement import from_package, replace
 from harness.rank.shims import stand_ins
 from harness.rank.shims.stand_ins import BOTH, CPU, Count
@@ -98,6 +99,27 @@ def _no_handshake(count: Count) -> None:
         return []
 
     replace(pipelining.PipelineStage, "_get_init_p2p_neighbors_ops", nothing)
+
+
+def _fsdp_on_cpu(count: Count) -> None:
+    """Give torch.cpu streams that take a priority, and events, and let gloo gather into a tensor,
+    as newer releases do."""
+    import torch.cpu
+    import torch.distributed as dist
+
+    def counting(*_: Any, **__: Any) -> None:
+        count()
+
+    for idle in (streams.Stream, streams.Event):
+        setattr(torch.cpu, idle.__name__, type(idle.__name__, (idle,), {"__init__": counting}))
+    names = dict.fromkeys(("_default_cpu_stream", "_current_stream"), streams.Stream())
+    vars(torch.cpu).update(names)
+
+    def by_parts(_: Any, whole: Any, part: Any, group: Any = None) -> None:
+        count()
+        dist.all_gather(list(whole.chunk(dist.get_world_size(group))), part, group)
+
+    replace(dist, "all_gather_into_tensor", by_parts)
 
 
 def _torchvision_operators(count: Count) -> None:
@@ -204,6 +226,15 @@ POINTS = (
         "its pipelines wait for the last operation of a batch of sends and receives: NCCL makes "
         "one operation of a batch, and gloo does not",
         _whole_batches,
+    ),
+    Point(
+        "torch.fsdp_on_cpu",
+        "torch",
+        ">=2.1,<2.2",
+        CPU,
+        "its FSDP makes streams with a priority, and gathers into one tensor, as on a GPU: the CPU "
+        "and gloo can do both since 2.2",
+        _fsdp_on_cpu,
     ),
     Point(
         "torch.no_handshake",

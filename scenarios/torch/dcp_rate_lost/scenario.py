@@ -88,7 +88,15 @@ SCENARIO = api.Scenario(
     trigger="dcp.load of a state with numbers in nested dicts, such as an optimizer's",
     remedy="save and load an object that has state_dict and load_state_dict",
     pins={"torch": "2.13.0"},
-    releases="torch>=2.3",
+    releases="torch>=2.2",
+    absent=(
+        api.Absent(
+            "torch<2.2",
+            "it has no dcp.load(), and load_state_dict() fills the caller's dicts",
+            "https://github.com/pytorch/pytorch/blob/v2.1.2/torch/distributed/checkpoint/"
+            "default_planner.py",
+        ),
+    ),
     harm="wrong resume",
     visibility="silent",
     settings={"code": api.by_code("an optimizer's state is loaded with dcp.load")},
@@ -132,6 +140,7 @@ def run(ctx: api.Context) -> None:
     """Train under DDP and save, and go on; or load the checkpoint into new objects, and go on."""
     import torch
     import torch.distributed as dist
+    from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import save
     from torch.nn.parallel import DistributedDataParallel
@@ -150,7 +159,7 @@ def run(ctx: api.Context) -> None:
     start = 1 if ctx.launch == "whole" else p.done + 1
     if ctx.launch == "resumed":
         states = training.state_dict() if p.form == "dicts" else {"training": training}
-        load(states, checkpoint_id=file)
+        load(states, storage_reader=FileSystemReader(file))
         if p.form == "dicts":
             training.load_state_dict(states)
         saved = torch.load(beside, map_location=ctx.device)
@@ -177,7 +186,7 @@ def run(ctx: api.Context) -> None:
         if ctx.launch == "whole" and step == p.done:
             training.epoch = step - 1
             states = training.state_dict() if p.form == "dicts" else {"training": training}
-            save(states, checkpoint_id=file)
+            save(states, storage_writer=FileSystemWriter(file))
             torch.save({"weight": weight.detach(), "momentum": momentum}, beside)
 
 

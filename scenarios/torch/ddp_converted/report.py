@@ -25,7 +25,7 @@ def gradients(rank: int) -> Any:
 
 
 if __name__ == "__main__":
-    spawn(gradients, join=False, daemon=True)  # rank 0
+    rank_0 = spawn(gradients, join=False, daemon=True)  # torch before 2.3 needs the name
     for cast, pair in gradients(1).items():
         print(f"torch {torch.__version__}, cast after DDP: {cast}: gradients {pair}, right: 2, 2")
     print("WRONG: they are not averaged" if pair != [2, 2] else "right: each rank has the mean")

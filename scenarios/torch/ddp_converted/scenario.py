@@ -84,7 +84,7 @@ SCENARIO = api.Scenario(
     "even if the change is undone",
     remedy="convert and move the module before you wrap it, or wrap it again",
     pins={"torch": "2.13.0"},
-    releases="torch>=2.1",
+    releases="torch>=2.0",
     named_by=("traincheck: pytorch/pytorch#104336",),
     harm="ruins training",
     visibility="silent",

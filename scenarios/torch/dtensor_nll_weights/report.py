@@ -1,6 +1,6 @@
 """The mean cross_entropy with class weights of a DTensor split by rows: is its value right?
 
-Needs torch, and no GPU. The exit code is 3 if the bug is there."""
+Needs torch from 2.5 on, and no GPU. The exit code is 3 if the bug is there."""
 
 from typing import Any
 

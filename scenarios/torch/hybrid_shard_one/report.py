@@ -1,6 +1,6 @@
 """FSDP with HYBRID_SHARD, two replicas and one rank in each shard group: are gradients averaged?
 
-Needs torch, and no GPU. The exit code is 3 if the bug is there."""
+Needs torch from 2.2 on, and no GPU. The exit code is 3 if the bug is there."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def steps(rank: int) -> Any:
 
 
 if __name__ == "__main__":
-    spawn(steps, join=False, daemon=True)  # rank 0
+    rank_0 = spawn(steps, join=False, daemon=True)  # torch before 2.3 needs the name
     print("torch", torch.__version__)
     for (replicas, shards), updates in steps(1).items():
         print(f"{replicas} replicas of {shards} ranks: the ranks apply {updates}, right: 2 and 2")

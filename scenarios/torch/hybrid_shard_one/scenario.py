@@ -18,6 +18,7 @@ FSDP1. The fixed variant is our remedy: the strategy is kept if there are severa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -79,7 +80,8 @@ SCENARIO = api.Scenario(
     trigger="FSDP1 with a hybrid strategy and one rank in each sharding group",
     remedy="use DistributedDataParallel, or NO_SHARD without a mesh, or FSDP2",
     pins={"torch": "2.13.0"},
-    releases="torch>=2.2",  # older ones have no device mesh
+    releases="torch>=2.1",  # the FSDP of older ones needs a GPU
+    absent=(api.Absent("torch<2", "its FSDP has no HYBRID_SHARD"),),
     harm="ruins training",
     visibility="silent",
     settings={
@@ -136,7 +138,6 @@ def run(ctx: api.Context) -> None:
 
     import torch
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
     from scenarios.common import linear, plain_torch
@@ -145,16 +146,15 @@ def run(ctx: api.Context) -> None:
     dist.init_process_group(ctx.lane.backend)
     hybrid = p.strategy != "NO_SHARD"
     shape = (ctx.world_size // p.shards, p.shards)
-    mesh = init_device_mesh(ctx.device.type, shape, mesh_dim_names=("replicate", "shard"))
     sizes = shape if hybrid else (ctx.world_size, 1)
     ctx.record("groups", strategy=p.strategy, replicas=sizes[0], shards=sizes[1])
     plain = linear.model().to(ctx.device)
     module = FullyShardedDataParallel(
         copy.deepcopy(plain),
         sharding_strategy=getattr(ShardingStrategy, p.strategy),
-        device_mesh=mesh if hybrid else None,
         device_id=ctx.device,
         use_orig_params=True,
+        **(_groups(ctx.device.type, *shape) if hybrid else {}),
     )
 
     def whole() -> dict[str, Tensor]:
@@ -162,6 +162,26 @@ def run(ctx: api.Context) -> None:
             return plain_torch.copied(module.module)
 
     unreduced.train(ctx, plain, module, torch.optim.SGD(module.parameters(), lr=p.lr), whole)
+
+
+def _groups(device: str, replicas: int, shards: int) -> dict[str, Any]:
+    """The sharding groups and the groups of replicas, as FSDP takes them; before 2.2 torch has no
+    mesh of devices."""
+    import torch
+    import torch.distributed as dist
+
+    if find_spec("torch.distributed.device_mesh"):
+        from torch.distributed.device_mesh import init_device_mesh
+
+        names = ("replicate", "shard")
+        return {"device_mesh": init_device_mesh(device, (replicas, shards), mesh_dim_names=names)}
+
+    def joined(lists: Any) -> Any:
+        groups = [(ranks, dist.new_group(ranks)) for ranks in lists]
+        return next(group for ranks, group in groups if dist.get_rank() in ranks)
+
+    ranks = torch.arange(replicas * shards).view(replicas, shards)
+    return {"process_group": (joined(ranks.tolist()), joined(ranks.T.tolist()))}
 
 
 def exercised(records: api.Records) -> api.Exercise:

@@ -70,7 +70,7 @@ SCENARIO = api.Scenario(
     trigger="SequentialLR(last_epoch=N), where epoch N + 1 has another rate than the first",
     remedy="load the scheduler's state_dict instead of passing last_epoch",
     pins={"torch": "2.13.0"},
-    releases="torch>=2.1",
+    releases="torch>=2.0",
     harm="wrong resume",
     visibility="silent",
     settings={"code": api.by_code("a training is resumed with SequentialLR(last_epoch=N)")},

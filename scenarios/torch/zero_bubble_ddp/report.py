@@ -1,6 +1,6 @@
 """Two replicas of a pipeline with a zero-bubble schedule and DDP: are gradients averaged?
 
-Needs torch, and no GPU. The exit code is 3 if the bug is there."""
+Needs torch from 2.6 on, and no GPU. The exit code is 3 if the bug is there."""
 
 from typing import Any
 

@@ -85,7 +85,7 @@ SCENARIO = api.Scenario(
     "stages",
     remedy="use Interleaved1F1B, or average the gradients over the data-parallel group yourself",
     pins={"torch": "2.13.0"},
-    releases=FITS,
+    releases="torch>=2.5",
     absent=(api.Absent("torch<2.5", "its pipelines have no zero bubble"),),
     files=("torch/distributed/pipelining/_backward.py",),
     harm="ruins training",

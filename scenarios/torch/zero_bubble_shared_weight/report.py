@@ -1,6 +1,6 @@
 """Use a weight twice in each stage of a zero-bubble pipeline: are the gradients right?
 
-Needs torch, and no GPU. The exit code is 3 if the bug is there."""
+Needs torch from 2.6 on, and no GPU. The exit code is 3 if the bug is there."""
 
 from typing import Any
 

@@ -72,7 +72,7 @@ SCENARIO = api.Scenario(
     trigger="a schedule that splits the backward pass, over stages that use a weight twice",
     remedy="use Interleaved1F1B",
     pins={"torch": "2.13.0"},
-    releases="torch>=2.6",
+    releases="torch>=2.5",
     absent=(api.Absent("torch<2.5", "its pipelines have no zero bubble"),),
     harm="ruins training",
     visibility="silent",
