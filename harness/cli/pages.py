@@ -62,12 +62,13 @@ def write(names: Iterable[str]) -> None:
 
 
 def with_address(text: str) -> str:
-    """A text with the repository's address from pyproject.toml."""
+    """A text with the repository's address and the tag of its release, from pyproject.toml."""
     project = toml_of((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     address = project["urls"]["Repository"]
     text = re.sub(rf"https://github\.com/[\w.-]+/{project['name']}\b", address, text)
     place = "/".join(address.split("/")[-2:])
-    return re.sub(rf"(repository: )[\w.-]+/{project['name']}\b", rf"\g<1>{place}", text)
+    text = re.sub(rf"((repository|uses): )[\w.-]+/{project['name']}\b", rf"\g<1>{place}", text)
+    return re.sub(rf"({place}@|\brev: )v[\d.]+", rf"\g<1>v{project['version']}", text)
 
 
 def _write_address() -> None:

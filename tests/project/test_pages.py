@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.system.files import ROOT
+from tests.overlays import lent_packages
 from tests.project.pages import commands, output_lines, printed_by, without_numbers
 from tests.project.test_action import TOOL
 
@@ -35,7 +36,7 @@ source = { registry = "ours" }
 def test_every_command_of_the_page_of_check_works_with_the_files_that_it_names(
     tmp_path: Path, tool: str
 ) -> None:
-    """Those with ``--run`` take minutes, and tests/check/test_live.py has them."""
+    """The next test has those with ``--run``."""
     page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
     folder = tmp_path / "a project"
     folder.mkdir()
@@ -62,19 +63,46 @@ def test_every_command_of_the_page_of_check_works_with_the_files_that_it_names(
     printed = printed_by([command], folder, tool)
     (output,) = re.findall(r"` prints:\n\n```\n(.*?)```", page, flags=re.DOTALL)
     example = [line.strip() for line in output.splitlines() if line.strip() != "..."]
-    assert [line for line in example if line not in printed] == []
+    example += [line for line in commands(page) if line.startswith("transformers ")]
+    patterns = [re.escape(line).replace(r"\.\.\.", ".*") for line in example]
+    assert [p for p in patterns if not any(re.fullmatch(p, line) for line in printed)] == []
 
 
 @pytest.mark.launch
 @pytest.mark.slow
-def test_the_commands_of_the_page_of_guard_work_with_the_loops_of_this_project(
-    tmp_path: Path, tool: str
-) -> None:
-    """The others need a user's script, or a cluster."""
+def test_the_commands_of_the_page_of_check_that_run_bugs_work(tmp_path: Path, tool: str) -> None:
+    """Without a bug's name they run for minutes: one bug stands for all."""
+    page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "requirements.txt").write_text("accelerate==0.29.3\n")
+    lines = [line for line in commands(page) if " --run" in line]
+    assert len(lines) == 6
+    names = ["ddp_converted", "ddp_converted", "ddp_converted", "sampler_shards"]
+    runs = [f"{line} scenario={name}" for line, name in zip(lines, names, strict=False)]
+    printed = printed_by([*runs, lines[4], lines[5].replace("NAME", names[0])], tmp_path, tool)
+    assert sum(line.startswith("seen:") for line in printed) >= 4
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+def test_the_commands_of_the_page_of_guard_work(tmp_path: Path, tool: str) -> None:
+    """tests/guard/test_launchers.py has accelerate and srun."""
     page = (ROOT / "docs" / "guard.md").read_text(encoding="utf-8")
     (tmp_path / "loops").symlink_to(ROOT / "loops")
-    lines = [line for line in commands(page) if " loops/" in line or "guard-report" in line]
-    assert len(lines) == 4
+    script = (ROOT / "loops" / "ddp.py").read_text(encoding="utf-8")
+    for before, after in (
+        ("required=True", "default=2"),
+        ("parse_args()", "parse_known_args()[0]"),
+    ):
+        assert before in script
+        script = script.replace(before, after, 1)
+    (tmp_path / "train.py").write_text(script)
+    lines = [
+        line
+        for line in commands(page)
+        if not any(launcher in line for launcher in ("accelerate", "srun"))
+    ]
+    assert len(lines) == 7
     printed = printed_by(lines, tmp_path, tool)
     assert [line for line in output_lines(page) if line not in printed] == []
     assert (tmp_path / "report.html").is_file()
@@ -93,15 +121,19 @@ def test_the_commands_of_the_page_of_probe_print_what_it_shows(tmp_path: Path, t
     (tmp_path / ".venv-new").symlink_to(sys.prefix)
     lines = [line for line in commands(page) if line.startswith("distributed-bugs")]
     assert len(lines) == 4
-    del lines[1]  # it needs the user's own transformers
-    printed = printed_by(lines, tmp_path, tool)
+    packages = {"transformers": "5.24.0", "accelerate": "1.15.0", "datasets": "5.2.0"}
+    with lent_packages("2026-11-20", **packages) as overlay:  # the user's own
+        lines[1] = f"PYTHONPATH={shlex.quote(str(overlay.site))} {lines[1]}"
+        printed = printed_by(lines, tmp_path, tool)
+    assert any(line.startswith("trainer.py trains the same ") for line in printed)
+    assert any(line.startswith("stop and resume ") for line in printed)
     assert [line for line in output_lines(page) if line not in printed] == []
 
 
 @pytest.mark.launch
 @pytest.mark.slow
 def test_the_commands_of_the_page_of_models_print_what_it_shows(tmp_path: Path, tool: str) -> None:
-    """Those with all models, all relations, or a cluster take minutes."""
+    """Those with all models or a cluster take minutes."""
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     (model,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "my_model.py").write_text(model)
@@ -111,11 +143,13 @@ def test_the_commands_of_the_page_of_models_print_what_it_shows(tmp_path: Path, 
     words = (
         "my_model.py:make",
         "qwen3 --relations packing",
+        "llama gpt_oss",
+        "bert roberta",
         "config.json",
         "sequence_classification",
     )
     lines = [line for line in commands(page) if any(word in line for word in words)]
-    assert len(lines) == 6
+    assert len(lines) == 8
     printed = printed_by(lines, tmp_path, tool)
     assert [line for line in output_lines(page) if line not in printed] == []
 

@@ -65,6 +65,8 @@ def test_the_documents_have_one_address_of_the_repository() -> None:
         text = file.read_text()
         assert text == pages.with_address(text), "python -m harness pages"
     assert pages.with_address("https://github.com/x/distributed-bugs/issues").count("/x/") == 0
+    uses = "uses: x/distributed-bugs@v0.0.0\n  rev: v0.0.0\n"
+    assert not re.search(r"x/|0\.0\.0", pages.with_address(uses))
 
 
 def test_the_page_of_living_bugs_says_what_to_do_and_who_knows() -> None:
