@@ -30,6 +30,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Lane
@@ -40,7 +41,6 @@ from harness.rank.models import architectures
 from harness.rank.models.answer import AnswerStatus, Row
 from harness.rank.models.heads import CAUSAL, HEADS, SUBJECT, Word, parsed
 from harness.rank.models.relations import QUESTIONS, USUAL
-from harness.run.run_config import HERE, SLURM, OnConfig
 from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import write_whole, writing
@@ -51,6 +51,9 @@ from harness.training.models import recorded, stack, table
 from harness.training.models.answers import Asking, ask
 from harness.training.models.recorded import Changed
 from harness.training.models.stack import Releases
+
+if TYPE_CHECKING:  # Hydra may not be installed
+    from harness.run.run_config import OnConfig
 
 
 def main(arguments: list[str]) -> int:
@@ -86,18 +89,19 @@ def main(arguments: list[str]) -> int:
     return table.exit_code(rows)
 
 
-def _placed(words: Sequence[str]) -> tuple[list[str], OnConfig]:
+def _placed(words: Sequence[str]) -> tuple[list[str], OnConfig | None]:
     """The words without ``on=slurm`` and its settings, such as ``on.most=8``, and the config of
-    these settings."""
+    these settings; None on this machine."""
     settings = [word for word in words if re.match(r"\+?on[.=]", word)]
     if not settings:
-        return list(words), OnConfig()
+        return list(words), None
     from harness.run import command_line  # imports Hydra
+    from harness.run.run_config import HERE, SLURM
 
     on = command_line.compose([f"scenario={catalog.sound()[0]}", *settings]).on
     if on.overlays != HERE or on.stage:  # all models have one overlay, made before
         raise UserError("on.overlays and on.stage have no effect on models: leave them out")
-    return [word for word in words if word not in settings], on
+    return [w for w in words if w not in settings], on if on.where == SLURM else None
 
 
 def _changed(rows: Sequence[Row], releases: Releases) -> Changed:
@@ -238,7 +242,7 @@ def _type_in(file: Path) -> str:
     return model
 
 
-def _ask_models(options: argparse.Namespace, asking: Asking, on: OnConfig) -> list[Row]:
+def _ask_models(options: argparse.Namespace, asking: Asking, on: OnConfig | None) -> list[Row]:
     console = terminal(sys.stderr if options.json == STANDARD_OUTPUT else None)
     models, relations = count(len(asking.models), "model"), count(len(asking.relations), "relation")
     console.print(f"{asking.releases}: {models}, {relations}", style="bold")
@@ -252,7 +256,7 @@ def _ask_models(options: argparse.Namespace, asking: Asking, on: OnConfig) -> li
             mistakes += row.answer.status is AnswerStatus.WRONG
             progress.tally(f"{number}/{total} cells, {mistakes} wrong; {row.model} {row.relation}")
 
-        if on.where == SLURM:
+        if on is not None:
             from harness.training.models import tasks  # submitit may not be installed
 
             return ask(asking, report_row, partial(tasks.rows, on=on, say=progress.tally))

@@ -145,7 +145,7 @@ COMMANDS = [
     ("show device_math", 0, ["A GPU divides by a plain number"]),
     ("run --cfg job scenario=sampler_shards", 3, RUN),
     ("run scenario=sampler_shards lane=cpu", 3, RUN),
-    ("models llama", 3, RUN),
+    ("models llama", 3, ["models needs torch", " install torch\n"]),
     ("site --out site", 3, ["site needs the package altair, ", " install altair vl-"]),
     ("matrix scenario=sampler_shards pins.accelerate=0.29.3", 3, RUN),
     ("new my_bug", 2, ["new needs a checkout"]),
