@@ -83,7 +83,7 @@ def _tried(python: Path, wheel: Path, folder: Path) -> str:
     uv_ = uv.binary()
     environment = folder / "venv"
     outside = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH")}
-    needed = (str(wheel), "pytest>=8")
+    needed = (str(wheel), "pytest>=8", "hydra-core<1.4")  # tests/conftest.py imports Hydra
     for words in (
         ("venv", "--quiet", "--python", str(python), str(environment)),
         ("pip", "install", "--quiet", "--python", str(environment / "bin" / "python"), *needed),
