@@ -40,6 +40,9 @@ CONSTRAINTS = {
     "litdata<0.2.14": "numpy<2",
     "litdata<0.2.64": "setuptools<81",  # for pkg_resources
     "megatron-core<0.10": "numpy",
+    "mmengine<0.5": "torchvision",
+    "mmengine<0.8.3": "setuptools<81",  # for pkg_resources
+    "mmengine<0.8.5": "yapf<0.40.2",  # which takes another argument
     "mosaicml<0.24": "setuptools<81",  # for pkg_resources
     "pytorch-lightning<2.4": "setuptools<81",  # for pkg_resources
     "open-clip-torch<1": "tqdm",

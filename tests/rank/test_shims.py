@@ -26,7 +26,7 @@ from torch.distributed.pipelining import PipelineStage
 from harness.bugs import catalog
 from harness.bugs.api.spec import Defect, Lane
 from harness.rank import apex, cuda_on_cpu, shims
-from harness.rank.cuda_on_cpu import devices
+from harness.rank.cuda_on_cpu import devices, streams
 from harness.rank.cuda_on_cpu.functions import CLASSES, FACTORIES, FUNCTIONS
 from harness.rank.shims import megatron, stand_ins
 from scenarios.deepspeed.bf16_clip import fused as kernels
@@ -215,6 +215,41 @@ def test_a_name_that_a_failed_import_left_undefined_is_none(
     shim = "megatron-core.undefined_gemm"
     assert shims.install([shim]) == {shim: 0 if engine else 1}
     assert eval("te_general_gemm") == ("undefined" if engine else None)
+
+
+def test_zero3_on_a_cpu_records_no_stream_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    accelerator: Any = ModuleType("deepspeed.accelerator.cpu_accelerator")
+    accelerator.CPU_Accelerator = type("CPU_Accelerator", (), {})
+    for name in ("deepspeed", "deepspeed.accelerator"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, accelerator.__name__, accelerator)
+    shim = "deepspeed.cpu_zero3"
+    uses = shims.install([shim])
+    tensor: Any = torch.zeros(1)
+    for stream in (streams.Stream(), None):
+        tensor.record_stream(stream)
+    assert accelerator.CPU_Accelerator().memory_stats()["num_alloc_retries"] == 0
+    assert uses == {shim: 3}
+
+
+def test_no_parameters_are_quantized_without_transformer_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("Invalid Transformer Engine version")
+
+    fp8: Any = ModuleType("megatron.core.fp8_utils")
+    fp8._quantize_param_shard_impl = refuse
+    for name in ("megatron", "megatron.core"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, fp8.__name__, fp8)
+    shim = "megatron-core.nothing_to_quantize"
+    uses = shims.install([shim])
+    fp8._quantize_param_shard_impl([], [], [], None, None)
+    assert uses == {shim: 1}
+    with pytest.raises(RuntimeError, match="Invalid"):
+        fp8._quantize_param_shard_impl([1], [1], [0], None, None)
 
 
 def test_a_stand_in_has_only_its_names(count: Counter[str]) -> None:

@@ -6,6 +6,7 @@ Torch and DeepSpeed are imported inside the functions: listing the shims must no
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -133,6 +134,24 @@ def _cpu_new_streams(count: Count) -> None:
         return Stream()
 
     CPU_Accelerator.Stream = property(lambda _: make)
+
+
+def _cpu_zero3(count: Count) -> None:
+    import torch
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    def record(original: Any, tensor: Any, stream: Any) -> None:
+        if isinstance(stream, torch.Stream):
+            original(tensor, stream)
+        else:
+            count()
+
+    def memory_stats(*_: Any) -> Counter[str]:
+        count()
+        return Counter()
+
+    replace(torch.Tensor, "record_stream", record)
+    CPU_Accelerator.memory_stats = memory_stats
 
 
 COUNTED = (
@@ -289,7 +308,7 @@ POINTS = (
     Point(
         "deepspeed.cpu_events",
         "deepspeed",
-        ">=0.9,<0.10",
+        ">=0.9,<0.10.1",
         CPU,
         "their CPU accelerator has None for events and streams, which their ZeRO optimizer needs",
         _cpu_events,
@@ -297,7 +316,7 @@ POINTS = (
     Point(
         "deepspeed.cpu_streams",
         "deepspeed",
-        ">=0.10,<0.14",
+        ">=0.9,<0.14",
         CPU,
         "their CPU accelerator has None for the current stream, for which ZeRO-3 waits "
         "(before 0.13 only on one rank)",
@@ -310,6 +329,15 @@ POINTS = (
         CPU,
         "their CPU accelerator has None for a new stream, which activation checkpointing makes",
         _cpu_new_streams,
+    ),
+    Point(
+        "deepspeed.cpu_zero3",
+        "deepspeed",
+        ">=0.9,<0.10.1",
+        CPU,
+        "their ZeRO-3 records the stream that uses a parameter, and reads how often the memory was "
+        "full; their CPU accelerator has neither",
+        _cpu_zero3,
     ),
     Point(
         "deepspeed.fp16_on_cpu",

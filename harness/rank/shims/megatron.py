@@ -7,12 +7,14 @@ other scenarios, and torch itself are not affected. Torch is imported inside the
 from __future__ import annotations
 
 import builtins
+import importlib
 from importlib.util import find_spec
 from typing import Any
 
 from harness.bugs.api.spec import Point
 from harness.rank import apex
 from harness.rank.cuda_on_cpu.functions import FACTORIES
+from harness.rank.replacement import replace
 from harness.rank.shims import stand_ins
 from harness.rank.shims.stand_ins import BOTH, CPU, Count
 
@@ -56,6 +58,17 @@ def _undefined_gemm(count: Count) -> None:
     if find_spec("transformer_engine") is None:
         builtins.te_general_gemm = None  # type: ignore[attr-defined]
         count()
+
+
+def _nothing_to_quantize(count: Count) -> None:
+    def quantize(original: Any, parameters: Any, *others: Any) -> None:
+        if parameters:
+            original(parameters, *others)
+        else:
+            count()
+
+    fp8 = importlib.import_module("megatron.core.fp8_utils")
+    replace(fp8, "_quantize_param_shard_impl", quantize)
 
 
 POINTS = (
@@ -143,5 +156,14 @@ POINTS = (
         "its functions under torch.compile run as written: loading the compiler takes each rank "
         "longer than the whole training",
         _eager_compile,
+    ),
+    Point(
+        "megatron-core.nothing_to_quantize",
+        "megatron-core",
+        ">=0.12,<0.13",
+        BOTH,
+        "without Transformer Engine their distributed optimizer refuses to quantize parameters to "
+        "fp8, even if there are none",
+        _nothing_to_quantize,
     ),
 )

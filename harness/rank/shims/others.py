@@ -259,6 +259,7 @@ POINTS = (
         for package, releases in (
             ("lightly", ""),
             ("litdata", "<0.2.3"),
+            ("mmengine", "<0.5"),
             ("mosaicml", ""),
             ("mosaicml-streaming", ""),
             ("open-clip-torch", ""),
