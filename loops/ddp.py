@@ -31,6 +31,8 @@ parser.add_argument("--scale", type=float, default=2.0**12, help="that the loss 
 parser.add_argument("--overflow", action="store_true", help="in fp16, the first step is skipped")
 parser.add_argument("--fused", action="store_true", help="the optimizer divides by the scale")
 parser.add_argument("--compile", action="store_true")
+parser.add_argument("--backend", default="inductor", help="of the compiler")
+parser.add_argument("--memory-budget", type=float, default=1.0, help="of the compiler")
 parser.add_argument("--padded", action="store_true", help="rows of unlike lengths")
 parser.add_argument("--rrelu", action="store_true", help="is last in a checkpointed block")
 parser.add_argument("--dataclass", action="store_true", help="as the output of the model")
@@ -67,12 +69,17 @@ class Checkpointed(nn.Sequential):
         return checkpoint(super().forward, x, use_reentrant=False)
 
 
+class Model(nn.Sequential):
+    def forward(self, ids):  # a forward of torch's own, called by DDP, would not be compiled
+        return super().forward(ids)
+
+
 def hidden():
     linear = nn.Linear(options.width, options.width)
     return Checkpointed(linear, nn.RReLU()) if options.rrelu else linear
 
 
-model = nn.Sequential(
+model = Model(
     nn.Embedding(VOCABULARY, options.width),
     hidden(),
     nn.Dropout(options.dropout),
@@ -115,7 +122,12 @@ scaling = {"init_scale": options.scale, "enabled": options.amp == "float16"}
 if options.overflow:
     scaling |= {"init_scale": 2.0**40, "backoff_factor": 2.0**-32}
 scaler = torch.amp.GradScaler(device.type, **scaling)
-trained = torch.compile(trained) if options.compile else trained
+if options.compile:
+    if options.memory_budget < 1:
+        import torch._functorch.config
+
+        torch._functorch.config.activation_memory_budget = options.memory_budget
+    trained = torch.compile(trained, backend=options.backend)
 amp = {"device_type": device.type, "dtype": getattr(torch, options.amp or "bfloat16")}
 
 

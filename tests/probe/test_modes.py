@@ -177,3 +177,13 @@ def test_a_compiler_that_draws_other_masks_in_the_backward_is_found(
     the last bias, which is right, is far larger than the others."""
     answers = probed(probing, tmp_path, DEEP, COMPILE)
     assert first_broken(answers) == {COMPILE: (WITH_DROPOUT, "")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("budget", "broken"), [(1, {}), (0.1, {COMPILE: (WITH_DROPOUT, "")})])
+def test_what_is_compiled_with_dropout_is_not_that_without_it(
+    probing: Probing, budget: float, broken: dict[str, tuple[str, str]]
+) -> None:
+    """Torch's cache of graphs gave the runs with dropout the graph of those without it."""
+    loop = f"--batch-size {{rows}} --compile --dropout 0.5 --memory-budget {budget}"
+    assert first_broken(probing("ddp.py", loop, Settings(layouts=(COMPILE,)))) == broken

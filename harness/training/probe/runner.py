@@ -75,6 +75,9 @@ ENVIRONMENT = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's thread would forbid forks
     "TOKENIZERS_PARALLELISM": "false",  # tokenizers warn in every forked process
     "WANDB_MODE": "disabled",
+    # It keeps graphs by the names of the functions that they call. With dropout, and with one that
+    # is switched off, these are the same.
+    "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
     "DISABLE_MLFLOW_INTEGRATION": "TRUE",  # of the Trainer: a run of each rank, perhaps on a server
 }
 
