@@ -45,7 +45,9 @@ def save_random(function: Any) -> api.Edits:
     )
     for condition in m.findall(function, m.CompIf(must_save)):
         random = cst.parse_expression("get_default_op_list().is_random(i)")
-        either = cst.BooleanOperation(left=condition.test, operator=cst.Or(), right=random)
+        either = cst.BooleanOperation(
+            left=cst.ensure_type(condition, cst.CompIf).test, operator=cst.Or(), right=random
+        )
         yield condition, condition.with_changes(test=either)
 
 
