@@ -6,7 +6,8 @@
 
 Stacks, optimizers, clipping, dropout or padding, micro-batches and ranks are crossed so that every
 two values of a stack meet; the seeds take turns. Seeds from 1000 on are for the final table: they
-must not be used while probe is changed; 1000 to 1019, 2000 to 2039 and 3000 to 3019 are used up.
+must not be used while probe is changed; 1000 to 1019, 2000 to 2039, 3000 to 3019 and 6000 to
+6019 are used up.
 ``--write`` puts the table into docs/probe_results.md. A note that no right loop has counts as an
 alarm, too. ``--installed`` takes the packages of this Python, not their newest releases.
 """
