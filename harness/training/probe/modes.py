@@ -62,9 +62,9 @@ def compared(
     if comparison.as_reference:
         _add(comparison, _masks(runner, settings, run.layout.mode))
     elif comparison.broken and run.ranks[0][0]["draws"]:
-        first = comparison.broken[0]  # the model draws masks itself, which nobody switched off
-        if first.relation == "gradient":
-            comparison.broken[0] = replace(first, relation=WITH_DROPOUT)
+        fault = comparison.broken[0]  # the model draws masks itself, which nobody switched off
+        if fault.relation == "gradient":
+            comparison.broken[0] = replace(fault, relation=WITH_DROPOUT)
     return comparison
 
 

@@ -132,13 +132,13 @@ def run(ctx: api.Context) -> None:
             loss = (function(rows) - 1).square().mean()
             loss.backward()
             ends.append((loss.item(), [_gradient(weight) for weight in model.parameters()]))
-        (loss_compiled, gradients), (loss_eager, right) = ends
+        (loss_compiled, gradients), (loss_eager, eager) = ends
         ctx.record(
             "step",
             step,
             eager=loss_eager,
             compiled=loss_compiled,
-            away=[float((a - b).norm() / b.norm()) for a, b in zip(gradients, right, strict=True)],
+            away=[float((a - b).norm() / b.norm()) for a, b in zip(gradients, eager, strict=True)],
         )
         optimizer.step()
 
@@ -179,7 +179,7 @@ def exercised(records: api.Records) -> api.Exercise:
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The compiled forward is right, and the gradients are finite."""
+    """The compiled forward is right."""
     steps = records.of("step")
     return {
         "the compiled loss is not the eager one": any(

@@ -48,7 +48,7 @@ REMEDY = api.Defect(
     file="torch/utils/checkpoint.py",
     scope="_CheckpointFrame.__init__",
     edit=never_early,
-    about="our remedy: the recomputation goes on to its end, and so fills the slopes are filled",
+    about="our remedy: the recomputation goes on to its end, and so fills the slopes",
     fits="torch>=2.4",
 )
 
@@ -117,8 +117,8 @@ def run(ctx: api.Context) -> None:
         with set_checkpoint_early_stop(p.early_stop):
             loss = _loss(blocks, head, rows, ctx.seed + step, {"use_reentrant": p.reentrant})
             gradients = _gradients(loss, weights)
-        right = _gradients(_loss(blocks, head, rows, ctx.seed + step, None), weights)
-        distances = [float((a - b).abs().max()) for a, b in zip(gradients, right, strict=True)]
+        plain = _gradients(_loss(blocks, head, rows, ctx.seed + step, None), weights)
+        distances = [float((a - b).abs().max()) for a, b in zip(gradients, plain, strict=True)]
         ctx.record(
             "step",
             step,
@@ -130,7 +130,7 @@ def run(ctx: api.Context) -> None:
                 max(distances[: len(below)], key=lambda d: d if d == d else torch.inf)
             ),
         )
-        for weight, gradient in zip(weights, right, strict=True):
+        for weight, gradient in zip(weights, plain, strict=True):
             weight.grad = gradient
         optimizer.step()
 
