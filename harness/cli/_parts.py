@@ -32,12 +32,16 @@ def contents(overlays: Iterable[Overlay]) -> Contents:
 
 
 def divide(
-    scenarios: Mapping[str, Contents], limit: int, pack: Callable[[Sequence[str]], int]
+    scenarios: Mapping[str, Contents],
+    limit: int,
+    pack: Callable[[Sequence[str]], int],
+    leave_out: Callable[[str, UserError], None],
 ) -> Iterator[tuple[str, ...]]:
     """Pack the scenarios in parts of at most ``limit`` bytes; yields the scenarios of each.
 
     ``pack`` makes the bundle of some scenarios and returns its bytes. It is called again, with
-    fewer, if these are too many. Raises UserError for a scenario that is too large alone.
+    fewer, if these are too many. ``leave_out`` gets each scenario that is too large alone; it may
+    raise the error.
     """
     waiting, ratio = dict(scenarios), RATIO
     while waiting:
@@ -50,9 +54,9 @@ def divide(
                 del waiting[name]
             yield part
         elif len(part) == 1:
-            raise UserError(
-                f"{part[0]} alone needs {packed_bytes / 1e6:.0f} MB: --parts must be larger"
-            )
+            del waiting[part[0]]
+            needed = f"{part[0]} alone needs {packed_bytes / 1e6:.0f} MB"
+            leave_out(part[0], UserError(f"{needed}: --parts must be larger"))
 
 
 def _bytes(scenarios: Mapping[str, Contents], part: Iterable[str]) -> int:

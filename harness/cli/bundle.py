@@ -147,7 +147,8 @@ class Request:
     source: Mapping[str, Any]
     cache: Path
     lenient: bool
-    """Whether a scenario that this Python cannot run is left out, and not refused."""
+    """Whether a scenario that this Python cannot run, or that is too large for a part, is left
+    out, and not refused."""
 
 
 def main(arguments: list[str]) -> int:
@@ -227,7 +228,7 @@ def _overlays(scenarios: Sequence[str], request: Request) -> Iterator[dict[str, 
         yield borrowed
 
 
-def _leave_out(name: str, error: Unsupported, request: Request) -> None:
+def _leave_out(name: str, error: HarnessError, request: Request) -> None:
     """Say that a scenario is not included. Raises the error for one that was asked for by name."""
     if not request.lenient:
         raise error
@@ -256,7 +257,10 @@ def _make_parts(scenarios: Sequence[str], request: Request, out: Path, limit: in
             terminal().print(f"... {folder}: {len(part)} scenarios")
             return _make(part, request, _together(overlays, part), folder, limit)
 
-        for part in _parts.divide(files, limit, pack):
+        def leave_out(name: str, error: UserError) -> None:
+            _leave_out(name, error, request)
+
+        for part in _parts.divide(files, limit, pack, leave_out):
             finished[folder] = part
             folder = next(folder for folder in folders if folder not in finished)
     for folder, part in sorted(finished.items()):

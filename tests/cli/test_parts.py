@@ -12,6 +12,10 @@ from harness.system.errors import UserError
 MB = 1_000_000
 
 
+def _refuse(_: str, error: UserError) -> None:
+    raise error
+
+
 def _pack(scenarios: dict[str, dict[str, int]], ratio: float, packed: list[Sequence[str]]):  # type: ignore[no-untyped-def]
     def pack(part: Sequence[str]) -> int:
         packed.append(part)
@@ -31,7 +35,7 @@ def _catalogue() -> dict[str, dict[str, int]]:
 def test_scenarios_that_share_files_come_into_one_part(ratio: float) -> None:
     scenarios, packed = _catalogue(), list[Sequence[str]]()
     limit = _parts.SITE_BYTES + int(145 * MB * ratio)
-    parts = list(_parts.divide(scenarios, limit, _pack(scenarios, ratio, packed)))
+    parts = list(_parts.divide(scenarios, limit, _pack(scenarios, ratio, packed), _refuse))
     groups = sorted(sorted(name for name in part if name != "torch") for part in parts)
     assert groups == [["s0", "s2", "s4", "s6"], ["s1", "s3", "s5", "s7"]]
     assert sorted(name for part in parts for name in part) == sorted(scenarios)
@@ -40,7 +44,7 @@ def test_scenarios_that_share_files_come_into_one_part(ratio: float) -> None:
 def test_a_part_that_became_too_large_is_made_again_with_fewer_scenarios() -> None:
     scenarios, packed = _catalogue(), list[Sequence[str]]()
     limit = _parts.SITE_BYTES + 60 * MB
-    parts = list(_parts.divide(scenarios, limit, _pack(scenarios, 0.5, packed)))
+    parts = list(_parts.divide(scenarios, limit, _pack(scenarios, 0.5, packed), _refuse))
     assert len(packed) > len(parts), "the first estimate fits no release here"
     assert sorted(name for part in parts for name in part) == sorted(scenarios)
 
@@ -48,4 +52,14 @@ def test_a_part_that_became_too_large_is_made_again_with_fewer_scenarios() -> No
 def test_a_scenario_that_is_too_large_alone_is_named() -> None:
     scenarios = {"large": {"a": 100 * MB}}
     with pytest.raises(UserError, match="large alone needs 105 MB: --parts must be larger"):
-        list(_parts.divide(scenarios, 60 * MB, _pack(scenarios, 1.0, [])))
+        list(_parts.divide(scenarios, 60 * MB, _pack(scenarios, 1.0, []), _refuse))
+
+
+def test_the_others_are_packed_without_a_scenario_that_is_too_large() -> None:
+    scenarios, packed = _catalogue() | {"large": {"c": 900 * MB}}, list[Sequence[str]]()
+    left_out: list[str] = []
+    limit = _parts.SITE_BYTES + 60 * MB
+    pack = _pack(scenarios, 0.5, packed)
+    parts = list(_parts.divide(scenarios, limit, pack, lambda name, _: left_out.append(name)))
+    assert left_out == ["large"]
+    assert sorted(name for part in parts for name in part) == sorted(_catalogue())
