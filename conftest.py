@@ -27,5 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many run side by side (default: one on the CPU, as many as there are GPUs)",
     )
     group.addoption(
+        "--sharing", type=int, default=1, help="how many runs use a GPU side by side (default: 1)"
+    )
+    group.addoption(
         "--runs", type=Path, default=None, help="where run folders are kept (default: a temporary)"
     )

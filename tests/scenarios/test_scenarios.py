@@ -45,7 +45,12 @@ def runs(
     """The started run of each selected scenario, by the scenario's name."""
     option = request.config.getoption
     folder = option("--runs") or tmp_path_factory.mktemp("runs")
-    options = [f"lane={option('--lane')}", f"runs={folder}", f"jobs={option('--jobs') or 'null'}"]
+    options = [
+        f"lane={option('--lane')}",
+        f"runs={folder}",
+        f"jobs={option('--jobs') or 'null'}",
+        f"launch.sharing={option('--sharing')}",
+    ]
     configs = [
         command_line.compose([f"scenario={name}", f"variant=[{','.join(variants)}]", *options])
         for name, variants in selected(request.session.items).items()
