@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from harness.bugs import result_file
 from harness.bugs.results import Result
@@ -25,6 +26,7 @@ from harness.cli._values import day, output_file, whole_number
 from harness.cli.watch import configs_of
 from harness.publish import confirmations, report_scripts
 from harness.publish.confirmations import Confirmation, confirm
+from harness.publish.report_scripts import Reproduction
 from harness.publish.steps import today
 from harness.run.cells import platform_here
 from harness.run.run_config import RunConfig
@@ -58,24 +60,29 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     if options.record:
         refuse_without_checkout("--record")
-    if options.reports and (options.record or options.json):
-        raise UserError("--reports has no --record and no --json")
+    if options.reports and options.record:
+        raise UserError("--reports has no --record")
     configs = configs_of(options.overrides)
     refuse_without_torch("confirm")
+    most = None if options.all else options.count
     if options.reports:
-        return _reproduced(configs, options.day, None if options.all else options.count)
-    reruns = _confirmed(configs, options.day, None if options.all else options.count)
-    if options.json:
-        with writing(options.json, "file"):
-            write_whole(
-                options.json, json.dumps([rerun.to_json() for rerun in reruns], indent=1) + "\n"
-            )
+        reproductions = _reproduced(configs, options.day, most)
+        _write(options.json, reproductions)
+        return ExitCode.worst(report_scripts.EXIT_CODES[each.answer] for each in reproductions)
+    reruns = _confirmed(configs, options.day, most)
+    _write(options.json, reruns)
     if options.record:
         from harness.cli import pages
 
         result_file.record(rerun.found for rerun in reruns if rerun.found and not rerun.difference)
         pages.write(sorted({rerun.recorded.scenario for rerun in reruns}))
     return ExitCode.worst(rerun.exit_code for rerun in reruns)
+
+
+def _write(file: Path | None, results: Sequence[Confirmation | Reproduction]) -> None:
+    if file:
+        with writing(file, "file"):
+            write_whole(file, json.dumps([each.to_json() for each in results], indent=1) + "\n")
 
 
 def _recorded(configs: Sequence[RunConfig]) -> list[Result]:
@@ -90,22 +97,23 @@ def _recorded(configs: Sequence[RunConfig]) -> list[Result]:
     return cells
 
 
-def _reproduced(configs: Sequence[RunConfig], day: str, most: int | None) -> int:
-    """Run the scripts of the bugs that are drawn, and print what each says; returns the exit
-    code."""
-    console, answers = terminal(), []
+def _reproduced(configs: Sequence[RunConfig], day: str, most: int | None) -> list[Reproduction]:
+    """Run the scripts of the bugs that are drawn, and print what each says."""
+    console, reproductions = terminal(), list[Reproduction]()
     recorded = report_scripts.of_scenarios_choice(_recorded(configs))
     cells = report_scripts.drawn(recorded, day, most)
     console.print(f"report.py of {count(len(cells), 'bug')}", style="bold")
     with Progress(console) as progress:
         for reproduction in report_scripts.reproduced(cells):
-            answers.append(reproduction.answer)
+            reproductions.append(reproduction)
             style = "" if reproduction.answer == report_scripts.AGREES else "red"
-            console.print(f"  [{len(answers)}/{len(cells)}] {reproduction}", style=style)
-            progress.tally(f"{len(answers)} of {len(cells)}")
+            console.print(f"  [{len(reproductions)}/{len(cells)}] {reproduction}", style=style)
+            progress.tally(f"{len(reproductions)} of {len(cells)}")
+    answers = [each.answer for each in reproductions]
     totals = ", ".join(f"{answers.count(name)} {name}" for name in report_scripts.EXIT_CODES)
-    console.print(totals, style="bold")
-    return ExitCode.worst(report_scripts.EXIT_CODES[answer] for answer in answers)
+    minutes = sum(each.seconds for each in reproductions) / 60
+    console.print(f"{totals}; the scripts ran for {minutes:.1f} minutes", style="bold")
+    return reproductions
 
 
 def _confirmed(configs: Sequence[RunConfig], day: str, most: int | None) -> list[Confirmation]:

@@ -12,9 +12,11 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import Lane
@@ -26,6 +28,7 @@ from harness.releases import overlay, resolution
 from harness.system.errors import ExitCode, HarnessError, Inconclusive
 from harness.system.files import ROOT, locked
 from harness.system.machine import cache_folder
+from harness.system.text import count
 
 RIGHT, WRONG = 0, 3
 """The exit codes of a script. Python's own, 1, is that of a script that raises."""
@@ -91,10 +94,32 @@ class Reproduction:
     """Inconclusive if it raised or could not be run."""
     line: str
     """Its last line, or why it says nothing."""
+    seconds: float = 0.0
+    """How long it ran, after its packages were there."""
 
     def __str__(self) -> str:
         name = f"{self.recorded.scenario}, {describe(self.recorded.pins)}"
-        return f"{name}: {self.recorded.status}; report.py {self.answer}: {self.line}"
+        says = f"report.py {self.answer}: {self.line}"
+        cost = f"{count(self.lines_of_code, 'line')}, {self.seconds:.1f} s"
+        return f"{name}: {self.recorded.status}; {says} ({cost})"
+
+    @property
+    def lines_of_code(self) -> int:
+        """The lines of the script, without blank ones."""
+        script = catalog.folder(self.recorded.scenario) / catalog.REPORT_SCRIPT
+        return sum(not line.isspace() for line in script.open(encoding="utf-8"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "scenario": self.recorded.scenario,
+            "pins": dict(self.recorded.pins),
+            "recorded": str(self.recorded.status),
+            "status": str(self.status),
+            "answer": self.answer,
+            "line": self.line,
+            "lines": self.lines_of_code,
+            "seconds": round(self.seconds, 2),
+        }
 
     @property
     def answer(self) -> str:
@@ -107,25 +132,28 @@ def reproduced(cells: Sequence[Result]) -> Iterator[Reproduction]:
     """Run the script of each result's scenario on its releases, one after another."""
     for cell in cells:
         try:
-            process = _run_on(cell)
+            process, seconds = _run_on(cell)
             word, status = SAYS.get(process.returncode, ("", Status.INCONCLUSIVE))
             # Some libraries print more when they end.
             lines = [line for line in process.stdout.splitlines() if line.startswith(word)]
             status = status if word and lines else Status.INCONCLUSIVE
             output = lines if status.certain else process.stderr.strip().splitlines()
-            yield Reproduction(cell, status, (output or ["it printed nothing"])[-1])
+            yield Reproduction(cell, status, (output or ["it printed nothing"])[-1], seconds)
         except (HarnessError, subprocess.TimeoutExpired) as error:
             yield Reproduction(cell, Status.INCONCLUSIVE, str(error))
 
 
-def _run_on(cell: Result) -> subprocess.CompletedProcess[str]:
+def _run_on(cell: Result) -> tuple[subprocess.CompletedProcess[str], float]:
+    """The ended script and its seconds."""
     scenario, cache = catalog.scenario(cell.scenario), cache_folder()
     releases = pins.complete(scenario, dict(cell.pins))
     with (
         overlay.borrow(resolution.stack(scenario, releases, cache), (), cache) as loan,
         tempfile.TemporaryDirectory() as folder,
     ):
-        return run(cell.scenario, loan.site, releases, Path(folder))
+        start = time.monotonic()
+        process = run(cell.scenario, loan.site, releases, Path(folder))
+        return process, time.monotonic() - start
 
 
 def run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -64,10 +65,13 @@ def test_a_script_agrees_or_contradicts_or_does_not_answer(
     (catalog.folder("bf16_clip") / "report.py").write_text(script)
     result = replace(cell("0.13.0", status), scenario="bf16_clip")
     monkeypatch.setattr(
-        report_scripts, "_run_on", lambda _: report_scripts.run("bf16_clip", tmp_path, {}, tmp_path)
+        report_scripts,
+        "_run_on",
+        lambda _: (report_scripts.run("bf16_clip", tmp_path, {}, tmp_path), 2.5),
     )
     (reproduction,) = report_scripts.reproduced([result])
     assert (reproduction.answer, reproduction.line) == (answer, line)
+    assert str(reproduction).endswith("(1 line, 2.5 s)")
 
 
 def test_a_script_has_the_shims_and_packages_of_its_releases(
@@ -95,6 +99,7 @@ def test_a_script_has_the_shims_and_packages_of_its_releases(
     ],
 )
 def test_confirm_reports_counts_the_answers(
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
     lines: tuple[Status, ...],
@@ -109,11 +114,15 @@ def test_confirm_reports_counts_the_answers(
         for cell, status in zip(cells, lines, strict=True)
     ]
     monkeypatch.setattr(report_scripts, "reproduced", lambda _: iter(answers))
-    assert main(["confirm", "--reports", "lane=cpu"]) == code
+    file = tmp_path / "answers.json"
+    assert main(["confirm", "--reports", "--json", str(file), "lane=cpu"]) == code
+    assert [each["status"] for each in json.loads(file.read_text())] == [
+        str(each) for each in lines
+    ]
     assert totals in " ".join(capsys.readouterr().out.split())
 
 
-def test_reports_are_neither_recorded_nor_written_as_json(capsys: Capture) -> None:
+def test_reports_are_not_recorded(capsys: Capture) -> None:
     assert main(["confirm", "--reports", "--record"]) == ExitCode.USER_MISTAKE
     assert "--reports has no --record" in capsys.readouterr().err
 
