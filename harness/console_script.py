@@ -15,27 +15,43 @@ if TYPE_CHECKING:
     from typing import Any
 
     from distributed_bugs.harness.python.commands import Error
-    from distributed_bugs.harness.python.lightning_callback import LightningGuardCallback
-    from distributed_bugs.harness.python.results import CheckResult, ProbeResult
-    from distributed_bugs.harness.python.trainer_callback import GuardCallback
+    from distributed_bugs.harness.python.lightning_callback import (
+        LightningGuardCallback as LightningGuardCallback,  # exported, though not in __all__
+    )
+    from distributed_bugs.harness.python.results import (
+        Broken,
+        Bug,
+        CheckResult,
+        Layout,
+        Place,
+        ProbeResult,
+    )
+    from distributed_bugs.harness.python.trainer_callback import GuardCallback as GuardCallback
 
 __all__ = (
+    "Broken",
+    "Bug",
     "CheckResult",
     "Error",
-    "GuardCallback",
-    "LightningGuardCallback",
+    "Layout",
+    "Place",
     "ProbeResult",
     "check",
     "guard",
     "main",
     "probe",
 )
+"""Without the callbacks: each needs a package that may be missing."""
 
 PLACES = {
+    "Broken": "results",
+    "Bug": "results",
     "CheckResult": "results",
     "Error": "commands",
     "GuardCallback": "trainer_callback",
+    "Layout": "results",
     "LightningGuardCallback": "lightning_callback",
+    "Place": "results",
     "ProbeResult": "results",
     "pytest_plugin": "",
 }

@@ -33,10 +33,12 @@ PathLike = str | os.PathLike[str]
 class Error(Exception):
     """A command ended without a result. The message is the command's, in one line."""
 
-    def __init__(self, message: str, exit_code: int = MISTAKE) -> None:
+    def __init__(self, message: str, exit_code: int = MISTAKE, log: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.exit_code = exit_code
         """2: a mistake in the arguments; 3: no answer; 4: this machine cannot do it."""
+        self.log = tuple(log)
+        """The last lines of your script, if it failed."""
 
 
 def check(
@@ -138,12 +140,20 @@ def _run(words: Sequence[str], text: str = "") -> tuple[dict[str, Any], int]:
         process.communicate()
         raise
     lines = [line for line in err.splitlines() if not line.startswith(PROGRESS)]
-    messages = [line.removeprefix(PREFIX) for line in lines]
     if not out.strip():
-        raise Error("\n".join(messages) or f"exit code {process.returncode}", process.returncode)
-    for message in messages:
-        warnings.warn(message, stacklevel=4)
+        raise _error(lines, process.returncode)
+    for line in lines:
+        warnings.warn(line.removeprefix(PREFIX), stacklevel=4)
     try:
         return json.loads(out), process.returncode
     except ValueError:
         raise Error(NO_JSON) from None
+
+
+def _error(lines: Sequence[str], code: int) -> Error:
+    """The last message of a command that ended without a result, and the lines below it."""
+    begins = [number for number, line in enumerate(lines) if line.startswith(PREFIX)]
+    if not begins:
+        return Error(f"exit code {code}", code, lines)
+    message, *log = lines[begins[-1] :]
+    return Error(message.removeprefix(PREFIX), code, [line.strip() for line in log])

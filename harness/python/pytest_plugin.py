@@ -35,7 +35,7 @@ def probe(request: pytest.FixtureRequest) -> Callable[..., ProbeResult]:
         try:
             report, day = cache.probe(words)
         except Error as error:
-            mistake = str(error)
+            mistake = "\n".join([str(error), *error.log])
         if mistake:  # outside of except: pytest would print both errors
             pytest.fail(f"probe: {mistake}", pytrace=False)
         lines = report.text.splitlines()

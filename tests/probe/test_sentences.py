@@ -45,7 +45,9 @@ def test_the_last_lines_are_those_of_the_output_and_of_the_errors(tmp_path: Path
     logs = tmp_path / "logs" / "rank_0"
     logs.mkdir(parents=True)
     (tmp_path / "torchrun.log").write_text("the agent\n")
-    assert last_lines(tmp_path, Exit(0, 1.0)) == "the agent"
+    assert last_lines(tmp_path, Exit(1, 1.0)) == "the agent"
+    failure = {"rank": 0, "message": "SystemExit: a sentence"}
+    assert last_lines(tmp_path, Exit(1, 1.0, failure=failure)) == "", "it says all"
     (logs / "stdout.log").write_text("".join(f"out {n}\n\n" for n in range(30)))
     assert last_lines(tmp_path, Exit(0, 1.0)).splitlines()[-1] == "out 29"
     (logs / "stderr.log").write_text("".join(f"err {n}\n" for n in range(30)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,10 @@ from harness.training.probe.compare.faults import Broken
 from harness.training.probe.layouts import RANKS, Layout
 from harness.training.probe.signatures import KnownBug
 
-SCRIPT = Path(__file__).parents[2] / "loops/ddp.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "loops/ddp.py"
+FORBID = "import sys; sys.modules.update(transformers=None, lightning=None, torch=None); "
+"""Makes imports of these fail, as where they are not installed."""
 
 
 def other_keys(result: Any, content: Any, place: str = "") -> list[str]:
@@ -124,6 +129,27 @@ def test_error_of_a_command_is_raised_in_one_line() -> None:
         distributed_bugs.probe("no_such_script.py", "{rows}")
     assert str(raised.value) == "there is no script no_such_script.py"
     assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "message", "log"),
+    [
+        (["distributed-bugs: no answer", "    | err 1", "    | err 2"], "no answer", 2),
+        (["a warning", "distributed-bugs: a note", "distributed-bugs: no answer"], "no answer", 0),
+        (["Traceback:", "KeyError"], "exit code 3", 2),
+    ],
+)
+def test_lines_of_a_script_that_failed_are_beside_the_message(
+    lines: list[str], message: str, log: int
+) -> None:
+    error = commands._error(lines, 3)
+    assert (str(error), len(error.log), error.exit_code) == (message, log, 3)
+
+
+def test_everything_that_the_package_names_is_there_without_other_packages() -> None:
+    code = "from harness import console_script as d; [getattr(d, name) for name in d.__all__]"
+    assert {"Bug", "Layout", "Place"} < set(distributed_bugs.__all__)
+    subprocess.run([sys.executable, "-c", FORBID + code], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize("words", [("--json", "x"), ("--json=x",), (3,)])

@@ -460,13 +460,14 @@ def where_failed(folder: Path, script: Path | None) -> str:
 
 
 def last_lines(folder: Path, ended: Exit) -> str:
-    """The last lines of the rank that failed, or of rank 0: its output, then its errors. If the
-    rank printed nothing, the last lines of the agent."""
+    """The last lines of the rank that failed, or of rank 0: its output, then its errors. If no rank
+    is known to have failed and rank 0 printed nothing, the last lines of the agent."""
     logs = folder / "logs" / f"rank_{(ended.failure or {}).get('rank', 0)}"
     output, errors = _lines(logs / "stdout.log"), _lines(logs / "stderr.log")
     errors = errors[-(LOG_LINES - min(len(output), LINES_OF_OUTPUT)) :]
     output = output[max(0, len(output) - (LOG_LINES - len(errors))) :]
-    return "\n".join([*output, *errors] or _lines(folder / "torchrun.log")[-LOG_LINES:])
+    agent = [] if ended.failure else _lines(folder / "torchrun.log")[-LOG_LINES:]
+    return "\n".join([*output, *errors] or agent)
 
 
 def _lines(file: Path) -> list[str]:
