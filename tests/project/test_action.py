@@ -136,6 +136,22 @@ def test_a_good_stack_passes_and_a_job_may_go_on_in_spite_of_a_bug(ready: Job) -
     assert (code, ready.outputs["check"]["exit-code"], "::warning" in printed) == (0, "1", True)
 
 
+@pytest.mark.parametrize("files", ["", " \n"])
+def test_without_files_nothing_is_checked(ready: Job, files: str) -> None:
+    """Not the packages of the action itself."""
+    ready.inputs["files"] = files
+    assert ready.run("check") == (0, "")
+    assert ready.outputs["check"] == {}
+
+
+def test_blanks_around_the_name_of_a_file_are_no_part_of_it(ready: Job) -> None:
+    ready.inputs |= {"files": "  absent.txt \r\n", "fail": "false"}
+    code, printed = ready.run("check")
+    assert code == 2
+    assert "absent.txt" in printed
+    assert " absent.txt \r" not in printed
+
+
 def test_a_mistake_in_the_inputs_fails_the_job_always(ready: Job) -> None:
     ready.inputs = {"files": "nowhere.txt", "fail": "false"}
     code, printed = ready.run("check")
