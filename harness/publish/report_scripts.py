@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import Lane
 from harness.bugs.pins import describe
-from harness.bugs.results import Result, Status
+from harness.bugs.results import CellJson, Result, Status
 from harness.publish.confirmations import key
 from harness.rank import shims
 from harness.releases import overlay, resolution
@@ -85,6 +85,17 @@ def drawn(cells: Iterable[Result], day: str, most: int | None = None) -> list[Re
     return [by_scenario[name] for name in sorted(names)]
 
 
+class ReproductionJson(TypedDict):
+    """An entry of the JSON of ``confirm --reports``."""
+
+    recorded: CellJson
+    status: str
+    answer: str
+    line: str
+    lines: int
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Reproduction:
     """What a script says of the releases of a recorded result."""
@@ -109,11 +120,10 @@ class Reproduction:
         script = catalog.folder(self.recorded.scenario) / catalog.REPORT_SCRIPT
         return sum(not line.isspace() for line in script.open(encoding="utf-8"))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ReproductionJson:
+        """``lines`` are those of the script, without blank ones, and ``line`` is what it says."""
         return {
-            "scenario": self.recorded.scenario,
-            "pins": dict(self.recorded.pins),
-            "recorded": str(self.recorded.status),
+            "recorded": self.recorded.of_releases(),
             "status": str(self.status),
             "answer": self.answer,
             "line": self.line,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,6 +15,7 @@ from harness.check import check_report, sarif
 from harness.cli._schemas import DOCUMENTS
 from harness.publish import nightly_json
 from harness.publish.confirmations import Confirmation
+from harness.publish.report_scripts import Reproduction
 from harness.rank.models.answer import Answer, AnswerStatus, Row
 from harness.run.score.scores import Watched, score
 from harness.system.files import ROOT
@@ -129,6 +130,13 @@ def test_confirm_writes_what_its_schema_says() -> None:
     )
     assert complaints("confirm.json", content) == []
     assert content[1]["found"] is None
+
+
+def test_the_answers_of_report_scripts_have_a_schema() -> None:
+    recorded = replace(cell("0.13.2", YES), scenario="bf16_clip")
+    content = json.loads(json.dumps([Reproduction(recorded, NO, "right", 1.5).to_json()]))
+    assert complaints("confirm_reports.json", content) == []
+    assert complaints("confirm.json", content)
 
 
 def test_every_option_that_writes_json_has_a_schema_and_a_row_on_the_page() -> None:
