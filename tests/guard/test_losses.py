@@ -55,6 +55,18 @@ class Copies(TorchFunctionMode):
         return function(*arguments, **(keywords or {}))
 
 
+def test_targets_of_a_step_have_a_sum_of_their_own() -> None:
+    sums: list[Any] = []
+    for targets in (TARGETS, TARGETS.clone(), TARGETS.clamp(max=1)):
+        losses = Losses()
+        cross_entropy(losses, scores(), TARGETS)  # of an evaluation
+        backward(losses, cross_entropy(losses, scores(), targets))
+        sums.append(losses.targets_sum())
+    assert [one.dtype for one in sums] == [torch.int64] * 3
+    assert torch.equal(sums[0], sums[1])
+    assert not torch.equal(sums[0], sums[2])
+
+
 def rows(losses: Losses, batches: int = 0) -> list[list[float]]:
     """Weight, count and scale of each micro-batch."""
     tensor = losses.tensor(batches=batches)

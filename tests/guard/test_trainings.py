@@ -23,8 +23,8 @@ RIGHT_SLOW = [
     "ddp checkpoints", "ddp penalty", "ddp batch_norm", "ddp two_optimizers", "ddp gan",
     "ddp gan clears_modules", "ddp skips_steps clears_modules", "ddp stream", "ddp workers",
     "ddp saves", "ddp warm_up", "ddp skips_steps", "ddp epochs", "ddp compile accumulate",
-    "ddp early", "ddp masks", "by_hand accumulate", "fsdp2", "fsdp2 accumulate_reduced clip",
-    "fsdp2 frozen",
+    "ddp early", "ddp masks", "ddp draws", "ddp draws same_batch", "ddp reads_ahead",
+    "by_hand accumulate", "fsdp2", "fsdp2 accumulate_reduced clip", "fsdp2 frozen",
     "fsdp2 tied", "fsdp2 sgd", "fsdp2 checkpoints", "hsdp", "hsdp mixed clip", "fsdp1",
     "fsdp1 accumulate", "tensor_parallel",
 ]  # fmt: skip
@@ -115,6 +115,8 @@ WRONG_SLOW = [
     Fault("ddp never_cleared bucket_view", "gradients", "stale", [0, 1], "", 2),
     Fault("fsdp2 same_rows", "samples", "shared", [0, 1]),
     Fault("fsdp2 accumulate undivided", "accumulation", "weight", [0, 1]),
+    Fault("ddp draws same_rows", "samples", "shared", [0, 1], "", 4),
+    Fault("fsdp2 accumulate reads_ahead same_rows", "samples", "shared", [0, 1], "", 4),
 ]
 
 

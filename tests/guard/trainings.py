@@ -53,13 +53,18 @@ def batches(has: Has) -> Iterator[Tensor]:
         return
     data = Sentences(has)
     ranks, rank = rows_of(has)
-    rank = 0 if has("same_rows") else rank
+    rank = 0 if has("same_rows", "same_batch") else rank
+    generator = torch.Generator().manual_seed(rank)
+    while has("draws"):
+        numbers = torch.randint(len(data), (ROWS,), generator=generator)
+        for _ in range(10**6 if has("same_batch") else 1):
+            yield data.rows[numbers]
     sampler: DistributedSampler[Tensor] = DistributedSampler(data, ranks, rank)
     loader = DataLoader(data, ROWS, sampler=sampler, num_workers=2 if has("workers") else 0)
     for epoch in range(10**6):
         if not has("same_order"):
             sampler.set_epoch(epoch)
-        yield from loader
+        yield from list(loader) if has("reads_ahead") else loader
 
 
 class Loop:

@@ -416,7 +416,11 @@ class Guard:
         post.whole_losses, post.goes_on = self.losses.are_whole, self.losses.go_on
         post.factor = self.losses.factor
         post.uncounted = "separate" if post.separate else self.losses.uncounted
-        for name, tensor in (("targets", self.losses.targets()), ("passed", self.losses.ratios())):
+        for name, tensor in (
+            ("targets", self.losses.targets()),
+            ("targets_sum", self.losses.targets_sum()),
+            ("passed", self.losses.ratios()),
+        ):
             if tensor is not None:
                 post.tensors[name] = tensor
         if losses is not None:

@@ -6,6 +6,7 @@ must be 1 by the number of micro-batches, whoever divides.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
+from .process import captures
 from .roots import at_arrival, factor_of_terms, last_number, plain_mean
-from .samples import on_device
+from .samples import bit_sum, on_device
 
 MOST_CALLS = 1000
 """Losses that are kept without a backward: a loop may go on with losses, and train no more."""
@@ -40,6 +42,8 @@ class Loss:
     weight: Any = None
     targets: Any = None
     """Of a mean: how many targets count, and how many there are."""
+    targets_sum: Any = None
+    """The sum of the bits of all targets."""
     is_handed: bool = False
     """Whether DeepSpeed's engine got it."""
     number: float = 1.0
@@ -118,7 +122,7 @@ class Losses:
         elif "transformers.trainer" in sys.modules:
             loss.targets = _targets(arguments, keywords)
         self._calls.append(loss)
-        _weigh(loss, value)
+        _weigh(loss, value, _target(arguments, keywords) if smoother is None else None)
 
     def note_unscaled(self, value: Any) -> None:
         """Note the loss that DeepSpeed's engine multiplies by its scale: in fp16 the product may be
@@ -247,6 +251,15 @@ class Losses:
         pairs = [each[0].targets for each in calls]
         return torch.cat([on_device(value, device) for pair in pairs for value in pair])
 
+    def targets_sum(self) -> Tensor | None:
+        """The sum of the bits of the targets of each loss; None if one has none."""
+        sums = [
+            call.targets_sum for one in self._micro for call in one.calls if call.weight is not None
+        ]
+        if not sums or any(one is None for one in sums):
+            return None
+        return torch.stack([one.to(sums[0].device, non_blocking=True) for one in sums])
+
     def ratios(self) -> Tensor | None:
         """How many times the gradients of other ranks this one goes on with; None without any."""
         ratios = [ratio for one in self._micro if one.goes_on for ratio in one.ratios]
@@ -255,10 +268,14 @@ class Losses:
 
 def _targets(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, int]:
     """How many targets of a loss function count, and how many there are."""
-    target = arguments[1] if len(arguments) > 1 else keywords["target"]
+    target = _target(arguments, keywords)
     ignored = keywords.get("ignore_index", IGNORED)
     size = target.numel()
     return (size if target.is_floating_point() else (target != ignored).sum()), size
+
+
+def _target(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    return arguments[1] if len(arguments) > 1 else keywords["target"]
 
 
 def _row(root: Tensor, loss: Loss, scale: Any) -> list[Tensor]:
@@ -266,11 +283,16 @@ def _row(root: Tensor, loss: Loss, scale: Any) -> list[Tensor]:
     return [on_device(value, loss.value.device) for value in values]
 
 
-def _weigh(loss: Loss, value: Tensor) -> None:
-    """Note the gradient that arrives at a value."""
-    value.register_hook(
-        unserializable_hook(lambda gradient: setattr(loss, "weight", gradient.detach()))
-    )
+def _weigh(loss: Loss, value: Tensor, target: Any = None) -> None:
+    """Note the gradient that arrives at a value, and which targets it has."""
+
+    def hook(gradient: Tensor) -> None:
+        loss.weight = gradient.detach()
+        if _is_plain(target) and not captures():
+            with contextlib.suppress(Exception):  # it is called within the training's backward
+                loss.targets_sum = bit_sum(target)
+
+    value.register_hook(unserializable_hook(hook))
 
 
 def _is_plain(value: Any) -> bool:

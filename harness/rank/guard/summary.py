@@ -101,6 +101,8 @@ def blind(
         sentences["samples"] = "rows are not compared: no DataLoader of torch gave them"
     elif ranks > 1 and "samples" not in compared:
         sentences["samples"] = "rows are not compared: they were read before the steps"
+    if "samples" in sentences and compared.get("targets"):
+        sentences["samples"] += ". Only targets and losses show if all ranks have the same rows"
     return sentences
 
 

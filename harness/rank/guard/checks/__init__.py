@@ -14,6 +14,7 @@ from .masters import masters
 from .precision import precision
 from .replicas import replicas
 from .samples import samples
+from .targets import targets
 from .updates import unheld, updates
 from .views import Alarm, Memory, View
 
@@ -29,6 +30,7 @@ CHECKS: dict[str, Callable[[Sequence[View], Memory], Iterator[Alarm]]] = {
     "finite": finite,
     "accumulation": accumulation,
     "samples": samples,
+    "targets": targets,
     "checkpoints": checkpoints,
 }
 """Each check, by the name under which an option chooses it."""

@@ -30,13 +30,7 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """In a step no two ranks of a data-parallel training read the same rows, and epochs are
     different."""
     yield from passes(views, memory)
-    tables = {one.columns.digest: one.columns for one in map(together.table, views)}
-    groups = {
-        columns.groups[group]
-        for columns in tables.values()
-        for group, is_shared in zip(columns.group, columns.fields["same_rows"])
-        if len(columns.groups[group]) > 1 and not is_shared
-    }
+    groups = splitting_groups(views)
     by_loader: dict[int, dict[int, list[int]]] = {}
     for view in views:
         for loader, rows in view.post.rows:
@@ -70,6 +64,17 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             yield Alarm("samples", "shared", text, ranks, float(repeated))
     if not is_told:
         yield from _of_epochs(views, groups, memory)
+
+
+def splitting_groups(views: Sequence[View]) -> set[tuple[int, ...]]:
+    """The groups of ranks that average gradients, of other rows each."""
+    tables = {one.columns.digest: one.columns for one in map(together.table, views)}
+    return {
+        columns.groups[group]
+        for columns in tables.values()
+        for group, is_shared in zip(columns.group, columns.fields["same_rows"])
+        if len(columns.groups[group]) > 1 and not is_shared
+    }
 
 
 def _of_epochs(

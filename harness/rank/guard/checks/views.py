@@ -78,6 +78,8 @@ class Memory:
     surprises: dict[Any, float] = field(default_factory=dict)
     """By loader and group of ranks, how much speaks against rows that several ranks read by chance,
     as a logarithm."""
+    alike: dict[tuple[int, ...], set[Any]] = field(default_factory=dict)
+    """By group of ranks, the targets and losses of checks in a row in which all had the same."""
     trainer: bool = False
     """Whether transformers' Trainer runs the steps."""
     rates: dict[int, dict[str, Rate]] = field(default_factory=dict)
