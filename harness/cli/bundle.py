@@ -263,8 +263,10 @@ def _make_parts(scenarios: Sequence[str], request: Request, out: Path, limit: in
         for part in _parts.divide(files, limit, pack, leave_out):
             finished[folder] = part
             folder = next(folder for folder in folders if folder not in finished)
+    if not finished:
+        raise UserError("--parts is too small: each scenario alone needs more")
     for folder, part in sorted(finished.items()):
-        terminal().print(f"{folder}: {len(part)} scenarios, {_bytes(folder) / 1e6:.0f} MB")
+        terminal().print(f"{folder}: {count(len(part), 'scenario')}, {_bytes(folder) / 1e6:.0f} MB")
     terminal().print(f"on the other machine:  bash {next(iter(sorted(finished)))}/run NAME")
 
 

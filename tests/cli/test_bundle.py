@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import os
 import re
@@ -75,6 +76,39 @@ def test_a_bundle_of_all_has_only_what_uses_a_gpu(
     monkeypatch.setattr(bundle, "_fill", lambda *words: bundled.extend(words[-1]["scenarios"]))
     assert main(["bundle", "--all", "--out", str(tmp_path / "box")]) == 0
     assert bundled == ["tied_grad_reduce"]
+
+
+def test_parts_are_kept_by_a_further_call_and_too_large_scenarios_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[tuple[str, ...]] = []
+
+    @contextmanager
+    def borrowed(stack: pins.Stack, *_: object) -> Iterator[Overlay]:
+        yield Overlay(str(stack.pins), tmp_path, "", "")
+
+    def fill(folder: Path, _: Path, __: object, contents: dict[str, object]) -> None:
+        names = contents["scenarios"]
+        assert isinstance(names, list)
+        made.append(tuple(names))
+        folder.joinpath("bundle.json").write_text(json.dumps(contents))
+        folder.joinpath("data").write_bytes(bytes(2_000_000 * ("warmup_groups" in names)))
+
+    monkeypatch.setattr(catalog, "sound", lambda: ("tied_grad_reduce", "warmup_groups"))
+    monkeypatch.setattr(overlay, "borrow", borrowed)
+    monkeypatch.setattr(bundle, "_fill", fill)
+    words = ["bundle", "--all", "--parts", "1M", "--out", str(tmp_path / "parts")]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "not included: warmup_groups: warmup_groups alone needs 2 MB" in printed
+    assert "part-01: 1 scenario," in printed
+    assert ("tied_grad_reduce",) in made
+    made.clear()
+    assert main(words) == 0
+    assert ("tied_grad_reduce",) not in made, "it is there"
+    monkeypatch.setattr(catalog, "sound", lambda: ("warmup_groups",))
+    assert main([*words[:-1], str(tmp_path / "none")]) == 2
+    assert "--parts is too small: each scenario alone needs more" in capsys.readouterr().err
 
 
 @pytest.mark.launch
