@@ -76,8 +76,11 @@ def _differing(
 
 def _same_series(points: Iterable[Point], target: Point) -> bool:
     """Whether both neighbours of a release are in its own series, as 4.57.1 and 4.57.6 are for
-    4.57.3: then a difference beyond them does not matter."""
+    4.57.3: then a difference beyond them does not matter. A development version is in the series
+    between the releases before and after it."""
     (version,) = target
+    if version.is_prerelease:
+        return True
     series = [p for p in points if p[0].release[:2] == version.release[:2]]
     return any(p < target for p in series) and any(p > target for p in series)
 

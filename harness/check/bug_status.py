@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -75,9 +76,18 @@ class Checked:
     @property
     def command(self) -> str:
         """The command that shows the bug with these releases."""
-        overrides = [f"pins.{name}={version}" for name, version in self.releases.items() if version]
+        overrides = [
+            f"pins.{name}={_installable(version)}"
+            for name, version in self.releases.items()
+            if version
+        ]
         words = [f"scenario={self.scenario}", f"variant={RELEASED}", *overrides]
         return " ".join(["python -m harness run", *words])
+
+
+def _installable(version: str) -> str:
+    """The release that a development version became; an index has only releases."""
+    return re.sub(r"\.dev\d+(\+.*)?$", "", version)
 
 
 def recorded(

@@ -37,6 +37,10 @@ NO_SETTINGS = (
 
 MORE = "More of these: python -m harness check --long, or python -m harness show NAME"
 
+INCOMPLETE = (
+    "complete is false: files name what a project needs, and its environment may have more packages"
+)
+
 STYLES = {BugStatus.AFFECTED: "bold red", BugStatus.POSSIBLY: "bold yellow"}
 
 LONGEST = 160
@@ -273,7 +277,7 @@ def as_json(report: Report) -> str:
         "environment": {
             "where": environment.where,
             "complete": environment.complete,
-            "notes": list(environment.notes),
+            "notes": [*environment.notes, *([] if environment.complete else [INCOMPLETE])],
             "packages": {n: asdict(p) for n, p in sorted(environment.packages.items())},
         },
         "settings": None if settings is None else _settings(settings),

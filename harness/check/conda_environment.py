@@ -32,6 +32,14 @@ BUILD = re.compile(r"(.+?)(?:(?<![=!|,<>~])[ =]([^-=,|<>~ ]+))?")
 """A version and a build, ``1.2=py_0`` or ``>=1,<2 py_0``."""
 
 
+BESIDE = ("torchvision", "torchaudio", "torchtext", "tokenizers", "xformers")
+"""Packages that pip has under the same names, and that need certain releases of ours."""
+
+
+class NotPythons(ValueError):
+    """A package that pip cannot have: ``_libgcc_mutex``."""
+
+
 @dataclass(frozen=True)
 class MatchSpec:
     """A package as conda names it."""
@@ -97,7 +105,7 @@ def _name(text: str) -> str:
     try:
         name = canonicalize_name(text, validate=True)
     except InvalidName:
-        raise ValueError(f"'{short(text)}' is no name of a package") from None
+        raise NotPythons(f"'{short(text)}' is no name of a package") from None
     return ELSEWHERE.get(name, name)
 
 
@@ -106,10 +114,9 @@ def read(document: Any, file: str) -> Content:
     have another name in pip."""
     table = as_table(document, "it")
     if WHERE not in table:
-        lock = "package" in table and "metadata" in table
-        why = "conda-lock's files are not read" if lock else f"it has no list '{WHERE}'"
-        raise ValueError(f"{why}; 'conda list --json' names the packages of an environment")
-    content, ours = Content(), named_in(["torch", *catalog.upstreams()])
+        instead = "'conda list --json' names the packages of an environment"
+        raise ValueError(f"it has no list '{WHERE}'; {instead}")
+    content, ours = Content(), named_in(["torch", *catalog.upstreams(), *BESIDE])
     content.add("", WHERE, [])
     for entry in as_list(table[WHERE], WHERE):
         if isinstance(entry, Mapping):
@@ -133,6 +140,8 @@ def _package(entry: str, content: Content, ours: list[str], file: str) -> None:
         spec = match_spec(entry)
         if spec.name == "python" or spec.name in ours:
             specifier, has_alternatives = of_conda(spec.version, fuzzy=spec.fuzzy)
+    except NotPythons:
+        return
     except ValueError as error:
         name = _first_word(entry)
         if name in ours:

@@ -19,7 +19,15 @@ from harness.check import (
     requirements,
     source,
 )
-from harness.check.installed import EDITABLE, Installed, chosen, described, merged, origin
+from harness.check.installed import (
+    EDITABLE,
+    LEFT_OUT,
+    Installed,
+    chosen,
+    described,
+    merged,
+    recorded,
+)
 from harness.check.project_files import ProjectFile
 from harness.check.requirements import Requirements
 from harness.check.resolution_store import Resolution
@@ -92,8 +100,9 @@ def _installed(
         return Installed(
             "", f"its folder has the metadata of {' and '.join(filter(None, versions))}"
         )
-    why = origin(direct_url) if direct_url else EDITABLE if source else ""
-    return described(name, versions[0], why)
+    if direct_url:
+        return recorded(name, versions[0], direct_url)
+    return described(name, versions[0], EDITABLE if source else "")
 
 
 def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Environment:
@@ -116,7 +125,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
         raise UserError(f"{lists[0].name} lists all packages: give it alone")
     if lists:
         packages = merged(_listed(lists[0], all_names))
-        notes += day_notes
+        notes = [*_of_unknown_origin(packages), *notes, *day_notes]
         return Environment(packages, where, complete=True, notes=tuple(notes), file=first_file)
     content = requirements.read(sources)
     notes = [_still_true(note, content) for note in notes]
@@ -130,9 +139,18 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     resolution = Resolution() if complete else resolve(content, all_names, day)
     remarks = [*resolution.notes, *(day_notes if complete else []), *_unnamed(content.unnamed)]
     packages = merged({**resolution.packages, **exact})
-    return Environment(
-        packages, where, complete, None, (*remarks, *notes), first_file, content.lines
-    )
+    direct = {name: package for name, package in exact.items() if name in content.direct}
+    notes = [*_of_unknown_origin(direct), *remarks, *notes]
+    return Environment(packages, where, complete, None, tuple(notes), first_file, content.lines)
+
+
+def _of_unknown_origin(packages: Mapping[str, Installed]) -> list[str]:
+    """A line for each package of which nobody knows the release, as it is not from an index."""
+    return [
+        f"not known: which release of {name} this is: {package.origin}"
+        for name, package in packages.items()
+        if package.origin and package.origin != LEFT_OUT and not package.candidates
+    ]
 
 
 def _still_true(note: str, content: Requirements) -> str:
@@ -169,7 +187,8 @@ def _opened(name: str) -> tuple[PackageFile, str]:
 
 def _is_list(file: PackageFile) -> bool:
     """Whether a file lists all packages of an environment, and not what a project declares."""
-    return (file.is_json or file.is_toml) and not isinstance(file, ProjectFile)
+    is_lock = file.is_json or file.is_toml or file.is_conda_lock
+    return is_lock and not isinstance(file, ProjectFile)
 
 
 def _all_names(names: Iterable[str]) -> list[str]:

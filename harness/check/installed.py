@@ -16,7 +16,8 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
-from harness.check.synonyms import ELSEWHERE, PUBLISHED, Published
+from harness.bugs.result_file import tested_releases
+from harness.check.synonyms import ELSEWHERE, PUBLISHED, UPSTREAM, Published
 from harness.system.text import short
 
 EDITABLE = "an editable install"
@@ -42,15 +43,17 @@ CONDA = re.compile(r"/(feedstock_root|croot|conda-bld|tmp/build/80754af9)/")
 """Folders in which conda's packages are built. Their metadata name these folders."""
 
 
-TORCH_BUILD = re.compile(r"(cpu|xpu|cu\d+|rocm[\d.]*\d)(\.(cxx11\.abi|with\.pypi\.cudnn))?")
-"""The labels with which torch publishes builds of a release: ``2.13.0+cu130``."""
+BUILD = re.compile(r"(cpu|xpu|cu\d+|rocm[\d.]*\d)(\.(cxx11\.abi|with\.pypi\.cudnn))?")
+"""The labels with which torch and packages that need it publish builds of a release for devices:
+``2.13.0+cu130``."""
 
 
 @dataclass(frozen=True)
 class Installed:
     """A package as a source describes it.
 
-    If ``origin`` is empty, ``version`` is a valid version of a release.
+    If ``origin`` is empty, ``version`` is a valid version of a release, or a development version,
+    which is between two releases.
     """
 
     version: str
@@ -67,6 +70,11 @@ class Installed:
     def public(self) -> str:
         """The version without the label of a build: ``2.13.0`` of ``2.13.0+cu130``."""
         return self.version.partition("+")[0]
+
+    @property
+    def is_development(self) -> bool:
+        """Whether it is a development version, and no vendor's build of one."""
+        return bool(self.version) and not self.origin and Version(self.version).is_devrelease
 
 
 @dataclass(frozen=True)
@@ -86,11 +94,11 @@ def described(name: str, version: str, origin: str = "") -> Installed:
         return Installed("", origin or f"'{short(version, 40)}' is not a version")
     if parsed is None:
         return Installed("", origin or "its version is not recorded")
-    if _is_published(name, parsed):
+    if _is_build(parsed):
         return Installed(parsed.public, origin)
     label = short(version.partition("+")[2], 40)
-    if not origin and parsed.is_devrelease:
-        origin = "a development version" + (f" with the label +{label}" if label else "")
+    if not origin and label and parsed.is_devrelease:
+        origin = f"a development version with the label +{label}"
     if not origin and label:  # DeepSpeed's: the commit it is built from
         origin = f"a build with the label +{label}"
     return Installed(version, origin)
@@ -103,22 +111,21 @@ def _parsed(version: str) -> Version:
     return Version(version)
 
 
-def _release(name: str, version: str) -> str:
-    """Remove the label of a published build from a version."""
+def public_build(version: str) -> str:
+    """Remove the label of a published build from a version: ``2.13.0`` of ``2.13.0+cu130``."""
     try:
         parsed = Version(version)
     except ValueError:
         return version
-    return parsed.public if _is_published(name, parsed) else version
+    return parsed.public if _is_build(parsed) else version
 
 
-def _is_published(name: str, version: Version) -> bool:
-    """Whether torch publishes this build of a release.
+def _is_build(version: Version) -> bool:
+    """Whether this is one of the builds of a version that are published for devices.
 
     Vendors build another commit: ``2.9.0a0+50eac811a6.nv25.09``.
     """
-    label = version.local and TORCH_BUILD.fullmatch(version.local)
-    return name == "torch" and bool(label) and not version.is_prerelease
+    return bool(version.local and BUILD.fullmatch(version.local))
 
 
 def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
@@ -126,7 +133,7 @@ def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
     origins: dict[str, str] = {}
     for entry in entries:
         origins[entry.version] = origins.get(entry.version) or entry.origin
-    if len(releases := {_release(name, version) for version in origins}) == 1 < len(origins):
+    if len(releases := {public_build(version) for version in origins}) == 1 < len(origins):
         origins = {releases.pop(): max(origins.values())}
     if len(origins) == 1:
         ((version, origin),) = origins.items()
@@ -143,18 +150,23 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
     The name is that of an archive, a folder or a repository. It is empty if no package can have
     it, such as ``-e evil``. Nothing is read from the path or the address.
     """
-    scheme, _, place, _, fragment = urlsplit(address)
+    scheme, host, place, _, fragment = urlsplit(address)
     repository, plus, _ = scheme.partition("+")
     place, remote = unquote(place).rstrip("/"), scheme not in ("", "file")
     file = place.rpartition("/")[2]
     hosted = remote and not file.endswith(".whl") and HOSTED.fullmatch(place)
-    name = _repository(hosted[1] if hosted else place.partition("@")[0] if plus else place)
+    folder = hosted[1] if hosted else place.partition("@")[0] if plus else place
+    name = (remote and _upstream(f"{host}{folder}")) or _repository(folder)
     if egg := re.search(r"(?:^|&)egg=([\w.-]+)", fragment):
         name = _canonical(egg[1])
     if editable:
         return name, Installed("", EDITABLE)
-    if plus:
+    if plus and repository != "git":
         return name, Installed("", f"installed from {repository}")
+    if plus:
+        return name, from_git(name, address)
+    if hosted and (release := _tagged(name, f"{host}{hosted[1]}", _stem(file))):
+        return name, described(name, release)
     if ARCHIVES.search(file):
         archive_name, version = _archive(file)
         if hosted or egg:
@@ -165,6 +177,47 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
     if CONDA.search(place):
         return name, Installed("", "built by conda: only 'conda list --json' names its version")
     return name, Installed("", WEB if remote else FOLDER)
+
+
+TAG = re.compile(r"(?:refs/tags/)?(?:core_)?v?(\d+(?:\.\d+)+(?:\.?(?:rc|post)\d+)?)")
+"""The tags of releases: ``v4.45.0``, ``2.1.0``, and ``core_v0.12.0`` of Megatron."""
+
+
+def from_git(name: str, address: str, reference: str = "", version: str = "") -> Installed:
+    """A package from a repository, at a tag, a branch or a commit; ``version`` if that is known.
+
+    A tag of upstream's repository is the release. A development version of upstream's is between
+    two releases. Of anything else nobody knows which release it is.
+    """
+    address, _, query = address.partition("#")[0].partition("?")
+    names = dict(re.findall(r"(tag|rev)=([^&]+)", query))
+    path, at, revision = address.rpartition("@")
+    if at and "/" in path.partition("://")[2]:  # not the user in git@host
+        address, reference = path, reference or revision
+    reference = unquote(reference or names.get("tag", "") or names.get("rev", ""))
+    if release := _tagged(name, address, reference):
+        return described(name, release)
+    if version and _upstream(address) == name and (dev := described(name, version)).is_development:
+        return dev
+    return Installed(version, GIT)
+
+
+def _tagged(name: str, repository: str, reference: str) -> str:
+    """The release of upstream's repository with this tag; empty for anything else."""
+    tag = TAG.fullmatch(reference)
+    if not tag or _upstream(repository) != name:
+        return ""
+    return tag[1] if tag[1].count(".") > 1 or tag[1] in tested_releases(name) else ""
+
+
+def _upstream(address: str) -> str:
+    """The package whose own repository on GitHub an address is; empty for any other address."""
+    place = re.search(r"(?:^|[/@])github\.com[:/]+([^/]+/[^/]+?)(?:\.git)?/*$", address)
+    return UPSTREAM.get(place[1].lower(), "") if place else ""
+
+
+def _stem(file: str) -> str:
+    return re.sub(r"\.(zip|tgz|tar\.\w+)$", "", file)
 
 
 def _repository(place: str) -> str:
@@ -195,22 +248,25 @@ def _archive(file: str) -> tuple[str, str]:
         return "", ""
 
 
-def origin(direct_url: str) -> str:
-    """The origin of a package by its ``direct_url.json``; releases of an index have none."""
+def recorded(name: str, version: str, direct_url: str) -> Installed:
+    """An installed package with a ``direct_url.json``; releases of an index have none."""
     try:
         content = json.loads(direct_url)
         address = str(content["url"])
         if vcs := content.get("vcs_info"):
-            return f"installed from {vcs['vcs']}"
+            if vcs["vcs"] == "git":
+                revision = str(vcs.get("requested_revision") or "")
+                return from_git(name, address, revision, version)
+            return described(name, version, f"installed from {vcs['vcs']}")
         if content.get("dir_info", {}).get("editable"):
-            return EDITABLE
+            return described(name, version, EDITABLE)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return "its direct_url.json cannot be read"
+        return described(name, version, "its direct_url.json cannot be read")
     if CONDA.search(address):
-        return ""
+        return described(name, version)
     if not address.startswith("file:"):
-        return WEB
-    return FILE if "archive_info" in content else FOLDER
+        return described(name, version, WEB)
+    return described(name, version, FILE if "archive_info" in content else FOLDER)
 
 
 DEPENDENCY = "the other packages"

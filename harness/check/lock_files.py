@@ -13,7 +13,18 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.check.installed import EDITABLE, FILE, FOLDER, GIT, LEFT_OUT, WEB, Listed, at_address
+from harness.check import conda_locks
+from harness.check.installed import (
+    EDITABLE,
+    FILE,
+    FOLDER,
+    GIT,
+    LEFT_OUT,
+    WEB,
+    Listed,
+    at_address,
+    from_git,
+)
 from harness.check.markers import holds
 from harness.check.source import PackageFile, content_of
 from harness.check.synonyms import ELSEWHERE
@@ -53,11 +64,28 @@ def entries(source: PackageFile) -> list[Listed]:
 
     Raises UserError for any other file, and Inconclusive for a lock file of an unknown version.
     """
+    if source.is_conda_lock and not (source.is_json or source.is_toml):
+        return _of_conda(source)
     document = _document(source)
     if source.is_json and PIPFILE not in document:
         return _conda_entries(document[""], source.name)
     try:
         return list(_entries(document, source.name))
+    except ValueError as error:
+        raise UserError(f"{source.name} is not a lock file: {short(str(error), 200)}") from None
+
+
+def _of_conda(source: PackageFile) -> list[Listed]:
+    """The packages in conda-lock.yml or pixi.lock."""
+    try:
+        document = as_table(content_of(source.name, source.text, "YAML"), "it")
+        kind, versions, read = (
+            ("conda-lock.yml", conda_locks.CONDA_LOCK, conda_locks.of_conda_lock)
+            if "package" in document
+            else ("pixi.lock", conda_locks.PIXI, conda_locks.of_pixi)
+        )
+        _refuse_unknown_version(source.name, kind, document.get("version", 1), *versions)
+        return list(read(document))
     except ValueError as error:
         raise UserError(f"{source.name} is not a lock file: {short(str(error), 200)}") from None
 
@@ -117,7 +145,7 @@ def _text(table: Mapping[str, Any], key: str, package: str) -> str:
     return as_text(table[key], f"{key} of {package}") if key in table else ""
 
 
-def _refuse_unknown_version(file: str, kind: str, version: int, *versions: int) -> None:
+def _refuse_unknown_version(file: str, kind: str, version: Any, *versions: int) -> None:
     if version not in versions:
         names = " and ".join(map(str, versions))
         raise Inconclusive(f"{file} has version {version} of {kind}; only {names} can be read")
@@ -139,7 +167,17 @@ def _uv(document: Mapping[str, Any]) -> Iterator[Listed]:
         origins = [text for key, text in UV_ORIGINS.items() if key in source]
         if not origins:
             raise ValueError(f"{where} is none of {', '.join(UV_ORIGINS)}")
-        yield Listed(canonicalize_name(name), _text(package, "version", name), origins[0])
+        address = _text(source, "git", where)
+        yield _entry(name, _text(package, "version", name), origins[0], address)
+
+
+def _entry(name: str, version: str, origin: str, address: str, reference: str = "") -> Listed:
+    """An entry of a lock file; ``address`` and ``reference`` are those of a repository."""
+    name = canonicalize_name(name)
+    if origin != GIT or not address:
+        return Listed(name, version, origin)
+    package = from_git(name, address, reference, version)
+    return Listed(name, package.version, package.origin)
 
 
 def _omissions(document: Mapping[str, Any]) -> list[str]:
@@ -162,13 +200,14 @@ def _poetry(document: Mapping[str, Any]) -> Iterator[Listed]:
     for package, name in _packages(document):
         if ours and not _applies(_poetry_markers(package, name)):
             continue
-        kind = _text(
-            as_table(package.get("source"), f"source of {name}"), "type", f"source of {name}"
-        )
+        where = f"source of {name}"
+        source = as_table(package.get("source"), where)
+        kind = _text(source, "type", where)
         if kind and kind not in POETRY_ORIGINS:
-            raise ValueError(f"source of {name} is none of {', '.join(POETRY_ORIGINS)}")
+            raise ValueError(f"{where} is none of {', '.join(POETRY_ORIGINS)}")
         origin = EDITABLE if package.get("develop") else POETRY_ORIGINS[kind or "legacy"]
-        yield Listed(canonicalize_name(name), _text(package, "version", name), origin)
+        address, reference = _text(source, "url", where), _text(source, "reference", where)
+        yield _entry(name, _text(package, "version", name), origin, address, reference)
 
 
 def _poetry_markers(package: Mapping[str, Any], name: str) -> list[str]:
@@ -188,7 +227,8 @@ def _pdm(document: Mapping[str, Any]) -> Iterator[Listed]:
             local = EDITABLE if package.get("editable") else FILE
             origins = {"git": GIT, "url": WEB, "path": local}
             origin = next((text for key, text in origins.items() if key in package), "")
-            yield Listed(canonicalize_name(name), _text(package, "version", name), origin)
+            address, reference = _text(package, "git", name), _text(package, "ref", name)
+            yield _entry(name, _text(package, "version", name), origin, address, reference)
 
 
 def _pipfile(document: Mapping[str, Any]) -> Iterator[Listed]:
@@ -202,7 +242,8 @@ def _pipfile(document: Mapping[str, Any]) -> Iterator[Listed]:
                 origins = {"git": GIT, "file": local, "path": local}
                 origin = next((text for key, text in origins.items() if key in package), "")
                 version = _text(package, "version", name).removeprefix("==")
-                yield Listed(canonicalize_name(name), version, origin)
+                address, reference = _text(package, "git", name), _text(package, "ref", name)
+                yield _entry(name, version, origin, address, reference)
 
 
 def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:
@@ -219,6 +260,9 @@ def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:
         version, origin = str(package.version or ""), ""
         if package.vcs:
             origin = f"installed from {package.vcs.type}"
+            address, reference = package.vcs.url or "", package.vcs.requested_revision or ""
+            yield _entry(package.name, version, origin, address, reference)
+            continue
         elif package.directory:
             origin = EDITABLE if package.directory.editable else FOLDER
         elif package.archive:

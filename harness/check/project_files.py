@@ -58,7 +58,7 @@ SETUP = (
 )
 INSTEAD = {
     "setup.py": SETUP,
-    **dict.fromkeys(("pixi.lock", "pixi.toml"), f"pixi's files are not read: {pyproject.PIXI}"),
+    "pixi.toml": f"only pixi's lock file, pixi.lock, is read: {pyproject.PIXI}",
     "Dockerfile": "a Dockerfile is commands, and none is run: "
     "'docker run IMAGE pip freeze | distributed-bugs check -r -'",
 }
@@ -145,7 +145,7 @@ class ProjectFile(PackageFile):
 
 def parsed(file: PackageFile) -> PackageFile:
     """The file; a ProjectFile if it declares the needs of a project."""
-    if file.path.name in KINDS or file.path.suffix in YAML:
+    if file.path.name in KINDS or (file.path.suffix in YAML and not file.is_conda_lock):
         return ProjectFile(file.name, file.path, file.text, file.chosen)
     return file
 
@@ -186,7 +186,10 @@ def _setup_cfg(config: configparser.ConfigParser, file: str) -> Content:
     return content
 
 
-LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock")
+LOCKS = (
+    *("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock"),
+    *("pixi.lock", "conda-lock.yml"),
+)
 OTHERS = ("requirements.txt", *KINDS)
 
 

@@ -196,8 +196,16 @@ def _address(table: Mapping[str, Any], where: str) -> str:
             if name == "git":  # git@host:path, as ssh has it
                 place = re.sub(r"^([\w.-]+@[\w.-]+):(?!/)", r"ssh://\1/", place)
             if name == "git":
-                return place if place.startswith("git+") else f"git+{place}"
+                return f"{'' if place.startswith('git+') else 'git+'}{place}{_tag(table, where)}"
             return place if re.match(r"[a-z+]+:", place) else f"file:{place}"
+    return ""
+
+
+def _tag(table: Mapping[str, Any], where: str) -> str:
+    """The tag or commit of a repository as an address has it: ``@v4.45.0``."""
+    for name in ("tag", "rev", "ref"):
+        if name in table:
+            return f"@{quote(as_text(table[name], f'{where}.{name}'), safe='/.+-_')}"
     return ""
 
 

@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 from harness.check import project_files
 from harness.check import requirement_lines as lines
+from harness.check.contradictions import conditions, exact_versions
 from harness.check.installed import EDITABLE, LEFT_OUT, Installed, at_address, described
 from harness.check.markers import holds
 from harness.check.project_files import ProjectFile
@@ -200,7 +201,7 @@ class _Reading:
 
     def _note(self, requirement: Requirement, packages: _Named, where: str) -> None:
         """Note a requirement with a name."""
-        if requirement.marker or not (requirement.url or _exact(requirement.specifier)):
+        if requirement.marker or not (requirement.url or exact_versions(requirement.specifier)):
             self.frozen = False
         if requirement.marker and not holds(requirement.marker):
             return
@@ -348,24 +349,13 @@ def exact(name: str, content: Requirements) -> Installed | None:
     if name not in content.versions:
         return None
     versions = content.versions[name]
-    exact_versions = _exact(versions)
-    fits = [version for version in exact_versions if versions.contains(version, prereleases=True)]
-    if exact_versions and not fits:
-        raise UserError(_contradiction(name, content.places[name]))
+    equal = exact_versions(versions)
+    fits = [version for version in equal if versions.contains(version, prereleases=True)]
+    if equal and not fits:
+        raise UserError(f"{conditions(name, content.places[name])} contradict each other")
     if name in content.direct:
         return content.direct[name]
-    return described(name, min(fits)) if exact_versions else None
-
-
-def _exact(versions: SpecifierSet) -> list[str]:
-    """The versions that are required exactly, such as ``==1.0`` and not ``==1.*``."""
-    equal = [specifier.version for specifier in versions if specifier.operator in ("==", "===")]
-    return [version for version in equal if not version.endswith(".*")]
-
-
-def _contradiction(name: str, places: Mapping[str, str]) -> str:
-    parts = [f"{name}{specifier} ({where})" for specifier, where in places.items()]
-    return f"{short(' and '.join(parts), 400)} contradict each other"
+    return described(name, min(fits)) if equal else None
 
 
 def read(sources: Iterable[PackageFile]) -> Requirements:

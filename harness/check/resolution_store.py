@@ -63,7 +63,8 @@ def _key(inputs: Any) -> dict[str, str]:
     """A digest of the inputs and of what else decides the answer: uv, this Python, the platform,
     and the index with its configuration. The day is not among it, so that a file of yesterday is
     overwritten."""
-    files = [Path(__file__).with_name("resolver.py"), *filter(None, [index.uv_configuration()])]
+    code = (f"{name}.py" for name in ("needs", "resolver", "solver", "uv_errors"))
+    files = [*map(Path(__file__).with_name, code), *filter(None, [index.uv_configuration()])]
     facts = [
         *(inputs, release_of("uv"), release_of("distributed-bugs"), dict(default_environment())),
         *(platform.python_build(), platform.libc_ver(), index.configured()),

@@ -31,6 +31,8 @@ MARKS = (
 """Byte order marks; UTF-32 comes first, as its mark may begin with that of UTF-16."""
 
 
+CONDA_LOCKS = ({"metadata", "package"}, {"version", "environments", "packages"})
+"""The tables of conda-lock.yml and of pixi.lock."""
 TOML_LOCKS = ("uv.lock", "poetry.lock", "pdm.lock")
 
 
@@ -57,6 +59,12 @@ class PackageFile:
         """Whether it is TOML, as the lock files of uv, Poetry and PDM are."""
         by_name = self.path.suffix == ".toml" or self.path.name in TOML_LOCKS
         return by_name or bool(re.search(r"^\[\[packages?\]\]", self.text, flags=re.MULTILINE))
+
+    @property
+    def is_conda_lock(self) -> bool:
+        """Whether it is a lock file of conda-lock or pixi, which are YAML."""
+        keys = set(re.findall(r"^(\w+):", self.text, flags=re.MULTILINE))
+        return self.path.name == "pixi.lock" or any(those <= keys for those in CONDA_LOCKS)
 
 
 FROM_WEB = "For example: curl -L ADDRESS | distributed-bugs check -r -"

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from harness.bugs.commits import REPOSITORIES
+
 ELSEWHERE = {
     "pytorch": "torch",
     "pytorch-cpu": "torch",
@@ -25,6 +27,22 @@ ELSEWHERE = {
 }
 """What conda and repositories call packages. The index may have something else of that name, such
 as ``ignite``, so a requirement means what the index has."""
+
+
+FORMER = {
+    "deepspeed": ("microsoft/deepspeed",),
+    "pytorch-lightning": ("lightning-ai/lightning", "pytorchlightning/pytorch-lightning"),
+    "timm": ("rwightman/pytorch-image-models",),
+    "torchdata": ("pytorch/data",),
+    "torchtune": ("pytorch/torchtune",),
+    "trl": ("lvwerra/trl",),
+}
+"""Where the repository of a package was before: GitHub redirects."""
+UPSTREAM = {
+    **{repository.lower(): package for package, repository in REPOSITORIES.items()},
+    **{repository: package for package, those in FORMER.items() for repository in those},
+}
+"""The package in a repository on GitHub."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class NoNetwork(Fault):
     """The index does not respond at all."""
 
 
-class _NoPackage(Fault):
+class NoPackage(Fault):
     """The index responds, and does not have the package."""
 
 
@@ -95,7 +95,7 @@ def releases(package: str, indices: Sequence[str | None] = ()) -> list[Release]:
         try:
             for release in _index(address or _usual()).releases(package):
                 by_version.setdefault(Version(release.version), release)
-        except _NoPackage as fault:
+        except NoPackage as fault:
             missing = fault
     if missing and not by_version:
         raise missing
@@ -333,7 +333,7 @@ def _one_line_errors(package: str) -> Iterator[None]:
     try:
         yield
     except NoSuchProjectError:
-        raise _NoPackage(f"the index has no package {package}") from None
+        raise NoPackage(f"the index has no package {package}") from None
     except exceptions.SSLError:
         raise Fault(
             "the index's certificate was refused: if a proxy signs for it, name the file of the "

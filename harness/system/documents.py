@@ -43,9 +43,10 @@ def yaml_of(text: str) -> Any:
     import yaml  # takes a tenth of a second
 
     _refuse_large(text)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it is
     depth = aliases = 0
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        for event in yaml.parse(text, Loader=loader):
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             aliases += isinstance(event, yaml.AliasEvent)
@@ -53,7 +54,7 @@ def yaml_of(text: str) -> Any:
                 _refuse_deep()
             if aliases > ALIASES:
                 raise ValueError(f"it has more than {ALIASES} aliases")
-        content = yaml.safe_load(text)
+        content = yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
     _refuse_nonsense(content)

@@ -57,6 +57,10 @@ def test_the_lines_for_pip_are_those_of_a_requirements_file(
         ("pytorch=2.1.*", "torch==2.1.*"),
         ("pytorch=2.1=py_0", "torch==2.1"),
         ("pytorch=2.1.0=*cuda*", "torch==2.1.0"),
+        ("pytorch=2.1.0=py3.10_cuda12.1_cudnn8.9.2_0", "torch==2.1.0"),
+        ("pytorch=2.1=cuda120_py310_h2d3c5ca_301", "torch==2.1"),
+        ("pytorch=*=*cuda*", "torch"),
+        ("torchvision=0.16.0=py310_cu121", "torchvision==0.16.0"),
         ("pytorch==2.1.0=py3_0", "torch==2.1.0"),
         ("pytorch 2.1.* *cuda*", "torch==2.1.*"),
         ("pytorch >=2,<2.3 py_0", "torch>=2,<2.3"),
@@ -80,6 +84,25 @@ def test_a_match_spec_of_conda_becomes_a_requirement(
 ) -> None:
     text = f"dependencies:\n  - {json.dumps(entry)}\n"
     assert lines(tmp_path, "environment.yml", text) == [expected]
+
+
+@pytest.mark.usefixtures("offline")
+def test_what_is_no_package_of_pythons_is_not_said(tmp_path: Path) -> None:
+    """``conda env export`` lists a dozen of them; each got a line."""
+    file = tmp_path / "environment.yml"
+    others = ["_libgcc_mutex=0.1=main", "_openmp_mutex=5.1=1_gnu", "ca-certificates=2023.08.22"]
+    others += ["_sysroot_linux-64_curr_repodata_hack=3", "ld_impl_linux-64=2.38=h1181459_1"]
+    others += [
+        "pytorch-cuda=12.1=ha16c6d3_5",
+        "pytorch-mutex=1.0=cuda",
+        "libgcc-ng=11.2.0",
+        "r-base",
+    ]
+    others += ["tzdata=2023c=h04d1e81_0", "conda-forge::_x86_64-microarch-level=3", "__glibc>=2.17"]
+    file.write_text("".join(["dependencies:\n", *(f"- {o}\n" for o in ["pytorch=2.1.0", *others])]))
+    stack = environment.of_files([str(file)], ["torch"])
+    assert stack.packages["torch"].version == "2.1.0"
+    assert not [note for note in stack.notes if "environment.yml, dependencies" in note]
 
 
 @pytest.mark.parametrize("package", [*PUBLISHED, *ELSEWHERE])

@@ -67,7 +67,6 @@ def test_setuptools_files_are_read(tmp_path: Path) -> None:
         ("environment.yml", "dependencies: [{pip: [5]}]", "an entry of dependencies, pip is a num"),
         ("environment.yml", "dependencies: 5", "dependencies is a number, not a list"),
         ("environment.yml", "a: 1", "it has no list 'dependencies'; 'conda list --json' names"),
-        ("conda-lock.yml", "package: []\nmetadata: {}", "conda-lock's files are not read"),
         (
             "pyproject.toml",
             "[dependency-groups]\na = [{include-group='zz'}]",
@@ -266,7 +265,6 @@ def test_a_link_within_the_project_is_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        ("pixi.lock", "--python .pixi/envs/default"),
         ("pixi.toml", "--python .pixi/envs/default"),
         ("Dockerfile", "docker run IMAGE pip freeze"),
         ("setup.py", "pip freeze"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import requirements
+from harness.check import environment, requirements, synonyms
 from harness.check.installed import Installed
 from harness.check.source import read_file
 from harness.system.errors import UserError
@@ -185,10 +185,22 @@ def test_a_line_names_a_file(file: Path, tmp_path: Path, name: str) -> None:
         ("up @ file:///tmp/anything", "", "a local folder"),
         ("up @ git+https://host/anything@main", "", "installed from git"),
         ("up @ https://host/anything.zip", "", "a file from the web"),
-        ("up @ https://host/up-4.36.2%2Bcu121-py3-none-any.whl", "4.36.2+cu121", "a file from the"),
+        ("up @ https://host/up-4.36.2%2Bcu121-py3-none-any.whl", "4.36.2", "a file from the"),
         ("up @ file:///home/conda/feedstock_root/build_artifacts/up_17/work", "", "built by conda"),
         ("git+https://host/us/Up.git@refs/pull/1/head", "", "installed from git"),
         ("git+ssh://git@host/us/up@v1", "", "installed from git"),
+        ("up @ git+https://github.com/us/up@v4.36.2", "4.36.2", ""),
+        ("up @ git+https://github.com/us/up.git@4.36.2#subdirectory=a", "4.36.2", ""),
+        ("git+ssh://git@github.com/Us/Up.git@v4.36.2", "4.36.2", ""),
+        ("up @ git+https://github.com/us/up@refs/tags/v4.36.2", "4.36.2", ""),
+        ("up @ https://github.com/us/up/archive/refs/tags/v4.36.2.tar.gz", "4.36.2", ""),
+        ("up @ https://github.com/us/up/archive/v4.36.2.zip", "4.36.2", ""),
+        ("up @ git+https://github.com/us/up@main", "", "installed from git"),
+        ("up @ git+https://github.com/us/up@v4.36-release", "", "installed from git"),
+        ("up @ git+https://github.com/us/up@4362", "", "installed from git"),
+        ("up @ git+https://github.com/us/up", "", "installed from git"),
+        ("up @ git+https://github.com/me/up@v4.36.2", "", "installed from git"),
+        ("up @ git+https://host/us/up@v4.36.2", "", "installed from git"),
         ("hg+https://host/anything#egg=up&subdirectory=python", "", "installed from hg"),
         ("https://host/up-4.36.2.tar.gz", "4.36.2", "a file from the web"),
         ("https://github.com/us/up/archive/refs/heads/main.zip", "", "a file from the web"),
@@ -204,13 +216,15 @@ def test_a_line_names_a_file(file: Path, tmp_path: Path, name: str) -> None:
     ],
 )
 def test_a_package_from_elsewhere_has_an_origin_and_perhaps_a_version(
-    file: Path, line: str, version: str, origin: str
+    file: Path, line: str, version: str, origin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(synonyms.UPSTREAM, "us/up", "up")
     file.write_text(f"numpy\n{line}\n")
     package = selected(file)
     assert package
     assert package.version == version
     assert package.origin.startswith(origin)
+    assert bool(package.origin) == bool(origin)
 
 
 TAGS = """\
@@ -305,7 +319,7 @@ def test_several_files_are_read_as_one(file: Path, tmp_path: Path) -> None:
     assert package == Installed("4.37.2", newest_of="up!=4.37.0,<4.38,>4.36")
     file.write_text("up==2.5.1\n")
     second_file.write_text("up==2.5.1+cu121\n")
-    assert selected(file, second_file) == Installed("2.5.1+cu121", "a build with the label +cu121")
+    assert selected(file, second_file) == Installed("2.5.1")
 
 
 def test_an_empty_range_is_a_mistake(file: Path) -> None:
@@ -351,3 +365,9 @@ def test_a_long_file_is_read_in_linear_time(file: Path, line: str) -> None:
 
     short = min(seconds(5_000) for _ in range(3))
     assert min(seconds(40_000) for _ in range(3)) < 24 * short  # 8 when linear, 64 when quadratic
+
+
+def test_an_unknown_release_from_git_is_said_first(file: Path) -> None:
+    file.write_text("up @ git+https://github.com/me/up@v4.36.2\nnumpy==1.0\n")
+    first_note = environment.of_files([str(file)], ["up"]).notes[0]
+    assert first_note == "not known: which release of up this is: installed from git"

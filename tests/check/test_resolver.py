@@ -11,7 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from harness.bugs import catalog
-from harness.check import environment, resolution_store, resolver
+from harness.check import environment, needs, resolution_store, resolver, solver
+from harness.check.installed import Installed
 from harness.releases import index, uv
 from harness.system.errors import UserError
 from tests.index import Handler, no_network, page, served
@@ -65,33 +66,143 @@ def test_releases_fit_together_on_a_day(
     )
 
 
-def test_requirements_that_contradict_each_other_are_looked_up_alone(
+def releases(stack: environment.Environment) -> dict[str, str]:
+    return {name: package.version for name, package in stack.packages.items()}
+
+
+def test_of_requirements_that_contradict_each_other_the_files_own_count(
     published: type[Handler], tmp_path: Path
 ) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text("up==2.0\ndown>=3\n")
     stack = environment.of_files([str(file)], ["up", "down"])
-    assert {n: package.version for n, package in stack.packages.items()} == {
-        "up": "2.0",
-        "down": "3.0",
-    }
-    assert "no releases were found that fit together" in stack.notes[0]
+    assert releases(stack) == {"up": "2.0", "down": "3.0"}
+    (note,) = stack.notes
+    assert note.startswith("these requirements contradict each other: down>=3 and up==2.0 (")
+    assert "up==2.0 depends on down<3" in note
 
 
-@pytest.mark.parametrize(
-    ("text", "note"),
-    [("up==3.0\ndown", "no releases were found that fit together"), ("up==3.0", "")],
-)
+@pytest.mark.parametrize("text", ["up==3.0\ndown", "up==3.0"])
 def test_a_release_that_only_another_package_needs_is_a_contradiction(
-    published: type[Handler], tmp_path: Path, text: str, note: str
+    published: type[Handler], tmp_path: Path, text: str
 ) -> None:
     """The index has wheels of down, so nobody may say that it has none."""
     publish(published, "up", "3.0", "down==7", day="2024-08-01")
     file = tmp_path / "requirements.txt"
     file.write_text(f"{text}\n")
-    notes = environment.of_files([str(file)], ["up", "down"]).notes
-    assert "no index has their wheels" not in " ".join(notes)
-    assert [*notes, ""][0].startswith(note)
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert "no index has their wheels" not in " ".join(stack.notes)
+    assert stack.notes[0] == "not known: the releases of down"
+    assert stack.packages["down"].version == ""
+    assert "up==3.0 depends on down==7" in stack.packages["down"].origin
+
+
+def of_another_python(served: type[Handler], name: str) -> None:
+    """Publish a package that has wheels, though none for this Python."""
+    served.pages[name] = page(file_of(f"{name}-1.0-cp38-cp38-win32.whl", "2023-01-01T00:00:00"))
+    served.pages[name] |= {"name": name}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "abi",
+        "abi==1.0",
+        "abi[extra]==1.0",
+        "nowhere",
+        "nowhere==2.0\nsource==1.0\nabi[extra]\nelsewhere",
+        "other>9",
+        "other>=9,<10",
+        "mixed==1.0\nmixed==2.0",
+        "mixed>=2\nmixed<1",
+        "young==1.0",
+        "young",
+    ],
+)
+def test_what_cannot_be_resolved_is_left_out_alone(
+    published: type[Handler], tmp_path: Path, lines: str
+) -> None:
+    """oat pins vllm, which needs torch 2.6.0. A package without a wheel had it judged with torch
+    2.15.0: all packages without results were left out together."""
+    of_another_python(published, "abi")
+    publish(published, "tool", "1.0", "down<2", day="2024-01-01")
+    for version in ("1.0", "2.0"):
+        publish(published, "mixed", version, day="2024-01-01")
+    publish(published, "other", "1.0", day="2024-01-01")
+    publish(published, "young", "1.0", day="2024-01-01")
+    published.pages["young"]["files"][0]["requires-python"] = ">=3.99"
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"tool==1.0\nup\n{lines}\n")
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert stack.packages["down"].version == "1.5", stack.notes
+    assert all("fit together" not in note for note in stack.notes)
+    for line in lines.splitlines():
+        name = re.split(r"[\[=<>]", line)[0]
+        assert any(name in note for note in stack.notes)
+
+
+def test_a_requirement_that_contradicts_itself_is_said_with_its_lines(
+    published: type[Handler], tmp_path: Path
+) -> None:
+    """LLaVA-NeXT has pip==23.3.1 and pip==24.0: the note named nine other packages."""
+    for version in ("1.0", "2.0"):
+        publish(published, "pip", version, day="2024-01-01")
+    file = tmp_path / "requirements.txt"
+    file.write_text("pip==1.0\nup\npip==2.0\n")
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert releases(stack) == {"up": "2.0", "down": "2.5"}
+    (note,) = stack.notes
+    assert note == (
+        f"left out, as its requirements contradict each other: pip==1.0 ({file}, line 1) and "
+        f"pip==2.0 ({file}, line 3)"
+    )
+
+
+def test_several_contradictions_are_said_each_with_its_requirements(
+    published: type[Handler], tmp_path: Path
+) -> None:
+    for n in "ab":
+        publish(published, f"tool{n}", "1.0", f"{n}<2", day="2024-01-01")
+        publish(published, n, "1.0", day="2024-01-01")
+        publish(published, n, "3.0", day="2024-01-01")
+    file = tmp_path / "requirements.txt"
+    file.write_text("toola==1.0\ntoolb==1.0\na==3.0\nb==3.0\nup==1.0\n")
+    stack = environment.of_files([str(file)], ["up", "down", "a"])
+    assert releases(stack) == {"a": "3.0", "up": "1.0", "down": "1.5"}
+    text = " ".join(stack.notes)
+    assert "a==3.0 and toola==1.0 (" in text
+    assert "b==3.0 and toolb==1.0 (" in text
+
+
+def test_what_two_packages_need_in_different_releases_is_unknown(
+    published: type[Handler], tmp_path: Path
+) -> None:
+    publish(published, "old", "1.0", "down<2", day="2024-01-01")
+    publish(published, "new", "1.0", "down>=3", day="2024-01-01")
+    file = tmp_path / "requirements.txt"
+    file.write_text("old==1.0\nnew==1.0\nup\n")
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert stack.notes[0] == "not known: the releases of down"
+    assert "new==1.0 and old==1.0" in stack.notes[1]
+    assert stack.packages["down"].version == ""
+    assert stack.packages["up"].version
+
+
+@pytest.mark.parametrize("label", ["cu121", "cpu", "rocm6.0", "xpu"])
+@pytest.mark.parametrize("name", ["up", "tool"])
+def test_a_build_counts_as_its_release(
+    published: type[Handler], tmp_path: Path, label: str, name: str
+) -> None:
+    """``torchvision==0.16.0+cu121`` was left out, so torch was the newest."""
+    publish(published, "tool", "1.0", "down<2", day="2024-01-01")
+    file = tmp_path / "requirements.txt"
+    file.write_text(
+        f"--extra-index-url http://127.0.0.1:9/whl/{label}\n{name}==1.0+{label}\ndown\n"
+    )
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert stack.packages["down"].version == "1.5"
+    assert name == "tool" or stack.packages["up"] == Installed("1.0")
+    assert stack.notes == ()
 
 
 @pytest.mark.usefixtures("no_network")
@@ -116,16 +227,16 @@ def test_without_a_network_a_range_above_the_tested_releases_is_no_mistake(tmp_p
 
 
 def test_a_project_for_other_pythons_is_resolved_for_the_oldest_of_them(tmp_path: Path) -> None:
-    assert resolver._other_python(">=3.99") == ""
-    assert resolver._other_python(">=3.8") == ""
-    assert resolver._other_python("<3.9,>=3.7") == "3.7"
+    assert solver.other_python(">=3.99") == ""
+    assert solver.other_python(">=3.8") == ""
+    assert solver.other_python("<3.9,>=3.7") == "3.7"
 
 
 def test_it_is_known_what_each_package_of_the_catalogue_needs() -> None:
     """Otherwise a package that was not resolved counts as absent, and its bugs are lost."""
     names = {name for scenario in catalog.sound() for name in catalog.scenario(scenario).pins}
-    assert names <= resolver.NEEDS.keys()
-    assert {need for needs in resolver.NEEDS.values() for need in needs} <= names | {"torch"}
+    assert names <= needs.NEEDS.keys()
+    assert {need for those in needs.NEEDS.values() for need in those} <= names | {"torch"}
 
 
 def test_an_override_replaces_what_other_packages_need(
@@ -146,7 +257,7 @@ def test_what_a_package_without_wheels_needs_is_resolved_as_well(
     published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing names torch, but DeepSpeed needs it, and is left out as it has no wheels."""
-    monkeypatch.setattr(resolver, "NEEDS", {"source": ("down",)})
+    monkeypatch.setattr(needs, "NEEDS", {"source": ("down",)})
     file = tmp_path / "requirements.txt"
     file.write_text("source==1.0\n")
     stack = environment.of_files([str(file)], ["up", "down"])
@@ -211,17 +322,14 @@ def test_packages_that_fit_together_without_the_others_are_resolved(
     file.write_text("up\ntool==1.0\nmissing<9\n")
     publish(published, "missing", "1.0", day="2024-01-01")
     stack = environment.of_files([str(file)], ["up", "down"])
-    assert {name: package.version for name, package in stack.packages.items()} == {
-        "up": "2.0",
-        "down": "2.5",
-    }
-    assert "the other requirements contradict up" in stack.notes[0]
+    assert releases(stack) == {"up": "2.0", "down": "2.5"}
+    assert "missing<9 and tool==1.0 (tool==1.0 depends on missing>=9)" in stack.notes[0]
 
 
 def test_a_timeout_is_not_a_contradiction_and_costs_no_second_try(
     published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute = Mock(side_effect=subprocess.TimeoutExpired("uv", resolver.LIMIT))
+    execute = Mock(side_effect=subprocess.TimeoutExpired("uv", solver.LIMIT))
     monkeypatch.setattr(uv, "execute", execute)
     file = tmp_path / "requirements.txt"
     file.write_text("up\ntool==1.0\n")
@@ -237,22 +345,23 @@ def test_a_contradiction_may_contain_the_word_index(
     published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Errors with that word passed for those of a silent index."""
-    error = resolver._NotResolved("tool-index 1.0 needs missing>=9")
-    monkeypatch.setattr(
-        resolver, "_choose_versions", Mock(side_effect=[error, ({"up": "1.0"}, [])])
-    )
+    error = solver.NotResolved("tool-index 1.0 needs missing>=9")
+    solution = solver.Solution({"up": "1.0"})
+    monkeypatch.setattr(solver, "choose_versions", Mock(side_effect=[error, solution]))
     file = tmp_path / "requirements.txt"
     file.write_text("up\ntool-index==1.0\n")
     stack = environment.of_files([str(file)], ["up"])
     assert stack.packages["up"].version == "1.0"
-    assert "the other requirements contradict up" in stack.notes[0]
+    assert stack.notes[0].startswith("no releases were found that fit together, so tool-index was")
 
 
 def test_what_needs_an_unknown_release_is_said_first(
     published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its bugs would vanish: 'no up'."""
-    monkeypatch.setattr(resolver, "NEEDS", {"down": ("other",), "other": ("deep",)})
+    monkeypatch.setattr(needs, "NEEDS", {"down": ("other",), "other": ("deep",)})
+    error = solver.NotResolved("nobody understands it")
+    monkeypatch.setattr(solver, "choose_versions", Mock(side_effect=error))
     file = tmp_path / "requirements.txt"
     file.write_text("up==2.0\ndown>=3\n")
     stack = environment.of_files([str(file)], ["up", "down", "other", "deep"])
@@ -352,7 +461,7 @@ def test_another_index_another_uv_and_another_python_are_asked_again(
     assert len(set(keys)) == 5
 
 
-@pytest.mark.parametrize("text", ["up==2.0\ndown>=3\n", "up\nsource==9.9\n--find-links wheels\n"])
+@pytest.mark.parametrize("text", ["up\nsource==9.9\n--find-links wheels\n"])
 def test_a_failed_resolution_is_not_kept(
     published: type[Handler], cache: Path, unpinned: str, text: str
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import environment
+from harness.check import environment, synonyms
 from harness.check.installed import LEFT_OUT, Installed
 from harness.system.errors import Inconclusive, UserError
 from tests.index import Handler, no_network, served
@@ -118,6 +118,11 @@ def up_in(*files: str) -> Installed | None:
 
 NOT_HERE = "sys_platform == 'win32'"
 HERE = "sys_platform == 'linux'"
+GIT_TAG = """[package.source]
+type = "git"
+url = "https://github.com/us/up.git"
+reference = "v4.40.0"
+resolved_reference = "a5" """
 ONE, TWO = Installed("4.40.0"), Installed("4.57.6")
 BOTH = Installed("", "uv.lock has 4.40.0 and 4.57.6", ("4.40.0", "4.57.6"))
 ELSEWHERE = Installed("", LEFT_OUT)
@@ -171,7 +176,25 @@ def manifest(overrides: str) -> str:
             uv(("4.40.0", 'editable = "../up"', "")).replace('version = "4.40.0"', ""),
             Installed("", "an editable install"),
         ),
+        ("uv.lock", uv(("4.40.0", 'git = "https://github.com/us/up?tag=v4.40.0#a5"', "")), ONE),
+        ("uv.lock", uv(("4.40.0", 'git = "https://github.com/us/up.git?rev=v4.40.0#a5"', "")), ONE),
+        (
+            "uv.lock",
+            uv(("4.40.0", 'git = "https://github.com/me/up?tag=v4.40.0#a5"', "")),
+            Installed("4.40.0", "installed from git"),
+        ),
+        (
+            "uv.lock",
+            uv(("4.40.0", 'git = "https://github.com/us/up?branch=v4.40.0#a5"', "")),
+            Installed("4.40.0", "installed from git"),
+        ),
+        (
+            "uv.lock",
+            uv(("4.41.0.dev0", 'git = "https://github.com/us/up#a5"', "")),
+            Installed("4.41.0.dev0"),
+        ),
         ("poetry.lock", poetry(), None),
+        ("poetry.lock", poetry(("4.40.0", GIT_TAG)), ONE),
         ("poetry.lock", poetry(("4.40.0", "")), ONE),
         ("poetry.lock", poetry(("4.40.0", f'markers = "{NOT_HERE}"')), None),
         ("poetry.lock", poetry(("4.40.0", 'markers = "extra == \\"train\\""')), ONE),
@@ -208,6 +231,17 @@ def manifest(overrides: str) -> str:
         ),
         (
             "pylock.toml",
+            pylock(
+                (
+                    "4.40.0",
+                    'vcs = {type = "git", url = "https://github.com/us/up", commit-id = "a5", '
+                    'requested-revision = "v4.40.0"}',
+                )
+            ),
+            ONE,
+        ),
+        (
+            "pylock.toml",
             pylock(("4.40.0", 'vcs = {type = "git", url = "https://host/up", commit-id = "a5"}')),
             Installed("4.40.0", "installed from git"),
         ),
@@ -238,8 +272,9 @@ def manifest(overrides: str) -> str:
     ],
 )
 def test_a_file_that_lists_all_packages_is_complete(
-    write: Write, name: str, text: str, expected: Installed | None
+    write: Write, name: str, text: str, expected: Installed | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(synonyms.UPSTREAM, "us/up", "up")
     write(name, text)
     stack = environment.of_files([name], NAMES)
     assert stack.packages == ({"up": expected} if expected else {})
@@ -290,7 +325,7 @@ def test_a_day_changes_nothing_in_a_list_of_all_packages(
 ) -> None:
     write(name, text)
     stack = environment.of_files([name], NAMES, "2025-01-01")
-    assert stack.notes == (f"--as-of has no effect: {stack.where} lists every release",)
+    assert stack.notes[-1] == f"--as-of has no effect: {stack.where} lists every release"
 
 
 @pytest.mark.parametrize(

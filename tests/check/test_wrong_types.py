@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.check import resolver
+from harness.check import resolver, solver
 from harness.cli import check
 from harness.system.errors import HarnessError
 
@@ -236,7 +236,7 @@ def written(name: str, content: Any) -> str | None:
 @pytest.fixture(autouse=True)
 def _unresolved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No resolver is started: what it is given was read before."""
-    monkeypatch.setattr(resolver, "_solve", lambda *_: resolver._Solution())
+    monkeypatch.setattr(resolver, "_solve", lambda *_: solver.Solution())
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     Path("project/tools").mkdir(parents=True)

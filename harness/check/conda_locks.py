@@ -1,0 +1,100 @@
+"""The lock files of conda's world: conda-lock.yml and pixi.lock, for one platform.
+
+A project may have several environments or categories of packages, and only its user knows which are
+installed: all count, as the extras of other lock files do.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from packaging.utils import InvalidName, canonicalize_name
+
+from harness.check.conda_environment import FILE
+from harness.check.installed import FOLDER, Listed, at_address, from_git
+from harness.check.synonyms import ELSEWHERE
+from harness.system.documents import as_list, as_table, as_text, table_at
+
+CONDA_LOCK = (1,)
+PIXI = (4, 5, 6)
+"""The versions of the formats that are read."""
+
+USUAL = "linux-64"
+PLATFORMS = {
+    ("linux", "x86_64"): USUAL,
+    ("linux", "aarch64"): "linux-aarch64",
+    ("darwin", "x86_64"): "osx-64",
+    ("darwin", "arm64"): "osx-arm64",
+}
+"""conda's names of platforms."""
+
+
+def of_conda_lock(document: Mapping[str, Any]) -> Iterator[Listed]:
+    """The packages in conda-lock.yml. Raises ValueError for another content."""
+    tables = [
+        as_table(entry, f"package {number}")
+        for number, entry in enumerate(as_list(document.get("package"), "package"), start=1)
+    ]
+    chosen = _platform(_text(table, "platform") for table in tables)
+    for table in tables:
+        if _text(table, "platform") == chosen:
+            name, version = _text(table, "name"), _text(table, "version")
+            by_pip = _text(table, "manager") == "pip"
+            yield from _listed(name, version, _text(table, "url"), by_pip=by_pip)
+
+
+def of_pixi(document: Mapping[str, Any]) -> Iterator[Listed]:
+    """The packages in pixi.lock. Raises ValueError for another content."""
+    tables = {}
+    for number, entry in enumerate(as_list(document.get("packages"), "packages"), start=1):
+        table = as_table(entry, f"package {number}")
+        tables[_place(table) or _text(table, "url") or _text(table, "path")] = table
+    environments = table_at(document, "environments").items()
+    lists = [as_table(as_table(e, n).get("packages"), f"packages of {n}") for n, e in environments]
+    chosen = _platform(name for each in lists for name in each)
+    for each in lists:
+        for entry in as_list(each.get(chosen), f"packages of {chosen}"):
+            reference = as_table(entry, f"an entry of {chosen}")
+            place = _place(reference)
+            table = tables.get(place, {})
+            name, version = _text(table, "name"), _text(table, "version")
+            if not name and (file := FILE.fullmatch(place)):
+                name, version = file[1], file[2]
+            yield from _listed(name, version, place, by_pip="pypi" in reference)
+
+
+def _place(table: Mapping[str, Any]) -> str:
+    """The address of a package in pixi.lock; empty if the table has it in another way."""
+    return _text(table, "conda") or _text(table, "pypi")
+
+
+def _listed(name: str, version: str, place: str, *, by_pip: bool) -> Iterator[Listed]:
+    """An entry, under the name that pip has; none for what is no package of Python's."""
+    try:
+        canonical = canonicalize_name(name, validate=True)
+    except InvalidName:
+        return
+    if not by_pip:
+        yield Listed(ELSEWHERE.get(canonical, canonical), version)
+    elif place.startswith("git+"):
+        package = from_git(canonical, place, version=version)
+        yield Listed(canonical, package.version, package.origin)
+    elif "://" not in place and place:
+        yield Listed(canonical, version, FOLDER)
+    else:
+        yield Listed(canonical, version or at_address(place)[1].version)
+
+
+def _platform(names: Iterable[str]) -> str:
+    """The platform of this machine, otherwise the usual one, otherwise the first one."""
+    choices = list(dict.fromkeys(names))
+    ours = PLATFORMS.get((sys.platform, platform.machine()), USUAL)
+    return next((name for name in (ours, USUAL, *choices) if name in choices), "")
+
+
+def _text(table: Mapping[str, Any], key: str) -> str:
+    """The text of a key; empty if it is missing."""
+    return as_text(table[key], key) if key in table else ""

@@ -1,0 +1,331 @@
+"""Has uv choose releases that fit together. It stops at the first obstacle: solver removes it and
+tries again, until uv chooses.
+
+- A package without a wheel for this Python, or without such a release, is left out. All others
+  still constrain each other.
+- If a package needs another release of something than the files name, the files' own requirement
+  replaces what the package needs: ``vllm==0.8.4`` needs torch 2.6.0, and the file has 2.5.1.
+- If two packages need different releases of something that no file names, its release is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from packaging.requirements import Requirement
+from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
+from packaging.version import Version
+
+from harness.bugs import pins
+from harness.bugs.result_file import tested_releases
+from harness.check import needs, uv_errors
+from harness.check.contradictions import contradictions
+from harness.check.installed import public_build
+from harness.check.requirements import Requirements
+from harness.check.uv_errors import Contradiction
+from harness.releases import index, locks, uv
+from harness.system.errors import Fault
+from harness.system.text import listed, one_line, short
+
+LONGEST = 300
+"""Characters of a list of packages, or of uv's errors, in a line."""
+TRIES = 100
+"""How often uv is started at most: each time it names packages that it cannot use."""
+LIMIT = 90.0
+"""Seconds for uv, each time."""
+AT_ONCE = 8
+"""Packages that are looked up in the index at the same time."""
+NO_WHEELS = ("deepspeed", "flash-attn")
+"""Packages without wheels that most files name: to learn it from uv costs a try for each."""
+LEAVES = ("antlr4-python3-runtime", "pathtools", "promise")
+"""Packages without wheels that many others need (hydra-core, wandb), and that need nothing of ours.
+uv would take years-old releases of what needs them, or stop at each."""
+
+
+class NotResolved(Exception):
+    """uv chose no releases; the message says why."""
+
+
+class NoAnswer(NotResolved):
+    """The index or uv did not respond, which says nothing of the requirements."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What uv chose."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """The packages of ours that something needs, and why their releases were not found."""
+    contested: Mapping[str, str] = field(default_factory=dict)
+    """The packages that are needed in different releases, with what needs them."""
+    notes: Sequence[str] = ()
+    is_whole: bool = False
+    """Whether uv looked at all requirements, so that it would find the same again today."""
+
+
+@dataclass
+class _Task:
+    """The requirements as they are tried, and what was removed from them."""
+
+    content: Requirements
+    required: Mapping[str, SpecifierSet]
+    day: str
+    omissions: set[str]
+    may_lack_release: set[str] = field(default_factory=lambda: set(NO_WHEELS))
+    reasons: dict[str, str] = field(default_factory=dict)
+    """What needs an omission."""
+    contradictions: dict[str, Contradiction] = field(default_factory=dict)
+    """By the package of which no release meets all that is required."""
+
+    def compile(self, *options: str) -> tuple[Mapping[str, str] | None, str]:
+        """The versions that ``uv pip compile`` chooses, or None and its errors. Raises NoAnswer if
+        uv takes too long."""
+        command, stdin, files = self.uv_input()
+        try:
+            process = uv.execute(
+                [*command, *options], stdin, {"UV_HTTP_RETRIES": "1"}, files, LIMIT
+            )
+        except subprocess.TimeoutExpired:
+            raise NoAnswer(f"uv did not answer within {LIMIT:.0f} s") from None
+        if process.returncode:
+            return None, " ".join(process.stderr.split())
+        lines = (line.partition(";")[0].strip() for line in process.stdout.splitlines())
+        return locks.versions("\n".join(line for line in lines if "==" in line)), ""
+
+    def uv_input(self) -> tuple[list[str], str, dict[str, list[str]]]:
+        """The words of the command, its standard input, and the lines of its files.
+
+        An override leaves an omission out; what it needs, as far as ``NEEDS`` says, is required.
+        """
+        content, omissions = self.content, self.omissions
+        lines = [f"{name}{_extras(content, name)}{v}" for name, v in self.required.items()]
+        others = {
+            need for name in omissions & self.required.keys() for need in needs.NEEDS.get(name, ())
+        }
+        command = [
+            *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--no-build"),
+            *((f"--exclude-newer={self.day}",) if self.day else ()),
+            *((f"--default-index={content.indices[0]}",) if any(content.indices[:1]) else ()),
+            *(("--python-version", python) if (python := other_python(content.python)) else ()),
+        ]
+        stdin = "".join(f"{_of_release(line)}\n" for line in [*lines, *sorted(others)])
+        bounds = [_of_release(f"{name}{versions}") for name, versions in content.bounds.items()]
+        replacements = {n: lines for n, lines in content.overrides.items() if n not in omissions}
+        for name in sorted(self.contradictions.keys() - omissions):
+            replacements[name] = [f"{name}{_extras(content, name)}{self.limits.get(name, '')}"]
+        overrides = [_of_release(line) for lines in replacements.values() for line in lines]
+        lists = {"--override": [*uv.left_out(omissions), *overrides], "--constraint": bounds}
+        return command, stdin, lists
+
+    @property
+    def limits(self) -> Mapping[str, SpecifierSet]:
+        """The versions that the files allow, also those of constraints."""
+        return {**self.content.bounds, **self.required}
+
+    def leave_out(self, errors: str) -> bool:
+        """Leave out what uv cannot use, and all of that kind; whether there is anything."""
+        names = self._obstacles(errors)
+        if not names:
+            return False
+        self.omissions |= names
+        reasons = uv_errors.needs(errors, self.limits)
+        self.reasons.update((n, reasons.get(n, "another package needs it")) for n in names)
+        others = self._others_without_wheels() if names & self.required.keys() else set()
+        self.omissions |= others
+        return True
+
+    def _obstacles(self, errors: str) -> set[str]:
+        without_release = uv_errors.without_release(errors, self.required) - self.omissions
+        self.may_lack_release |= without_release
+        return (uv_errors.unusable(errors) - self.omissions) | without_release
+
+    def _others_without_wheels(self) -> set[str]:
+        """The required packages that uv cannot use, either, by its cache alone and without what
+        packages need: that takes a tenth of a second for each, and a full try takes seconds."""
+        first, doubtful = self.omissions, set[str]()
+        try:
+            for _ in range(TRIES):
+                versions, errors = self.compile("--no-deps", "--offline")
+                names = set() if versions is not None else self._obstacles(errors)
+                absent = uv_errors.not_stored(errors) - self.omissions
+                doubtful |= absent | (names & self.may_lack_release)
+                if not names | absent:
+                    break
+                self.omissions = self.omissions | names | absent
+            sure = (self.omissions - first - doubtful) & self.required.keys()
+        finally:
+            self.omissions = first
+        asked = sorted(doubtful & self.required.keys())
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            answers = pool.map(self._is_absent, asked)
+            return sure | {name for name, answer in zip(asked, answers, strict=True) if answer}
+
+    def _is_absent(self, name: str) -> bool:
+        """Whether the index certainly has no such package, or no such release of it."""
+        try:
+            index.releases(name, self.content.indices)
+        except index.NoPackage:
+            return True
+        except Fault:
+            return False
+        return self.has_no_release(name)
+
+    def has_no_release(self, name: str) -> bool:
+        """Whether the index certainly has no release that requirements allow, or had none on the
+        day.
+
+        Not certain, so False: the package comes from an address; its version has a label, which is
+        from another index that the file need not name; or the index does not respond.
+        """
+        specifiers = self.content.versions[name]
+        if name in self.content.direct or "+" in str(specifiers):
+            return False
+        if not self.day and any(map(specifiers.contains, tested_releases(name))):
+            return False
+        try:
+            releases = index.releases(name, self.content.indices)
+        except Fault:
+            return False
+        published = (r.version for r in releases if not (self.day and r.day > self.day))
+        return not any(specifiers.contains(version, prereleases=True) for version in published)
+
+    def settle(self, errors: str) -> bool:
+        """Settle a contradiction: the files' requirement counts; whether there is one."""
+        contradiction = uv_errors.contradiction(errors, self.limits)
+        names = set(contradiction.names if contradiction else ()) - self.contradictions.keys()
+        names -= self.omissions
+        if contradiction and names:
+            self.contradictions.update(dict.fromkeys(sorted(names), contradiction))
+        return bool(names)
+
+
+def first_input(content: Requirements, day: str) -> tuple[list[str], str, dict[str, list[str]]]:
+    """What uv gets at the first try: the same input has the same answer."""
+    return _task(content, content.versions, day).uv_input()
+
+
+def choose_versions(
+    content: Requirements,
+    required: Mapping[str, SpecifierSet],
+    our_packages: Collection[str],
+    day: str,
+) -> Solution:
+    """The versions that uv chooses, and notes for the user about what was removed.
+
+    Raises NotResolved if nobody understands why uv chooses none, and NoAnswer if the index or uv
+    does not respond.
+    """
+    task = _task(content, required, day)
+    for _ in range(TRIES):
+        versions, errors = task.compile()
+        if versions is not None:
+            return _solution(task, versions, our_packages)
+        if uv_errors.SILENT_INDEX.search(errors):
+            raise NoAnswer("the package index does not respond")
+        if not (task.leave_out(errors) or task.settle(errors)):
+            break
+    raise NotResolved(short(one_line(errors.removeprefix("error: ")), LONGEST))
+
+
+def _task(content: Requirements, required: Mapping[str, SpecifierSet], day: str) -> _Task:
+    """The requirements without what no index can have a wheel of, and without what contradicts
+    itself; uv finds out which others there are."""
+    omissions = {
+        *NO_WHEELS,
+        *(set(LEAVES) - required.keys()),
+        *(n for n, package in content.direct.items() if not package.version),
+        *_of_one_package(content),
+    }
+    return _Task(content, required, day, omissions)
+
+
+def _of_one_package(content: Requirements) -> dict[str, str]:
+    """The packages of an index whose requirements contradict each other, with the requirements."""
+    versions = {n: those for n, those in content.versions.items() if n not in content.direct}
+    return contradictions(versions, content.places)
+
+
+def _solution(task: _Task, versions: Mapping[str, str], our_packages: Collection[str]) -> Solution:
+    versions = {n: version for n, version in versions.items() if n not in task.omissions}
+    unknown = {
+        name: f"{reason}, and no index has that for this Python"
+        for name, reason in task.reasons.items()
+        if name in our_packages and name not in task.content.versions
+    }
+    contested = {
+        name: f"{listed(those.needs)}, and no release of it meets all requirements"
+        for name, those in task.contradictions.items()
+        if not str(task.limits.get(name, ""))
+    }
+    notes = [*_contradiction_notes(task), *_omission_notes(task)]
+    return Solution(versions, unknown, contested, notes, is_whole=True)
+
+
+def _contradiction_notes(task: _Task) -> Iterator[str]:
+    """A note for each contradiction, with the requirements of the files that take part."""
+    for name, places in _of_one_package(task.content).items():
+        if name in task.required:
+            yield f"left out, as its requirements contradict each other: {places}"
+    for those in dict.fromkeys(task.contradictions.values()):
+        parts = [f"{name}{task.limits[name]}" for name in those.requirements]
+        reasons = "; ".join(those.needs)
+        text = f"{listed(parts)} ({reasons})" if parts else reasons
+        yield short(f"these requirements contradict each other: {text}", LONGEST)
+
+
+def _omission_notes(task: _Task) -> Iterator[str]:
+    """A note for the required omissions that have no such release, and one for those that have no
+    wheel. Only those that may lack a release are looked up in the index."""
+    content = task.content
+    omissions = (task.omissions & content.versions.keys()) - _of_one_package(content).keys()
+    doubtful = sorted(omissions & task.may_lack_release)
+    without_release = [name for name in doubtful if task.has_no_release(name)]
+    if without_release:
+        requirements = ", ".join(f"{name}{content.versions[name]}" for name in without_release)
+        when = f"was no such release on {task.day}" if task.day else "is no such release"
+        yield f"there {when}, so what it needs was not looked up: {short(requirements, LONGEST)}"
+    without_wheel = omissions - {*without_release} - needs.NEEDS.keys() - content.projects
+    without_wheel -= content.overrides.keys()
+    if without_wheel:
+        listing = short(", ".join(sorted(without_wheel)), LONGEST)
+        yield f"what these need was not looked up, as no index has their wheels: {listing}"
+
+
+def _of_release(line: str) -> str:
+    """A requirement that allows every build of a release: ``torchvision==0.16.0`` for
+    ``torchvision==0.16.0+cu121``. Their index need not respond, and all need the same. Instead of a
+    development version, which no index has, it is the release that it became."""
+    requirement = Requirement(line)
+    requirement.specifier = SpecifierSet(",".join(map(_released, requirement.specifier)))
+    return str(requirement)
+
+
+def _released(specifier: Specifier) -> str:
+    version = public_build(specifier.version)
+    if specifier.operator in ("==", "===") and re.search(r"\.dev\d+$", version):
+        version = Version(version).base_version
+    return f"{specifier.operator}{version}"
+
+
+def _extras(content: Requirements, name: str) -> str:
+    """The extras of a package as a requirement has them: ``[default,tune]``, or nothing."""
+    extras = ",".join(sorted(content.extras.get(name, ())))
+    return f"[{extras}]" if extras else ""
+
+
+def other_python(constraint: str) -> str:
+    """The oldest Python that a project is for, if it is not for ours; empty if it is for ours, or
+    if the constraint is invalid."""
+    try:
+        specifiers = SpecifierSet(constraint)
+    except InvalidSpecifier:
+        return ""
+    our_python, _ = pins.here()
+    if specifiers.contains(f"{our_python}.99") or specifiers.contains(our_python):
+        return ""
+    return next((f"3.{n}" for n in range(7, 20) if specifiers.contains(f"3.{n}.99")), "")
