@@ -23,12 +23,14 @@ SCENARIO = "scenario"
 STATUSES = {
     SCENARIO: "a scenario reproduces it",
     "near": "no scenario reproduces it, but one has a bug of the same kind",
-    "open": "nothing seems to prevent a scenario on a CPU, and none exists yet",
+    "open": "nothing seems to prevent a scenario on a CPU, and none exists yet; the reason says "
+    "what it needs, and what a run of the report showed",
     "not reproduced": "we ran what the report says, and the result was right",
     "not on these machines": "it needs a kernel, several GPUs, other hardware, or code that is not "
     "public",
     "not silent": "it raises, hangs, or costs only time",
-    "other": "it is a fault of a user's script, a mutation, or concerns inference",
+    "other": "it is no bug of a training in a release: a fault of a user's script, a mutation, "
+    "code that no release had, inference, a metric, or a property of a method",
     "not found": "no public text that we found describes it",
 }
 """What the catalogue has of a bug, with the meaning."""
@@ -127,7 +129,10 @@ def _bug_list(key: str, table: Mapping[str, Any], answered: Mapping[str, list[st
         Entry(bug, catalog.scenario(names[0]).title, SCENARIO, like=tuple(names))
         for bug, names in sorted(answered.items())
     )
-    return BugList(key, table["name"], table["about"], table.get("link", ""), reproduced + others)
+    entries = reproduced + others
+    if (total := sum(entry.count for entry in entries)) != table["total"]:
+        raise ValueError(f"{key} has {total} bugs, not {table['total']}")
+    return BugList(key, table["name"], table["about"], table.get("link", ""), entries)
 
 
 def _numbers(bug_list: BugList) -> Iterator[str]:

@@ -42,6 +42,7 @@ def test_a_page_that_is_written_as_a_whole_is_up_to_date(name: str) -> None:
             "[attest]\nname = ''\nabout = ''\nbugs = [{id = 'x/y#1', what = '', status = 'bad'}]",
             "attest: x/y#1 is 'bad', not one of near, open",
         ),
+        ("[attest]\nname = ''\nabout = ''\ntotal = 3\nbugs = []", "attest has 1 bugs, not 3"),
     ],
 )
 def test_a_bug_of_another_list_has_a_scenario_or_a_status(

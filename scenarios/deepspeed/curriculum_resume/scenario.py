@@ -93,7 +93,7 @@ SCENARIO = api.Scenario(
             "https://github.com/deepspeedai/DeepSpeed/pull/2585",
         ),
     ),
-    named_by=("reference: deepspeedai/DeepSpeed#8405",),
+    named_by=("reference: CKPT.13",),
     harm="wrong resume",
     visibility="silent",
     settings={"code": api.by_code("curriculum learning of the data efficiency library is on")},

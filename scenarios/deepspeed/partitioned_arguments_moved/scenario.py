@@ -67,7 +67,7 @@ SCENARIO = api.Scenario(
     "tensor before one that is",
     remedy="pass tensors first, and bind all other arguments beforehand with functools.partial",
     pins={"deepspeed": "0.19.8"},
-    named_by=("reference: deepspeedai/DeepSpeed#8455",),
+    named_by=("reference: ACT.05",),
     harm="ruins training",
     visibility="silent",
     settings={

@@ -79,7 +79,7 @@ SCENARIO = api.Scenario(
             "https://github.com/deepspeedai/DeepSpeed/pull/7104",
         ),
     ),
-    named_by=("reference: deepspeedai/DeepSpeed#8347",),
+    named_by=("reference: DATA.07",),
     harm="loses data",
     visibility="silent",
     settings={"code": api.by_code("DeepSpeed packs rows into batches of variable size")},

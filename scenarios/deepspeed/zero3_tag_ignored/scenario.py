@@ -54,7 +54,7 @@ SCENARIO = api.Scenario(
     "not the newest",
     remedy="write the tag into the file `latest` before the load, or load the optimizer's state",
     pins={"deepspeed": "0.19.8"},
-    named_by=("reference: deepspeedai/DeepSpeed#8499",),
+    named_by=("reference: CKPT.24",),
     harm="wrong resume",
     visibility="silent",
     settings={

@@ -72,7 +72,7 @@ SCENARIO = api.Scenario(
     "rank, and a loss function that returns the sum and the number of its own part",
     remedy="set calculate_per_token_loss",
     pins={"megatron-core": "0.16.1"},
-    named_by=("spmd_types: 9",),
+    named_by=("spmd_types: 9", "reference: LOSS.10"),
     absent=(
         api.Absent(
             "megatron-core<0.13",

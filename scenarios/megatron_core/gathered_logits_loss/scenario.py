@@ -68,7 +68,7 @@ SCENARIO = api.Scenario(
     trigger="tensor parallelism, and GPTModel called with labels and gathered logits",
     remedy="keep parallel_output=True, and gather no logits in a call with labels",
     pins={"megatron-core": "0.16.1"},
-    named_by=("spmd_types: 2",),
+    named_by=("spmd_types: 2", "reference: KER.15"),
     harm="ruins training",
     visibility="silent",
     settings={

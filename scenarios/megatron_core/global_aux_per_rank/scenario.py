@@ -58,7 +58,7 @@ SCENARIO = api.Scenario(
     trigger="data parallelism and moe_router_load_balancing_type=global_aux_loss",
     remedy="multiply moe_aux_loss_coeff by the data-parallel size",
     pins={"megatron-core": "0.16.1"},
-    named_by=("spmd_types: C1",),
+    named_by=("spmd_types: C1", "reference: PAR.16"),
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("an MoE is balanced by global_aux_loss")},

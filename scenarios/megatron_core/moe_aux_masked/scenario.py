@@ -38,7 +38,7 @@ SCENARIO = api.Scenario(
     "auxiliary loss",
     remedy="divide moe_aux_loss_coeff by the tensor-parallel size",
     pins={"megatron-core": "0.16.1"},
-    named_by=("spmd_types: 10",),
+    named_by=("spmd_types: 10", "reference: MOE.12"),
     harm="ruins training",
     visibility="silent",
     settings={

@@ -71,7 +71,7 @@ SCENARIO = api.Scenario(
     trigger="learnable attention sinks, tensor parallelism, and clipping",
     remedy="set softmax_offset.tensor_model_parallel = True before the optimizer is made",
     pins={"megatron-core": "0.16.1"},
-    named_by=("spmd_types: 8",),
+    named_by=("spmd_types: 8", "reference: OPT.17"),
     harm="wrong metric",
     visibility="silent",
     settings={

@@ -72,7 +72,7 @@ SCENARIO = api.Scenario(
     trigger="tensor parallelism, and label_smoothing in vocab_parallel_cross_entropy",
     remedy="gather the logits (gather_output=True) and use torch's cross_entropy",
     pins={"megatron-core": "0.16.1"},
-    named_by=("spmd_types: 1",),
+    named_by=("spmd_types: 1", "reference: KER.14"),
     harm="ruins training",
     visibility="silent",
     settings={"tensor_parallel": api.above(1), "code": api.by_code("the loss smooths labels")},

@@ -59,7 +59,7 @@ SCENARIO = api.Scenario(
     remedy="train one document in each row, padded on the right, or use Transformer Engine's "
     "attention",
     pins={"megatron-core": "0.16.1"},
-    named_by=("reference: NVIDIA/Megatron-LM#7039",),
+    named_by=("reference: DATA.09",),
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("layers have a sliding window, and rows are packed")},

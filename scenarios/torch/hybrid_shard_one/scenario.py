@@ -80,6 +80,7 @@ SCENARIO = api.Scenario(
     trigger="FSDP1 with a hybrid strategy and one rank in each sharding group",
     remedy="use DistributedDataParallel, or NO_SHARD without a mesh, or FSDP2",
     pins={"torch": "2.13.0"},
+    named_by=("reference: PAR.06",),
     releases="torch>=2.1",  # the FSDP of older ones needs a GPU
     absent=(api.Absent("torch<2", "its FSDP has no HYBRID_SHARD"),),
     harm="ruins training",
