@@ -24,13 +24,30 @@ from harness.system.files import ROOT
         ("uv.lock", True),
         ("pylock.gpu.toml", True),
         ("environment_gpu.yaml", True),
+        ("constraints.in", True),
+        ("dev-constraints.txt", True),
+        ("conda-lock.yml", True),
+        ("pixi.lock", True),
+        ("env.yml", True),
+        ("conda/conda.yaml", True),
+        ("backend/uv.lock", True),
         ("train.py", False),
+        ("envelope.yml", False),
         ("requirements.md", False),
         ("Cargo.lock", False),
     ],
 )
 def test_the_hook_runs_if_a_file_that_names_releases_changes(name: str, expected: bool) -> None:
     assert bool(re.search(HOOK["files"], name)) == expected
+
+
+def test_the_hook_of_docs_for_a_subfolder_runs_for_its_files_alone() -> None:
+    text = (ROOT / "docs" / "check.md").read_text()
+    block = text.partition("in a subfolder")[2].partition("```yaml")[2].partition("```")[0]
+    (hook,) = yaml.safe_load(block)
+    assert hook["args"][:2] == ["-r", "backend"]
+    assert re.search(hook["files"], "backend/uv.lock")
+    assert not re.search(hook["files"], "frontend/uv.lock")
 
 
 def run(folder: Path, *words: str) -> tuple[int, str]:
