@@ -15,6 +15,7 @@ from harness.bugs import catalog
 from harness.bugs.api.settings import Setting
 from harness.check.bug_status import RAN, THERE, BugStatus, Checked, advice
 from harness.check.environment import Environment
+from harness.check.installed import Installed
 from harness.system.installation import as_typed
 from harness.system.terminal import terminal
 from harness.system.text import count, short, unbroken
@@ -43,6 +44,8 @@ INCOMPLETE = (
 
 STYLES = {BugStatus.AFFECTED: "bold red", BugStatus.POSSIBLY: "bold yellow"}
 
+SHOWN = 5
+"""Releases of one package that are printed."""
 LONGEST = 160
 """Characters of a reason that are printed; the JSON has it complete."""
 
@@ -204,14 +207,21 @@ def releases_of(environment: Environment) -> list[str]:
     aside = catalog.only_vehicles()
     packages = sorted(entry for entry in environment.packages.items() if entry[0] not in aside)
     releases = [
-        f"{name} {' or '.join(package.candidates) or package.version or '?'}"
-        + ("*" if package.newest_of else "")
+        f"{name} {_versions(package)}" + ("*" if package.newest_of else "")
         for name, package in packages
     ]
     lines = [f"{environment.where}: {', '.join(releases)}"]
     if any(package.newest_of for _, package in packages):
         lines += ["  * the newest that fits; the files name a range, or only what needs it"]
     return lines
+
+
+def _versions(package: Installed) -> str:
+    """The release of a package, the first of those that a lock file has, or ``?``."""
+    candidates = list(package.candidates[:SHOWN])
+    if others := len(package.candidates) - len(candidates):
+        candidates.append(f"one of {others:,} others")
+    return " or ".join(candidates) or package.version or "?"
 
 
 def _whole(checked: Checked) -> list[str]:

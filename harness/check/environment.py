@@ -10,6 +10,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from harness.bugs.packages import import_name
 from harness.bugs.pins import Distribution, Interpreter
 from harness.check import (
     distributions,
@@ -33,7 +34,7 @@ from harness.check.requirements import Requirements
 from harness.check.resolution_store import Resolution
 from harness.check.resolver import resolve
 from harness.check.source import STDIN, PackageFile
-from harness.check.synonyms import named_in
+from harness.check.synonyms import PUBLISHED, Published, forked, named_in
 from harness.system.errors import UserError
 from harness.system.text import count
 
@@ -65,7 +66,9 @@ class Environment:
 def of_this_interpreter(names: Iterable[str]) -> Environment:
     """The environment of this process, by its metadata; nothing is imported."""
     python = Path(sys.executable)
-    return _of_python(python, python, distributions.described(_all_names(names)))
+    all_names = _all_names(names)
+    modules = {import_name(name): name for name in _originals(all_names)}
+    return _of_python(python, python, distributions.described(all_names, modules), modules)
 
 
 def of_interpreter(python: Path, names: Iterable[str]) -> Environment:
@@ -74,22 +77,39 @@ def of_interpreter(python: Path, names: Iterable[str]) -> Environment:
     Raises UserError if there is none, and Inconclusive if it crashes or does not answer.
     """
     program = interpreter.executable(python)
-    answer = interpreter.ask(program, _all_names(names))
-    return _of_python(program, program.absolute(), answer)
+    all_names = _all_names(names)
+    modules = {import_name(name): name for name in _originals(all_names)}
+    answer = interpreter.ask(program, all_names, list(modules))
+    return _of_python(program, program.absolute(), answer, modules)
 
 
-def _of_python(program: Path, python: Path, answer: Mapping[str, Any]) -> Environment:
+def _of_python(
+    program: Path, python: Path, answer: Mapping[str, Any], modules: Mapping[str, str]
+) -> Environment:
+    """``modules`` are those that the interpreter was asked about, each with its package."""
     if program.is_relative_to(Path.cwd()):
         program = program.relative_to(Path.cwd())
     records, version = answer["packages"], answer["python"]
-    packages = merged({name: _installed(name, **record) for name, record in records.items()})
+    installed = {name: _installed(name, **record) for name, record in records.items()}
+    forks = {
+        name: (described(name, release), Published(modules[module], f"it installs {module}"))
+        for module, owners in answer["owners"].items()
+        for name, release in owners.items()
+        if name not in (modules[module], *PUBLISHED)
+    }
+    installed.update((name, package) for name, (package, _) in forks.items())
+    packages = merged(installed, {name: copy for name, (_, copy) in forks.items()})
     folders = {
         n: Distribution(record["versions"][0], record["folder"]) for n, record in records.items()
     }
     where = f"{program} (Python {version})"
-    return Environment(
-        packages, where, True, Interpreter(str(python), version, answer["site"], folders)
-    )
+    interpreter = Interpreter(str(python), version, answer["site"], folders)
+    notes = tuple(_of_unknown_origin(packages))
+    return Environment(packages, where, True, interpreter, notes)
+
+
+def _originals(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name not in PUBLISHED]
 
 
 def _installed(
@@ -139,8 +159,9 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     resolution = Resolution() if complete else resolve(content, all_names, day)
     remarks = [*resolution.notes, *(day_notes if complete else []), *_unnamed(content.unnamed)]
     packages = merged({**resolution.packages, **exact})
-    direct = {name: package for name, package in exact.items() if name in content.direct}
-    notes = [*_of_unknown_origin(direct), *remarks, *notes]
+    others = content.direct.keys() | forked({*resolution.packages, *exact})
+    unknown = {name: package for name, package in packages.items() if name in others}
+    notes = [*_of_unknown_origin(unknown), *remarks, *notes]
     return Environment(packages, where, complete, None, tuple(notes), first_file, content.lines)
 
 

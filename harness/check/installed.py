@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 from packaging.utils import (
@@ -17,7 +18,7 @@ from packaging.utils import (
 from packaging.version import Version
 
 from harness.bugs.result_file import tested_releases
-from harness.check.synonyms import ELSEWHERE, PUBLISHED, UPSTREAM, Published
+from harness.check.synonyms import ELSEWHERE, FORKS, PUBLISHED, UPSTREAM, Published
 from harness.system.text import short
 
 EDITABLE = "an editable install"
@@ -140,8 +141,15 @@ def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
         return described(name, version, origin)
     versions = " and ".join(version or "one without a version" for version in origins)
     packages = [described(name, version, origin) for version, origin in origins.items()]
-    candidates = tuple(origins) if all(not package.origin for package in packages) else ()
+    is_each_a_release = all(not package.origin for package in packages)
+    candidates = _distinct(packages) if is_each_a_release else ()
     return Installed("", f"{where} has {versions}", candidates)
+
+
+def _distinct(packages: Iterable[Installed]) -> tuple[str, ...]:
+    """The versions of these releases, each once: 2.9 is 2.9.0, and 2.9.0+cu128 is a build of it."""
+    versions = {Version(package.version): package.version for package in packages}
+    return tuple(versions.values())
 
 
 def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]:
@@ -156,9 +164,11 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
     file = place.rpartition("/")[2]
     hosted = remote and not file.endswith(".whl") and HOSTED.fullmatch(place)
     folder = hosted[1] if hosted else place.partition("@")[0] if plus else place
-    name = (remote and _upstream(f"{host}{folder}")) or _repository(folder)
-    if egg := re.search(r"(?:^|&)egg=([\w.-]+)", fragment):
-        name = _canonical(egg[1])
+    upstream = _upstream(f"{host}{folder}") if remote else ""
+    name = upstream or _repository(folder)
+    egg = re.search(r"(?:^|&)egg=([\w.-]+)", fragment)
+    if egg and not upstream:
+        name = _elsewhere(_canonical(egg[1]))
     if editable:
         return name, Installed("", EDITABLE)
     if plus and repository != "git":
@@ -222,8 +232,12 @@ def _stem(file: str) -> str:
 
 def _repository(place: str) -> str:
     """The package in a folder or a repository."""
-    name = _canonical(place.rpartition("/")[2].removesuffix(".git"))
-    return ELSEWHERE.get(name, name)
+    return _elsewhere(_canonical(place.rpartition("/")[2].removesuffix(".git")))
+
+
+def _elsewhere(name: str) -> str:
+    """The package of the index that a repository or a folder of this name has."""
+    return ELSEWHERE.get(name) or FORKS.get(name, name)
 
 
 def _canonical(text: str) -> str:
@@ -273,14 +287,18 @@ DEPENDENCY = "the other packages"
 """What ``newest_of`` says of a package that no file names."""
 
 
-def merged(packages: Mapping[str, Installed]) -> dict[str, Installed]:
+def merged(
+    packages: Mapping[str, Installed], forks: Mapping[str, Published] = MappingProxyType({})
+) -> dict[str, Installed]:
     """Name packages as scenarios pin them; a package and its synonym become one entry.
 
     A package that is installed only because another one needs it gives way to its synonym:
-    ``lightning`` needs pytorch-lightning, and imports its own copy.
+    ``lightning`` needs pytorch-lightning, and imports its own copy. ``forks`` are synonyms that
+    PUBLISHED does not have.
     """
-    entries = {name: package for name, package in packages.items() if name not in PUBLISHED}
-    for name, copy in PUBLISHED.items():
+    synonyms = {**forks, **PUBLISHED}
+    entries = {name: package for name, package in packages.items() if name not in synonyms}
+    for name, copy in synonyms.items():
         if name in packages:
             synonym = _as_original(name, packages[name], copy)
             entries[copy.package] = _both(entries.get(copy.package), synonym, name, copy)
@@ -298,14 +316,16 @@ def _both(package: Installed | None, synonym: Installed, name: str, copy: Publis
     """The entry for a package and its synonym: nobody knows which of two the user imports."""
     if package is None or package.newest_of == DEPENDENCY or package == synonym:
         return synonym
-    if not copy.same or package.origin or synonym.origin:
-        why = package.origin or synonym.origin
-        return Installed("", f"{name} is installed beside it" + (f", and {why}" if why else ""))
-    versions = dict.fromkeys([*_versions(package), *_versions(synonym)])
-    if len(versions) == 1:
-        return package
-    return Installed("", f"it and {name} are installed", tuple(versions))
+    versions = [*_releases(package), *_releases(synonym)]
+    if copy.same and all(versions):
+        candidates = _distinct(map(Installed, versions))
+        if len(candidates) == 1:
+            return package
+        return Installed("", f"it and {name} are installed", candidates)
+    why = next((one.origin for one in (package, synonym) if one.origin), "") if copy.same else ""
+    return Installed("", f"{name} is installed beside it" + (f", and {why}" if why else ""))
 
 
-def _versions(package: Installed) -> tuple[str, ...]:
-    return package.candidates or (package.version,)
+def _releases(package: Installed) -> tuple[str, ...]:
+    """The releases of which one is installed; an empty text for anything but a release."""
+    return package.candidates or ("" if package.origin else package.version,)

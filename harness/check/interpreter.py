@@ -46,7 +46,7 @@ def executable(path: Path) -> Path:
     raise UserError(f"no interpreter {path}")
 
 
-def ask(python: Path, names: Sequence[str]) -> dict[str, Any]:
+def ask(python: Path, names: Sequence[str], modules: Sequence[str]) -> dict[str, Any]:
     """What ``distributions.described`` returns in another interpreter.
 
     Starts it, so that its ``sitecustomize`` and ``.pth`` files run; it imports none of its
@@ -54,7 +54,8 @@ def ask(python: Path, names: Sequence[str]) -> dict[str, Any]:
     crashes, or does not answer within LIMIT; all its processes are then killed.
     """
     program = Path(distributions.__file__).read_text(encoding="utf-8")
-    command = [str(python.absolute()), "-E", "-B", "-c", START, program, MARK, *names]
+    question = json.dumps({"names": names, "modules": modules})
+    command = [str(python.absolute()), "-E", "-B", "-c", START, program, MARK, question]
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         code = _finished(python, command, output, errors)
         answer = _answer(output)
