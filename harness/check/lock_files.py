@@ -72,7 +72,9 @@ def entries(source: PackageFile) -> list[Listed]:
     try:
         return list(_entries(document, source.name))
     except ValueError as error:
-        raise UserError(f"{source.name} is not a lock file: {short(str(error), 200)}") from None
+        raise UserError(
+            f"{source.name} is not a valid lock file: {short(str(error), 200)}"
+        ) from None
 
 
 def _of_conda(source: PackageFile) -> list[Listed]:
@@ -87,7 +89,9 @@ def _of_conda(source: PackageFile) -> list[Listed]:
         _refuse_unknown_version(source.name, kind, document.get("version", 1), *versions)
         return list(read(document))
     except ValueError as error:
-        raise UserError(f"{source.name} is not a lock file: {short(str(error), 200)}") from None
+        raise UserError(
+            f"{source.name} is not a valid lock file: {short(str(error), 200)}"
+        ) from None
 
 
 def _document(source: PackageFile) -> Mapping[str, Any]:

@@ -54,11 +54,9 @@ def yaml_of(text: str) -> Any:
                 _refuse_deep()
             if aliases > ALIASES:
                 raise ValueError(f"it has more than {ALIASES} aliases")
-        content = yaml.load(text, Loader=loader)
+        return _shallow(lambda: yaml.load(text, Loader=loader))
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
-    _refuse_nonsense(content)
-    return content
 
 
 def toml_of(text: str) -> dict[str, Any]:
@@ -131,6 +129,10 @@ def _shallow(read: Any) -> Any:
         content = read()
     except RecursionError:
         _refuse_deep()
+    except ValueError as error:
+        if "set_int_max_str_digits" in str(error):  # Python's advice is for programmers
+            _refuse_digits()
+        raise
     _refuse_nonsense(content)
     return content
 
@@ -140,7 +142,7 @@ def _refuse_nonsense(content: Any, depth: int = 0) -> None:
     if depth > DEEPEST:
         _refuse_deep()
     if isinstance(content, int) and content.bit_length() > BITS:  # as 0xff, it may be of any size
-        raise ValueError(f"it contains a number with more than {DIGITS} digits")
+        _refuse_digits()
     if isinstance(content, float) and not math.isfinite(content):
         _refuse_constant(str(content))
     inside = content.values() if isinstance(content, dict) else content
@@ -157,6 +159,10 @@ def _refuse_deep() -> NoReturn:
     raise ValueError(f"it is nested more than {DEEPEST} deep")
 
 
+def _refuse_digits() -> NoReturn:
+    raise ValueError(f"it contains a number with more than {DIGITS} digits")
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"it contains {name}, which is not a number")
 
@@ -170,5 +176,5 @@ def _finite(text: str) -> float:
 
 def _whole(text: str) -> int:
     if len(text) > DIGITS:
-        raise ValueError(f"it contains a number with more than {DIGITS} digits")
+        _refuse_digits()
     return int(text)

@@ -85,6 +85,12 @@ def test_the_summary_is_printed_again(tmp_path: Path, capsys: Capture) -> None:
     ]
 
 
+def test_a_summary_without_a_field_is_damaged(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    assert main(["guard-report", str(tmp_path)]) == 3
+    assert capsys.readouterr().err.rstrip().endswith("summary.json is damaged: it has no 'steps'")
+
+
 def test_the_report_of_a_killed_training_has_its_alarms(tmp_path: Path, capsys: Capture) -> None:
     write(tmp_path, fault())
     (tmp_path / "summary.json").unlink()

@@ -75,6 +75,12 @@ def read(folder: Path) -> Report:
     return Report(folder, _summary(summary), tuple(_alarms(alarms)), earlier)
 
 
+def damaged(file: Path, error: Exception) -> Inconclusive:
+    """The error for a file of a report that cannot be read."""
+    why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return Inconclusive(f"{file} is damaged: {one_line(why)}")
+
+
 def _number(file: Path) -> tuple[int, str]:
     return len(file.name), file.name
 
@@ -90,7 +96,7 @@ def _summary(file: Path) -> Mapping[str, Any]:
         int(content["steps"]), list(content["checked"]), list(content["faults"])
         float(content["cost_percent"]), float(content["check_ms"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Inconclusive(f"{file} is damaged: {one_line(str(error))}") from None
+        raise damaged(file, error) from None
     return content
 
 
@@ -103,7 +109,7 @@ def _alarms(file: Path) -> list[Mapping[str, Any]]:
         alarms = [json.loads(line) for line in lines if line.endswith("}")]
         _refuse_strangers(alarms)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Inconclusive(f"{file} is damaged: {one_line(str(error))}") from None
+        raise damaged(file, error) from None
     return alarms
 
 
