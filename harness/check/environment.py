@@ -137,6 +137,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     files_and_notes = [_opened(file) for file in dict.fromkeys(files)]
     sources = [file for file, _ in files_and_notes]
     notes = [note for _, note in files_and_notes if note]
+    notes += filter(None, map(project_files.locks_below, dict.fromkeys(files)))
     where = " and ".join(one.name for one in sources)
     day_notes = [f"--as-of has no effect: {where} lists every release"] if day else []
     first_file = next((one.name for one in sources if one.name != STDIN), "")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import configparser
 import os.path
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +19,11 @@ from typing import Any
 
 from packaging.utils import InvalidName, canonicalize_name
 
-from harness.check import conda_environment, pyproject, source
+from harness.check import conda_environment, pyproject, source, unread
 from harness.check.sections import Content, Option, key, names
 from harness.check.source import PackageFile, content_of
 from harness.system.errors import UserError
+from harness.system.text import short
 
 YAML = (".yml", ".yaml")
 """The endings of conda's files: only their lists for pip may have options, as requirements files
@@ -50,19 +51,6 @@ class Declared:
 
 class NothingDeclared(UserError):
     """A file is valid, and names no dependencies: a pyproject.toml may only configure tools."""
-
-
-SETUP = (
-    "setup.py is code, and is not run: install the project, and name its Python with --python, or "
-    "'pip freeze | distributed-bugs check -r -' there"
-)
-INSTEAD = {
-    "setup.py": SETUP,
-    "pixi.toml": f"only pixi's lock file, pixi.lock, is read: {pyproject.PIXI}",
-    "Dockerfile": "a Dockerfile is commands, and none is run: "
-    "'docker run IMAGE pip freeze | distributed-bugs check -r -'",
-}
-"""What to do instead of naming files that are not read."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +132,10 @@ class ProjectFile(PackageFile):
 
 
 def parsed(file: PackageFile) -> PackageFile:
-    """The file; a ProjectFile if it declares the needs of a project."""
+    """The file; a ProjectFile if it declares the needs of a project. Raises UserError for a file
+    that is not read, with what to give instead."""
+    if why := unread.by_name(file.path.name) or unread.by_text(file.path, file.text):
+        raise UserError(f"{file.name} is not read: {why}")
     if file.path.name in KINDS or (file.path.suffix in YAML and not file.is_conda_lock):
         return ProjectFile(file.name, file.path, file.text, file.chosen)
     return file
@@ -190,7 +181,9 @@ LOCKS = (
     *("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock"),
     *("pixi.lock", "conda-lock.yml"),
 )
-OTHERS = ("requirements.txt", *KINDS)
+CONDA = ("conda.yml", "conda.yaml", "env.yml", "env.yaml")
+"""Other names of conda's environment.yml. Files of other tools have them, too."""
+OTHERS = ("requirements.txt", *KINDS, *CONDA)
 
 
 def opened(name: str) -> tuple[PackageFile, str]:
@@ -202,22 +195,22 @@ def opened(name: str) -> tuple[PackageFile, str]:
     if not folder.is_dir() and name.endswith("]"):  # .[train]
         before, _, chosen = name[:-1].rpartition("[")
         folder = Path(before)
-    if folder.name in INSTEAD and not folder.is_dir():
-        raise UserError(INSTEAD[folder.name])
     if not folder.is_dir():
+        if why := unread.by_name(folder.name):  # before it is read: an archive is no text
+            raise UserError(f"{short(name)} is not read: {why}")
         return parsed(source.read(name)), ""
     candidates = [candidate for candidate in (*LOCKS, *OTHERS) if (folder / candidate).is_file()]
     projects = {
         candidate: ProjectFile(file.name, file.path, file.text, source.names_in(chosen))
         for candidate in candidates
-        if candidate in KINDS
+        if candidate in (*KINDS, *CONDA)
         for file in [source.read_inside(folder / candidate)]
     }
     usable = [
         candidate
         for candidate in candidates
         # the reader of a damaged file reports the damage
-        if candidate not in projects or projects[candidate].declares(damaged=True)
+        if candidate not in projects or projects[candidate].declares(damaged=candidate not in CONDA)
     ]
     if chosen:
         usable = [candidate for candidate in usable if candidate in KINDS]
@@ -225,7 +218,8 @@ def opened(name: str) -> tuple[PackageFile, str]:
         raise UserError(
             f"{name} has none of {', '.join((*LOCKS, *OTHERS))} that names dependencies"
             + source.others_in(folder, (*LOCKS, *OTHERS))
-            + "".join(f"; {why}" for why in dict.fromkeys(_instead(folder)))
+            + "".join(f"; {why}" for why in dict.fromkeys(unread.in_folder(folder)))
+            + "".join(f"; {text}" for text in [_below(folder, (*LOCKS, *OTHERS))] if text)
         )
     chosen_name, *others = usable
     ending = f"; {', '.join(others)} not read" if others else ""
@@ -234,6 +228,12 @@ def opened(name: str) -> tuple[PackageFile, str]:
     return file, f"{name}: {obstacles}{chosen_name} was read{ending}"
 
 
-def _instead(folder: Path) -> Iterator[str]:
-    """What to do instead of reading the files of a folder that are not read."""
-    return (why for name, why in INSTEAD.items() if (folder / name).is_file())
+def _below(folder: Path, names: Sequence[str]) -> str:
+    """The folders below with files of these names, and how to check the first; empty if none."""
+    return unread.named(unread.folders_with(folder, names))
+
+
+def locks_below(name: str) -> str:
+    """A note about lock files in the folders below a folder; empty if there are none."""
+    text = _below(Path(name), LOCKS) if Path(name).is_dir() else ""
+    return f"{name}: lock files of other folders were not read: {text}" if text else ""

@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from harness.check import constraints
 from harness.check.markers import holds
 from harness.check.sections import Constraint, Content, Option, Override, Part, key
+from harness.check.unread import PIXI
 from harness.system.documents import as_list, as_table, as_text, as_texts, table_at
 from harness.system.text import short
 
@@ -30,9 +31,6 @@ MARKERS = (
 )
 """Names that a Pipfile has for markers: ``sys_platform = "== 'linux'"``."""
 
-
-PIXI = "install the environment, and name its Python, as with --python .pixi/envs/default"
-"""What to do instead of reading pixi's tables and files."""
 NEVER = "python_version < '3'"
 """A marker that holds nowhere."""
 

@@ -26,6 +26,7 @@ from harness.check.markers import holds
 from harness.check.project_files import ProjectFile
 from harness.check.sections import Constraint, Override
 from harness.check.source import FROM_WEB, PackageFile, project_of, read_file
+from harness.check.unread import SETUP
 from harness.system.documents import DIGITS
 from harness.system.errors import UserError
 from harness.system.text import plain, short
@@ -268,7 +269,7 @@ class _Reading:
                 self._read_project(project, file)
             elif not project.name:
                 code = os.path.isfile(project.folder / "setup.py")
-                why = project_files.SETUP if code else "no file there declares them"
+                why = SETUP if code else "no file there declares them"
                 self.notes.append(
                     f"{project.where}: its dependencies were not read, and are unknown: {why}"
                 )

@@ -291,6 +291,11 @@ def _omission_notes(task: _Task) -> Iterator[str]:
         yield f"there {when}, so what it needs was not looked up: {short(requirements, LONGEST)}"
     without_wheel = omissions - {*without_release} - needs.NEEDS.keys() - content.projects
     without_wheel -= content.overrides.keys()
+    elsewhere = without_wheel & content.direct.keys()
+    without_wheel -= elsewhere
+    if elsewhere:
+        listing = short(", ".join(sorted(elsewhere)), LONGEST)
+        yield f"what these need was not looked up, as they do not come from an index: {listing}"
     if without_wheel:
         listing = short(", ".join(sorted(without_wheel)), LONGEST)
         yield f"what these need was not looked up, as no index has their wheels: {listing}"

@@ -72,6 +72,11 @@ FROM_WEB = "For example: curl -L ADDRESS | distributed-bugs check -r -"
 
 def read(name: str) -> PackageFile:
     """The file with this name; ``-`` is standard input. Raises UserError if it cannot be read."""
+    if re.match(r"(git|hg|svn|bzr)\+|(ssh|git)://|git@", name):
+        raise UserError(
+            f"{short(name, LONGEST_NAME)} is a repository, and -r reads a file or a folder: clone "
+            "it, and name its folder"
+        )
     if re.match(r"[a-z+]+://", name):
         raise UserError(
             f"{short(name, LONGEST_NAME)} is an address, and -r reads a file. {FROM_WEB}"
