@@ -6,16 +6,18 @@ The build of a package and its channel do not say which release it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidName, canonicalize_name
 
 from harness.bugs import catalog
 from harness.check.constraints import of_conda
+from harness.check.contradictions import is_impossible
 from harness.check.requirement_lines import statements
-from harness.check.sections import Content
+from harness.check.sections import Constraint, Content
 from harness.check.synonyms import ELSEWHERE, named_in
 from harness.system.documents import as_list, as_table, as_text, as_texts
 from harness.system.text import listed, short
@@ -34,6 +36,18 @@ BUILD = re.compile(r"(.+?)(?:(?<![=!|,<>~])[ =]([^-=,|<>~ ]+))?")
 
 BESIDE = ("torchvision", "torchaudio", "torchtext", "tokenizers", "xformers")
 """Packages that pip has under the same names, and that need certain releases of ours."""
+
+
+CUDA = "pytorch-cuda"
+OF_CUDA = {
+    "11.6": ">=1.13,<2",
+    "11.7": ">=1.13,<2.1",
+    "11.8": ">=2,<2.6",
+    "12.1": ">=2.1,<2.6",
+    "12.4": ">=2.4,<2.6",
+}
+"""The releases of torch that conda has with a release of pytorch-cuda: its channel ends with 2.5.
+Source: https://pytorch.org/get-started/previous-versions"""
 
 
 class NotPythons(ValueError):
@@ -118,11 +132,15 @@ def read(document: Any, file: str) -> Content:
         raise ValueError(f"it has no list '{WHERE}'; {instead}")
     content, ours = Content(), named_in(["torch", *catalog.upstreams(), *BESIDE])
     content.add("", WHERE, [])
+    specs: dict[str, str] = {}
     for entry in as_list(table[WHERE], WHERE):
         if isinstance(entry, Mapping):
             _of_pip(as_table(entry, f"an entry of {WHERE}"), content, file)
         else:
-            _package(as_text(entry, f"an entry of {WHERE}"), content, ours, file)
+            specs.update(_package(as_text(entry, f"an entry of {WHERE}"), content, ours, file))
+    bound = OF_CUDA.get(specs.get(CUDA, "").lstrip("=").removesuffix(".*"), "")
+    if bound and "torch" in specs and not is_impossible(SpecifierSet(f"{specs['torch']},{bound}")):
+        content.add("", WHERE, [Constraint(f"torch{bound}")])
     return content
 
 
@@ -134,11 +152,12 @@ def _of_pip(entry: Mapping[str, Any], content: Content, file: str) -> None:
         content.notes.append(f"{file}, {WHERE}: {listed(others)} left out, as only pip's is read")
 
 
-def _package(entry: str, content: Content, ours: list[str], file: str) -> None:
+def _package(entry: str, content: Content, ours: list[str], file: str) -> Iterator[tuple[str, str]]:
+    """Note a package. Yields the name and the versions of one of ours and of pytorch-cuda."""
     where = f"{file}, {WHERE}: '{short(entry)}'"
     try:
         spec = match_spec(entry)
-        if spec.name == "python" or spec.name in ours:
+        if spec.name in ("python", CUDA, *ours):
             specifier, has_alternatives = of_conda(spec.version, fuzzy=spec.fuzzy)
     except NotPythons:
         return
@@ -151,7 +170,10 @@ def _package(entry: str, content: Content, ours: list[str], file: str) -> None:
         return
     if spec.name == "python":
         content.python = content.python or specifier
+    elif spec.name == CUDA:
+        yield CUDA, specifier
     elif spec.name in ours:
+        yield spec.name, specifier
         content.add("", WHERE, [f"{spec.name}{specifier}"])
         if has_alternatives:
             content.notes.append(f"{where}: which of the alternatives is left open")

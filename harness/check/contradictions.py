@@ -22,11 +22,11 @@ def contradictions(
     return {
         name: conditions(name, places[name])
         for name, specifiers in versions.items()
-        if _is_impossible(specifiers)
+        if is_impossible(specifiers)
     }
 
 
-def _is_impossible(versions: SpecifierSet) -> bool:
+def is_impossible(versions: SpecifierSet) -> bool:
     if equal := exact_versions(versions):
         return not any(versions.contains(version, prereleases=True) for version in equal)
     bounds = [(one.operator, Version(one.version)) for one in versions if one.operator in BOUNDS]

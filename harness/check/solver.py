@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -77,6 +78,13 @@ class _Task:
     day: str
     omissions: set[str]
     may_lack_release: set[str] = field(default_factory=lambda: set(NO_WHEELS))
+    developments: set[str] = field(default_factory=set)
+    """The packages of which no index has the development version: instead, their release."""
+    python: str = ""
+    """The Python to choose releases for, ``3.10``; empty for ours."""
+    wanting: tuple[str, ...] = ()
+    """The packages that have wheels for that Python and none for ours."""
+    python_is_settled: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
     """What needs an omission."""
     contradictions: dict[str, Contradiction] = field(default_factory=dict)
@@ -103,7 +111,10 @@ class _Task:
         An override leaves an omission out; what it needs, as far as ``NEEDS`` says, is required.
         """
         content, omissions = self.content, self.omissions
-        lines = [f"{name}{_extras(content, name)}{v}" for name, v in self.required.items()]
+        lines = [
+            _as_release(f"{name}{_extras(content, name)}{v}", developed=name in self.developments)
+            for name, v in self.required.items()
+        ]
         others = {
             need for name in omissions & self.required.keys() for need in needs.NEEDS.get(name, ())
         }
@@ -111,14 +122,14 @@ class _Task:
             *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--no-build"),
             *((f"--exclude-newer={self.day}",) if self.day else ()),
             *((f"--default-index={content.indices[0]}",) if any(content.indices[:1]) else ()),
-            *(("--python-version", python) if (python := other_python(content.python)) else ()),
+            *(("--python-version", self.python) if self.python else ()),
         ]
-        stdin = "".join(f"{_of_release(line)}\n" for line in [*lines, *sorted(others)])
-        bounds = [_of_release(f"{name}{versions}") for name, versions in content.bounds.items()]
+        stdin = "".join(f"{line}\n" for line in [*lines, *sorted(others)])
+        bounds = [_as_release(f"{name}{versions}") for name, versions in content.bounds.items()]
         replacements = {n: lines for n, lines in content.overrides.items() if n not in omissions}
         for name in sorted(self.contradictions.keys() - omissions):
             replacements[name] = [f"{name}{_extras(content, name)}{self.limits.get(name, '')}"]
-        overrides = [_of_release(line) for lines in replacements.values() for line in lines]
+        overrides = [_as_release(line) for lines in replacements.values() for line in lines]
         lists = {"--override": [*uv.left_out(omissions), *overrides], "--constraint": bounds}
         return command, stdin, lists
 
@@ -130,14 +141,79 @@ class _Task:
     def leave_out(self, errors: str) -> bool:
         """Leave out what uv cannot use, and all of that kind; whether there is anything."""
         names = self._obstacles(errors)
+        if developments := {name for name in names if self._is_development(name)}:
+            self.developments |= developments
+            return True
         if not names:
             return False
+        before = set(self.omissions)
         self.omissions |= names
         reasons = uv_errors.needs(errors, self.limits)
         self.reasons.update((n, reasons.get(n, "another package needs it")) for n in names)
-        others = self._others_without_wheels() if names & self.required.keys() else set()
-        self.omissions |= others
+        if names & self.required.keys():
+            others = self._others_without_wheels()
+            self.omissions |= others
+            self._settle_python(before)
         return True
+
+    def _is_development(self, name: str) -> bool:
+        """Whether a development version is required, and its release was not tried yet."""
+        specifiers = self.required.get(name, SpecifierSet())
+        return name not in self.developments and any(map(_is_development, specifiers))
+
+    def _settle_python(self, before: set[str]) -> None:
+        """Choose releases for another Python if packages that have no wheels for ours have some for
+        it, and if fewer must then be left out: xformers 0.0.19 needs torch 2.0.0, and Python 3.10.
+        """
+        if self.python_is_settled:
+            return
+        self.python_is_settled = True
+        omissions, ours = self.omissions, self.python
+        lacking = sorted(((omissions - before) & self.required.keys()) - self.content.direct.keys())
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            minors = dict(zip(lacking, pool.map(self._minors, lacking), strict=True))
+        counts = Counter(minor for those in minors.values() for minor in those)
+        if not counts:
+            return
+        minor = max(counts, key=lambda minor: (counts[minor], minor))
+        self.python, self.omissions = f"3.{minor}", before
+        self.omissions = before | self._others_without_wheels()
+        if len(self.omissions) >= len(omissions):
+            self.python, self.omissions = ours, omissions
+        else:
+            self.wanting = tuple(name for name in lacking if name not in self.omissions)
+
+    def _minors(self, name: str) -> set[int]:
+        """The other Pythons for which a package has wheels in the releases that are allowed, and
+        that the project is for."""
+        try:
+            releases = self._allowed_releases(name)
+        except Fault:
+            return set()
+        minors = {minor for release in releases for minor in release.minors}
+        return {minor for minor in minors if _allows(self.content.python, minor)} - {_our_minor()}
+
+    def _is_unusable(self, name: str) -> bool:
+        """Whether the index certainly has no release that is allowed and has a wheel for the
+        Python that is tried."""
+        minor = int(self.python.partition(".")[2]) if self.python else _our_minor()
+        try:
+            releases = self._allowed_releases(name)
+        except index.NoPackage:
+            return True
+        except Fault:
+            return False
+        return not any(minor in r.minors and _allows(r.python, minor) for r in releases)
+
+    def _allowed_releases(self, name: str) -> list[index.Release]:
+        """The releases that the files allow. Raises Fault if an index cannot be read."""
+        specifiers, day = self.content.versions[name], self.day
+        return [
+            release
+            for release in index.releases(name, self.content.indices)
+            if specifiers.contains(release.version, prereleases=True)
+            if not (day and release.day > day)
+        ]
 
     def _obstacles(self, errors: str) -> set[str]:
         without_release = uv_errors.without_release(errors, self.required) - self.omissions
@@ -160,20 +236,10 @@ class _Task:
             sure = (self.omissions - first - doubtful) & self.required.keys()
         finally:
             self.omissions = first
-        asked = sorted(doubtful & self.required.keys())
+        asked = sorted((doubtful & self.required.keys()) - self.content.direct.keys())
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            answers = pool.map(self._is_absent, asked)
+            answers = pool.map(self._is_unusable, asked)
             return sure | {name for name, answer in zip(asked, answers, strict=True) if answer}
-
-    def _is_absent(self, name: str) -> bool:
-        """Whether the index certainly has no such package, or no such release of it."""
-        try:
-            index.releases(name, self.content.indices)
-        except index.NoPackage:
-            return True
-        except Fault:
-            return False
-        return self.has_no_release(name)
 
     def has_no_release(self, name: str) -> bool:
         """Whether the index certainly has no release that requirements allow, or had none on the
@@ -241,7 +307,7 @@ def _task(content: Requirements, required: Mapping[str, SpecifierSet], day: str)
         *(n for n, package in content.direct.items() if not package.version),
         *_of_one_package(content),
     }
-    return _Task(content, required, day, omissions)
+    return _Task(content, required, day, omissions, python=other_python(content.python))
 
 
 def _of_one_package(content: Requirements) -> dict[str, str]:
@@ -263,6 +329,10 @@ def _solution(task: _Task, versions: Mapping[str, str], our_packages: Collection
         if not str(task.limits.get(name, ""))
     }
     notes = [*_contradiction_notes(task), *_omission_notes(task)]
+    if task.wanting:
+        names = short(listed(task.wanting), LONGEST)
+        verb = "has" if len(task.wanting) == 1 else "have"
+        notes.append(f"releases for Python {task.python} were chosen, as {names} {verb} no others")
     return Solution(versions, unknown, contested, notes, is_whole=True)
 
 
@@ -301,26 +371,45 @@ def _omission_notes(task: _Task) -> Iterator[str]:
         yield f"what these need was not looked up, as no index has their wheels: {listing}"
 
 
-def _of_release(line: str) -> str:
+def _as_release(line: str, *, developed: bool = False) -> str:
     """A requirement that allows every build of a release: ``torchvision==0.16.0`` for
-    ``torchvision==0.16.0+cu121``. Their index need not respond, and all need the same. Instead of a
-    development version, which no index has, it is the release that it became."""
+    ``torchvision==0.16.0+cu121``. Their index need not respond, and all need the same.
+
+    If it is ``developed``, it requires the release that a development version became.
+    """
     requirement = Requirement(line)
-    requirement.specifier = SpecifierSet(",".join(map(_released, requirement.specifier)))
+    specifiers = []
+    for specifier in requirement.specifier:
+        version = public_build(specifier.version)
+        if developed and _is_development(specifier):
+            version = Version(version).base_version
+        specifiers.append(f"{specifier.operator}{version}")
+    requirement.specifier = SpecifierSet(",".join(specifiers))
     return str(requirement)
 
 
-def _released(specifier: Specifier) -> str:
-    version = public_build(specifier.version)
-    if specifier.operator in ("==", "===") and re.search(r"\.dev\d+$", version):
-        version = Version(version).base_version
-    return f"{specifier.operator}{version}"
+def _is_development(specifier: Specifier) -> bool:
+    return specifier.operator in ("==", "===") and bool(
+        re.search(r"\.dev\d+(\+|$)", specifier.version)
+    )
 
 
 def _extras(content: Requirements, name: str) -> str:
     """The extras of a package as a requirement has them: ``[default,tune]``, or nothing."""
     extras = ",".join(sorted(content.extras.get(name, ())))
     return f"[{extras}]" if extras else ""
+
+
+def _our_minor() -> int:
+    return Version(pins.here()[0]).minor
+
+
+def _allows(pythons: str, minor: int) -> bool:
+    """Whether a project is for a Python; an invalid specifier allows any."""
+    try:
+        return SpecifierSet(pythons).contains(f"3.{minor}.99", prereleases=True)
+    except InvalidSpecifier:
+        return True
 
 
 def other_python(constraint: str) -> str:

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.tags import Tag, platform_tags
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from harness.system.documents import toml_of
@@ -52,6 +54,8 @@ class Release:
     yanked: bool = False
     python: str = field(default="", compare=False)
     """The Pythons that it supports, such as ``>=3.10``; empty for any."""
+    wheels: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """The names of its wheels."""
 
     @property
     def final(self) -> bool:
@@ -62,6 +66,44 @@ class Release:
     def installable(self) -> bool:
         """Whether its metadata allow this Python."""
         return allows_here(self.python)
+
+    @property
+    def minors(self) -> frozenset[int]:
+        """The Pythons that have a wheel for this machine, by their minor version: 11 for 3.11."""
+        tags = {tag for wheel in self.wheels for tag in _tags(wheel)}
+        platforms = {"any", *platform_tags()}
+        return frozenset(
+            minor
+            for tag in tags
+            if tag.platform in platforms
+            for minor in range(*PYTHONS)
+            if _fits(tag, minor)
+        )
+
+
+PYTHONS = (7, 20)
+"""The minor versions of Python 3 that packages may have wheels for, and the first one above."""
+
+
+def _tags(wheel: str) -> frozenset[Tag]:
+    """What a wheel is for; nothing if its name is invalid."""
+    with suppress(InvalidWheelFilename, InvalidVersion):
+        return parse_wheel_filename(wheel)[3]
+    return frozenset()
+
+
+def _fits(tag: Tag, minor: int) -> bool:
+    """Whether a Python can use a wheel: one for it, or one for its stable interface."""
+    version = re.fullmatch(r"(?:cp|py)3(\d*)", tag.interpreter)
+    if not version:
+        return False
+    lowest = int(version[1] or 0)
+    is_exact = tag.interpreter.startswith("cp") and tag.abi not in ("abi3", "none")
+    return (
+        minor == lowest and tag.abi in (f"cp3{minor}", f"cp3{minor}m")
+        if is_exact
+        else minor >= lowest
+    )
 
 
 def allows_here(pythons: str) -> bool:
@@ -216,7 +258,9 @@ def _release(package: str, version: Version, files: Sequence[DistributionPackage
     days = [file.upload_time.date().isoformat() for file in files if file.upload_time]
     pythons = [file.requires_python for file in files if file.requires_python]
     yanked = all(file.is_yanked for file in files)
-    return Release(package, str(version), min(days, default=""), yanked, (pythons or [""])[0])
+    wheels = tuple(file.filename for file in files if file.filename.endswith(".whl"))
+    python = (pythons or [""])[0]
+    return Release(package, str(version), min(days, default=""), yanked, python, wheels)
 
 
 def _version(text: str | None) -> Version | None:

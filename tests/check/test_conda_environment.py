@@ -86,6 +86,25 @@ def test_a_match_spec_of_conda_becomes_a_requirement(
     assert lines(tmp_path, "environment.yml", text) == [expected]
 
 
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ("pytorch>=1.13, pytorch-cuda=11.7", ["torch>=1.13", "torch>=1.13,<2.1"]),
+        ("pytorch-cuda=12.1, pytorch", ["torch", "torch>=2.1,<2.6"]),
+        ("pytorch-cuda=12.4.*, pytorch=2", ["torch==2.*", "torch>=2.4,<2.6"]),
+        ("pytorch-cuda=12.1, transformers", ["transformers"]),
+        ("pytorch-cuda=12.1, {pip: [torch==2.7.1]}", ["torch==2.7.1"]),
+        ("pytorch-cuda=12.1, pytorch=2.7.1", ["torch==2.7.1"]),
+        ("pytorch-cuda=99, pytorch", ["torch"]),
+    ],
+)
+def test_pytorch_cuda_limits_the_torch_of_conda(
+    tmp_path: Path, entries: str, expected: list[str]
+) -> None:
+    """DiT has ``pytorch>=1.13`` and ``pytorch-cuda=11.7``: it was judged with torch 2.15.0."""
+    assert lines(tmp_path, "environment.yml", f"dependencies: [{entries}]") == expected
+
+
 @pytest.mark.usefixtures("offline")
 def test_what_is_no_package_of_pythons_is_not_said(tmp_path: Path) -> None:
     """``conda env export`` lists a dozen of them; each got a line."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from packaging.tags import platform_tags
 
 from harness.bugs import catalog
 from harness.check import environment, needs, resolution_store, resolver, solver
@@ -139,6 +140,46 @@ def test_what_cannot_be_resolved_is_left_out_alone(
     for line in lines.splitlines():
         name = re.split(r"[\[=<>]", line)[0]
         assert any(name in note for note in stack.notes)
+
+
+def test_releases_are_chosen_for_the_python_that_has_the_wheels(
+    published: type[Handler], tmp_path: Path
+) -> None:
+    """PixArt-sigma pins xformers 0.0.19, which needs torch 2.0.0 and has no wheel for 3.11: torch
+    was 2.15.0."""
+    minor = int(platform.python_version_tuple()[1]) - 1
+    tag = f"cp3{minor}"
+    publish(published, "old", "1.0", "down<2", day="2024-01-01")
+    metadata = published.pages.pop("old/old-1.0-py3-none-any.whl.metadata")
+    wheel = f"old-1.0-{tag}-{tag}-{next(platform_tags())}.whl"
+    published.pages["old"]["files"][0] |= {"filename": wheel, "url": wheel}
+    published.pages[f"old/{wheel}.metadata"] = metadata
+    file = tmp_path / "requirements.txt"
+    file.write_text("old==1.0\nup\nsource==1.0\nnowhere\n")
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert stack.packages["down"].version == "1.5", stack.notes
+    assert stack.notes == (
+        "what these need was not looked up, as no index has their wheels: nowhere, source",
+        f"releases for Python 3.{minor} were chosen, as old has no others",
+    )
+    publish(published, "new", "1.0", day="2024-01-01")
+    published.pages["new"]["files"][0]["requires-python"] = f">=3.{minor + 1}"
+    file.write_text("old==1.0\nup\nnew\n")
+    assert "no index has their wheels: old" in environment.of_files([str(file)], ["up"]).notes[0]
+
+
+def test_instead_of_a_development_version_that_no_index_has_its_release_decides(
+    published: type[Handler], tmp_path: Path
+) -> None:
+    publish(published, "tool", "1.0", "down<2", day="2024-01-01")
+    publish(published, "dev", "1.0.dev1", "down<2", day="2024-01-01")
+    file = tmp_path / "requirements.txt"
+    for text in ("tool==1.0.dev5\ndown", "dev==1.0.dev1\ndown", "up==1.0.dev20240101+cu121\ndown"):
+        file.write_text(f"{text}\n")
+        stack = environment.of_files([str(file)], ["up", "down"])
+        assert stack.packages["down"].version == "1.5", stack.notes
+        assert stack.notes == ()
+    assert stack.packages["up"].version == "1.0.dev20240101"
 
 
 def test_a_requirement_that_contradicts_itself_is_said_with_its_lines(
