@@ -135,9 +135,9 @@ def guard(
 ) -> None:
     """Watch what this process trains from now on, as the command ``guard`` does.
 
-    Call it on every rank, before the optimizer is made. Under the command, its options hold. The
+    Call it on every rank, before the first step. Under the command, its options hold. The
     arguments are the same options; ``out`` is a folder, which is made if it does not exist.
-    Raises ValueError for an option that it does not know.
+    Raises ValueError for an option or a value that it does not know.
     """
     import os
     import sys

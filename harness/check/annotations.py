@@ -44,4 +44,4 @@ def _escaped(text: str, specials: str = "") -> str:
     """Escape a text for GitHub's workflow commands."""
     for character in "%\r\n" + specials:
         text = text.replace(character, f"%{ord(character):02X}")
-    return text
+    return text.replace("##[", "## [")  # a command wherever it stands

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import pkgutil
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -58,6 +59,10 @@ def _summary(module: str) -> str:
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+"""The name of a package."""
+
+
 class Arguments(argparse.ArgumentParser):
     """A command's arguments, described by its module's docstring; an error is one line."""
 
@@ -83,7 +88,23 @@ def patches(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 
 def pin(word: str, sign: str = "=", like: str = "pins.deepspeed=0.15.4") -> tuple[str, str]:
     """A package and its version from one word; raises UserError if it is not a pin."""
-    name, separator, version = word.removeprefix("pins.").partition(sign)
-    if not (separator and name and version):
+    name, _, version = word.removeprefix("pins.").partition(sign)
+    if not is_pin(name, version):
         raise UserError(f"'{word}' is no pin: write one like {like}")
     return name, version
+
+
+def is_pin(name: str, versions: str) -> bool:
+    """Whether this is a package's name and a version, or several with commas. uv would take other
+    words, such as ``-e .``, as more than that."""
+    return bool(NAME.fullmatch(name)) and all(map(_is_version, versions.split(",")))
+
+
+def _is_version(word: str) -> bool:
+    from packaging.version import Version
+
+    try:
+        Version(word)
+    except ValueError:
+        return False
+    return True

@@ -319,7 +319,7 @@ def _write(report: Report, options: argparse.Namespace) -> None:
         long = options.long or bool(_scenarios(options.overrides))
         check_report.print_text(console, report, long=long)
     else:
-        console.print(FORMATS[printed](report), end="")
+        console.print_format(FORMATS[printed](report))
 
 
 def exit_code(bugs: Sequence[Checked], *, strict: bool) -> int:

@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     run = _run(folder)
     result = grade(folder)
     if options.json:
-        console.print(json.dumps(result.to_json(), indent=2))
+        console.print_format(json.dumps(result.to_json(), indent=2) + "\n")
         return result.exit_code
     print_header(console, run)
     for trial in result.trials:

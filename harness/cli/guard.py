@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
-import signal
 from pathlib import Path
 
 from harness.cli import Arguments
 from harness.cli._values import number, whole_number
 from harness.rank.guard.report_files import ALARMS, SUMMARY
-from harness.rank.guard.settings import CHECKS, VARIABLE, Settings
+from harness.rank.guard.settings import CHECKS, VARIABLE, Settings, signal_named, signals
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import refuse_unless_creatable, writing
 from harness.system.text import one_line, print_errors
@@ -55,6 +55,8 @@ def main(arguments: list[str]) -> int:
             VARIABLE,
             is_to_stop=lambda: options.on_alarm == STOP and findings.has_alarm(),
         )
+        if ending.stopped:
+            print_errors("guard: ended the command after this alarm, as --on-alarm stop says")
         if not ending.signal:
             _say_what_was_not_reached(folder, ending.code)
         is_asked = options.on_alarm == STOP or options.fail
@@ -87,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--fail", action="store_true", help="exit code 1 after an alarm or a known bug")
     add("--out", metavar="FOLDER", type=_folder, help="for the report")
     add("--keep-posts", action="store_true", help="keep what ranks sent, in the folder of --out")
-    add("--quiet", action="store_true", help="print alarms and known bugs only")
+    add("--quiet", action="store_true", help="print no progress and no summary")
     add("--check-only", action="store_true", help="end the training after one step")
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what starts the training")
     return parser
@@ -104,10 +106,12 @@ def _checks(text: str) -> list[str]:
 def _action(text: str) -> str:
     kind, _, argument = text.partition(":")
     if kind == "signal":
-        name = argument.upper().removeprefix("SIG")
-        names = sorted(number.name.removeprefix("SIG") for number in signal.Signals)
-        if name not in names:
-            raise argparse.ArgumentTypeError(unknown("signal", one_line(argument), names))
+        try:
+            signal_named(argument)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                unknown("signal", one_line(argument), signals())
+            ) from None
     elif not (text in ACTIONS[:2] or (kind == "command" and argument.strip())):
         raise argparse.ArgumentTypeError(unknown("action", one_line(text), ACTIONS))
     return text
@@ -127,8 +131,11 @@ def _refuse(words: list[str]) -> None:
         raise UserError(f"the command of the training is missing: {example}")
     name = words[0]
     if shutil.which(name) is None:
-        is_script = name.endswith(".py") and Path(name).is_file()
-        instead = f"write python {name}" if is_script else example
+        instead = example
+        if Path(name).is_file() and os.sep in name:
+            instead = "it is a file, but not executable"
+        if name.endswith(".py") and Path(name).is_file():
+            instead = f"write python {one_line(name)}"
         raise UserError(f"no command '{one_line(name)}': {instead}")
 
 
@@ -199,8 +206,9 @@ def _version(file: Path) -> tuple[int, ...] | None:
 def _say_what_was_not_reached(folder: Path, code: int) -> None:
     if not (folder / injection.PYTHON).exists():
         print_errors(
-            "guard: no Python of this command was reached: python -I, -S and -E, and commands that "
-            f"set PYTHONPATH, leave guard out. One line in the script does the same: {IN_SCRIPT}"
+            "guard: no training was seen: no Python of this command was reached: python -I, -S and "
+            "-E, and commands that set PYTHONPATH, leave guard out. One line in the script does "
+            f"the same: {IN_SCRIPT}"
         )
     elif (folder / injection.TRAINING).exists():
         return

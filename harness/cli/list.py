@@ -38,7 +38,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names = _chosen(options)
     if options.json:
-        terminal().print(json.dumps([summary(name) for name in names], indent=2))
+        content = json.dumps([summary(name) for name in names], indent=2)
+        terminal().print_format(content + "\n")
     else:
         _print(names)
     return ExitCode.AS_EXPECTED

@@ -272,7 +272,7 @@ def _write(
 ) -> None:
     content = json.dumps(table.as_json(rows, releases, seconds, changed), indent=1)
     if options.json == STANDARD_OUTPUT:
-        terminal().print(content)
+        terminal().print_format(content + "\n")
         return
     if changed:
         _print(table.changes(changed))

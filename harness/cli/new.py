@@ -152,6 +152,8 @@ def main(arguments: list[str]) -> int:
         raise UserError("--fixed needs --buggy: name the package there, as in accelerate==0.29.3")
     words = [*([options.buggy] if options.buggy else []), *options.pin]
     chosen = dict(pin(word, "==", "deepspeed==0.19.8") for word in words)
+    if options.fixed:
+        pin(f"fixed=={options.fixed}", "==", "--fixed 0.19.8")
     new(options.name, chosen, options.fixed, options.like)
     return ExitCode.AS_EXPECTED
 

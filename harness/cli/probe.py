@@ -43,13 +43,12 @@ from itertools import islice
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from harness.bugs import pins
 from harness.bugs.api.spec import Lane
 from harness.bugs.lookup import why_affected
 from harness.check import environment, interpreter
-from harness.cli import Arguments, patches
+from harness.cli import Arguments, is_pin, patches
 from harness.cli._values import (
     STANDARD_OUTPUT,
     number,
@@ -86,9 +85,6 @@ OURS_ALONE = (
 """Options of ours that a script is not likely to have."""
 
 MOST_RANKS = 256
-
-NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-"""The name of a package."""
 
 FLAGS, ARGUMENTS = (
     ("--same-rows", "--epoch", "-m", "--as-written", "--where", "--no-where"),
@@ -289,21 +285,13 @@ def _refuse_without_torch(label: str, python: str) -> None:
         raise UserError(f"--against {label}: it has no torch")
 
 
-def _is_version(word: str) -> bool:
-    try:
-        Version(word)
-    except InvalidVersion:
-        return False
-    return True
-
-
 def _pins(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """The releases of --pins, on both sides."""
     sides: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for word in words:
         name, _, versions = word.partition("=")
         pair = versions.split(",")
-        if not (NAME.fullmatch(name) and all(map(_is_version, pair))) or len(pair) > 2:
+        if not is_pin(name, versions) or len(pair) > 2:
             raise UserError(f"--pins {word}: write NAME=A,B, such as transformers=4.57.6,5.24.0")
         if canonicalize_name(name) == pins.TORCH:
             raise UserError("--pins cannot change torch: use --against, with another environment")
@@ -471,7 +459,7 @@ def _write(answers: Answers, began: float, options: argparse.Namespace) -> None:
     seconds = time.monotonic() - began
     content = json.dumps(as_json(answers, seconds, bugs), indent=1)
     if options.json == STANDARD_OUTPUT:
-        console.print(content)
+        console.print_format(content + "\n")
     else:
         for line in text(answers, seconds, bugs):
             console.print(line)

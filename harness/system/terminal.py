@@ -14,7 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from harness.system.text import plain, silence
+from harness.system.text import harmless, plain, silence
 
 TALLY_EVERY = 60.0
 """Seconds between two lines of a tally that is not live."""
@@ -24,8 +24,14 @@ class Terminal(Console):
     """A console that escapes control characters, and goes on if its reader has left."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print; control characters in strings are printed as escapes."""
-        super().print(*(plain(o) if isinstance(o, str) else o for o in objects), **options)
+        """Print; control characters in strings are printed as escapes, and commands for a CI
+        service as text."""
+        strings = (harmless(plain(o)) if isinstance(o, str) else o for o in objects)
+        super().print(*strings, **options)
+
+    def print_format(self, text: str) -> None:
+        """Print what a program reads: JSON, or the very commands of a CI service."""
+        super().print(plain(text), end="")
 
     def on_broken_pipe(self) -> None:
         """Print nothing more: a run whose reader has left (``| head``) still writes its verdict."""

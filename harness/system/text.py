@@ -48,6 +48,12 @@ def plain(text: str) -> str:
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def harmless(text: str) -> str:
+    """The text without commands for a CI service: to GitHub, a line that begins with ``::`` and a
+    ``##[`` anywhere are commands, and names of files and packages are the user's."""
+    return re.sub(r"(?m)^([^\S\n]*)::", r"\1\::", text).replace("##[", "## [")
+
+
 def complaint(error: BaseException) -> str:
     """The message of an exception on one line; for an OSError, with its file or folder."""
     if isinstance(error, OSError) and error.strerror:
@@ -115,7 +121,7 @@ def warn(text: str) -> None:
 def print_errors(text: str) -> None:
     """Print lines on stderr, if anybody still reads them."""
     try:
-        print(plain(text), file=sys.stderr, flush=True)
+        print(harmless(plain(text)), file=sys.stderr, flush=True)
     except OSError:
         silence(sys.stderr)
 

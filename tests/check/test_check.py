@@ -393,6 +393,25 @@ def test_a_line_break_of_a_user_begins_no_line(
     assert not re.search(r"^::error::[bdfx]", printed.out + printed.err, flags=re.MULTILINE)
 
 
+@pytest.mark.parametrize("name", ["::error::pwn.txt", "  ::error::pwn.txt", "##[error]pwn.txt"])
+@pytest.mark.parametrize("options", [[], ["--format", "github"], ["--long"]])
+def test_the_name_of_a_file_is_no_command_of_a_ci_service(
+    name: str,
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    Path(name).write_text("deepspeed==0.13.2\n")
+    main(["check", "-r", name, *options])
+    printed = capsys.readouterr()
+    lines = (printed.out + printed.err).splitlines()
+    assert any("pwn.txt" in line for line in lines)
+    assert not any(line.lstrip().startswith("::error::pwn") or "##[" in line for line in lines)
+
+
 @pytest.mark.parametrize("day", ["2025-13-45", "20250101", "tomorrow", "9999-01-01", "", "-1"])
 def test_as_of_needs_a_day(tmp_path: Path, capsys: Capture, day: str) -> None:
     refused(capsys, ["check", "-r", file(tmp_path, "transformers"), f"--as-of={day}"])

@@ -45,3 +45,25 @@ def test_a_mistake_is_one_line_that_names_the_choices_and_leaves_nothing(
     complaint = refused(capsys, ["guard", *words.split()])
     assert all(part in complaint for part in parts), complaint
     assert {path.name for path in tmp_path.iterdir()} == {"file", "train.py"}
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "part"),
+    [
+        ("echo\n", 0o755, "cannot start './start': Exec format error; name its interpreter"),
+        ("#!/no/such/sh\n", 0o755, "cannot start './start': No such file or directory"),
+        ("#!/bin/sh\n", 0o644, "no command './start': it is a file, but not executable"),
+    ],
+)
+def test_what_the_kernel_does_not_start_is_a_mistake(
+    text: str,
+    mode: int,
+    part: str,
+    capsys: Capture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("start").write_text(text)
+    Path("start").chmod(mode)
+    assert part in refused(capsys, ["guard", "./start"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +16,22 @@ from tests.overlays import lent
 from tests.sandbox import ROOT, Sandbox
 
 pytestmark = pytest.mark.slow
+
+LATE = """\
+import torch
+from torch.nn.functional import cross_entropy
+
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+from harness.console_script import guard
+
+guard()
+for step in range(8):
+    for _ in range(3):
+        cross_entropy(model(torch.randn(4, 8)), torch.randint(0, 4, (4,))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
 @pytest.mark.parametrize("code", [0, 7])
@@ -80,6 +97,27 @@ def test_an_alarm_changes_the_code_only_with_fail_and_only_code_0(
     assert "<svg" in (tmp_path / "a.html").read_text()
     end = guard(sandbox, *words, *TWO, "train.py")  # into the same folder, without an alarm
     assert end.code == 0
+
+
+def test_a_fault_that_waits_for_the_end_is_judged_again(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Ranks that train alone may be local SGD: that is known at the end."""
+    loop = [str(ROOT / "loops" / "ddp.py"), "--batch-size", "4", "--accum", "3"]
+    words = ("--out", str(tmp_path), "--keep-posts", *TWO, *loop, "--bug", "no all-reduce")
+    end = guard(sandbox, *words, PYTHONPATH=str(ROOT))
+    assert end.err.count("guard: ALARM") == 2, end.err
+    again = sandbox.run("guard-report", str(tmp_path), "--judge")
+    assert "checks again: the same 2 faults" in again.out
+    assert again.code == 0
+
+
+def test_the_line_in_the_script_may_come_after_the_optimizer(sandbox: Sandbox) -> None:
+    """And after the loss was imported by its name."""
+    (sandbox.cwd / "late.py").write_text(LATE)
+    code = f"import runpy, sys; sys.path.append({str(ROOT)!r}); runpy.run_path('late.py')"
+    process = subprocess.run(
+        [sys.executable, "-c", code], cwd=sandbox.cwd, capture_output=True, text=True, check=True
+    )
+    assert "step 1, rank 0: accumulation: the step counts the loss 3 times" in process.stderr
 
 
 @pytest.mark.launch

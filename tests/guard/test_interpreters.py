@@ -22,7 +22,10 @@ def test_a_python_that_ignores_the_path_is_told_with_the_line_for_the_script(
 ) -> None:
     end = guard(sandbox, sys.executable, flag, "-c", "raise SystemExit(4)")
     assert end.code == 4
-    assert "guard: no Python of this command was reached: python -I, -S" in end.err
+    assert (
+        "guard: no training was seen: no Python of this command was reached: python -I, -S"
+        in end.err
+    )
     assert "import distributed_bugs; distributed_bugs.guard()" in end.err
 
 

@@ -115,7 +115,7 @@ def test_a_path_that_leaves_guard_out_is_told(
     words = ("env", "-C", str(folder), *through, sys.executable, "-c", "import torch")
     end = run(sandbox, folder, *words)
     assert end.code == 0, end.err
-    assert "guard: no Python of this command was reached" in end.err
+    assert "guard: no training was seen: no Python of this command was reached" in end.err
 
 
 def test_a_script_that_sets_the_path_for_its_ranks_is_told(sandbox: Sandbox, folder: Path) -> None:

@@ -63,7 +63,11 @@ def test_callback_of_lightning_starts_guard_in_the_process_that_fits(started: li
         ({"checks": "replicas"}, "no check 'r'. Choices: "),
         ({"on_alarm": "stopp"}, "no action 'stopp'. Choices: warn, stop, signal:..., command:..."),
         ({"on_alarm": "signal:"}, "no action 'signal:'"),
+        ({"on_alarm": "signal:FOO"}, "no signal 'FOO'. Choices: ABRT, "),
         ({"budget": 0}, "budget is 0: write percent"),
+        ({"budget": "1"}, "budget is '1': write percent"),
+        ({"every": -1}, "every is -1: write a number of steps"),
+        ({"every": 1.5}, "every is 1.5: write a number of steps"),
     ],
 )
 def test_option_that_guard_does_not_know_is_refused(

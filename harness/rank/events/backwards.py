@@ -109,6 +109,7 @@ class LossValue(Call):
         Place("transformers.trainer_pt_utils", "LabelSmoother", "__call__"),
     )
     eager = True
+    everywhere = True
 
     name: str = ""
     """Of the function."""

@@ -8,7 +8,7 @@ from typing import Any
 from .averaging import Averaging
 from .checks.views import Alarm, Memory
 from .fence import Fence
-from .judge import judge
+from .judge import judge, left_alarms
 from .mailbox import Mailbox
 from .posts import LAST, LocalAlarm, Post
 from .process import restarts
@@ -117,7 +117,7 @@ class Account:
     def _finish(self) -> None:
         """Tell the summary, on rank 0, and write it for the last time."""
         training = self._longest()
-        lines = self.report.tell(training.steps, 0, self._late_alarms())
+        lines = self.report.tell(training.steps, 0, self._late_alarms(), at_end=True)
         self._send(lines, is_last=True)
         cost = training.cost(self.mailbox.seconds)
         self.report.say(line(training.steps, self.report, cost, restarts()))
@@ -182,6 +182,6 @@ class Account:
         late = [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
         for memory in self._memories.values():
             # The loop may have averaged since: then no check came to say so.
-            late += [] if self._averaging.reason else memory.held.values()
+            late += left_alarms(memory, self._averaging.reason)
             memory.not_seen.pop("alone", None)
-        return late + [one.pending for one in self._memories.values() if one.pending]
+        return late

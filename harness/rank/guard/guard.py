@@ -53,8 +53,10 @@ from .checks.views import Alarm
 from .facts import facts_of
 from .fence import Fence, quietly
 from .judge import LOCAL_STEPS
+from .live_objects import objects
 from .losses import Losses
 from .merges import Merge
+from .optimizers import has_constructed_any, is_constructed
 from .parameters import Modules
 from .posts import Post
 from .process import captures, is_worker, makes_state, rank, world
@@ -66,6 +68,10 @@ from .settings import Settings, report_in
 from .torch_shards import inner_optimizer
 from .trainer_epochs import missing_epochs
 from .training import Training, training_of
+
+OPTIMIZER = "torch.optim.optimizer.Optimizer"
+SCALERS = ("torch.amp.grad_scaler.GradScaler", "torch.cuda.amp.grad_scaler.GradScaler")
+SCHEDULE = "torch.optim.lr_scheduler.LRScheduler"
 
 FIRST = 1000
 """The priority of what a worker of multiprocessing does first at its end."""
@@ -139,6 +145,19 @@ class Guard:
         register_after_fork(self, Guard._close_with_worker)
         if parent_process() is not None:  # of a worker that imports torch in its function
             self._close_with_worker()
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Take what a script made before it called ``guard()``."""
+        if not has_constructed_any():
+            return  # the common case, in which the objects of the process need not be searched
+        live = objects((OPTIMIZER, *SCALERS, SCHEDULE))
+        for optimizer in filter(is_constructed, live[OPTIMIZER]):
+            self._add(NewOptimizer(optimizer))
+        for scaler in (one for name in SCALERS for one in live.get(name, ())):
+            self._note_scaler(NewScaler(scaler))
+        for schedule in live[SCHEDULE]:
+            self.schedules.new(schedule)
 
     def _close_with_worker(self) -> None:
         # Multiprocessing ends its workers without the functions of atexit.

@@ -49,6 +49,13 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
     return _merged(_without_local_steps(alarms, views, memory))
 
 
+def left_alarms(memory: Memory, averages: str = "") -> list[Alarm]:
+    """The alarms that wait for a further check, which does not come: the training is over.
+    ``averages`` says why weights that differ may be right, if the loop has averaged since."""
+    held = [] if averages else list(memory.held.values())
+    return held + ([memory.pending] if memory.pending else [])
+
+
 def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Memory) -> list[Alarm]:
     """The alarms, without those of local SGD: it reduces no gradients, and averages the weights
     each few steps. A loop that has done so in none of many steps forgets the reduction."""

@@ -35,6 +35,19 @@ def step_count(optimizer: Any, group: dict[str, Any], parameter: Any) -> Any:
     return optimizer.state.get(parameter, {}).get("step", 0)
 
 
+def has_constructed_any() -> bool:
+    """Whether an optimizer was constructed in this process: torch marks the step of its class."""
+    kinds = list(torch.optim.Optimizer.__subclasses__())
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return any(getattr(kind.step, "hooked", False) for kind in kinds)
+
+
+def is_constructed(optimizer: Any) -> bool:
+    """Whether torch constructed it. accelerate's wrapper is an optimizer by its class alone."""
+    return "_optimizer_step_pre_hooks" in vars(optimizer)
+
+
 def has_own_hooks(optimizer: Any) -> bool:
     """Whether the loop has hooks around the optimizer's step, which may change all that it uses."""
     names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")

@@ -16,7 +16,7 @@ from typing import Any
 from .checks.views import Alarm
 from .report_files import ReportFiles
 from .sentences import alarm_in_words
-from .settings import Settings, report_in
+from .settings import Settings, report_in, signal_named
 
 MOST_STEPS = 1000
 """Checked steps that a report lists: of more, it lists each second, fourth, ..."""
@@ -33,6 +33,7 @@ class Fault:
     alarm: Alarm
     times: int = 1
     last_step: int = 0
+    at_end: bool = False
     bugs: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +84,9 @@ class Report:
         if len(self.steps) > MOST_STEPS:
             self.steps, self._listed = self.steps[::2], 2 * self._listed
 
-    def tell(self, step: int, optimizer: int, alarms: list[Alarm]) -> list[str]:
+    def tell(
+        self, step: int, optimizer: int, alarms: list[Alarm], at_end: bool = False
+    ) -> list[str]:
         """Tell the new faults of a step, and count the others. Returns what was told."""
         lines = []
         for alarm in alarms:
@@ -100,7 +103,7 @@ class Report:
                 for bug in self.bugs
                 if not alarm.signs.isdisjoint(bug.get("signature", ()))
             ]
-            fault = Fault(step_of_fault, optimizer, alarm, last_step=step, bugs=bugs)
+            fault = Fault(step_of_fault, optimizer, alarm, 1, step, at_end, bugs)
             self.faults[key] = fault
             text = alarm_in_words(step_of_fault, alarm.ranks, alarm.check, alarm.text, bugs)
             lines.append(text)
@@ -129,7 +132,7 @@ class Report:
     def _act(self, fault: Fault) -> None:
         action, _, argument = self.settings.on_alarm.partition(":")
         if action == "signal":
-            os.kill(os.getpid(), getattr(signal, f"SIG{argument.upper().replace('SIG', '')}"))
+            os.kill(os.getpid(), signal_named(argument))
         elif action == "command":
             try:
                 subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from dataclasses import asdict, dataclass, field
 
 VARIABLE = "PYTHON_DISTRIBUTED_BUGS_GUARD"
@@ -38,6 +39,20 @@ VISIBLE = (
     "warmup_of_deepspeed",
 )
 """The settings of a run that ``facts`` may see, under the catalogue's names for them."""
+
+
+def signals() -> list[str]:
+    """The names that an alarm's signal may have, such as ``USR1``."""
+    return sorted(number.name[len("SIG") :] for number in signal.Signals)
+
+
+def signal_named(text: str) -> int:
+    """The number of a signal: ``USR1``, ``sigusr1``. Raises ValueError if there is none."""
+    name = text.upper()
+    name = name[len("SIG") :] if name.startswith("SIG") else name
+    if name not in signals():
+        raise ValueError(f"no signal {text!r}. Choices: {', '.join(signals())}")
+    return int(signal.Signals[f"SIG{name}"])
 
 
 def report_in(event: str) -> None:
@@ -94,8 +109,17 @@ class Settings:
         if self.on_alarm not in ACTIONS and not (action in ACTIONS_WITH and argument):
             choices = [*ACTIONS, *(f"{name}:..." for name in ACTIONS_WITH)]
             raise ValueError(f"no action {self.on_alarm!r}. Choices: {', '.join(choices)}")
-        if not 0 < self.budget <= 100:
-            raise ValueError(f"budget is {self.budget}: write percent, above 0 and up to 100")
+        if action == "signal":
+            signal_named(argument)
+        if not (_is_number(self.budget, (int, float)) and 0 < self.budget <= 100):
+            raise ValueError(f"budget is {self.budget!r}: write percent, above 0 and up to 100")
+        if not (_is_number(self.every, (int,)) and self.every >= 0):
+            often = "or 0: as often as the budget allows"
+            raise ValueError(f"every is {self.every!r}: write a number of steps, {often}")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def _is_number(value: object, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)

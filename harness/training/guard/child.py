@@ -19,7 +19,9 @@ from pathlib import Path
 
 import psutil
 
+from harness.system.errors import UserError
 from harness.system.processes import members
+from harness.system.text import one_line
 
 OURS = ("KILL", "STOP", "TSTP", "TTIN", "TTOU", "CONT", "SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP")
 """What cannot be waited for, what stops a job in a shell, and faults of this process itself."""
@@ -148,7 +150,7 @@ def run(
     has with this value: all that the command started ends, too, if a signal ended it."""
     ending = Ending()
     with _waited_for() as (signals, mask):
-        process = subprocess.Popen(words, env=environment, preexec_fn=lambda: _set_mask(mask))
+        process = _started(words, environment, mask)
         child, witness = Child(process, (mark, environment[mark])), Witness(words)
         deadline = math.inf
         while process.poll() is None:
@@ -169,6 +171,18 @@ def run(
             _end(child, signal.SIGTERM, signals)
     ending.code = code if code >= 0 else 128 - code
     return ending
+
+
+def _started(
+    words: Sequence[str], environment: Mapping[str, str], mask: set[int]
+) -> subprocess.Popen[bytes]:
+    """Raises UserError for what the kernel does not start, such as a script without a first line
+    that names its interpreter, or with one that does not exist."""
+    try:
+        return subprocess.Popen(words, env=environment, preexec_fn=lambda: _set_mask(mask))
+    except OSError as error:
+        reason = f"cannot start '{one_line(words[0])}': {error.strerror}"
+        raise UserError(f"{reason}; name its interpreter, as in python train.py") from None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.rank.guard.checks.views import Memory
-from harness.rank.guard.judge import judge
+from harness.rank.guard.judge import judge, left_alarms
 from harness.rank.guard.packing import unpacked
 from harness.rank.guard.posts import Post
 from harness.rank.guard.saved_states import SavedStates
@@ -29,6 +29,8 @@ class Judging:
     now: Mapping[Fault, str]
     """The text of the first alarm of each fault."""
     before: Mapping[Fault, str]
+    in_no_post: tuple[str, ...] = ()
+    """What was told at the end of the training, and cannot be judged again."""
 
     @property
     def is_same(self) -> bool:
@@ -40,7 +42,8 @@ class Judging:
         new = [f"only now: {self.now[f]}" for f in self.now if f not in self.before]
         summary = f"the same {len(self.now)}" if self.is_same else f"{len(self.now)}"
         heading = f"judged {self.checks} checks again: {summary} faults"
-        return [one_line(line) for line in (heading, *gone, *new)]
+        late = [f"told at the end, and in no post: {text}" for text in self.in_no_post]
+        return [one_line(line) for line in (heading, *gone, *new, *late)]
 
 
 def judged(report: Report, checks: Iterable[str]) -> Judging:
@@ -60,8 +63,15 @@ def judged(report: Report, checks: Iterable[str]) -> Judging:
             if alarm.check in checks:
                 text = f"step {group[0].step}: {alarm.check}: {alarm.text}"
                 faults_now.setdefault((optimizer, alarm.check, alarm.kind), text)
+    for memory in memories.values():
+        for alarm in left_alarms(memory):
+            if alarm.check in checks:
+                text = f"step {alarm.step or posts[-1].step}: {alarm.check}: {alarm.text}"
+                faults_now.setdefault((0, alarm.check, alarm.kind), text)
     before = {_fault(fault): _text(fault) for fault in report.faults}
-    return Judging(len(groups), faults_now, before)
+    late = {_fault(f) for f in report.faults if f.get("at_end")} - set(faults_now)
+    compared = {fault: text for fault, text in before.items() if fault not in late}
+    return Judging(len(groups), faults_now, compared, tuple(before[fault] for fault in late))
 
 
 def _fault(fault: Mapping[str, Any]) -> Fault:
