@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from harness.bugs import catalog, result_file
-from harness.bugs.api.spec import RELEASED, Outcome
+from harness.bugs.api.spec import RELEASED, Outcome, Scenario
 from harness.bugs.results import Status
 
 
@@ -27,6 +28,9 @@ class Period:
     """The same for the release after the last one: the bug is fixed there."""
     alive: bool
     """Whether no newer release has a certain status."""
+    since: str | None = None
+    """The first release that can have it, by upstream's history; None if nothing is known, or if
+    ``before`` says more."""
 
     @property
     def first(self) -> str:
@@ -38,12 +42,21 @@ class Period:
 
     def __str__(self) -> str:
         """For example ``0.25.0 to 0.29.3; 0.30.0 is not affected``."""
-        start = self.first if self.before else f"{self.first} (or earlier)"
+        start = f"{self.first} {self._doubt}".rstrip()
         if self.alive:
             return f"{start} to {self.last}, the newest tested"
         to_last = f"to {self.last}" if len(self.releases) > 1 else ""
         end = f"; {self.after} is not affected" if self.after else " (or later)"
         return f"{start} {to_last}".rstrip() + end
+
+    @property
+    def _doubt(self) -> str:
+        """The releases before the first one that may have it as well."""
+        if self.before:
+            return ""
+        if self.since:
+            return "" if Version(self.since) == Version(self.first) else f"(or from {self.since})"
+        return "(or earlier)"
 
 
 def tested(name: str) -> dict[str, Status]:
@@ -74,20 +87,37 @@ def periods(name: str) -> list[Period]:
         for status, group in itertools.groupby(statuses.items(), key=lambda item: item[1])
     ]
     certain = [version for version, status in statuses.items() if status.certain]
-    spans = []
+    spans: list[Period] = []
     for at, (status, versions) in enumerate(groups):
         if status is Status.AFFECTED:
             before = groups[at - 1] if at else None
             after = groups[at + 1] if at + 1 < len(groups) else None
+            right = before[1][-1] if before and before[0] is Status.NOT_AFFECTED else None
+            older = spans[-1].last if spans else None
             spans.append(
                 Period(
                     versions,
-                    before[1][-1] if before and before[0] is Status.NOT_AFFECTED else None,
+                    right,
                     after[1][0] if after and after[0] is Status.NOT_AFFECTED else None,
                     versions[-1] == certain[-1],
+                    None if right else _since(catalog.scenario(name), versions[0], older),
                 )
             )
     return spans
+
+
+def _since(scenario: Scenario, first: str, older: str | None) -> str | None:
+    """Where releases end that cannot have the bug: the newest such end that is not after ``first``,
+    and after ``older``, the last affected release before that."""
+    requirements = (Requirement(absence.releases) for absence in scenario.absent)
+    ends = {
+        Version(each.version): each.version
+        for requirement in requirements
+        for each in requirement.specifier
+        if requirement.name == scenario.subject and each.operator == "<"
+    }
+    near = [v for v in ends if v <= Version(first) and not (older and v <= Version(older))]
+    return ends[max(near)] if near else None
 
 
 def newest(name: str) -> tuple[str, Status] | None:

@@ -30,8 +30,9 @@ from harness.training.probe.signatures import Sign, Signature
 INTRODUCTION = (
     "Every status is from a run of that release as published, by `matrix` or `bisect`, and so is "
     "every end of a range; the bug's page has the days. *Right before* and *right after* are the "
-    "nearest releases that were tested and are not affected. Where one is missing, no such release "
-    "was tested, or none can run here."
+    "nearest releases that were tested and are not affected. *None before* a release means that by "
+    "upstream's history no older one can have the bug; the page says why. Where an end is missing, "
+    "no such release was tested, or none can run here."
 )
 
 
@@ -106,7 +107,7 @@ def _rows(name: str) -> Iterator[list[str]]:
         yield [
             link(name),
             subject,
-            period.before or "",
+            period.before or (f"none before {period.since}" if period.since else ""),
             _affected(period),
             "alive" if period.alive else period.after or "",
             count,

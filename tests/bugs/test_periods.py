@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from harness.bugs import catalog, result_file
+from harness.bugs.api.spec import Absent
 from harness.bugs.lookup import infer, lookup
 from harness.bugs.periods import alive, periods
 from harness.bugs.results import Status
@@ -54,6 +56,25 @@ def test_a_period_says_which_ends_are_known(
 ) -> None:
     put_results("clip_max_for_min", results)
     assert [str(period) for period in periods("clip_max_for_min")] == described
+
+
+@pytest.mark.parametrize(
+    ("absent", "start"),
+    [
+        ("deepspeed<1.0", "1.0 to 1.1,"),
+        ("deepspeed>=0.8,<1.0", "1.0 to 1.1,"),
+        ("deepspeed<0.9", "1.0 (or from 0.9) to 1.1,"),
+        ("deepspeed<1.1", "1.0 (or earlier) to 1.1,"),
+        ("torch<1.0", "1.0 (or earlier) to 1.1,"),
+    ],
+)
+def test_releases_that_cannot_have_a_bug_end_its_first_period(
+    put_results: Put, monkeypatch: pytest.MonkeyPatch, absent: str, start: str
+) -> None:
+    put_results("clip_max_for_min", {"1.0": YES, "1.1": YES})
+    scenario = replace(catalog.scenario("clip_max_for_min"), absent=(Absent(absent, "it is new"),))
+    monkeypatch.setattr(catalog, "scenario", lambda _: scenario)
+    assert str(periods("clip_max_for_min")[0]).startswith(start)
 
 
 def test_a_bug_is_alive_if_the_newest_certain_release_has_it(put_results: Put) -> None:
