@@ -31,8 +31,8 @@ INTRODUCTION = (
     "Every status is from a run of that release as published, by `matrix` or `bisect`, and so is "
     "every end of a range; the bug's page has the days. *Right before* and *right after* are the "
     "nearest releases that were tested and are not affected. *None before* a release means that by "
-    "upstream's history no older one can have the bug; the page says why. Where an end is missing, "
-    "no such release was tested, or none can run here."
+    "upstream's history those right before it cannot have the bug; the bug's page says why. Where "
+    "an end is missing, no such release was tested, or none can run here."
 )
 
 

@@ -61,6 +61,8 @@ class Period:
     before: str | None
     after: str | None
     alive: bool
+    since: str | None
+    """The first release that can have it, by upstream's history; None if ``before`` says more."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ SCENARIO = api.Scenario(
     trigger="FusedRMSNormSwishGateLinear, FusedLayerNormSwishGateLinear, or their functions",
     remedy="use FusedRMSNormGated and a linear layer of torch",
     pins={"fla-core": "0.5.2"},
-    releases="fla-core>=0.3.2",
+    releases="fla-core>=0.3.2",  # the first release of the package
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("a fused norm, gate and linear layer of fla is trained")},

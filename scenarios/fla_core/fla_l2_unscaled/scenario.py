@@ -46,7 +46,7 @@ SCENARIO = api.Scenario(
     trigger="l2_warp, and a loss that is scaled before the backward pass",
     remedy="use the fused loss, FusedLinearCrossEntropyLoss(use_l2warp=True)",
     pins={"fla-core": "0.5.1"},
-    releases="fla-core>=0.3.2",
+    releases="fla-core>=0.3.2",  # the first release of the package
     harm="ruins training",
     visibility="silent",
     settings={

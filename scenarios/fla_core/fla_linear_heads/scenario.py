@@ -44,7 +44,7 @@ SCENARIO = api.Scenario(
     trigger="linear attention with normalize=True, the default of chunk_linear_attn",
     remedy="call it with normalize=False and divide its output in plain torch",
     pins={"fla-core": "0.3.2"},
-    releases="fla-core>=0.3.2",
+    releases="fla-core>=0.3.2",  # the first release of the package
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("fla's linear attention normalises its output")},

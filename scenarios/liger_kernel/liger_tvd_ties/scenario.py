@@ -44,7 +44,14 @@ SCENARIO = api.Scenario(
     trigger="LigerTVDLoss, and probabilities of the student that equal the teacher's",
     remedy="compute the loss in plain torch, as half the sum of (p - q).abs()",
     pins={"liger-kernel": "0.8.3"},
-    releases="liger-kernel>=0.6",
+    releases="liger-kernel>=0.6",  # the kernel of 0.5.4 to 0.5.10 was not run on a GPU
+    absent=(
+        api.Absent(
+            "liger-kernel<0.5.4",
+            "the loss came with 0.5.4",
+            "https://github.com/linkedin/Liger-Kernel/pull/324",
+        ),
+    ),
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("LigerTVDLoss compares equal probabilities")},

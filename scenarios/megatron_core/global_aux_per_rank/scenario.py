@@ -58,6 +58,7 @@ SCENARIO = api.Scenario(
     trigger="data parallelism and moe_router_load_balancing_type=global_aux_loss",
     remedy="multiply moe_aux_loss_coeff by the data-parallel size",
     pins={"megatron-core": "0.16.1"},
+    absent=(api.Absent("megatron-core<0.15", "global_aux_loss came with 0.15.0"),),
     named_by=("spmd_types: C1", "reference: PAR.16"),
     harm="ruins training",
     visibility="silent",

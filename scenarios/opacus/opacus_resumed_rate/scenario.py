@@ -46,6 +46,7 @@ SCENARIO = api.Scenario(
     trigger="a scheduler of Opacus' optimizer, and a resume",
     remedy="make the scheduler for optimizer.original_optimizer",
     pins={"opacus": "1.5.1"},
+    absent=(api.Absent("opacus<1", "the wrapper of the optimizer came with 1.0.0"),),
     harm="wrong resume",
     visibility="silent",
     settings={"code": api.by_code("a training with a scheduler is resumed")},
