@@ -139,11 +139,18 @@ def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
     if len(origins) == 1:
         ((version, origin),) = origins.items()
         return described(name, version, origin)
-    versions = " and ".join(version or "one without a version" for version in origins)
     packages = [described(name, version, origin) for version, origin in origins.items()]
     is_each_a_release = all(not package.origin for package in packages)
     candidates = _distinct(packages) if is_each_a_release else ()
+    if len(origins) > MOST:
+        return Installed("", f"{where} has {len(origins):,} versions of it")
+    versions = " and ".join(version or "one without a version" for version in origins)
     return Installed("", f"{where} has {versions}", candidates)
+
+
+MOST = 20
+"""Releases of a package that are looked up. No right lock has so many, and of two packages each
+pair is looked up."""
 
 
 def _distinct(packages: Iterable[Installed]) -> tuple[str, ...]:

@@ -103,10 +103,18 @@ def test_of_many_releases_only_the_first_are_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("poetry.lock").write_text(lock(*(f"deepspeed==0.19.{n}" for n in range(60))))
+    Path("poetry.lock").write_text(lock(*(f"deepspeed==0.19.{n}" for n in range(20))))
     check.main(["-r", "poetry.lock"])
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.endswith("0.19.4 or one of 55 others")
+    assert first.endswith("0.19.4 or one of 15 others")
+
+
+def test_of_very_many_releases_none_is_looked_up(tmp_path: Path) -> None:
+    packages = [f"{name}==1.{n}" for name in ("deepspeed", "transformers") for n in range(1500)]
+    environment = of(tmp_path, "poetry.lock", lock(*packages))
+    assert environment.packages["deepspeed"].origin == "poetry.lock has 1,500 versions of it"
+    assert recorded(["bf16_clip"], environment)[0].status is BugStatus.UNKNOWN
+    assert environment.notes[0].endswith("poetry.lock has 1,500 versions of it")
 
 
 def install(site: Path, name: str, version: str, *files: str, top_level: str = "") -> None:
