@@ -196,6 +196,15 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
     return name, Installed("", WEB if remote else FOLDER)
 
 
+def is_misnamed(name: str, package: str, address: str) -> bool:
+    """Whether a requirement calls a package as its repository, or its module, is called:
+    ``open_clip @ git+https://github.com/mlfoundations/open_clip``. A subfolder may have another
+    package."""
+    packages = {*UPSTREAM.values()}
+    is_ours = name in packages or name in PUBLISHED
+    return package in packages and not is_ours and "subdirectory=" not in address
+
+
 TAG = re.compile(r"(?:refs/tags/)?(?:core_)?v?(\d+(?:\.\d+)+(?:\.?(?:rc|post)\d+)?)")
 """The tags of releases: ``v4.45.0``, ``2.1.0``, and ``core_v0.12.0`` of Megatron."""
 

@@ -21,7 +21,14 @@ from packaging.utils import canonicalize_name
 from harness.check import project_files
 from harness.check import requirement_lines as lines
 from harness.check.contradictions import conditions, exact_versions
-from harness.check.installed import EDITABLE, LEFT_OUT, Installed, at_address, described
+from harness.check.installed import (
+    EDITABLE,
+    LEFT_OUT,
+    Installed,
+    at_address,
+    described,
+    is_misnamed,
+)
 from harness.check.markers import holds
 from harness.check.project_files import ProjectFile
 from harness.check.sections import Constraint, Override
@@ -210,6 +217,8 @@ class _Reading:
         packages.extras[name] = packages.extras.get(name, frozenset()) | requirement.extras
         if requirement.url:
             address_name, package = at_address(requirement.url)
+            if is_misnamed(name, address_name, requirement.url):
+                name = canonicalize_name(address_name)
             if address_name != name:  # the file is of another package, or named after a tag
                 package = replace(package, version="")
             packages.add_direct(name, package, where)
