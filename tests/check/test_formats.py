@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
+from harness.check.check_report import INCOMPLETE, Report, as_json
+from harness.check.environment import Environment
 from harness.check.places import line_of
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -130,3 +132,11 @@ def test_a_bug_of_a_lock_file_is_at_the_entry_of_its_package(capsys: Capture) ->
     run = sarif_run(capsys, "-r", ".", "scenario=clip_max_for_min")
     (location,) = (entry["physicalLocation"] for entry in run["results"][0]["locations"])
     assert location == {"artifactLocation": {"uri": "uv.lock"}, "region": {"startLine": 16}}
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_json_says_why_a_list_of_packages_is_not_complete(complete: bool) -> None:
+    """The answer about s1's requirements had ``"complete": false`` and no note."""
+    report = Report(Environment({}, "a file", complete, notes=("read",)), [])
+    notes = json.loads(as_json(report))["environment"]["notes"]
+    assert notes == ["read", *([] if complete else [INCOMPLETE])]
