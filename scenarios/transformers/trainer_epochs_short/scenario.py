@@ -55,7 +55,7 @@ SCENARIO = api.Scenario(
         "code": api.by_code("num_train_epochs is set, and the steps do not divide an epoch"),
     },
     files=("transformers/trainer.py",),
-    releases="transformers>=4.20",
+    releases="transformers>=4.28",  # the model is a LLaMA, which came with 4.28
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),
