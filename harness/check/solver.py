@@ -228,6 +228,9 @@ class _Task:
             for _ in range(TRIES):
                 versions, errors = self.compile("--no-deps", "--offline")
                 names = set() if versions is not None else self._obstacles(errors)
+                if developments := {name for name in names if self._is_development(name)}:
+                    self.developments |= developments
+                    continue
                 absent = uv_errors.not_stored(errors) - self.omissions
                 doubtful |= absent | (names & self.may_lack_release)
                 if not names | absent:

@@ -180,6 +180,10 @@ def test_instead_of_a_development_version_that_no_index_has_its_release_decides(
         assert stack.packages["down"].version == "1.5", stack.notes
         assert stack.notes == ()
     assert stack.packages["up"].version == "1.0.dev20240101"
+    file.write_text("source==1.0\ntool==1.0.dev5\ndown\n")
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert stack.packages["down"].version == "1.5", stack.notes
+    assert "tool" not in " ".join(stack.notes)
 
 
 def test_a_requirement_that_contradicts_itself_is_said_with_its_lines(
