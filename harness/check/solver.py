@@ -128,7 +128,8 @@ class _Task:
         bounds = [_as_release(f"{name}{versions}") for name, versions in content.bounds.items()]
         replacements = {n: lines for n, lines in content.overrides.items() if n not in omissions}
         for name in sorted(self.contradictions.keys() - omissions):
-            replacements[name] = [f"{name}{_extras(content, name)}{self.limits.get(name, '')}"]
+            line = f"{name}{_extras(content, name)}{self.limits.get(name, '')}"
+            replacements[name] = [_as_release(line, developed=name in self.developments)]
         overrides = [_as_release(line) for lines in replacements.values() for line in lines]
         lists = {"--override": [*uv.left_out(omissions), *overrides], "--constraint": bounds}
         return command, stdin, lists

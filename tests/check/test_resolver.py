@@ -184,6 +184,11 @@ def test_instead_of_a_development_version_that_no_index_has_its_release_decides(
     stack = environment.of_files([str(file)], ["up", "down"])
     assert stack.packages["down"].version == "1.5", stack.notes
     assert "tool" not in " ".join(stack.notes)
+    publish(published, "other", "1.0", "tool>=2", day="2024-01-01")
+    file.write_text("other==1.0\ntool==1.0.dev5\ndown\n")
+    stack = environment.of_files([str(file)], ["up", "down"])
+    assert stack.packages["down"].version == "1.5", stack.notes
+    assert not any("no such release" in note for note in stack.notes)
 
 
 def test_a_requirement_that_contradicts_itself_is_said_with_its_lines(
