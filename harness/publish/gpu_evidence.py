@@ -32,13 +32,14 @@ def evidence() -> str:
     surprises = [trial for trial in trials if not trial.as_expected]
     verdict = (
         f"{len(newest)} scenarios ran on GPUs: {len(trials)} trials, of which "
-        f"{len(trials) - len(surprises)} have the expected outcome."
+        f"{len(trials) - len(surprises)} have the outcome that the CPU has."
     )
     rows = sorted(_rows(newest))
     parts = [
         verdict,
         *(_surprise(trial) for trial in surprises),
         markdown_table(["GPUs", "package", "scenarios"], rows),
+        *_missing_variants(runs),
         *_without(name for name in catalog.sound() if name not in newest),
     ]
     return "\n\n".join(parts)
@@ -62,6 +63,22 @@ def _surprise(trial: Result) -> str:
         f"`{trial.scenario}`, variant `{trial.variant}`: {trial.outcome} on {_machine(trial)}, "
         f"{trial.expected} on a CPU: {trial.reason.splitlines()[0]}"
     )
+
+
+def _missing_variants(runs: Mapping[str, Mapping[str, list[Result]]]) -> Iterator[str]:
+    """A sentence about the variants without a result, of scenarios that have some."""
+    texts, variants_count = [], 0
+    for name, by_label in runs.items():
+        done = {trial.variant for kept in by_label.values() for trial in kept}
+        missing = [variant for variant in catalog.scenario(name).variants if variant not in done]
+        if by_label and missing:
+            variants_count += len(missing)
+            texts.append(f"`{name}` ({', '.join(missing)})")
+    if texts:
+        yield (
+            f"{count(variants_count, 'variant')} of these scenarios did not run there: "
+            f"{', '.join(texts)}"
+        )
 
 
 def _without(names: Iterator[str]) -> Iterator[str]:
