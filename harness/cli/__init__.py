@@ -61,6 +61,8 @@ def _summary(module: str) -> str:
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 """The name of a package."""
+VERSIONS = re.compile(r"[\w.+!,:-]+")
+"""What may be versions. uv would take other words, such as ``1 ./folder``, as more than that."""
 
 
 class Arguments(argparse.ArgumentParser):
@@ -89,22 +91,6 @@ def patches(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 def pin(word: str, sign: str = "=", like: str = "pins.deepspeed=0.15.4") -> tuple[str, str]:
     """A package and its version from one word; raises UserError if it is not a pin."""
     name, _, version = word.removeprefix("pins.").partition(sign)
-    if not is_pin(name, version):
+    if not (NAME.fullmatch(name) and VERSIONS.fullmatch(version)):
         raise UserError(f"'{word}' is no pin: write one like {like}")
     return name, version
-
-
-def is_pin(name: str, versions: str) -> bool:
-    """Whether this is a package's name and a version, or several with commas. uv would take other
-    words, such as ``-e .``, as more than that."""
-    return bool(NAME.fullmatch(name)) and all(map(_is_version, versions.split(",")))
-
-
-def _is_version(word: str) -> bool:
-    from packaging.version import Version
-
-    try:
-        Version(word)
-    except ValueError:
-        return False
-    return True

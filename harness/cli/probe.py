@@ -43,12 +43,13 @@ from itertools import islice
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from harness.bugs import pins
 from harness.bugs.api.spec import Lane
 from harness.bugs.lookup import why_affected
 from harness.check import environment, interpreter
-from harness.cli import Arguments, is_pin, patches
+from harness.cli import NAME, Arguments, patches
 from harness.cli._values import (
     STANDARD_OUTPUT,
     number,
@@ -285,13 +286,21 @@ def _refuse_without_torch(label: str, python: str) -> None:
         raise UserError(f"--against {label}: it has no torch")
 
 
+def _is_version(word: str) -> bool:
+    try:
+        Version(word)
+    except InvalidVersion:
+        return False
+    return True
+
+
 def _pins(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """The releases of --pins, on both sides."""
     sides: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for word in words:
         name, _, versions = word.partition("=")
         pair = versions.split(",")
-        if not is_pin(name, versions) or len(pair) > 2:
+        if not (NAME.fullmatch(name) and all(map(_is_version, pair))) or len(pair) > 2:
             raise UserError(f"--pins {word}: write NAME=A,B, such as transformers=4.57.6,5.24.0")
         if canonicalize_name(name) == pins.TORCH:
             raise UserError("--pins cannot change torch: use --against, with another environment")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
+import weakref
 from collections.abc import Callable
 from functools import cache, partial
 from multiprocessing.process import parent_process
@@ -70,7 +71,6 @@ from .trainer_epochs import missing_epochs
 from .training import Training, training_of
 
 OPTIMIZER = "torch.optim.optimizer.Optimizer"
-SCALERS = ("torch.amp.grad_scaler.GradScaler", "torch.cuda.amp.grad_scaler.GradScaler")
 SCHEDULE = "torch.optim.lr_scheduler.LRScheduler"
 
 FIRST = 1000
@@ -102,6 +102,7 @@ class Guard:
         self.lossy = ""
         self._scaler: Any = None
         self._in_backward = False
+        self._strangers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def install(self) -> None:
         """Subscribe, before the script runs."""
@@ -145,19 +146,32 @@ class Guard:
         register_after_fork(self, Guard._close_with_worker)
         if parent_process() is not None:  # of a worker that imports torch in its function
             self._close_with_worker()
-        self._adopt()
+        if has_constructed_any():  # otherwise the objects of the process need not be searched
+            self._look_for_strangers()
 
-    def _adopt(self) -> None:
-        """Take what a script made before it called ``guard()``."""
-        if not has_constructed_any():
-            return  # the common case, in which the objects of the process need not be searched
-        live = objects((OPTIMIZER, *SCALERS, SCHEDULE))
-        for optimizer in filter(is_constructed, live[OPTIMIZER]):
-            self._add(NewOptimizer(optimizer))
-        for scaler in (one for name in SCALERS for one in live.get(name, ())):
-            self._note_scaler(NewScaler(scaler))
+    def _look_for_strangers(self) -> None:
+        """Find what a script made before it called ``guard()``. A notebook may have optimizers of
+        earlier cells: one that steps is watched from its second step on."""
+        live = objects((OPTIMIZER, SCHEDULE))
+        self._strangers.update(filter(is_constructed, live[OPTIMIZER]))
         for schedule in live[SCHEDULE]:
             self.schedules.new(schedule)
+        on = events.instrument.on
+        on(Step, after=self.fence.guarded(self._meet), when=lambda: bool(self._strangers))
+        on(
+            ScalerStep,
+            before=self.fence.guarded(self._meet_scaler),
+            when=lambda: bool(self._strangers),
+        )
+
+    def _meet(self, event: Step) -> None:
+        if event.owner in self._strangers:
+            self._strangers.discard(event.owner)
+            self._add(NewOptimizer(event.owner))
+
+    def _meet_scaler(self, event: ScalerStep) -> None:
+        if event.values[0] in self._strangers:
+            self._note_scaler(NewScaler(event.owner))
 
     def _close_with_worker(self) -> None:
         # Multiprocessing ends its workers without the functions of atexit.

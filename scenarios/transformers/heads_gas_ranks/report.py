@@ -1,7 +1,6 @@
 """Train BERT's classifier for a step of SGD on 8 rows: is the update that of their mean loss?
 
-Needs torch, transformers and accelerate. python report.py; torchrun --nproc-per-node 2 report.py
-The exit code is 3 if the bug is there.
+Needs torch, transformers and accelerate; one rank, or torchrun. Exit code 3: the bug is there.
 """
 
 import os
