@@ -21,6 +21,7 @@ LATE = """\
 import torch
 from torch.nn.functional import cross_entropy
 
+old = [torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1) for _ in range(20)]
 model = torch.nn.Linear(8, 4)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 from harness.console_script import guard
