@@ -47,6 +47,7 @@ def interruptible(argument: tuple[str, str, float]) -> str:
     try:
         return nap(argument)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm and its srun may both send one
         _note(argument[0], f"interrupted {argument[1]}")
         raise
 
