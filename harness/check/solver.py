@@ -327,6 +327,7 @@ def _solution(task: _Task, versions: Mapping[str, str], our_packages: Collection
         for name, reason in task.reasons.items()
         if name in our_packages and name not in task.content.versions
     }
+    unknown |= _needed_by_extras(task.content, our_packages, versions)
     contested = {
         name: f"{listed(those.needs)}, and no release of it meets all requirements"
         for name, those in task.contradictions.items()
@@ -338,6 +339,19 @@ def _solution(task: _Task, versions: Mapping[str, str], our_packages: Collection
         verb = "has" if len(task.wanting) == 1 else "have"
         notes.append(f"releases for Python {task.python} were chosen, as {names} {verb} no others")
     return Solution(versions, unknown, contested, notes, is_whole=True)
+
+
+def _needed_by_extras(
+    content: Requirements, our_packages: Collection[str], versions: Mapping[str, str]
+) -> dict[str, str]:
+    """Our packages that were left out from the start, and that an extra is named after, such as
+    ``trl[deepspeed]``: uv does not say who needs them."""
+    return {
+        extra: f"{name}[{extra}] needs it, and no index has its wheels"
+        for name, extras in sorted(content.extras.items())
+        for extra in sorted(extras.intersection(NO_WHEELS))
+        if extra in our_packages and extra not in {*content.versions, *versions}
+    }
 
 
 def _contradiction_notes(task: _Task) -> Iterator[str]:

@@ -420,6 +420,19 @@ def test_what_needs_an_unknown_release_is_said_first(
     assert "down needs it" in stack.packages["other"].origin
 
 
+def test_what_an_extra_needs_does_not_vanish_where_it_has_no_wheels(
+    published: type[Handler], tmp_path: Path
+) -> None:
+    need = 'deepspeed>=0.14; extra == "deepspeed"'
+    publish(published, "trainer", "1.0", "down", need, day="2024-01-01")
+    file = tmp_path / "requirements.txt"
+    file.write_text("trainer[deepspeed]\n")
+    stack = environment.of_files([str(file)], ["down", "deepspeed"])
+    assert stack.notes[0] == "not known: the releases of deepspeed"
+    assert "trainer[deepspeed] needs it" in stack.packages["deepspeed"].origin
+    assert stack.packages["down"].version == "3.0"
+
+
 @pytest.mark.parametrize("line", ["./-e evil", "./two words", "../.."])
 def test_a_folder_that_names_no_package_is_said(
     published: type[Handler], tmp_path: Path, line: str
