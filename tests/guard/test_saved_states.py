@@ -288,9 +288,7 @@ def test_states_of_an_optimizer_and_of_one_around_it_are_noted() -> None:
     # Modules of other tests may live, too.
     kinds = {(part[0], part[1]) for part in state["parts"] if part[0] in names}
     assert kinds == {
-        (name, kind)
-        for name in names
-        for kind in (WEIGHT, "exp_avg", "exp_avg_sq", "Outer.slow")
+        (name, kind) for name in names for kind in (WEIGHT, "exp_avg", "exp_avg_sq", "Outer.slow")
     }
     assert state["count"] == 1
     assert not states
