@@ -34,16 +34,6 @@ def nothing_is_left_over(nightlies: Nightlies) -> str:
     return "no caches, no wheels"
 
 
-def guard_tells_a_fault(nightlies: Nightlies) -> str:
-    """A training of two ranks under ``guard``, in the container: docs/guard.md."""
-    loop = "loops/ddp.py --batch-size 4 --accum 3 --bug 'divided by k twice'"
-    guard = f"distributed-bugs guard torchrun --nproc-per-node 2 {loop}"
-    output = nightlies.shell(f"cd /opt/distributed-bugs && {guard} 2>&1")
-    alarms = [line for line in output.splitlines() if line.startswith("guard: ALARM: step 1")]
-    expect(len(alarms) == 1, output[-300:])
-    return alarms[0]
-
-
 def a_nightly(nightlies: Nightlies, *words: str) -> str:
     """Report, site, history and runs exist and belong to the caller; our scenarios reproduce.
 
