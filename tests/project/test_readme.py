@@ -18,11 +18,10 @@ TESTS = "make test"
 
 
 def questions(text: str) -> list[tuple[str, str]]:
-    """The commands of the table of questions, and a line of what each prints, without numbers."""
-    rows = re.findall(
+    """The commands of the table of questions, and a line of what each prints."""
+    return re.findall(
         r"^\| .* \| `(distributed-bugs .*?)` \| `(.*?)` \|$", text, flags=re.MULTILINE
     )
-    return [(command, without_numbers(line)) for command, line in rows]
 
 
 @pytest.mark.launch
@@ -40,8 +39,13 @@ def test_every_command_of_the_readme_works_in_a_clone(tmp_path: Path) -> None:
     assert lines[0] == "make run"
     printed = printed_by(lines, clone)
     missing = [line for line in output_lines(readme) if line not in printed]
-    answers = {without_numbers(line) for line in printed}
-    missing += [answer for _, answer in table if answer not in answers]
+    answers = {*printed, *map(without_numbers, printed)}
+    of_catalogue = "check --python"  # its counts change with each new bug
+    missing += [
+        answer
+        for command, answer in table
+        if (without_numbers(answer) if of_catalogue in command else answer) not in answers
+    ]
     assert not missing, missing
     assert not list(clone.glob("uv.lock")), "a command has left a file"
 
