@@ -44,12 +44,41 @@ for step in range(6):
     optimizer.zero_grad()
 """
 
+SHUFFLED = """
+import argparse, os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
 
-def in_other(folder: Path, change: str) -> tuple[int, Path]:
+parser = argparse.ArgumentParser()
+parser.add_argument("--rows", type=int)
+parser.add_argument("--accum", type=int, default=1)
+arguments = parser.parse_args()
+change = os.environ.get("CHANGE", "")
+data = torch.randn(96, 4, generator=torch.Generator().manual_seed(5))
+torch.manual_seed(0)
+torch.rand(3 if change == "draws before the weights" else 0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+torch.rand(0 if change in ("", "draws before the weights") else 3)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+factor = 2.0 if change == "another order and loss" else 1.0
+loader = iter(DataLoader(data, arguments.rows, shuffle=True))
+for step in range(6):
+    for micro in range(arguments.accum):
+        loss = model(next(loader)).square().mean() * factor
+        (loss / arguments.accum).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def in_other(folder: Path, change: str, source: str = SCRIPT) -> tuple[int, Path]:
     """The exit code of a probe of the script against an environment with a change."""
     script, other = folder / "train.py", folder / "other"
-    script.write_text(SCRIPT)
-    other.write_text(f'#!/bin/sh\nCHANGE={change} exec {shlex.quote(sys.executable)} "$@"\n')
+    script.write_text(source)
+    other.write_text(
+        f'#!/bin/sh\nCHANGE={shlex.quote(change)} exec {shlex.quote(sys.executable)} "$@"\n'
+    )
     other.chmod(0o755)
     words = ["--layouts", "accumulation", "--against", str(other), str(script)]
     return probe.main([*words, "--rows", "{rows}", "--accum", "{k}"]), other
@@ -75,6 +104,29 @@ def test_an_environment_that_trains_otherwise_is_told(
     assert ended == code, text
     for line in lines:
         assert line.format(other=other) in text
+
+
+@pytest.mark.launch
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(
+    ("change", "code", "line"),
+    [
+        pytest.param("another order", 0, "1 rank, {other}  as the", marks=pytest.mark.slow),
+        ("another order and loss", 1, "1 rank, {other}  BROKEN at step 1: gradient"),
+        pytest.param(
+            "draws before the weights", 0, "draws other first weights (", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_an_environment_with_another_order_is_compared_with_the_first_environment(
+    change: str, code: int, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compared with itself in one order, an environment trained the same, whatever it did."""
+    ended, other = in_other(tmp_path, change, SHUFFLED)
+    text = capsys.readouterr().out
+    assert ended == code, text
+    assert line.format(other=other) in text
+    assert "with every sampler in one order" in text
 
 
 @pytest.mark.launch

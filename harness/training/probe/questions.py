@@ -108,11 +108,11 @@ def probe(
                     run, without_cleared(usual, baseline.steps, settings.same_rows)
                 )
             else:
-                comparison = _compared(of_layout, settings, run, baseline)
+                comparison = _compared(runner, settings, run, baseline, of_layout)
                 if layout.kind == AGAINST and not run.failure:
                     answers.other_releases = run.releases
                     answers.other_imported = run.imported
-                    comparison = _against(of_layout, settings, comparison, run, baseline)
+                    comparison = _against(runner, settings, comparison, run, baseline, of_layout)
                 _compare_whole(comparison, settings, run, reference_run)
             if undecided and comparison.as_reference:
                 comparison.no_answer = VAIN
@@ -146,7 +146,12 @@ OTHER_DRAW = (
 
 
 def _against(
-    runner: Runner, settings: Settings, comparison: Compared, run: Run, baseline: Reference
+    runner: Runner,
+    settings: Settings,
+    comparison: Compared,
+    run: Run,
+    baseline: Reference,
+    other: Runner,
 ) -> Compared:
     """Compare the other environment; again with the reference's first weights, if it draws others.
     Defaults that differ are noted."""
@@ -160,9 +165,9 @@ def _against(
         name = f"{run.layout.name}, with the first weights of the reference"
         shifted_layout = replace(run.layout, name=name, shift=shift)
         again = without_cleared(
-            runner.start(shifted_layout).result(), baseline.steps, settings.same_rows
+            other.start(shifted_layout).result(), baseline.steps, settings.same_rows
         )
-        comparison = _compared(runner, settings, again, baseline)
+        comparison = _compared(runner, settings, again, baseline, other)
         comparison.layout = run.layout
         comparison.notes.append(OTHER_DRAW.format(names=several(fault.parameters)))
     comparison.notes += other_defaults(run.ranks[0][0], baseline.steps[0])
@@ -173,7 +178,7 @@ def _against_reference(
     runner: Runner, settings: Settings, baseline: Reference, run: Run
 ) -> Compared:
     without_rehearsal = without_cleared(run, baseline.steps, settings.same_rows)
-    return _compared(runner, settings, without_rehearsal, baseline)
+    return _compared(runner, settings, without_rehearsal, baseline, runner)
 
 
 def _last_compared(layouts: Sequence[Compared], baseline: Reference) -> int:
@@ -195,8 +200,11 @@ def _about(run: Run) -> str:
     return f"{steps} steps of {batch}, {step['optimizer']}, {len(step['grad'])} parameters"
 
 
-def _compared(runner: Runner, settings: Settings, run: Run, baseline: Reference) -> Compared:
-    """Compare a layout; again with every sampler in one order, if only its order differs."""
+def _compared(
+    runner: Runner, settings: Settings, run: Run, baseline: Reference, of_layout: Runner
+) -> Compared:
+    """Compare a layout; again with every sampler in one order, if only its order differs. Then the
+    reference runs with ``runner``, and the layout with ``of_layout``."""
     comparison = compare(run, baseline, settings.same_rows)
     if not comparison.broken or comparison.broken[0].relation != SAMPLES:
         return comparison
@@ -213,7 +221,7 @@ def _compared(runner: Runner, settings: Settings, run: Run, baseline: Reference)
         cause = comparison.broken[0]
         comparison.broken[0] = replace(cause, details=(again, *cause.details))
         return comparison
-    ordered = _in_one_order(runner, settings, run.layout)
+    ordered = _in_one_order(runner, settings, run.layout, of_layout)
     if ordered is None or ordered.no_answer or _begins_with_samples(ordered.broken):
         return _without_an_answer(comparison, run, baseline)
     ordered.layout = run.layout
@@ -345,19 +353,20 @@ def _begins_with_samples(broken: list[Broken]) -> bool:
     return bool(broken) and broken[0].relation == SAMPLES
 
 
-def _in_one_order(runner: Runner, settings: Settings, layout: Layout) -> Compared | None:
+def _in_one_order(
+    runner: Runner, settings: Settings, layout: Layout, of_layout: Runner
+) -> Compared | None:
     """Compare a layout and a reference whose samplers draw in one order; None if that fails."""
     base = _ordered(reference(settings))
     layouts = [base, *rounding(base)]
-    for ordered_layout in (*layouts, _ordered(layout)):
+    for ordered_layout in layouts:
         runner.start(ordered_layout)
+    run_of_layout = of_layout.start(_ordered(layout))
     reference_run, *perturbed = (
         _result(runner, settings, ordered_layout) for ordered_layout in layouts
     )
     baseline = Reference.of(reference_run, perturbed)
-    run = without_cleared(
-        runner.start(_ordered(layout)).result(), baseline.steps if reference_run.ranks else ()
-    )
+    run = without_cleared(run_of_layout.result(), baseline.steps if reference_run.ranks else ())
     if reference_run.failure:
         return None
     return compare(run, baseline, settings.same_rows)
