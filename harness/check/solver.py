@@ -2,7 +2,7 @@
 tries again, until uv chooses.
 
 - A package without a wheel for this Python, or without such a release, is left out. All others
-  still constrain each other.
+  still constrain each other. What pip would build is chosen nevertheless (see ``source_only``).
 - If a package needs another release of something than the files name, the files' own requirement
   replaces what the package needs: ``vllm==0.8.4`` needs torch 2.6.0, and the file has 2.5.1.
 - If two packages need different releases of something that no file names, its release is unknown.
@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
@@ -23,10 +24,11 @@ from packaging.version import Version
 
 from harness.bugs import pins
 from harness.bugs.result_file import tested_releases
-from harness.check import needs, uv_errors
+from harness.check import needs, source_only, uv_errors
 from harness.check.contradictions import contradictions
 from harness.check.installed import public_build
 from harness.check.requirements import Requirements
+from harness.check.source_only import Search
 from harness.check.uv_errors import Contradiction
 from harness.releases import index, locks, uv
 from harness.system.errors import Fault
@@ -39,12 +41,8 @@ TRIES = 100
 LIMIT = 90.0
 """Seconds for uv, each time."""
 AT_ONCE = 8
-"""Packages that are looked up in the index at the same time."""
-NO_WHEELS = ("deepspeed", "flash-attn")
-"""Packages without wheels that most files name: to learn it from uv costs a try for each."""
-LEAVES = ("antlr4-python3-runtime", "pathtools", "promise")
-"""Packages without wheels that many others need (hydra-core, wandb), and that need nothing of ours.
-uv would take years-old releases of what needs them, or stop at each."""
+"""Packages that are looked up at the same time."""
+NOT_LOOKED_UP = "the user's configuration of uv does not allow to find out whether it is needed"
 
 
 class NotResolved(Exception):
@@ -69,6 +67,14 @@ class Solution:
     """Whether uv looked at all requirements, so that it would find the same again today."""
 
 
+class _Answer(NamedTuple):
+    """What uv answered: the versions, or None and its errors on one line; and its log."""
+
+    versions: Mapping[str, str] | None
+    errors: str
+    log: str
+
+
 @dataclass
 class _Task:
     """The requirements as they are tried, and what was removed from them."""
@@ -77,7 +83,9 @@ class _Task:
     required: Mapping[str, SpecifierSet]
     day: str
     omissions: set[str]
-    may_lack_release: set[str] = field(default_factory=lambda: set(NO_WHEELS))
+    sources: set[str] = field(default_factory=set)
+    """The packages that uv may choose without a wheel (see ``source_only``)."""
+    may_lack_release: set[str] = field(default_factory=lambda: set(source_only.FREQUENT))
     developments: set[str] = field(default_factory=set)
     """The packages of which no index has the development version: instead, their release."""
     python: str = ""
@@ -90,20 +98,66 @@ class _Task:
     contradictions: dict[str, Contradiction] = field(default_factory=dict)
     """By the package of which no release meets all that is required."""
 
-    def compile(self, *options: str) -> tuple[Mapping[str, str] | None, str]:
-        """The versions that ``uv pip compile`` chooses, or None and its errors. Raises NoAnswer if
-        uv takes too long."""
+    def compile(self, *options: str) -> _Answer:
+        """What ``uv pip compile`` chooses. Raises NoAnswer if uv takes too long."""
         command, stdin, files = self.uv_input()
+        environment = {"UV_HTTP_RETRIES": "1", "RUST_LOG": source_only.LOG}
+        needed = source_only.needs(self.sources - self.omissions)
         try:
-            process = uv.execute(
-                [*command, *options], stdin, {"UV_HTTP_RETRIES": "1"}, files, LIMIT
-            )
+            process = uv.execute([*command, *options], stdin, environment, files, LIMIT, needed)
         except subprocess.TimeoutExpired:
             raise NoAnswer(f"uv did not answer within {LIMIT:.0f} s") from None
+        log, errors = uv_errors.without_log(process.stderr)
         if process.returncode:
-            return None, " ".join(process.stderr.split())
+            return _Answer(None, errors, log)
         lines = (line.partition(";")[0].strip() for line in process.stdout.splitlines())
-        return locks.versions("\n".join(line for line in lines if "==" in line)), ""
+        return _Answer(locks.versions("\n".join(line for line in lines if "==" in line)), "", log)
+
+    def build(self, log: str, our_packages: Collection[str]) -> bool:
+        """Let uv choose packages without a wheel, of which it rejected the releases that pip would
+        build; whether there are any."""
+        if not self.sources:
+            return False
+        others = {*self.sources, *self.omissions, *self.content.direct, *self.content.overrides}
+        whose_release_counts = {*self.required, *our_packages} - others
+        searches = [
+            search
+            for search in source_only.searches(log)
+            if (
+                search.name in whose_release_counts
+                if search.selected
+                else search.name not in {*others, *self.required}
+            )
+        ]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            answers = pool.map(self._is_built, searches)
+            sources = {one.name for one, answer in zip(searches, answers, strict=True) if answer}
+        self.sources |= sources
+        return bool(sources)
+
+    def _is_built(self, search: Search) -> bool:
+        """Whether a newer release than those with wheels has a source distribution. uv has just
+        read which releases there are, so that this takes a tenth of a second."""
+        version = self._newest(search, {search.name: ()})
+        selected = version and (search.selected or self._newest(search, {}))
+        return bool(version) and (not selected or Version(version) > Version(selected))
+
+    def _newest(self, search: Search, needed: Mapping[str, Sequence[str]]) -> str:
+        """The newest version of a package that uv can choose; empty if there is none."""
+        command = [*self._command(), "--no-deps"]
+        process = uv.execute(command, search.requirement, {}, {}, LIMIT, needed)
+        return locks.versions(process.stdout).get(search.name, "")
+
+    def _command(self) -> list[str]:
+        """The words of the command that all tries have."""
+        content = self.content
+        return [
+            *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate"),
+            *("--only-binary", ":all:"),
+            *((f"--exclude-newer={self.day}",) if self.day else ()),
+            *((f"--default-index={content.indices[0]}",) if any(content.indices[:1]) else ()),
+            *(("--python-version", self.python) if self.python else ()),
+        ]
 
     def uv_input(self) -> tuple[list[str], str, dict[str, list[str]]]:
         """The words of the command, its standard input, and the lines of its files.
@@ -118,12 +172,6 @@ class _Task:
         others = {
             need for name in omissions & self.required.keys() for need in needs.NEEDS.get(name, ())
         }
-        command = [
-            *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--no-build"),
-            *((f"--exclude-newer={self.day}",) if self.day else ()),
-            *((f"--default-index={content.indices[0]}",) if any(content.indices[:1]) else ()),
-            *(("--python-version", self.python) if self.python else ()),
-        ]
         stdin = "".join(f"{line}\n" for line in [*lines, *sorted(others)])
         bounds = [_as_release(f"{name}{versions}") for name, versions in content.bounds.items()]
         replacements = {n: lines for n, lines in content.overrides.items() if n not in omissions}
@@ -132,7 +180,7 @@ class _Task:
             replacements[name] = [_as_release(line, developed=name in self.developments)]
         overrides = [_as_release(line) for lines in replacements.values() for line in lines]
         lists = {"--override": [*uv.left_out(omissions), *overrides], "--constraint": bounds}
-        return command, stdin, lists
+        return self._command(), stdin, lists
 
     @property
     def limits(self) -> Mapping[str, SpecifierSet]:
@@ -227,7 +275,7 @@ class _Task:
         first, doubtful = self.omissions, set[str]()
         try:
             for _ in range(TRIES):
-                versions, errors = self.compile("--no-deps", "--offline")
+                versions, errors, _ = self.compile("--no-deps", "--offline")
                 names = set() if versions is not None else self._obstacles(errors)
                 if developments := {name for name in names if self._is_development(name)}:
                     self.developments |= developments
@@ -240,7 +288,9 @@ class _Task:
             sure = (self.omissions - first - doubtful) & self.required.keys()
         finally:
             self.omissions = first
-        asked = sorted((doubtful & self.required.keys()) - self.content.direct.keys())
+        asked = sorted(
+            (doubtful & self.required.keys()) - self.content.direct.keys() - self.sources
+        )
         with ThreadPoolExecutor(AT_ONCE) as pool:
             answers = pool.map(self._is_unusable, asked)
             return sure | {name for name, answer in zip(asked, answers, strict=True) if answer}
@@ -292,26 +342,29 @@ def choose_versions(
     """
     task = _task(content, required, day)
     for _ in range(TRIES):
-        versions, errors = task.compile()
-        if versions is not None:
-            return _solution(task, versions, our_packages)
+        versions, errors, log = task.compile()
         if uv_errors.SILENT_INDEX.search(errors):
             raise NoAnswer("the package index does not respond")
+        if task.build(log, our_packages):
+            continue
+        if versions is not None:
+            return _solution(task, versions, our_packages)
         if not (task.leave_out(errors) or task.settle(errors)):
             break
     raise NotResolved(short(one_line(errors.removeprefix("error: ")), LONGEST))
 
 
 def _task(content: Requirements, required: Mapping[str, SpecifierSet], day: str) -> _Task:
-    """The requirements without what no index can have a wheel of, and without what contradicts
-    itself; uv finds out which others there are."""
+    """The requirements without what no index has, and without what contradicts itself; uv finds out
+    which others there are."""
     omissions = {
-        *NO_WHEELS,
-        *(set(LEAVES) - required.keys()),
         *(n for n, package in content.direct.items() if not package.version),
         *_of_one_package(content),
     }
-    return _Task(content, required, day, omissions, python=other_python(content.python))
+    sources = set(source_only.FREQUENT)
+    if not uv.takes_needs():
+        omissions, sources = omissions | sources, set()
+    return _Task(content, required, day, omissions, sources, python=other_python(content.python))
 
 
 def _of_one_package(content: Requirements) -> dict[str, str]:
@@ -327,7 +380,9 @@ def _solution(task: _Task, versions: Mapping[str, str], our_packages: Collection
         for name, reason in task.reasons.items()
         if name in our_packages and name not in task.content.versions
     }
-    unknown |= _needed_by_extras(task.content, our_packages, versions)
+    if not task.sources:
+        lacking = {*our_packages}.intersection(source_only.FREQUENT) - task.content.versions.keys()
+        unknown |= dict.fromkeys(sorted(lacking), NOT_LOOKED_UP)
     contested = {
         name: f"{listed(those.needs)}, and no release of it meets all requirements"
         for name, those in task.contradictions.items()
@@ -339,19 +394,6 @@ def _solution(task: _Task, versions: Mapping[str, str], our_packages: Collection
         verb = "has" if len(task.wanting) == 1 else "have"
         notes.append(f"releases for Python {task.python} were chosen, as {names} {verb} no others")
     return Solution(versions, unknown, contested, notes, is_whole=True)
-
-
-def _needed_by_extras(
-    content: Requirements, our_packages: Collection[str], versions: Mapping[str, str]
-) -> dict[str, str]:
-    """Our packages that were left out from the start, and that an extra is named after, such as
-    ``trl[deepspeed]``: uv does not say who needs them."""
-    return {
-        extra: f"{name}[{extra}] needs it, and no index has its wheels"
-        for name, extras in sorted(content.extras.items())
-        for extra in sorted(extras.intersection(NO_WHEELS))
-        if extra in our_packages and extra not in {*content.versions, *versions}
-    }
 
 
 def _contradiction_notes(task: _Task) -> Iterator[str]:
@@ -370,7 +412,8 @@ def _omission_notes(task: _Task) -> Iterator[str]:
     """A note for the required omissions that have no such release, and one for those that have no
     wheel. Only those that may lack a release are looked up in the index."""
     content = task.content
-    omissions = (task.omissions & content.versions.keys()) - _of_one_package(content).keys()
+    unread = task.omissions | task.sources
+    omissions = (unread & content.versions.keys()) - _of_one_package(content).keys()
     doubtful = sorted(omissions & task.may_lack_release)
     without_release = [name for name in doubtful if task.has_no_release(name)]
     if without_release:

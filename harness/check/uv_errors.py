@@ -30,6 +30,8 @@ NOT_STORED = re.compile(r"(?<!\S)(\S+) (?:was not found in the cache|needs to be
 """Without a network."""
 SILENT_INDEX = re.compile(r"error sending request|dns error|network was disabled|Request failed")
 
+LOGGED = re.compile(r"(TRACE|DEBUG| ?INFO|WARN) ")
+
 NEED = re.compile(
     r"(?<!\S)(all versions of )?([\w.-]+(?:[=<>!~][^\s,]*(?:,[^\s,]+)*)?),? depends? on (.*?)"
     r"(?= and you require | and there (?:is|are) no | and only | and (?:all versions of )?\S+ "
@@ -52,6 +54,13 @@ class Contradiction:
     """What requires them: ``vllm==0.8.4 depends on torch==2.6.0``."""
     requirements: tuple[str, ...]
     """The names of the user's own requirements that take part."""
+
+
+def without_log(output: str) -> tuple[str, str]:
+    """The lines that uv logged, and its errors on one line."""
+    lines = output.splitlines()
+    log = [line for line in lines if LOGGED.match(line)]
+    return "\n".join(log), " ".join(" ".join(x for x in lines if not LOGGED.match(x)).split())
 
 
 def unusable(errors: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from packaging.requirements import Requirement
 from harness.bugs.pins import SOURCE_ONLY, Stack, here, is_source
 from harness.releases import index
 from harness.system import programs
+from harness.system.documents import toml_of
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 
 _BUILD_SHIMS = Path(__file__).with_name("build_shims")
@@ -49,8 +51,12 @@ def execute(
     environment: Mapping[str, str] | None = None,
     lists: Mapping[str, Iterable[str]] | None = None,
     limit: float | None = None,
+    needs: Mapping[str, Iterable[str]] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run uv for our interpreter, without the configuration of any folder (see ``programs``).
+
+    ``needs`` are packages that uv may choose as source, with what they need: it takes our word
+    for it, reads no file of theirs, and builds nothing. See ``takes_needs``.
 
     ``arguments`` begin with a command: ``pip compile``. ``lists`` are the lines of files, by
     the option that takes the file; they have no name, so that nothing remains if we are killed.
@@ -60,9 +66,15 @@ def execute(
         numbers = [files.enter_context(_unnamed(lines)) for lines in (lists or {}).values()]
         paths = (f"/proc/self/fd/{number}" for number in numbers)
         options = [word for pair in zip(lists or (), paths, strict=True) for word in pair]
+        if needs:
+            numbers.append(files.enter_context(_unnamed(_configuration_with(needs))))
+            options += [word for name in needs for word in ("--no-binary", name)]
+            options += ["--config-file", f"/proc/self/fd/{numbers[-1]}"]
+        else:
+            options += _configuration()
         process = files.enter_context(
             subprocess.Popen(
-                [binary(), *arguments, "--python", sys.executable, *_configuration(), *options],
+                [binary(), *arguments, "--python", sys.executable, *options],
                 **programs.options(**{**index.for_uv(), **(environment or {})}),
                 text=True,
                 stdin=subprocess.PIPE,
@@ -99,6 +111,32 @@ def _configuration() -> list[str]:
         return []  # the user has chosen
     file = index.uv_configuration()
     return ["--config-file", str(file)] if file else ["--no-config"]
+
+
+def takes_needs() -> bool:
+    """Whether uv can be told what packages need, beside what the user's own configuration says: not
+    if that has paths that are relative to its folder, or a list to which nothing can be added."""
+    try:
+        toml_of("\n".join(_configuration_with({"any": ()})))
+        return not re.search(r"""["']\.{1,2}/""", _user_configuration())
+    except (OSError, ValueError):
+        return False
+
+
+def _configuration_with(needs: Mapping[str, Iterable[str]]) -> Iterator[str]:
+    """The lines of the user's own configuration, and what these packages need."""
+    yield _user_configuration()
+    for name, requirements in needs.items():
+        yield from ("[[dependency-metadata]]", f"name = {json.dumps(name)}")
+        yield f"requires-dist = {json.dumps(list(requirements))}"
+
+
+def _user_configuration() -> str:
+    """The text of the configuration that uv would read; empty if there is none."""
+    if os.environ.get("UV_NO_CONFIG") and not os.environ.get("UV_CONFIG_FILE"):
+        return ""
+    file = index.uv_configuration()
+    return file.read_text(encoding="utf-8") if file else ""
 
 
 def binary() -> str:

@@ -420,17 +420,81 @@ def test_what_needs_an_unknown_release_is_said_first(
     assert "down needs it" in stack.packages["other"].origin
 
 
-def test_what_an_extra_needs_does_not_vanish_where_it_has_no_wheels(
-    published: type[Handler], tmp_path: Path
+NEED = "deepspeed>=0.14"
+EXTRA = f'{NEED}; extra == "deepspeed"'
+
+
+@pytest.mark.parametrize(("line", "need"), [("trainer[deepspeed]", EXTRA), ("trainer", NEED)])
+def test_what_a_package_needs_does_not_vanish_where_it_has_no_wheels(
+    published: type[Handler], tmp_path: Path, line: str, need: str
 ) -> None:
-    need = 'deepspeed>=0.14; extra == "deepspeed"'
+    """uv is told what deepspeed needs: none of its files is read, and nothing is built."""
     publish(published, "trainer", "1.0", "down", need, day="2024-01-01")
+    publish(published, "torch", "2.9.0", day="2024-01-01")
     file = tmp_path / "requirements.txt"
-    file.write_text("trainer[deepspeed]\n")
+    file.write_text(f"{line}\n")
     stack = environment.of_files([str(file)], ["down", "deepspeed"])
-    assert stack.notes[0] == "not known: the releases of deepspeed"
-    assert "trainer[deepspeed] needs it" in stack.packages["deepspeed"].origin
+    assert stack.notes[0] == "not known: the releases of deepspeed", "no index has it"
+    assert " on deepspeed>=0.14" in stack.packages["deepspeed"].origin
     assert stack.packages["down"].version == "3.0"
+    names = ("deepspeed-0.13.1.tar.gz", "deepspeed-0.15.0.tar.gz")
+    published.pages["deepspeed"] = page(*(file_of(n, "2023-01-01T00:00:00") for n in names))
+    index.forget()
+    file.write_text(f"{line}\nup\n")
+    stack = environment.of_files([str(file)], ["down", "deepspeed"])
+    assert releases(stack) == {"deepspeed": "0.15.0", "down": "2.5", "torch": "2.9.0"}
+    assert stack.packages["deepspeed"].newest_of == "the other packages"
+    assert not any(path.endswith(".gz") for path in published.requests)
+
+
+def test_the_users_configuration_of_uv_may_leave_unknown_what_has_no_wheels(
+    published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configuration = tmp_path / "uv.toml"
+    monkeypatch.setenv("UV_CONFIG_FILE", str(configuration))
+    publish(published, "trainer", "1.0", "down", "deepspeed>=0.14", day="2024-01-01")
+    published.pages["deepspeed"] = page(file_of("deepspeed-0.15.0.tar.gz", "2023-01-01T00:00:00"))
+    file = tmp_path / "requirements.txt"
+    file.write_text("trainer\n")
+    (tmp_path / "wheels").mkdir()
+    own = '{name = "deepspeed", requires-dist = ["down<2"]}'
+    texts = (f"dependency-metadata = [{own}]", 'find-links = ["./wheels"]')
+    for text in (*texts, '[[dependency-metadata]]\nname = "up"'):
+        configuration.write_text(f"{text}\n")
+        stack = environment.of_files([str(file)], ["down", "deepspeed"])
+        assert "deepspeed" in stack.packages, (text, stack.notes)
+        package = stack.packages["deepspeed"]
+        is_alone = text in texts
+        assert package.version == ("" if is_alone else "0.15.0")
+        assert ("configuration of uv" in package.origin) == is_alone
+
+
+@pytest.mark.parametrize("need", ["source", "source>=0.5", "source<2"])
+def test_no_old_release_is_taken_because_the_newest_needs_what_has_no_wheel(
+    published: type[Handler], tmp_path: Path, need: str
+) -> None:
+    """hydra-core was 0.11.3, as no other release does without antlr4-python3-runtime."""
+    publish(published, "trainer", "1.0", "down<2", day="2021-01-01")
+    publish(published, "trainer", "2.0", "down", need, day="2024-01-01")
+    published.pages["source"]["files"].append(file_of("source-0.4-py2-none-any.whl"))
+    file = tmp_path / "requirements.txt"
+    file.write_text("trainer\n")
+    stack = environment.of_files([str(file)], ["down", "trainer"])
+    assert releases(stack) == {"down": "3.0", "trainer": "2.0"}
+    assert stack.notes == ()
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_a_release_that_pip_would_build_is_the_newest_one(
+    published: type[Handler], tmp_path: Path, needed: bool
+) -> None:
+    publish(published, "trainer", "1.0", "up", day="2024-01-01")
+    published.pages["up"]["files"].append(file_of("up-3.0.tar.gz", "2024-08-01T00:00:00"))
+    file = tmp_path / "requirements.txt"
+    file.write_text("trainer\n" if needed else "up\n")
+    assert environment.of_files([str(file)], ["up"]).packages["up"].version == "3.0"
+    stack = environment.of_files([str(file)], ["up"], "2024-07-15")
+    assert stack.packages["up"].version == "2.0", "on that day"
 
 
 @pytest.mark.parametrize("line", ["./-e evil", "./two words", "../.."])
