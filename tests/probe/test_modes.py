@@ -9,7 +9,7 @@ import pytest
 from harness.rank.probe.modes import NO_SWITCH
 from harness.training.probe.answers import Answers
 from harness.training.probe.layouts import CHECKPOINTING, COMPILE, Settings
-from harness.training.probe.modes import WITH_DROPOUT
+from harness.training.probe.modes import COMPILED_DROPOUT, WITH_DROPOUT
 from tests.probe.probing import Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch
@@ -68,6 +68,16 @@ def halved(graph, inputs):  # a compiler that halves the gradient of dropout
     return lambda *given: [Halved.apply(x) if drops else x for x in graph(*given)]
 
 
+def shifted(graph, inputs):  # a compiler that draws other masks
+    drops = any("dropout" in str(node.target) for node in graph.graph.nodes)
+
+    def call(*given):
+        torch.rand(3 if drops else 0)
+        return graph(*given)
+
+    return call
+
+
 model = Model()
 run = DDP(model)
 HOW
@@ -84,9 +94,30 @@ REENTRANT = 'Block.how = {"use_reentrant": True}; data.requires_grad_()'
 OWN_MASK = (
     "Block.inner = lambda self, x: x + torch.tanh(self.layer(x)) * (torch.rand_like(x) > 0.3)"
 )
+SMALL = "Block.inner = lambda self, x: x + 1e-3 * self.drop(torch.tanh(self.layer(x)))"
 PLAIN = "Block.recomputes = False"
+WRAPPED = """
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+apply_activation_checkpointing(model, check_fn=lambda part: isinstance(part, Block))
+"""
 SWITCHED = "model.gradient_checkpointing_enable = lambda: setattr(Block, 'recomputes', True)"
 EAGER = 'run = torch.compile(run, backend="aot_eager")'
+HALVED = f"{PLAIN}; run = torch.compile(run, backend=halved)"
+AUTOCAST = """
+in_fp32 = run
+def run(x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return in_fp32(x).float()
+"""
+DETACHED = """
+called = run
+def run(x):
+    output = called(x)
+    output.detach()
+    return output
+"""
 DEEP = """
 import torch._functorch.config
 torch._functorch.config.activation_memory_budget = 0.1
@@ -106,6 +137,8 @@ def probed(probing: Probing, folder: Path, how: str, kind: str) -> Answers:
     [
         ("", "without checkpointing"),
         pytest.param(REENTRANT, "without checkpointing", marks=pytest.mark.slow),
+        pytest.param(f"{PLAIN}{WRAPPED}", "without checkpointing", marks=pytest.mark.slow),
+        pytest.param(f"{SMALL}\n{AUTOCAST}", "without checkpointing", marks=pytest.mark.slow),
         pytest.param(f"{PLAIN}; {SWITCHED}", "with checkpointing", marks=pytest.mark.slow),
     ],
 )
@@ -119,7 +152,13 @@ def test_a_recomputation_with_the_masks_of_the_forward_is_right(
 
 
 @pytest.mark.parametrize(
-    "how", [FORGETFUL, pytest.param(f"{PLAIN}; {FORGETFUL}; {SWITCHED}", marks=pytest.mark.slow)]
+    "how",
+    [
+        FORGETFUL,
+        f"{SMALL}; {FORGETFUL}",
+        pytest.param(f"{SMALL}; {FORGETFUL}\n{AUTOCAST}", marks=pytest.mark.slow),
+        pytest.param(f"{PLAIN}; {FORGETFUL}; {SWITCHED}", marks=pytest.mark.slow),
+    ],
 )
 def test_a_recomputation_that_draws_other_masks_is_found(
     probing: Probing, tmp_path: Path, how: str
@@ -164,9 +203,33 @@ def test_a_right_compiler_is_right(probing: Probing, tmp_path: Path, how: str, n
 def test_a_compiler_that_changes_gradients_with_dropout_is_found(
     probing: Probing, tmp_path: Path
 ) -> None:
-    how = f"{PLAIN}; run = torch.compile(run, backend=halved)"
-    answers = probed(probing, tmp_path, how, COMPILE)
+    answers = probed(probing, tmp_path, HALVED, COMPILE)
     assert first_broken(answers) == {COMPILE: (WITH_DROPOUT, "")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [AUTOCAST, DETACHED])
+@pytest.mark.parametrize(
+    ("compiler", "broken"), [(f"{PLAIN}; {EAGER}", {}), (HALVED, {COMPILE: (WITH_DROPOUT, "")})]
+)
+def test_where_the_loss_has_no_slope_compiled_code_is_compared_with_eager_code(
+    probing: Probing, tmp_path: Path, how: str, compiler: str, broken: dict[str, tuple[str, str]]
+) -> None:
+    answers = probed(probing, tmp_path, f"{compiler}\n{how}", COMPILE)
+    assert not refused(answers)
+    assert first_broken(answers) == broken
+    assert not [what for what in answers.not_tested if what.startswith(COMPILED_DROPOUT)]
+
+
+@pytest.mark.slow
+def test_a_compiler_with_masks_of_its_own_is_not_tested_where_the_loss_has_no_slope(
+    probing: Probing, tmp_path: Path
+) -> None:
+    answers = probed(
+        probing, tmp_path, f"{PLAIN}; run = torch.compile(run, backend=shifted){DETACHED}", COMPILE
+    )
+    assert first_broken(answers) == {}
+    assert [what for what in answers.not_tested if what.startswith(COMPILED_DROPOUT)]
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -240,6 +241,21 @@ def test_what_is_imported_later_is_replaced_by_a_refresh(
     instrument.refresh()
     (accelerator := Accelerator()).load_state()
     assert loads == [accelerator]
+
+
+def test_a_function_is_replaced_also_where_a_module_has_it_under_another_name(
+    instrument: Instrument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers imports safetensors' save_file as safe_save_file."""
+    module = ModuleType("importing")
+    module.write = original = torch.save  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "importing", module)
+    saved = []
+    subscription = instrument.on(events.Save, before=lambda event: saved.append(event.state))
+    module.write({"a": 1}, BytesIO())
+    assert saved == [{"a": 1}]
+    subscription.end()
+    assert module.write is original
 
 
 COPIED = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 Around = Callable[..., Any]
@@ -49,7 +50,7 @@ class Patches:
         self.once((id(owner), name), install)
 
     def wrap_everywhere(self, function: Any, around: Around, eager: bool = False) -> None:
-        """Replace a function in all modules that have it under its name."""
+        """Replace a function in all modules that have it, also under another name."""
         wrapped = _wrapped(function, around, eager)
 
         def install() -> Callable[[], None]:
@@ -112,12 +113,49 @@ def compiler_question() -> Callable[[], bool]:
 
 
 def replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:
-    """Replace a function by ``wrap(function)`` in all modules that have it under its name."""
+    """Replace a function by ``wrap(function)`` in all modules that have it, also under another
+    name: ``from safetensors.torch import save_file as safe_save_file``."""
     wrapped, name = wrap(function), function.__name__
-    for module in list(sys.modules.values()):
-        space: dict[str, Any] = getattr(module, "__dict__", {})
-        if space.get(name) is function:
-            space[name] = wrapped
+    aliases = _aliases.of(function)
+    for space, alias in [*((space, name) for space in _spaces()), *aliases]:
+        if space.get(alias) is function:
+            space[alias] = wrapped
+    _aliases.note(wrapped, aliases)
+
+
+def _spaces() -> list[dict[str, Any]]:
+    """The namespaces of all modules."""
+    return [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+
+
+class _Aliases:
+    """Where modules have a function under another name than its own. A search takes some 0.05 s, so
+    it is made only if modules were imported since."""
+
+    def __init__(self) -> None:
+        self._module_count = 0
+        self._places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+
+    def of(self, function: Any) -> list[tuple[dict[str, Any], str]]:
+        """The namespaces that have a function under another name, and that name."""
+        if self._module_count != len(sys.modules):
+            self._module_count = len(sys.modules)
+            self._places.clear()
+            for space in _spaces():
+                for name, value in list(space.items()):
+                    if type(value) in FUNCTIONS and value.__name__ != name:
+                        self._places.setdefault(id(value), []).append((space, name))
+        return self._places.get(id(function), [])
+
+    def note(self, function: Any, places: list[tuple[dict[str, Any], str]]) -> None:
+        """Note that a function has replaced the one that these places had."""
+        if places:
+            self._places[id(function)] = places
+
+
+FUNCTIONS = (FunctionType, BuiltinFunctionType)
+
+_aliases = _Aliases()
 
 
 def calling_frame() -> Any:

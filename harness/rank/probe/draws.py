@@ -30,7 +30,7 @@ class Draws:
 
     def begin(self) -> None:
         """The model's call begins."""
-        self._state = _generators()
+        self._state = generators()
 
     def end(self) -> None:
         """The model's call ends."""
@@ -39,7 +39,7 @@ class Draws:
 
     def _note(self) -> None:
         """Note whether the model drew random numbers other than dropout's."""
-        draws = bool(self._state) and _generators() not in (self._state, _seeded())
+        draws = bool(self._state) and generators() not in (self._state, _seeded())
         self._record.now["draws"] |= draws
 
     def _dropout(
@@ -55,7 +55,7 @@ class Draws:
             self._record.now["drops"].append(_generator(input))
             self._note()
             dropout(input.detach(), p, True)
-            self._state = self._state and _generators()
+            self._state = self._state and generators()
         return input
 
     def _attention(
@@ -96,7 +96,7 @@ def _seeded() -> str:
     return " ".join(map(digest, [generator.get_state(), *on_gpu]))
 
 
-def _generators() -> str:
+def generators() -> str:
     """The state of the generators that a model may draw from."""
     import torch
 

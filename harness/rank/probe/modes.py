@@ -10,6 +10,8 @@ from harness.rank.probe import compiled
 
 EAGER, COMPILED = "eager", "compiled"
 """Nothing is compiled; the model is compiled, also where weights are moved."""
+SAME_MASKS = "compiled, same masks"
+"""As COMPILED, but the compiler draws the random numbers that eager code draws."""
 KEPT, RECOMPUTED = "kept", "recomputed"
 """Activations are kept where the script recomputes them; the model is told to recompute them."""
 
@@ -36,7 +38,12 @@ class Mode:
         """How many calls were not recomputed."""
 
     def install(self) -> None:
-        """Replace torch's ``checkpoint``, before anything of the script runs."""
+        """Replace torch's ``checkpoint``, or set up the compiler, before anything of the script
+        runs."""
+        if self._name == SAME_MASKS:
+            import torch._inductor.config
+
+            torch._inductor.config.fallback_random = True
         if self._name == KEPT:
             import torch.utils.checkpoint
 
@@ -50,7 +57,7 @@ class Mode:
     def meet(self, model: Any) -> None:
         """Change the model, which is called for the first time."""
         inner = getattr(model, "module", model)
-        if self._name == COMPILED and not compiled.names:
+        if self._name in (COMPILED, SAME_MASKS) and not compiled.names:
             inner.compile(backend=BACKEND)
         if self._name == RECOMPUTED:
             if not hasattr(inner, "gradient_checkpointing_enable"):

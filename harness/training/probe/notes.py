@@ -112,6 +112,7 @@ def not_tested(
             how = " (needs --save and --resume)" if kind == RESUME and settings.save is None else ""
             how = " (needs --other-seed)" if kind == SEED and not settings.other_seed else how
             yield name + how
+    yield from (what for found in answers.layouts for what in found.not_tested)
     if baseline.steps[0]["own"] is None:
         yield "the size of the reference's own gradient: no logits and labels were seen"
     if baseline.steps[0]["stops"]:

@@ -46,6 +46,7 @@ class Compared:
     broken: list[Broken] = field(default_factory=list)
     """In the order of cause and effect."""
     notes: list[str] = field(default_factory=list)
+    not_tested: list[str] = field(default_factory=list)
     no_answer: str = ""
     log: str = ""
     moment: Moment | None = None
